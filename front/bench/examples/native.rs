@@ -1,5 +1,5 @@
-//! The floor and any vfio-user NVMe targets, in turn:
-//! `cargo run --release -p slipway-bench --example native -- [NAME=SOCKET]… [WORKLOAD]…`.
+//! Measures the floor and any vfio-user NVMe targets, in turn: `cargo run --release -p
+//! slipway-bench --example native -- [NAME=SOCKET]… [WORKLOAD]…`.
 //!
 //! Quicker to build than `slipway bench block --native`, which also starts targets of its own.
 

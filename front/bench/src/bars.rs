@@ -1,4 +1,4 @@
-//! The timelines as a picture in the terminal.
+//! Draws timelines as bars in the terminal.
 
 use slipway_telemetry::Timeline;
 
@@ -7,20 +7,20 @@ use crate::palette::{self, Look};
 use crate::slices::{self, Slice};
 use crate::table::{DIM, PLAIN};
 
-/// More bars than this do not fit a screen; then every n-th is drawn.
+/// The most bars that fit a screen; of more sandboxes only every n-th is drawn.
 const MOST_BARS: usize = 40;
-/// Columns for a sandbox's name.
+/// The most columns for a sandbox's name.
 const MOST_NAME: usize = 16;
-/// Narrower than this there is no picture to speak of; lines then overflow instead.
+/// The fewest columns of the axis. In a narrower terminal lines overflow.
 const LEAST_AXIS: usize = 10;
 
-/// One bar for each sandbox on a shared time axis from the start of the run, `width` columns wide
-/// (the terminal's), in the order in which the sandboxes were ready, with a legend; each line ended
-/// by a newline. Empty when there is no stage.
+/// Draws one bar for each sandbox on a shared time axis from the start of the run, `width` columns
+/// wide (the terminal's), in the order in which the sandboxes were ready, with a legend. Each line
+/// ends with a newline. The text is empty if there is no stage.
 ///
-/// A cell shows the stage that fills most of it, by its letter (and colour, when `colour`); where
-/// several run side by side it is the one that began last, in lower case. Stages much shorter than
-/// a cell do not show. Of more than 40 sandboxes every n-th is drawn, the slowest always.
+/// A cell shows the letter (and colour, if `colour`) of the stage that fills most of it. If several
+/// stages run at the same time, it is the one that began last, in lower case. Stages much shorter
+/// than a cell do not show. Of more than 40 sandboxes every n-th is drawn, and always the slowest.
 pub fn bars(timelines: &[Timeline], width: usize, colour: bool) -> String {
     let sorted = slices::by_end(timelines);
     let Some(slowest) = sorted.last() else { return String::new() };
@@ -58,19 +58,19 @@ struct Axis {
 }
 
 impl Axis {
-    /// Where column `cell` begins, in nanoseconds.
+    /// Returns the time at which column `cell` begins, in nanoseconds.
     fn edge_ns(&self, cell: usize) -> u64 {
         let place = u128::from(self.span_ns) * cell as u128 / self.cells as u128;
         u64::try_from(place).unwrap_or(u64::MAX)
     }
 
-    /// The column of `ns`.
+    /// Returns the column of `ns`.
     fn cell(&self, ns: u64) -> usize {
         let place = u128::from(ns) * self.cells as u128 / u128::from(self.span_ns);
         usize::try_from(place).unwrap_or(usize::MAX).min(self.cells - 1)
     }
 
-    /// A line with ticks and a line with their labels.
+    /// Draws a line with ticks and a line with their labels.
     fn draw(&self, indent: usize) -> String {
         let ticks = Ticks::new(self.span_ns, (self.cells / 10).max(1));
         let mut line = vec!['─'; self.cells];
@@ -90,12 +90,12 @@ impl Axis {
     }
 }
 
-/// What a cell shows.
+/// The content of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cell {
-    /// Index of the look.
+    /// Index of the stage's look.
     look: usize,
-    /// Other stages run beside it.
+    /// Other stages run at the same time.
     beside: bool,
 }
 
@@ -116,7 +116,7 @@ fn shown(timeline: &Timeline, slice: &Slice, looks: &[Look]) -> Cell {
     Cell { look, beside: slice.running.len() > 1 }
 }
 
-/// The slice that covers most of `from` to `to`; None if most of it is empty.
+/// Returns the slice that covers most of `from` to `to`, or `None` if most of it is empty.
 fn dominant(slices: &[Slice], from: u64, to: u64) -> Option<&Slice> {
     let covered = |slice: &Slice| slice.end_ns.min(to).saturating_sub(slice.start_ns.max(from));
     let best = slices.iter().max_by_key(|slice| covered(slice))?;
@@ -126,7 +126,7 @@ fn dominant(slices: &[Slice], from: u64, to: u64) -> Option<&Slice> {
 
 fn paint(row: &[Option<Cell>], looks: &[Look], colour: bool) -> String {
     let mut text = String::new();
-    // Escapes only where the colour changes: a bar is a few stages, not a hundred cells.
+    // Escapes are written only where the colour changes: a bar has a few stages, not a hundred.
     let mut current = None;
     for cell in row {
         let look = cell.map(|cell| cell.look);
@@ -152,7 +152,7 @@ fn escape(look: &Look) -> String {
     format!("\x1b[48;5;{};38;5;{text}m", look.ansi)
 }
 
-/// Letters and names, as many on a line as fit.
+/// Formats letters and names, as many on a line as fit.
 fn legend(looks: &[Look], width: usize, colour: bool) -> String {
     let mut text = String::new();
     let mut column = 0;
@@ -178,7 +178,7 @@ fn legend(looks: &[Look], width: usize, colour: bool) -> String {
     )
 }
 
-/// The first `width` characters, the last of them `…` if something is cut off.
+/// Returns the first `width` characters; the last of them is `…` if something was cut off.
 fn clip(name: &str, width: usize) -> String {
     if name.chars().count() <= width {
         return name.to_owned();
@@ -201,7 +201,7 @@ mod tests {
         timeline.record("vmm", 0, 250_000_000);
         timeline.record("kernel", 500_000_000, 1_000_000_000);
         timeline.record("vf-driver", 750_000_000, 1_000_000_000);
-        // 3 for the name, 6 for "1.00 s", 4 between: 40 cells of 25 ms.
+        // 3 columns for the name, 6 for "1.00 s", 4 between: 40 cells of 25 ms remain.
         let text = bars(&[timeline], 53, false);
         let expected =
             format!("{}{}{}{}", "M".repeat(10), " ".repeat(10), "K".repeat(10), "n".repeat(10));

@@ -1,4 +1,4 @@
-//! Two reports side by side: which differences are more than noise.
+//! Compares two reports: which differences are more than noise.
 
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
@@ -8,11 +8,12 @@ use crate::report::StartupReport;
 use crate::statistics::time_in;
 use crate::table::{BOLD, PLAIN, grid};
 
-/// Fewer rounds than this say nothing about how rounds differ.
+/// The fewest rounds from which the noise between rounds can be told.
 pub(crate) const LEAST_ROUNDS: usize = 3;
 
-/// What the ratio of two rates says, of which the rounds lie `noise` apart, as a part of the rate: a difference
-/// is called one when it exceeds that, and single rounds say nothing.
+/// Returns the verdict on the ratio of two rates, given the spread of the rounds relative to the
+/// rate as `noise`. A difference counts as real if it exceeds the noise; too few rounds give no
+/// verdict.
 pub(crate) fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
     match ratio - 1.0 {
         _ if rounds < LEAST_ROUNDS => "needs three rounds",
@@ -22,19 +23,19 @@ pub(crate) fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static st
     }
 }
 
-/// What the noise was taken from.
+/// The values that the noise is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Basis {
     /// The means of rounds. Sandboxes of one round share its processors, so only rounds are
     /// independent of each other.
     Rounds,
-    /// Single sandboxes, for want of rounds (fewer than three in one of the reports). What differs
-    /// between rounds stays unseen, so this is too quick to call a difference real.
+    /// Single sandboxes, if one of the reports has fewer than three rounds. Differences between
+    /// rounds stay invisible, so this too easily calls a difference real.
     Sandboxes,
 }
 
-/// What a comparison says of a stage.
+/// The conclusion of a comparison of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -44,49 +45,50 @@ pub enum Verdict {
     Slower,
     /// The difference is not larger than the noise.
     WithinNoise,
-    /// Too few values to know the noise.
+    /// There are too few values to know the noise.
     Unknown,
-    /// Only the second report has it.
+    /// Only the second report has the stage.
     Added,
-    /// Only the first report has it.
+    /// Only the first report has the stage.
     Removed,
 }
 
-/// One stage of two reports.
+/// The comparison of one stage of two reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageComparison {
     /// The stage's name, or `total` for the whole start.
     pub name: String,
-    /// Mean in the first report, in nanoseconds; 0 if it is not there.
+    /// Mean in the first report, in nanoseconds; 0 if the stage is not there.
     pub before_ns: f64,
-    /// Mean in the second report, in nanoseconds; 0 if it is not there.
+    /// Mean in the second report, in nanoseconds; 0 if the stage is not there.
     pub after_ns: f64,
-    /// How large a difference chance alone explains, in nanoseconds: half the width of the 99 %
-    /// confidence interval of the difference (Welch). None if there are too few values.
+    /// The largest difference that chance alone explains, in nanoseconds: half the width of the 99
+    /// % confidence interval of the difference (Welch). `None` if there are too few values.
     pub noise_ns: Option<f64>,
-    /// What follows.
+    /// The conclusion.
     pub verdict: Verdict,
 }
 
-/// Two reports side by side.
+/// The comparison of two reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Stages in the order of the second report, then those that only the first has, then `total`.
+    /// Stages in the order of the second report, then those that only the first report has, then
+    /// `total`.
     pub stages: Vec<StageComparison>,
-    /// What the noise was taken from.
+    /// The values that the noise is computed from.
     pub basis: Basis,
-    /// Why the reports may not be comparable (another machine, another number of sandboxes), as
-    /// sentences. Empty when nothing is wrong.
+    /// Reasons why the reports may not be comparable (another machine, another number of
+    /// sandboxes), as sentences. Empty if there are none.
     pub warnings: Vec<String>,
 }
 
 /// Compares `before` with `after`, stage by stage.
 ///
-/// A difference of two means is called real when it is larger than half the 99 % confidence
-/// interval of that difference: Welch's interval, which lets both sides have a variance of their
-/// own. 99 % and not 95 %, since a report has about ten stages: at 95 % every second comparison of
-/// two equal programs would name one. The values are means of rounds, or single sandboxes where
-/// there are fewer than three rounds (see [`Basis`]).
+/// A difference of two means counts as real if it is larger than half the 99 % confidence interval
+/// of that difference. The interval is Welch's, which lets both sides have a variance of their own.
+/// It is 99 % and not 95 %, since a report has about ten stages: at 95 % every second comparison of
+/// two equal programs would name one. The values are means of rounds, or single sandboxes if there
+/// are fewer than three rounds (see [`Basis`]).
 pub fn compare(before: &StartupReport, after: &StartupReport) -> Comparison {
     let rounds = before.rounds.min(after.rounds);
     let basis = if rounds >= LEAST_ROUNDS { Basis::Rounds } else { Basis::Sandboxes };
@@ -112,7 +114,7 @@ fn names<'a>(before: &'a StartupReport, after: &'a StartupReport) -> Vec<&'a str
     names
 }
 
-/// The values of one stage, in nanoseconds: a mean for each round, or one for each sandbox.
+/// Returns the values of one stage, in nanoseconds: a mean for each round, or one for each sandbox.
 fn values(
     report: &StartupReport,
     basis: Basis,
@@ -145,8 +147,8 @@ fn compare_values(name: &str, before: &[f64], after: &[f64]) -> StageComparison 
     StageComparison { name: name.to_owned(), before_ns, after_ns, noise_ns, verdict }
 }
 
-/// Half the width of Welch's 99 % confidence interval of the difference of two means; None with
-/// fewer than two values on a side.
+/// Returns half the width of Welch's 99 % confidence interval of the difference of two means, or
+/// `None` with fewer than two values on a side.
 pub(crate) fn welch_half_width(a: &[f64], b: &[f64]) -> Option<f64> {
     if a.len() < 2 || b.len() < 2 {
         return None;
@@ -157,14 +159,14 @@ pub(crate) fn welch_half_width(a: &[f64], b: &[f64]) -> Option<f64> {
     if error == 0.0 {
         return Some(0.0);
     }
-    // Welch and Satterthwaite's degrees of freedom.
+    // Degrees of freedom by Welch and Satterthwaite.
     let part = |error: f64, count: usize| error * error / (count - 1) as f64;
     let freedom = error * error / (part(error_a, a.len()) + part(error_b, b.len()));
     Some(student_t(freedom) * error.sqrt())
 }
 
-/// The 99.5th percentile of Student's t distribution for the largest tabulated degrees of freedom
-/// not above `freedom`, so that the noise is never too small.
+/// Returns the 99.5th percentile of Student's t distribution for the largest tabulated degrees of
+/// freedom not above `freedom`, so that the noise is never too small.
 fn student_t(freedom: f64) -> f64 {
     const TABLE: [(f64, f64); 16] = [
         (1.0, 63.657),
@@ -192,7 +194,7 @@ pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// The sample's unbiased variance; two values or more.
+/// Returns the sample's unbiased variance; needs two values or more.
 fn variance(values: &[f64]) -> f64 {
     let mean = mean(values);
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -223,8 +225,8 @@ fn warnings(before: &StartupReport, after: &StartupReport) -> Vec<String> {
 }
 
 impl Comparison {
-    /// As aligned text: both means, the difference with its noise, the verdict; then the warnings.
-    /// Real differences are bold when `colour`.
+    /// Formats aligned text: both means, the difference with its noise, the verdict; then the
+    /// warnings. Real differences are bold if `colour`.
     pub fn table(&self, colour: bool) -> String {
         let headings = ["stage", "before", "after", "difference", "noise", "verdict"];
         let rows: Vec<[String; 6]> = self.stages.iter().map(StageComparison::cells).collect();
@@ -242,7 +244,7 @@ impl Comparison {
 }
 
 impl std::fmt::Display for Comparison {
-    /// The table without colour.
+    /// Formats the table without colour.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.table(false).trim_end())
     }
@@ -289,7 +291,8 @@ mod tests {
     use super::*;
     use crate::report::Environment;
 
-    /// A report with one sandbox and one stage for each value; a round for each inner list.
+    /// Makes a report with one sandbox and one stage for each value, and a round for each inner
+    /// list.
     fn report(stage: &str, rounds: &[&[u64]]) -> StartupReport {
         let timeline = |&ns: &u64| {
             let mut timeline = Timeline::new("a");
@@ -325,7 +328,8 @@ mod tests {
 
     #[test]
     fn noise_between_rounds_counts_not_the_number_of_sandboxes() {
-        // Within a round everybody is alike; rounds differ by far more than the two reports do.
+        // Within a round all sandboxes are alike; rounds differ by far more than the two reports
+        // do.
         let many = |round: u64| vec![round; 200];
         let rounds = |at: [u64; 3]| at.map(many);
         let (a, b) = (rounds([100, 200, 300]), rounds([150, 250, 350]));

@@ -1,11 +1,11 @@
-//! Durations as people read them, and ticks of a time axis.
+//! Formats durations, and computes ticks of a time axis.
 
-/// `ns` nanoseconds with three significant digits and a fitting unit: `0 ns`, `12.3 µs`, `145 ms`,
-/// `2.31 s`, `312 s`.
+/// Formats `ns` nanoseconds with three significant digits and a fitting unit: `0 ns`, `12.3 µs`,
+/// `145 ms`, `2.31 s`, `312 s`.
 pub fn human(ns: u64) -> String {
     let (unit_ns, unit) = match ns {
         0..1_000 => return format!("{ns} ns"),
-        // What would be rounded up to 1000 of a unit is 1.00 of the next.
+        // A value that would be rounded up to 1000 of a unit is shown as 1.00 of the next.
         1_000..999_500 => (1e3, "µs"),
         999_500..999_500_000 => (1e6, "ms"),
         _ => (1e9, "s"),
@@ -24,14 +24,14 @@ pub fn human(ns: u64) -> String {
 pub(crate) struct Ticks {
     /// Distance of two ticks, in nanoseconds: 1, 2 or 5 times a power of ten.
     pub step_ns: u64,
-    /// What a label counts, in nanoseconds.
+    /// The unit of labels, in nanoseconds.
     unit_ns: u64,
     /// The unit's name.
     pub unit: &'static str,
 }
 
 impl Ticks {
-    /// At most `most` ticks (at least one) for an axis of `span_ns`, beside the one at 0.
+    /// Returns at most `most` ticks (at least one) for an axis of `span_ns`, beside the one at 0.
     pub fn new(span_ns: u64, most: usize) -> Self {
         let wanted = span_ns.div_ceil(most.max(1) as u64).max(1);
         let power = 10u64.pow(wanted.ilog10());
@@ -49,14 +49,14 @@ impl Ticks {
         Self { step_ns, unit_ns, unit }
     }
 
-    /// The ticks' places up to `span_ns`, from 0.
+    /// Returns the ticks' places up to `span_ns`, from 0.
     pub fn places(&self, span_ns: u64) -> impl Iterator<Item = u64> {
         (0..=span_ns / self.step_ns).map(|tick| tick * self.step_ns)
     }
 
-    /// The label of the tick at `ns`, without its unit.
+    /// Returns the label of the tick at `ns`, without its unit.
     pub fn label(&self, ns: u64) -> String {
-        // Steps below one unit are halves at the least (0.5): one decimal shows them all.
+        // Steps below one unit are at least half a unit, so one decimal shows them all.
         let value = ns as f64 / self.unit_ns as f64;
         if self.step_ns.is_multiple_of(self.unit_ns) {
             format!("{value:.0}")

@@ -1,4 +1,4 @@
-//! Bars in groups, as a picture: a group for each load, a bar for each subject.
+//! Draws bars in groups: a group for each load, a bar for each subject.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -9,34 +9,34 @@ use crate::svg::{Area, FONT, printable, write};
 
 /// Width of the picture in pixels.
 const WIDTH: i32 = 1000;
-/// From one bar to the next.
+/// Height of a bar's row.
 const ROW: i32 = 22;
-/// Above a group's bars: its name.
+/// Height of a group's heading.
 const HEAD: i32 = 30;
-/// Above everything.
+/// Height above the groups.
 const TOP: i32 = 50;
-/// Names end here, and bars begin a little later.
+/// Horizontal position where names end; bars begin a little later.
 const NAMES: i32 = 190;
-/// Most pixels of a bar.
+/// Greatest length of a bar in pixels.
 const BAR: i32 = 480;
 
 /// A bar.
 pub(crate) struct Bar {
-    /// Which of the palette's colours it has.
+    /// Index of the bar's colour in the palette.
     pub colour: usize,
-    /// What stands before it.
+    /// The text before the bar.
     pub name: String,
-    /// How long it is, in any unit that the others of its group have.
+    /// The length, in any unit that all bars of the group share.
     pub length: f64,
-    /// What stands behind it.
+    /// The text behind the bar.
     pub text: String,
 }
 
-/// A picture of groups with their names; the longest bar of each group is as long as there is room for.
-/// Well-formed SVG without scripts or outside references.
+/// Draws groups with their names; the longest bar of each group has the greatest length. The
+/// picture is well-formed SVG without scripts or outside references.
 ///
 /// # Errors
-/// When there is no bar.
+/// If there is no bar.
 pub(crate) fn groups(title: &str, groups: &[(String, Vec<Bar>)]) -> Result<String> {
     let rows: usize = groups.iter().map(|(_, bars)| bars.len()).sum();
     anyhow::ensure!(rows > 0, "nothing was measured, so there is nothing to draw");

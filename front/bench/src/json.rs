@@ -4,18 +4,19 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// As JSON, ended by a newline.
+/// Formats a report as JSON with a newline at the end.
 ///
 /// # Errors
-/// None in practice; serialisation reports its own.
+/// None in practice; errors of serialisation are passed on.
 pub(crate) fn write(report: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string(report)? + "\n")
 }
 
-/// From JSON; `kind` says what it is a report of, and its `format` must be `known`.
+/// Parses a report from JSON. `kind` is the kind of report for errors; the report's `format` must
+/// be `known`.
 ///
 /// # Errors
-/// When it is no such report, or of another format version.
+/// If `text` is no such report, or of another format version.
 pub(crate) fn read<R: DeserializeOwned>(
     text: &str,
     kind: &str,

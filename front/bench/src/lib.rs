@@ -1,34 +1,37 @@
-//! The papers' experiments: measurements as people read them.
+//! The papers' experiments: measurements and their presentation.
 //!
-//! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's; [`packet`]
-//! measures the switch, [`socket`] ways from one program to another. The rest is about start-up:
-//! statistics for each stage, a table, a picture in the terminal, a picture as SVG, and the
-//! comparison of two runs. It is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls
-//! starts the sandboxes, prints the strings and writes the files. The pieces:
-//! - [`aligned`]: puts timelines of a clock onto the axis of one run;
-//! - [`statistics`]: mean, p50, p99 and share of each stage, as FastIOV's Table 1 has them;
-//!   [`table`] shows them;
-//! - [`bars`] and [`svg`]: one bar for each sandbox on a shared time axis, as FastIOV's Figure 5;
+//! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
+//! [`packet`] measures the switch, and [`socket`] ways from one program to another. The rest is
+//! about start-up: statistics for each stage, a table, a picture in the terminal, a picture as SVG,
+//! and the comparison of two runs. That part is a pure function of
+//! [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the strings and writes
+//! the files. The pieces:
+//! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
+//! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
+//!   shows them;
+//! - [`bars`] and [`svg`]: one bar for each sandbox on a shared time axis, as in FastIOV's Figure
+//!   5;
 //! - [`latency_svg`]: the same kind of bars for the layers of a latency;
-//! - [`StartupReport`]: one measurement with all that is needed to judge it, kept as JSON;
+//! - [`StartupReport`]: one measurement with all that is needed to judge it, stored as JSON;
 //!   [`compare`] tells which stages of two reports differ by more than the noise.
 //!
 //! Stages may overlap (the guest brings its NVMe function up while its kernel boots). So the shares
-//! of a table may add up to more than 100 %, and both pictures show what runs side by side instead
-//! of hiding it; see [`bars`] and [`svg`].
+//! of a table may add up to more than 100 %, and both pictures show stages that run at the same
+//! time; see [`bars`] and [`svg`].
 //!
-//! Not here: starting anything (targets, VMs), terminals (the caller says how wide, and whether in colour), files.
+//! Not here: starting anything (targets, VMs), terminals (the caller gives the width and whether to
+//! use colour), files.
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
-//! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for what two socket
-//! engines do to a byte, `tempfile` for a peer's socket.
+//! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for the work of two
+//! socket engines on each byte, `tempfile` for a peer's socket.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!
-//! `unsafe`: the advice that the floor's disk shall have huge pages; peers that end with this process, and
-//! network namespaces for them; for sockets a page shared with their load, epoll, the clocks of other processes,
-//! and OpenSSL.
+//! `unsafe`: the advice to use huge pages for the floor's disk; peers that end with this process,
+//! and network namespaces for them; for sockets a page shared with their load, epoll, the clocks of
+//! other processes, and OpenSSL.
 
 mod bars;
 pub mod block;

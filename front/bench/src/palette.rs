@@ -13,7 +13,7 @@ pub(crate) const FILLS: [RGBColor; 6] = [
     RGBColor(0x88, 0x22, 0x55),
 ];
 
-/// How a stage is shown.
+/// The way in which a stage is shown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Look {
     /// The stage's name.
@@ -22,7 +22,7 @@ pub(crate) struct Look {
     pub letter: char,
     /// Red, green, blue.
     pub rgb: (u8, u8, u8),
-    /// The nearest colour of the 256 that terminals have.
+    /// The nearest of the 256 colours that terminals have.
     pub ansi: u8,
     /// Text on this colour is white.
     pub dark: bool,
@@ -44,7 +44,7 @@ const PURPLE: Colour = ((0xAA, 0x44, 0x99), 133, true);
 const GREY: Colour = ((0xBB, 0xBB, 0xBB), 250, false);
 const DARK: Colour = ((0x55, 0x55, 0x55), 240, true);
 
-/// Stages known by name, in the order in which a start goes through them.
+/// The stages with fixed letters and colours, in the order in which a start goes through them.
 const KNOWN: [(&str, char, Colour); 11] = [
     ("image", 'I', GREY),
     ("cgroup", 'C', WINE),
@@ -59,11 +59,11 @@ const KNOWN: [(&str, char, Colour); 11] = [
     ("container", 'P', DARK),
 ];
 
-/// Colours of stages that have no fixed one, in turn.
+/// Colours for stages without a fixed one, in turn.
 const SPARE: [Colour; 8] = [ROSE, TEAL, SAND, INDIGO, CYAN, GREEN, GREY, PURPLE];
 
-/// The looks of all stages of `timelines`: known ones in the order of a start, then the others in
-/// the order in which they are met.
+/// Returns the looks of all stages of `timelines`: stages with fixed looks in the order of a start,
+/// then the others in the order in which they are met.
 pub(crate) fn looks(timelines: &[Timeline]) -> Vec<Look> {
     let mut names: Vec<&str> = Vec::new();
     for stage in timelines.iter().flat_map(|timeline| &timeline.stages) {
@@ -85,7 +85,8 @@ pub(crate) fn looks(timelines: &[Timeline]) -> Vec<Look> {
     looks
 }
 
-/// A letter of `name` that no known or earlier stage has, or any other; `?` when all are taken.
+/// Returns a letter of `name` that no known or earlier stage has, or else any free letter; `?` if
+/// all are taken.
 fn free_letter(name: &str, taken: &[Look]) -> char {
     let free = |letter: &char| {
         letter.is_ascii_uppercase()

@@ -1,11 +1,11 @@
-//! A measurement with what is needed to judge and to repeat it.
+//! A report of start-up, with the context needed to judge and repeat it.
 
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
 use crate::statistics::{Statistics, statistics};
 
-/// Where and with what something was measured.
+/// The machine and the versions of programs with which something was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// The machine: processor, cores, memory, as one line.
@@ -16,34 +16,35 @@ pub struct Environment {
     pub accelerator: String,
     /// Version of Slipway.
     pub version: String,
-    /// Commit it was built from, if that is known.
+    /// Commit that it was built from, if that is known.
     pub commit: Option<String>,
 }
 
-/// A measurement of start-up: `rounds` times `count` sandboxes at once. Kept as JSON.
+/// A measurement of start-up: `rounds` times `count` sandboxes at once. Stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupReport {
     /// Version of this format: [`StartupReport::FORMAT`].
     pub format: u32,
-    /// Where and with what.
+    /// The machine and the versions of programs.
     pub environment: Environment,
     /// The command that measured, as it was typed.
     pub command: String,
-    /// Sandboxes started at once.
+    /// The number of sandboxes started at once.
     pub count: usize,
-    /// How often, one round after the other.
+    /// The number of rounds, one after the other.
     pub rounds: usize,
-    /// Round by round, the timeline of each sandbox; times count from the start of its round.
+    /// The timelines of the sandboxes of each round; times count from the start of the round.
     pub timelines: Vec<Vec<Timeline>>,
-    /// Over all rounds.
+    /// Statistics over all rounds.
     pub statistics: Statistics,
 }
 
 impl StartupReport {
-    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
     pub const FORMAT: u32 = 1;
 
-    /// A report of `rounds`, each with the timelines of the sandboxes that were started together.
+    /// Makes a report of `rounds`, each with the timelines of the sandboxes that were started
+    /// together.
     pub fn new(
         environment: Environment,
         command: impl Into<String>,
@@ -61,23 +62,23 @@ impl StartupReport {
         }
     }
 
-    /// All timelines, round after round.
+    /// Returns all timelines, round after round.
     pub fn all_timelines(&self) -> Vec<Timeline> {
         self.timelines.iter().flatten().cloned().collect()
     }
 
-    /// As JSON, indented, ended by a newline.
+    /// Formats the report as indented JSON with a newline at the end.
     ///
     /// # Errors
-    /// None in practice; serialisation reports its own.
+    /// None in practice; errors of serialisation are passed on.
     pub fn to_json(&self) -> anyhow::Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// From JSON. The statistics are computed again: they follow from the timelines.
+    /// Parses a report from JSON, and computes the statistics again from the timelines.
     ///
     /// # Errors
-    /// When it is no report, of another format version, or a stage ends before it begins.
+    /// If `text` is no report, of another format version, or a stage ends before it begins.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
         let report: Self = serde_json::from_str(text)
             .map_err(|error| anyhow::anyhow!("not a start-up report: {error}"))?;

@@ -4,17 +4,18 @@ use slipway_telemetry::Timeline;
 
 const MS: u64 = 1_000_000;
 
-/// Four sandboxes as a small machine starts them.
+/// Returns the timelines of four sandboxes as a small machine starts them.
 pub(crate) fn four() -> Vec<Timeline> {
     (0..4).map(|index| start(&format!("demo-{index}"), index * 30, index * 120)).collect()
 }
 
-/// `count` sandboxes of which each waits for those before it.
+/// Returns the timelines of `count` sandboxes, each of which waits for those before it.
 pub(crate) fn staircase(count: u64) -> Vec<Timeline> {
     (0..count).map(|index| start(&format!("s{index}"), index % 7, index * 20)).collect()
 }
 
-/// A start with all stages, some of them side by side; `delay` and `wait` in milliseconds.
+/// Returns a start with all stages, some of them at the same time; `delay` and `wait` are in
+/// milliseconds.
 fn start(name: &str, delay: u64, wait: u64) -> Timeline {
     let mut timeline = Timeline::new(name);
     let mut at = delay * MS;

@@ -1,4 +1,4 @@
-//! What ran when: a timeline cut where a stage begins or ends.
+//! Cuts a timeline into slices, wherever a stage begins or ends.
 
 use slipway_telemetry::Timeline;
 
@@ -9,12 +9,12 @@ pub(crate) struct Slice {
     pub start_ns: u64,
     /// Nanoseconds since the start of the run; after `start_ns`.
     pub end_ns: u64,
-    /// Indices into the timeline's stages, the one that began last at the end. Never empty.
+    /// Indices into the timeline's stages, in the order in which these began. Never empty.
     pub running: Vec<usize>,
 }
 
-/// Cuts `timeline` at every start and end of a stage. Stretches in which nothing runs, and stages
-/// that took no time, are left out.
+/// Cuts `timeline` at every start and end of a stage. Leaves out stretches in which nothing runs,
+/// and stages that took no time.
 pub(crate) fn slices(timeline: &Timeline) -> Vec<Slice> {
     let stages = &timeline.stages;
     let mut cuts: Vec<u64> = stages.iter().flat_map(|s| [s.start_ns, s.end_ns]).collect();
@@ -33,13 +33,14 @@ pub(crate) fn slices(timeline: &Timeline) -> Vec<Slice> {
         .collect()
 }
 
-/// Where the last stage of `timeline` ended, in nanoseconds since the start of the run.
+/// Returns the time at which the last stage of `timeline` ended, in nanoseconds since the start of
+/// the run.
 pub(crate) fn end_ns(timeline: &Timeline) -> u64 {
     timeline.stages.iter().map(|stage| stage.end_ns).max().unwrap_or(0)
 }
 
-/// The timelines that have stages, in the order in which they ended: the slope of their ends shows
-/// at a glance what a start waits for.
+/// Returns the timelines that have stages, in the order in which they ended: the slope of their
+/// ends shows at a glance what a start waits for.
 pub(crate) fn by_end(timelines: &[Timeline]) -> Vec<&Timeline> {
     let mut sorted: Vec<&Timeline> =
         timelines.iter().filter(|timeline| !timeline.stages.is_empty()).collect();
@@ -48,7 +49,7 @@ pub(crate) fn by_end(timelines: &[Timeline]) -> Vec<&Timeline> {
 }
 
 /// Moves `timelines`, recorded on a clock that began at any time (the host's monotonic one), to a
-/// time axis that begins at `origin_ns` of that clock: the start of the run. What lies before it is
+/// time axis that begins at `origin_ns` of that clock: the start of the run. Parts before it are
 /// cut off.
 pub fn aligned(mut timelines: Vec<Timeline>, origin_ns: u64) -> Vec<Timeline> {
     for stage in timelines.iter_mut().flat_map(|timeline| &mut timeline.stages) {

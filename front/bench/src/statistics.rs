@@ -5,12 +5,13 @@ use slipway_telemetry::Timeline;
 
 use crate::slices;
 
-/// What the sandboxes of a run needed for one stage.
+/// The statistics of one stage over the sandboxes of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageStatistics {
     /// The stage's name.
     pub name: String,
-    /// How many sandboxes went through it. Those that did not are in none of the times below.
+    /// The number of sandboxes that went through the stage. The others are in none of the times
+    /// below.
     pub count: usize,
     /// Mean, in nanoseconds.
     pub mean_ns: u64,
@@ -18,38 +19,38 @@ pub struct StageStatistics {
     pub p50_ns: u64,
     /// The [`percentile`] 99, in nanoseconds.
     pub p99_ns: u64,
-    /// Its part of the total of all sandboxes, 0 to 1 (FastIOV, Table 1, *proportion in average
-    /// time*).
+    /// The stage's part of the total time of all sandboxes, 0 to 1 (FastIOV, Table 1, *proportion
+    /// in average time*).
     pub share: f64,
-    /// Its part of the total of the slowest sandboxes, those whose total is the 99th percentile or
-    /// more, 0 to 1 (FastIOV, Table 1, *proportion in 99th percentile time*).
+    /// The stage's part of the total time of the slowest sandboxes, those whose total is the 99th
+    /// percentile or more, 0 to 1 (FastIOV, Table 1, *proportion in 99th percentile time*).
     pub tail_share: f64,
 }
 
-/// The statistics of a run. All zero and empty for no timelines.
+/// The statistics of a run. All zero and empty without timelines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Stage by stage, in the order in which they begin (on average).
+    /// The stages, in the order in which they begin (on average).
     pub stages: Vec<StageStatistics>,
-    /// Time between the first stage and the last in which no stage ran: what the stages do not
-    /// explain.
+    /// Time between the first stage and the last in which no stage ran, and which the stages thus
+    /// do not explain.
     pub unexplained: StageStatistics,
-    /// From a sandbox's first stage to the end of its last.
+    /// Time from a sandbox's first stage to the end of its last.
     pub total: StageStatistics,
-    /// From the start of the run to the end of a sandbox's last stage.
+    /// Time from the start of the run to the end of a sandbox's last stage.
     pub ready: StageStatistics,
 }
 
-/// One sandbox's share in a row of the statistics.
+/// One sandbox's part in a row of the statistics.
 #[derive(Clone, Copy)]
 struct Sample {
     ns: u64,
     total_ns: u64,
 }
 
-/// Statistics of `timelines`. A stage that a sandbox went through several times (several functions
-/// attached) counts once, with the time in which at least one of them ran. Timelines without stages
-/// count nowhere.
+/// Computes the statistics of `timelines`. A stage that a sandbox went through several times
+/// (several functions attached) counts once, with the time in which at least one of them ran.
+/// Timelines without stages do not count.
 pub fn statistics(timelines: &[Timeline]) -> Statistics {
     let timelines = slices::by_end(timelines);
     let mut totals: Vec<u64> = timelines.iter().map(|timeline| timeline.total_ns()).collect();
@@ -96,15 +97,15 @@ fn stage_statistics(
     }
 }
 
-/// The smallest value such that `percent` % (0 to 100) of `sorted` are not above it (*nearest
-/// rank*: always a value that was measured); 0 for no values. So the 99th percentile of fewer than
-/// 100 values is their largest.
+/// Returns the smallest value such that `percent` % (0 to 100) of `sorted` are not above it
+/// (*nearest rank*: always a value that was measured); 0 for no values. So the 99th percentile of
+/// fewer than 100 values is their largest.
 pub fn percentile(sorted: &[u64], percent: usize) -> u64 {
     let rank = (sorted.len() * percent.min(100)).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or(0)
 }
 
-/// The stages' names, in the order of their mean starts.
+/// Returns the stages' names, in the order of their mean starts.
 fn names(timelines: &[&Timeline]) -> Vec<String> {
     // Name, sum of starts, occurrences.
     let mut found: Vec<(&str, u128, u128)> = Vec::new();
@@ -121,7 +122,8 @@ fn names(timelines: &[&Timeline]) -> Vec<String> {
     found.into_iter().map(|(name, ..)| name.to_owned()).collect()
 }
 
-/// The time in which at least one stage called `name` ran; None if there is none.
+/// Returns the time in which at least one stage called `name` ran, or `None` if there is no such
+/// stage.
 pub(crate) fn time_in(timeline: &Timeline, name: &str) -> Option<u64> {
     timeline.stage(name)?;
     let named = |index: &usize| timeline.stages[*index].name == name;
@@ -149,7 +151,7 @@ fn ratio(part: u128, whole: u128) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// The middle of `values`, or the mean of the two in the middle; 0 of nothing.
+/// Returns the middle of `values`, or the mean of the two in the middle; 0 for no values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

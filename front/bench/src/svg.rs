@@ -1,4 +1,4 @@
-//! The timelines as a picture: FastIOV's Figure 5 as SVG.
+//! Draws timelines as SVG, as in FastIOV's Figure 5.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -12,18 +12,18 @@ use crate::slices::{self, Slice};
 
 /// Width of the picture in pixels.
 const WIDTH: i32 = 1200;
-/// Left of the axis when the bars are numbered.
+/// Width left of the axis if the bars are numbered.
 const NUMBER_MARGIN: i32 = 70;
-/// Right of the axis: half of a label.
+/// Width right of the axis: half of a label.
 const RIGHT: i32 = 40;
-/// Between the bars and the bottom edge: labels of ticks and the axis' title.
+/// Height below the bars: labels of ticks and the axis' title.
 const BOTTOM: i32 = 60;
 pub(crate) const FONT: f64 = 14.0;
-/// A generous guess of a letter's width in [`FONT`], since nothing here knows fonts.
+/// A generous guess of a letter's width in [`FONT`], since fonts are unknown here.
 const LETTER: i32 = 8;
-/// More bars than this are numbered instead of named.
+/// The most bars with names; more bars are numbered.
 const MOST_NAMED: usize = 50;
-/// Names are cut off here.
+/// The longest shown name, in letters.
 const MOST_LETTERS: usize = 24;
 
 pub(crate) const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
@@ -31,35 +31,35 @@ pub(crate) const LINES: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// A picture of `timelines`: one bar for each sandbox, in the order in which they were ready (the
-/// first at the top), on a time axis from the start of the run, a colour for each stage. Where
-/// stages run side by side they share the height of the bar; in bars too thin for that (of more
-/// than 120 sandboxes) the one that began last is seen. Well-formed SVG 1.1 without scripts or
-/// outside references; `title` is any text.
+/// Draws `timelines`: one bar for each sandbox, in the order in which they were ready (the first at
+/// the top), on a time axis from the start of the run, with a colour for each stage. Stages that
+/// run at the same time share the height of the bar; in bars too thin for that (of more than 120
+/// sandboxes) only the one that began last is visible. The picture is well-formed SVG 1.1 without
+/// scripts or outside references; `title` is any text.
 ///
 /// # Errors
-/// When there is no stage to draw.
+/// If there is no stage to draw.
 pub fn svg(timelines: &[Timeline], title: &str) -> Result<String> {
     picture(timelines, title, &STARTS)
 }
 
-/// A picture of mean latencies as the vfio-user thesis's Figure 5.10 has them: one bar for each of
-/// `stacks`, the quickest at the top, a colour for each layer. The stages of a stack are its
-/// layers, one after the other from 0.
+/// Draws mean latencies as in the vfio-user thesis's Figure 5.10: one bar for each of `stacks`, the
+/// quickest at the top, with a colour for each layer. The stages of a stack are its layers, end to
+/// end from 0.
 ///
 /// # Errors
-/// When there is no layer to draw.
+/// If there is no layer to draw.
 pub fn latency_svg(stacks: &[Timeline], title: &str) -> Result<String> {
     picture(stacks, title, &LATENCIES)
 }
 
-/// What is written beside the bars.
+/// The labels of a picture.
 struct Words {
-    /// Under the axis, before its unit.
+    /// The text under the axis, before the unit.
     axis: &'static str,
-    /// Left of the bars, when they have names, and when they have numbers.
+    /// The text left of the bars: if they have names, and if they have numbers.
     bars: [&'static str; 2],
-    /// There is nothing to draw.
+    /// The error if there is nothing to draw.
     nothing: &'static str,
 }
 
@@ -108,17 +108,17 @@ fn draw(
     Ok(())
 }
 
-/// Where things are, in pixels.
+/// The layout of a picture, in pixels.
 struct Plan {
     words: &'static Words,
     rows: usize,
-    /// From one bar's top to the next one's.
+    /// Distance from one bar's top to the next one's.
     row_height: i32,
     left: i32,
     top: i32,
     span_ns: u64,
     ticks: Ticks,
-    /// Where each look's entry in the legend begins.
+    /// The position of each look's entry in the legend.
     legend: Vec<(i32, i32)>,
 }
 
@@ -155,11 +155,11 @@ impl Plan {
     }
 
     fn row_top(&self, row: usize) -> i32 {
-        // Hundreds of rows of a few pixels; a million would still fit.
+        // There are hundreds of rows of a few pixels; a million would still fit.
         self.top + i32::try_from(row).unwrap_or(i32::MAX / 64) * self.row_height
     }
 
-    /// Thickness of a bar: a row less the gap to the next.
+    /// Returns the thickness of a bar: a row less the gap to the next.
     fn bar(&self) -> i32 {
         self.row_height - if self.row_height >= 8 { 2 } else { 0 }
     }
@@ -226,11 +226,11 @@ fn draw_bar(
     Ok(())
 }
 
-/// How the stages of `slice` share a bar of `height` pixels: stage, upper edge, lower edge.
+/// Divides a bar of `height` pixels between the stages of `slice`: stage, upper edge, lower edge.
 fn lanes(slice: &Slice, height: i32) -> Vec<(usize, i32, i32)> {
     let count = slice.running.len() as i32;
     if height < 3 * count {
-        // At least three pixels each, or the latest alone.
+        // Each stage gets at least three pixels, or the latest one gets all.
         return slice.running.last().map(|&stage| (stage, 0, height)).into_iter().collect();
     }
     let edge = |lane: i32| height * lane / count;
@@ -240,7 +240,7 @@ fn lanes(slice: &Slice, height: i32) -> Vec<(usize, i32, i32)> {
         .collect()
 }
 
-/// Names of the sandboxes, or numbers where there are too many.
+/// Draws the names of the sandboxes, or numbers if there are too many.
 fn draw_names(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline]) -> Result<()> {
     let named = plan.rows <= MOST_NAMED;
     let step = if named { 1 } else { Ticks::new(plan.rows as u64, 10).step_ns as usize };
@@ -282,7 +282,7 @@ fn fill(look: &Look) -> ShapeStyle {
     RGBColor(red, green, blue).filled()
 }
 
-/// `text` without the characters that XML cannot hold at all, escaped or not.
+/// Returns `text` without the characters that XML cannot hold at all, escaped or not.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() || c as u32 & 0xFFFE == 0xFFFE { ' ' } else { c })
@@ -294,7 +294,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::samples;
 
-    /// Checks tags, attributes and entities strictly enough for what a writer can get wrong.
+    /// Checks tags, attributes and entities strictly enough for the mistakes that a writer can
+    /// make.
     pub(crate) fn well_formed(text: &str) -> Result<()> {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = text;
@@ -373,7 +374,7 @@ pub(crate) mod tests {
         well_formed(&picture).unwrap();
         let fills: std::collections::BTreeSet<_> =
             picture.match_indices("fill=\"#").map(|(at, _)| &picture[at + 6..at + 13]).collect();
-        // The layers', white and ink.
+        // The layers' colours, white and ink.
         assert!(fills.len() >= layers.len() + 2, "{fills:?}");
         assert!(picture.contains("mean latency") && latency_svg(&[], "x").is_err());
     }

@@ -1,4 +1,4 @@
-//! Statistics as a table for a terminal.
+//! Formats statistics as a table for a terminal.
 
 use crate::duration::human;
 use crate::statistics::{StageStatistics, Statistics};
@@ -9,8 +9,8 @@ pub(crate) const BOLD: &str = "\x1b[1m";
 pub(crate) const DIM: &str = "\x1b[2m";
 pub(crate) const PLAIN: &str = "\x1b[0m";
 
-/// `statistics` as aligned text, one line for each stage, each ended by a newline; with bold
-/// headings when `colour`. Empty when nothing was measured.
+/// Formats `statistics` as aligned text, with one line for each stage, each ended by a newline.
+/// Headings are bold if `colour`. The text is empty if nothing was measured.
 pub fn table(statistics: &Statistics, colour: bool) -> String {
     if statistics.total.count == 0 {
         return String::new();
@@ -61,7 +61,8 @@ fn footnote(statistics: &Statistics) -> String {
     note + "\n"
 }
 
-/// Lays `rows` out below `headings`, the first of which is `title`; bold ones when `colour`.
+/// Lays `rows` out below `headings`, the first of which is replaced by `title`. Headings are bold
+/// if `colour`.
 pub(crate) fn titled<const N: usize>(
     title: &str,
     headings: &[&str; N],
@@ -76,8 +77,8 @@ pub(crate) fn titled<const N: usize>(
     })
 }
 
-/// Lays `rows` out below `headings`: the first column to the left, the others to the right.
-/// `finish` decorates a line: a row by its number, the headings without one.
+/// Lays `rows` out below `headings`, with the first column aligned to the left and the others to
+/// the right. `finish` decorates a line, and gets the row's number, or `None` for the headings.
 pub(crate) fn grid<const N: usize>(
     headings: &[&str; N],
     rows: &[[String; N]],

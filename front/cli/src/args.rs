@@ -100,9 +100,9 @@ pub enum Command {
     /// Show where the time of an NVMe function's commands goes, layer by layer
     ///
     /// Tracing costs nothing before and after. Layers: from the doorbell to the command being
-    /// fetched, from there to the disk, the disk, from its completion to the interrupt. Of a sandbox
-    /// also the guest's block layer and driver, by the tracepoints of its kernel. One command at a
-    /// time can snoop on a function.
+    /// fetched, from there to the disk, the disk, from its completion to the interrupt. Of a
+    /// sandbox also the guest's block layer and driver, by the tracepoints of its kernel. One
+    /// command at a time can snoop on a function.
     Snoop(SnoopArgs),
     /// Manage named disks, which any number of endpoints share
     #[command(subcommand)]
@@ -110,12 +110,12 @@ pub enum Command {
     /// Manage networks, which sandboxes join
     #[command(subcommand)]
     Network(NetworkCommand),
-    /// Manage the ports of the networks' switches: sandboxes, the host's own ends, and memory ports for
-    /// programs of this host
+    /// Manage the ports of the networks' switches: sandboxes, the host's own ends, and memory ports
+    /// for programs of this host
     #[command(subcommand)]
     Port(PortCommand),
-    /// Generate packets, receive them, and time their way there and back: at memory ports, TAP interfaces and
-    /// interfaces of the host
+    /// Generate packets, receive them, and time their way there and back: at memory ports, TAP
+    /// interfaces and interfaces of the host
     #[command(subcommand)]
     Pktgen(PktgenCommand),
     /// Sockets between programs of this node, past the kernel
@@ -156,9 +156,9 @@ pub struct DaemonArgs {
     /// End when no sandbox runs and nobody is connected
     #[arg(long)]
     pub ends_when_idle: bool,
-    /// Longest time that a thread which serves devices looks for more work before it sleeps, up to a
-    /// second: longer answers the first command after a pause sooner and takes more CPU; 0: it sleeps
-    /// at once [default: poll_budget_us of the settings, 200us]
+    /// Longest time that a thread which serves devices looks for more work before it sleeps, up to
+    /// a second: longer answers the first command after a pause sooner and takes more CPU; 0: it
+    /// sleeps at once [default: poll_budget_us of the settings, 200us]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub poll_budget: Option<Duration>,
 }

@@ -197,7 +197,8 @@ impl Starting {
         }
     }
 
-    /// Reaped when it ends before this command does; otherwise init does it.
+    /// Waits for the daemon in a thread, which reaps it if it ends before this command. Otherwise
+    /// init reaps it.
     fn reap_later(mut self) {
         std::thread::spawn(move || self.child.wait());
     }

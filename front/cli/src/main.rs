@@ -2,7 +2,8 @@
 //!
 //! `args` is the command line as data; every other file is one group of commands. `daemon`,
 //! `keeper` and `socket engine` serve. The other commands are clients of the daemon's socket
-//! (`client`), except `image`, `doctor`, `pktgen` and `completions`, which need no daemon.
+//! (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`, `man` and benchmarks
+//! without guests, which need no daemon.
 //!
 //! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
@@ -85,7 +86,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
             clap_mangen::generate_to(Cli::command(), dir)?;
             return Ok(0);
         }
-        // The next commands do not use the daemon through `config`.
+        // These commands read the settings themselves, if they need them.
         Command::Socket(args) => return socket::command(&cli.node, args),
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),

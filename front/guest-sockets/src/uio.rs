@@ -132,7 +132,8 @@ impl Registers {
     }
 
     fn read(&self, offset: u64) -> u32 {
-        // SAFETY: `at` lies within the mapping and is aligned. Device memory: read once, by one access of 4 bytes.
+        // SAFETY: `at` lies within the mapping and is aligned. Device memory: read once, by one
+        // access of 4 bytes.
         u32::from_le(unsafe { self.at(offset).read_volatile() })
     }
 

@@ -256,7 +256,6 @@ impl Seen {
 ///
 /// # Errors
 /// If the wire is gone.
-/// The wire is gone.
 pub fn sink(
     wire: &mut dyn Wire,
     mac: Mac,

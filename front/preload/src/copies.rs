@@ -65,7 +65,7 @@ fn between_hidden(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller vouches for the descriptors that are closed.
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
 }
 

@@ -12,7 +12,7 @@ use crate::transfer::{discard, from, into, recv_all, send_all};
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
     match fds::stream(fd) {
         None => sys!(SYS_read, fd, buffer, length) as ssize_t,
-        // SAFETY: as the caller says, here and below.
+        // SAFETY: the caller guarantees valid pointers, here and below.
         Some(object) => guard(|| unsafe { recv_into(&object, fd, buffer, length, 0) }),
     }
 }
@@ -31,14 +31,14 @@ unsafe fn recv_into(
     if flags & libc::MSG_TRUNC != 0 {
         return discard(fd, stream, length, flags);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     recv_all(fd, stream, unsafe { into(buffer, length) }?, flags)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t {
     let kernel = || sys!(SYS_write, fd, buffer, length);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { ours_or(fd, buffer, length, 0, kernel) }
 }
 
@@ -55,7 +55,7 @@ unsafe fn ours_or(
             return Err(Errno::OPNOTSUPP);
         }
         let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         send_all(fd, stream, unsafe { from(buffer, length) }?, flags)
     })
 }
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn send(
     flags: c_int,
 ) -> ssize_t {
     let kernel = || sys!(SYS_sendto, fd, buffer, length, flags, 0, 0);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { ours_or(fd, buffer, length, flags, kernel) }
 }
 
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn sendto(
     to_length: socklen_t,
 ) -> ssize_t {
     let kernel = || sys!(SYS_sendto, fd, buffer, length, flags, to, to_length);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { ours_or(fd, buffer, length, flags, kernel) }
 }
 
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn recv(
     length: size_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { recvfrom(fd, buffer, length, flags, std::ptr::null_mut(), std::ptr::null_mut()) }
 }
 
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn recvfrom(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_recvfrom, fd, buffer, length, flags, sender, sender_length) as ssize_t;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let got = guard(|| unsafe { recv_into(&object, fd, buffer, length, flags) });
     if got >= 0 && !sender.is_null() && !sender_length.is_null() {
         // A connection's bytes have no sender address (recvfrom(2)).
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn __read_chk(
     room: size_t,
 ) -> ssize_t {
     assert_fits(length, room);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { read(fd, buffer, length) }
 }
 
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     assert_fits(length, room);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { recv(fd, buffer, length, flags) }
 }
 
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     sender_length: *mut socklen_t,
 ) -> ssize_t {
     assert_fits(length, room);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { recvfrom(fd, buffer, length, flags, sender, sender_length) }
 }
 

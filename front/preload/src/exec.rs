@@ -276,7 +276,7 @@ pub unsafe extern "C" fn execveat(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(file: c_int, arguments: Strings, env: Strings) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid arguments.
     unsafe { execveat(file, c"".as_ptr(), arguments, env, libc::AT_EMPTY_PATH) }
 }
 
@@ -329,7 +329,7 @@ impl Variadic {
     /// # Safety
     /// The caller passed more than `at` arguments.
     unsafe fn get(&self, at: usize) -> *const c_char {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller passed more than `at` arguments.
         unsafe {
             if at < self.count { *self.registers.add(at) } else { *self.stack.add(at - self.count) }
         }

@@ -21,7 +21,7 @@ pub unsafe extern "C" fn sendfile(
     let Some(object) = fds::stream(to) else {
         return sys!(SYS_sendfile, to, file, offset, count) as ssize_t;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     guard(|| unsafe { send_file(to, &object, file, offset, count) })
 }
 
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn sendfile64(
     offset: *mut off_t,
     count: size_t,
 ) -> ssize_t {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { sendfile(to, file, offset, count) }
 }
 
@@ -44,7 +44,7 @@ unsafe fn send_file(
     count: size_t,
 ) -> Result<usize, Errno> {
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let given = unsafe { offset.as_mut() };
     let here = given.as_ref().map_or_else(|| sys!(SYS_lseek, file, 0, libc::SEEK_CUR), |at| **at);
     if here < 0 {
@@ -139,8 +139,7 @@ fn splice_in(
         let until = deadline(&stream.endpoint, Half::Sending);
         wait(to, &stream.endpoint, Half::Sending, until)?;
     }
-    // A FIFO that is writable has room for 2048 bytes: an empty one has a page, and half of that
-    // counts as writable.
+    // A writable FIFO has room for 2048 bytes: it has at least a page and is at least half empty.
     let got = sys!(SYS_read, pipe, piece.as_mut_ptr(), count.min(2048));
     let got = usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
     send_all(to, stream, &piece[..got], how)

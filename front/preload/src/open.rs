@@ -55,7 +55,7 @@ pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Optio
     if address.is_null() || length < 2 {
         return None;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees `length` readable bytes, at least 2.
     let family = c_int::from(unsafe { address.cast::<libc::sa_family_t>().read_unaligned() });
     if family == libc::AF_INET && length as usize >= size_of::<sockaddr_in>() {
         // SAFETY: the caller guarantees `length` bytes, and that is enough.
@@ -95,7 +95,7 @@ pub unsafe fn write_address(
         bytes[8..24].copy_from_slice(&address.ip);
         28
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe {
         let room = (*length as usize).min(size);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), room);
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen
     {
         return fail(Errno::ISCONN) as c_int;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let ours = unsafe { read_address(to, length) }
         .filter(|to| to.port != 0)
         .and_then(|to| Some((to, real::tcp_domain(fd)?)));
@@ -311,7 +311,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { accept4(fd, from, length, 0) }
 }
 

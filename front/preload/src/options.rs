@@ -122,7 +122,7 @@ pub unsafe extern "C" fn getsockopt(
         }
         let mut bytes = [0; 256];
         let size = read_option(stream, level, name, &mut bytes)?;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         unsafe {
             let room = (*length as usize).min(size);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), room);
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn setsockopt(
         }
         let mut bytes = [0; 16];
         let size = bytes.len().min(length as usize);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), size) };
         write_option(stream, level, name, &bytes[..size])
     }) as c_int
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn getsockname(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_getsockname, fd, to, length) as c_int;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { name(&object, false, to, length) }
 }
 
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn getpeername(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_getpeername, fd, to, length) as c_int;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { name(&object, true, to, length) }
 }
 
@@ -307,7 +307,7 @@ unsafe fn name(object: &fds::Ref, peer: bool, to: *mut sockaddr, length: *mut so
     if let Some(stream) = object.stream() {
         let endpoint = &stream.endpoint;
         let address = if peer { endpoint.remote() } else { endpoint.local() };
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         unsafe { write_address(address, stream.domain, to, length) };
     }
     0
@@ -356,7 +356,7 @@ fn status(nonblock: bool) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { fcntl(fd, command, argument) }
 }
 

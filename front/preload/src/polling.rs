@@ -23,7 +23,7 @@ unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], E
     match usize::try_from(count) {
         Ok(0) => Ok(&mut []),
         Ok(count) if !fds.is_null() && count <= 1 << 20 => {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees valid pointers.
             Ok(unsafe { std::slice::from_raw_parts_mut(fds, count) })
         }
         _ => Err(Errno::INVAL),
@@ -32,13 +32,13 @@ unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], E
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     if unsafe { has_ours(fds, count) } {
         let until = match u64::try_from(timeout) {
             Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
             Err(_) => Deadline::NEVER,
         };
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         return guard(|| unsafe { poll_both(set(fds, count)?, until, std::ptr::null()) }) as c_int;
     }
     sys!(SYS_poll, fds, count, timeout) as c_int
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn __poll_chk(
     room: usize,
 ) -> c_int {
     assert_fits(count as usize * size_of::<pollfd>(), room);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { poll(fds, count, timeout) }
 }
 
@@ -63,11 +63,11 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     if unsafe { has_ours(fds, count) } {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees valid pointers.
         let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees valid pointers.
         return guard(|| unsafe { poll_both(set(fds, count)?, until, mask) }) as c_int;
     }
     // The system call writes the remaining time to the timeout; libc's function does not.
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     room: usize,
 ) -> c_int {
     assert_fits(count as usize * size_of::<pollfd>(), room);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { ppoll(fds, count, timeout, mask) }
 }
 
@@ -96,7 +96,7 @@ pub fn after(time: &timespec) -> Deadline {
 }
 
 unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     !fds.is_null() && (0..count as usize).any(|at| fds::is_known(unsafe { (*fds.add(at)).fd }))
 }
 
@@ -311,9 +311,9 @@ unsafe fn is_in(set: *mut fd_set, fd: c_int) -> bool {
     if set.is_null() {
         return false;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let (place, bit) = unsafe { word(set, fd) };
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { *place & bit != 0 }
 }
 
@@ -326,15 +326,15 @@ pub unsafe extern "C" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = [read, write, except];
-    // SAFETY: as the caller says, here and below.
+    // SAFETY: the caller guarantees valid pointers, here and below.
     if !unsafe { selects_ours(count, sets) } {
         return sys!(SYS_select, count, read, write, except, timeout) as c_int;
     }
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, |time| {
         after(&timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 })
     });
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     let got = guard(|| unsafe { select_both(count, sets, until, std::ptr::null()) }) as c_int;
     // Linux stores the remaining time.
     // SAFETY: the caller guarantees that the pointer is valid if it is not null.
@@ -355,23 +355,23 @@ pub unsafe extern "C" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = [read, write, except];
-    // SAFETY: as the caller says, here and below.
+    // SAFETY: the caller guarantees valid pointers, here and below.
     if !unsafe { selects_ours(count, sets) } {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees valid pointers.
         let own = unsafe { timeout.as_ref() }.copied();
         let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mask = [mask as usize, 8];
         return sys!(SYS_pselect6, count, read, write, except, at, mask.as_ptr()) as c_int;
     }
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     guard(|| unsafe { select_both(count, sets, until, mask) }) as c_int
 }
 
 unsafe fn selects_ours(count: c_int, sets: Sets) -> bool {
     (0..count.max(0)).any(|fd| {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         fds::is_known(fd) && sets.iter().any(|set| unsafe { is_in(*set, fd) })
     })
 }
@@ -386,7 +386,7 @@ unsafe fn select_both(
     for fd in 0..count {
         let mut events = 0;
         for (set, wanted) in sets.iter().zip(WANTED) {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees valid pointers.
             events |= if unsafe { is_in(*set, fd) } { wanted } else { 0 };
         }
         if events != 0 {
@@ -409,7 +409,7 @@ unsafe fn select_both(
             if one.revents & COUNTS[which] != 0 {
                 ready += 1;
             } else {
-                // SAFETY: as above.
+                // SAFETY: the caller guarantees valid pointers.
                 unsafe { *place &= !bit };
             }
         }

@@ -184,7 +184,7 @@ pub unsafe fn from<'a>(buffer: *const c_void, length: size_t) -> Result<&'a [u8]
     if buffer.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), length.min(isize::MAX as usize)) })
 }
 
@@ -199,6 +199,6 @@ pub unsafe fn into<'a>(buffer: *mut c_void, length: size_t) -> Result<&'a mut [u
     if buffer.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), length.min(isize::MAX as usize)) })
 }

@@ -14,7 +14,7 @@ unsafe fn vectors<'a>(vectors: *const iovec, count: usize) -> Result<&'a [iovec]
     match count {
         0 => Ok(&[]),
         1..=1024 if !vectors.is_null() => {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees valid pointers.
             Ok(unsafe { std::slice::from_raw_parts(vectors, count) })
         }
         1..=1024 => Err(Errno::FAULT),
@@ -31,7 +31,7 @@ unsafe fn send_vectors(
 ) -> Result<usize, Errno> {
     let mut done = 0;
     for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         let bytes = unsafe { from(piece.iov_base, piece.iov_len) }?;
         match send_all(fd, stream, bytes, if done > 0 { flags | libc::MSG_NOSIGNAL } else { flags })
         {
@@ -56,7 +56,7 @@ unsafe fn recv_vectors(
 ) -> Result<usize, Errno> {
     let mut done = 0;
     for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         let bytes = unsafe { into(piece.iov_base, piece.iov_len) }?;
         let more = done > 0 && flags & libc::MSG_WAITALL == 0;
         match recv_all(fd, stream, bytes, if more { flags | libc::MSG_DONTWAIT } else { flags }) {
@@ -88,7 +88,7 @@ unsafe fn vectored(
     guard(|| {
         let stream = object.stream().ok_or(Errno::NOTSOCK)?;
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         moves(stream, unsafe { vectors(pieces, count) }?)
     })
 }
@@ -96,18 +96,18 @@ unsafe fn vectored(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     let kernel = || sys!(SYS_readv, fd, pieces, count);
-    // SAFETY: as the caller says, here and below.
+    // SAFETY: the caller guarantees valid pointers, here and below.
     let moves = |stream: &Stream, all: &[iovec]| unsafe { recv_vectors(fd, stream, all, 0) };
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { vectored(fd, pieces, count, kernel, moves) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     let kernel = || sys!(SYS_writev, fd, pieces, count);
-    // SAFETY: as the caller says, here and below.
+    // SAFETY: the caller guarantees valid pointers, here and below.
     let moves = |stream: &Stream, all: &[iovec]| unsafe { send_vectors(fd, stream, all, 0) };
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { vectored(fd, pieces, count, kernel, moves) }
 }
 
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_sendmsg, fd, message, flags) as ssize_t;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     guard(|| unsafe { send_message(fd, &object, message, flags) })
 }
 
@@ -127,13 +127,13 @@ unsafe fn send_message(
     message: *const msghdr,
     flags: c_int,
 ) -> Result<usize, Errno> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let message = unsafe { message.as_ref() }.ok_or(Errno::FAULT)?;
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe {
         send_vectors(fd, stream, vectors(message.msg_iov, message.msg_iovlen as usize)?, flags)
     }
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_recvmsg, fd, message, flags) as ssize_t;
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     guard(|| unsafe { recv_message(fd, &object, message, flags) })
 }
 
@@ -155,15 +155,15 @@ unsafe fn recv_message(
     message: *mut msghdr,
     flags: c_int,
 ) -> Result<usize, Errno> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let message = unsafe { message.as_mut() }.ok_or(Errno::FAULT)?;
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     let pieces = unsafe { vectors(message.msg_iov, message.msg_iovlen as usize) }?;
     let got = if flags & libc::MSG_TRUNC != 0 {
         discard(fd, stream, pieces.iter().map(|piece| piece.iov_len).sum(), flags)
     } else {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees valid pointers.
         unsafe { recv_vectors(fd, stream, pieces, flags) }
     }?;
     message.msg_namelen = 0;
@@ -184,7 +184,7 @@ unsafe fn each_message(
 ) -> Result<usize, Errno> {
     let count = count.min(1024) as usize;
     for at in 0..count {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         let message = unsafe { &mut *messages.add(at) };
         match moves(&mut message.msg_hdr, at == 0) {
             Ok(Some(moved)) => message.msg_len = moved as c_uint,
@@ -205,10 +205,10 @@ pub unsafe extern "C" fn sendmmsg(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_sendmmsg, fd, messages, count, flags) as c_int;
     };
-    // SAFETY: as the caller says, here and below.
+    // SAFETY: the caller guarantees valid pointers, here and below.
     let send =
         |message: &mut msghdr, _| unsafe { send_message(fd, &object, message, flags) }.map(Some);
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     guard(|| unsafe { each_message(messages, count, send) }) as c_int
 }
 
@@ -225,11 +225,11 @@ pub unsafe extern "C" fn recvmmsg(
     };
     let receive = |message: &mut msghdr, is_first: bool| {
         let how = if is_first { flags } else { flags | libc::MSG_DONTWAIT };
-        // SAFETY: as the caller says, here and below.
+        // SAFETY: the caller guarantees valid pointers, here and below.
         let got = unsafe { recv_message(fd, &object, message, how) }?;
         // No bytes mean the end of the stream, which counts as a message only if it is the first.
         Ok((got > 0 || is_first).then_some(got))
     };
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees valid pointers.
     guard(|| unsafe { each_message(messages, count, receive) }) as c_int
 }

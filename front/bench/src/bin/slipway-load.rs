@@ -1,11 +1,12 @@
 //! `slipway-load`: a load from our user-space NVMe driver, in a guest.
 //!
-//! `slipway bench block` copies it into its guests; it is linked statically, so that it runs in any.
+//! `slipway bench block` copies this program into its guests. It is linked statically, so that it
+//! runs in any.
 //!
-//! - `slipway-load take DEVICE` takes the NVMe function behind a block device from the guest's kernel,
-//!   and prints its PCI address;
-//! - `slipway-load run ADDRESS LOAD WARM-UP TIME` puts a load (`randread-4k-d1`) on it for as many
-//!   milliseconds, and prints what it measured as JSON.
+//! - `slipway-load take DEVICE` takes the NVMe function behind a block device from the guest's
+//!   kernel, and prints its PCI address;
+//! - `slipway-load run ADDRESS LOAD WARM-UP TIME` runs a load (`randread-4k-d1`) on it, with both
+//!   times in milliseconds, and prints the result as JSON.
 
 use std::path::Path;
 use std::process::ExitCode;

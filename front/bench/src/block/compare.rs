@@ -1,4 +1,4 @@
-//! Two reports of disks side by side.
+//! Compares two reports of disks.
 
 use super::{BlockReport, RocksJob, Run, Workload};
 use crate::compare::{LEAST_ROUNDS, Verdict, mean, welch_half_width};
@@ -7,7 +7,7 @@ use crate::table::{BOLD, PLAIN, grid};
 
 use super::table::thousands;
 
-/// The subject whose speed is the machine's and nobody's merit.
+/// The subject whose speed depends on the machine alone.
 const FLOOR: &str = "bare";
 
 /// One figure of one subject with one load, in both reports.
@@ -15,37 +15,37 @@ const FLOOR: &str = "bare";
 pub struct FigureComparison {
     /// The load's name.
     pub workload: String,
-    /// The subject.
+    /// The subject's name.
     pub subject: String,
-    /// `IOPS`, `p99` or, of RocksDB, `ops/s`.
+    /// `IOPS`, `p99` or, for RocksDB, `ops/s`.
     pub figure: &'static str,
     /// Mean over the rounds of the first report.
     pub before: f64,
-    /// Mean over the rounds of the second.
+    /// Mean over the rounds of the second report.
     pub after: f64,
-    /// By how much the second is more than the first, after the machine's own drift was taken out
-    /// where both have a floor; 0.1 is 10 %.
+    /// The relative difference of the second mean from the first: 0.1 is 10 % more. The machine's
+    /// own drift is taken out where both reports have a floor.
     pub change: f64,
-    /// How large a change chance alone explains: half the 99 % confidence interval (Welch).
+    /// The largest change that chance alone explains: half the 99 % confidence interval (Welch).
     pub noise: Option<f64>,
-    /// What follows.
+    /// The conclusion.
     pub verdict: Verdict,
 }
 
-/// Two reports side by side.
+/// The comparison of two reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockComparison {
-    /// Figure by figure.
+    /// The comparisons, figure by figure.
     pub figures: Vec<FigureComparison>,
-    /// Why the reports may not be comparable, as sentences.
+    /// Reasons why the reports may not be comparable, as sentences.
     pub warnings: Vec<String>,
 }
 
 /// Compares `before` with `after`, for each subject and load that both have.
 ///
-/// Machines drift by more between two runs than programs differ. So where both reports measured
-/// the bare queue pair too, each turn counts as a multiple of the floor's turn in the same round,
-/// and what both share falls out. A change is real when it is larger than the noise.
+/// Machines drift by more between two runs than programs differ. So if both reports measured the
+/// bare queue pair, too, each turn counts as a multiple of the floor's turn in the same round, and
+/// drift that both share cancels out. A change is real if it is larger than the noise.
 pub fn compare_blocks(before: &BlockReport, after: &BlockReport) -> BlockComparison {
     let mut figures = Vec::new();
     for workload in &after.plan.workloads {
@@ -90,7 +90,7 @@ fn compared_rocksdb(
     })
 }
 
-/// By how much `b` is more than `a`, how much chance explains, and what follows.
+/// Returns the relative difference of `b` from `a`, the noise, and the conclusion.
 fn judged(a: &[f64], b: &[f64], more_is_better: bool) -> (f64, Option<f64>, Verdict) {
     let scale = mean(a);
     let change = if scale > 0.0 { mean(b) / scale - 1.0 } else { 0.0 };
@@ -157,7 +157,8 @@ fn compared(
     })
 }
 
-/// One value for each turn; with `floored` as a multiple of the floor's in the same round.
+/// Returns one value for each turn. With `floored`, the value is a multiple of the floor's in the
+/// same round.
 fn values(
     report: &BlockReport,
     workload: &Workload,
@@ -196,7 +197,7 @@ fn warnings(before: &BlockReport, after: &BlockReport) -> Vec<String> {
     found.into_iter().flatten().collect()
 }
 
-/// What must be the same for two reports on RocksDB to be comparable.
+/// Returns the settings that two reports on RocksDB must share to be comparable.
 fn rocks_plan(report: &BlockReport) -> Option<(u64, u32, std::time::Duration)> {
     report.rocksdb.as_ref().map(|rocksdb| {
         let plan = &rocksdb.plan;
@@ -205,7 +206,8 @@ fn rocks_plan(report: &BlockReport) -> Option<(u64, u32, std::time::Duration)> {
 }
 
 impl BlockComparison {
-    /// As aligned text, the warnings below. Real differences are bold when `colour`.
+    /// Formats the comparison as aligned text with the warnings below. Real differences are bold if
+    /// `colour`.
     pub fn table(&self, colour: bool) -> String {
         let headings =
             ["workload", "subject", "figure", "before", "after", "change", "noise", "verdict"];
@@ -223,7 +225,8 @@ impl BlockComparison {
 }
 
 impl BlockComparison {
-    /// A line about all figures; of those whose noise nobody knows it says no more than that.
+    /// Returns a line that summarizes all figures. It claims nothing about figures without a known
+    /// noise.
     fn verdict(&self) -> String {
         let known = self.figures.iter().filter(|figure| figure.noise.is_some()).count();
         let real = self.figures.iter().filter(|figure| figure.is_real()).count();
@@ -236,7 +239,7 @@ impl BlockComparison {
 }
 
 impl FigureComparison {
-    /// Whether the difference is more than noise.
+    /// Returns whether the difference is more than noise.
     pub fn is_real(&self) -> bool {
         matches!(self.verdict, Verdict::Faster | Verdict::Slower)
     }

@@ -1,4 +1,5 @@
-//! Reports of disks as curves: IOPS and latency over depth, and RocksDB's operations over time.
+//! Draws reports of disks as curves: IOPS and latency over depth, and RocksDB's operations over
+//! time.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -13,19 +14,19 @@ use crate::svg::{Area, FONT, LINES, printable, write};
 
 /// Width of the picture in pixels: two panels beside each other.
 const WIDTH: i32 = 1200;
-/// Of one panel with its labels.
+/// Width and height of one panel with its labels.
 const PANEL: (i32, i32) = (600, 260);
-/// Inside a panel: left of the axis, above it, right of it, below it.
+/// Margins in a panel: left of the axes, above, right, below.
 const MARGINS: (i32, i32, i32, i32) = (80, 36, 20, 44);
-/// Above the panels: title and legend.
+/// Height above the panels, for title and legend.
 const TOP: i32 = 76;
-/// Lines across a panel.
+/// The number of steps between horizontal lines in a panel.
 const STEPS: i32 = 4;
 
-/// What a panel's vertical axis counts.
+/// The unit of a panel's vertical axis.
 #[derive(Clone, Copy)]
 enum Scale {
-    /// Something a second.
+    /// Operations per second.
     Rate,
     /// Nanoseconds.
     Time,
@@ -45,20 +46,22 @@ struct Panel {
     title: String,
     below: &'static str,
     scale: Scale,
-    /// Where on the horizontal axis there is a label: position and text.
+    /// The labels on the horizontal axis: position and text.
     ticks: Vec<(f64, String)>,
-    /// The subject's index and its points.
+    /// The curves: index of the subject, and points.
     lines: Vec<(usize, Vec<(f64, f64)>)>,
 }
 
-/// A picture of `report`. Of loads: for each pattern, block size and number of threads, commands a
-/// second (left) and mean latency (right) over the depth, as Figures 5.1 to 5.4 of the vfio-user
-/// thesis have them. Of RocksDB: for each load and number of compaction threads, operations a second
-/// over time, as its Figures 5.5 to 5.9. A line for each subject; medians over rounds. Well-formed
-/// SVG without scripts or outside references.
+/// Draws `report`, with a curve for each subject through medians over rounds. The picture is
+/// well-formed SVG without scripts or outside references.
+///
+/// For loads: commands per second (left) and mean latency (right) over the depth, for each pattern,
+/// block size and number of threads, as in Figures 5.1 to 5.4 of the vfio-user thesis. For RocksDB:
+/// operations per second over time, for each load and number of compaction threads, as in its
+/// Figures 5.5 to 5.9.
 ///
 /// # Errors
-/// When nothing was measured.
+/// If nothing was measured.
 pub fn curves(report: &BlockReport, title: &str) -> Result<String> {
     let mut panels = over_depth(report);
     if let Some(rocksdb) = &report.rocksdb {
@@ -76,7 +79,7 @@ pub fn curves(report: &BlockReport, title: &str) -> Result<String> {
     Ok(text)
 }
 
-/// What loads of one panel have in common.
+/// Returns the properties that the loads of one panel share.
 fn family(workload: &Workload) -> (Pattern, u32, u32) {
     (workload.pattern, workload.block_size, workload.threads)
 }
@@ -93,7 +96,7 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
     let mut loads: Vec<Workload> = loads.copied().collect();
     loads.sort_unstable();
     loads.dedup();
-    // Depths are multiples of each other: places at even distances show them as a logarithm would.
+    // Depths are multiples of each other, so even distances make the axis logarithmic.
     let places = || (0..).map(f64::from).zip(&loads);
     let ticks: Vec<_> = places().map(|(at, load)| (at, load.depth.to_string())).collect();
     let (pattern, block, threads) = wanted;
@@ -120,7 +123,7 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
 
 fn over_time(report: &BlockReport, rocksdb: &RocksReport) -> Vec<Panel> {
     let mut jobs: Vec<RocksJob> = rocksdb.plan.jobs().collect();
-    // One and ten compaction threads beside each other.
+    // Panels for one and ten compaction threads are beside each other.
     jobs.sort_unstable();
     jobs.dedup();
     let panels = jobs.into_iter().map(|job| {

@@ -1,4 +1,4 @@
-//! fio as the load, on the host and in guests: its arguments, and what its report says.
+//! fio as the load, on the host and in guests: its arguments and its report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use slipway_telemetry::Histogram;
 
 use super::{Measured, Workload};
 
-/// fio's arguments for `workload` on `file`: as in the thesis's Listing 3.1, straight on the device,
-/// past the page cache, one report for all threads. Threads that go from start to end each have a
-/// part of the file of their own.
+/// Returns fio's arguments for `workload` on `file`, as in the thesis's Listing 3.1: directly on
+/// the device, without the page cache, one report for all threads. Sequential threads each get
+/// their own part of the file.
 pub fn fio_arguments(
     workload: &Workload,
     file: &str,
@@ -45,10 +45,10 @@ pub fn fio_arguments(
     arguments
 }
 
-/// As many commands as all threads together may have under way.
+/// The most commands that all threads together may have in flight.
 const MOST_UNDER_WAY: u64 = (Workload::GREATEST_DEPTH * Workload::MOST_THREADS) as u64;
 
-/// The parts of fio's report that count here; "json+" has whole histograms.
+/// The parts of fio's report that are used; "json+" contains whole histograms.
 #[derive(Deserialize)]
 struct Report {
     jobs: Vec<Job>,
@@ -72,16 +72,16 @@ struct Direction {
 
 #[derive(Deserialize)]
 struct Latency {
-    /// Where nothing was done there is none.
+    /// Missing in a direction without commands.
     #[serde(default)]
     bins: BTreeMap<u64, u64>,
 }
 
-/// What fio's report in `text` says, which may have other lines around it. A guest's word: it is
-/// checked, and its numbers are nobody's but the guest's.
+/// Parses fio's report in `text`, which may have other lines around it. The report comes from a
+/// guest, so it is checked, but its numbers may still be false.
 ///
 /// # Errors
-/// When it is no such report, or a command failed.
+/// If `text` has no such report, or a command failed.
 pub fn fio_measured(text: &str) -> Result<Measured> {
     let start = text.find('{').context("fio printed no report")?;
     let mut reports = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Report>();
@@ -97,7 +97,7 @@ pub fn fio_measured(text: &str) -> Result<Measured> {
         for (&ns, &count) in &direction.lat_ns.bins {
             latency.record_many(ns, count);
         }
-        // Commands under way when the warm-up ends may be in one count and not in the other.
+        // Commands in flight when the warm-up ends may be in one count and not in the other.
         ensure!(
             latency.count().abs_diff(direction.total_ios) <= MOST_UNDER_WAY,
             "fio's histogram has {} commands of {}",

@@ -1,4 +1,4 @@
-//! Subjects, in turn.
+//! Measures subjects, in turn.
 
 use std::time::Duration;
 
@@ -8,80 +8,80 @@ use slipway_telemetry::Histogram;
 
 use super::{Run, Workload};
 
-/// What one turn gave.
+/// The result of one turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// From the writing of a command to the sight of its completion, ns; one value for each command
-    /// that ended while it was measured.
+    /// Latencies in ns, from writing a command to seeing its completion. One value for each command
+    /// that ended during the measured time.
     pub latency: Histogram,
-    /// Bytes moved by these.
+    /// Bytes that these commands moved.
     pub bytes: u64,
-    /// How long it was measured, ns.
+    /// The measured time, ns.
     pub elapsed_ns: u64,
-    /// CPU time that the target's process took meanwhile, ns, where there is one.
+    /// CPU time that the target's process used meanwhile, ns, if there is such a process.
     pub target_cpu_ns: Option<u64>,
-    /// The same, up to the last look that did not see the completion: what the command took at least.
-    /// Where the client has more to do than to look, which is part of what it saw.
+    /// Lower bounds of the same latencies, up to the last poll that did not see the completion.
+    /// Measured if the client has more work than polling, which delays it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<Histogram>,
-    /// Commands that a neighbour had carried out meanwhile, where there was one.
+    /// The number of commands that a neighbour completed meanwhile, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_commands: Option<u64>,
 }
 
-/// Something that takes a load.
+/// A target that can be put under load.
 pub trait Subject {
-    /// Its name in tables, of few letters.
+    /// Returns the short name for tables.
     fn name(&self) -> &str;
 
-    /// What it is, in a sentence.
+    /// Describes the subject in a sentence.
     fn about(&self) -> String;
 
-    /// Whether it can take this load.
+    /// Returns whether the subject can run this load.
     fn takes(&self, workload: &Workload) -> bool {
         let _ = workload;
         true
     }
 
-    /// Puts the load on for `warm_up`, then for `time`, which is measured.
+    /// Runs the load for `warm_up`, then for `time`, which is measured.
     ///
     /// # Errors
-    /// Whatever went wrong, as a sentence; an error of a single command is one.
+    /// A sentence about the failure; an error of a single command is one.
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured>;
 }
 
-/// What [`measure`] does.
+/// The loads and times of [`measure`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// One after the other.
+    /// The loads, one after the other.
     pub workloads: Vec<Workload>,
-    /// Turns of each subject with each workload.
+    /// The number of turns of each subject with each load.
     pub rounds: u32,
-    /// Before each turn is measured.
+    /// The time of load before each measurement.
     pub warm_up: Duration,
-    /// Of each turn.
+    /// The measured time of each turn.
     pub time: Duration,
 }
 
-/// The turn that begins.
+/// A turn that begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
-    /// Whose.
+    /// The subject's name.
     pub subject: &'a str,
-    /// With which load.
+    /// The load.
     pub workload: Workload,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// Turns done so far.
+    /// The number of turns done so far.
     pub done: usize,
-    /// Turns in all.
+    /// The number of turns in all.
     pub turns: usize,
 }
 
-/// Gives every subject its turns; `begins` is told of each.
+/// Gives every subject its turns. Calls `begins` at the start of each.
 ///
 /// # Errors
-/// The first that a subject reports.
+/// The first error of a subject.
 pub fn measure(
     subjects: &mut [Box<dyn Subject>],
     plan: &Plan,

@@ -1,17 +1,17 @@
 //! Measurements of disks: the same loads on several subjects, in turn.
 //!
 //! - [`Workload`]: pattern, block size, depth and threads, under one short name;
-//! - [`Subject`]: what is measured. [`native`] has those that need no VM: a driver of ours on a
-//!   vfio-user socket, and the bare queue pair that no target can beat;
-//! - [`measure`]: runs a [`Plan`]. In a round every subject has one turn, so that what drifts over
-//!   minutes (a neighbour on the machine, a clock frequency) meets all of them alike: ABAB, and
-//!   never AABB;
-//! - [`fio_arguments`] and [`fio_measured`]: fio as the load, where the subject is a host's or a
-//!   guest's kernel; [`load_command`] and [`load_measured`]: the program `slipway-load`, our user-space
-//!   driver in a guest; [`RocksJob`] and [`measure_rocksdb`]: RocksDB as the load, over time;
+//! - [`Subject`]: a target of measurements. [`native`] has those that need no VM: a driver of ours
+//!   on a vfio-user socket, and the bare queue pair, which no target can beat;
+//! - [`measure`]: runs a [`Plan`]. In a round every subject has one turn, so that influences that
+//!   drift over minutes (a neighbour on the machine, a clock frequency) affect all of them alike:
+//!   ABAB, and never AABB;
+//! - [`fio_arguments`] and [`fio_measured`]: fio as the load, on the kernel of a host or a guest;
+//!   [`load_command`] and [`load_measured`]: the program `slipway-load`, our user-space driver in a
+//!   guest; [`RocksJob`] and [`measure_rocksdb`]: RocksDB as the load, over time;
 //! - [`BlockReport`]: everything measured, as JSON; its tables show medians over rounds;
-//!   [`BlockComparison`] sets two of them side by side; [`plot`] draws one as bars, [`curves`] over
-//!   depth and over time.
+//!   [`BlockComparison`] compares two of them; [`plot`] draws one as bars, [`curves`] over depth
+//!   and over time.
 
 mod compare;
 mod curves;

@@ -1,4 +1,4 @@
-//! A report of disks as a picture.
+//! Draws a report of disks.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -12,25 +12,26 @@ use crate::svg::{Area, FONT, INK, LINES, printable, write};
 
 /// Width of the picture in pixels.
 const WIDTH: i32 = 1200;
-/// From one subject's row to the next.
+/// Height of a subject's row.
 const ROW: i32 = 22;
-/// Above a workload's rows: its name.
+/// Height of a workload's heading.
 const HEAD: i32 = 30;
-/// Above everything: title and headings.
+/// Height above the groups, for title and headings.
 const TOP: i32 = 70;
-/// Names end here.
+/// Horizontal position where names end.
 const NAMES: i32 = 190;
-/// The bars of IOPS: first pixel, most pixels.
+/// The bars of IOPS: first pixel and greatest length.
 const BARS: (i32, i32) = (200, 320);
-/// The axis of latencies: first pixel, pixels.
+/// The axis of latencies: first pixel and length.
 const AXIS: (i32, i32) = (660, 480);
 
-/// A picture of `report`: for each workload a row for each subject, with a bar for its IOPS (as long
-/// as the best of that workload allows) and, on a logarithmic axis that all share, a line from its
-/// median latency by way of p99 to p99.9. Well-formed SVG without scripts or outside references.
+/// Draws `report`, with a row for each subject of each workload. A row has a bar for the IOPS, in
+/// proportion to the best of that workload. On a logarithmic axis shared by all, a line leads from
+/// the median latency over p99 to p99.9. The picture is well-formed SVG without scripts or outside
+/// references.
 ///
 /// # Errors
-/// When nothing was measured.
+/// If nothing was measured.
 pub fn plot(report: &BlockReport, title: &str) -> Result<String> {
     let groups = groups(report);
     let rows: usize = groups.iter().map(|group| group.rows.len()).sum();

@@ -1,4 +1,4 @@
-//! A measurement of disks with what is needed to judge and to repeat it.
+//! A report of a measurement of disks, with the context needed to judge and repeat it.
 
 use std::time::Duration;
 
@@ -14,43 +14,43 @@ use crate::statistics::median;
 /// One turn of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Whose turn.
+    /// The subject's name.
     pub subject: String,
-    /// With which load.
+    /// The load.
     pub workload: Workload,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// What it gave.
+    /// The result.
     pub measured: Measured,
 }
 
-/// A subject as a report names it.
+/// A subject in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Described {
-    /// Its name in tables.
+    /// The name in tables.
     pub name: String,
-    /// What it is.
+    /// The description.
     pub about: String,
 }
 
-/// Everything measured by one command. Kept as JSON.
+/// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockReport {
     /// Version of this format: [`BlockReport::FORMAT`].
     pub format: u32,
-    /// Where and with what.
+    /// The machine and the versions of programs.
     pub environment: Environment,
     /// The command that measured, as it was typed.
     pub command: String,
     /// The disk behind the subjects, in a few words.
     pub disk: String,
-    /// What was done.
+    /// The loads and times.
     pub plan: Plan,
-    /// Who was measured, in the order of their turns.
+    /// The subjects, in the order of their turns.
     pub subjects: Vec<Described>,
-    /// Turn by turn.
+    /// The turns.
     pub runs: Vec<Run>,
-    /// RocksDB on file systems on the subjects' disks, where that was measured.
+    /// Results of RocksDB on file systems on the subjects' disks, if that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rocksdb: Option<RocksReport>,
 }
@@ -58,25 +58,25 @@ pub struct BlockReport {
 /// Medians over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
-    /// Commands a second.
+    /// Commands per second.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
     /// Mean latency, ns.
     pub mean_ns: f64,
     /// Latencies that 50, 99 and 99.9 % of the commands do not exceed, ns.
     pub percentiles_ns: [f64; 3],
-    /// CPU time of the target for one command, ns.
+    /// CPU time of the target per command, ns.
     pub target_cpu_ns: Option<f64>,
 }
 
 impl Measured {
-    /// Commands a second.
+    /// Returns the commands per second.
     pub fn iops(&self) -> f64 {
         self.latency.count() as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// What a single turn says.
+    /// Returns the figures of this single turn.
     pub fn figures(&self) -> Figures {
         let count = self.latency.count().max(1) as f64;
         Figures {
@@ -90,10 +90,10 @@ impl Measured {
 }
 
 impl BlockReport {
-    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
     pub const FORMAT: u32 = 1;
 
-    /// A report of `runs`.
+    /// Makes a report of `runs`.
     pub fn new(
         environment: Environment,
         command: impl Into<String>,
@@ -117,7 +117,7 @@ impl BlockReport {
         }
     }
 
-    /// A report of what RocksDB did on `subjects`.
+    /// Makes a report of RocksDB on `subjects`.
     pub fn of_rocksdb(
         environment: Environment,
         command: impl Into<String>,
@@ -141,7 +141,7 @@ impl BlockReport {
         }
     }
 
-    /// The turns of `subject` with `workload`, in the order of their rounds.
+    /// Returns the turns of `subject` with `workload`, in the order of their rounds.
     pub fn turns<'a>(
         &'a self,
         workload: &'a Workload,
@@ -150,7 +150,7 @@ impl BlockReport {
         self.runs.iter().filter(move |run| run.subject == subject && run.workload == *workload)
     }
 
-    /// Medians over the rounds; None where there was no turn.
+    /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, workload: &Workload, subject: &str) -> Option<Figures> {
         let turns: Vec<Figures> =
             self.turns(workload, subject).map(|run| run.measured.figures()).collect();
@@ -168,8 +168,8 @@ impl BlockReport {
         })
     }
 
-    /// How far the rounds' IOPS lie apart, from the least to the most, as a part of their median;
-    /// None of a single turn.
+    /// Returns the range of the rounds' IOPS, from the least to the greatest, relative to their
+    /// median. Returns `None` if there was only one turn or none.
     pub fn spread(&self, workload: &Workload, subject: &str) -> Option<f64> {
         let iops = self.turns(workload, subject).map(|run| run.measured.iops());
         let mut iops: Vec<f64> = iops.collect();
@@ -178,8 +178,8 @@ impl BlockReport {
         (iops.len() > 1).then(|| (most - least) / median(iops.clone()).max(f64::MIN_POSITIVE))
     }
 
-    /// The latency that 99 % of the commands exceed at the most, without what the client itself may
-    /// have been late to see, ns; a median over the rounds, None where that was not measured.
+    /// Returns the median over the rounds of p99, ns, without the delay by which the client may
+    /// have seen completions late. Returns `None` if that was not measured.
     pub fn p99_at_least(&self, workload: &Workload, subject: &str) -> Option<f64> {
         let each = self
             .turns(workload, subject)
@@ -188,8 +188,8 @@ impl BlockReport {
         (!each.is_empty()).then(|| median(each))
     }
 
-    /// Commands a second that the neighbour of `subject` had, a median over the rounds; None where
-    /// there was no neighbour.
+    /// Returns the median over the rounds of the commands per second of the neighbour of `subject`,
+    /// or `None` if there was no neighbour.
     pub fn neighbour_iops(&self, workload: &Workload, subject: &str) -> Option<f64> {
         let each = self.turns(workload, subject).filter_map(|run| {
             let seconds = run.measured.elapsed_ns.max(1) as f64 / 1e9;
@@ -199,25 +199,25 @@ impl BlockReport {
         (!each.is_empty()).then(|| median(each))
     }
 
-    /// As JSON, on one line for each run, ended by a newline.
+    /// Formats the report as JSON, with one line for each run and a newline at the end.
     ///
     /// # Errors
-    /// None in practice; serialisation reports its own.
+    /// None in practice; errors of serialisation are passed on.
     pub fn to_json(&self) -> anyhow::Result<String> {
         json::write(self)
     }
 
-    /// From JSON.
+    /// Parses a report from JSON.
     ///
     /// # Errors
-    /// When it is no such report, or of another format version.
+    /// If `text` is no such report, or of another format version.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
         json::read(text, "disks", Self::FORMAT, |report: &Self| report.format)
     }
 }
 
 impl RocksReport {
-    /// The turns of `subject` with `job`, in the order of their rounds.
+    /// Returns the turns of `subject` with `job`, in the order of their rounds.
     pub fn turns<'a>(
         &'a self,
         job: RocksJob,
@@ -226,13 +226,14 @@ impl RocksReport {
         self.runs.iter().filter(move |run| run.job == job && run.subject == subject)
     }
 
-    /// Operations a second, the median over the rounds; None where there was no turn.
+    /// Returns the median over the rounds of the operations per second, or `None` if there was no
+    /// turn.
     pub fn rate(&self, job: RocksJob, subject: &str) -> Option<f64> {
         let rates: Vec<f64> = self.turns(job, subject).map(|run| run.measured.rate()).collect();
         (!rates.is_empty()).then(|| median(rates))
     }
 
-    /// The least and the greatest of the rounds' rates; None where there was no turn.
+    /// Returns the least and the greatest of the rounds' rates, or `None` if there was no turn.
     pub fn spread(&self, job: RocksJob, subject: &str) -> Option<(f64, f64)> {
         let rates = self.turns(job, subject).map(|run| run.measured.rate());
         rates.fold(None, |spread: Option<(f64, f64)>, rate| {
@@ -241,7 +242,7 @@ impl RocksReport {
         })
     }
 
-    /// Second by second the median of the rounds that lasted so long.
+    /// Returns for each second the median of the rounds that lasted so long.
     pub fn over_time(&self, job: RocksJob, subject: &str) -> Vec<(f64, f64)> {
         let mut seconds: std::collections::BTreeMap<u64, Vec<f64>> = Default::default();
         for &(at, rate) in self.turns(job, subject).flat_map(|run| &run.measured.over_time) {
@@ -257,7 +258,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A report in which each subject has these mean latencies, round by round.
+    /// Makes a report in which each subject has these mean latencies, round by round.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> BlockReport {
         let workload: Workload = "randread-4k-d1-t1".parse().unwrap();
         let mut runs = Vec::new();
@@ -295,14 +296,14 @@ pub(crate) mod tests {
         }
     }
 
-    /// A report in which "host" filled two databases in each of two rounds.
+    /// Makes a report in which "host" filled two databases in each of two rounds.
     pub(crate) fn with_rocksdb() -> BlockReport {
         let plan = crate::block::rocksdb::tests::plan();
         let mut runs = Vec::new();
         for (round, rate) in [(0, 100.0), (1, 200.0)] {
             for compaction_threads in [1, 10] {
                 let job = RocksJob { load: crate::block::RocksLoad::FillSeq, compaction_threads };
-                // The second second was there in one round only.
+                // Only one round has a second entry.
                 let mut over_time = vec![(1.0, rate), (2.0, 50.0)];
                 over_time.truncate(2 - round as usize);
                 let (operations, elapsed_ns) = (rate as u64, 1_000_000_000);

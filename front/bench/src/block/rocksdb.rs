@@ -1,9 +1,10 @@
-//! RocksDB as the load: `db_bench` on a file system on the disk, and operations a second over time.
+//! RocksDB as the load: `db_bench` on a file system on the disk, and operations per second over
+//! time.
 //!
-//! The thesis's section 5.2: a sequential fill, random reads and sequential reads of that same
-//! database, then random writes, and reads and writes half and half, each on a fresh one; with one
-//! and with ten compaction threads. Reads, flushes and compactions go past the page cache, as SPDK's
-//! file system there did.
+//! The loads are those of the thesis's section 5.2: a sequential fill, random reads and sequential
+//! reads of the same database; then random writes, and reads and writes half and half, each on a
+//! fresh database; all with one and with ten compaction threads. Reads, flushes and compactions
+//! bypass the page cache, as SPDK's file system did there.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -15,20 +16,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RocksLoad {
-    /// Every key once, in order, into a fresh database.
+    /// Writes every key once, in order, into a fresh database.
     FillSeq,
-    /// Random keys of the database that was there.
+    /// Reads random keys of the existing database.
     ReadRandom,
-    /// That database from its first key to its last.
+    /// Reads the existing database from its first key to its last.
     ReadSeq,
-    /// Random keys into a fresh database.
+    /// Writes random keys into a fresh database.
     FillRandom,
-    /// Reads and writes of random keys, half of each, on a fresh database.
+    /// Reads and writes random keys, half of each, in a fresh database.
     ReadRandomWriteRandom,
 }
 
 impl RocksLoad {
-    /// All of them, in an order in which each finds the database that it needs.
+    /// All loads, in an order in which each finds the database that it needs.
     pub const ALL: [Self; 5] = [
         Self::FillSeq,
         Self::ReadRandom,
@@ -37,7 +38,7 @@ impl RocksLoad {
         Self::ReadRandomWriteRandom,
     ];
 
-    /// `db_bench`'s name.
+    /// Returns `db_bench`'s name of the load.
     pub fn name(self) -> &'static str {
         match self {
             Self::FillSeq => "fillseq",
@@ -48,7 +49,7 @@ impl RocksLoad {
         }
     }
 
-    /// Whether it reads what the load before it wrote.
+    /// Returns whether the load reads the database of the load before it.
     pub fn needs_database(self) -> bool {
         matches!(self, Self::ReadRandom | Self::ReadSeq)
     }
@@ -60,18 +61,18 @@ impl fmt::Display for RocksLoad {
     }
 }
 
-/// What is done with RocksDB.
+/// The loads and times of a measurement with RocksDB.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RocksPlan {
-    /// Compaction threads; each number has turns of its own.
+    /// Numbers of compaction threads; each number has turns of its own.
     pub compaction_threads: Vec<u32>,
-    /// Keys of a database, 16 bytes each. Loads that go through all of them end with the last.
+    /// Keys of a database, 16 bytes each. Loads that go through all keys end with the last.
     pub keys: u64,
     /// Bytes of each value.
     pub value_bytes: u32,
-    /// Longest time of a load that takes random keys.
+    /// Longest time of a load with random keys.
     pub time: Duration,
-    /// Turns of each subject.
+    /// The number of turns of each subject.
     pub rounds: u32,
 }
 
@@ -85,25 +86,25 @@ pub struct RocksJob {
 }
 
 impl fmt::Display for RocksJob {
-    /// `fillseq-c10`.
+    /// Formats as `fillseq-c10`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{}-c{}", self.load, self.compaction_threads))
     }
 }
 
-/// What a load gave.
+/// The result of one load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RocksMeasured {
-    /// Operations done.
+    /// The number of operations done.
     pub operations: u64,
-    /// How long they took, ns.
+    /// The time that they took, ns.
     pub elapsed_ns: u64,
-    /// Seconds since the start, and operations a second since the entry before.
+    /// Seconds since the start, and operations per second since the entry before.
     pub over_time: Vec<(f64, f64)>,
 }
 
 impl RocksMeasured {
-    /// Operations a second.
+    /// Returns the operations per second.
     pub fn rate(&self) -> f64 {
         self.operations as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
@@ -112,28 +113,28 @@ impl RocksMeasured {
 /// One load of one turn of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RocksRun {
-    /// Whose turn.
+    /// The subject's name.
     pub subject: String,
-    /// With which load.
+    /// The load.
     #[serde(flatten)]
     pub job: RocksJob,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// What it gave.
+    /// The result.
     pub measured: RocksMeasured,
 }
 
-/// Everything measured with RocksDB: a part of a [`BlockReport`](super::BlockReport).
+/// All results with RocksDB: a part of a [`BlockReport`](super::BlockReport).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RocksReport {
-    /// What was done.
+    /// The loads and times.
     pub plan: RocksPlan,
-    /// Load by load.
+    /// The results, load by load.
     pub runs: Vec<RocksRun>,
 }
 
 impl RocksPlan {
-    /// The loads of all turns, each once.
+    /// Returns the loads of all turns, each once.
     pub fn jobs(&self) -> impl Iterator<Item = RocksJob> {
         self.compaction_threads.iter().flat_map(|&compaction_threads| {
             RocksLoad::ALL.into_iter().map(move |load| RocksJob { load, compaction_threads })
@@ -141,26 +142,26 @@ impl RocksPlan {
     }
 }
 
-/// Something that runs a database.
+/// A subject that can run a database.
 pub trait RocksSubject {
-    /// Its name in tables.
+    /// Returns the name for tables.
     fn name(&self) -> &str;
 
-    /// What it is, in a sentence.
+    /// Describes the subject in a sentence.
     fn about(&self) -> String;
 
     /// Runs one load. Jobs come in the order of [`RocksPlan::jobs`].
     ///
     /// # Errors
-    /// Whatever went wrong, as a sentence.
+    /// A sentence about the failure.
     fn run(&mut self, plan: &RocksPlan, job: RocksJob) -> Result<RocksMeasured>;
 }
 
-/// Gives every subject its turns, round after round; `begins` is told whose turn with which load
-/// begins, and how many of how many are done.
+/// Gives every subject its turns, round after round. Calls `begins` at the start of each, with the
+/// subject, the load, the number of loads done and the number of all loads.
 ///
 /// # Errors
-/// The first that a subject reports.
+/// The first error of a subject.
 pub fn measure_rocksdb(
     subjects: &mut [Box<dyn RocksSubject>],
     plan: &RocksPlan,
@@ -171,7 +172,7 @@ pub fn measure_rocksdb(
     for &compaction_threads in &plan.compaction_threads {
         for round in 0..plan.rounds {
             for subject in subjects.iter_mut() {
-                // A database is filled and read by one subject before the next has its turn.
+                // One subject fills and reads a database before the next has its turn.
                 for load in RocksLoad::ALL {
                     let job = RocksJob { load, compaction_threads };
                     let name = subject.name().to_owned();
@@ -186,20 +187,20 @@ pub fn measure_rocksdb(
     Ok(runs)
 }
 
-/// Where a database lies.
+/// The place of a database.
 #[derive(Clone, Copy, Debug)]
 pub enum RocksPlace<'a> {
-    /// In this directory, which holds nothing else.
+    /// This folder, which holds nothing else.
     Directory(&'a str),
-    /// In a file system that is made on this device, mounted in the directory.
+    /// A file system that is made on this device, and mounted in this folder.
     Device(&'a str, &'a str),
 }
 
-/// Divides what `db_bench` prints from the file that it writes.
+/// The line that separates `db_bench`'s output from the file that it writes.
 const MARK: &str = "--- slipway: over time ---";
 
-/// A script for `sh` that runs `job` and prints all that [`rocks_measured`] needs. The names in
-/// `place` are the caller's own and have nothing in them that a shell would read as more.
+/// Returns a script for `sh` that runs `job` and prints the output that [`rocks_measured`] parses.
+/// The caller guarantees that the names in `place` contain no shell syntax.
 pub fn rocks_script(plan: &RocksPlan, job: RocksJob, place: RocksPlace<'_>) -> String {
     let (RocksPlace::Directory(dir) | RocksPlace::Device(_, dir)) = place;
     let fresh = !job.load.needs_database();
@@ -210,7 +211,7 @@ pub fn rocks_script(plan: &RocksPlan, job: RocksJob, place: RocksPlace<'_>) -> S
             let lazy = "lazy_itable_init=0,lazy_journal_init=0";
             _ = writeln!(script, "mkfs.ext4 -q -F -E nodiscard,{lazy} {device}");
         }
-        // Unmounted again by the end: another guest's turn is on the same medium.
+        // Unmounted at the end, since the next guest's turn uses the same medium.
         _ = writeln!(script, "mount {device} {dir}\ntrap 'umount {dir} || true' EXIT");
     } else if fresh {
         _ = writeln!(script, "rm -rf {dir}/db");
@@ -230,7 +231,7 @@ pub fn rocks_script(plan: &RocksPlan, job: RocksJob, place: RocksPlace<'_>) -> S
         "--threads=1".to_owned(),
         format!("--max_background_compactions={threads}"),
         "--max_background_flushes=1".to_owned(),
-        // Otherwise a fifth of a database is cached, whatever its size.
+        // The default would cache a fifth of a database, whatever its size.
         "--cache_size=8388608".to_owned(),
         "--compression_type=none".to_owned(),
         "--use_direct_reads=true".to_owned(),
@@ -254,10 +255,10 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs().max(1)
 }
 
-/// What the output of [`rocks_script`] says of `load`.
+/// Parses the output of [`rocks_script`] about `load`.
 ///
 /// # Errors
-/// When it says nothing.
+/// If the output has no result of `load`.
 pub fn rocks_measured(text: &str, load: RocksLoad) -> Result<RocksMeasured> {
     let (printed, series) = text.split_once(MARK).context("db_bench did not come to its end")?;
     let line = printed.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! A report of disks as tables for a terminal.
+//! Formats a report of disks as tables for a terminal.
 
 use super::{BlockReport, Described, Figures, RocksReport};
 use crate::duration::human;
@@ -7,8 +7,8 @@ use crate::table::titled;
 const HEADINGS: [&str; 9] =
     ["", "IOPS", "spread", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];
 
-/// One table for each workload of `report`: medians over rounds, a row for each subject. Ended by
-/// a newline; bold headings when `colour`.
+/// Formats one table for each workload of `report`: medians over rounds, a row for each subject, a
+/// newline at the end. Headings are bold if `colour`.
 pub fn block_table(report: &BlockReport, colour: bool) -> String {
     let mut text = String::new();
     for workload in &report.plan.workloads {
@@ -46,8 +46,8 @@ const BESIDE: [&str; 11] = [
     "neighbour IOPS",
 ];
 
-/// How much worse the quiet client's latencies are beside a neighbour, a row for each that was there.
-/// Empty where there was none.
+/// Formats how much the quiet client's latencies grow beside a neighbour, with a row for each
+/// neighbour. Returns an empty text if there was none.
 fn neighbour_table(report: &BlockReport, colour: bool) -> String {
     let mut text = String::new();
     for workload in &report.plan.workloads {
@@ -96,8 +96,8 @@ fn beside_row(
     [name.to_owned(), a, b, c, d, e, f, g, h, i, loud.map_or_else(|| "-".to_owned(), thousands)]
 }
 
-/// A table for each load, a row for each subject: operations a second, medians over rounds, the
-/// least and the most of the rounds behind them.
+/// Formats a table for each load with a row for each subject: the median over rounds of the
+/// operations per second, then the least and the greatest.
 fn rocks_table(report: &BlockReport, rocksdb: &RocksReport, colour: bool) -> String {
     const HEADINGS: [&str; 4] = ["", "ops/s", "least", "most"];
     let mut text = String::new();
@@ -139,7 +139,7 @@ fn row(name: &str, figures: &Figures, spread: Option<f64>) -> [String; 9] {
     ]
 }
 
-/// `1.23 M`, `45.6 k`, `789`.
+/// Formats a number as `1.23 M`, `45.6 k`, `789`.
 pub(crate) fn thousands(value: f64) -> String {
     match value {
         1e6.. => format!("{:.2} M", value / 1e6),

@@ -1,4 +1,4 @@
-//! `slipway-load` as the load, in guests: its command line, and what its report says.
+//! `slipway-load` as the load, in guests: its command line and its report.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Measured, Workload};
 
-/// What is said to a shell to have `program` put `workload` on the function at `address`.
+/// Returns the shell command by which `program` runs `workload` on the function at `address`.
 pub fn load_command(
     program: &str,
     address: &str,
@@ -18,11 +18,11 @@ pub fn load_command(
     format!("{program} run {address} {workload} {warm_up} {time}")
 }
 
-/// What the report in `text` says about `workload`. A guest's word: it is checked, and its numbers are
-/// nobody's but the guest's.
+/// Parses the report in `text` about `workload`. The report comes from a guest, so it is checked,
+/// but its numbers may still be false.
 ///
 /// # Errors
-/// When it is no such report.
+/// If `text` is no such report.
 pub fn load_measured(text: &str, workload: &Workload) -> Result<Measured> {
     let measured: Measured = serde_json::from_str(text).context("the load printed no report")?;
     let bytes = measured.latency.count().checked_mul(workload.block_size.into());

@@ -1,4 +1,4 @@
-//! What is asked of a disk.
+//! Loads on disks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,18 +15,18 @@ pub enum Pattern {
     RandWrite,
     /// Reads and writes, half of each, at random places.
     RandRw,
-    /// Reads from the start to the end, again and again.
+    /// Reads from the start to the end, repeated.
     Read,
-    /// Writes from the start to the end, again and again.
+    /// Writes from the start to the end, repeated.
     Write,
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Self; 5] =
         [Self::RandRead, Self::RandWrite, Self::RandRw, Self::Read, Self::Write];
 
-    /// fio's name.
+    /// Returns fio's name of the pattern.
     pub fn name(self) -> &'static str {
         match self {
             Self::RandRead => "randread",
@@ -37,7 +37,7 @@ impl Pattern {
         }
     }
 
-    /// Whether places are random.
+    /// Returns whether the places are random.
     pub fn is_random(self) -> bool {
         matches!(self, Self::RandRead | Self::RandWrite | Self::RandRw)
     }
@@ -54,8 +54,8 @@ impl FromStr for Pattern {
     }
 }
 
-/// A load that keeps a number of commands in flight. Written `randread-4k-d32-t2`: pattern, block
-/// size, depth, threads.
+/// A load that keeps a number of commands in flight. Written as `randread-4k-d32-t2`: pattern,
+/// block size, depth, threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Workload {
@@ -70,11 +70,11 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Largest block, bytes: what a controller of ours takes in one command.
+    /// Largest block in bytes, which is the most that a controller of ours takes in one command.
     pub const LARGEST_BLOCK: u32 = 1 << 20;
     /// Greatest depth: a queue of 1,024 entries holds one command less.
     pub const GREATEST_DEPTH: u32 = 1023;
-    /// Most threads: the I/O queues of a controller of ours.
+    /// Most threads, which is the number of I/O queues of a controller of ours.
     pub const MOST_THREADS: u32 = 64;
 
     fn check(self) -> Result<Self, String> {
@@ -92,7 +92,7 @@ impl Workload {
     }
 }
 
-/// `4k`, `1m`, `512`.
+/// Formats a block size as `4k`, `1m`, `512`.
 pub(crate) fn block_name(bytes: u32) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}m", bytes >> 20),
@@ -121,7 +121,7 @@ fn block_size(text: &str) -> Option<u32> {
 impl FromStr for Workload {
     type Err = String;
 
-    /// Depth and threads may be left out: they are 1 then.
+    /// Parses a workload. Depth and threads are 1 if they are left out.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("\"{text}\" is no workload: as randread-4k-d32-t1");
         let mut parts = text.split('-');

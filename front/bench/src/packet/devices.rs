@@ -1,5 +1,5 @@
-//! Two virtio-net functions over vfio-user sockets, in another process, with the switch between them;
-//! our own driver on both.
+//! Two virtio-net functions over vfio-user sockets, in another process, with the switch between
+//! them and our own driver on both.
 
 use std::any::Any;
 use std::os::fd::AsFd;
@@ -17,38 +17,39 @@ use slipway_virtio_net::driver::{
 use super::{PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::{Cpus, pin};
 
-/// Patience with a function.
+/// The longest wait for a function.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Memory of each driver.
+/// Bytes of each driver's memory.
 const MEMORY: u64 = 8 << 20;
 /// Entries of each queue.
 const ENTRIES: u16 = 256;
-/// Frames that a driver gives or takes at once.
+/// The most frames that a driver gives or takes at once.
 const BATCH: usize = 64;
 /// Bytes in front of every frame (virtio 1.2, section 5.1.6).
 const HEADER: usize = 12;
-/// Bytes of a frame that the receiver looks at: addresses, type, number.
+/// Bytes of a frame that the receiver reads: addresses, type, number.
 const LOOKED_AT: usize = 22;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
 
-/// Starts a process that serves two functions on the sockets `1` and `2` of a directory, with the MAC
-/// addresses of [`Devices::mac`]. What it gives ends the process when it is dropped.
+/// Starts a process that serves two functions on the sockets `1` and `2` of a folder, with the MAC
+/// addresses of [`Devices::mac`]. Dropping the result ends the process.
 pub type Serve = dyn FnMut(&Path, &Cpus) -> Result<Box<dyn Any>>;
 
-/// Driver to driver: functions and switch on the target's processors, both drivers on the client's.
+/// A path from driver to driver: functions and switch on the target's processors, both drivers on
+/// the client's.
 pub struct Devices {
     cpus: Cpus,
     serve: Box<Serve>,
 }
 
 impl Devices {
-    /// With functions that `serve` serves.
+    /// Makes the subject, with functions that `serve` serves.
     pub fn new(cpus: Cpus, serve: Box<Serve>) -> Self {
         Self { cpus, serve }
     }
 
-    /// The MAC address of function `number`, as text.
+    /// Returns the MAC address of function `number`, as text.
     pub fn mac(number: u64) -> String {
         Mac::local(number).to_string()
     }
@@ -78,7 +79,7 @@ impl PacketSubject for Devices {
         let directory = tempfile::tempdir().context("no place for sockets")?;
         let served = (self.serve)(directory.path(), &self.cpus)?;
         let (path, cpus) = (directory.path(), &self.cpus.client);
-        // A thread of its own: another subject may have bound this one elsewhere.
+        // A thread of its own, since another subject may have bound this one to other processors.
         let measured = std::thread::scope(|scope| {
             let driving = scope.spawn(|| {
                 pin(cpus)?;
@@ -91,7 +92,7 @@ impl PacketSubject for Devices {
     }
 }
 
-/// BAR 0 over a socket.
+/// The registers of BAR 0, accessed over a socket.
 struct Registers(Client);
 
 fn refused(error: ClientError) -> DriverError {
@@ -117,7 +118,7 @@ impl RegisterAccess for Registers {
     }
 }
 
-/// A driver in memory of its own.
+/// A driver with memory of its own.
 struct Host {
     driver: Driver<Registers>,
     _map: DmaMap,
@@ -137,7 +138,7 @@ impl Host {
         Ok(Self { driver: Driver::new(Registers(client), arena, options)?, _map: map })
     }
 
-    /// Gives the device what was pushed; notifies if it wants that.
+    /// Publishes the buffers that were pushed, and notifies the device if it wants that.
     fn publish(&mut self, queue: u16) -> Result<()> {
         let driver = &mut self.driver;
         let ring = match queue {
@@ -151,8 +152,8 @@ impl Host {
     }
 }
 
-/// The sender: one buffer for each descriptor, which stays its own. Each frame is written anew, with its
-/// number.
+/// The sender. Each descriptor has one buffer, which stays its own. Each frame is written anew,
+/// with its number.
 struct Sender {
     host: Host,
     buffers: Vec<Span>,
@@ -166,7 +167,7 @@ impl Sender {
         let mut bytes = vec![0; HEADER + len];
         bytes[HEADER..HEADER + 6].copy_from_slice(&Mac::local(2).0);
         bytes[HEADER + 6..HEADER + 12].copy_from_slice(&Mac::local(1).0);
-        // For experiments (IEEE 802, table 9-1).
+        // The type for experiments (IEEE 802, table 9-1).
         bytes[HEADER + 12..HEADER + 14].copy_from_slice(&[0x88, 0xb5]);
         let mut buffers = Vec::new();
         for index in 0..usize::from(ENTRIES) {
@@ -197,12 +198,12 @@ impl Sender {
     }
 }
 
-/// The receiver, which looks at headers.
+/// The receiver, which reads headers only.
 struct Receiver {
     host: Host,
     buffers: Vec<Span>,
     received: u64,
-    /// The number of the frame that is due; those before it that did not come were dropped.
+    /// The number of the next frame. Missing frames with lower numbers were dropped.
     due: u64,
 }
 

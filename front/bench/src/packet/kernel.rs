@@ -14,10 +14,10 @@ use super::process::{find, in_namespace, run};
 use super::{PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::{Cpus, pin};
 
-/// Frames that the source has the kernel take in a call, where there is such a call.
+/// The most frames that the source passes to the kernel in a call, if there is such a call.
 const BATCH: u16 = 32;
 
-/// What is at both ends of the bridge.
+/// The interfaces at both ends of the bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     /// veth pairs, with packet sockets (sendmmsg, recvmmsg) at their far ends.
@@ -27,14 +27,15 @@ pub enum Ends {
 }
 
 /// A Linux bridge in a network namespace of its own. Our own programs send and receive: the kernel
-/// forwards on the processor of the one that sends.
+/// forwards on the sender's processor.
 pub struct Bridge {
     ends: Ends,
     cpus: Cpus,
 }
 
 impl Bridge {
-    /// None: it takes root, `ip` and, for TAP interfaces, /dev/net/tun.
+    /// Returns the subject, or `None` unless this process is root and has `ip` and, for TAP
+    /// interfaces, /dev/net/tun.
     pub fn find(cpus: &Cpus, ends: Ends) -> Option<Self> {
         let able = rustix::process::geteuid().is_root()
             && find(&["ip"]).is_some()
@@ -42,10 +43,10 @@ impl Bridge {
         able.then(|| Self { ends, cpus: cpus.clone() })
     }
 
-    /// Makes the bridge; the ends that programs have, of the source and of the sink.
+    /// Makes the bridge. Returns the ports of the source and of the sink.
     fn make(&self) -> Result<[Box<dyn Port>; 2]> {
         for scope in ["all", "default"] {
-            // Where there is no IPv6 there is nothing to silence.
+            // Fails without IPv6, and then nothing needs to be disabled.
             let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6"), "1");
         }
         ip("link add br0 type bridge mcast_snooping 0")?;
@@ -71,7 +72,7 @@ impl Bridge {
         time: Duration,
     ) -> Result<PacketMeasured> {
         let [mut source, mut sink] = self.make()?;
-        // The bridge learns where the sink is, and that the way is open.
+        // The first frames teach the bridge where the sink is, and show that the path is open.
         let hello = Frames::new(1, 0, load.bytes, 1)?;
         let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         let until = Instant::now() + Duration::from_secs(10);
@@ -117,7 +118,7 @@ impl Bridge {
     }
 }
 
-/// Frames that are sent again and again.
+/// Frames that are sent repeatedly.
 struct Frames {
     burst: Burst,
     picks: Vec<Pick>,
@@ -135,13 +136,13 @@ impl Frames {
         Ok(Self { burst, picks: (0..count).map(|frame| Pick { frame, tci: 0 }).collect() })
     }
 
-    /// How many the kernel took.
+    /// Sends the frames. Returns how many the kernel took.
     fn send(&self, port: &mut dyn Port) -> u64 {
         port.deliver(&self.burst, &self.picks).frames.into()
     }
 }
 
-/// Frames of ours that a port has; only headers are looked at.
+/// Counts our frames that have arrived at a port, by their headers.
 fn receive(port: &mut dyn Port, burst: &mut Burst) -> u64 {
     burst.clear();
     port.take(burst, BATCH.into());
@@ -202,7 +203,7 @@ mod tests {
             let ms = Duration::from_millis;
             match bridge.run(&load, ms(10), ms(100)) {
                 Ok(measured) => assert!(measured.delivered > 0, "{measured:?}"),
-                // A container's root may make no namespaces and bridges.
+                // Root in a container may lack the right to make namespaces and bridges.
                 Err(error) => eprintln!("SKIPPED: bridges_forward_as_root: {error:#}"),
             }
         }

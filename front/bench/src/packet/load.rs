@@ -1,4 +1,4 @@
-//! What is put on a switch.
+//! Loads on a switch.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,14 +13,15 @@ pub struct PacketLoad {
     pub bytes: u32,
     /// Ports of the switch, that of the source included: 2 to 4,096.
     pub ports: u32,
-    /// Frames in a row that go to the same port.
+    /// The number of consecutive frames to the same port.
     pub row: u32,
-    /// Frames offered a second, in bursts of 100; 0: as many as the source can.
+    /// Frames offered per second, in bursts of 100; 0: as many as the source can send.
     pub offered: u64,
-    /// Slots of a ring and bytes of a slot; None: 512 of 2,048, and 64 of 2,048 with more than 64 ports.
+    /// Slots of a ring and bytes of a slot. `None` stands for 512 of 2,048, or 64 of 2,048 with
+    /// more than 64 ports.
     pub ring: Option<(u32, u32)>,
-    /// Frames a second that a neighbour offers, one at a time, from a port of its own to another; 0: there
-    /// is none.
+    /// Frames per second that a neighbour offers, one at a time, from a port of its own to another;
+    /// 0: there is no neighbour.
     pub neighbour: u64,
 }
 
@@ -31,8 +32,8 @@ impl Default for PacketLoad {
 }
 
 impl PacketLoad {
-    /// From one port to another, as much as goes, in rings of the usual shape and with nobody beside: what
-    /// any subject can carry.
+    /// Returns whether any subject can carry the load: from one port to another, as fast as
+    /// possible, in rings of the default shape and without a neighbour.
     pub fn is_plain(&self) -> bool {
         self.ports == 2 && self.offered == 0 && self.ring.is_none() && self.neighbour == 0
     }
@@ -59,7 +60,7 @@ impl fmt::Display for PacketLoad {
     }
 }
 
-/// A text that is no load.
+/// The error about a text that is no load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPacketLoad(String);
 
@@ -106,7 +107,7 @@ fn parse(text: &str) -> Option<PacketLoad> {
     (fits && slots_fit).then_some(load)
 }
 
-/// Slots and the bytes of each, as `slipway_ring::Geometry` allows them.
+/// Parses slots and the bytes of each, within the limits of `slipway_ring::Geometry`.
 fn ring(text: &str) -> Option<(u32, u32)> {
     let (slots, payload) = text.split_once('x')?;
     let (slots, payload): (u32, u32) = (slots.parse().ok()?, payload.parse().ok()?);
@@ -117,7 +118,7 @@ fn ring(text: &str) -> Option<(u32, u32)> {
     fits.then_some((slots, payload))
 }
 
-/// A number with `k` or `M` behind it.
+/// Parses a number with an optional `k` or `M`.
 fn count(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix('M') {
         Some(digits) => (digits, 1_000_000),

@@ -10,18 +10,19 @@ use super::process::{PERIOD, Running, find, listen, wait_for};
 use super::{PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::Cpus;
 
-/// How long testpmd may take until the link is up.
+/// The longest time that testpmd may take until the link is up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Two testpmd with a memif link between them, one of which only sends and the other only receives, a
-/// processor each.
+/// Two testpmd with a memif link between them, on a processor each: one only sends and the other
+/// only receives.
 pub struct Memif {
     program: PathBuf,
     cpus: Cpus,
 }
 
 impl Memif {
-    /// None: DPDK's testpmd is not in the path, or there are no two processors.
+    /// Returns the subject, or `None` if DPDK's testpmd is not in the path or there are no two
+    /// processors.
     pub fn find(cpus: &Cpus) -> Option<Self> {
         let program = find(&["dpdk-testpmd", "testpmd"])?;
         (cpus.target != cpus.client).then(|| Self { program, cpus: cpus.clone() })
@@ -30,7 +31,7 @@ impl Memif {
     fn start(&self, role: &str, folder: &std::path::Path, mode: &[String]) -> Result<Running> {
         let socket = folder.join("memif.sock");
         let first = |cpus: &[usize]| cpus.first().copied().unwrap_or(0);
-        // Who sends has the target's processor; its main thread, which prints, the other.
+        // The sender has the target's processor. Its main thread, which prints, has the other.
         let (main, worker) = match role {
             "server" => (first(&self.cpus.target), first(&self.cpus.client)),
             _ => (first(&self.cpus.client), first(&self.cpus.target)),
@@ -49,7 +50,7 @@ impl Memif {
             .arg("--total-num-mbufs=20000")
             .args(mode)
             .stdin(Stdio::null())
-            // Only who receives is listened to.
+            // Only the receiver's output is read.
             .stdout(if role == "server" { Stdio::piped() } else { Stdio::null() })
             .stderr(Stdio::null());
         Running::start(&mut command)
@@ -73,7 +74,7 @@ impl PacketSubject for Memif {
     }
 
     fn run(&mut self, load: &PacketLoad, _: Duration, time: Duration) -> Result<PacketMeasured> {
-        // What earlier subjects bound is inherited, and would keep both on one processor.
+        // The affinity set for earlier subjects is inherited, and would keep both on one processor.
         let both: Vec<usize> = self.cpus.target.iter().chain(&self.cpus.client).copied().collect();
         crate::block::native::pin(&both)?;
         let folder = tempfile::tempdir().context("a folder for memif's socket")?;

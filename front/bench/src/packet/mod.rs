@@ -1,16 +1,18 @@
 //! Measurements of packets: the same loads on several subjects, in turn (ABAB, never AABB).
 //!
-//! - [`PacketLoad`]: how long frames are, to how many ports they go, how many in a row to the same one,
-//!   and how many are offered;
-//! - [`PacketSubject`]: what is measured. [`native`] has a link of packet rings without any switch,
-//!   which is the floor, and the switch with memory ports; [`Memif`], [`OvsDpdk`] and [`Bridge`] are
-//!   peers, where they are installed; [`Devices`] are two virtio-net functions in another process, with our own driver on both;
-//! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON, with
-//!   medians over the rounds; [`packet_table`] and [`packet_plot`] show it; [`compare_packets`] sets two
-//!   side by side.
+//! - [`PacketLoad`]: the length of frames, the number of ports that they go to, the number of
+//!   consecutive frames to one port, and the offered rate;
+//! - [`PacketSubject`]: a subject. [`native`] has a link of packet rings without any switch, which
+//!   is the floor, and the switch with memory ports; [`Memif`], [`OvsDpdk`] and [`Bridge`] are
+//!   peers, where they are installed; [`Devices`] are two virtio-net functions in another process,
+//!   with our own driver on both;
+//! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON,
+//!   with medians over the rounds; [`packet_table`] and [`packet_plot`] show it;
+//!   [`compare_packets`] compares two.
 //!
-//! A source and what moves its frames share a processor, the sink has another one and looks at headers
-//! only: as VALE was measured (*Speeding Up Packet I/O in Virtual Machines*, section 4.4).
+//! A source and the code that forwards its frames share a processor. The sink has another one and
+//! reads headers only. VALE was measured in this way (*Speeding Up Packet I/O in Virtual Machines*,
+//! section 4.4).
 
 mod compare;
 mod devices;

@@ -1,4 +1,4 @@
-//! Subjects on this machine's memory alone: packet rings, and the switch between them.
+//! Subjects in this machine's memory alone: packet rings, and the switch between them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,15 +12,15 @@ use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfi
 use super::{Neighbour, PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::{Cpus, pin};
 
-/// Frames of a burst when a number of them is offered a second (the paper's figure).
+/// Frames of a burst at a set rate (the paper's figure).
 const OFFERED: usize = 100;
-/// Slots of rings, while there are few.
+/// Slots of rings with few ports.
 const SLOTS: u32 = 512;
 /// Slots of a neighbour's rings: it loses nothing while the machine does something else for 40 ms.
 const QUIET_SLOTS: u32 = 4096;
-/// Slots of rings when there are many: their memory is that of many small guests.
+/// Slots of rings with many ports: their memory is that of many small guests.
 const FEW_SLOTS: u32 = 64;
-/// How many slots, and how many rings, ahead something is fetched.
+/// The number of slots, and of rings, by which memory is prefetched.
 const AHEAD: usize = 8;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
@@ -31,17 +31,17 @@ fn geometry(load: &PacketLoad) -> Geometry {
     Geometry { slots, payload }
 }
 
-/// A frame from one station to another.
+/// Makes a frame from one station to another.
 pub(super) fn frame(from: u32, to: u32, bytes: u32) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     frame[..6].copy_from_slice(&Mac::local(to.into()).0);
     frame[6..12].copy_from_slice(&Mac::local(from.into()).0);
-    // For experiments (IEEE 802, table 9-1).
+    // The type for experiments (IEEE 802, table 9-1).
     frame[12..14].copy_from_slice(&0x88b5_u16.to_be_bytes());
     frame
 }
 
-/// A program that sends: it fills slots once, then gives them away again and again. With several
+/// A program that sends: it fills slots once, then publishes them again and again. With several
 /// destinations it writes each frame's address.
 struct Source {
     output: Producer,
@@ -60,7 +60,7 @@ impl Source {
         Ok(Self { output, load: *load, begin: Instant::now(), sent: 0 })
     }
 
-    /// Sends what is due and fits.
+    /// Sends as many frames as are due and fit.
     fn send(&mut self) -> Result<()> {
         let due = match self.load.offered {
             0 if self.load.neighbour > 0 => OFFERED,
@@ -88,7 +88,7 @@ impl Source {
     }
 }
 
-/// A neighbour that sends little: a frame whenever one is due, late or not.
+/// A neighbour that sends little: each frame when it is due, even if late.
 struct Quiet {
     output: Producer,
     bytes: u32,
@@ -98,7 +98,7 @@ struct Quiet {
 }
 
 impl Quiet {
-    /// The source of `load`'s neighbour at `output`, for the station `to`.
+    /// Makes the source of `load`'s neighbour at `output`, for the station `to`.
     fn new(output: Producer, load: &PacketLoad, to: u32) -> Result<Self> {
         let mut quiet = Self {
             output,
@@ -115,7 +115,7 @@ impl Quiet {
         Ok(quiet)
     }
 
-    /// Sends what is due. What its ring has no room for is lost, and was due all the same.
+    /// Sends the frames that are due. Frames without room in the ring are lost and count as due.
     fn send(&mut self) -> Result<()> {
         let due = (self.begin.elapsed().as_secs_f64() * self.per_second as f64) as u64;
         let wanted = (due - self.due) as usize;
@@ -129,11 +129,11 @@ impl Quiet {
     }
 }
 
-/// Sinks on a thread of their own, which look at headers only.
+/// Sinks on a thread of their own, which read headers only.
 struct Sinks {
     stop: Arc<AtomicBool>,
     received: Arc<AtomicU64>,
-    /// Of those, the ones at the last sink: the neighbour's, where there is one.
+    /// Frames received at the last sink, which is the neighbour's if there is one.
     last: Arc<AtomicU64>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
 }
@@ -150,7 +150,7 @@ impl Sinks {
         Self { stop, received, last, thread: Some(thread) }
     }
 
-    /// Waits until what was sent before has arrived, or had the time to.
+    /// Waits until frames in flight have arrived, or had the time to.
     fn settle(&self) {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -183,8 +183,9 @@ fn drain(
     let end = inputs.len() - 1;
     while !stop.load(Ordering::Relaxed) {
         for at in 0..inputs.len() {
-            // A program has one port; this one stands for as many programs as there are ports. What
-            // nobody has written is left alone: its line is the producer's.
+            // A real program has one port; this one stands for as many programs as there are ports.
+            // Slots that were not written are left alone, since their cache lines are the
+            // producer's.
             if let Some(later) = inputs.get(at + 2 * AHEAD) {
                 later.fetch_next();
             }
@@ -217,7 +218,7 @@ fn drain(
     Ok(())
 }
 
-/// Has `turn` run for `warm_up`, then for `time`; what was sent and what the sinks had in the latter.
+/// Runs `turn` for `warm_up`, then for `time`. Returns the frames sent and received in the latter.
 fn timed(
     sinks: &Sinks,
     (warm_up, time): (Duration, Duration),
@@ -243,7 +244,7 @@ fn timed(
     })
 }
 
-/// Links of packet rings, without a switch: frames are copied into them and nothing else.
+/// Links of packet rings without a switch: frames are only copied into them.
 pub struct RawLink(pub Cpus);
 
 impl PacketSubject for RawLink {
@@ -291,7 +292,7 @@ impl PacketSubject for RawLink {
     }
 }
 
-/// Gives a ring up to `count` copies of a frame; how many.
+/// Writes up to `count` copies of a frame into a ring. Returns how many.
 fn fill(output: &mut Producer, frame: &[u8], count: usize) -> Result<u64> {
     let count = output.free(count)?.min(count);
     for slot in 0..count {
@@ -305,7 +306,7 @@ fn fill(output: &mut Producer, frame: &[u8], count: usize) -> Result<u64> {
     Ok(count as u64)
 }
 
-/// The switch, a program that sends at one of its memory ports, sinks at all others.
+/// The switch, with a program that sends at one of its memory ports and sinks at all others.
 pub struct Switched(pub Cpus);
 
 impl PacketSubject for Switched {
@@ -327,7 +328,7 @@ impl PacketSubject for Switched {
         warm_up: Duration,
         time: Duration,
     ) -> Result<PacketMeasured> {
-        // Any number will do where nobody is hostile.
+        // Any number will do, since no frames are hostile here.
         let table = Learning::new(LearningOptions::default(), 0x9e37_79b9_7f4a_7c15);
         let mut switch = Switch::new(Box::new(table));
         let mut peers = Vec::new();
@@ -358,7 +359,7 @@ impl PacketSubject for Switched {
     }
 }
 
-/// A source whose port was attached first.
+/// Measures a source whose port was attached first.
 fn alone(
     switch: &mut Switch,
     mut source: Source,
@@ -372,7 +373,8 @@ fn alone(
     })
 }
 
-/// The same with a neighbour, whose port has every second turn, as ports of a switch's task have them.
+/// Measures a source beside a neighbour, whose port has every second turn, as ports have in a
+/// switch's task.
 fn beside(
     switch: &mut Switch,
     (mut source, mut quiet): (Source, Quiet),
@@ -381,7 +383,7 @@ fn beside(
 ) -> Result<PacketMeasured> {
     let own = source.load.ports as slipway_switch::PortIndex;
     let mut turns = |time| {
-        // What was due while nobody had turns is nobody's loss.
+        // Frames that were due before the turns began are not counted as lost.
         (quiet.begin, quiet.due) = (Instant::now(), 0);
         timed(sinks, (Duration::ZERO, time), || {
             source.send()?;

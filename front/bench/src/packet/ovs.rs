@@ -10,20 +10,21 @@ use super::process::{PERIOD, Running, find, in_namespace, listen, run, wait_for}
 use super::{PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::Cpus;
 
-/// How long Open vSwitch may take to begin, and testpmd after it.
+/// The longest time that Open vSwitch may take to begin, and testpmd after it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Frames under way in each direction: the most that testpmd handles at once.
+/// Frames in flight in each direction: the most that testpmd handles at once.
 const BURST: u32 = 512;
-/// Queues of each link each way: Open vSwitch's main thread owns the first that it may send by, and its
-/// forwarding thread the second.
+/// Queues of each link in each direction: Open vSwitch's main thread sends by the first one, and
+/// its forwarding thread by the second.
 const QUEUES: u32 = 2;
-/// Where Debian has it; the plain name may be the one without DPDK.
+/// Debian's path of the program; the plain name may be the build without DPDK.
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
-/// Open vSwitch's user-space datapath with DPDK, on a processor of its own; a testpmd on the other sends
-/// frames from one of its ports to the other, both ways, and every frame that comes back goes out again.
-/// Everything is in a folder and a network namespace of its own, and goes with the turn.
+/// Open vSwitch's user-space datapath with DPDK, on a processor of its own. A testpmd on the other
+/// one sends frames from one of its ports to the other, both ways, and sends every frame that comes
+/// back again. Everything is in a folder and a network namespace of its own, which are removed with
+/// the turn.
 pub struct OvsDpdk {
     vswitchd: PathBuf,
     programs: Programs,
@@ -38,7 +39,8 @@ struct Programs {
 }
 
 impl OvsDpdk {
-    /// None: it or DPDK's testpmd is not installed, it takes root, or there are no two processors.
+    /// Returns the subject, or `None` if Open vSwitch or DPDK's testpmd is not installed, this
+    /// process is not root, or there are no two processors.
     pub fn find(cpus: &Cpus) -> Option<Self> {
         let vswitchd = PathBuf::from(VSWITCHD);
         let able = rustix::process::geteuid().is_root()
@@ -55,7 +57,8 @@ impl OvsDpdk {
     }
 
     fn carry(&self, load: &PacketLoad, time: Duration) -> Result<PacketMeasured> {
-        // What earlier subjects bound is inherited, and would keep everything on one processor.
+        // The affinity set for earlier subjects is inherited, and would keep everything on one
+        // processor.
         let both: Vec<usize> = self.cpus.target.iter().chain(&self.cpus.client).copied().collect();
         crate::block::native::pin(&both)?;
         let folder = tempfile::tempdir().context("a folder for Open vSwitch")?;
@@ -69,7 +72,7 @@ impl OvsDpdk {
         Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, neighbour: None })
     }
 
-    /// A command that finds Open vSwitch's and DPDK's files in `folder`.
+    /// Makes a command that finds Open vSwitch's and DPDK's files in `folder`.
     fn command(&self, program: &Path, folder: &Path) -> Command {
         let mut command = Command::new(program);
         for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "RUNTIME_DIRECTORY"] {
@@ -79,7 +82,7 @@ impl OvsDpdk {
         command
     }
 
-    /// The database and the switch, which end in the order in which they are dropped.
+    /// Starts the database and the switch, which end in the order in which they are dropped.
     fn start_switch(&self, folder: &Path, deadline: Instant) -> Result<(Running, Running)> {
         let (file, socket) = (folder.join("conf.db"), folder.join("db.sock"));
         let programs = &self.programs;
@@ -92,8 +95,8 @@ impl OvsDpdk {
         let mask = |cpus: &[usize]| {
             format!("{:#x}", cpus.iter().fold(0_u64, |mask, cpu| mask | 1 << (cpu & 63)))
         };
-        // No huge pages: nothing of the host is changed for it. Memory that is not huge is as the link
-        // without a switch has it.
+        // No huge pages, so that nothing on the host changes. The link without a switch uses
+        // ordinary memory, too.
         let extra = "--no-huge --legacy-mem --no-pci --no-telemetry -m 1024 --file-prefix=ovs";
         let set = [
             "set Open_vSwitch . other_config:dpdk-init=true".to_owned(),

@@ -1,14 +1,14 @@
-//! A report of packets as a picture.
+//! Draws a report of packets.
 
 use anyhow::Result;
 
 use super::{PacketLoad, PacketReport};
 use crate::groups::{Bar, groups};
 
-/// A picture of `report`: for each load a row for each subject, with a bar for its frames a second.
+/// Draws `report`, with a row for each subject of each load, with a bar for its frames per second.
 ///
 /// # Errors
-/// When nothing was measured.
+/// If nothing was measured.
 pub fn packet_plot(report: &PacketReport, title: &str) -> Result<String> {
     let loads = report.plan.loads.iter();
     groups(title, &loads.map(|load| (load.to_string(), bars(report, load))).collect::<Vec<_>>())

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How often testpmd tells what it received.
+/// The time between two reports of testpmd on received frames.
 pub const PERIOD: Duration = Duration::from_secs(1);
 
-/// A process, which ends when this does, or with the thread that started it.
+/// A process that ends on drop, with this process, or with the thread that started it.
 pub struct Running(Child);
 
 impl Drop for Running {
@@ -22,14 +22,14 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts `command`.
     pub fn start(command: &mut Command) -> Result<Self> {
         let dies_with_us = || {
             let signal = rustix::process::Signal::KILL;
             Ok(rustix::process::set_parent_process_death_signal(Some(signal))?)
         };
         #[allow(unsafe_code)] // a peer does not end by itself when this process is killed
-        // SAFETY: one system call, which may be made between fork and exec.
+        // SAFETY: one system call, which is allowed between fork and exec.
         unsafe {
             std::os::unix::process::CommandExt::pre_exec(command, dies_with_us);
         }
@@ -38,17 +38,17 @@ impl Running {
         Ok(Self(child.with_context(|| format!("cannot start {}", program.display()))?))
     }
 
-    /// Whether it has ended by itself.
+    /// Returns whether the process has ended by itself.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.0.try_wait()?.is_some())
     }
 
-    /// Its number.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// Its lines of standard output, as they come. It must have been started with a pipe for them.
+    /// Returns the lines of the process's standard output as they come, which must be a pipe.
     pub fn lines(&mut self) -> Receiver<String> {
         let (send, lines) = channel();
         if let Some(output) = self.0.stdout.take() {
@@ -63,18 +63,18 @@ impl Running {
         lines
     }
 
-    /// Writes a line to its standard input, which must be a pipe.
+    /// Writes a line to the process's standard input, which must be a pipe.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         let input = self.0.stdin.as_mut().context("a program that is told nothing")?;
         Ok(writeln!(input, "{line}")?)
     }
 
-    /// Ends its standard input, where that is a pipe.
+    /// Closes the process's standard input, if that is a pipe.
     pub fn end_input(&mut self) {
         self.0.stdin = None;
     }
 
-    /// Waits until it ends, which must be without an error.
+    /// Waits until the process ends. An error status is an error.
     pub fn finish(&mut self, deadline: Instant) -> Result<()> {
         loop {
             match self.0.try_wait()? {
@@ -88,7 +88,7 @@ impl Running {
         }
     }
 
-    /// The frames a second that a testpmd receives, as it tells them, port after port.
+    /// Returns the rates that a testpmd prints, in received frames per second, port after port.
     pub fn rates(&mut self) -> Receiver<u64> {
         let (send, rates) = channel();
         let lines = self.lines();
@@ -103,13 +103,13 @@ impl Running {
     }
 }
 
-/// The rate in a line such as `  Rx-pps:     19080727          Rx-bps:   9769332224`.
+/// Parses the rate in a line such as `  Rx-pps:     19080727          Rx-bps:   9769332224`.
 fn rate(line: &str) -> Option<u64> {
     line.trim().strip_prefix("Rx-pps:")?.split_whitespace().next()?.parse().ok()
 }
 
-/// Frames received on all of `ports` ports of a testpmd within `time`, and how many periods that were. It
-/// may need until `deadline` to begin.
+/// Returns the frames received on all of `ports` ports of a testpmd within `time`, and the number
+/// of periods in that. The first frame may take until `deadline`.
 pub fn listen(
     rates: &Receiver<u64>,
     ports: usize,
@@ -131,7 +131,7 @@ pub fn listen(
         match all {
             0 if Instant::now() > deadline => bail!("testpmd received nothing"),
             0 => {}
-            // The first period with frames in it is not a whole one.
+            // The first period with frames is incomplete.
             _ if !warm => warm = true,
             _ => (sum, count) = (sum + all, count + 1),
         }
@@ -139,7 +139,7 @@ pub fn listen(
     Ok((sum, count))
 }
 
-/// The first of these programs in the path, or in the folders of a system's administration.
+/// Returns the first of these programs in the path, or in the folders for administration.
 pub fn find(names: &[&str]) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -148,7 +148,7 @@ pub fn find(names: &[&str]) -> Option<PathBuf> {
     programs.into_iter().find(|program| program.is_file())
 }
 
-/// Waits until there is a file.
+/// Waits until the file `path` exists.
 pub fn wait_for(path: &Path, process: &mut Running, deadline: Instant) -> Result<()> {
     while !path.exists() {
         if Instant::now() > deadline || process.has_ended()? {
@@ -172,12 +172,12 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` on a thread with a network namespace of its own: what it makes there goes with it, and
-/// nothing of the host's network is touched.
+/// Runs `work` on a thread with a network namespace of its own. Interfaces made there disappear
+/// with it, and the host's network is not changed.
 pub fn in_namespace<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let thread = || {
         #[allow(unsafe_code)] // rustix has it as unsafe for the sake of another flag
-        // SAFETY: descriptors are not unshared.
+        // SAFETY: only the network namespace is unshared, and no descriptors.
         let unshared =
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) };
         unshared.context("a network namespace takes root")?;

@@ -1,4 +1,4 @@
-//! A measurement of packets with what is needed to judge and to repeat it.
+//! A report of a measurement of packets, with the context needed to judge and repeat it.
 
 use std::time::Duration;
 
@@ -11,44 +11,44 @@ use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
 
-/// What a turn gave.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketMeasured {
-    /// Frames that the source sent; where a peer does not tell, those delivered.
+    /// Frames that the source sent, or those delivered if a peer does not report that.
     pub sent: u64,
-    /// Frames that the sinks had.
+    /// Frames that the sinks received.
     pub delivered: u64,
-    /// How long it took, ns.
+    /// The measured time, ns.
     pub elapsed_ns: u64,
-    /// How a neighbour fared, where the load has one.
+    /// The neighbour's result, if the load has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<Neighbour>,
 }
 
-/// How a neighbour fared.
+/// A neighbour's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
-    /// Frames that were due, those that its own ring had no room for included.
+    /// Frames that were due, including those that had no room in the neighbour's own ring.
     pub offered: u64,
-    /// Frames that its sink had.
+    /// Frames that the neighbour's sink received.
     pub delivered: u64,
 }
 
-/// What is measured.
+/// A target that can be put under load.
 pub trait PacketSubject {
-    /// Its name in tables.
+    /// Returns the name for tables.
     fn name(&self) -> &str;
 
-    /// What it is, in a sentence.
+    /// Describes the subject in a sentence.
     fn about(&self) -> String;
 
-    /// Whether it can carry the load.
+    /// Returns whether the subject can carry the load.
     fn takes(&self, load: &PacketLoad) -> bool;
 
-    /// Carries it, `warm_up` without being measured, then for `time`.
+    /// Runs the load, `warm_up` without measuring, then for `time`.
     ///
     /// # Errors
-    /// What stands in the way, with the next step.
+    /// An obstacle, with a hint at the remedy.
     fn run(
         &mut self,
         load: &PacketLoad,
@@ -57,81 +57,83 @@ pub trait PacketSubject {
     ) -> Result<PacketMeasured>;
 }
 
-/// What is done.
+/// The loads and times of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketPlan {
     /// The loads, one after the other.
     pub loads: Vec<PacketLoad>,
-    /// Turns of each subject with each load.
+    /// The number of turns of each subject with each load.
     pub rounds: u32,
-    /// Of each turn before it is measured.
+    /// The time of load before each measurement.
     pub warm_up: Duration,
-    /// Of each turn.
+    /// The measured time of each turn.
     pub time: Duration,
 }
 
 /// One turn of one subject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketRun {
-    /// Whose turn.
+    /// The subject's name.
     pub subject: String,
-    /// With which load.
+    /// The load.
     pub load: PacketLoad,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// What it gave.
+    /// The result.
     pub measured: PacketMeasured,
 }
 
-/// Everything measured by one command. Kept as JSON.
+/// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PacketReport {
     /// Version of this format: [`PacketReport::FORMAT`].
     pub format: u32,
-    /// Where and with what.
+    /// The machine and the versions of programs.
     pub environment: Environment,
     /// The command that measured, as it was typed.
     pub command: String,
-    /// What was done.
+    /// The loads and times.
     pub plan: PacketPlan,
-    /// Who was measured, in the order of their turns.
+    /// The subjects, in the order of their turns.
     pub subjects: Vec<Described>,
-    /// Turn by turn.
+    /// The turns.
     pub runs: Vec<PacketRun>,
 }
 
 /// Medians over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PacketFigures {
-    /// Frames delivered a second.
+    /// Frames delivered per second.
     pub delivered: f64,
-    /// Frames sent a second.
+    /// Frames sent per second.
     pub sent: f64,
-    /// Bits delivered a second, frames only.
+    /// Bits delivered per second, counting frames only.
     pub bits: f64,
-    /// How far the rounds lie apart, from the least to the most, as a part of their median.
+    /// The range of the rounds, from the least to the greatest, relative to their median.
     pub spread: f64,
-    /// The part of a neighbour's frames that was delivered, in the worst round; where there was one.
+    /// The part of a neighbour's frames that was delivered in the worst round, if there was a
+    /// neighbour.
     pub neighbour: Option<f64>,
 }
 
-/// A turn about to begin.
+/// A turn that is about to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketTurn<'a> {
-    /// Turns that are over.
+    /// The number of turns done so far.
     pub done: usize,
-    /// All of them.
+    /// The number of turns in all.
     pub turns: usize,
-    /// With which load.
+    /// The load.
     pub load: &'a PacketLoad,
-    /// Whose it is.
+    /// The subject's name.
     pub subject: &'a str,
 }
 
-/// Has the subjects take turns: in a round of a load each has one.
+/// Gives every subject its turns: in a round of a load each has one. Calls `before` at the start of
+/// each.
 ///
 /// # Errors
-/// A subject's.
+/// The first error of a subject.
 pub fn measure_packets(
     subjects: &mut [Box<dyn PacketSubject>],
     plan: &PacketPlan,
@@ -154,10 +156,10 @@ pub fn measure_packets(
 }
 
 impl PacketReport {
-    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
     pub const FORMAT: u32 = 1;
 
-    /// A report of `runs`.
+    /// Makes a report of `runs`.
     pub fn new(
         environment: Environment,
         command: impl Into<String>,
@@ -172,7 +174,7 @@ impl PacketReport {
         Self { format: Self::FORMAT, environment, command: command.into(), plan, subjects, runs }
     }
 
-    /// Medians over the rounds; None where there was no turn.
+    /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &PacketLoad, subject: &str) -> Option<PacketFigures> {
         let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
         let rate = |count: u64, run: &PacketRun| {
@@ -196,18 +198,18 @@ impl PacketReport {
         })
     }
 
-    /// As JSON, ended by a newline.
+    /// Formats the report as JSON with a newline at the end.
     ///
     /// # Errors
-    /// None in practice; serialisation reports its own.
+    /// None in practice; errors of serialisation are passed on.
     pub fn to_json(&self) -> Result<String> {
         json::write(self)
     }
 
-    /// From JSON.
+    /// Parses a report from JSON.
     ///
     /// # Errors
-    /// When it is no such report, or of another format version.
+    /// If `text` is no such report, or of another format version.
     pub fn from_json(text: &str) -> Result<Self> {
         json::read(text, "packets", Self::FORMAT, |report: &Self| report.format)
     }
@@ -217,7 +219,7 @@ impl PacketReport {
 pub(crate) mod tests {
     use super::*;
 
-    /// A report of subjects with these rates, round by round, in frames a second.
+    /// Makes a report of subjects with these rates in frames per second, round by round.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> PacketReport {
         let load = PacketLoad::default();
         let mut runs = Vec::new();

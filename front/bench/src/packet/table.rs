@@ -1,4 +1,4 @@
-//! A report of packets as tables for a terminal.
+//! Formats a report of packets as tables for a terminal.
 
 use super::PacketReport;
 use crate::table::titled;
@@ -6,8 +6,8 @@ use crate::table::titled;
 const HEADINGS: [&str; 7] =
     ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];
 
-/// One table for each load of `report`: medians over rounds, a row for each subject. Ended by a newline;
-/// bold headings when `colour`.
+/// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
+/// newline at the end. Headings are bold if `colour`.
 pub fn packet_table(report: &PacketReport, colour: bool) -> String {
     let mut text = String::new();
     for load in &report.plan.loads {

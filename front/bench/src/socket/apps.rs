@@ -1,4 +1,4 @@
-//! Programs as they are, over the same ways.
+//! Existing programs as loads, over the same ways.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,14 +13,14 @@ use super::peer::{Memcached, Role};
 use super::{Cost, Way};
 use crate::packet::process::{Running, find};
 
-/// How long a server may need until it listens.
+/// The longest time that a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// This program, in the place of one that is installed.
+/// The name that stands for this program in place of an installed one.
 const OWN: &str = "slipway";
-/// Connections of a load that has many.
+/// The number of connections of loads with many.
 const CONNECTIONS: u32 = 50;
 
-/// A program's load.
+/// The load of an existing program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum App {
@@ -32,33 +32,33 @@ pub enum App {
     NginxProxy,
     /// redis-benchmark's GET and a redis-server.
     Redis,
-    /// Values of 64 bytes of memcached's, asked for by this program.
+    /// memcached with values of 64 bytes, requested by this program.
     Memcached,
 }
 
-/// A rate of a program.
+/// A program's measured rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AppRun {
-    /// Whose turn.
+    /// The subject's name.
     pub subject: String,
-    /// Which program.
+    /// The program.
     pub app: App,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// Requests a second; of iperf3 gigabits.
+    /// Requests per second; gigabits per second for iperf3.
     pub rate: f64,
-    /// Of the servers, while the client ran.
+    /// The servers' cost while the client ran.
     pub server: Cost,
-    /// How long that was, ns.
+    /// The time that the client ran, ns.
     pub elapsed_ns: u64,
 }
 
 impl App {
-    /// All of them.
+    /// All programs.
     pub const ALL: [Self; 5] =
         [Self::Iperf3, Self::Nginx, Self::NginxProxy, Self::Redis, Self::Memcached];
 
-    /// Its name, and the unit of its rate.
+    /// Returns the name of the load, and the unit of its rate.
     pub fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Iperf3 => ("iperf3", "Gbit/s"),
@@ -69,7 +69,7 @@ impl App {
         }
     }
 
-    /// What must be installed: the client and the server.
+    /// Returns the programs that must be installed: the client and the server.
     fn programs(self) -> [&'static str; 2] {
         match self {
             Self::Iperf3 => ["iperf3", "iperf3"],
@@ -79,18 +79,18 @@ impl App {
         }
     }
 
-    /// The first of its programs that is not installed.
+    /// Returns the first of the programs that is not installed, or `None` if all are.
     pub fn lacks(self) -> Option<&'static str> {
         let lacks = |program: &&str| *program != OWN && find(&[program]).is_none();
         self.programs().into_iter().find(lacks)
     }
 
-    /// Runs it over `way`, for about `time`.
+    /// Runs the load over `way`, for about `time`.
     ///
     /// # Errors
-    /// A program's.
+    /// If one of the programs fails.
     pub fn run(self, way: &Way, round: u32, time: Duration) -> Result<AppRun> {
-        // Configuration files; a server's standard files and temporary ones.
+        // The folder for configuration files and for the servers' standard and temporary files.
         let directory = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
         let servers = self.servers(way, &directory)?;
         let pids: Vec<u32> = servers.iter().flat_map(|server| family(server.id())).collect();
@@ -132,7 +132,7 @@ impl App {
         }
     }
 
-    /// Runs the client; what it says.
+    /// Runs the client. Returns its output.
     fn client(self, way: &Way, time: Duration) -> Result<String> {
         let (address, seconds) = (way.net.address(), time.as_secs().max(1));
         let mut command = program(way, Role::Client, self.programs()[0])?;
@@ -142,7 +142,7 @@ impl App {
             Self::Nginx | Self::NginxProxy => {
                 format!("-t1 -c{CONNECTIONS} -d{seconds}s http://{address}:{port}/")
             }
-            // So many take about a second of what it reaches over the loopback interface.
+            // So many requests take about a second at the rate over the loopback interface.
             Self::Redis => format!(
                 "-h {address} -p 6379 -t get --csv -d 64 -c {CONNECTIONS} -n {}",
                 seconds * 50_000
@@ -168,7 +168,8 @@ impl App {
         Ok(text)
     }
 
-    /// The rate in what its client says.
+    /// Parses the rate in the client's output. Returns `None` if there is none, or if requests
+    /// failed.
     fn rate(self, text: &str) -> Option<f64> {
         match self {
             Self::Iperf3 => {
@@ -176,7 +177,7 @@ impl App {
                 Some(value["end"]["sum_received"]["bits_per_second"].as_f64()? / 1e9)
             }
             Self::Nginx | Self::NginxProxy => {
-                // Answers that are none must not pass for fast ones.
+                // Errors must not count as fast answers.
                 let failed = ["Socket errors", "Non-2xx"].iter().any(|line| text.contains(line));
                 let line = text.lines().find_map(|line| line.strip_prefix("Requests/sec:"))?;
                 line.trim().parse().ok().filter(|_| !failed)
@@ -190,7 +191,7 @@ impl App {
     }
 }
 
-/// A command for a side of `way`.
+/// Returns the command that runs a program on a side of `way`.
 fn program(way: &Way, role: Role, name: &str) -> Result<Command> {
     let path = match name {
         OWN => std::env::current_exe()?,
@@ -204,7 +205,8 @@ fn program(way: &Way, role: Role, name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Writes a configuration for an nginx at `port`, a proxy of 8080 unless it is that; its arguments.
+/// Writes a configuration for nginx at `port`: port 8080 answers itself, any other is a proxy of
+/// 8080. Returns nginx's arguments.
 fn nginx(directory: &Path, address: IpAddr, port: u16) -> Result<String> {
     let place = directory.join(port.to_string());
     std::fs::create_dir(&place)?;
@@ -233,7 +235,7 @@ fn nginx(directory: &Path, address: IpAddr, port: u16) -> Result<String> {
     ))
 }
 
-/// Waits until somebody listens at `port` where `server` is.
+/// Waits until `port` has a listener in the network namespace of `server`.
 fn wait_for_listener(server: &mut Running, port: u16) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let path = format!("/proc/{}/net/tcp", server.id());
@@ -254,7 +256,7 @@ fn wait_for_listener(server: &mut Running, port: u16) -> Result<()> {
     }
 }
 
-/// A process and those that it started.
+/// Returns a process and its descendants.
 fn family(pid: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();

@@ -12,7 +12,7 @@ use super::memory_file;
 /// Bytes of the page.
 const BYTES: usize = 4096;
 
-/// What the measurement asks for.
+/// The phase of a load, set by the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Load that does not count.
@@ -23,13 +23,13 @@ pub enum Phase {
     Over,
 }
 
-/// The page. Each number has one writer; nothing is ordered by it.
+/// The shared page. Each number has one writer, and no memory ordering relies on it.
 pub struct Board {
     cells: *mut Cells,
     file: File,
 }
 
-/// Numbers with a cache line each: whoever writes one is on another processor than those beside it.
+/// The numbers, each in a cache line of its own, since their writers run on different processors.
 #[repr(C)]
 struct Cells {
     phase: Cell,
@@ -41,10 +41,10 @@ struct Cells {
 struct Cell(AtomicU64);
 
 impl Board {
-    /// An empty page, in memory that has no name in any file system.
+    /// Makes an empty page in memory that has no name in any file system.
     ///
     /// # Errors
-    /// There is no memory.
+    /// If there is no memory.
     pub fn create() -> Result<Self> {
         let file = memory_file("load")?;
         file.set_len(BYTES as u64)?;
@@ -54,7 +54,7 @@ impl Board {
     /// Maps the page that another process made.
     ///
     /// # Errors
-    /// There is none.
+    /// If `path` is no such page.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
@@ -62,7 +62,7 @@ impl Board {
         Self::map(file)
     }
 
-    /// Where other processes find it, as long as this one lives.
+    /// Returns the path by which other processes can open the page, as long as this one lives.
     pub fn path(&self) -> PathBuf {
         super::path_of(&self.file)
     }
@@ -79,15 +79,15 @@ impl Board {
     }
 
     fn cells(&self) -> &Cells {
-        #[allow(unsafe_code)] // see above
-        // SAFETY: the mapping is a page, aligned and long enough, of which only atomics are used; any
-        // bytes are a valid value of theirs.
+        #[allow(unsafe_code)] // the pointer is to a shared mapping
+        // SAFETY: the mapping is a page, aligned and long enough, of which only atomics are used;
+        // any bytes are a valid value of theirs.
         unsafe {
             &*self.cells
         }
     }
 
-    /// What is asked for.
+    /// Returns the phase.
     #[inline]
     pub fn phase(&self) -> Phase {
         match self.cells().phase.0.load(Ordering::Relaxed) {
@@ -97,29 +97,29 @@ impl Board {
         }
     }
 
-    /// Asks for something else.
+    /// Sets the phase.
     pub fn ask(&self, phase: Phase) {
         self.cells().phase.0.store(phase as u64, Ordering::Relaxed);
     }
 
-    /// Counts what arrived. One side of a load counts.
+    /// Counts bytes that arrived. Only one side of a load counts.
     #[inline]
     pub fn count(&self, bytes: u64) {
         let cell = &self.cells().bytes.0;
         cell.store(cell.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
 
-    /// The server has one connection more.
+    /// Counts a connection that the server accepted.
     pub fn accept(&self) {
         self.cells().accepted.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Connections that the server has.
+    /// Returns the number of connections that the server accepted.
     pub fn accepted(&self) -> u64 {
         self.cells().accepted.0.load(Ordering::Relaxed)
     }
 
-    /// Bytes that arrived.
+    /// Returns the number of bytes that arrived.
     pub fn counted(&self) -> u64 {
         self.cells().bytes.0.load(Ordering::Relaxed)
     }
@@ -127,7 +127,7 @@ impl Board {
 
 impl Drop for Board {
     fn drop(&mut self) {
-        #[allow(unsafe_code)] // see above
+        #[allow(unsafe_code)] // unmapping a shared mapping has no safe form
         #[allow(clippy::disallowed_methods, reason = "a few pages of the program's own")]
         // SAFETY: the mapping is ours, and nothing refers to it any more.
         let _ = unsafe { munmap(self.cells.cast(), BYTES) };

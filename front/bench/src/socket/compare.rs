@@ -1,4 +1,4 @@
-//! Two reports of sockets side by side.
+//! Compares two reports of sockets.
 
 use super::SocketReport;
 use crate::compare::rate_verdict;
@@ -7,9 +7,9 @@ use crate::table::grid;
 
 const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
 
-/// A row for each load and subject that both reports have: gigabits a second, or the median round trip. A
-/// difference is called one when it exceeds what the rounds of both lie apart; single rounds say
-/// nothing of that.
+/// Formats a row for each load and subject that both reports have: gigabits per second, or the
+/// median round trip. A difference counts as real if it exceeds the spread of the rounds of both
+/// reports; a single round has no known spread.
 pub fn compare_sockets(before: &SocketReport, now: &SocketReport) -> String {
     let mut rows = Vec::new();
     for load in &now.plan.loads {

@@ -1,35 +1,35 @@
-//! What processes cost.
+//! The cost of processes: processor time, context switches, memory.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Processor time and switches of one process or of several.
+/// Processor time and context switches of one or several processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// In user space and in the kernel, ns.
+    /// Processor time in user space and in the kernel, ns.
     pub cpu_ns: u64,
-    /// Of the processor from one of its threads to another's.
+    /// Context switches of all threads.
     pub switches: u64,
 }
 
 impl Cost {
-    /// Of process `pid` so far; nothing of one that is gone.
+    /// Returns the cost of process `pid` so far, or zero if the process is gone.
     pub fn of(pid: u32) -> Self {
         Self { cpu_ns: cpu_ns(pid).unwrap_or(0), switches: switches(pid) }
     }
 
-    /// Of all of them so far.
+    /// Returns the sum of the costs of `pids` so far.
     pub fn of_all(pids: &[u32]) -> Self {
         pids.iter().map(|pid| Self::of(*pid)).fold(Self::default(), |sum, one| sum.plus(one))
     }
 
-    /// Both.
+    /// Returns the sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self { cpu_ns: self.cpu_ns + other.cpu_ns, switches: self.switches + other.switches }
     }
 
-    /// From `before` until now.
+    /// Returns the cost from `before` until now.
     pub fn since(self, before: Self) -> Self {
         Self {
             cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
@@ -38,12 +38,12 @@ impl Cost {
     }
 }
 
-/// Of all threads of `pid`, those that have ended included, up to this moment: the clock of the process,
-/// which is not, as files in /proc are, behind by a tick.
+/// Returns the processor time of all threads of `pid` up to this moment, ended threads included. It
+/// is read from the process's clock, which does not lag by a tick as files in /proc do.
 fn cpu_ns(pid: u32) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     #[allow(unsafe_code)] // rustix has the clock of another process in no safe form
-    // SAFETY: both functions write what they are given a valid place for.
+    // SAFETY: both functions write only to the valid places that they are given.
     unsafe {
         let mut clock = 0;
         if libc::clock_getcpuclockid(pid as i32, &raw mut clock) != 0
@@ -56,7 +56,7 @@ fn cpu_ns(pid: u32) -> Option<u64> {
     u64::try_from(time.as_nanos()).ok()
 }
 
-/// Of the threads that `pid` has now.
+/// Returns the context switches of the present threads of `pid`.
 fn switches(pid: u32) -> u64 {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
     let of_thread = |thread: std::fs::DirEntry| {
@@ -67,7 +67,8 @@ fn switches(pid: u32) -> u64 {
     threads.filter_map(Result::ok).map(of_thread).sum()
 }
 
-/// The kernel's threads for work that interrupts leave behind; none where they are not to be seen.
+/// Returns the kernel's threads for deferred work of interrupts. The list is empty if they are not
+/// visible.
 pub fn softirq_threads() -> Vec<u32> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -78,8 +79,9 @@ pub fn softirq_threads() -> Vec<u32> {
     .collect()
 }
 
-/// Bytes that are used: by this process's control group, the kernel's objects included, if it is in one that counts
-/// them, and else by the machine, whose other programs had better be quiet. None: the kernel does not say.
+/// Returns the memory in use, in bytes: by this process's control group, kernel objects included,
+/// if it is in one that counts memory; otherwise by the whole machine, whose other programs should
+/// be quiet. Returns `None` if the kernel reports neither.
 pub fn used() -> Option<u64> {
     of_group().or_else(of_machine)
 }
@@ -90,7 +92,8 @@ fn of_group() -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The file that has the memory of a group, by a line of /proc/PID/cgroup; not of the root, which has all.
+/// Returns the file with the memory of a group, given a line of /proc/PID/cgroup. Returns `None`
+/// for the root group, which contains everything.
 fn counter(line: &str) -> Option<String> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -107,8 +110,8 @@ fn counter(line: &str) -> Option<String> {
     }
 }
 
-/// All but what is free, or of files that can be read again. Objects of the kernel's are used, those that it calls
-/// reclaimable too: an open descriptor's are among them.
+/// Returns the machine's memory except for free memory and the page cache. Kernel objects count as
+/// used, even those that the kernel calls reclaimable: open descriptors are among them.
 fn of_machine() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| {
@@ -126,8 +129,8 @@ mod tests {
 
     use super::*;
 
-    /// A process of its own is measured: threads of this one begin and end with other tests, and take their
-    /// switches with them.
+    /// Measures another process: threads of this one begin and end with other tests, and take their
+    /// context switches with them.
     #[test]
     fn a_process_that_answers_costs_time_and_switches() {
         let mut cat =

@@ -13,44 +13,45 @@ use super::links::{Links, NAMES};
 use super::peer::Role;
 use crate::packet::process::{Running, wait_for};
 
-/// The library that programs load before their own.
+/// The library that programs preload.
 const LIBRARY: &str = "libslipway.so";
-/// How long an engine may need until it serves.
+/// The longest time that an engine may take until it serves.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where engines and what programs load come from.
+/// The build that engines and the library come from.
 #[derive(Clone, Debug)]
 pub struct Build {
-    /// A `slipway` whose engine it is.
+    /// The `slipway` program to run as the engine.
     pub engine: PathBuf,
-    /// `libslipway.so` lies beside this program.
+    /// A program in the folder that has `libslipway.so`.
     pub beside: PathBuf,
 }
 
-/// Engines that run, and how programs find theirs: one that both have, or one for each side.
+/// Running engines, and the environment by which programs reach them: one engine for both programs,
+/// or one for each side.
 pub struct Engines {
-    /// The server's, and the client's if it has another.
+    /// The server's engine with its socket, and the client's if it is another.
     running: Vec<(Running, PathBuf)>,
     library: PathBuf,
     directory: TempDir,
 }
 
 impl Engines {
-    /// One, for two programs where this process is.
+    /// Starts one engine, for two programs in this process's network namespace.
     ///
     /// # Errors
-    /// There is no library, or the engine does not begin to serve.
+    /// If there is no library, or the engine does not begin to serve.
     pub fn here(build: &Build) -> Result<Self> {
         let mut engines = Self::none(build)?;
         engines.start(build, "engine", &[], |_| Ok(()))?;
         Ok(engines)
     }
 
-    /// One where this process is, for programs on both sides of `net`: its policy has a tenant for each, and allows
-    /// the client to connect to the server.
+    /// Starts one engine in this process's network namespace, for programs on both sides of `net`.
+    /// Its policy has a tenant for each side, and allows the client to connect to the server.
     ///
     /// # Errors
-    /// As [`Engines::here`]; `net` has no sides.
+    /// Those of [`Engines::here`], or if `net` has no sides.
     pub fn between(build: &Build, net: &Net) -> Result<Self> {
         let mut engines = Self::none(build)?;
         let [server, client] = NAMES;
@@ -65,11 +66,12 @@ impl Engines {
         Ok(engines)
     }
 
-    /// One on each side of `net`, which carry what is between the two encrypted, with certificates of an authority
-    /// of this run. A tenant's network namespace at one is the server's, at the other the client's.
+    /// Starts one engine on each side of `net`. The two engines carry the programs' bytes encrypted
+    /// between them, with certificates of an authority made for this run. The tenant's network
+    /// namespace is the server's at one engine and the client's at the other.
     ///
     /// # Errors
-    /// As [`Engines::between`]; `openssl` is not installed.
+    /// Those of [`Engines::between`], or if `openssl` is not installed.
     pub fn linked(build: &Build, net: &Net) -> Result<Self> {
         let mut engines = Self::none(build)?;
         let sides = net.sides().context("no network namespaces")?;
@@ -106,8 +108,8 @@ impl Engines {
     ) -> Result<()> {
         let socket = self.directory.path().join(name);
         let mut command = Command::new(&build.engine);
-        // The machine's own files are no part of a measurement. With an empty folder of drop-ins a file that is
-        // named and missing is no mistake.
+        // The machine's own files must not affect a measurement. A named file that is missing is
+        // accepted if its folder of drop-ins exists, even empty.
         let nothing = self.directory.path().join("nothing");
         std::fs::create_dir_all(nothing.with_extension("d"))?;
         let mut files = vec![("--policy", nothing.as_path()), ("--links", &nothing)];
@@ -116,7 +118,7 @@ impl Engines {
         for (option, value) in files.iter().chain(options) {
             command.arg(option).arg(value);
         }
-        // Standard output is the report's; what goes wrong is on standard error.
+        // Standard output is the report's; the engine's errors go to standard error.
         command.stdout(Stdio::null()).env("SLIPWAY_LOG", "warn");
         enter(&mut command)?;
         let mut running = Running::start(&mut command)?;
@@ -125,12 +127,12 @@ impl Engines {
         Ok(())
     }
 
-    /// The processes.
+    /// Returns the engines' process ids.
     pub(super) fn ids(&self) -> Vec<u32> {
         self.running.iter().map(|(running, _)| running.id()).collect()
     }
 
-    /// What the program on a side must have in its environment.
+    /// Returns the environment variables for the program on a side.
     pub(super) fn environment(&self, role: Role) -> Vec<(&'static str, OsString)> {
         let at = if role == Role::Server { 0 } else { self.running.len() - 1 };
         let socket = self.running.get(at).map(|(_, socket)| socket.clone().into());
@@ -139,7 +141,7 @@ impl Engines {
     }
 }
 
-/// A tenant of a policy.
+/// Formats a tenant of a policy.
 fn tenant(name: &str, netns: &Path) -> String {
     format!("[[tenant]]\nname = \"{name}\"\nnetns = \"{}\"\n", netns.display())
 }

@@ -1,4 +1,4 @@
-//! What two engines are told of each other: certificates, made for this run, and settings.
+//! Settings and certificates by which two engines know each other, made for this run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,11 +9,11 @@ use super::Net;
 use super::net::ADDRESSES;
 use crate::packet::process::find;
 
-/// Names of the two sides' engines, and of the tenants on the sides: the server's, the client's.
+/// Names of the two sides' engines and tenants: the server's, the client's.
 pub(super) const NAMES: [&str; 2] = ["server", "client"];
-/// Where engines listen for each other.
+/// The port on which engines listen for each other.
 const PORT: u16 = 4790;
-/// Payload of a record, bytes: what engines have where nothing else is said.
+/// Payload of a record in bytes: the engines' default.
 pub(super) const RECORD: usize = 64 << 10;
 
 /// An authority and a certificate for each side, in a folder.
@@ -22,10 +22,10 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Made by the program `openssl`, in `folder`, which nobody else may look into.
+    /// Makes the certificates by the program `openssl`, in `folder`, which must be private.
     ///
     /// # Errors
-    /// `net` has no sides; `openssl` is not installed or makes none.
+    /// If `net` has no sides, or `openssl` is not installed or fails.
     pub(super) fn make(folder: &Path, net: &Net) -> Result<Self> {
         ensure!(net.sides().is_some(), "no network namespaces");
         let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
@@ -52,7 +52,7 @@ impl Links {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// The settings of a side's engine: 0 the server's, 1 the client's.
+    /// Returns the settings of a side's engine: 0 for the server's, 1 for the client's.
     pub(super) fn settings(&self, side: usize) -> String {
         let (name, other, folder) = (NAMES[side], NAMES[1 - side], self.folder.display());
         let (own, there) = (ADDRESSES[side], ADDRESSES[1 - side]);

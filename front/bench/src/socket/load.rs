@@ -1,59 +1,60 @@
-//! What is put on sockets.
+//! Loads on sockets.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What the two sides do.
+/// The kind of traffic between the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Traffic {
-    /// One side sends without a pause, the other reads: bandwidth, and messages a second.
+    /// One side sends without a pause, the other reads: measures bandwidth and messages per second.
     Stream,
-    /// The same with [`SocketLoad::WINDOW`] bytes under way at most, over all sockets together: a byte comes back
-    /// for each message.
+    /// One side sends, with at most [`SocketLoad::WINDOW`] bytes in flight over all sockets
+    /// together: the other side answers each message with a byte.
     Window,
-    /// A message there and the same back.
+    /// A message there and the same message back.
     Pingpong(Pace),
-    /// Nothing.
+    /// No traffic.
     Idle,
 }
 
-/// How the two sides of a ping-pong wait.
+/// The way in which the two sides of a ping-pong wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pace {
-    /// Neither sleeps: both ask again and again.
+    /// Neither side sleeps: both poll.
     Busy,
-    /// Both block; the next message follows the last at once.
+    /// Both sides block; the next message follows the last at once.
     Block,
-    /// Both block, and there is a pause of [`SocketLoad::PAUSE`] before each message.
+    /// Both sides block, and there is a pause of [`SocketLoad::PAUSE`] before each message.
     Asleep,
 }
 
-/// A load: what is sent, in messages of what size, over how many sockets.
+/// A load: the traffic, the size of messages, and the number of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SocketLoad {
-    /// What the two sides do.
+    /// The kind of traffic.
     pub traffic: Traffic,
-    /// Bytes of a message: 1 to 4 MiB; 0 where nothing is sent.
+    /// Bytes of a message: 1 to 4 MiB; 0 if nothing is sent.
     pub bytes: u32,
-    /// Sockets on each side: 1 to 200,000, and one for a ping-pong.
+    /// Sockets on each side: 1 to 200,000; 1 for a ping-pong.
     pub sockets: u32,
 }
 
 impl SocketLoad {
-    /// Bytes under way at most with [`Traffic::Window`]: 16 MiB.
+    /// The most bytes in flight with [`Traffic::Window`]: 16 MiB.
     pub const WINDOW: u32 = 16 << 20;
-    /// Between two messages of [`Pace::Asleep`]: longer than anybody would poll.
+    /// The time between two messages of [`Pace::Asleep`]: longer than any implementation would
+    /// poll.
     pub const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
-    /// Messages under way on each socket at most, with [`Traffic::Window`].
+    /// Returns the most messages in flight on each socket with [`Traffic::Window`].
     pub fn credit(&self) -> u32 {
         (Self::WINDOW / self.bytes.max(1) / self.sockets).max(1)
     }
 
-    /// Whether its figure is a latency.
+    /// Returns whether the load measures a latency.
     pub fn is_latency(&self) -> bool {
         matches!(self.traffic, Traffic::Pingpong(_))
     }
@@ -80,7 +81,7 @@ impl fmt::Display for SocketLoad {
     }
 }
 
-/// A text that is no load.
+/// The error about a text that is no load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSocketLoad(String);
 
@@ -120,7 +121,7 @@ fn parse(text: &str) -> Option<SocketLoad> {
     parts.next().is_none().then_some(SocketLoad { traffic, bytes, sockets })
 }
 
-/// Bytes of a message.
+/// Parses the bytes of a message.
 fn size(text: &str) -> Option<u32> {
     let bytes = match text.strip_suffix('k') {
         Some(digits) => digits.parse::<u32>().ok()?.checked_mul(1024)?,

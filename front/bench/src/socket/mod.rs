@@ -1,24 +1,25 @@
-//! Measurements of sockets: the same loads over several ways from one program to another, in turn (ABAB,
-//! never AABB).
+//! Measurements of sockets: the same loads over several ways from one program to another, in turn
+//! (ABAB, never AABB).
 //!
-//! - [`SocketLoad`]: what is sent, in messages of what size, over how many sockets;
-//! - [`Way`]: what is measured. All have the same two programs ([`peer`]), each on a processor of its own; what
-//!   differs is where they are ([`Net`]), whether they have TLS, and which library is loaded before them;
-//! - [`measure_sockets`] runs a [`SocketPlan`]; [`SocketReport`] is everything measured, as JSON, with
-//!   medians over the rounds; [`socket_table`] and [`socket_plot`] show it; [`compare_sockets`] sets two
-//!   side by side.
+//! - [`SocketLoad`]: the traffic, the size of messages, and the number of sockets;
+//! - [`Way`]: a subject. All ways have the same two programs ([`peer`]), each on a processor of its
+//!   own. They differ in the network between the programs ([`Net`]), in the use of TLS, and in the
+//!   library that is preloaded;
+//! - [`measure_sockets`] runs a [`SocketPlan`]; [`SocketReport`] is everything measured, as JSON,
+//!   with medians over the rounds; [`socket_table`] and [`socket_plot`] show it;
+//!   [`compare_sockets`] compares two.
 //!
-//! Between two engines what they do to a byte is also measured alone, part by part ([`Parts`]).
+//! The work of two linked engines on each byte is also measured alone, part by part ([`Parts`]).
 //!
-//! [`App`]s are programs as they are, over the same ways: iperf3, wrk and nginx, Redis.
+//! [`App`]s are existing programs over the same ways: iperf3, wrk and nginx, Redis, memcached.
 //!
 //! Fair shares are measured by [`drf`], without programs.
 //!
-//! Processor time is that of both programs, of the engines where there are any, and of the kernel's threads for
-//! what it does between them. It is read from outside, from the clocks that the kernel keeps.
+//! Processor time includes both programs, the engines if there are any, and the kernel's threads
+//! for work between them. It is read from outside, from the kernel's clocks.
 //!
-//! TLS is the system's OpenSSL, loaded at run time ([`peer::OpenSsl`]): it is what is measured against, so
-//! it should be the library itself, and nothing of Slipway links to it.
+//! TLS is the system's OpenSSL, loaded at run time ([`peer::OpenSsl`]): the comparison should be
+//! with the library itself, and nothing of Slipway links to it.
 
 mod apps;
 mod board;
@@ -59,13 +60,13 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// A file in memory: whatever ends this process, nothing is left of it.
+/// Makes a file in memory, which disappears with this process in whatever way that ends.
 fn memory_file(name: &str) -> Result<File> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC).context("a file in memory")?;
     Ok(file.into())
 }
 
-/// Where other processes find a file of this one's, as long as this one lives.
+/// Returns the path by which other processes can open a file of this process, as long as it lives.
 fn path_of(file: &impl AsRawFd) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }

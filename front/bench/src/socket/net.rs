@@ -1,4 +1,4 @@
-//! Where the two programs of a load are.
+//! The network between the two programs of a load.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,31 +14,35 @@ use super::path_of;
 use super::peer::Role;
 use crate::packet::process::{find, in_namespace, run};
 
-/// The server's address behind the bridge, and the client's.
+/// The addresses behind the bridge: the server's and the client's.
 pub(super) const ADDRESSES: [Ipv4Addr; 2] =
     [Ipv4Addr::new(10, 203, 0, 1), Ipv4Addr::new(10, 203, 0, 2)];
 
-/// Network namespaces of the two sides. They have no names and are held by descriptors only, so whatever
-/// ends this process ends them and all that is in them; of the host's network nothing is touched.
+/// Network namespaces of the two sides. They have no names and are held by descriptors only, so
+/// they and their contents disappear with this process, in whatever way it ends. The host's network
+/// is not changed.
 pub struct Net {
-    /// The server's and the client's; None: both are where this process is.
+    /// The server's and the client's namespace, or `None` if both programs are in this process's
+    /// namespace.
     sides: Option<[File; 2]>,
-    /// The bridge's, which goes with its last descriptor and takes the veth pairs with it.
+    /// The bridge's namespace, which disappears with its last descriptor and takes the veth pairs
+    /// with it.
     _middle: Option<File>,
-    /// The server's.
+    /// The server's address.
     address: IpAddr,
 }
 
 impl Net {
-    /// Both where this process is, on its loopback.
+    /// Puts both programs into this process's namespace, on its loopback.
     pub fn here() -> Self {
         Self { sides: None, _middle: None, address: Ipv4Addr::LOCALHOST.into() }
     }
 
-    /// Each in a namespace of its own, with a veth pair to a Linux bridge in a third.
+    /// Puts each program into a namespace of its own, with a veth pair to a Linux bridge in a
+    /// third.
     ///
     /// # Errors
-    /// It takes root and `ip`.
+    /// If this process is not root, or `ip` is not installed.
     pub fn bridged() -> Result<Self> {
         let [server, client, middle] = [namespace()?, namespace()?, namespace()?];
         ip(&middle, "link add br0 type bridge mcast_snooping 0")?;
@@ -59,16 +63,17 @@ impl Net {
         })
     }
 
-    /// The same with IPsec between the two: ESP in transport mode, AES-128-GCM.
+    /// Makes a bridged network with IPsec between the two sides: ESP in transport mode,
+    /// AES-128-GCM.
     ///
     /// # Errors
-    /// The kernel has no ESP.
+    /// If the kernel has no ESP; and those of [`Net::bridged`].
     pub fn with_ipsec() -> Result<Self> {
         let net = Self::bridged()?;
         for side in net.sides.iter().flatten() {
             for (spi, [from, to]) in [(1, [0, 1]), (2, [1, 0])] {
                 let (from, to) = (ADDRESSES[from], ADDRESSES[to]);
-                // A key and a salt for this run, which nobody else's packets have.
+                // A key and a salt for this run only.
                 let key = format!("0x{:040x}", u128::from(std::process::id()) << 32 | spi);
                 ip(
                     side,
@@ -98,36 +103,36 @@ impl Net {
         self.sides.as_ref().map_or(std::ptr::null(), |sides| &raw const sides[0])
     }
 
-    /// The files of the server's and of the client's namespace, as long as this process lives; None: both are
-    /// where it is.
+    /// Returns the files of the server's and the client's namespace, which exist as long as this
+    /// process lives. Returns `None` if both programs are in this process's namespace.
     pub fn sides(&self) -> Option<[PathBuf; 2]> {
         self.sides.as_ref().map(|sides| sides.each_ref().map(path_of))
     }
 
-    /// Where the server listens.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Has `command` run on a side.
+    /// Makes `command` run on a side.
     pub fn enter(&self, role: Role, command: &mut Command) -> Result<()> {
         let Some([server, client]) = &self.sides else { return Ok(()) };
         enter(command, if role == Role::Server { server } else { client })
     }
 }
 
-/// A new network namespace.
+/// Makes a network namespace.
 fn namespace() -> Result<File> {
     in_namespace(|| File::open("/proc/thread-self/ns/net").context("a network namespace"))
 }
 
-/// Has `command` run in `namespace`.
+/// Makes `command` run in `namespace`.
 fn enter(command: &mut Command, namespace: &File) -> Result<()> {
     let namespace = namespace.try_clone()?;
     let enter =
         move || Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?);
     #[allow(unsafe_code)] // the namespace of a child is set between fork and exec
-    // SAFETY: one system call, which may be made there.
+    // SAFETY: one system call, which is allowed between fork and exec.
     unsafe {
         command.pre_exec(enter);
     }
@@ -154,7 +159,7 @@ mod tests {
         }
         let net = match Net::bridged() {
             Ok(net) => net,
-            // A container's root may make no namespaces and bridges.
+            // Root in a container may lack the right to make namespaces and bridges.
             Err(error) => {
                 eprintln!("SKIPPED: sides_reach_each_other_as_root: {error:#}");
                 return;

@@ -1,4 +1,5 @@
-//! What two engines do to each byte between them, every part measured alone: what their time is judged by.
+//! The work of two linked engines on each byte, with every part measured alone. The engines' own
+//! time is compared with the sum.
 
 use std::hint::black_box;
 use std::sync::mpsc::channel;
@@ -16,57 +17,58 @@ use super::turn::turn;
 use super::{SocketLoad, SocketMeasured, Traffic, Way};
 use crate::block::native::pin;
 
-/// Bytes that each part but transport is measured with.
+/// Bytes that each part except transport is measured with.
 const BYTES: usize = 256 << 20;
 /// Bytes that the other processor writes before they are copied.
 const FIFO: usize = 512 << 10;
-/// Records that copies are made to: what an engine fills before it sends.
+/// Records that are copied into: as many as an engine fills before it sends.
 const RECORDS: usize = 4;
 
-/// Processor time for a byte, ns.
+/// Processor time per byte, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Parts {
-    /// A copy of what another processor has written into records, as an engine finds it in a program's FIFO; each of
-    /// two engines makes one.
+    /// A copy, into records, of data that another processor has written, as an engine finds it in a
+    /// program's FIFO. Each of two engines makes one.
     pub copy: f64,
     /// Sealing a record.
     pub seal: f64,
-    /// Opening it.
+    /// Opening a record.
     pub open: f64,
     /// Kernel TCP between the engines' namespaces: both ends, and the kernel's threads.
     pub transport: f64,
 }
 
-/// Parts, measured after a turn.
+/// The parts, measured after a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PartsRun {
-    /// Whose turn.
+    /// The subject's name.
     pub subject: String,
-    /// With which load.
+    /// The load.
     pub load: SocketLoad,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// What they took.
+    /// The results.
     pub parts: Parts,
 }
 
 impl Parts {
-    /// What a byte needs, by these.
+    /// Returns the sum of the parts' times for a byte, with two copies.
     pub fn sum(&self) -> f64 {
         2.0 * self.copy + self.seal + self.open + self.transport
     }
 
-    /// Measures them between the namespaces of `way`.
+    /// Measures the parts between the namespaces of `way`.
     ///
     /// # Errors
-    /// Transport's.
+    /// If sealing, copying or the transport fails.
     pub(super) fn measure(way: &Way, warm_up: Duration, time: Duration) -> Result<Self> {
         let (seal, open) = crypto()?;
         let copy = copy([way.cpus.client.clone(), way.cpus.target.clone()])?;
         Ok(Self { copy, seal, open, transport: transport(way, warm_up, time)? })
     }
 
-    /// Whether `way` has such parts with `load`, which has to fill records.
+    /// Returns whether `way` has these parts with `load`: it needs two engines, and a load that
+    /// fills records.
     pub(super) fn belong(way: &Way, load: &SocketLoad) -> bool {
         let linked = way.engines.as_ref().is_some_and(|engines| engines.ids().len() > 1);
         linked && load.traffic == Traffic::Stream && load.bytes as usize >= RECORD
@@ -81,11 +83,12 @@ fn per_byte(time: Duration, bytes: usize) -> f64 {
     time.as_nanos() as f64 / bytes as f64
 }
 
-/// What a copy takes on the second of two processors, of memory that the first one writes.
+/// Returns the time per byte of a copy on the second of two processors, from memory that the first
+/// one writes.
 fn copy([writes, copies]: [Vec<usize>; 2]) -> Result<f64> {
     let (written, to_copy) = channel::<Vec<u8>>();
     let (copied, to_write) = channel::<Vec<u8>>();
-    // It ends when nobody has anything for it to write any more.
+    // The writer ends when the other thread has dropped its end of `to_write`.
     let writer = spawn(move || {
         on(&writes)?;
         for mut fifo in to_write {
@@ -109,7 +112,7 @@ fn copy([writes, copies]: [Vec<usize>; 2]) -> Result<f64> {
             black_box(&mut out);
             copied.send(fifo)?;
         }
-        // The last one is on its way: it is taken, so that the writer does not find nobody there.
+        // Takes the last FIFO, so that the writer's send does not fail.
         drop(to_copy.recv()?);
         anyhow::Ok(time)
     });
@@ -127,7 +130,7 @@ fn write_over(fifo: &mut [u8]) {
     fifo.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
 }
 
-/// Sealing and opening, in place.
+/// Returns the times per byte of sealing and opening, in place.
 fn crypto() -> Result<(f64, f64)> {
     let secret = Secret::derive(&[1; 32], &[]);
     let mut sealer = Sealer::new(Cipher::Aes128Gcm, &secret);
@@ -144,7 +147,8 @@ fn crypto() -> Result<(f64, f64)> {
     Ok((per_byte(seal, BYTES), per_byte(open, BYTES)))
 }
 
-/// The same two programs with kernel TCP, and messages of a record's size.
+/// Returns the time per byte of kernel TCP: the same two programs, with messages of a record's
+/// size.
 fn transport(way: &Way, warm_up: Duration, time: Duration) -> Result<f64> {
     let way = Way {
         name: "transport",

@@ -1,4 +1,4 @@
-//! A report of sockets as a picture.
+//! Draws a report of sockets.
 
 use anyhow::Result;
 
@@ -6,11 +6,11 @@ use super::{SocketFigures, SocketLoad, SocketReport, Traffic};
 use crate::duration::human;
 use crate::groups::{Bar, groups};
 
-/// A picture of `report`: for each load a row for each subject, with a bar for its bytes a second, for its
-/// median round trip, or for the processors that idle sockets keep busy.
+/// Draws `report`, with a row for each subject of each load. Its bar shows the bytes per second,
+/// the median round trip, or the processors that idle sockets keep busy.
 ///
 /// # Errors
-/// When nothing was measured.
+/// If nothing was measured.
 pub fn socket_plot(report: &SocketReport, title: &str) -> Result<String> {
     let loads = report.plan.loads.iter();
     groups(title, &loads.map(|load| (load.to_string(), bars(report, load))).collect::<Vec<_>>())
@@ -24,7 +24,7 @@ fn bars(report: &SocketReport, load: &SocketLoad) -> Vec<Bar> {
     report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect()
 }
 
-/// What a bar's length is, and what is written at its end.
+/// Returns the length of a bar, and the text at its end.
 fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
     match (load.traffic, figures.latency) {
         (Traffic::Idle, _) => (figures.cores, format!("{:.4} cores", figures.cores)),

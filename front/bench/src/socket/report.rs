@@ -1,4 +1,4 @@
-//! A measurement of sockets with what is needed to judge and to repeat it.
+//! A report of a measurement of sockets, with the context needed to judge and repeat it.
 
 use std::time::Duration;
 
@@ -13,74 +13,75 @@ use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
 
-/// What a turn gave.
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SocketMeasured {
-    /// Bytes that arrived; of a ping-pong those of one direction.
+    /// Bytes that arrived; for a ping-pong those of one direction.
     pub bytes: u64,
-    /// How long it took, ns.
+    /// The measured time, ns.
     pub elapsed_ns: u64,
-    /// Of the program that drives the load.
+    /// Cost of the program that drives the load.
     pub client: Cost,
-    /// Of the program that answers.
+    /// Cost of the program that answers.
     pub server: Cost,
-    /// Of the engines.
+    /// Cost of the engines.
     pub engine: Cost,
-    /// Of the kernel's threads for the network.
+    /// Cost of the kernel's threads for the network.
     pub kernel: Cost,
     /// Round trips of a ping-pong, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Histogram>,
-    /// Memory that the machine has less of since before the client was started, with idle sockets.
+    /// With idle sockets, the growth of memory in use since before the client was started, in
+    /// bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
 }
 
-/// What is done.
+/// The loads and times of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketPlan {
     /// The loads, one after the other.
     pub loads: Vec<SocketLoad>,
-    /// Turns of each subject with each load.
+    /// The number of turns of each subject with each load.
     pub rounds: u32,
-    /// Of each turn before it is measured.
+    /// The time of load before each measurement.
     pub warm_up: Duration,
-    /// Of each turn.
+    /// The measured time of each turn.
     pub time: Duration,
 }
 
 /// One turn of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SocketRun {
-    /// Whose turn.
+    /// The subject's name.
     pub subject: String,
-    /// With which load.
+    /// The load.
     pub load: SocketLoad,
-    /// From 0.
+    /// The number of the round, from 0.
     pub round: u32,
-    /// What it gave.
+    /// The result.
     pub measured: SocketMeasured,
 }
 
-/// Everything measured by one command. Kept as JSON.
+/// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SocketReport {
     /// Version of this format: [`SocketReport::FORMAT`].
     pub format: u32,
-    /// Where and with what.
+    /// The machine and the versions of programs.
     pub environment: Environment,
     /// The command that measured, as it was typed.
     pub command: String,
-    /// What was done.
+    /// The loads and times.
     pub plan: SocketPlan,
-    /// Who was measured, in the order of their turns.
+    /// The subjects, in the order of their turns.
     pub subjects: Vec<Described>,
-    /// Turn by turn.
+    /// The turns.
     pub runs: Vec<SocketRun>,
-    /// What two engines do, measured alone after turns with them.
+    /// The work of two linked engines, measured alone after turns with them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PartsRun>,
-    /// Programs as they are, turn by turn.
+    /// The turns of existing programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apps: Vec<AppRun>,
 }
@@ -88,65 +89,66 @@ pub struct SocketReport {
 /// Medians over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SocketFigures {
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes: f64,
-    /// Messages, or round trips, a second.
+    /// Messages, or round trips, per second.
     pub messages: f64,
-    /// Round trips, ns: of half of them at most, of 99 %, of 99.9 %.
+    /// Round trips that 50, 99 and 99.9 % do not exceed, ns.
     pub latency: Option<[f64; 3]>,
-    /// Processors kept busy, by everybody.
+    /// Processors kept busy by programs, engines and the kernel together.
     pub cores: f64,
-    /// Processor time of everybody for a byte, ns; infinite where there are none.
+    /// Processor time of all of them per byte, ns; infinite without bytes.
     pub cpu_per_byte: f64,
-    /// Processor time of the two programs alone for a byte, ns.
+    /// Processor time of the two programs alone per byte, ns.
     pub programs_per_byte: f64,
-    /// Processor time of the engines for a byte, ns.
+    /// Processor time of the engines per byte, ns.
     pub engines_per_byte: f64,
-    /// Switches of processors for a message, of everybody; with idle sockets a second.
+    /// Context switches of all processes per message; with idle sockets per second.
     pub switches: f64,
-    /// Memory for each pair of sockets, bytes, with idle ones.
+    /// With idle sockets, memory for each pair of sockets, bytes.
     pub memory: Option<f64>,
-    /// How far the rounds lie apart, from the least to the most, as a part of their median: of bytes a second, or
-    /// of the median round trip.
+    /// The range of the rounds, from the least to the greatest, relative to their median: of bytes
+    /// per second, or of the median round trip.
     pub spread: f64,
 }
 
 impl SocketFigures {
-    /// The figure that subjects are compared by: a rate; of a ping-pong the rate of the median round trip,
-    /// of idle sockets none.
+    /// Returns the rate by which subjects are compared: bytes per second, or for a ping-pong the
+    /// rate of the median round trip. For idle sockets it means nothing.
     pub fn main(&self) -> f64 {
         self.latency.map_or(self.bytes, |[p50, ..]| 1e9 / p50.max(1.0))
     }
 
-    /// Processors for 10 Gbit/s.
+    /// Returns the processors needed for 10 Gbit/s.
     pub fn cores_per_10_gbits(&self) -> f64 {
         self.cpu_per_byte * 1.25
     }
 
-    /// Processor seconds for a GiB: of everybody, of the two programs, of the engines.
+    /// Returns processor seconds per GiB: of all processes, of the two programs, of the engines.
     pub fn seconds_per_gib(&self) -> [f64; 3] {
         [self.cpu_per_byte, self.programs_per_byte, self.engines_per_byte]
             .map(|ns| ns * f64::from(1 << 30) / 1e9)
     }
 }
 
-/// A turn about to begin.
+/// A turn that is about to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketTurn<'a> {
-    /// Turns that are over.
+    /// The number of turns done so far.
     pub done: usize,
-    /// All of them.
+    /// The number of turns in all.
     pub turns: usize,
-    /// With which load.
+    /// The load.
     pub load: &'a SocketLoad,
-    /// Whose it is.
+    /// The subject's name.
     pub subject: &'a str,
 }
 
-/// Has the ways take turns: in a round of a load each has one.
+/// Gives every way its turns: in a round of a load each has one. Calls `before` at the start of
+/// each.
 ///
 /// # Errors
-/// A way's.
+/// The first error of a way.
 pub fn measure_sockets(
     ways: &[Way],
     plan: &SocketPlan,
@@ -173,10 +175,10 @@ pub fn measure_sockets(
     Ok((runs, parts))
 }
 
-/// Has the ways take turns with each of `apps`.
+/// Gives every way turns with each of `apps`.
 ///
 /// # Errors
-/// A program's.
+/// The first error of a program.
 pub fn measure_apps(
     ways: &[Way],
     apps: &[App],
@@ -196,16 +198,16 @@ pub fn measure_apps(
     Ok(runs)
 }
 
-/// Processor time for a byte of `turn`, ns.
+/// Returns the processor time per byte of `turn`, ns.
 fn per_byte(cost: Cost, turn: &SocketMeasured) -> f64 {
     cost.cpu_ns as f64 / turn.bytes as f64
 }
 
 impl SocketReport {
-    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
     pub const FORMAT: u32 = 1;
 
-    /// A report of `runs`.
+    /// Makes a report of `runs`.
     pub fn new(
         environment: Environment,
         command: impl Into<String>,
@@ -220,8 +222,8 @@ impl SocketReport {
         Self { format, environment, command, plan, subjects, runs, parts, apps }
     }
 
-    /// Median rate of `app`, how far its rounds lie apart as a part of that, and processors that its servers kept
-    /// busy; None where there was no turn.
+    /// Returns the median rate of `app`, the range of its rounds relative to that, and the
+    /// processors that its servers kept busy. Returns `None` if there was no turn.
     pub fn app(&self, app: App, subject: &str) -> Option<[f64; 3]> {
         let turns = self.apps.iter().filter(|run| run.app == app && run.subject == subject);
         let busy = |run: &AppRun| run.server.cpu_ns as f64 / run.elapsed_ns.max(1) as f64;
@@ -233,8 +235,9 @@ impl SocketReport {
         Some([middle, apart / middle.max(f64::MIN_POSITIVE), median(cores)])
     }
 
-    /// Medians over the rounds of the parts of what engines do, and of the engines' processor time for a byte
-    /// against the sum in the same round; None where they were not measured.
+    /// Returns medians over the rounds of the parts of engines' work, and of the ratio between the
+    /// engines' processor time per byte and the parts' sum in the same round. Returns `None` if
+    /// they were not measured.
     pub fn parts(&self, load: &SocketLoad, subject: &str) -> Option<(Parts, f64)> {
         let all = self.parts.iter().filter(|run| run.subject == subject && run.load == *load);
         let all: Vec<&PartsRun> = all.collect();
@@ -257,7 +260,7 @@ impl SocketReport {
         Some((parts, middle(&|run| engines(run) / run.parts.sum())))
     }
 
-    /// Medians over the rounds; None where there was no turn.
+    /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &SocketLoad, subject: &str) -> Option<SocketFigures> {
         let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
         let turns: Vec<&SocketMeasured> = turns.map(|run| &run.measured).collect();
@@ -308,18 +311,18 @@ impl SocketReport {
         })
     }
 
-    /// As JSON, ended by a newline.
+    /// Formats the report as JSON with a newline at the end.
     ///
     /// # Errors
-    /// None in practice; serialisation reports its own.
+    /// None in practice; errors of serialisation are passed on.
     pub fn to_json(&self) -> Result<String> {
         json::write(self)
     }
 
-    /// From JSON.
+    /// Parses a report from JSON.
     ///
     /// # Errors
-    /// When it is no such report, or of another format version.
+    /// If `text` is no such report, or of another format version.
     pub fn from_json(text: &str) -> Result<Self> {
         json::read(text, "sockets", Self::FORMAT, |report: &Self| report.format)
     }
@@ -329,8 +332,8 @@ impl SocketReport {
 pub(crate) mod tests {
     use super::*;
 
-    /// A report of subjects with these rates, round by round, in bytes a second, and with one load;
-    /// each byte costs a nanosecond of each of the four.
+    /// Makes a report of subjects with these rates in bytes per second, round by round, and with
+    /// one load. Each byte costs a nanosecond of client, server, engine and kernel each.
     pub(crate) fn report(load: &str, subjects: &[(&str, &[u64])]) -> SocketReport {
         let load: SocketLoad = load.parse().unwrap();
         let mut runs = Vec::new();

@@ -1,4 +1,4 @@
-//! A report of sockets as tables for a terminal.
+//! Formats a report of sockets as tables for a terminal.
 
 use super::{App, Parts, SocketFigures, SocketLoad, SocketReport, Traffic};
 use crate::duration::human;
@@ -30,8 +30,8 @@ const LATENCY: [&str; 9] = [
 ];
 const IDLE: [&str; 4] = ["", "cores", "switches/s", "memory a pair"];
 
-/// One table for each load of `report`: medians over rounds, a row for each subject. Ended by a newline;
-/// bold headings when `colour`.
+/// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
+/// newline at the end. Headings are bold if `colour`.
 pub fn socket_table(report: &SocketReport, colour: bool) -> String {
     let mut text = String::new();
     for load in &report.plan.loads {
@@ -55,7 +55,7 @@ pub fn socket_table(report: &SocketReport, colour: bool) -> String {
     text
 }
 
-/// A line for each subject whose engines' parts were measured alone.
+/// Formats a line for each subject whose engines' parts were measured alone.
 fn parts(report: &SocketReport, load: &SocketLoad) -> String {
     let line = |name: &str| {
         let (parts, ratio) = report.parts(load, name)?;
@@ -69,7 +69,7 @@ fn parts(report: &SocketReport, load: &SocketLoad) -> String {
     report.subjects.iter().filter_map(|subject| line(&subject.name)).collect()
 }
 
-/// A table for each program that was run.
+/// Formats a table for each program that was run.
 fn apps(report: &SocketReport, colour: bool) -> String {
     let mut text = String::new();
     for app in App::ALL {
@@ -103,7 +103,7 @@ fn rows<'a>(report: &'a SocketReport, load: &'a SocketLoad) -> impl Iterator<Ite
     report.subjects.iter().filter_map(move |one| Some((one.name.clone(), figures(&one.name)?)))
 }
 
-/// A row of cells for each; all but the name also know the first.
+/// Returns the cells of each row; `cells` gets the row's figures and those of the first row.
 fn each<const N: usize>(
     rows: &[Row],
     cells: fn(&SocketFigures, &SocketFigures) -> [String; N],
@@ -116,7 +116,7 @@ fn each<const N: usize>(
     rows.iter().map(row).collect()
 }
 
-/// What `figure` is of `first`.
+/// Formats the ratio of `figure` to `first`.
 fn ratio(figure: f64, first: f64) -> String {
     format!("{:.2}", figure / first.max(f64::MIN_POSITIVE))
 }

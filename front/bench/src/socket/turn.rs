@@ -1,4 +1,4 @@
-//! One turn: two programs, a load between them, and what it cost.
+//! Runs one turn: two programs, a load between them, and its cost.
 
 use std::process::Stdio;
 use std::sync::mpsc::Receiver;
@@ -12,10 +12,11 @@ use super::peer::{PeerResult, PeerSpec, Role};
 use super::{SocketLoad, SocketMeasured, Traffic, Way};
 use crate::packet::process::Running;
 
-/// How long a program may need to begin or to end, and for each thousand sockets more.
+/// The longest time that a program may take to begin or to end, and again for each thousand
+/// sockets.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A program of a load.
+/// One of the two programs of a load.
 struct Program {
     running: Running,
     lines: Receiver<String>,
@@ -32,7 +33,7 @@ impl Program {
         Ok(Self { running, lines, patience })
     }
 
-    /// Its next line, which begins with `word`: what follows.
+    /// Waits for the program's next line. Fails unless it begins with `word`, and returns the rest.
     fn hear(&self, word: &str) -> Result<String> {
         let line = self.lines.recv_timeout(self.patience);
         let line = line.with_context(|| format!("a load's program does not say \"{word}\""))?;
@@ -43,7 +44,7 @@ impl Program {
     }
 }
 
-/// The two programs of a load, or of a part of it, and their page.
+/// The two programs of a load, or of a part of it, and their shared page.
 struct Pair {
     board: Board,
     client: Program,
@@ -51,7 +52,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Both are there, and the server listens.
+    /// Starts both programs, and waits until the server listens.
     fn start(way: &Way, load: &SocketLoad) -> Result<Self> {
         let board = Board::create()?;
         let spec = |role, ports| PeerSpec {
@@ -82,7 +83,7 @@ impl Pair {
         self.server.hear("accepted").map(drop)
     }
 
-    /// What the client measured.
+    /// Ends the load. Returns the client's result.
     fn end(&mut self) -> Result<PeerResult> {
         self.board.ask(Phase::Over);
         self.client.running.end_input();
@@ -96,11 +97,11 @@ impl Pair {
     }
 }
 
-/// Sockets of one program at most, where they are idle: a program's limit of open files is 20,000 on many a machine,
-/// and a socket may cost it two.
+/// The most idle sockets of one program: the limit of open files is 20,000 on many machines, and a
+/// socket may take two.
 const SOCKETS_OF_A_PROGRAM: u32 = 8000;
 
-/// The parts of a load that has more sockets than a program may.
+/// Splits a load with more sockets than one program may have.
 fn parts(load: &SocketLoad) -> Vec<SocketLoad> {
     if load.traffic != Traffic::Idle {
         return vec![*load];
@@ -110,10 +111,10 @@ fn parts(load: &SocketLoad) -> Vec<SocketLoad> {
     (0..count).map(|part| SocketLoad { sockets: sockets(part), ..*load }).collect()
 }
 
-/// Carries `load` over `way`: `warm_up` without being measured, then for `time`.
+/// Runs `load` over `way`: `warm_up` without measuring, then for `time`.
 ///
 /// # Errors
-/// What stands in the way, with the next step.
+/// An obstacle, with a hint at the remedy.
 pub fn turn(
     way: &Way,
     load: &SocketLoad,
@@ -139,7 +140,8 @@ pub fn turn(
     Ok(measured)
 }
 
-/// What arrives within `time`, something at least if anything is to, and what that costs.
+/// Measures the bytes that arrive within `time`, and their cost. If `carries` is set, continues
+/// until at least some have arrived.
 fn window(way: &Way, pairs: &[Pair], (time, carries): (Duration, bool)) -> SocketMeasured {
     let softirqs = softirq_threads();
     let engines: Vec<u32> = way.engines.iter().flat_map(super::Engines::ids).collect();
@@ -153,7 +155,7 @@ fn window(way: &Way, pairs: &[Pair], (time, carries): (Duration, bool)) -> Socke
     let (began, bytes, before) = look();
     pairs.iter().for_each(|pair| pair.board.ask(Phase::Measured));
     std::thread::sleep(time);
-    // On a machine that has other things to do a short turn may see nothing at all.
+    // On a busy machine a short turn may see no bytes at all.
     while bytes == counted() && carries && began.elapsed() < PATIENCE {
         std::thread::sleep(time);
     }

@@ -1,4 +1,4 @@
-//! Ways from one program to another.
+//! The ways from one program to another.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,33 +14,35 @@ use super::{Engines, Net, SocketLoad, Traffic, memory_file, path_of};
 use crate::block::native::Cpus;
 use crate::packet::process::find;
 
-/// A way from one program to another: what is measured.
+/// A way from one program to another: a subject.
 pub struct Way {
-    /// Its name in tables.
+    /// The name in tables.
     pub name: &'static str,
-    /// What it is, in a sentence.
+    /// Describes the way in a sentence.
     pub about: String,
-    /// Where the two programs are.
+    /// The network between the two programs.
     pub net: Rc<Net>,
-    /// TLS, with the server's certificate; None: in the clear.
+    /// The server's certificate for TLS, or `None` without encryption.
     pub tls: Option<Certificate>,
-    /// The engines that introduce the programs or carry what is between them; the programs have the library
-    /// loaded then, and the engines' time is part of the cost. None: the kernel's sockets.
+    /// The engines that introduce the programs or carry their bytes, or `None` for the kernel's
+    /// sockets. With engines the programs preload the library, and the engines' time is part of the
+    /// cost.
     pub engines: Option<Engines>,
     /// The program that runs a [`peer`](super::peer), and its arguments before the specification.
     pub program: Vec<OsString>,
-    /// The server's processor is the first one's, the client's the other's.
+    /// Processors: `target` for the server, `client` for the client.
     pub cpus: Cpus,
 }
 
 impl Way {
-    /// Whether it can carry the load.
+    /// Returns whether the way can carry the load.
     pub fn takes(&self, load: &SocketLoad) -> bool {
-        // Nobody asks what idle sessions cost, and the handshakes would take longer than anything else.
+        // The cost of idle TLS sessions is of no interest, and their handshakes would take most of
+        // the time.
         self.tls.is_none() || load.traffic != Traffic::Idle
     }
 
-    /// The command for a side of a load.
+    /// Returns the command for a side of a load.
     pub(super) fn command(&self, spec: &PeerSpec) -> Result<Command> {
         let (program, arguments) = self.program.split_first().context("no program for loads")?;
         let mut command = Command::new(program);
@@ -49,7 +51,7 @@ impl Way {
         Ok(command)
     }
 
-    /// Has `command` run on a side of this way, with what its programs have in their environment.
+    /// Makes `command` run on a side of this way, with the environment of its programs.
     pub(super) fn put(&self, role: Role, command: &mut Command) -> Result<()> {
         command.envs(self.engines.iter().flat_map(|engines| engines.environment(role)));
         self.net.enter(role, command)
@@ -61,10 +63,10 @@ impl Way {
 pub struct Certificate(Rc<File>);
 
 impl Certificate {
-    /// Made by the program `openssl`.
+    /// Makes the certificate by the program `openssl`.
     ///
     /// # Errors
-    /// It is not installed, or makes none.
+    /// If `openssl` is not installed or fails.
     pub fn make() -> Result<Self> {
         let program = find(&["openssl"]).context("`openssl` is not installed")?;
         let arguments = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
@@ -78,7 +80,7 @@ impl Certificate {
         Ok(Self(Rc::new(file)))
     }
 
-    /// Where other processes find it.
+    /// Returns the path by which other processes can open the file.
     pub(super) fn path(&self) -> PathBuf {
         path_of(&*self.0)
     }

@@ -84,8 +84,8 @@ pub struct BlockArgs {
     pub warm_up: f64,
     /// Instead: how a quiet client fares, alone and beside each of these loads of a noisy one on
     /// another controller of the same disk and reactor [without LOAD: randread-4k-d128 and
-    /// randread-128k-d128]. The quiet one's load is --workload [default: randread-4k-d1]; both clients
-    /// share a thread
+    /// randread-128k-d128]. The quiet one's load is --workload [default: randread-4k-d1]; both
+    /// clients share a thread
     #[arg(long, value_name = "LOAD", value_delimiter = ',', num_args = 0.., require_equals = true,
           default_missing_values = ["randread-4k-d128", "randread-128k-d128"],
           conflicts_with_all = ["target", "socket"])]
@@ -162,9 +162,9 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct PacketArgs {
-    /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames in a
-    /// row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each) or 64b-p2-o5M (frames offered
-    /// a second; else as many as the source can)
+    /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames
+    /// in a row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each) or 64b-p2-o5M (frames
+    /// offered a second; else as many as the source can)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::packet::PacketLoad>,
     #[command(flatten)]
@@ -178,17 +178,18 @@ pub struct PacketArgs {
 
 #[derive(Debug, Args)]
 pub struct SocketArgs {
-    /// Only these loads, as stream-128k-c16 (bytes of a message, sockets), window-4k-c256 (with 16 MiB
-    /// under way at most), pingpong-64b-busy (neither side sleeps; -block: both do; -asleep: with a
-    /// pause between messages) or idle-c100000
+    /// Only these loads, as stream-128k-c16 (bytes of a message, sockets), window-4k-c256 (with 16
+    /// MiB under way at most), pingpong-64b-busy (neither side sleeps; -block: both do; -asleep:
+    /// with a pause between messages) or idle-c100000
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::socket::SocketLoad>,
-    /// Programs as they are, where they are installed, in place of loads of our own (beside them where --load
-    /// names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark, memcached
+    /// Programs as they are, where they are installed, in place of loads of our own (beside them
+    /// where --load names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark,
+    /// memcached
     #[arg(long)]
     pub apps: bool,
-    /// Fair shares instead: the example of SG-IOV's slides, random mixes of tenants on executors of set rates, one
-    /// that floods; measured, by the formula, and by an independent script
+    /// Fair shares instead: the example of SG-IOV's slides, random mixes of tenants on executors of
+    /// set rates, one that floods; measured, by the formula, and by an independent script
     #[arg(long, conflicts_with_all = ["only", "load", "apps"])]
     pub drf: bool,
     /// Engines are those of another slipway; the rest, the library included, is this one's
@@ -205,7 +206,7 @@ pub struct SocketArgs {
 
 #[derive(Debug, Args)]
 pub struct SocketLoadArgs {
-    /// What to do, as JSON
+    /// Work to do, as JSON
     pub specification: String,
 }
 

@@ -78,9 +78,10 @@ pub struct EndpointArgs {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub socket: PathBuf,
     /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro|:pin] (a file, a
-    /// block device, or an NVMe namespace by passthrough: /dev/ngXnY; with ":pin" the client's memory that
-    /// data is read into or written from is pinned, which spares the kernel time for each command),
-    /// overlay:PATH (volatile copy-on-write), or disk:NAME[:ro] (one that `disk create` made). More can be attached later
+    /// block device, or an NVMe namespace by passthrough: /dev/ngXnY; with ":pin" the client's
+    /// memory that data is read into or written from is pinned, which spares the kernel time for
+    /// each command), overlay:PATH (volatile copy-on-write), or disk:NAME[:ro] (one that `disk
+    /// create` made). More can be attached later
     #[arg(long, value_name = "DISK")]
     pub disk: Vec<DiskArg>,
     /// Bytes of a logical block of these disks, 512 or 4096 [default: 512]
@@ -96,9 +97,9 @@ pub struct EndpointArgs {
     /// after a pause waits for up to as long, and a shorter one takes more CPU [default: 20ms]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "mapped_doorbells")]
     pub sweep_period: Option<Duration>,
-    /// Threads of the daemon (`reactors` in its settings) that the controller's I/O queues are spread
-    /// over. Worth it for a client that keeps several queues busy. Disks: not overlays. At most 16 where
-    /// endpoints outlive the daemon (`keeper`)
+    /// Threads of the daemon (`reactors` in its settings) that the controller's I/O queues are
+    /// spread over. Worth it for a client that keeps several queues busy. Disks: not overlays. At
+    /// most 16 where endpoints outlive the daemon (`keeper`)
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub lanes: u32,

@@ -5,29 +5,31 @@ use clap::{Args, Subcommand};
 #[derive(Clone, Debug, Args)]
 pub struct NetworkArgs {
     /// Network that the sandbox joins, or "none". The network "default" is made when it is first
-    /// needed; `network create` makes others [default: default, on a host that has nft and /dev/net/tun]
+    /// needed; `network create` makes others [default: default, on a host that has nft and
+    /// /dev/net/tun]
     #[arg(long, value_name = "NAME|none")]
     pub network: Option<String>,
     /// Have a port of the host lead to one of the container, as 8080:80, 127.0.0.1:8080:80,
     /// 53:53/udp or 8000-8009:8000-8009; with the container's port alone, any that is free
     #[arg(short, long, value_name = "[[ADDRESS:]HOST:]CONTAINER[/udp]")]
     pub publish: Vec<String>,
-    /// Address of the sandbox, IPv4 or IPv6 (or both, one after the other) [default: one that is free]
+    /// Address of the sandbox, IPv4 or IPv6 (or both, one after the other) [default: one that is
+    /// free]
     #[arg(long, value_name = "ADDRESS")]
     pub ip: Vec<String>,
     /// MAC address of the sandbox's interface [default: made from its IPv4 address]
     #[arg(long, value_name = "ADDRESS")]
     pub mac: Option<String>,
-    /// Start the container's process when its network can be used; without this the network comes up
-    /// beside it
+    /// Start the container's process when its network can be used; without this the network comes
+    /// up beside it
     #[arg(long)]
     pub wait_network: bool,
     /// Queue pairs of the sandbox's interface [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub queues: Option<u32>,
-    /// Make the container's TCP sockets devices: among sandboxes of its network and programs of the host that
-    /// policy lets it reach, bytes go past both kernels, by the node's socket engine (`slipway socket engine`;
-    /// SLIPWAY_SOCKET says where it is)
+    /// Make the container's TCP sockets devices: among sandboxes of its network and programs of the
+    /// host that policy lets it reach, bytes go past both kernels, by the node's socket engine
+    /// (`slipway socket engine`; SLIPWAY_SOCKET says where it is)
     #[arg(long)]
     pub sockets: bool,
 }

@@ -9,7 +9,7 @@ use crate::size::{
     MaxRate, parse_bit_rate, parse_duration, parse_fraction, parse_max_rate, parse_size, parse_vlan,
 };
 
-/// A new memory port.
+/// Name and settings of a new memory port.
 #[derive(Clone, Debug, Args)]
 pub struct PortArgs {
     /// Letters, digits, "-" and "_"; no other memory port of this node has it
@@ -17,7 +17,8 @@ pub struct PortArgs {
     /// Network, whose switch it is a port of; it comes up for the port
     #[arg(long, value_name = "NAME", default_value = "default", visible_alias = "switch")]
     pub network: String,
-    /// MAC address of the port: frames from any other are dropped [default: any, and the switch learns]
+    /// MAC address of the port: frames from any other are dropped [default: any, and the switch
+    /// learns]
     #[arg(long, value_name = "ADDRESS")]
     pub mac: Option<String>,
     /// Frames that each of its two rings holds: a power of two, 16 to 32768 [default: 512]
@@ -27,7 +28,7 @@ pub struct PortArgs {
     /// [default: 2048, or more if the network's packets are longer]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65536))]
     pub slot_size: Option<u32>,
-    /// Who may attach beside root: user and group of the socket, in numbers
+    /// User and group that may attach beside root, in numbers
     #[arg(long, value_name = "UID[:GID]")]
     pub owner: Option<String>,
 }
@@ -36,9 +37,10 @@ pub struct PortArgs {
 pub enum PortCommand {
     /// Make a memory port of a network and print its socket's path
     ///
-    /// A program of this host attaches there, one at a time, and shares packet rings with the network's
-    /// switch: `slipway pktgen`, or any that uses the crate slipway-port or the C header slipway_port.h.
-    /// The port stays until `port rm`, also over restarts of the daemon; its programs then attach anew.
+    /// A program of this host attaches there, one at a time, and shares packet rings with the
+    /// network's switch: `slipway pktgen`, or any that uses the crate slipway-port or the C header
+    /// slipway_port.h. The port stays until `port rm`, also over restarts of the daemon; its
+    /// programs then attach anew.
     Create(PortArgs),
     /// Remove memory ports, also under their programs
     Rm {
@@ -64,24 +66,26 @@ pub enum PortCommand {
     },
     /// Make a port's link worse, as `tc netem` does: lose, delay or slow down its frames
     ///
-    /// It lasts until --clear, until the port goes, or until the daemon ends. What is dropped is counted:
-    /// `port stats` has it under loss and queue.
+    /// It lasts until --clear, until the port goes, or until the daemon ends. What is dropped is
+    /// counted: `port stats` has it under loss and queue.
     Impair(ImpairArgs),
     /// Capture what passes a port, as a pcapng file, until Ctrl-C
     ///
-    /// Frames are captured as whoever is at the port sends and receives them: with `port impair`, before
-    /// and after what that does. Capturing slows nothing; frames that there is no room for are counted.
+    /// Frames are captured as whoever is at the port sends and receives them: with `port impair`,
+    /// before and after what that does. Capturing slows nothing; frames that there is no room for
+    /// are counted.
     Capture(CaptureArgs),
     /// Count what passes a port by kind, and print the headers of some of it, until Ctrl-C
     Trace(TraceArgs),
     /// Print all that is known of ports, as JSON: addresses, settings, what passed
     Inspect {
-        /// Ports: sandboxes, or names or numbers as `port ls` prints them; NETWORK/PORT if one is in several
+        /// Ports: sandboxes, or names or numbers as `port ls` prints them; NETWORK/PORT if one is
+        /// in several
         #[arg(required = true)]
         ports: Vec<String>,
     },
-    /// Change settings of a port, as `ip link set … vf` does, until its sandbox ends; what is not named
-    /// stays as it is
+    /// Change settings of a port, as `ip link set … vf` does, until its sandbox ends; what is not
+    /// named stays as it is
     Set(PortSetArgs),
 }
 
@@ -104,7 +108,8 @@ pub enum PortLinkArg {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true))]
 pub struct PortSetArgs {
-    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in several
+    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in
+    /// several
     pub port: String,
     /// Drop frames from other addresses than the port's own, MAC and IP
     #[arg(
@@ -129,20 +134,21 @@ pub struct PortSetArgs {
     pub max_rate: Option<MaxRate>,
 }
 
-/// A direction, as whoever is at the port sees it.
+/// A direction, as the program or VM at the port sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Direction {
-    /// What it sends and what it receives
+    /// Frames that it sends and frames that it receives
     Both,
-    /// What it sends
+    /// Frames that it sends
     Sent,
-    /// What it receives
+    /// Frames that it receives
     Received,
 }
 
 #[derive(Debug, Args)]
 pub struct ImpairArgs {
-    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in several
+    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in
+    /// several
     pub port: String,
     /// Frames that are lost, at random, as 1%
     #[arg(long, value_name = "PERCENT", value_parser = parse_fraction)]
@@ -176,7 +182,8 @@ pub struct ImpairArgs {
 
 #[derive(Debug, Args)]
 pub struct CaptureArgs {
-    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in several
+    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in
+    /// several
     pub port: String,
     /// File to write, in pcapng; - is standard output, as for `| tcpdump -r -`
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
@@ -194,7 +201,8 @@ pub struct CaptureArgs {
 
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in several
+    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in
+    /// several
     pub port: String,
     /// Most frames printed in a second; the others are counted only
     #[arg(long, value_name = "FRAMES", default_value_t = 100,

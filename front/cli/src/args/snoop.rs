@@ -41,7 +41,7 @@ pub struct SnoopArgs {
 }
 
 impl SnoopArgs {
-    /// The target of the tracing, or `None` when the overhead is measured.
+    /// Returns the endpoint or sandbox to trace, or an empty string when the overhead is measured.
     pub fn target(&self) -> &str {
         self.target.as_deref().unwrap_or_default()
     }

@@ -21,9 +21,10 @@ pub const LINKS: &str = "/etc/slipway/links.toml";
 pub enum SocketCommand {
     /// Run a program whose sockets are devices: it talks to others of this node past the kernel
     ///
-    /// The program is not changed: a library in front of the C library takes its calls. What does not
-    /// concern another such program goes to the kernel as before, and so does all of a program that is
-    /// linked statically or written in Go. Starts an engine if none runs, which ends after the last program.
+    /// The program is not changed: a library in front of the C library takes its calls. What does
+    /// not concern another such program goes to the kernel as before, and so does all of a program
+    /// that is linked statically or written in Go. Starts an engine if none runs, which ends after
+    /// the last program.
     Run(SocketRunArgs),
     /// List programs, listeners and connections of the engine
     Ls(SocketLsArgs),
@@ -31,9 +32,10 @@ pub enum SocketCommand {
     Top(SocketTopArgs),
     /// Describe the library and the engine's socket to container runtimes, as a CDI device
     ///
-    /// Container runtimes that know the Container Device Interface (Podman, Docker, containerd, CRI-O) give a
-    /// container the sockets of this node's engine by `--device slipway.io/socket=glibc`, or `=musl` for images
-    /// such as Alpine's. Its tenant is its network namespace.
+    /// Container runtimes that know the Container Device Interface (Podman, Docker, containerd,
+    /// CRI-O) give a container the sockets of this node's engine by `--device
+    /// slipway.io/socket=glibc`, or `=musl` for images such as Alpine's. Its tenant is its network
+    /// namespace.
     Cdi(SocketCdiArgs),
     /// Run the engine in the foreground
     ///
@@ -41,8 +43,9 @@ pub enum SocketCommand {
     Engine(SocketEngineArgs),
     /// Have the engine read its policy, its links and their certificates anew
     ///
-    /// All of it or, if something is wrong, nothing: then the engine goes on as before and this command says
-    /// why. Connections that are there stay, but for those through links to engines that are named no more.
+    /// All of it or, if something is wrong, nothing: then the engine goes on as before and this
+    /// command says why. Connections that are there stay, but for those through links to engines
+    /// that are named no more.
     Reload {
         #[command(flatten)]
         engine: SocketArg,
@@ -112,18 +115,18 @@ pub struct SocketEngineArgs {
     /// Path of its socket [default: socket.sock in the run directory]
     #[arg(long, value_name = "PATH", env = "SLIPWAY_SOCKET", value_hint = ValueHint::FilePath)]
     pub socket: Option<PathBuf>,
-    /// Who may reach whom across network namespaces; a file that is not there says nobody
+    /// Rules on who may reach whom across network namespaces; a file that is not there says nobody
     #[arg(long, value_name = "FILE", default_value = POLICY, value_hint = ValueHint::FilePath)]
     pub policy: PathBuf,
     /// Engines of other nodes, and the certificate to show them; without the file there are none
     #[arg(long, value_name = "FILE", default_value = LINKS, value_hint = ValueHint::FilePath)]
     pub links: PathBuf,
-    /// Let programs listen that do not show the kernel's own listening socket of the same address, which
-    /// proves that the address is theirs; the library shows it
+    /// Let programs listen that do not show the kernel's own listening socket of the same address,
+    /// which proves that the address is theirs; the library shows it
     #[arg(long)]
     pub no_proof: bool,
-    /// Sockets that it is prepared for: it wants as many descriptors, and if it has fewer it has some of them in
-    /// threads with tables of their own
+    /// Sockets that it is prepared for: it wants as many descriptors, and if it has fewer it has
+    /// some of them in threads with tables of their own
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub sockets: u64,
     /// End when the last program that attached has ended, or when none attaches within a minute

@@ -1,4 +1,4 @@
-//! `slipway bench block`.
+//! `slipway bench block`: measures disks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::target::{BenchDisk, DiskKind, Doorbells, Target};
 use super::vm;
 use crate::args::{BlockArgs, NodeArgs};
 
-/// Configurations that need no VM, with what they are.
+/// The configurations that need no VM, with descriptions.
 const NATIVE: [(&str, &str); 4] = [
     ("bare", "our driver on a queue pair in shared memory whose other end only copies: the floor"),
     ("mapped", "our driver over the vfio-user socket of a target, doorbells in a mapped page"),
@@ -25,9 +25,9 @@ const NATIVE: [(&str, &str); 4] = [
     ("trapped", "the same, doorbells trapped: a message for each"),
 ];
 
-/// What a turn of a quick run with guests takes: fio counts in whole seconds or so.
+/// Warm-up and measured time of a turn of a quick run with guests: fio measures in whole seconds.
 const QUICK_GUESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// What a turn of a quick run takes.
+/// Warm-up and measured time of a turn of a quick run without guests.
 const QUICK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(100));
 
 /// Measures, or shows an earlier report.
@@ -58,7 +58,7 @@ impl Report for BlockReport {
     }
 
     fn picture(&self, title: &str) -> Result<String> {
-        // Of RocksDB there are no other pictures.
+        // RocksDB's results have curves only.
         let draw = if self.rocksdb.is_some() { curves } else { plot };
         draw(self, title)
     }
@@ -87,7 +87,8 @@ fn list(args: &BlockArgs) {
     }
 }
 
-/// Whether no guest is wanted: it is said, or the configurations are such.
+/// Returns whether to measure without guests: the user said so, or named configurations or options
+/// that imply it.
 fn is_native(args: &BlockArgs) -> bool {
     let known = |name: &String| NATIVE.iter().any(|(known, _)| known == name);
     let named = !args.only.is_empty() && args.only.iter().all(known);
@@ -95,7 +96,8 @@ fn is_native(args: &BlockArgs) -> bool {
     args.native || beside || named || !args.socket.is_empty() || !args.target.is_empty()
 }
 
-/// What is asked for, or the thesis' loads; at the depths and with the threads that are asked for.
+/// Returns the loads that the user named, or the default ones, at the depths and with the threads
+/// that the user named.
 fn workloads(args: &BlockArgs) -> Vec<Workload> {
     let base = match args.workload.as_slice() {
         [] if is_native(args) || args.quick => own_workloads(args),
@@ -118,7 +120,7 @@ fn workloads(args: &BlockArgs) -> Vec<Workload> {
     loads
 }
 
-/// The thesis' four patterns, at fewer depths and with fewer threads than there: 24 loads.
+/// Returns the thesis' four patterns, at fewer depths and with fewer threads than there: 24 loads.
 fn guests_workloads(args: &BlockArgs) -> Vec<Workload> {
     let or = |asked: &[u32], own: &[u32]| if asked.is_empty() { own.to_vec() } else { vec![1] };
     let (depths, threads) = (or(&args.depths, &[1, 4, 16]), or(&args.threads, &[1, 2]));
@@ -132,7 +134,7 @@ fn guests_workloads(args: &BlockArgs) -> Vec<Workload> {
     loads
 }
 
-/// Every pattern, one in flight and many.
+/// Returns every pattern, with one command in flight and with many.
 fn own_workloads(args: &BlockArgs) -> Vec<Workload> {
     let load = |pattern, block_size, depth| Workload { pattern, block_size, depth, threads: 1 };
     if !args.neighbour.is_empty() {
@@ -180,7 +182,7 @@ fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
     let command = super::command_line();
     if args.rocksdb {
         let (plan, names) = (rocks_plan(args), vm::with_file_system(&names));
-        // A database, what it is compacted into, and the file system's own.
+        // Room for a database, for the output of compaction, and for the file system's own data.
         let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
         let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), bytes));
         let machines = vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, 2)?;
@@ -204,7 +206,7 @@ fn native(args: &BlockArgs) -> Result<BlockReport> {
     let disk = args.disk.clone().unwrap_or(DiskKind::Ram(64 << 20));
     let disk = BenchDisk::prepare(&disk)?;
     let cpus = Cpus::split(1)?;
-    // Targets end when they are dropped, after the sessions on them.
+    // Dropping targets ends them, so they are dropped after the sessions on them.
     let mut targets = Vec::new();
     if !args.neighbour.is_empty() {
         let subjects = neighbours(args, &plan, &disk, &cpus, &mut targets)?;
@@ -235,7 +237,8 @@ fn native(args: &BlockArgs) -> Result<BlockReport> {
     report(plan, &disk, subjects)
 }
 
-/// For each configuration a target with two clients: the quiet one alone, and beside each load.
+/// Makes a target with two clients for each configuration. The quiet client is measured alone, and
+/// beside each load of the noisy one.
 fn neighbours(
     args: &BlockArgs,
     plan: &Plan,
@@ -245,7 +248,7 @@ fn neighbours(
 ) -> Result<Vec<Box<dyn Subject>>> {
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     let names = configurations(args, &NATIVE.map(|(name, _)| name))?;
-    // The bare queue pair has no second end.
+    // The bare queue pair has no target, so it cannot have two clients.
     for name in names.into_iter().filter(|name| *name != "bare") {
         let target = Target::start_pair(disk, doorbells(name), cpus)?;
         let pair = pair(name, &target, cpus, plan, (disk.holds_data(), &args.neighbour))?;
@@ -256,7 +259,7 @@ fn neighbours(
     Ok(subjects)
 }
 
-/// The turns, and everything of them.
+/// Takes the turns and makes the report.
 fn report(
     plan: Plan,
     disk: &BenchDisk,
@@ -270,7 +273,8 @@ fn report(
     Ok(BlockReport::new(environment, command, disk.name(), plan, &subjects, runs))
 }
 
-/// The configurations asked for of those `known`, each once, in the order of the list.
+/// Returns those of the `known` configurations that the user named, each once, in the order of
+/// `known`.
 fn configurations(args: &BlockArgs, known: &[&'static str]) -> Result<Vec<&'static str>> {
     subjects::chosen("configuration", &args.only, known, |name| name)
 }
@@ -291,7 +295,7 @@ fn session(name: &str, socket: &Path, cpus: &Cpus, plan: &Plan, fill: bool) -> R
     Ok(session)
 }
 
-/// A quiet client's session and a noisy one's, on the same target.
+/// Connects a quiet client and a noisy one to the same target.
 fn pair(
     name: &str,
     target: &Target,
@@ -302,12 +306,12 @@ fn pair(
     let quiet = Plan { workloads: Neighbours::all_of(&plan.workloads), ..plan.clone() };
     let quiet = session(name, &target.socket, cpus, &quiet, fill)?;
     let loud = Plan { workloads: loads.to_vec(), ..plan.clone() };
-    // The disk is the same, and has its content by now.
+    // The disk is shared, and has its content by now.
     let noisy = session(name, &target.neighbour, cpus, &loud, false)?;
     Ok(Pair { quiet, noisy })
 }
 
-/// A bar for turns, on a terminal.
+/// Returns a progress bar for turns, on a terminal.
 pub(super) fn progress() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{elapsed} [{bar:30}] {pos}/{len} {eta} left {msg}");

@@ -1,4 +1,5 @@
-//! `slipway bench`: `startup` here, `block`, `packet` and `socket` in modules of their own, with its targets and guests.
+//! `slipway bench`: `startup` is here; `block`, `packet` and `socket` are modules of their own,
+//! with their targets and guests.
 
 mod block;
 mod packet;
@@ -31,7 +32,7 @@ use crate::run::{self, Fetched, Start};
 use crate::session::{Sink, Wishes};
 use crate::{image, report};
 
-/// Output is not what is measured.
+/// Discards the sandboxes' output, which is not measured.
 struct Nowhere;
 
 impl Sink for Nowhere {
@@ -40,7 +41,7 @@ impl Sink for Nowhere {
     }
 }
 
-/// Starts sandboxes round after round; prints, writes and compares what it took.
+/// Starts sandboxes round after round. Prints, writes and compares the results.
 pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
     let before = args.compare.as_deref().map(read).transpose()?;
     let client = connect(node, config).await?;
@@ -88,7 +89,7 @@ async fn round(
     digest: &str,
 ) -> Result<Vec<Timeline>> {
     let began = monotonic_ns();
-    // The image is there: each round finds it, as each run does.
+    // The image is in the cache: each round finds it there, as each `run` does.
     let digest = image::ensure(config, digest, Pull::Never).await?.digest.to_string();
     let fetched = Fetched { began, ended: monotonic_ns() };
     let spinner = stage_spinner(args.count);
@@ -132,7 +133,7 @@ fn command_line() -> String {
     std::env::args().collect::<Vec<_>>().join(" ")
 }
 
-/// How guests run: as is said, or as this machine can.
+/// Returns how guests run: as the user said, or as this machine can.
 fn accelerator(said: Option<&str>) -> String {
     match said {
         Some(said) if said != "auto" => said.to_owned(),
@@ -152,19 +153,19 @@ fn environment(accelerator: String) -> Environment {
     }
 }
 
-/// Processor, cores, memory.
+/// Describes the machine: processor, cores, memory.
 fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown processor", |(_, model)| model);
-    // Of the machine, not those that this thread may use.
+    // The machine's processors, not only those that this thread may use.
     let cores = info.lines().filter(|line| line.starts_with("processor")).count();
     let memory = rustix::system::sysinfo();
     let bytes = (memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit));
     format!("{model}, {cores} cores, {}", crate::size::show(bytes))
 }
 
-/// The commit of the source tree that the program was built in, while it lies there.
+/// Returns the commit of the source tree that contains this program, or `None` outside of one.
 fn commit() -> Option<String> {
     let dir = std::env::current_exe().ok()?.parent()?.to_path_buf();
     let output =

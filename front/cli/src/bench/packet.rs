@@ -1,4 +1,4 @@
-//! `slipway bench packet`.
+//! `slipway bench packet`: measures switches.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::reports::{self, Report};
 use super::subjects;
 use crate::args::PacketArgs;
 
-/// What is measured, with what it is.
+/// The subjects to measure, with descriptions.
 const SUBJECTS: [(&str, &str); 7] = [
     ("link", "a ring in shared memory without a switch: the floor"),
     ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
@@ -32,7 +32,7 @@ const SUBJECTS: [(&str, &str); 7] = [
     ("bridge-veth", "a Linux bridge between two veth pairs, as root"),
     ("bridge-tap", "a Linux bridge between two TAP interfaces, as root"),
 ];
-/// Short and long frames, more and more ports, and more and more frames offered.
+/// Short and long frames, numbers of ports, and rates of offered frames.
 const LOADS: [&str; 16] = [
     "64b-p2",
     "128b-p2",
@@ -116,7 +116,7 @@ fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
     Ok(subjects)
 }
 
-/// A peer if it can be had, and what it needs.
+/// Returns a peer if it can run here, and what it needs.
 fn peer(name: &str, cpus: &Cpus) -> (Option<Box<dyn PacketSubject>>, &'static str) {
     fn boxed(subject: impl PacketSubject + 'static) -> Box<dyn PacketSubject> {
         Box::new(subject)

@@ -1,5 +1,5 @@
 //! The target of `slipway bench packet` with devices: a process of its own that serves two network
-//! functions on one switch, measured and then ended.
+//! functions on one switch, and that the measuring process ends.
 
 use std::any::Any;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,21 +14,21 @@ use slipway_plane_api::v1;
 
 use crate::args::PacketTargetArgs;
 
-/// Printed once the sockets listen.
+/// The line that a target prints once its sockets listen.
 const READY: &str = "ready";
 /// The switch's name.
 const SWITCH: &str = "bench";
 
-/// A target that runs. Dropping it ends it.
+/// A running target. Dropping it ends it.
 struct Target {
     child: Child,
-    /// Its end is the target's sign to end.
+    /// Standard input of the target, which ends when the pipe closes.
     _lifeline: Option<ChildStdin>,
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It holds nothing that needs an orderly end.
+        // The target holds nothing that needs an orderly end.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -80,7 +80,8 @@ pub fn serve(args: &PacketTargetArgs) -> Result<i32> {
     }
     println!("{READY}");
     std::io::stdout().flush()?;
-    // Whoever started this one holds the other end, and lets go when it ends, however it ends.
+    // The process that started this one holds the pipe's other end, which closes when that process
+    // ends in any way.
     std::io::copy(&mut std::io::stdin().lock().take(u64::MAX), &mut std::io::sink())?;
     Ok(0)
 }

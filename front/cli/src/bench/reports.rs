@@ -1,4 +1,4 @@
-//! What becomes of a report of `slipway bench`: shown, drawn, written, compared with an earlier one.
+//! Reports of `slipway bench`: shown, drawn, written, and compared with earlier ones.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -9,24 +9,25 @@ use crate::args::ReportArgs;
 
 /// A report of one of the benchmarks.
 pub(super) trait Report: Sized {
-    /// As it was written.
+    /// Parses a report that [`Report::to_json`] wrote.
     fn from_json(text: &str) -> Result<Self>;
-    /// To be written.
+    /// Formats the report for a file.
     fn to_json(&self) -> Result<String>;
-    /// What was measured, and on which machine.
+    /// Returns what was measured, and on which machine.
     fn title(&self) -> String;
-    /// The picture, as SVG.
+    /// Draws the picture, as SVG.
     fn picture(&self, title: &str) -> Result<String>;
-    /// Its tables.
+    /// Formats the report's tables.
     fn table(&self, colour: bool) -> String;
-    /// How it differs from an earlier one.
+    /// Formats the differences from an earlier report.
     fn since(&self, before: &Self, colour: bool) -> String;
 }
 
-/// Shows what `measure` reports, or an earlier report, and writes what is asked for. Gives the report back.
+/// Shows the report that `measure` makes, or an earlier one, and writes the files that the user
+/// named. Returns the report.
 pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Result<R>) -> Result<R> {
     let before = args.compare.as_deref().map(read::<R>).transpose()?;
-    // Before anything is measured in vain.
+    // Checked before a measurement that could not be written.
     [&args.output, &args.svg].into_iter().flatten().try_for_each(|path| is_writable(path))?;
     let report = match &args.report {
         Some(path) => read(path)?,
@@ -46,7 +47,7 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
     }
     if let Some(before) = before {
         let table = report.since(&before, colour && !args.json);
-        // Standard output is the report's then.
+        // With `--json`, standard output is the report's.
         if args.json { eprint!("{table}") } else { crate::out::draw(format_args!("\n{table}\n")) }
     }
     Ok(report)
@@ -58,7 +59,7 @@ fn read<R: Report>(path: &Path) -> Result<R> {
     R::from_json(&text).with_context(|| format!("{} is no report", path.display()))
 }
 
-/// That a file can be there.
+/// Checks that a file can be created at `path`.
 fn is_writable(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let is_there = folder.is_none_or(Path::is_dir);
@@ -70,7 +71,7 @@ fn is_writable(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file and says so.
+/// Writes a file and prints its path.
 pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("Written: {}", path.display());

@@ -1,5 +1,5 @@
-//! Folders of a measurement. Whoever is killed leaves its one behind; the next measurement there
-//! removes it.
+//! Temporary folders of measurements. A process that is killed leaves its folder behind; the next
+//! measurement in the same place removes it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -9,21 +9,22 @@ use slipway_lock::Lock;
 use tempfile::TempDir;
 
 const PREFIX: &str = "slipway-bench";
-/// Held by the folder's owner for as long as it lives: the kernel lets go of it in the end. It gets
-/// this name when it is held, so that one that nobody holds is left over.
+/// The lock file in a folder. The owner holds the lock for as long as it lives, and the kernel
+/// releases it in the end. The file gets this name only once it is locked, so an unlocked one is
+/// left over.
 const LOCK: &str = "lock";
 
-/// A folder that goes with its owner.
+/// A folder that is removed on drop.
 pub struct Scratch {
     dir: TempDir,
     _lock: Lock,
 }
 
 impl Scratch {
-    /// Makes one in `place`, and removes those that others of this user left there.
+    /// Makes a folder in `place`, and removes folders that ended processes of this user left there.
     ///
     /// # Errors
-    /// No folder can be made there.
+    /// If no folder can be made in `place`.
     pub fn make_in(place: &Path) -> Result<Self> {
         remove_left_over(place);
         let make = || -> std::io::Result<Self> {
@@ -36,13 +37,14 @@ impl Scratch {
         make().with_context(|| format!("no folder in {}", place.display()))
     }
 
-    /// Where it is.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// What cannot be removed is a file in a place for temporary ones: no reason to stop.
+/// Removes left-over folders in `place`. Failures are ignored: a file that stays in a place for
+/// temporary files does no harm.
 fn remove_left_over(place: &Path) {
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     for entry in entries {
@@ -68,7 +70,7 @@ mod tests {
     fn what_nobody_holds_is_removed_by_the_next() {
         let place = tempfile::tempdir().unwrap();
         let alive = Scratch::make_in(place.path()).unwrap();
-        // As after kill -9: the folder and its file are there, the lock is not.
+        // The state after kill -9: the folder and its file exist, the lock is not held.
         let dead = Scratch::make_in(place.path()).unwrap();
         let left = dead.dir.keep();
         drop(dead._lock);

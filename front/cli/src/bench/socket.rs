@@ -1,4 +1,4 @@
-//! `slipway bench socket`.
+//! `slipway bench socket`: measures ways between two programs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::reports::{self, Report};
 use super::subjects;
 use crate::args::{SocketArgs, SocketLoadArgs};
 
-/// What is measured, with what it is; what others are compared with comes first.
+/// The subjects to measure, with descriptions. The first is the one that others are compared with.
 const SUBJECTS: [(&str, &str); 8] = [
     (
         "tcp-veth",
@@ -43,7 +43,7 @@ const SUBJECTS: [(&str, &str); 8] = [
     ),
     ("ipsec-veth", "tcp-veth with IPsec: ESP in transport mode (AES-128-GCM)"),
 ];
-/// Bandwidth, latency, messages, more and more sockets, idle ones.
+/// Bandwidth, latency, messages, increasing numbers of sockets, idle sockets.
 const LOADS: [&str; 14] = [
     "stream-128k-c1",
     "stream-128k-c16",
@@ -78,7 +78,7 @@ pub fn socket(args: &SocketArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// One of the two programs of a load.
+/// Runs one of the two programs of a load.
 pub fn load(args: &SocketLoadArgs) -> Result<i32> {
     slipway_bench::socket::peer::serve(&args.specification)?;
     Ok(0)
@@ -136,7 +136,7 @@ impl Report for DrfReport {
     }
 }
 
-/// Shares of simulated executors.
+/// Measures the shares of simulated executors.
 fn shares(args: &SocketArgs) -> Result<DrfReport> {
     let plan = if args.quick { DrfPlan::quick() } else { DrfPlan::full() };
     let bar = progress();
@@ -153,7 +153,7 @@ fn loads(args: &SocketArgs) -> Result<Vec<SocketLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
-/// What several ways share, made when the first needs it.
+/// Resources that several ways share, made when the first needs them.
 struct Shared {
     program: Vec<OsString>,
     cpus: Cpus,
@@ -253,7 +253,7 @@ fn run(args: &SocketArgs) -> Result<SocketReport> {
     Ok(SocketReport { apps, ..report })
 }
 
-/// Programs that are installed, over all ways.
+/// Measures the installed programs over all ways.
 fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Vec<AppRun>> {
     let able = |app: &App| match app.lacks() {
         None => true,

@@ -1,15 +1,15 @@
-//! What is measured with which loads: as is asked for, or everything.
+//! Selects subjects and loads: those that the user named, or all.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-/// Those of `all` whose names are in `only`, in the order of `all`; without such names all of them. `kind` is what they are
-/// called.
+/// Returns those of `all` whose names are in `only`, in the order of `all`; if `only` is empty, all
+/// of them. `kind` is the word for them in errors.
 ///
 /// # Errors
-/// A name that is none.
+/// If a name in `only` is unknown.
 pub(super) fn chosen<T: Copy>(
     kind: &str,
     only: &[String],
@@ -23,10 +23,10 @@ pub(super) fn chosen<T: Copy>(
     Ok(all.iter().copied().filter(wanted).collect())
 }
 
-/// The loads that are asked for, or these.
+/// Returns the loads that the user named, or those in `all`.
 ///
 /// # Errors
-/// One of these is none.
+/// If a text in `all` is not a valid load.
 pub(super) fn loads<L: FromStr + Clone>(asked: &[L], all: &[&str]) -> Result<Vec<L>>
 where
     anyhow::Error: From<L::Err>,
@@ -37,7 +37,7 @@ where
     }
 }
 
-/// Lists subjects, each with what it is, and loads.
+/// Lists subjects with their descriptions, and loads.
 pub(super) fn list(subjects: &[(&str, &str)], loads: &[impl Display]) {
     let width = subjects.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     crate::say!("subjects:");

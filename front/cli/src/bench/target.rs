@@ -1,4 +1,4 @@
-//! Targets of `slipway bench block`: processes of their own, measured and then ended.
+//! Targets of `slipway bench block`: processes of their own that are measured and then ended.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,21 +15,21 @@ use super::scratch::Scratch;
 use crate::args::TargetArgs;
 use crate::size::{parse_size, show};
 
-/// Printed by a target once its socket listens.
+/// The line that a target prints once its socket listens.
 const READY: &str = "ready";
-/// The endpoint's id, and the disk's name where a neighbour shares it.
+/// The endpoint's id, and the disk's name if a neighbour shares the disk.
 const ID: &str = "bench";
-/// The neighbour's.
+/// The neighbour's endpoint id.
 const NEIGHBOUR: &str = "neighbour";
 
-/// How a target's clients ring.
+/// How a target's clients ring doorbells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Doorbells {
     Trapped,
     Mapped,
 }
 
-/// `--disk`: the kind of disk behind every target.
+/// The value of `--disk`: the kind of disk behind every target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskKind {
     Ram(u64),
@@ -70,10 +70,11 @@ impl std::fmt::Display for DiskKind {
     }
 }
 
-/// What targets are given: a place for their sockets, and files that are removed afterwards.
+/// The disk for targets: its kind, and the folder for the targets' sockets and files, removed
+/// afterwards.
 pub struct BenchDisk {
     kind: DiskKind,
-    /// Sockets lie here.
+    /// The folder for sockets.
     dir: Scratch,
 }
 
@@ -89,7 +90,7 @@ impl BenchDisk {
         }
     }
 
-    /// Whether what is written can be read again.
+    /// Returns whether data that was written can be read again.
     pub fn holds_data(&self) -> bool {
         !matches!(self.kind, DiskKind::Null(_))
     }
@@ -98,7 +99,8 @@ impl BenchDisk {
         self.kind.to_string()
     }
 
-    /// A disk of this kind as `slipway endpoint` names it, and its file if it has one.
+    /// Makes a disk of this kind. Returns its name for `slipway endpoint`, and its file if it has
+    /// one.
     fn make(&self) -> Result<(String, Option<tempfile::TempPath>)> {
         Ok(match &self.kind {
             DiskKind::Ram(bytes) => (format!("ram:{bytes}"), None),
@@ -114,18 +116,18 @@ impl BenchDisk {
     }
 }
 
-/// A target that runs. Dropping it ends it.
+/// A running target. Dropping it ends it.
 pub struct Target {
     pub socket: PathBuf,
-    /// Of a neighbour, where one was asked for.
+    /// The neighbour's socket, served only if a neighbour was asked for.
     pub neighbour: PathBuf,
     child: Child,
-    /// Its end is the target's sign to end.
+    /// Standard input of the target, which ends when the pipe closes.
     _lifeline: Option<ChildStdin>,
 }
 
 impl Target {
-    /// Starts one; `program` is another build of this one.
+    /// Starts a target; `program` is another build of this program.
     pub fn start(
         disk: &BenchDisk,
         doorbells: Doorbells,
@@ -135,7 +137,7 @@ impl Target {
         Self::start_with(disk, doorbells, cpus, program, false)
     }
 
-    /// Starts one with two controllers of the same disk.
+    /// Starts a target with two controllers of the same disk.
     pub fn start_pair(disk: &BenchDisk, doorbells: Doorbells, cpus: &Cpus) -> Result<Self> {
         Self::start_with(disk, doorbells, cpus, None, true)
     }
@@ -148,7 +150,7 @@ impl Target {
         pair: bool,
     ) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("t").tempdir_in(disk.dir.path())?;
-        // Removed with everything else in the disk's directory.
+        // Removed with everything else in the disk's folder.
         let dir = dir.keep();
         let (socket, neighbour) = (dir.join("cntrl"), dir.join(NEIGHBOUR));
         let (name, file) = disk.make()?;
@@ -174,7 +176,8 @@ impl Target {
         if let Some(output) = child.stdout.take() {
             BufReader::new(output).read_line(&mut line)?;
         }
-        // The target has it open: without a name it goes with the target, however that ends.
+        // The target has the file open. Without a name, the file disappears with the target, in
+        // whatever way that ends.
         drop(file);
         let target = Self { socket, neighbour, child, _lifeline: lifeline };
         if line.trim() != READY {
@@ -186,14 +189,14 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It holds nothing that needs an orderly end.
+        // The target holds nothing that needs an orderly end.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// `slipway bench target`: serves one endpoint, or two of the same disk, until standard input ends. For `bench block` alone:
-/// what is to be served for longer is the daemon's (`slipway endpoint create`).
+/// Runs `slipway bench target`: serves one endpoint, or two of the same disk, until standard input
+/// ends. Only for `bench block`; lasting endpoints are the daemon's (`slipway endpoint create`).
 pub fn serve(args: &TargetArgs) -> Result<i32> {
     if !args.cpu.is_empty() {
         pin(&args.cpu)?;
@@ -216,7 +219,8 @@ pub fn serve(args: &TargetArgs) -> Result<i32> {
     }
     println!("{READY}");
     std::io::stdout().flush()?;
-    // Whoever started this one holds the other end, and lets go when it ends, however it ends.
+    // The process that started this one holds the pipe's other end, which closes when that process
+    // ends in any way.
     std::io::copy(&mut std::io::stdin().lock().take(u64::MAX), &mut std::io::sink())?;
     for endpoint in plane.list() {
         plane.remove(&endpoint.id)?;
@@ -244,7 +248,7 @@ fn endpoint(
     })
 }
 
-/// `NAME=PATH`.
+/// A name and a path, from `NAME=PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub name: String,

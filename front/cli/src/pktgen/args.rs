@@ -13,9 +13,9 @@ use crate::size::parse_duration;
 pub enum PktgenCommand {
     /// Send frames to a station
     ///
-    /// UDP over IPv4 between addresses of 198.18.0.0/15, which are for benchmarks, to the discard port. The
-    /// payload says which run a frame is of, its number and when it was made, so that a sink can tell what is
-    /// lost and how long it took.
+    /// UDP over IPv4 between addresses of 198.18.0.0/15, which are for benchmarks, to the discard
+    /// port. The payload says which run a frame is of, its number and when it was made, so that a
+    /// sink can tell what is lost and how long it took.
     Source {
         #[command(flatten)]
         wire: WireArgs,
@@ -63,7 +63,8 @@ pub enum PktgenCommand {
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct WireArgs {
-    /// Memory port of a network, as `slipway port create` made it; with a "/" in it, its socket's path
+    /// Memory port of a network, as `slipway port create` made it; with a "/" in it, its socket's
+    /// path
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
     /// TAP interface, made if it is not there, and brought up
@@ -111,7 +112,8 @@ pub enum Varied {
 /// Address of the receiver.
 #[derive(Clone, Debug, Args)]
 pub struct OwnArgs {
-    /// MAC address to receive at [default: the port's, if it has one, or a random one; it is printed]
+    /// MAC address to receive at [default: the port's, if it has one, or a random one; it is
+    /// printed]
     #[arg(long, value_name = "ADDRESS")]
     pub mac: Option<Mac>,
 }

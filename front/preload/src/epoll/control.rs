@@ -27,7 +27,7 @@ pub unsafe extern "C" fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     let kernel = || sys!(SYS_epoll_ctl, set, how, fd, event) as c_int;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     let Some(object) = fds::get(fd) else {
         let done = kernel();

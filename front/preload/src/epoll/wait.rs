@@ -177,7 +177,7 @@ unsafe fn wait(
     if events.is_null() {
         return None;
     }
-    // SAFETY: as the caller says; the events are only written.
+    // SAFETY: the caller guarantees room for `most` events, which are only written.
     let into = unsafe { std::slice::from_raw_parts_mut(events, most) };
     Some(guard(|| wait_both(set, own, into, until, mask)) as c_int)
 }
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn epoll_wait(
     most: c_int,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { epoll_pwait(set, events, most, timeout, std::ptr::null()) }
 }
 
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn epoll_pwait(
             Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
             Err(_) => Deadline::NEVER,
         };
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
             return got;
         }
@@ -223,9 +223,9 @@ pub unsafe extern "C" fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     if fds::is_known(set) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees valid pointers.
         let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees valid pointers.
         if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
             return got;
         }

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-/// Returns `SLIPWAY_LIBRARY`, or the library beside the test's program or one folder above; `None` if there is none.
+/// Returns `SLIPWAY_LIBRARY`, or the library beside the test's program or one folder above it.
+/// Returns `None` if there is none.
 pub fn library() -> Option<PathBuf> {
     let named = std::env::var_os("SLIPWAY_LIBRARY").map(PathBuf::from);
     let test = std::env::current_exe().ok()?;

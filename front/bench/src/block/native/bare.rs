@@ -23,17 +23,17 @@ use crate::block::{Measured, Subject, Workload};
 /// Bytes of a logical block.
 const BLOCK: u32 = 512;
 
-/// Our driver on a queue pair whose other end is a thread of this process that polls the tail,
-/// copies 64 bytes of command and the data, and writes 16 bytes of completion. It checks nothing,
-/// knows no PRP list (buffers are contiguous), no other queue than those of the load, no sleep and
-/// no interrupt. What a target needs beyond this is its own doing.
+/// Our driver on a queue pair whose other end is a thread of this process. That thread polls the
+/// tail, copies 64 bytes of command and the data, and writes 16 bytes of completion. It makes no
+/// checks and supports no PRP lists (buffers are contiguous), no further queues, no sleep and no
+/// interrupts. A target's additional cost is the target's own.
 pub struct Bare {
     cpus: Cpus,
     disk: Vec<u8>,
 }
 
 impl Bare {
-    /// A floor with a disk of `disk_bytes`, filled.
+    /// Makes a floor with a disk of `disk_bytes`, filled.
     pub fn new(disk_bytes: u64, cpus: Cpus) -> Self {
         let mut disk = Vec::with_capacity(disk_bytes as usize);
         huge_pages(&mut disk);
@@ -43,15 +43,16 @@ impl Bare {
     }
 }
 
-/// Asks for huge pages behind what `disk` will hold, as a RAM disk does: the floor must not be slower
-/// for want of them. A hint: errors do not matter.
+/// Asks for huge pages behind the future contents of `disk`, as a RAM disk does: the floor must not
+/// be slower without them. This is a hint, so errors do not matter.
 #[allow(unsafe_code)]
 fn huge_pages(disk: &mut Vec<u8>) {
     let spare = disk.spare_capacity_mut();
     let address = spare.as_mut_ptr();
     let start = address.align_offset(rustix::param::page_size());
     let Some(len) = spare.len().checked_sub(start) else { return };
-    // SAFETY: inside the vector's own memory, on a page's border; the advice changes no content.
+    // SAFETY: the range lies inside the vector's own memory, on a page's border; the advice changes
+    // no content.
     let _ = unsafe {
         let first = address.add(start).cast();
         rustix::mm::madvise(first, len, rustix::mm::Advice::LinuxHugepage)
@@ -69,7 +70,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Carries out what was submitted, once around; whether there was anything.
+    /// Executes the submitted commands. Returns whether there were any.
     fn serve(&mut self, cells: &[AtomicU32], memory: &Span, disk: &mut [u8]) -> Result<bool> {
         let tail = cells[tail_doorbell(self.id)].load(Ordering::Acquire);
         if tail == self.head {
@@ -87,7 +88,7 @@ impl Queue {
             } else {
                 memory.read(buffer, place)?;
             }
-            // The phase tag of each slot is what it was not in the round before.
+            // The phase tag of each slot is inverted in each round.
             let word = u32::from(command.id.get()) | u32::from(self.phase) << 16;
             let at = self.completion + self.head as usize * COMPLETION_ENTRY;
             memory.store_u32(at + CompletionEntry::PHASE_DWORD, word)?;
@@ -101,7 +102,7 @@ impl Queue {
     }
 }
 
-/// Everything that a load needs: memory, queues and their other ends.
+/// The memory and the queues of a load, and the queues' other ends.
 struct Layout {
     shared: Shared,
     cells: Arc<[AtomicU32]>,
@@ -131,7 +132,7 @@ impl Layout {
                 command.prp1.set(data + slot * block);
                 command
             };
-            // Its pages are there before anything is timed.
+            // The pages are allocated before anything is timed.
             shared.memory.write(BASE + start, &vec![0; each as usize])?;
             let pair = PinnedPair::new(id, entries, places, &shared.memory)?;
             let bell = Bell::Cells(cells.clone());
@@ -194,7 +195,7 @@ mod tests {
         for name in ["randread-4k-d1", "read-128k-d4", "randrw-512-d32-t2", "write-4k-d40"] {
             let workload: Workload = name.parse().unwrap();
             let measured = bare.run(&workload, Duration::ZERO, time).unwrap();
-            // On a machine as loaded as one likes a few commands end.
+            // Even on a heavily loaded machine a few commands end.
             assert!(measured.latency.count() > 0, "{name}");
             let bytes = measured.latency.count() * u64::from(workload.block_size);
             assert_eq!(measured.bytes, bytes);

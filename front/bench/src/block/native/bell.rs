@@ -9,17 +9,16 @@ use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_ram::Span;
 use slipway_vfio_user::client::{Client, Window};
 
-/// How the threads of a load ring.
+/// The way in which the threads of a load ring doorbells.
 #[derive(Clone)]
 pub(super) enum Bell {
-    /// By a store to a register: a page that the target sweeps, or a function's own.
+    /// A store to a register: in a page that the target sweeps, or of a function.
     Page(Arc<Window>),
-    /// By a message that nobody answers, as QEMU's client does; the lock keeps messages whole.
+    /// A message without reply, as QEMU's client sends it; the lock keeps messages whole.
     Message(Arc<Mutex<Client>>),
-    /// By a store to a page of ours, and by a register as well when the target asked for one (section
-    /// 7.13).
+    /// A store to a page of ours, and to a register if the target asked for that (section 7.13).
     Shadow(Shadow),
-    /// By a store to memory of this process.
+    /// A store to memory of this process.
     Cells(Arc<[AtomicU32]>),
 }
 
@@ -28,12 +27,12 @@ pub(super) enum Bell {
 pub(super) struct Shadow {
     pub doorbells: Span,
     pub events: Span,
-    /// How registers are written.
+    /// The way in which registers are written.
     pub beneath: Box<Bell>,
 }
 
 impl Shadow {
-    /// Forgets what queue pair `id` rang, before a new one gets its number.
+    /// Resets the doorbells of queue pair `id`, before a new pair gets that number.
     pub fn clear(&self, id: u16) -> Result<()> {
         for cell in [tail_doorbell(id), head_doorbell(id)] {
             self.doorbells.store_u32(4 * cell, 0)?;
@@ -42,7 +41,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Stores `value`; whether the target wants the register written.
+    /// Stores `value`. Returns whether the target wants the register written.
     fn store(&self, doorbell: usize, value: u32) -> Result<bool> {
         let at = 4 * doorbell;
         let old = self.doorbells.load_u32(at)?;
@@ -59,7 +58,7 @@ fn post(client: &Mutex<Client>, at: u64, value: u32) -> Result<()> {
 }
 
 impl Bell {
-    /// Doorbell register number `doorbell` of BAR 0 gets `value`.
+    /// Writes `value` to doorbell register number `doorbell` of BAR 0.
     #[inline]
     pub fn ring(&self, (doorbell, value): (usize, u32)) -> Result<()> {
         let at = offset::DOORBELLS + 4 * doorbell as u64;

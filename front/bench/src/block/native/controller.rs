@@ -1,4 +1,4 @@
-//! A controller that our driver has brought up, however its registers are reached.
+//! A controller that our driver has brought up, by any access to its registers.
 
 use anyhow::{Context, Result, ensure};
 use slipway_nvme::driver::{Arena, Driver, RegisterAccess, doorbell_buffer_config, io};
@@ -13,32 +13,32 @@ use crate::block::{Measured, Workload};
 
 /// Entries of the admin queues.
 const ADMIN_ENTRIES: u16 = 32;
-/// The namespace that takes the load.
+/// The id of the namespace under load.
 const NSID: u32 = 1;
-/// Places whose content is looked at before anything is measured.
+/// The number of places whose content is checked after filling the disk.
 const CHECKED: u64 = 32;
-/// Places that are tried before anything is measured, where the disk is filled otherwise.
+/// The number of places that are written and read if the disk is not filled.
 const TRIED: u64 = 4;
-/// A memory page.
+/// Bytes of a memory page.
 pub(super) const PAGE: usize = 4096;
 
-/// Our driver with a controller, and what a load on its namespace 1 needs to know.
+/// Our driver with a controller, and the properties of namespace 1 that loads need.
 pub(super) struct Controller<R> {
     pub driver: Driver<R>,
-    /// How the threads of a load ring.
+    /// The way in which the threads of a load ring.
     pub bell: Bell,
-    /// What it calls itself.
+    /// The controller's model name.
     pub model: String,
     /// Logical blocks of the namespace.
     blocks: u64,
-    /// Bytes of one.
+    /// Bytes of a logical block.
     block_size: u32,
     /// Most bytes of a command.
     largest: u32,
 }
 
 impl<R: RegisterAccess> Controller<R> {
-    /// Brings the controller up; queues and data lie in `arena`.
+    /// Brings the controller up. Queues and data lie in `arena`.
     pub fn bring_up(registers: R, bell: Bell, arena: Arena) -> Result<Self> {
         let mut driver = Driver::new(registers, arena, ADMIN_ENTRIES)?;
         driver.set_queue_count(Workload::MOST_THREADS as u16)?;
@@ -58,13 +58,14 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(Self { driver, bell, model, blocks, block_size, largest })
     }
 
-    /// Whether commands can have such blocks.
+    /// Returns whether commands can have the workload's block size.
     pub fn takes(&self, workload: &Workload) -> bool {
         (self.block_size..=self.largest).contains(&workload.block_size)
     }
 
-    /// Has loads ring by shadow doorbells (Doorbell Buffer Config), as Linux' driver does where the
-    /// doorbells of a controller are trapped; what the controller asks for still goes the old way.
+    /// Makes loads ring shadow doorbells (Doorbell Buffer Config), as Linux' driver does where a
+    /// controller's doorbells are trapped. Registers are still written where the controller asks
+    /// for it.
     pub fn shadow_doorbells(&mut self) -> Result<()> {
         let arena = &mut self.driver.arena;
         let pages = (arena.allocate(PAGE)?, arena.allocate(PAGE)?);
@@ -80,13 +81,13 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(())
     }
 
-    /// Bytes of the namespace.
+    /// Returns the bytes of the namespace.
     pub fn disk_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Writes the whole disk, each place with bytes of its own, and looks at some of them again: what
-    /// is measured afterwards is a disk whose blocks exist, and not one that makes things up.
+    /// Writes the whole disk, with different content at each place, and checks some of it. So the
+    /// disk that is measured afterwards has real blocks.
     pub fn fill(&mut self) -> Result<()> {
         let chunks = self.chunks();
         self.with_buffer(|this, buffer| {
@@ -95,7 +96,7 @@ impl<R: RegisterAccess> Controller<R> {
         })
     }
 
-    /// Writes some places and reads them again: data goes where it is said to go.
+    /// Writes some places and reads them again, to check that data arrives at its address.
     pub fn check(&mut self) -> Result<()> {
         let chunks = self.chunks();
         self.with_buffer(|this, buffer| {
@@ -104,7 +105,7 @@ impl<R: RegisterAccess> Controller<R> {
         })
     }
 
-    /// Gives `work` a queue and a buffer of as many bytes as a command may have.
+    /// Calls `work` with a queue and a buffer of the size of the largest command.
     fn with_buffer(&mut self, work: impl FnOnce(&mut Self, u64) -> Result<()>) -> Result<()> {
         self.driver.create_pair(1, 16, None)?;
         let buffer = self.driver.arena.allocate(self.largest as usize)?;
@@ -114,7 +115,7 @@ impl<R: RegisterAccess> Controller<R> {
         done
     }
 
-    /// Blocks of the largest command.
+    /// Returns the blocks of the largest command.
     fn chunk(&self) -> u64 {
         u64::from(self.largest / self.block_size)
     }
@@ -147,7 +148,7 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(self.driver.transfer(1, command, data)?)
     }
 
-    /// What chunk `number` holds.
+    /// Returns the content of chunk `number`.
     fn content(&self, number: u64) -> Vec<u8> {
         let chunk = self.chunk();
         let blocks = chunk.min(self.blocks - number * chunk);
@@ -156,7 +157,7 @@ impl<R: RegisterAccess> Controller<R> {
         (0..words).flat_map(|at| word(at).to_le_bytes()).collect()
     }
 
-    /// A lane for each thread of `workload`.
+    /// Makes a lane for each thread of `workload`.
     pub fn lanes(&mut self, workload: &Workload) -> Result<Vec<Lane>> {
         let entries = (workload.depth + 1).next_power_of_two().max(16) as u16;
         let mut lanes = Vec::new();
@@ -175,7 +176,8 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(lanes)
     }
 
-    /// A command with a buffer of its own; where it goes and whether it reads is set later.
+    /// Makes a command with a buffer of its own. Its address on the disk and its direction are set
+    /// later.
     fn command(&mut self, workload: &Workload, slot: u16) -> Result<SubmissionEntry> {
         let len = workload.block_size as usize;
         let buffer = self.driver.arena.allocate(len)?;
@@ -186,7 +188,7 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(command)
     }
 
-    /// Gives the lanes' queues and memory back.
+    /// Releases the lanes' queues and memory.
     pub fn clear(&mut self, lanes: Vec<Lane>, workload: &Workload) -> Result<()> {
         let len = workload.block_size as usize;
         for lane in lanes {
@@ -199,12 +201,12 @@ impl<R: RegisterAccess> Controller<R> {
         Ok(())
     }
 
-    /// As a load sees it.
+    /// Returns the controller's properties for a load.
     pub fn taker<'a>(&self, cpus: &'a Cpus, pid: Option<u32>) -> Taker<'a> {
         Taker { cpus, blocks: self.blocks, block_size: self.block_size, pid }
     }
 
-    /// Puts the load on.
+    /// Runs the load.
     pub fn run(
         &mut self,
         (cpus, pid): (&Cpus, Option<u32>),
@@ -219,24 +221,24 @@ impl<R: RegisterAccess> Controller<R> {
     }
 }
 
-/// Up to `places` of `chunks`, evenly apart.
+/// Returns up to `places` of `chunks`, evenly spaced.
 fn spread(chunks: u64, places: u64) -> impl Iterator<Item = u64> {
     let places = places.min(chunks);
     (0..places).map(move |place| place * chunks / places)
 }
 
-/// Gives back the PRP list at `list` of `len` bytes of data, where they took one: one page names up
-/// to 2 MiB.
+/// Releases the PRP list at `list` of `len` bytes of data, if they have one: one page of the list
+/// covers up to 2 MiB.
 fn release_list(arena: &mut Arena, list: u64, len: usize) {
     if len > 2 * PAGE {
         arena.release(list, PAGE);
     }
 }
 
-/// Bytes of memory that a session needs for these loads, one after the other.
+/// Returns the bytes of memory that a session needs for these loads, one after the other.
 pub(super) fn room(workloads: &[Workload]) -> u64 {
-    // Pieces are used again by loads of the same block size and depth; who counts all of them is
-    // never short. The file is sparse: only what is used takes memory.
+    // Loads of the same block size and depth share memory, so counting all of them is never too
+    // little. The file is sparse: only used parts take memory.
     let of = |load: &Workload| {
         let command = load.block_size.max(PAGE as u32) as u64 + PAGE as u64;
         let queue = u64::from((load.depth + 1).next_power_of_two()) * 80 + 2 * PAGE as u64;

@@ -1,23 +1,23 @@
-//! Which processors do what, and what they spent.
+//! Assigns processors, and measures CPU time.
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The processors of target and clients: apart, as long as there are two.
+/// The processors of target and clients: different ones if there are at least two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus {
-    /// For the target's threads.
+    /// Processors of the target's threads.
     pub target: Vec<usize>,
-    /// For the load's threads, in turn.
+    /// Processors of the load's threads, in turn.
     pub client: Vec<usize>,
 }
 
 impl Cpus {
-    /// The first `target` processors that this process may use for the target, the others for
-    /// clients.
+    /// Assigns the first `target` processors that this process may use to the target, and the
+    /// others to clients.
     ///
     /// # Errors
-    /// The kernel does not say which there are.
+    /// If the kernel does not report the processors.
     pub fn split(target: usize) -> Result<Self> {
         let mut cpus = allowed()?;
         if cpus.len() < 2 {
@@ -27,10 +27,10 @@ impl Cpus {
         Ok(Self { target: cpus, client })
     }
 
-    /// All for clients: the target is not in this machine.
+    /// Assigns all processors to clients: the target is not in this machine.
     ///
     /// # Errors
-    /// As for [`Cpus::split`].
+    /// If the kernel does not report the processors.
     pub fn all() -> Result<Self> {
         Ok(Self { target: Vec::new(), client: allowed()? })
     }
@@ -41,10 +41,10 @@ fn allowed() -> Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect())
 }
 
-/// Binds the calling thread, and those that it starts from now on, to `cpus`.
+/// Binds the calling thread, and threads that it starts from now on, to `cpus`.
 ///
 /// # Errors
-/// There is no such processor, or this process may not use it.
+/// If there is no such processor, or this process may not use it.
 pub fn pin(cpus: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -56,12 +56,12 @@ pub fn pin(cpus: &[usize]) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on processors {cpus:?}"))
 }
 
-/// CPU time of all threads of process `pid` so far, ns; None where the kernel does not count it or
-/// the process is gone. Threads that have ended count no more.
+/// Returns the CPU time of all threads of process `pid` so far, ns. Returns `None` if the kernel
+/// does not count it or the process is gone. Threads that have ended are not included.
 pub(super) fn cpu_ns(pid: u32) -> Option<u64> {
     let mut sum = 0_u64;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-        // One that ended just now has no file any more.
+        // A thread that has just ended has no file any more.
         let Ok(text) = std::fs::read_to_string(thread.ok()?.path().join("schedstat")) else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! The driver on a PCI function of the machine that it runs in: in a guest, in user space.
+//! Our driver on a PCI function of the machine that it runs in: in a guest, in user space.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ use super::huge::HugePages;
 use super::pci::PciFunction;
 use crate::block::{Measured, Workload};
 
-/// Every wait for the controller takes at most this: guests may be emulated.
+/// The longest wait for the controller; guests may be emulated.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of BAR 0 up to the last doorbell of a load.
 const REGISTERS: u64 =
     offset::DOORBELLS + 4 * tail_doorbell(Workload::MOST_THREADS as u16 + 1) as u64;
 
-/// BAR 0, mapped.
+/// The registers of BAR 0, mapped.
 struct Registers {
     window: Arc<Window>,
     bell: Bell,
@@ -54,12 +54,13 @@ impl RegisterAccess for Registers {
     }
 }
 
-/// Puts `workload` on the NVMe controller at PCI address `address`, which no driver of the kernel's
-/// has: our driver in user space, polling, with shadow doorbells. Some places of the disk are written
+/// Runs `workload` on the NVMe controller at PCI address `address`, which no kernel driver uses:
+/// our driver in user space, polling, with shadow doorbells. Some places of the disk are written
 /// and read again before.
 ///
 /// # Errors
-/// There is no such function, or no huge pages for it; whatever [`crate::block::Subject::run`] has.
+/// If there is no such function, or no huge pages for it; and the errors of
+/// [`crate::block::Subject::run`].
 pub fn load_function(
     address: &str,
     workload: &Workload,
@@ -67,14 +68,14 @@ pub fn load_function(
     time: Duration,
 ) -> Result<Measured> {
     let memory = HugePages::new(room(std::slice::from_ref(workload)))?;
-    // Goes before the memory does, and with it the function's way to memory.
+    // Dropped before the memory, which disables the function's access to memory.
     let function = PciFunction::open(address, REGISTERS);
     let function = function.with_context(|| format!("function {address}"))?;
     let (window, bell) = (function.registers.clone(), Bell::Page(function.registers.clone()));
     let registers = Registers { window, bell: bell.clone(), since: Instant::now() };
     let mut controller = Controller::bring_up(registers, bell, memory.arena())?;
     ensure!(controller.takes(workload), "the controller takes no commands of this size");
-    // Before doorbells are shadowed: only loads ring those.
+    // Checked before doorbells are shadowed, since only loads ring shadow doorbells.
     controller.check()?;
     controller.shadow_doorbells()?;
     let measured = controller.run((&Cpus::all()?, None), workload, (warm_up, time));

@@ -1,4 +1,4 @@
-//! Memory whose physical addresses are known and stay: huge pages.
+//! Memory with known and fixed physical addresses: huge pages.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,24 +11,24 @@ use slipway_ram::{Access, DmaMap, Permissions, Region};
 
 /// Bytes of a huge page.
 const HUGE: u64 = 2 << 20;
-/// The kernel's pool of them.
+/// The file with the size of the kernel's pool of huge pages.
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
-/// Bytes that a line of /proc/self/pagemap stands for.
+/// Bytes that an entry of /proc/self/pagemap stands for.
 const PAGE: u64 = 4096;
 
-/// Huge pages under their physical addresses. Neither swapped nor moved: the kernel does that to
-/// smaller ones, even to locked ones.
+/// Huge pages under their physical addresses. The kernel neither swaps nor moves huge pages, while
+/// it may move smaller ones even if they are locked.
 pub(super) struct HugePages {
     pub map: DmaMap,
-    /// The physical address of each.
+    /// The physical address of each page.
     pages: Vec<u64>,
-    /// They are its own as long as it is open.
+    /// The memfd, which keeps the pages as long as it is open.
     _file: OwnedFd,
     _pool: Pool,
 }
 
 impl HugePages {
-    /// At least `bytes` of them, zeroed.
+    /// Allocates at least `bytes`, zeroed.
     pub fn new(bytes: u64) -> Result<Self> {
         let count = bytes.div_ceil(HUGE);
         let pool = Pool::grow(count)?;
@@ -46,7 +46,7 @@ impl HugePages {
         Ok(Self { map, pages, _file: file, _pool: pool })
     }
 
-    /// All of it, for a driver.
+    /// Returns an arena of all pages, for a driver.
     pub fn arena(&self) -> Arena {
         let mut arena = Arena::new(self.map.memory(), 0, 0);
         self.pages.iter().for_each(|page| arena.add(*page, HUGE));
@@ -54,7 +54,8 @@ impl HugePages {
     }
 }
 
-/// The physical addresses of the first `count` huge pages of `file`, which are there afterwards.
+/// Returns the physical addresses of the first `count` huge pages of `file`, and allocates those
+/// pages.
 fn physical(file: &OwnedFd, count: u64) -> Result<Vec<u64>> {
     let mut map = DmaMap::new();
     let whole = Region::mapped(file.as_fd(), 0, count * HUGE, Permissions::READ_WRITE);
@@ -63,7 +64,7 @@ fn physical(file: &OwnedFd, count: u64) -> Result<Vec<u64>> {
     let pagemap = File::open("/proc/self/pagemap").context("/proc/self/pagemap")?;
     let page = |number: u64| {
         let at = number * HUGE;
-        // A page that the pool cannot give is a fault here.
+        // If the pool has no page left, this store faults.
         memory.store_u32(at, 0).context("the pool of huge pages is empty")?;
         let mut spans = Vec::new();
         memory.pin(at, HUGE as usize, Access::Write, &mut spans)?;
@@ -75,8 +76,8 @@ fn physical(file: &OwnedFd, count: u64) -> Result<Vec<u64>> {
     (0..count).map(page).collect()
 }
 
-/// The physical address in a line of /proc/PID/pagemap; None where the page is not there, or where the
-/// kernel does not tell it to this process.
+/// Returns the physical address in an entry of /proc/PID/pagemap. Returns `None` if the page is not
+/// present, or if the kernel hides the address from this process.
 fn frame(line: u64) -> Option<u64> {
     const PRESENT: u64 = 1 << 63;
     const FRAME: u64 = (1 << 55) - 1;
@@ -84,7 +85,7 @@ fn frame(line: u64) -> Option<u64> {
     (line & PRESENT != 0 && address != 0 && address.is_multiple_of(HUGE)).then_some(address)
 }
 
-/// The kernel's pool, larger by what is needed; dropping it gives that back.
+/// Additional pages in the kernel's pool, given back on drop.
 struct Pool {
     before: u64,
 }
@@ -121,9 +122,9 @@ mod tests {
 
     #[test]
     fn a_line_says_where_a_page_is() {
-        // As Debian's kernel showed it for a page of a pool.
+        // An entry that Debian's kernel showed for a page of a pool.
         assert_eq!(frame(0xa180_0000_0000_6600), Some(0x660_0000));
-        // Told to nobody but root; not there; no huge page.
+        // Entries that are hidden from non-root users, not present, and not of a huge page.
         for line in [0xa180_0000_0000_0000, 0x2180_0000_0000_6600, 0xa180_0000_0000_6601] {
             assert_eq!(frame(line), None, "{line:#x}");
         }

@@ -14,20 +14,20 @@ use super::bell::Bell;
 use super::cpus::{self, Cpus};
 use crate::block::{Measured, Pattern, Workload};
 
-/// A target that completes nothing for so long is given up.
+/// A target that completes nothing for this time has failed.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// Most completions of a noisy client that are taken between two looks at a quiet one.
+/// The most completions of a noisy client that are taken between two polls of a quiet one.
 const LOUD: usize = 4;
 /// Polls without a completion between two looks at the clock.
 const POLLS: u32 = 1 << 14;
 
-/// Where on the disk commands go.
+/// The sequence of places on the disk.
 #[derive(Clone)]
 struct Places {
     pattern: Pattern,
     /// Logical blocks of each command.
     blocks: u64,
-    /// Commands that fit the disk.
+    /// The number of commands that fit the disk.
     slots: u64,
     state: u64,
     next: u64,
@@ -39,12 +39,13 @@ impl Places {
         if slots == 0 {
             bail!("the disk is smaller than one command's block");
         }
-        // Sequential threads begin in different places, as fio's with offset_increment.
+        // Sequential threads begin in different places, as fio's do with offset_increment.
         let next = slots / Workload::MOST_THREADS as u64 * thread;
         Ok(Self { pattern, blocks, slots, state: 0x9e37_79b9_7f4a_7c15 ^ (thread + 1), next })
     }
 
-    /// A number that nobody can foresee cheaply (xorshift64*, Vigna 2016): the upper half is good.
+    /// Returns a pseudo-random number of 32 bits (xorshift64*, Vigna 2016): the upper half, which
+    /// is the better one.
     #[inline]
     fn random(&mut self) -> u64 {
         self.state ^= self.state >> 12;
@@ -53,7 +54,7 @@ impl Places {
         self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
     }
 
-    /// Turns `command` into the next one.
+    /// Sets the place and direction of the next `command`.
     #[inline]
     fn aim(&mut self, command: &mut SubmissionEntry) {
         let slot = if self.pattern.is_random() {
@@ -76,25 +77,25 @@ impl Places {
     }
 }
 
-/// One thread's queue with commands whose buffers are set, as many as shall be in flight.
+/// One thread's queue pair with prepared commands, as many as shall be in flight.
 pub(super) struct Lane {
     pub pair: PinnedPair,
     pub bell: Bell,
     pub commands: Vec<SubmissionEntry>,
 }
 
-/// Who takes the load, as far as it must be known.
+/// The properties of the controller under load.
 pub(super) struct Taker<'a> {
     pub cpus: &'a Cpus,
     /// Logical blocks of the disk.
     pub blocks: u64,
-    /// Bytes of one.
+    /// Bytes of a logical block.
     pub block_size: u32,
     /// The target's process.
     pub pid: Option<u32>,
 }
 
-/// Runs the load on `lanes`, which are handed back with nothing in flight.
+/// Runs the load on `lanes`, which are returned with nothing in flight.
 pub(super) fn run(
     lanes: Vec<Lane>,
     taker: &Taker<'_>,
@@ -140,7 +141,7 @@ pub(super) fn run(
             lanes.push(lane);
         }
         measured.bytes = measured.latency.count() * u64::from(workload.block_size);
-        // The sleeper wakes a little late: what the target spent is scaled to the time measured.
+        // This thread wakes a little late, so the target's CPU time is scaled to the measured time.
         let slept = after.1.saturating_sub(before.1).max(1) as f64;
         let elapsed = measured.elapsed_ns as f64;
         measured.target_cpu_ns = before
@@ -151,27 +152,27 @@ pub(super) fn run(
     })
 }
 
-/// The time that counts, ns of the clock.
+/// The measured time, in ns of the clock.
 #[derive(Clone, Copy)]
 struct Window {
     from: u64,
     until: u64,
 }
 
-/// A lane's load, under way.
+/// A lane's load while it runs.
 struct Flow {
     lane: Lane,
     places: Places,
     latency: Histogram,
-    /// Of the same commands, up to the last look that found nothing.
+    /// Lower bounds of the same commands' latencies, up to the last poll that found nothing.
     at_least: Histogram,
-    /// When that was.
+    /// The time of that poll.
     looked: u64,
-    /// Most completions that a step takes.
+    /// The most completions that a step takes.
     most: usize,
-    /// When each command was written; 0 while it is not in flight.
+    /// The time when each command was written; 0 while it is not in flight.
     since: Vec<u64>,
-    /// Slots of commands that ended, and when they were written.
+    /// Slots of commands that ended, and the times when these were written.
     ended: Vec<(usize, u64)>,
     in_flight: usize,
 }
@@ -200,9 +201,9 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Takes what completed, and writes as many commands anew unless `stop` or the time says
-    /// otherwise. Gives the time; None: nothing had completed. `TIMED`: every look is timed, so that
-    /// it is known how late it was.
+    /// Takes completions, and writes as many new commands unless `stop` or the time ends the load.
+    /// Returns the time, or `None` if nothing had completed. With `TIMED`, reads the clock at every
+    /// poll, so that the delay of each is known.
     #[inline]
     fn step<const TIMED: bool>(
         &mut self,
@@ -220,7 +221,7 @@ impl Flow {
         }
         let now = clock.nanos();
         if now >= window.until && self.latency.count() == 0 {
-            // A machine that had no time for us: the first command makes the measurement longer.
+            // The machine had no time for this thread: measure until the first command ends.
             window.until = now + 1;
         }
         let more = now < window.until && !stop.load(Ordering::Relaxed);
@@ -249,8 +250,8 @@ impl Flow {
     }
 }
 
-/// Keeps the lane's commands in flight, and counts those that end after the warm-up; gives how long
-/// that was, which is longer than asked for only where no command ended in time.
+/// Keeps the lane's commands in flight, and counts those that end after the warm-up. Returns the
+/// measured time, which is longer than asked for only if no command ended in time.
 fn drive(
     lane: Lane,
     places: Places,
@@ -278,7 +279,7 @@ fn drive(
     Ok((flow.lane, flow.latency, window.until - window.from))
 }
 
-/// One client's part of a load by two.
+/// One client's part of a load by two clients.
 pub(super) struct Part<'a> {
     pub lanes: Vec<Lane>,
     pub taker: Taker<'a>,
@@ -296,10 +297,10 @@ impl Part<'_> {
     }
 }
 
-/// Puts two loads on from one thread, which looks at the lanes of both in turn: on a machine of two
-/// processors both clients share the one that the target leaves. So that the first waits little for
-/// the second, a look at that takes a few completions only; and how late its own looks were at most
-/// is measured with it. Gives the lanes of both back, and what the first measured.
+/// Runs two loads from one thread, which polls the lanes of both in turn: on a machine with two
+/// processors both clients share the one that the target leaves. The noisy client's turns take only
+/// a few completions, so that the quiet one waits little. The greatest delay of the quiet one's
+/// polls is measured, too. Returns the lanes of both, and the quiet client's result.
 pub(super) fn run_beside(
     quiet: Part<'_>,
     loud: Option<Part<'_>>,
@@ -358,14 +359,14 @@ pub(super) fn run_beside(
         let lanes = |flows: Vec<Flow>| flows.into_iter().map(|flow| flow.lane).collect();
         Ok(([lanes(quiet), lanes(loud)], measured))
     };
-    // A thread of its own, so that the caller is not bound to a processor afterwards.
+    // A thread of its own, so that the caller's affinity stays.
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("load".into()).spawn_scoped(scope, work)?;
         thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
     })
 }
 
-/// Takes what completed, at most so many.
+/// Takes completions, `most` at most.
 #[inline]
 fn take(
     pair: &mut PinnedPair,
@@ -394,7 +395,7 @@ fn give_up(silent_ns: u64, stop: &AtomicBool) -> Result<()> {
         bail!("the target completed nothing for {} s", PATIENCE_NS / 1_000_000_000);
     }
     if stop.load(Ordering::Relaxed) {
-        // Another thread's error tells why; what is in flight here ends with the connection.
+        // Another thread's error has the reason; commands in flight here end with the connection.
         None.context("another thread of the load failed")?;
     }
     Ok(())

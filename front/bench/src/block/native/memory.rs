@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_ram::{DmaMap, Memory, Permissions, Region};
 
-/// Where it lies in the target's address space.
+/// The address of the memory in the target's address space.
 pub(super) const BASE: u64 = 1 << 32;
 
 /// A memfd, sealed against shrinking, with a map of it.
@@ -15,7 +15,7 @@ pub(super) struct Shared {
     pub file: OwnedFd,
     pub len: u64,
     pub memory: Memory,
-    /// Its owner: the view above shows what is mapped here.
+    /// The owner of the mapping that `memory` shows.
     _map: DmaMap,
 }
 

@@ -1,14 +1,15 @@
 //! Subjects without a VM: a small user-space NVMe driver of ours.
 //!
-//! [`Session`] is the driver on a vfio-user socket, whoever serves it; the target is another
+//! [`Session`] is the driver on a vfio-user socket, served by any program; the target is another
 //! process and is never called directly. [`Bare`] is the same driver on a queue pair in shared
-//! memory whose other end is a loop that copies and does nothing else: no target is faster, so it
-//! is the floor that others are held against. [`Neighbours`] has two sessions on one target: what a
-//! quiet client's latencies are beside a noisy one's load. They put their load on from the threads of `load`.
+//! memory whose other end is a loop that only copies: no target is faster, so it is the floor that
+//! others are compared with. [`Neighbours`] has two sessions on one target, to measure a quiet
+//! client's latencies beside a noisy one's load. All of them run their load in the threads of
+//! `load`.
 //!
-//! [`load_function`] is the same driver and load on a PCI function of the machine that it runs in: it
-//! is what the program `slipway-load` does in a guest, once [`take`] took the function from the
-//! guest's kernel. Its memory are huge pages, named by their physical addresses.
+//! [`load_function`] is the same driver and load on a PCI function of the machine that it runs in.
+//! The program `slipway-load` does that in a guest, once [`take`] has taken the function from the
+//! guest's kernel. Its memory is huge pages, addressed by their physical addresses.
 
 mod bare;
 mod bell;

@@ -9,31 +9,33 @@ use anyhow::Result;
 use super::Session;
 use crate::block::{Measured, Subject, Workload};
 
-/// Sessions on two controllers that share a reactor and a disk: a quiet client's and a noisy one's.
+/// Two sessions on controllers that share a reactor and a disk: a quiet client's and a noisy one's.
 pub struct Pair {
-    /// Whose latencies are measured.
+    /// The session whose latencies are measured.
     pub quiet: Session,
-    /// Who has the load of the neighbour.
+    /// The session with the neighbour's load.
     pub noisy: Session,
 }
 
-/// How the quiet client is measured.
+/// The condition under which the quiet client is measured.
 #[derive(Clone, Copy)]
 enum Beside {
-    /// By itself.
+    /// Alone.
     Nobody,
-    /// By itself, with commands that are so many times as large. They take longer as those beside a
-    /// neighbour do, and nobody but the machine makes some of them take far longer.
+    /// Alone, with commands that are so many times as large. This is the control: such commands
+    /// take longer, as commands beside a neighbour do, but only the machine makes some of them take
+    /// far longer.
     Larger(u32),
     /// Beside a load of the noisy client.
     Load(Workload),
 }
 
-/// The control's commands, as a multiple: about what a neighbour's turn adds.
+/// The size of the control's commands, as a multiple: it adds about as much time as a neighbour's
+/// turn.
 const LARGER: u32 = 4;
 
-/// The quiet client, alone or beside a load of the noisy one. One thread puts both loads on, so what
-/// the quiet one sees has the work of the neighbour's client in it as well.
+/// The quiet client, alone or beside a load of the noisy one. One thread runs both loads, so the
+/// quiet client's latencies include work of the noisy client's driver.
 pub struct Neighbours {
     name: String,
     pair: Rc<RefCell<Pair>>,
@@ -41,8 +43,8 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Alone, as `name`; alone with larger commands, as `name+4x`; and beside each of `loads`, as
-    /// `name+LOAD`.
+    /// Makes the subjects: alone, as `name`; alone with larger commands, as `name+4x`; and beside
+    /// each of `loads`, as `name+LOAD`.
     pub fn of(name: &str, pair: Pair, loads: &[Workload]) -> Vec<Self> {
         let pair = Rc::new(RefCell::new(pair));
         let alone = [Beside::Nobody, Beside::Larger(LARGER)];
@@ -59,7 +61,7 @@ impl Neighbours {
         all.map(subject).collect()
     }
 
-    /// What the quiet client does.
+    /// Returns the quiet client's load.
     fn quiet(&self, workload: &Workload) -> Workload {
         match self.beside {
             Beside::Larger(times) => Self::larger(workload, times),
@@ -71,7 +73,7 @@ impl Neighbours {
         Workload { block_size: workload.block_size.saturating_mul(times), ..*workload }
     }
 
-    /// What the quiet client does in all, when it is asked for `workloads`.
+    /// Returns all loads of the quiet client when it is asked for `workloads`, controls included.
     pub fn all_of(workloads: &[Workload]) -> Vec<Workload> {
         let larger = workloads.iter().map(|workload| Self::larger(workload, LARGER));
         workloads.iter().copied().chain(larger).collect()

@@ -1,8 +1,8 @@
-//! A PCI function that no kernel driver has: found, taken and reached through sysfs.
+//! A PCI function without a kernel driver: found, taken and accessed through sysfs.
 //!
-//! For a machine without an IOMMU in front of the function, as a sandbox is: what the function is
-//! told to reach are physical addresses, and nothing holds it to them. Only root of a machine that is
-//! nobody else's does this.
+//! This is for a machine without an IOMMU in front of the function, such as a sandbox: the function
+//! gets physical addresses, and nothing restricts it to its own memory. So it is only for root of a
+//! machine that nobody else uses.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -14,21 +14,21 @@ use slipway_vfio_user::client::Window;
 
 /// Class of an NVMe controller: mass storage, non-volatile memory, NVM Express.
 const NVME: &str = "0x010802";
-/// The Command register in configuration space (PCI Local Bus 3.0, 6.2.2), and what is set in it for a
+/// The Command register in configuration space (PCI Local Bus 3.0, 6.2.2), and its bits for a
 /// driver that polls: Memory Space, Bus Master, Interrupt Disable.
 const COMMAND: u64 = 4;
 const DRIVER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
-/// Of these, what makes the function reach memory.
+/// The bit that lets the function access memory.
 const BUS_MASTER: u16 = 1 << 2;
 
-/// Takes the NVMe controller whose only namespace is the block device `disk` from the kernel's driver.
-/// Gives its PCI address, by which it is opened from now on.
+/// Takes the NVMe controller whose only namespace is the block device `disk` from the kernel's
+/// driver. Returns its PCI address, by which it is opened from now on.
 ///
 /// # Errors
-/// The disk is no such controller's, or in use.
+/// If the disk belongs to no such controller, or is in use.
 pub fn take(disk: &Path) -> Result<String> {
     let at = || disk.display().to_string();
-    // Whoever mounted it or has it in an array has it exclusively, too.
+    // A mount or an array holds the disk exclusively, too, so this fails if there is one.
     let open = OpenOptions::new().read(true).custom_flags(libc_excl()).open(disk);
     let number = open.with_context(at)?.metadata()?.rdev();
     let sysfs = Path::new("/sys");
@@ -39,17 +39,17 @@ pub fn take(disk: &Path) -> Result<String> {
     Ok(address)
 }
 
-/// O_EXCL: of a block device, nobody else's exclusively.
+/// Returns O_EXCL, which opens a block device exclusively.
 fn libc_excl() -> i32 {
     rustix::fs::OFlags::EXCL.bits() as i32
 }
 
-/// The directory of the NVMe controller that has the disk with device number `number` and no other.
+/// Returns the folder of the NVMe controller whose only disk has device number `number`.
 fn controller_of(sysfs: &Path, number: u64) -> Result<PathBuf> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let disk = fs::canonicalize(sysfs.join(format!("dev/block/{major}:{minor}")))?;
     let parent = disk.parent().context("no disk of a controller")?;
-    // With native multipath the disk is its subsystem's, which has links to controllers.
+    // With native multipath the disk belongs to its subsystem, which has links to controllers.
     let mut controllers: Vec<PathBuf> = entries(parent, "nvme")
         .into_iter()
         .filter(|entry| entry.is_symlink())
@@ -67,7 +67,7 @@ fn controller_of(sysfs: &Path, number: u64) -> Result<PathBuf> {
     Ok(controller)
 }
 
-/// Entries of a directory whose names begin with `prefix`.
+/// Returns the entries of a folder whose names begin with `prefix`.
 fn entries(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let entries = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -77,14 +77,14 @@ fn entries(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     entries.filter(named).collect()
 }
 
-/// The PCI function above `controller`.
+/// Returns the address of the PCI function above `controller`.
 fn address_of(controller: &Path) -> Result<String> {
     let above = controller.ancestors().filter_map(|dir| dir.file_name()?.to_str());
     let address = above.into_iter().find(|name| is_address(name));
     address.map(str::to_owned).context("its controller is no PCI function")
 }
 
-/// `0000:00:05.0`.
+/// Returns whether `text` has the form `0000:00:05.0`.
 fn is_address(text: &str) -> bool {
     let shape = "xxxx:xx:xx.x";
     text.len() == shape.len()
@@ -94,7 +94,7 @@ fn is_address(text: &str) -> bool {
         })
 }
 
-/// An NVMe controller's function, which may reach memory while this is there.
+/// An NVMe controller's function, which may access memory as long as this value lives.
 pub(super) struct PciFunction {
     pub registers: Arc<Window>,
     config: File,
@@ -102,7 +102,7 @@ pub(super) struct PciFunction {
 }
 
 impl PciFunction {
-    /// Switches the function at `address` on and maps its registers, at least `least` bytes of them.
+    /// Enables the function at `address` and maps its registers, at least `least` bytes of them.
     pub fn open(address: &str, least: u64) -> Result<Self> {
         ensure!(is_address(address), "{address}: no PCI address");
         let dir = Path::new("/sys/bus/pci/devices").join(address);
@@ -113,7 +113,7 @@ impl PciFunction {
         let config = open("config").context("its configuration space")?;
         let enable = dir.join("enable");
         fs::write(&enable, "1").context("switching it on")?;
-        // Off again, whatever fails from here on.
+        // An error in the next steps leaves the function enabled: only dropping `Self` disables it.
         let bar = open("resource0").context("its registers")?;
         let len = bar.metadata()?.len();
         ensure!(len >= least, "{len} bytes of registers are fewer than {least}");
@@ -134,7 +134,7 @@ impl PciFunction {
 
 impl Drop for PciFunction {
     fn drop(&mut self) {
-        // Whatever it still does, it reaches no memory that is somebody else's a moment later.
+        // Stops the function's access to memory, which may soon belong to somebody else.
         let _ = self.command(|command| command & !BUS_MASTER);
         let _ = fs::write(&self.enable, "0");
     }

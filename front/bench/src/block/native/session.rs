@@ -1,4 +1,4 @@
-//! The driver on a vfio-user socket.
+//! Our driver on a vfio-user socket.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -17,15 +17,16 @@ use super::load::{self, Part};
 use super::memory::{BASE, Shared};
 use crate::block::{Measured, Subject, Workload};
 
-/// Every wait for the target takes at most this.
+/// The longest wait for the target.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The region of configuration space, and the Command register in it (PCI Local Bus 3.0, 6.2.2).
+/// The region of configuration space, and the offset of the Command register in it (PCI Local Bus
+/// 3.0, 6.2.2).
 const CONFIGURATION: u32 = 7;
 const COMMAND: u64 = 4;
-/// What a driver sets that polls: Memory Space, Bus Master, Interrupt Disable. The controller need not
-/// keep its interrupt pin.
+/// The bits of the Command register for a driver that polls: Memory Space, Bus Master, Interrupt
+/// Disable. The controller need not maintain its interrupt pin.
 const DRIVER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
-/// BAR 0 over the socket.
+/// The registers of BAR 0, accessed over the socket.
 struct Registers {
     client: Arc<Mutex<Client>>,
     bell: Bell,
@@ -48,7 +49,8 @@ impl RegisterAccess for Registers {
     fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
         let since = self.since;
         let value = self.client(|client| client.read_u32(0, offset));
-        // A driver that waits for a command looks at the status register all the while.
+        // A driver that waits for a command reads the status register all the time, which must not
+        // restart the wait.
         self.since = since;
         value
     }
@@ -79,17 +81,17 @@ pub struct Session {
     controller: Controller<Registers>,
     cpus: Cpus,
     pid: Option<u32>,
-    /// Kept: the controller reaches it.
+    /// Keeps the memory that the controller accesses.
     _memory: Shared,
 }
 
 impl Session {
-    /// Connects to the socket at `path` and brings the controller up; makes room for the largest of
-    /// `workloads`. Doorbells go through the page that the server lets be mapped, or by messages
-    /// where it lets none.
+    /// Connects to the socket at `path`, brings the controller up and reserves memory for
+    /// `workloads`. Doorbells are rung in the page that the server lets clients map, or by messages
+    /// if it lets them map none.
     ///
     /// # Errors
-    /// Nobody serves there, or it is no NVMe controller with a namespace 1.
+    /// If no server is there, or it is no NVMe controller with a namespace 1.
     pub fn connect(
         name: impl Into<String>,
         path: &Path,
@@ -116,36 +118,36 @@ impl Session {
         Ok(Self { name: name.into(), about, controller, cpus, pid, _memory: memory })
     }
 
-    /// Has loads ring by shadow doorbells (Doorbell Buffer Config), as Linux' driver does where the
-    /// doorbells of a controller are trapped.
+    /// Makes loads ring shadow doorbells (Doorbell Buffer Config), as Linux' driver does where a
+    /// controller's doorbells are trapped.
     ///
     /// # Errors
-    /// The controller does not have them.
+    /// If the controller does not support them.
     pub fn shadow_doorbells(&mut self) -> Result<()> {
         self.controller.shadow_doorbells()?;
         self.about.push_str(", shadowed");
         Ok(())
     }
 
-    /// Bytes of the namespace.
+    /// Returns the bytes of the namespace.
     pub fn disk_bytes(&self) -> u64 {
         self.controller.disk_bytes()
     }
 
-    /// Writes the whole disk, each place with bytes of its own, and looks at some of them again: what
-    /// is measured afterwards is a disk whose blocks exist, and not one that makes things up.
+    /// Writes the whole disk, with different content at each place, and checks some of it. So the
+    /// disk that is measured afterwards has real blocks.
     ///
     /// # Errors
-    /// A command fails, or something else is read than was written.
+    /// If a command fails, or data differs from what was written.
     pub fn fill(&mut self) -> Result<()> {
         self.controller.fill()
     }
 
-    /// Puts `workload` on from one thread, and from the same thread, when there is one, the load of a
-    /// neighbour on another session. What this one saw is measured.
+    /// Runs `workload` from one thread, and from the same thread the load of a neighbour on another
+    /// session, if there is one. Measures this session only.
     ///
     /// # Errors
-    /// As for [`Subject::run`].
+    /// Those of [`Subject::run`].
     pub fn run_beside(
         &mut self,
         workload: &Workload,
@@ -190,7 +192,7 @@ impl Subject for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Whoever serves it may be gone by now.
+        // Fails if the server is gone.
         let _ = self.controller.driver.disable().map_err(|error| anyhow!("{error}"));
     }
 }

@@ -1,4 +1,5 @@
-//! A small engine in the machine's time: streams of tenants, a pipe for each stage of each, executors.
+//! A small engine in real time: streams of tenants, a pipe for each stage of a stream, and
+//! executors.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,16 +17,18 @@ use slipway_warp::{
 use super::mix::JOB;
 use super::{DrfTenant, Mix, Work};
 
-/// Time that jobs which an executor was given take it: for so long the machine may be elsewhere.
+/// Seconds of work that an executor is given in advance, so that it stays busy while the machine
+/// runs other things.
 const AHEAD: f64 = 0.004;
-/// Jobs that it is given, at least and at most.
+/// The fewest and the most jobs that an executor is given.
 const DEPTH: (usize, usize) = (4, 24);
-/// A ring between two stages: more than a chain ever has there.
+/// Bytes of a ring between two stages: more than a chain ever has there.
 const RING: usize = 1 << 20;
-/// Bytes after which the pattern of a stream begins again; no power of two, so that what is out of place is seen.
+/// Bytes after which a stream's pattern repeats. It is no power of two, so that misplaced bytes are
+/// detected.
 const PERIOD: usize = 8191;
 
-/// The front of a FIFO.
+/// The front of a FIFO: its first bytes, up to a number.
 struct First<'a>(&'a mut Fifo, usize);
 
 impl Source for First<'_> {
@@ -45,19 +48,19 @@ impl Source for First<'_> {
 struct Stream {
     tenant: usize,
     chain: ChainId,
-    /// From the application, between the stages, to the application.
+    /// The rings: from the application, between the stages, to the application.
     rings: Vec<Fifo>,
     pipes: Vec<Pipe>,
-    /// Bytes that executors have, by stage.
+    /// Bytes that executors are working on, by stage.
     lent: Vec<usize>,
-    /// There when the first stage seals.
+    /// Opens records, if the first stage seals.
     opener: Option<Opener>,
     given: usize,
     got: usize,
     buffer: Vec<u8>,
 }
 
-/// A job of the scheduler's that an executor has, in pieces.
+/// A scheduler's job in flight at an executor, in pieces.
 struct Flight {
     ticket: Ticket<usize>,
     pieces: usize,
@@ -77,7 +80,7 @@ pub struct Engine {
     places: Vec<Place>,
     streams: Vec<Stream>,
     tenants: Vec<DrfTenant>,
-    /// Bytes that applications got, by tenant.
+    /// Bytes that applications received, by tenant.
     got: Vec<u64>,
     pattern: Vec<u8>,
     jobs: VecDeque<Job>,
@@ -93,10 +96,11 @@ impl Engine {
         for executor in &mix.executors {
             let depth = ((executor.capacity * AHEAD) as usize / JOB).clamp(DEPTH.0, DEPTH.1);
             let resource = scheduler.add_resource(&executor.name, depth);
-            // A guess that is wrong for all: it is measured.
+            // The estimate of the rate is wrong for all executors at first: the scheduler measures
+            // it.
             ids.push(scheduler.add_executor(&executor.name, Class::L, resource, 250_000_000));
             let (core, rate) = (Core::new(Class::L, clock.clone()), executor.capacity as u64);
-            // A job is cut in up to three at the ends of rings.
+            // A job is cut into up to three pieces at the ends of rings.
             let simulated = Simulated::new(core, Class::L, rate, 3 * depth, clock.clone());
             places.push(Place { resource, simulated, flights: VecDeque::new() });
         }
@@ -120,7 +124,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Bytes per second that each tenant's applications got in `time`, after `warm_up`.
+    /// Returns the bytes per second that each tenant's applications received in `time`, after
+    /// `warm_up`.
     pub fn run(&mut self, warm_up: Duration, time: Duration) -> Result<Vec<f64>> {
         self.go_on(warm_up)?;
         let (before, began) = (self.got.clone(), self.clock.now());
@@ -148,7 +153,7 @@ impl Engine {
         }
     }
 
-    /// The application writes, and queues as many jobs as its tenant keeps waiting.
+    /// Writes as the application does, and queues as many jobs as the tenant keeps waiting.
     fn top_up(&mut self, number: usize) -> Result<()> {
         let stream = &mut self.streams[number];
         let queued = self.tenants[stream.tenant].queued;
@@ -165,7 +170,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives every executor what it takes.
+    /// Gives every executor as many jobs as it takes.
     fn hand_out(&mut self) -> Result<()> {
         let now = self.clock.now();
         for at in 0..self.places.len() {
@@ -247,7 +252,7 @@ impl Stream {
         places: &mut [Place],
         seed: u64,
     ) -> Self {
-        // Simulated executors work by a core, which takes both parts of a ring.
+        // Simulated executors use a core, which accepts both parts of a wrapped ring.
         let (needs, options) = (Needs::default(), Options::default());
         let same = Rule { sizes: Sizes::Same, needs, least: 1 };
         let secret = Secret::derive(b"a bench of shares", &[&seed.to_le_bytes()]);
@@ -269,7 +274,8 @@ impl Stream {
         Self { tenant, chain, rings, pipes, lent, opener, given: 0, got: 0, buffer }
     }
 
-    /// The application reads all that there is, and looks at it. How many bytes of its own were there.
+    /// Reads and checks all that has arrived, as the application does. Returns the number of
+    /// payload bytes.
     fn arrived(&mut self, pattern: &[u8]) -> Result<usize> {
         let ring = self.rings.last_mut().context("a stream without rings")?;
         let there = ring.readable()?;
@@ -294,7 +300,7 @@ impl Stream {
     }
 }
 
-/// Whether `bytes` are those of the stream from `got` on.
+/// Checks that `bytes` are those of the stream from `got` on.
 fn check(pattern: &[u8], got: &mut usize, bytes: &[u8]) -> Result<()> {
     for part in bytes.chunks(JOB) {
         ensure!(part == &pattern[*got % PERIOD..][..part.len()], "a wrong byte after {got}");
@@ -307,7 +313,8 @@ fn check(pattern: &[u8], got: &mut usize, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The slides' example with real bytes in the machine's time: a ratio, which a loaded machine keeps.
+    /// Runs the slides' example with real bytes in real time. It checks a ratio, which holds on a
+    /// loaded machine, too.
     #[test]
     fn the_example_of_the_slides_has_its_ratio() {
         let mut engine = Engine::new(&Mix::talk()).unwrap();

@@ -1,4 +1,4 @@
-//! Executors, and tenants on them.
+//! Mixes: executors, and tenants on them.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,24 +7,24 @@ pub const UNIT: f64 = 1e6;
 /// Bytes of a job.
 pub const JOB: usize = 8192;
 
-/// What an executor does with bytes.
+/// An executor's work on bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// Copies them.
+    /// Copies the bytes.
     Copy,
-    /// Copies them, and makes a CRC32C.
+    /// Copies the bytes and computes a CRC32C.
     Check,
-    /// Seals them with AES-GCM. First in a chain, if it is there.
+    /// Seals the bytes with AES-GCM. Only as the first in a chain.
     Seal,
 }
 
 /// A simulated executor; each is a resource of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrfExecutor {
-    /// What people call it.
+    /// The name for display.
     pub name: String,
-    /// What it does.
+    /// The kind of work.
     pub work: Work,
     /// Bytes per second.
     pub capacity: f64,
@@ -33,13 +33,13 @@ pub struct DrfExecutor {
 /// A tenant that always has something to send.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrfTenant {
-    /// Its executors, from source to sink.
+    /// Indexes of the tenant's executors, from source to sink.
     pub executors: Vec<usize>,
-    /// Its weight.
+    /// The weight of the tenant's share.
     pub weight: f64,
-    /// Its streams.
+    /// The number of streams.
     pub streams: usize,
-    /// Jobs that wait at each stream's beginning.
+    /// The number of jobs that wait at the beginning of each stream.
     pub queued: usize,
 }
 
@@ -49,7 +49,7 @@ impl DrfTenant {
     }
 }
 
-/// Who shares what.
+/// Executors and the tenants that share them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mix {
     /// The executors.
@@ -58,7 +58,7 @@ pub struct Mix {
     pub tenants: Vec<DrfTenant>,
 }
 
-/// Numbers that look random and are the same in every run (splitmix64).
+/// Pseudo-random numbers, the same in every run (splitmix64).
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -66,7 +66,7 @@ impl Numbers {
         Self(seed)
     }
 
-    /// A number below `limit`, which is small.
+    /// Returns a number below `limit`, which is small.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -77,7 +77,8 @@ impl Numbers {
 }
 
 impl Mix {
-    /// The slides': A uses transport and crypto, B uses transport, with capacities of 100 and 60.
+    /// Returns the slides' example: A uses transport and crypto, B uses transport, with capacities
+    /// of 100 and 60.
     pub fn talk() -> Self {
         let executor = |name: &str, work, units: f64| DrfExecutor {
             name: name.into(),
@@ -93,7 +94,8 @@ impl Mix {
         }
     }
 
-    /// 2 to 8 tenants on 2 to 5 executors of 20 to 100 units, chains in any order. The same for the same `seed`.
+    /// Returns 2 to 8 tenants on 2 to 5 executors of 20 to 100 units, with chains in any order. The
+    /// result depends only on `seed`.
     pub fn random(seed: u64) -> Self {
         let mut numbers = Numbers::new(seed);
         let count = 2 + numbers.below(4);
@@ -108,7 +110,8 @@ impl Mix {
         Self { executors, tenants }
     }
 
-    /// The same, and the first tenant floods: 64 streams in place of one, and four times as much queued in each.
+    /// Returns this mix with a first tenant that floods: 64 times as many streams, and four times
+    /// as much queued in each.
     pub fn flooded(&self) -> Self {
         let mut mix = self.clone();
         if let Some(first) = mix.tenants.first_mut() {
@@ -119,7 +122,7 @@ impl Mix {
     }
 }
 
-/// Some of `count` executors, in any order.
+/// Returns some of `count` executors, in any order.
 fn chain(numbers: &mut Numbers, count: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..count).collect();
     for at in (1..count).rev() {

@@ -1,13 +1,16 @@
-//! Fair shares, measured: tenants that always have something to send, on executors of set rates.
+//! Measurements of fair shares: tenants that always have something to send, on executors of set
+//! rates.
 //!
-//! The scheduler, the pipes and the bytes are the engine's own ([`slipway_warp`]); executors are simulated on top
-//! of a core that really copies, checksums and seals, and end each job when hardware of their rate would. Time
-//! is the machine's. Every byte that arrives is looked at.
+//! The scheduler, the pipes and the bytes are the engine's own ([`slipway_warp`]). Executors are
+//! simulated on a core that really copies, checksums and seals, and end each job when hardware of
+//! their rate would. Time is real, and every byte that arrives is checked.
 //!
-//! - [`Mix`]: executors and tenants; [`Mix::talk`] is the example of SG-IOV's slides, [`Mix::random`] others;
-//! - [`measure_drf`] runs the example, random mixes, and mixes in which a tenant floods; [`DrfReport`] has what
-//!   each tenant got beside the scheduler's own formula and beside a script that knows nothing of it;
-//! - [`drf_table`] and [`drf_plot`] show it.
+//! - [`Mix`]: executors and tenants; [`Mix::talk`] is the example of SG-IOV's slides,
+//!   [`Mix::random`] makes others;
+//! - [`measure_drf`] runs the example, random mixes, and mixes with a tenant that floods;
+//!   [`DrfReport`] has each tenant's rate beside that by the scheduler's own formula and by an
+//!   independent script;
+//! - [`drf_table`] and [`drf_plot`] show the report.
 
 mod engine;
 mod mix;

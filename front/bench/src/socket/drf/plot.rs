@@ -1,4 +1,4 @@
-//! A report of shares as a picture.
+//! Draws a report of shares.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -10,24 +10,24 @@ use crate::svg::{Area, FONT, LINES, printable, write};
 
 /// Width and height of the picture in pixels.
 const SIZE: (i32, i32) = (1000, 620);
-/// Left of the diagram and right of it.
+/// Left and right margins of the diagram.
 const MARGINS: (i32, i32) = (90, 30);
-/// Rows of the example, and where the first is.
+/// Height of the example's rows, and position of the first.
 const ROW: i32 = 26;
 const TOP: i32 = 50;
-/// Most pixels of a bar.
+/// Greatest length of a bar in pixels.
 const BAR: i32 = 560;
 /// Top and bottom of the diagram of errors.
 const ERRORS: (i32, i32) = (230, 560);
-/// Errors of so much are at its edges, and those beyond them too.
+/// The error at the diagram's edges; greater ones are drawn there, too.
 const MOST: f64 = 0.1;
 
-/// A picture of `report`: bars for the slides' example, measured and by the formula; then a point for each tenant of
-/// each mix, as far from the middle as its share is from what it should be, between lines at 5 %. Well-formed SVG
-/// without scripts or outside references.
+/// Draws `report`: bars for the slides' example, measured and by the formula; then a point for each
+/// tenant of each mix, whose distance from the middle is the error of the tenant's share, between
+/// lines at 5 %. The picture is well-formed SVG without scripts or outside references.
 ///
 /// # Errors
-/// When nothing was measured.
+/// If nothing was measured.
 pub fn drf_plot(report: &DrfReport, title: &str) -> Result<String> {
     anyhow::ensure!(!report.cases.is_empty(), "nothing was measured, so there is nothing to draw");
     let mut text = String::new();
@@ -72,7 +72,7 @@ fn bars(area: &Area<'_>, talk: &DrfCase) -> Result<()> {
     Ok(())
 }
 
-/// Where an error is, from the top.
+/// Returns the vertical position of an error.
 fn height(error: f64) -> i32 {
     let middle = f64::from(ERRORS.0 + ERRORS.1) / 2.0;
     let half = f64::from(ERRORS.1 - ERRORS.0) / 2.0;
@@ -92,7 +92,7 @@ fn errors(area: &Area<'_>, cases: &[&DrfCase]) -> Result<()> {
     for (at, case) in cases.iter().enumerate() {
         let x = left + (step * (at as f64 + 1.0)).round() as i32;
         let fill = if case.quiet.is_some() { FILLS[3] } else { FILLS[2] };
-        // What a flooder itself has is not what a flood is about.
+        // A flood is about the other tenants, so the flooder's own error is left out.
         for error in case.errors().skip(usize::from(case.quiet.is_some())) {
             area.draw(&Circle::new((x, height(error)), 3, fill.filled()))?;
         }

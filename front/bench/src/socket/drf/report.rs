@@ -1,4 +1,4 @@
-//! What was measured, with what it should have been.
+//! A report of shares: measured and expected.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,123 +13,125 @@ use super::script::{formula, script};
 use crate::json;
 use crate::report::Environment;
 
-/// Mixes that are measured beside each other: their executors are slow, so that a core has time for several.
+/// The number of mixes that are measured at once: their executors are slow, so a core has time for
+/// several.
 const BESIDE: usize = 3;
 
-/// What is done.
+/// The mixes and times of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrfPlan {
-    /// Random mixes.
+    /// The number of random mixes.
     pub mixes: usize,
-    /// Of them, how many are measured again with a tenant that floods.
+    /// The number of mixes that are measured again with a tenant that floods.
     pub floods: usize,
-    /// Of each before it is measured.
+    /// The time before each measurement.
     pub warm_up: Duration,
-    /// Of each.
+    /// The measured time of each mix.
     pub time: Duration,
 }
 
 impl DrfPlan {
-    /// A hundred mixes, which take about a minute.
+    /// Returns a plan of a hundred mixes, which takes about a minute.
     pub fn full() -> Self {
         let (warm_up, time) = (Duration::from_millis(400), Duration::from_millis(1200));
         Self { mixes: 100, floods: 10, warm_up, time }
     }
 
-    /// A few, which take seconds.
+    /// Returns a plan of a few mixes, which takes seconds.
     pub fn quick() -> Self {
         let (warm_up, time) = (Duration::from_millis(300), Duration::from_millis(600));
         Self { mixes: 6, floods: 2, warm_up, time }
     }
 }
 
-/// One mix.
+/// The results of one mix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrfCase {
     /// `talk`, `mix N`, or `flood N`.
     pub name: String,
-    /// Who shared what.
+    /// The executors and the tenants.
     pub mix: Mix,
-    /// Bytes per second of each tenant, as its applications got them.
+    /// Bytes per second that each tenant's applications received.
     pub measured: Vec<f64>,
-    /// The same by the scheduler's formula.
+    /// Bytes per second of each tenant by the scheduler's formula.
     pub formula: Vec<f64>,
-    /// The same by the script; none where there is no Python.
+    /// Bytes per second of each tenant by the script, or `None` without Python.
     pub script: Option<Vec<f64>>,
-    /// Of a flood: bytes per second of each before the first tenant flooded.
+    /// For a flood, bytes per second of each tenant before the first one flooded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiet: Option<Vec<f64>>,
 }
 
 impl DrfCase {
-    /// What each should have: the script's word, and the formula's where there is none.
+    /// Returns the expected rate of each tenant: by the script, or else by the formula.
     pub fn expected(&self) -> &[f64] {
         self.script.as_deref().unwrap_or(&self.formula)
     }
 
-    /// How far each tenant is from what it should have: 0.01 is 1 % more.
+    /// Returns the relative error of each tenant's rate: 0.01 is 1 % more than expected.
     pub fn errors(&self) -> impl Iterator<Item = f64> + '_ {
         self.measured.iter().zip(self.expected()).map(|(got, due)| got / due - 1.0)
     }
 
-    /// Of a flood: how far the others' rates moved.
+    /// Returns, for a flood, the relative changes of the other tenants' rates.
     pub fn changes(&self) -> impl Iterator<Item = f64> + '_ {
         let quiet = self.quiet.as_deref().unwrap_or_default();
         self.measured.iter().zip(quiet).skip(1).map(|(now, before)| now / before - 1.0)
     }
 }
 
-/// Everything measured by one command. Kept as JSON.
+/// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrfReport {
     /// Version of this format: [`DrfReport::FORMAT`].
     pub format: u32,
-    /// Where and with what.
+    /// The machine and the versions of programs.
     pub environment: Environment,
     /// The command that measured, as it was typed.
     pub command: String,
-    /// What was done.
+    /// The mixes and times.
     pub plan: DrfPlan,
-    /// Mix by mix; the example of the slides first.
+    /// The results, the slides' example first.
     pub cases: Vec<DrfCase>,
 }
 
 impl DrfReport {
-    /// The format's version.
+    /// The version of the JSON that [`DrfReport::to_json`] writes.
     pub const FORMAT: u32 = 1;
 
-    /// From what [`DrfReport::to_json`] made.
+    /// Parses a report that [`DrfReport::to_json`] wrote.
     ///
     /// # Errors
-    /// No JSON, another kind of report, or another format.
+    /// If `text` is no JSON, another kind of report, or of another format version.
     pub fn from_json(text: &str) -> Result<Self> {
         json::read(text, "shares", Self::FORMAT, |report: &Self| report.format)
     }
 
-    /// As JSON, ended by a newline.
+    /// Formats the report as JSON with a newline at the end.
     ///
     /// # Errors
-    /// None in practice; serialisation reports its own.
+    /// None in practice; errors of serialisation are passed on.
     pub fn to_json(&self) -> Result<String> {
         json::write(self)
     }
 
-    /// The largest of `off` by its amount, over the cases whose names begin with `kind`; 0 without any.
+    /// Returns the greatest `off` over the cases whose names begin with `kind`, or 0 without any.
     pub fn worst(&self, kind: &str, off: impl Fn(&DrfCase) -> f64) -> f64 {
         let cases = self.cases.iter().filter(|case| case.name.starts_with(kind));
         cases.map(off).fold(0.0, f64::max)
     }
 }
 
-/// The largest amount.
+/// Returns the greatest absolute value.
 pub fn largest(all: impl Iterator<Item = f64>) -> f64 {
     all.map(f64::abs).fold(0.0, f64::max)
 }
 
-/// Measures the example of the slides, random mixes, and floods; `progress` is told how many are done of how many.
+/// Measures the slides' example, random mixes, and floods. Calls `progress` with the number of
+/// mixes done and of all mixes.
 ///
 /// # Errors
-/// A byte that arrived was not the one that was sent; the script failed.
+/// If a byte that arrived differs from the one that was sent, or the script failed.
 pub fn measure_drf(
     plan: DrfPlan,
     environment: Environment,
@@ -153,7 +155,7 @@ pub fn measure_drf(
     Ok(DrfReport { format: DrfReport::FORMAT, environment, command, plan, cases })
 }
 
-/// All mixes, some beside each other, in the order given.
+/// Measures all mixes, some at the same time. Results are in the order given.
 fn measure(
     plan: &DrfPlan,
     mixes: &[(String, Mix)],
@@ -186,7 +188,7 @@ fn measure(
 pub(super) mod tests {
     use super::*;
 
-    /// A report with made-up figures: 1 % too much for A, 1 % too little for B.
+    /// Makes a report with invented figures: 1 % too much for A, 1 % too little for B.
     pub(in super::super) fn report() -> DrfReport {
         let mix = Mix::talk();
         let case = |name: &str, quiet: Option<Vec<f64>>| DrfCase {

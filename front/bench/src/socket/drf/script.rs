@@ -1,4 +1,4 @@
-//! What each tenant should have, by two who know nothing of each other.
+//! The expected rate of each tenant, from two independent computations.
 
 use std::io::{ErrorKind, Write};
 use std::process::{Command, Stdio};
@@ -9,13 +9,14 @@ use slipway_warp::share::formula::{Demand, fill};
 
 use super::Mix;
 
-/// Progressive filling from its definition; the scheduler's tests have it too.
+/// A script that implements progressive filling from its definition; the scheduler's tests use it,
+/// too.
 const SCRIPT: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../backend/warp/tests/progressive_filling.py"
 ));
 
-/// Bytes per second of each tenant, by the scheduler's own formula.
+/// Returns the bytes per second of each tenant by the scheduler's own formula.
 pub fn formula(mix: &Mix) -> Vec<f64> {
     let demand = |tenant: &super::DrfTenant| {
         let seconds = mix.executors.iter().enumerate().map(|(at, executor)| {
@@ -27,7 +28,8 @@ pub fn formula(mix: &Mix) -> Vec<f64> {
     fill(mix.executors.len(), &demands).iter().map(|grant| grant.rate).collect()
 }
 
-/// The same of all `mixes` by the script. None: there is no Python here.
+/// Returns the bytes per second of each tenant of all `mixes` by the script, or `None` without
+/// Python.
 pub fn script(mixes: &[&Mix]) -> Result<Option<Vec<Vec<f64>>>> {
     let mut command = Command::new("python3");
     command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,4 +1,4 @@
-//! A report of shares as tables for a terminal.
+//! Formats a report of shares as tables for a terminal.
 
 use super::report::largest;
 use super::{DrfCase, DrfReport};
@@ -7,8 +7,8 @@ use crate::table::titled;
 /// Bytes per second of one unit of the slides.
 const UNIT: f64 = super::mix::UNIT;
 
-/// The example of the slides tenant by tenant, then what mixes and floods were off by, the farthest first. Ended by
-/// a newline; bold headings when `colour`.
+/// Formats the slides' example tenant by tenant, then the errors of mixes and floods, the greatest
+/// first, and a newline at the end. Headings are bold if `colour`.
 pub fn drf_table(report: &DrfReport, colour: bool) -> String {
     let mut text = String::new();
     for case in report.cases.iter().filter(|case| case.name == "talk") {

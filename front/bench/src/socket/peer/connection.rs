@@ -1,4 +1,4 @@
-//! One connection of a load, in the clear or with TLS.
+//! One connection of a load, plain or with TLS.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ pub enum Connection {
 }
 
 impl Connection {
-    /// Sends some of `bytes`; how many.
+    /// Sends some of `bytes`. Returns how many.
     #[inline]
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
@@ -24,7 +24,7 @@ impl Connection {
         }
     }
 
-    /// Receives into `bytes`; how many, 0 at the end.
+    /// Receives into `bytes`. Returns the number of bytes, 0 at the end.
     #[inline]
     pub fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -33,7 +33,7 @@ impl Connection {
         }
     }
 
-    /// Whether calls return when they would have to wait.
+    /// Sets whether calls return an error where they would block.
     pub fn set_nonblocking(&mut self, yes: bool) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.set_nonblocking(yes),
@@ -41,7 +41,7 @@ impl Connection {
         }
     }
 
-    /// Sends all of `bytes`, asking again and again where the connection does not block.
+    /// Sends all of `bytes`. Retries at once if the connection does not block.
     #[inline]
     pub fn send_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
@@ -54,7 +54,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Fills `bytes`, asking again and again where the connection does not block. False at its end.
+    /// Fills `bytes`. Retries at once if the connection does not block. Returns `false` if the
+    /// connection ended.
     #[inline]
     pub fn fill(&mut self, bytes: &mut [u8]) -> io::Result<bool> {
         let mut have = 0;
@@ -80,7 +81,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Whether the call can be made again.
+/// Returns whether the call can be retried.
 #[inline]
 pub fn is_early(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)

@@ -1,4 +1,4 @@
-//! Which of many connections are ready, by the C library's epoll.
+//! Waits for many connections, by the C library's epoll.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -7,27 +7,27 @@ use anyhow::{Context, Result};
 
 use super::connection::{Connection, is_early};
 
-/// Events taken in a call.
+/// The most events taken in a call.
 const EVENTS: usize = 256;
 
 /// Readable.
 pub const IN: u32 = libc::EPOLLIN as u32;
 /// Writable.
 pub const OUT: u32 = libc::EPOLLOUT as u32;
-/// Told once when it becomes ready.
+/// Report a connection once when it becomes ready.
 pub const EDGE: u32 = libc::EPOLLET as u32;
 
-/// A set of descriptors.
+/// An epoll set.
 pub struct Epoll {
     fd: OwnedFd,
     events: Vec<libc::epoll_event>,
 }
 
 impl Epoll {
-    /// `connections`, from now on without blocking, by their places.
+    /// Makes a set of `connections`, which become non-blocking and are known by their indexes.
     pub fn of(connections: &mut [Connection], events: u32) -> Result<Self> {
-        #[allow(unsafe_code)] // a library that is loaded before this program must see the call
-        // SAFETY: no memory is passed; the descriptor is new and nobody else's.
+        #[allow(unsafe_code)] // a preloaded library must see the call
+        // SAFETY: no memory is passed; the descriptor is new and has no other owner.
         let fd = unsafe {
             let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
             if fd < 0 {
@@ -40,7 +40,7 @@ impl Epoll {
         for (at, connection) in (0..).zip(connections) {
             connection.set_nonblocking(true)?;
             let mut event = libc::epoll_event { events, u64: at };
-            #[allow(unsafe_code)] // see above
+            #[allow(unsafe_code)] // a preloaded library must see the call
             // SAFETY: the event is valid for the length of the call.
             let result = unsafe {
                 libc::epoll_ctl(
@@ -57,10 +57,11 @@ impl Epoll {
         Ok(epoll)
     }
 
-    /// Waits for some; the place and the events of each. Nothing after `timeout_ms`; -1: never.
+    /// Waits until connections are ready. Returns the index and the events of each, or nothing
+    /// after `timeout_ms`; -1 waits for ever.
     pub fn wait(&mut self, timeout_ms: i32) -> Result<impl Iterator<Item = (usize, u32)> + '_> {
         let count = loop {
-            #[allow(unsafe_code)] // see above
+            #[allow(unsafe_code)] // a preloaded library must see the call
             // SAFETY: there is room for as many events as are asked for.
             let count = unsafe {
                 libc::epoll_wait(
@@ -84,7 +85,7 @@ impl Epoll {
     }
 }
 
-/// Waits, without a pause between, until every connection has ended.
+/// Waits until every connection has ended.
 pub fn until_all_ended(connections: Vec<Connection>) -> Result<()> {
     let mut connections = connections;
     let mut epoll = Epoll::of(&mut connections, IN)?;

@@ -1,5 +1,5 @@
-//! A load on memcached, since no generator for it is as common as the server: a value is asked for over and over, on
-//! many connections, by one thread, in memcached's text protocol.
+//! A load on memcached, for which no generator is as common as the server: one thread requests a
+//! value over and over, on many connections, in memcached's text protocol.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,18 +15,18 @@ use super::epoll::{Epoll, IN};
 const VALUE: usize = 64;
 const ASK: &[u8] = b"get slipway-bench\r\n";
 
-/// What such a client is told, as JSON.
+/// The specification of this load, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memcached {
-    /// Where memcached listens.
+    /// The address of memcached.
     pub memcached: SocketAddr,
-    /// Connections, each with one request under way.
+    /// The number of connections, each with one request in flight.
     pub connections: usize,
-    /// For how long.
+    /// The duration in seconds.
     pub seconds: u64,
 }
 
-/// Puts the load on, and says how many answers came in a second. Each is looked at whole.
+/// Runs the load, and prints the answers per second. Checks every answer completely.
 pub fn ask(told: &Memcached) -> Result<()> {
     let value = "x".repeat(VALUE);
     store(told.memcached, &value)?;
@@ -42,7 +42,7 @@ pub fn ask(told: &Memcached) -> Result<()> {
     for connection in &mut connections {
         connection.send_all(ASK)?;
     }
-    // What has come of each connection's answer.
+    // The bytes of the present answer that have arrived on each connection.
     let mut come = vec![0; connections.len()];
     let (mut answers, mut buffer) = (0u64, vec![0; 2 * answer.len()]);
     while begun.elapsed() < time {

@@ -1,7 +1,7 @@
-//! The processes that put a load on sockets: a client that drives it and a server that answers.
+//! The processes that put load on sockets: a client that drives it and a server that answers.
 //!
-//! Both use the C library's socket functions and nothing else, as any program does: what a library that
-//! is loaded before them changes, changes their load. [`serve`] is all that such a process does.
+//! Both use only the C library's socket functions, as any program does, so a preloaded library
+//! changes their load as it would change any program's. [`serve`] is all that such a process runs.
 
 mod connection;
 mod epoll;
@@ -30,13 +30,13 @@ pub use memcached::Memcached;
 use openssl::Context as Tls;
 pub use openssl::OpenSsl;
 
-/// Sockets on a port of the server: fewer than a client has ports of its own.
+/// Sockets on a port of the server: fewer than the number of a client's own ports.
 const SOCKETS_PER_PORT: usize = 20_000;
 
-/// Connections that may wait to be accepted: fewer than listeners let wait.
+/// The most connections that wait to be accepted: below the backlog of listeners.
 const WAITING: u64 = 64;
 
-/// Which of the two.
+/// The role of a process in a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -46,38 +46,39 @@ pub enum Role {
     Server,
 }
 
-/// What such a process is told, as JSON.
+/// The specification of such a process, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerSpec {
-    /// Which of the two.
+    /// The role of the process.
     pub role: Role,
-    /// Which load.
+    /// The load.
     pub load: SocketLoad,
-    /// Where the server listens.
+    /// The address on which the server listens.
     pub address: IpAddr,
-    /// On which ports, for a client.
+    /// The ports of the server, for a client.
     pub ports: Vec<u16>,
     /// The page shared with the measurement.
     pub board: PathBuf,
-    /// Processors to run on; none: any.
+    /// Processors to run on; if empty, any.
     pub cpus: Vec<usize>,
-    /// A file with the server's key and certificate: TLS by OpenSSL.
+    /// A file with the server's key and certificate for TLS by OpenSSL, or `None` without TLS.
     pub tls: Option<PathBuf>,
-    /// Whether connections must not be the kernel's: a library that leaves them to it would pass unseen.
+    /// Fail if a connection is a kernel socket: a library that leaves connections to the kernel
+    /// would go unnoticed.
     pub past_the_kernel: bool,
 }
 
-/// What a client says at its end.
+/// A client's result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PeerResult {
-    /// Of round trips that began while it was measured, ns.
+    /// Round trips that began during the measured time, ns.
     pub latency: Option<Histogram>,
 }
 
-/// Does what `spec` says, and tells on standard output how far it is.
+/// Runs what `spec` says, and reports progress on standard output.
 ///
 /// # Errors
-/// What stands in the way, the peer's end included.
+/// Any obstacle, the peer's end included.
 pub fn serve(spec: &str) -> Result<()> {
     if let Ok(told) = serde_json::from_str(spec) {
         return memcached::ask(&told);
@@ -95,7 +96,8 @@ pub fn serve(spec: &str) -> Result<()> {
     }
 }
 
-/// As many descriptors as are allowed; a load may have far more sockets than programs usually have.
+/// Raises the limit of descriptors to the most allowed: a load may have far more sockets than usual
+/// programs.
 fn allow_descriptors() -> Result<()> {
     let now = getrlimit(Resource::Nofile);
     let most = std::fs::read_to_string("/proc/sys/fs/nr_open")?.trim().parse().ok();
@@ -113,7 +115,8 @@ fn say(line: &str) -> Result<()> {
 }
 
 fn client(spec: &PeerSpec, board: &Board, tls: Option<&Tls>) -> Result<()> {
-    // What a program has before it has connections is not theirs.
+    // Announced before connecting, so that the process's base memory does not count as the
+    // connections'.
     say("ready")?;
     std::io::stdin().lock().read_line(&mut String::new())?;
     let mut connections = Vec::new();
@@ -164,11 +167,12 @@ fn server(spec: &PeerSpec, board: &Board, tls: Option<&Tls>) -> Result<()> {
 
 fn connection(stream: TcpStream, spec: &PeerSpec, tls: Option<&Tls>) -> Result<Connection> {
     if spec.past_the_kernel {
-        // Not by /proc, which would have the kernel remember the descriptor twice.
+        // Not by /proc, which would make the kernel allocate further objects for the descriptor.
         let kernels = FileType::from_raw_mode(fstat(&stream)?.st_mode).is_socket();
         anyhow::ensure!(!kernels, "the engine left a connection to the kernel");
     }
-    // What is small and answered must not wait for more; a stream is left as programs have it.
+    // Small messages that are answered must not wait for more; a stream keeps the default, as
+    // programs do.
     if matches!(spec.load.traffic, Traffic::Pingpong(_) | Traffic::Window) {
         stream.set_nodelay(true)?;
     }
@@ -178,14 +182,14 @@ fn connection(stream: TcpStream, spec: &PeerSpec, tls: Option<&Tls>) -> Result<C
     }
 }
 
-/// Until the measurement closes standard input.
+/// Waits until the measurement closes standard input.
 fn wait_for_end() -> Result<()> {
     let mut line = String::new();
     while std::io::stdin().lock().read_line(&mut line)? > 0 {}
     Ok(())
 }
 
-/// Whether the load is over.
+/// Returns whether the load is over.
 fn over(board: &Board) -> bool {
     board.phase() == Phase::Over
 }

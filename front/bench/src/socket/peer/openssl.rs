@@ -1,6 +1,8 @@
-//! TLS by the system's OpenSSL, which is loaded where it is installed: what most programs have, as it is.
+//! TLS by the system's OpenSSL, loaded at run time if it is installed, with the settings that most
+//! programs use.
 //!
-//! TLS 1.3 with AES-128-GCM and nothing else. The client trusts anybody: the handshake is not measured.
+//! Only TLS 1.3 with AES-128-GCM. The client accepts any certificate: the handshake is not
+//! measured.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io;
@@ -23,7 +25,8 @@ const SSL_FILETYPE_PEM: c_int = 1;
 const SSL_CTRL_MODE: c_int = 33;
 const SSL_CTRL_SET_MIN_PROTO_VERSION: c_int = 123;
 const TLS1_3_VERSION: c_long = 0x304;
-/// Write what goes, from wherever the rest lies by then; read on by itself after what is no data.
+/// SSL_MODE_ENABLE_PARTIAL_WRITE, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER, SSL_MODE_AUTO_RETRY: write
+/// as much as fits, retry from another buffer, and continue reading after records without data.
 const SSL_MODES: c_long = 1 | 2 | 4;
 const SSL_ERROR_WANT_READ: c_int = 2;
 const SSL_ERROR_WANT_WRITE: c_int = 3;
@@ -54,20 +57,22 @@ pub struct OpenSsl {
 
 #[allow(unsafe_code)] // a foreign library has no safe form
 impl OpenSsl {
-    /// None: it is not installed.
-    #[allow(clippy::missing_transmute_annotations)] // the fields say it
+    /// Loads the library. Returns `None` if it is not installed.
+    #[allow(clippy::missing_transmute_annotations)] // the fields give the types
     pub fn load() -> Option<Self> {
-        // SAFETY: the name ends with a zero. The library is never closed, so that its functions stay.
+        // SAFETY: the name ends with a zero. The library is never closed, so its functions stay
+        // valid.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) };
         let library = NonNull::new(library)?;
         let find = |name: &CStr| {
             // SAFETY: the library is open, the name ends with a zero.
             NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
         };
-        /// What was found, as the function that the field declares.
+        /// Converts a symbol to the function type that the field declares.
         macro_rules! function {
             ($name:literal) => {
-                // SAFETY: the field's type is that of the header's declaration; the interface of version 3 is stable.
+                // SAFETY: the field's type is that of the header's declaration; the interface of
+                // version 3 is stable.
                 unsafe { std::mem::transmute::<Opaque, _>(find($name)?) }
             };
         }
@@ -91,23 +96,24 @@ impl OpenSsl {
     }
 }
 
-/// What sessions have in common.
+/// The state that sessions share.
 pub struct Context {
     library: OpenSsl,
     context: Opaque,
     role: Role,
 }
 
-#[allow(unsafe_code)] // see above
+#[allow(unsafe_code)] // a foreign library has no safe form
 impl Context {
-    /// `file` has the server's key and certificate.
+    /// Makes a context. `file` has the server's key and certificate.
     ///
     /// # Errors
-    /// OpenSSL is not installed, or refuses the file.
+    /// If OpenSSL is not installed, or refuses the file.
     pub fn new(role: Role, file: &Path) -> Result<Self> {
         let library = OpenSsl::load().context("OpenSSL 3 is not installed (libssl.so.3)")?;
         let file = CString::new(file.as_os_str().as_bytes())?;
-        // SAFETY: functions of the library on what it made just now; texts end with a zero.
+        // SAFETY: the library's functions get only objects that the library made just now, and
+        // texts that end with a zero.
         unsafe {
             let method = match role {
                 Role::Client => (library.client)(),
@@ -128,13 +134,14 @@ impl Context {
         }
     }
 
-    /// A session on `stream`, after the handshake.
+    /// Makes a session on `stream`, and does the handshake.
     ///
     /// # Errors
-    /// The other side does not agree.
+    /// If the handshake fails.
     pub fn shake_hands(&self, stream: TcpStream) -> Result<Session> {
         let library = self.library;
-        // SAFETY: the context lives; the session is made here, and has the descriptor as long as it lives.
+        // SAFETY: the context lives; the session is made here, and has the descriptor as long as it
+        // lives.
         unsafe {
             let session = (library.session)(self.context).context("SSL_new")?;
             let session = Session { library, session, stream };
@@ -159,9 +166,9 @@ pub struct Session {
     stream: TcpStream,
 }
 
-#[allow(unsafe_code)] // see above
+#[allow(unsafe_code)] // a foreign library has no safe form
 impl Session {
-    /// As for a socket.
+    /// Sends some of `bytes`. Returns how many.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let length = bytes.len().min(1 << 30) as c_int;
         // SAFETY: the session lives, and so do as many bytes.
@@ -169,7 +176,7 @@ impl Session {
         self.outcome(done)
     }
 
-    /// As for a socket.
+    /// Receives into `bytes`. Returns the number of bytes, 0 at the end.
     pub fn receive(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let length = bytes.len().min(1 << 30) as c_int;
         // SAFETY: the session lives, and there is room for as many bytes.
@@ -181,19 +188,19 @@ impl Session {
         if done > 0 {
             return Ok(done as usize);
         }
-        // Before anything else: the next call of this thread has another.
+        // Read first: the next call of this thread may change errno.
         let errno = io::Error::last_os_error();
         // SAFETY: the session lives.
         match unsafe { (self.library.error)(self.session, done) } {
             SSL_ERROR_WANT_READ | SSL_ERROR_WANT_WRITE => Err(io::ErrorKind::WouldBlock.into()),
             SSL_ERROR_ZERO_RETURN => Ok(0),
             SSL_ERROR_SYSCALL => Err(errno),
-            // OpenSSL 3 has an end without a notice as an error of the protocol.
+            // OpenSSL 3 reports an end without a close notice as a protocol error.
             _ => Ok(0),
         }
     }
 
-    /// As for a socket.
+    /// Sets whether calls return an error where they would block.
     pub fn set_nonblocking(&mut self, yes: bool) -> io::Result<()> {
         self.stream.set_nonblocking(yes)
     }
@@ -205,7 +212,7 @@ impl AsFd for Session {
     }
 }
 
-#[allow(unsafe_code)] // see above
+#[allow(unsafe_code)] // a foreign library has no safe form
 impl Drop for Session {
     fn drop(&mut self) {
         // SAFETY: the session is ours, and is not used any more.

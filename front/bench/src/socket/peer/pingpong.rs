@@ -1,4 +1,4 @@
-//! A message there and the same back.
+//! A load that sends a message and gets the same message back.
 
 use std::time::Instant;
 
@@ -10,7 +10,8 @@ use super::super::load::Pace;
 use super::connection::Connection;
 use super::{Board, SocketLoad, over};
 
-/// Sends and waits for the answer until the load is over; how long each took, ns.
+/// Sends messages and waits for each answer until the load is over. Returns the round-trip times,
+/// ns.
 pub fn drive(
     connections: Vec<Connection>,
     load: &SocketLoad,

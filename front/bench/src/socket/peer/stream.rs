@@ -1,4 +1,4 @@
-//! One side sends without a pause, the other reads.
+//! A load in which one side sends without a pause and the other reads.
 
 use anyhow::Result;
 
@@ -6,9 +6,9 @@ use super::connection::{Connection, is_early};
 use super::epoll::{Epoll, IN, OUT};
 use super::{Board, SocketLoad, over};
 
-/// What a reader has room for at least.
+/// The smallest receive buffer of a reader.
 const ROOM: usize = 128 << 10;
-/// How long a sender waits for room before it looks whether the load is over, ms.
+/// The longest time that a sender waits for room before it checks whether the load is over, ms.
 const LOOK: i32 = 100;
 
 /// Sends until the load is over.
@@ -21,7 +21,7 @@ pub fn send(mut connections: Vec<Connection>, load: &SocketLoad, board: &Board) 
         return Ok(());
     }
     let mut epoll = Epoll::of(&mut connections, OUT)?;
-    // Bytes of the present message that each has sent.
+    // Bytes of the present message that each connection has sent.
     let mut sent = vec![0; connections.len()];
     while !over(board) {
         for (at, _) in epoll.wait(LOOK)? {
@@ -35,7 +35,7 @@ pub fn send(mut connections: Vec<Connection>, load: &SocketLoad, board: &Board) 
     Ok(())
 }
 
-/// Reads until all have ended.
+/// Reads until all connections have ended.
 pub fn receive(mut connections: Vec<Connection>, load: &SocketLoad, board: &Board) -> Result<()> {
     let mut buffer = vec![0; ROOM.max(load.bytes as usize)];
     if let [connection] = connections.as_mut_slice() {
@@ -68,7 +68,7 @@ pub fn receive(mut connections: Vec<Connection>, load: &SocketLoad, board: &Boar
     Ok(())
 }
 
-/// A client that closes with answers unread resets the connection: that is an end, too.
+/// Treats a reset as an end: a client that closes with unread answers resets the connection.
 pub fn ended(error: std::io::Error) -> Result<()> {
     match error.kind() {
         std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,4 +1,4 @@
-//! As a stream, with as many bytes under way as are agreed on: a byte comes back for each message.
+//! A stream with a limit of bytes in flight: the reader answers each message with a byte.
 
 use anyhow::Result;
 
@@ -7,22 +7,22 @@ use super::epoll::{EDGE, Epoll, IN, OUT};
 use super::stream::ended;
 use super::{Board, SocketLoad, over};
 
-/// What a reader has room for at least.
+/// The smallest receive buffer of a reader.
 const ROOM: usize = 128 << 10;
-/// How long a sender waits before it looks whether the load is over, ms.
+/// The longest time that a sender waits before it checks whether the load is over, ms.
 const LOOK: i32 = 100;
 
 /// The sender's side of a connection.
 struct Sender {
     connection: Connection,
-    /// Messages that may be sent.
+    /// The number of messages that may be sent.
     credit: u32,
-    /// Bytes of the present message that are sent.
+    /// Bytes of the present message that were sent.
     sent: usize,
 }
 
 impl Sender {
-    /// Takes what came back, and sends all that may be sent.
+    /// Takes answers, and sends all that the credit allows.
     fn go_on(&mut self, message: &[u8], answers: &mut [u8]) -> Result<()> {
         loop {
             match self.connection.receive(answers) {
@@ -63,14 +63,14 @@ pub fn send(mut connections: Vec<Connection>, load: &SocketLoad, board: &Board) 
 /// The reader's side of a connection.
 struct Reader {
     connection: Connection,
-    /// Bytes that came of the present message.
+    /// Bytes of the present message that have arrived.
     have: usize,
-    /// Messages that came and are not answered.
+    /// The number of messages that have arrived and are not answered.
     owed: usize,
 }
 
 impl Reader {
-    /// Reads what there is, once, and answers. False at the end.
+    /// Reads once what has arrived, and answers. Returns `false` at the end.
     fn go_on(&mut self, bytes: usize, buffer: &mut [u8], board: &Board) -> Result<bool> {
         match self.connection.receive(buffer) {
             Ok(0) => return Ok(false),
@@ -94,7 +94,7 @@ impl Reader {
     }
 }
 
-/// Reads and answers until all have ended.
+/// Reads and answers until all connections have ended.
 pub fn receive(mut connections: Vec<Connection>, load: &SocketLoad, board: &Board) -> Result<()> {
     let (bytes, mut buffer) = (load.bytes as usize, vec![0; ROOM.max(load.bytes as usize)]);
     let mut epoll = Epoll::of(&mut connections, IN)?;

@@ -1,4 +1,4 @@
-//! Guests as subjects.
+//! Guests as measured subjects.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -14,14 +14,14 @@ use slipway_runtime::v1::volume_spec::{Device, Source};
 
 use super::node::{Guest, Node, SharedDisk, shells};
 
-/// The disk in a guest that has one of its own.
+/// The disk's device node in a guest with a disk of its own.
 pub const OWN: &str = "/dev/slipway/bench";
-/// The disk in guests that share one.
+/// The disk's device node in guests that share a disk.
 const SHARED: &str = "/dev/slipway-bench";
-/// Where a database's file system is mounted.
+/// The mount point of a database's file system.
 const MOUNTED: &str = "/bench";
 
-/// The disk of a guest that has one of its own.
+/// Returns the volume of a guest with a disk of its own.
 pub fn volume(file: &Path, device: Device) -> VolumeSpec {
     VolumeSpec {
         name: "bench".to_owned(),
@@ -36,14 +36,14 @@ pub struct Guests {
     name: String,
     about: &'static str,
     device: &'static str,
-    /// Before the disk, which cannot go while it is in use.
+    /// Dropped before the disk, which cannot be removed while it is in use.
     guests: Vec<Guest>,
     node: Rc<Node>,
     _disk: Option<SharedDisk>,
 }
 
 impl Guests {
-    /// One guest whose disk is `file`, behind `device`.
+    /// Starts one guest whose disk is `file`, behind `device`.
     pub fn alone(
         node: &Rc<Node>,
         name: &str,
@@ -56,7 +56,7 @@ impl Guests {
         Ok(Self { name, about, device: OWN, guests, node, _disk: None })
     }
 
-    /// Two guests that share one disk, which is `file`.
+    /// Starts two guests that share one disk, which is `file`.
     pub fn sharing(node: &Rc<Node>, name: &str, about: &'static str, file: &Path) -> Result<Self> {
         let disk = SharedDisk::create(node, file)?;
         let mut guests = Vec::new();
@@ -79,7 +79,8 @@ impl Subject for Guests {
         self.about.to_owned()
     }
 
-    /// Several guests' commands count together, in the time of the one that took longest.
+    /// Runs fio in all guests. Their commands count together, in the time of the guest that took
+    /// longest.
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {
         let arguments = fio_arguments(workload, self.device, warm_up, time).join(" ");
         let script = format!("fio {arguments}");

@@ -10,15 +10,15 @@ use slipway_bench::block::{
     fio_arguments, fio_measured, rocks_measured, rocks_script,
 };
 
-/// Debian's packages, by the program that a load needs.
+/// Debian's package for each program that a load needs.
 const PACKAGES: [(&str, &str); 2] = [("fio", "fio"), ("db_bench", "rocksdb-tools")];
 
-/// The package that brings `program`.
+/// Returns the package that contains `program`.
 pub fn package(program: &str) -> &'static str {
     PACKAGES.iter().find(|(known, _)| *known == program).map_or("", |(_, package)| package)
 }
 
-/// Fails with the package's name when the host is `wanted` and lacks `program`.
+/// Fails with the package's name if `wanted` is set and the host lacks `program`.
 pub fn need(program: &str, wanted: bool) -> Result<()> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !wanted || std::env::split_paths(&path).any(|dir| dir.join(program).is_file()) {
@@ -33,12 +33,12 @@ pub fn need(program: &str, wanted: bool) -> Result<()> {
 
 pub struct Host {
     file: PathBuf,
-    /// Beside the file, for databases.
+    /// The folder for databases, beside the file.
     dir: PathBuf,
 }
 
 impl Host {
-    /// Makes the directory `dir` for databases.
+    /// Makes the folder `dir` for databases.
     pub fn new(file: PathBuf, dir: PathBuf) -> Result<Self> {
         std::fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(Self { file, dir })
@@ -81,7 +81,7 @@ impl RocksSubject for Host {
     }
 }
 
-/// Standard output of a command that ends well.
+/// Returns the standard output of a command, or an error if the command fails.
 fn output(mut command: Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("cannot start {program}"))?;

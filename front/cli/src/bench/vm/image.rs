@@ -9,13 +9,14 @@ use slipway_runtime::Config;
 use crate::args::Pull;
 use crate::progress::Fetch;
 
-/// The image that is made where nobody names one.
+/// The image that is made if the user names none.
 const OWN: &str = "slipway-bench:bookworm";
 const SUITE: &str = "bookworm";
-/// What the loads need in a guest.
+/// The packages that the loads need in a guest.
 const PACKAGES: &str = "fio,rocksdb-tools,e2fsprogs,mount";
 
-/// The image called `named`; without a name our own, made at the first use from Debian's packages.
+/// Returns the image called `named`. Without a name it returns our own, made at the first use from
+/// Debian's packages.
 pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Image)> {
     if let Some(named) = named {
         return Ok((named.to_owned(), crate::image::ensure(config, named, Pull::Missing).await?));
@@ -36,8 +37,8 @@ pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Imag
 fn bootstrap(tree: &std::path::Path) -> Result<()> {
     let missing = "mmdebstrap is missing: `apt-get install mmdebstrap` brings it, or --image names an \
                    image that has fio (and rocksdb-tools for --rocksdb)";
-    // Its mounts are in a namespace of its own: whatever ends it, nothing of the host lies in the tree
-    // that is removed.
+    // Mounts are made in their own mount namespace. So in whatever way the command ends, nothing of
+    // the host is mounted in the tree, which is removed.
     let output = Command::new("unshare")
         .args([
             "--mount",
@@ -51,7 +52,7 @@ fn bootstrap(tree: &std::path::Path) -> Result<()> {
         .arg(tree)
         .output();
     let output = output.context("cannot start unshare (util-linux)")?;
-    // As a shell says that there is no such program.
+    // A shell's exit status if there is no such program.
     if output.status.code() == Some(127) {
         bail!(missing);
     }

@@ -1,9 +1,10 @@
-//! `slipway bench block` with guests: the thesis's configurations, all on the same file of the host.
+//! `slipway bench block` with guests: the thesis's configurations, all on the same file of the
+//! host.
 //!
-//! [`Medium`] is that file; [`node::Node`] starts a sandbox for each configuration, whose disk is a
-//! namespace of ours or a device of QEMU's own; [`guest::Guests`] runs fio or RocksDB in them, and
-//! [`host::Host`] beside them; [`user::UserGuest`] runs our own user-space driver in one. All guests
-//! are up from the first turn to the last; one of them works.
+//! [`Medium`] is that file. [`node::Node`] starts a sandbox for each configuration, whose disk is a
+//! namespace of ours or a device of QEMU's own. [`guest::Guests`] runs fio or RocksDB in them, and
+//! [`host::Host`] on the host; [`user::UserGuest`] runs our own user-space driver in a guest. All
+//! guests are up from the first turn to the last, and one at a time works.
 
 mod guest;
 mod host;
@@ -26,7 +27,7 @@ use host::Host;
 use node::Node;
 use user::UserGuest;
 
-/// Configurations, with what they are.
+/// The configurations, with descriptions.
 pub const CONFIGURATIONS: [(&str, &str); 6] = [
     ("host", "no guest: the host's kernel, straight on the file"),
     ("qemu-nvme", "a guest on the NVMe controller that QEMU emulates: io_uring, no page cache"),
@@ -41,21 +42,21 @@ const USER: &str = "slipway-user";
 /// The configuration whose guests share a disk.
 const SHARED: &str = "slipway-shared";
 
-/// Those of `names` that can have a file system.
+/// Returns those of `names` that can have a file system.
 pub fn with_file_system<'a>(names: &[&'a str]) -> Vec<&'a str> {
     names.iter().copied().filter(|name| ![USER, SHARED].contains(name)).collect()
 }
 
-/// A directory with the file that configurations are measured on. Those after the first whose disk is
-/// the plane's have one like it: it lets nobody write a file that is a disk of its own already. Removed
-/// on drop, and when the user interrupts.
+/// A folder with the file that configurations are measured on. Further configurations with a disk
+/// of the plane get a file of their own with the same content, since the plane does not let two
+/// disks write to one file. Removed on drop, and when the user interrupts.
 pub struct Medium {
     dir: Scratch,
     about: String,
 }
 
 impl Medium {
-    /// New files of `kind`, in RAM or in a directory, every block of them written.
+    /// Makes files of `kind`, in RAM or in a folder, and writes every block of them.
     pub fn make(kind: &DiskKind, names: &[&str]) -> Result<Self> {
         let (place, bytes) = match kind {
             DiskKind::Ram(bytes) => (PathBuf::from("/dev/shm"), *bytes),
@@ -77,7 +78,7 @@ impl Medium {
         Ok(medium)
     }
 
-    /// The file of configuration `name`.
+    /// Returns the file of configuration `name`.
     fn file(&self, name: &str) -> PathBuf {
         let own = if [USER, SHARED].contains(&name) { name } else { "disk" };
         self.dir.path().join(own)
@@ -88,8 +89,8 @@ impl Medium {
     }
 }
 
-/// Removes `dir` and ends this process when the user or a supervisor asks it to end. Guests end by
-/// themselves then.
+/// Removes `dir` and ends this process when the user or a supervisor asks it to end. The guests
+/// then end by themselves.
 fn remove_when_interrupted(dir: PathBuf) {
     use tokio::signal::unix::{SignalKind, signal};
     let wait = move || -> std::io::Result<()> {
@@ -102,14 +103,14 @@ fn remove_when_interrupted(dir: PathBuf) {
                 _ = terminate.recv() => libc::SIGTERM,
             })
         })?;
-        // What cannot be removed is a file in a place for temporary ones.
+        // A file that stays in a place for temporary files does no harm.
         let _ = std::fs::remove_dir_all(&dir);
         std::process::exit(128 + number);
     };
     std::thread::spawn(wait);
 }
 
-/// Writes `file` whole, with bytes that no layer below makes less of.
+/// Fills `file` with bytes that no layer below can compress.
 fn fill(mut file: std::fs::File, bytes: u64) -> std::io::Result<()> {
     use std::io::Write;
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -126,14 +127,15 @@ fn fill(mut file: std::fs::File, bytes: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// The subjects of a run and what they need. Dropping it ends the guests.
+/// The subjects of a run, with their node and disk. Dropping it ends the guests.
 pub struct Machines {
     node: Option<Rc<Node>>,
     medium: Medium,
 }
 
 impl Machines {
-    /// Prepares what `names` need: the image, the daemon. `threads` is the most that a load has.
+    /// Prepares the image and the daemon if `names` need them. `threads` is the most that a load
+    /// has.
     pub fn new(
         node: &NodeArgs,
         args: &BlockArgs,
@@ -147,12 +149,12 @@ impl Machines {
         Ok(Self { node: node.map(Rc::new), medium })
     }
 
-    /// What all disks are, in a few words.
+    /// Describes the disk that all configurations have, in a few words.
     pub fn disk(&self) -> &str {
         &self.medium.about
     }
 
-    /// One subject for each of `names`, for fio.
+    /// Returns one subject for each of `names`, for fio.
     pub fn subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn Subject>>> {
         let subject = |name: &&str| -> Result<Box<dyn Subject>> {
             Ok(match *name {
@@ -164,7 +166,7 @@ impl Machines {
         names.iter().map(subject).collect()
     }
 
-    /// One subject for each of `names`, for RocksDB.
+    /// Returns one subject for each of `names`, for RocksDB.
     pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
         let subject = |name: &&str| -> Result<Box<dyn RocksSubject>> {
             Ok(match *name {
@@ -198,7 +200,7 @@ impl Machines {
     }
 }
 
-/// RocksDB in the configurations that have a disk of their own.
+/// Measures RocksDB in the configurations that have a disk of their own.
 pub fn rocksdb(
     machines: &Machines,
     names: &[&str],
@@ -217,7 +219,7 @@ pub fn rocksdb(
     Ok((subjects, RocksReport { plan, runs }))
 }
 
-/// What a configuration is.
+/// Describes a configuration.
 fn about(name: &str) -> &'static str {
     CONFIGURATIONS.iter().find(|(known, _)| *known == name).map_or("", |(_, about)| about)
 }

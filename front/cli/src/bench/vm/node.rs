@@ -1,4 +1,4 @@
-//! The node that runs the guests: sandboxes that live as long as whoever started them.
+//! The node that runs the guests: sandboxes that end with the process that started them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,22 +20,22 @@ use crate::session::requests;
 
 /// Memory of a guest that runs a database, bytes.
 const DATABASE_MEMORY: u64 = 1 << 30;
-/// More output than this is none of fio's or RocksDB's, bytes.
+/// The most output of fio or RocksDB that is accepted, bytes.
 const LONGEST_OUTPUT: usize = 16 << 20;
 
-/// The node's daemon, and what its guests have in common.
+/// The node's daemon, and the settings that its guests share.
 pub struct Node {
     runtime: tokio::runtime::Runtime,
     sandboxes: RefCell<SandboxClient>,
     plane: RefCell<PlaneClient>,
     template: v1::RunSpec,
-    /// What guests must have.
+    /// The program that guests must have.
     program: &'static str,
     config: Config,
 }
 
 impl Node {
-    /// Connects to the daemon, starting one where none runs, and has the image ready.
+    /// Connects to the daemon, starts one if none runs, and gets the image.
     pub fn open(node: &NodeArgs, args: &BlockArgs, threads: u32) -> Result<Self> {
         let config: Config = config(node)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -54,14 +54,14 @@ impl Node {
             cpus: args.machine.cpus.unwrap_or(threads.clamp(1, cores)),
             kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
             accelerator: args.machine.accel.clone().unwrap_or_default(),
-            // It ends with its input, which ends with this process, however that ends.
+            // `cat` ends with its input, which ends with this process, in whatever way that ends.
             command: vec!["cat".to_owned()],
-            // Whatever the image's is.
+            // No entry point, whatever the image's is.
             entrypoint: Some(String::new()),
             user: "0".to_owned(),
             stdin: true,
             remove: true,
-            // Makes file systems and device nodes.
+            // Needed to make file systems and device nodes.
             privileged: true,
             network: "none".to_owned(),
             ..v1::RunSpec::default()
@@ -79,13 +79,13 @@ impl Node {
         self.plane.borrow().clone()
     }
 
-    /// The bytes of a static program that comes with this one and runs in guests.
+    /// Returns the bytes of a static program that is installed with this one and runs in guests.
     pub fn guest_program(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.config.find_guest_program(name)?;
         std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// Waits for something of the daemon's.
+    /// Blocks until a call to the daemon completes.
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
@@ -95,14 +95,14 @@ impl Node {
 pub struct Guest {
     node: Rc<Node>,
     name: String,
-    /// Also its endpoint's.
+    /// The id of the sandbox and of its endpoint.
     pub id: String,
-    /// The session that owns it: it ends when these are dropped.
+    /// The session that owns the sandbox, which ends when these are dropped.
     _session: (mpsc::Sender<RunIn>, Streaming<RunOut>),
 }
 
 impl Guest {
-    /// Starts a sandbox called after `configuration`.
+    /// Starts a sandbox named after `configuration`.
     pub fn start(
         node: &Rc<Node>,
         configuration: &str,
@@ -122,12 +122,13 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Standard output of a script that is to end well within `time` and what slow starts take.
+    /// Runs a script and returns its standard output. Fails if the script takes longer than `time`
+    /// and an allowance for slow starts.
     pub async fn shell(&self, script: &str, time: Duration) -> Result<String> {
         self.within(time, self.run(script, None)).await
     }
 
-    /// Has a script read `input`.
+    /// Runs a script with `input` as its standard input.
     pub async fn feed(&self, script: &str, input: Vec<u8>) -> Result<String> {
         self.within(Duration::ZERO, self.run(script, Some(input))).await
     }
@@ -182,12 +183,12 @@ pub async fn shells(guests: &[Guest], script: &str, time: Duration) -> Result<Ve
     try_join_all(guests.iter().map(|guest| guest.shell(script, time))).await
 }
 
-/// Sends `input` and its end.
+/// Sends `input` and then end-of-file.
 async fn fed(sender: mpsc::Sender<RunIn>, input: Vec<u8>) {
     const PIECE: usize = 64 << 10;
     let pieces = input.chunks(PIECE).map(|piece| run_in::Kind::Stdin(piece.to_vec()));
     for kind in pieces.chain([run_in::Kind::StdinClosed(true)]) {
-        // Whoever does not want it any more has ended, and says so elsewhere.
+        // The receiver has ended, and reports that elsewhere.
         if sender.send(RunIn { kind: Some(kind) }).await.is_err() {
             return;
         }
@@ -226,7 +227,7 @@ impl Drop for Guest {
     }
 }
 
-/// A named disk on a file, for several guests. Dropping it removes it, after them.
+/// A named disk on a file, for several guests. Dropping it, after the guests, removes it.
 pub struct SharedDisk {
     node: Rc<Node>,
     name: String,
@@ -244,7 +245,7 @@ impl SharedDisk {
         Ok(Self { node: Rc::clone(node), name })
     }
 
-    /// Gives the disk to a guest, as the device node `device`.
+    /// Attaches the disk to a guest, as the device node `device`.
     pub fn attach(&self, guest: &Guest, device: &str) -> Result<()> {
         let named = plane_v1::NamedDiskReference { name: self.name.clone(), ..Default::default() };
         let kind = Some(plane_v1::disk::Kind::Named(named));

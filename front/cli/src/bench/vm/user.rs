@@ -1,4 +1,4 @@
-//! A guest whose disk is driven from its user space, as a subject.
+//! A guest whose disk is driven from user space, as a subject.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -11,11 +11,11 @@ use slipway_runtime::v1::volume_spec::Device;
 use super::guest::volume;
 use super::node::{Guest, Node};
 
-/// The static program that drives it, beside the agent; and where it lies in the guest.
+/// The static program with the driver, which lies beside the agent; and its path in the guest.
 const PROGRAM: &str = "slipway-load";
 const PLACE: &str = "/run/slipway-load";
 
-/// One guest with a function of its own, which its kernel let go of.
+/// One guest with a function of its own, which the guest's kernel has released.
 pub struct UserGuest {
     name: String,
     about: &'static str,
@@ -26,7 +26,7 @@ pub struct UserGuest {
 }
 
 impl UserGuest {
-    /// Starts it; its disk is `file`.
+    /// Starts the guest; its disk is `file`.
     pub fn start(node: &Rc<Node>, name: &str, about: &'static str, file: &Path) -> Result<Self> {
         let program = node.guest_program(PROGRAM)?;
         let guest = Guest::start(node, name, vec![volume(file, Device::PlaneFunction)])?;
