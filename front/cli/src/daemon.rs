@@ -267,6 +267,7 @@ async fn end(
     // end.
     let _ = std::fs::remove_file(&socket);
     node.close();
+    // A sandbox that is just being created is live, too.
     let live: Vec<_> = node.list().into_iter().filter(|s| node.ends_with_daemon(s)).collect();
     live.iter().for_each(|sandbox| sandbox.kill());
     for sandbox in live {

@@ -142,7 +142,7 @@ impl Node {
         let id = record.id.clone();
         let sandbox = Sandbox::new(record, store, self.files.lane());
         let record = sandbox.record();
-        let started = record.state.is_live() && record.state != State::Starting;
+        let started = !matches!(record.state, State::Created | State::Starting);
         let mut reason =
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
         if self.keeps && adopt::may_live(&record) {
@@ -159,7 +159,7 @@ impl Node {
         }
         // A created sandbox that was not started is lost, too: the client that would have started
         // it is gone.
-        if record.state.is_live() || record.state == State::Created {
+        if record.state.is_live() {
             self.release_lost(&sandbox, reason).await?;
         }
         if !sandbox.record().remove {
@@ -244,12 +244,24 @@ impl Node {
         let sandbox = Sandbox::new(record, store, lane);
         self.enter(&sandbox)?;
         if let Err(error) = self.keep(&sandbox, spec).await {
-            lock(&self.sandboxes).remove(&id);
-            let _ = remove_files(&sandbox).await;
+            self.abandon(&sandbox).await;
             return Err(error);
         }
         self.settled();
         Ok(sandbox)
+    }
+
+    /// Removes a sandbox that was created and is not to be started.
+    pub(crate) async fn abandon(&self, sandbox: &Sandbox) {
+        for undone in [network::release(self, &sandbox.record()).await, remove_files(sandbox).await]
+        {
+            if let Err(error) = undone {
+                tracing::warn!(sandbox = sandbox.name, %error, "left by a sandbox not started");
+            }
+        }
+        lock(&self.sandboxes).remove(&sandbox.id);
+        sandbox.give_up();
+        self.settled();
     }
 
     async fn image(&self, spec: &RunSpec) -> Result<Image> {

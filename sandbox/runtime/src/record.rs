@@ -30,9 +30,10 @@ pub enum State {
 }
 
 impl State {
-    /// Returns whether a sandbox in this state may hold a VMM, an endpoint or a cgroup.
+    /// Returns whether a task of the daemon creates, runs or ends a sandbox in this state. Only
+    /// then may the sandbox hold an interface, a VMM, an endpoint or a cgroup.
     pub fn is_live(self) -> bool {
-        matches!(self, Self::Starting | Self::Running | Self::Stopping)
+        matches!(self, Self::Created | Self::Starting | Self::Running | Self::Stopping)
     }
 
     /// Returns the word that `slipway ps` prints for the state.

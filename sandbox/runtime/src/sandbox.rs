@@ -117,6 +117,13 @@ impl Sandbox {
         outcome
     }
 
+    /// Announces that a sandbox that was not started has failed. The record on disk is gone.
+    pub(crate) fn give_up(&self) {
+        self.note(|record| record.state = State::Failed);
+        self.state.send_replace(State::Failed);
+        self.fanout.close();
+    }
+
     /// Returns the state that was announced last.
     pub fn state(&self) -> State {
         *self.state.borrow()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -100,7 +100,7 @@ async fn report(
     let started = tell_start(&sandbox, &sender).await;
     if started && !until_started {
         tell_output(output, 0, &sender).await;
-        sandbox.wait_state(|state| !state.is_live() && *state != State::Created).await;
+        sandbox.wait_state(|state| !state.is_live()).await;
     }
     if !started || !until_started {
         let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
@@ -122,7 +122,8 @@ async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
             _ = &mut settled => break,
             changed = stages.changed() => {
                 let stage = stages.borrow_and_update().to_string();
-                if changed.is_err() || sender.send(out(run_out::Kind::Stage(stage))).await.is_err() {
+                let told = sender.send(out(run_out::Kind::Stage(stage))).await;
+                if changed.is_err() || told.is_err() {
                     break;
                 }
             }
@@ -195,17 +196,23 @@ async fn report_rest(
     }
     drop(reader);
     tell_output(output, position, &sender).await;
-    sandbox.wait_state(|state| !state.is_live() && *state != State::Created).await;
+    sandbox.wait_state(|state| !state.is_live()).await;
     let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
 }
 
-/// Creates and starts a sandbox. Returns the messages for its client.
+/// Creates and starts a sandbox. Returns the messages for its client. `client` is closed when the
+/// client leaves; a sandbox that its client left before hearing its name is not started.
 async fn begin(
     node: Arc<Node>,
     spec: v1::RunSpec,
     messages: Streaming<v1::RunIn>,
+    client: oneshot::Sender<()>,
 ) -> Result<mpsc::Receiver<Result<v1::RunOut, Status>>, Error> {
     let sandbox = node.create(&spec).await?;
+    if client.is_closed() {
+        node.abandon(&sandbox).await;
+        return Err(Error::Stopped);
+    }
     let (sender, receiver) = mpsc::channel(QUEUE);
     let created = v1::Created { id: sandbox.id.clone(), name: sandbox.name.clone() };
     // The queue is empty, so this never fails for lack of room.
@@ -251,8 +258,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
             return Err(Status::invalid_argument("Run begins with a RunSpec"));
         };
         // The sandbox is created in a task of its own, so that a client that vanishes leaves no
-        // half-made sandbox.
-        let begun = tokio::spawn(begin(Arc::clone(&self.node), spec, messages)).await;
+        // half-made sandbox. `_here` is dropped with this call when the client leaves.
+        let (client, _here) = oneshot::channel();
+        let begun = tokio::spawn(begin(Arc::clone(&self.node), spec, messages, client)).await;
         let receiver = begun.map_err(|error| Status::internal(error.to_string()))??;
         Ok(stream(receiver))
     }
@@ -327,7 +335,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn wait(&self, request: Request<v1::Name>) -> Reply<v1::Exit> {
         let sandbox = self.node.find(&request.into_inner().name)?;
-        sandbox.wait_state(|state| !state.is_live() && *state != State::Created).await;
+        sandbox.wait_state(|state| !state.is_live()).await;
         Ok(Response::new(exit_of(&sandbox.record())))
     }
 
@@ -711,7 +719,7 @@ fn summary(sandbox: &Sandbox) -> v1::Sandbox {
 
 fn summary_of(record: &Record, state: State) -> v1::Sandbox {
     // A sandbox that has ended has released its addresses.
-    let holds = state.is_live() || state == State::Created;
+    let holds = state.is_live();
     let network = record.network.as_ref().filter(|_| holds);
     v1::Sandbox {
         id: record.id.clone(),

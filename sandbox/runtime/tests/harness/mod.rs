@@ -42,7 +42,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon whose sandboxes have `guests`. A launch waits until `gate` is open.
+    /// Starts a daemon whose sandboxes have `guests`. A launch and a request to join a network wait
+    /// until `gate` is open.
     pub async fn start(guests: Guests, gate: watch::Receiver<bool>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
@@ -81,15 +82,7 @@ impl Daemon {
 
     /// Starts a sandbox. Returns its id and its further messages.
     pub async fn run(&self, name: &str) -> (String, tonic::Streaming<v1::RunOut>) {
-        let spec = v1::RunSpec {
-            name: name.to_owned(),
-            image_digest: DIGEST.to_owned(),
-            command: vec!["/bin/true".to_owned()],
-            ..Default::default()
-        };
-        let first = v1::RunIn { kind: Some(run_in::Kind::Run(spec)) };
-        let messages = tokio_stream::once(first);
-        let replies = self.client.clone().run(messages).await.unwrap();
+        let replies = run_with(self.client.clone(), spec(name)).await.unwrap();
         let mut replies = replies.into_inner();
         let first = replies.message().await.unwrap().unwrap();
         let Some(run_out::Kind::Created(created)) = first.kind else { panic!("{first:?}") };
@@ -117,6 +110,11 @@ impl Daemon {
             assert!(begun.elapsed() < LONG, "{name} is {}: {}", sandbox.state, sandbox.reason);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Returns the number of sandboxes that the daemon lists.
+    pub async fn count(&self) -> usize {
+        self.client.clone().list(v1::Empty {}).await.unwrap().into_inner().sandboxes.len()
     }
 
     pub async fn remove(&self, name: &str) {
@@ -150,6 +148,25 @@ impl Drop for Daemon {
             }
         }
     }
+}
+
+/// Returns the request for a sandbox of the test's image.
+pub fn spec(name: &str) -> v1::RunSpec {
+    v1::RunSpec {
+        name: name.to_owned(),
+        image_digest: DIGEST.to_owned(),
+        command: vec!["/bin/true".to_owned()],
+        ..Default::default()
+    }
+}
+
+/// Asks for a sandbox. Returns once the sandbox is created.
+pub async fn run_with(
+    mut client: SandboxClient,
+    spec: v1::RunSpec,
+) -> Result<tonic::Response<tonic::Streaming<v1::RunOut>>, tonic::Status> {
+    let first = v1::RunIn { kind: Some(run_in::Kind::Run(spec)) };
+    client.run(tokio_stream::once(first)).await
 }
 
 /// Returns the exit at the end of a sandbox's stream of replies.
@@ -212,7 +229,7 @@ async fn serve(
     stopped: oneshot::Receiver<()>,
 ) {
     let images = Cache::open(config.images_dir(), Tools::default(), Limits::default()).unwrap();
-    let silent = silent::serve(&config.run_dir.join("silent.sock")).await;
+    let silent = silent::serve(&config.run_dir.join("silent.sock"), gate.clone()).await;
     let parts = Parts {
         plane: PlaneClient::new(silent.clone()),
         networks: NetworkClient::new(silent),

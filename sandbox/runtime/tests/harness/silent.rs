@@ -1,11 +1,14 @@
-//! A plane and a networks' service that accept every call and reply with empty messages.
+//! A plane and a networks' service that accept every call and reply with empty messages. Requests to
+//! join a network wait until the gate is open.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::Future;
 use std::path::Path;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
@@ -13,9 +16,11 @@ use tonic::server::NamedService;
 use tonic::transport::Channel;
 
 /// Serves the plane and the networks on the caller's runtime.
-pub async fn serve(socket: &Path) -> Channel {
+pub async fn serve(socket: &Path, gate: watch::Receiver<bool>) -> Channel {
     let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
-    let router = tonic::transport::Server::builder().add_service(Plane).add_service(Networks);
+    let router = tonic::transport::Server::builder()
+        .add_service(Plane(gate.clone()))
+        .add_service(Networks(gate));
     tokio::spawn(router.serve_with_incoming(incoming));
     slipway_plane_api::connect(socket).await.unwrap()
 }
@@ -32,7 +37,7 @@ fn agreed() -> Response<Body> {
 macro_rules! silent {
     ($name:ident, $service:literal) => {
         #[derive(Clone)]
-        struct $name;
+        struct $name(watch::Receiver<bool>);
 
         impl NamedService for $name {
             const NAME: &'static str = $service;
@@ -41,14 +46,21 @@ macro_rules! silent {
         impl tower::Service<Request<Body>> for $name {
             type Response = Response<Body>;
             type Error = Infallible;
-            type Future = Ready<Result<Response<Body>, Infallible>>;
+            type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
             fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
                 Poll::Ready(Ok(()))
             }
 
-            fn call(&mut self, _: Request<Body>) -> Self::Future {
-                ready(Ok(agreed()))
+            fn call(&mut self, request: Request<Body>) -> Self::Future {
+                let waits = request.uri().path().ends_with("/Join");
+                let mut gate = self.0.clone();
+                Box::pin(async move {
+                    if waits {
+                        let _ = gate.wait_for(|open| *open).await;
+                    }
+                    Ok(agreed())
+                })
             }
         }
     };
