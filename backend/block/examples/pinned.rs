@@ -48,7 +48,8 @@ fn main() -> Result<()> {
         let [without, with] = took.map(|took| median(took[1..].to_vec()).0);
         let (part, least, most) = median(parts);
         println!(
-            "{bytes:>7} {depth:>5}  {without:>7.0} ns {with:>7.0} ns  {part:.3} ({least:.3} to {most:.3})"
+            "{bytes:>7} {depth:>5}  {without:>7.0} ns {with:>7.0} ns  {part:.3} ({least:.3} to \
+             {most:.3})"
         );
     }
     Ok(())

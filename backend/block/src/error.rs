@@ -18,7 +18,10 @@ pub enum OpenError {
     },
     /// The path is neither a regular file, nor a block device, nor an NVMe namespace's generic
     /// device.
-    #[error("{} is neither a regular file nor a block device nor an NVMe namespace (/dev/ngXnY)", .0.display())]
+    #[error(
+        "{} is neither a regular file nor a block device nor an NVMe namespace (/dev/ngXnY)",
+        .0.display()
+    )]
     Kind(PathBuf),
     /// The NVMe namespace cannot hold a disk.
     #[error("cannot use {}: {why}", path.display())]
@@ -47,7 +50,8 @@ pub enum OpenError {
     BlockSize(u32),
     /// The size exceeds the file system's capacity, so the file could never be filled.
     #[error(
-        "a disk of {wanted} bytes cannot fit on the file system of {}, which holds {capacity} bytes",
+        "a disk of {wanted} bytes cannot fit on the file system of {}, which holds {capacity} \
+         bytes",
         path.display()
     )]
     TooLarge {

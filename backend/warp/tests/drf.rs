@@ -61,7 +61,10 @@ fn script(mixes: &[Mix]) -> Option<Vec<Vec<f64>>> {
 }
 
 fn in_json(mix: &Mix) -> Value {
-    let executor = |executor: &Executor| json!({ "capacity": executor.capacity, "resource": executor.resource });
+    let executor = |executor: &Executor| {
+        let Executor { capacity, resource } = executor;
+        json!({ "capacity": capacity, "resource": resource })
+    };
     let tenant = |tenant: &Tenant| json!({ "executors": tenant.chain, "weight": tenant.weight, "cap": tenant.cap });
     json!({
         "executors": mix.executors.iter().map(executor).collect::<Vec<Value>>(),

@@ -237,7 +237,8 @@ pub async fn next_daemon(config: &Config) -> Result<SandboxClient> {
         tokio::time::sleep(LOOK).await;
     }
     bail!(
-        "the daemon went away and none came back within {} s; the node's sandboxes go on without it",
+        "the daemon went away and none came back within {} s; the node's sandboxes go on without \
+         it",
         slipway_runtime::RETURN.as_secs()
     )
 }

@@ -396,7 +396,8 @@ mod tests {
     fn another_user_holds_no_lock_of_the_daemons_as_root() {
         if !rustix::process::geteuid().is_root() {
             return eprintln!(
-                "SKIPPED: another_user_holds_no_lock_of_the_daemons_as_root: needs root to act as another user"
+                "SKIPPED: another_user_holds_no_lock_of_the_daemons_as_root: needs root to act as \
+                 another user"
             );
         }
         let dir = tempfile::tempdir().unwrap();

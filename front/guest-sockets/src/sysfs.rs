@@ -39,7 +39,8 @@ impl Function {
         addresses.sort();
         let Some(address) = addresses.into_iter().next() else {
             bail!(
-                "no PCI function {VENDOR:04x}:{DEVICE:04x}: this sandbox was started without sockets"
+                "no PCI function {VENDOR:04x}:{DEVICE:04x}: this sandbox was started without \
+                 sockets"
             );
         };
         Ok(Self { bus, address })

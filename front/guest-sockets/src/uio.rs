@@ -54,8 +54,8 @@ impl Uio {
         let registers = Registers::map(&open(&folder.join("resource0"))?)?;
         if interrupts && !function.has_interrupt() {
             tracing::warn!(
-                "the kernel has no interrupt for {function}: it is looked at every millisecond, which \
-                 costs time of the processor's"
+                "the kernel has no interrupt for {function}: it is looked at every millisecond, \
+                 which costs time of the processor's"
             );
         }
         let interrupt = (interrupts && function.has_interrupt()).then(|| device.try_clone());

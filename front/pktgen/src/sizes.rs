@@ -46,7 +46,8 @@ impl FromStr for Sizes {
 
 fn size(text: &str) -> Result<usize, String> {
     let bad = format!(
-        "\"{text}\" is no size of a frame: {SHORTEST} to {LONGEST} bytes, as 64, 64-1500, 64,1500 or imix"
+        "\"{text}\" is no size of a frame: {SHORTEST} to {LONGEST} bytes, as 64, 64-1500, 64,1500 \
+         or imix"
     );
     text.parse().ok().filter(|len| (SHORTEST..=LONGEST).contains(len)).ok_or(bad)
 }

@@ -139,7 +139,8 @@ impl Wire for MemoryWire {
         let slots = longest.div_ceil(self.port.slot_size());
         if slots > self.port.slots() {
             bail!(
-                "frames of {longest} bytes do not fit into the port's ring; `slipway port create --slots` makes a larger one"
+                "frames of {longest} bytes do not fit into the port's ring; `slipway port create \
+                 --slots` makes a larger one"
             );
         }
         self.long = if slots > 1 { vec![0; longest] } else { Vec::new() };

@@ -36,8 +36,9 @@ fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_
     // SAFETY: the x86-64 convention of Linux; the kernel checks the caller's pointers, and what it
     // does to memory is what the caller asked for.
     unsafe {
-        std::arch::asm!("syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c,
-            in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+        std::arch::asm!("syscall", inlateout("rax") number => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
     }
     result
 }
@@ -49,8 +50,8 @@ fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_
     // SAFETY: the AArch64 convention of Linux; the kernel checks the caller's pointers, and what it
     // does to memory is what the caller asked for.
     unsafe {
-        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result, in("x1") b, in("x2") c,
-            in("x3") d, in("x4") e, in("x5") f, options(nostack));
+        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
     }
     result
 }

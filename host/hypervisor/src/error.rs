@@ -103,8 +103,8 @@ impl Error {
 fn root_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            " (running the VM as another user, in a cgroup and in namespaces of its own needs root with \
-             CAP_SYS_ADMIN)"
+            " (running the VM as another user, in a cgroup and in namespaces of its own needs \
+             root with CAP_SYS_ADMIN)"
         }
         _ => "",
     }

@@ -286,7 +286,8 @@ fn main() {
         let [copy, crypto, transport, sum_ms, engine_ms] =
             [copy, crypto, transport, sum, engine].map(|seconds| seconds * 1e3);
         println!(
-            "{name:22} {copy:7.1} {crypto:8.1} {transport:10.1} {sum_ms:7.1} {engine_ms:8.1} {:7.2}",
+            "{name:22} {copy:7.1} {crypto:8.1} {transport:10.1} {sum_ms:7.1} {engine_ms:8.1} \
+             {:7.2}",
             engine / sum
         );
     };

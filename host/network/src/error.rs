@@ -16,14 +16,18 @@ pub enum Error {
     Invalid(String),
     /// No network has this name.
     #[error(
-        "there is no network \"{0}\"; `slipway network ls` lists them, `slipway network create` makes one"
+        "there is no network \"{0}\"; `slipway network ls` lists them, `slipway network create` \
+         makes one"
     )]
     Unknown(String),
     /// A network has this name already.
     #[error("the network \"{0}\" exists already; `slipway network rm {0}` removes it")]
     Exists(String),
     /// The network has memory ports.
-    #[error("the network \"{network}\" has memory ports: {}; `slipway port rm` removes them", ports.join(", "))]
+    #[error(
+        "the network \"{network}\" has memory ports: {}; `slipway port rm` removes them",
+        ports.join(", ")
+    )]
     HasPorts {
         /// The network.
         network: String,
@@ -62,7 +66,8 @@ pub enum Error {
     },
     /// The network has no free address.
     #[error(
-        "the network \"{network}\" is full: {subnet} has no address left; a sandbox that ends gives its address back"
+        "the network \"{network}\" is full: {subnet} has no address left; a sandbox that ends \
+         gives its address back"
     )]
     Full {
         /// The network.

@@ -51,7 +51,8 @@ impl Published {
     pub fn parse(text: &str) -> Result<Vec<Self>> {
         let bad = |why: String| {
             Error::Invalid(format!(
-                "\"{text}\" is nothing to publish: {why}; [ADDRESS:]HOST:CONTAINER[/udp], as 8080:80"
+                "\"{text}\" is nothing to publish: {why}; [ADDRESS:]HOST:CONTAINER[/udp], as \
+                 8080:80"
             ))
         };
         let (ports, protocol) = match text.rsplit_once('/') {

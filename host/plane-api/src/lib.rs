@@ -4,6 +4,7 @@
 //! Dependencies: `tonic` and `prost` speak gRPC, `hyper-util` and `tower` carry it over a Unix
 //! socket, `tokio` runs it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use hyper_util::rt::TokioIo;
@@ -65,7 +66,7 @@ where
     address
         .connect_with_connector(tower::service_fn(move |_: Uri| {
             let stream = once.take().map(TokioIo::new);
-            async move { stream.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::BrokenPipe)) }
+            async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe)) }
         }))
         .await
 }

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The socket has no server, or this program may not use it.
-    #[error("cannot reach the memory port at {}: {source}; `slipway port ls` lists ports", path.display())]
+    #[error(
+        "cannot reach the memory port at {}: {source}; `slipway port ls` lists ports",
+        path.display()
+    )]
     Connect {
         /// The path of the socket.
         path: PathBuf,
@@ -17,7 +20,11 @@ pub enum Error {
     #[error("another program has the memory port at {}; one at a time can", .0.display())]
     Busy(PathBuf),
     /// The daemon speaks another version.
-    #[error("the daemon speaks version {0} of the protocol of memory ports, this program version {ours}", ours = slipway_ring::PROTOCOL)]
+    #[error(
+        "the daemon speaks version {0} of the protocol of memory ports, this program version \
+         {ours}",
+        ours = slipway_ring::PROTOCOL
+    )]
     Version(u32),
     /// The daemon refused for another reason.
     #[error("the daemon refused: {0}")]

@@ -51,18 +51,21 @@ fn numbers_are_those_of_the_rings() {
         let (stride, data) = (layout::stride(&geometry), layout::data(&geometry));
         let size = layout::ring_size(&geometry);
         source += &format!(
-            "if (slipway_ring_stride({payload}) != {stride} || slipway_ring_data({slots}) != {data} || \
-             slipway_ring_size({slots}, {payload}) != {size}) return {slots} % 251;\n"
+            "if (slipway_ring_stride({payload}) != {stride} || slipway_ring_data({slots}) != \
+             {data} || slipway_ring_size({slots}, {payload}) != {size}) return {slots} % 251;\n"
         );
     }
     let hello = Hello { takes: Takes::default() }.encode();
     let welcome = Welcome { version: 1, status: 0x0403_0201, mac: [9; 6] }.encode();
     source += &format!("const unsigned char hello[] = {};\n", array(&hello));
     source += &format!("const unsigned char welcome[] = {};\n", array(&welcome));
-    source += "uint64_t magic = SLIPWAY_PORT_MAGIC; uint32_t version = SLIPWAY_PORT_VERSION, status = 0x04030201;\n\
+    source += "uint64_t magic = SLIPWAY_PORT_MAGIC; uint32_t version = SLIPWAY_PORT_VERSION, \
+        status = 0x04030201;\n\
                if (memcmp(hello, &magic, 8) || memcmp(hello + 8, &version, 4)) return 1;\n\
-               if (memcmp(welcome, &magic, 8) || memcmp(welcome + SLIPWAY_WELCOME_STATUS, &status, 4)) return 2;\n\
-               return welcome[SLIPWAY_WELCOME_MAC] != 9 || welcome[SLIPWAY_WELCOME_MAC + 5] != 9 ? 3 : 0;\n}\n";
+               if (memcmp(welcome, &magic, 8) || memcmp(welcome + SLIPWAY_WELCOME_STATUS, \
+               &status, 4)) return 2;\n\
+               return welcome[SLIPWAY_WELCOME_MAC] != 9 || welcome[SLIPWAY_WELCOME_MAC + 5] != 9 \
+               ? 3 : 0;\n}\n";
     let dir = tempfile::tempdir().unwrap();
     let Some(program) = compile(&source, dir.path()) else { return };
     let status = Command::new(program).status().unwrap();

@@ -33,7 +33,8 @@ const RECHECK: Duration = Duration::from_millis(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// The reason for which clients are disconnected if interrupts would have to be written to their
 /// eventfds, a write that may wait for ever.
-const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O context and no io_uring left";
+const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O \
+    context and no io_uring left";
 /// The duration above which a step has probably slept; otherwise the machine is very busy.
 const LONG_STEP: Duration = Duration::from_millis(15);
 /// The number of connections that are accepted or closed in one step.

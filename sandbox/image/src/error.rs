@@ -211,7 +211,8 @@ pub enum Error {
     },
     /// The cache's folder, or a file in it, belongs to another user, who could change every image.
     #[error(
-        "{path} belongs to user {owner}, not to user {me}: give it back with chown, or use another folder"
+        "{path} belongs to user {owner}, not to user {me}: give it back with chown, or use another \
+         folder"
     )]
     ForeignCache {
         /// The folder's or file's path.

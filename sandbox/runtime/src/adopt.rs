@@ -141,8 +141,9 @@ pub(crate) mod tests {
         let text = serde_json::json!({
             "id": "0123456789ab", "name": "one", "image": "i", "image_digest": "d",
             "image_path": "/i", "state": state, "created_ns": 1, "exit_status": null, "reason": "",
-            "memory_bytes": 1, "cpus": 1, "hostname": "h", "process": crate::record::Process::default(),
-            "stop_signal": 15, "privileged": false, "read_only": false, "volumes": [],
+            "memory_bytes": 1, "cpus": 1, "hostname": "h",
+            "process": crate::record::Process::default(), "stop_signal": 15,
+            "privileged": false, "read_only": false, "volumes": [],
             "kernel": null, "accelerator": "tcg", "labels": {}, "remove": false, "vmm_uid": 7,
             "vm": VmRecord {
                 hypervisor: "qemu".into(), pid: 1, start_time_ticks: 1, boot_id: "b".into(),

@@ -78,7 +78,8 @@ pub enum Error {
     TooMany(usize),
     /// A sandbox's record would be larger than this limit, in bytes.
     #[error(
-        "what is asked for takes more than {0} bytes to record; give it a shorter command line or environment"
+        "what is asked for takes more than {0} bytes to record; give it a shorter command line or \
+         environment"
     )]
     TooLarge(usize),
     /// A sandbox has as many clients or sessions of one kind as its limit allows.

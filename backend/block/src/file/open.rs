@@ -96,7 +96,7 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
     };
     #[allow(
         clippy::disallowed_methods,
-        reason = "other programs look at this lock; it does not wait, and who holds it is told of by an error"
+        reason = "other programs look at this lock; it does not wait; an error names its holder"
     )]
     let locked = rustix::fs::flock(&fd, mode);
     match locked {

@@ -176,7 +176,7 @@ fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), OpenError> {
     };
     #[allow(
         clippy::disallowed_methods,
-        reason = "other programs look at this lock; it does not wait, and who may open a device may do worse"
+        reason = "other programs look at this lock; it does not wait; an opener may do worse"
     )]
     let locked = rustix::fs::flock(file, mode);
     match locked {

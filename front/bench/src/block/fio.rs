@@ -118,9 +118,9 @@ mod tests {
 
     fn report(error: i64, ios: u64) -> String {
         let idle = r#"{"io_bytes":0,"total_ios":0,"runtime":0,"lat_ns":{"min":0}}"#;
-        let busy = format!(
-            r#"{{"io_bytes":12288,"total_ios":{ios},"runtime":2,"lat_ns":{{"bins":{{"13888":2,"14016":1}}}}}}"#
-        );
+        let latencies = r#"{"bins":{"13888":2,"14016":1}}"#;
+        let busy =
+            format!(r#"{{"io_bytes":12288,"total_ios":{ios},"runtime":2,"lat_ns":{latencies}}}"#);
         let job = format!(r#"{{"error":{error},"read":{busy},"write":{idle},"trim":{{}}}}"#);
         format!("fio: a warning\n{{\"fio version\":\"fio-3.33\",\"jobs\":[{job}]}}\n")
     }

@@ -70,8 +70,8 @@ fn neighbour_table(report: &BlockReport, colour: bool) -> String {
         }
         text.push_str(&titled(&format!("{workload}, alone and"), &BESIDE, &rows, colour));
         text.push_str(
-            "p99 \u{2265}: up to the client's last look that found nothing; what p99 has beyond it may be \
-             the client's own, which puts both loads on\n\n",
+            "p99 \u{2265}: up to the client's last look that found nothing; what p99 has beyond \
+             it may be the client's own, which puts both loads on\n\n",
         );
     }
     text
@@ -117,8 +117,8 @@ fn rocks_table(report: &BlockReport, rocksdb: &RocksReport, colour: bool) -> Str
     }
     let plan = &rocksdb.plan;
     text + &format!(
-        "RocksDB on ext4 past the page cache: {} keys of 16 bytes, values of {} bytes; random loads \
-         last up to {:?}; c10: 10 compaction threads\n",
+        "RocksDB on ext4 past the page cache: {} keys of 16 bytes, values of {} bytes; random \
+         loads last up to {:?}; c10: 10 compaction threads\n",
         plan.keys, plan.value_bytes, plan.time
     )
 }
@@ -168,8 +168,8 @@ fn notes(report: &BlockReport) -> String {
     }
     if report.environment.accelerator == "tcg" {
         text.push_str(
-            "Guests are emulated (no VT-x or AMD-V here): their rates compare shapes with each other, \
-             and are no speeds of a disk\n",
+            "Guests are emulated (no VT-x or AMD-V here): their rates compare shapes with each \
+             other, and are no speeds of a disk\n",
         );
     }
     for subject in &report.subjects {

@@ -44,7 +44,8 @@ mod tests {
         let workload: Workload = "randread-8k-d1".parse().unwrap();
         let report = |bytes: u64, elapsed: u64| {
             format!(
-                "{{\"latency\":{{\"sum\":300,\"least\":100,\"greatest\":100,\"buckets\":[[100,3]]}},\
+                "{{\"latency\":{{\"sum\":300,\"least\":100,\"greatest\":100,\
+                 \"buckets\":[[100,3]]}},\
                  \"bytes\":{bytes},\"elapsed_ns\":{elapsed},\"target_cpu_ns\":7}}\n"
             )
         };

@@ -61,8 +61,8 @@ impl PacketSubject for Devices {
     }
 
     fn about(&self) -> String {
-        "two virtio-net functions over vfio-user sockets and the switch on one processor, their drivers \
-         on another"
+        "two virtio-net functions over vfio-user sockets and the switch on one processor, their \
+         drivers on another"
             .to_owned()
     }
 

@@ -66,9 +66,9 @@ pub struct BadPacketLoad(String);
 
 impl fmt::Display for BadPacketLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than two ports \
-                     -r32, frames in a row to one of them; -s64x256, slots of a ring (16 to 32768) and bytes of \
-                     each (64 to 65536); -o5M, frames offered a second; \
+        let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than \
+                     two ports -r32, frames in a row to one of them; -s64x256, slots of a ring \
+                     (16 to 32768) and bytes of each (64 to 65536); -o5M, frames offered a second; \
                      -n100k, frames that a neighbour offers";
         write!(f, "\"{}\" is no load such as {about}", self.0)
     }

@@ -165,8 +165,8 @@ impl PacketSubject for OvsDpdk {
     }
 
     fn about(&self) -> String {
-        "Open vSwitch with DPDK on a processor, between two memif links to a testpmd on another, which \
-         sends frames in circles, both ways"
+        "Open vSwitch with DPDK on a processor, between two memif links to a testpmd on another, \
+         which sends frames in circles, both ways"
             .to_owned()
     }
 

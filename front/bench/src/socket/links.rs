@@ -59,7 +59,8 @@ impl Links {
         format!(
             "name = \"{name}\"\nlisten = \"{own}:{PORT}\"\ncertificate = \"{folder}/{name}.pem\"\n\
              key = \"{folder}/{name}.key\"\nauthority = \"{folder}/ca.pem\"\nrecord = {RECORD}\n\
-             [[engine]]\nname = \"{other}\"\nat = \"{there}:{PORT}\"\naddresses = [\"{there}/32\"]\n"
+             [[engine]]\nname = \"{other}\"\nat = \"{there}:{PORT}\"\naddresses = \
+             [\"{there}/32\"]\n"
         )
     }
 }

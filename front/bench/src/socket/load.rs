@@ -87,8 +87,9 @@ pub struct BadSocketLoad(String);
 
 impl fmt::Display for BadSocketLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let about = "stream-128k-c16 (bytes of a message, sockets), window-4k-c256, pingpong-64b-busy (or -block, \
-                     -asleep), idle-c4096: messages of 1b to 4096k, 1 to 200000 sockets";
+        let about = "stream-128k-c16 (bytes of a message, sockets), window-4k-c256, \
+                     pingpong-64b-busy (or -block, -asleep), idle-c4096: messages of 1b to 4096k, \
+                     1 to 200000 sockets";
         write!(f, "\"{}\" is no load such as {about}", self.0)
     }
 }

@@ -78,8 +78,8 @@ impl Net {
                 ip(
                     side,
                     &format!(
-                        "xfrm state add src {from} dst {to} proto esp spi {spi} reqid {spi} mode transport \
-                         aead rfc4106(gcm(aes)) {key} 128"
+                        "xfrm state add src {from} dst {to} proto esp spi {spi} reqid {spi} mode \
+                         transport aead rfc4106(gcm(aes)) {key} 128"
                     ),
                 )?;
                 let way = if (from == ADDRESSES[0]) == std::ptr::eq(side, net.server()) {
@@ -90,8 +90,8 @@ impl Net {
                 ip(
                     side,
                     &format!(
-                        "xfrm policy add src {from} dst {to} dir {way} tmpl src {from} dst {to} proto esp \
-                         reqid {spi} mode transport"
+                        "xfrm policy add src {from} dst {to} dir {way} tmpl src {from} dst {to} \
+                         proto esp reqid {spi} mode transport"
                     ),
                 )?;
             }

@@ -61,8 +61,9 @@ fn parts(report: &SocketReport, load: &SocketLoad) -> String {
         let (parts, ratio) = report.parts(load, name)?;
         let Parts { copy, seal, open, transport } = parts;
         Some(format!(
-            "{name}, ns a byte alone: 2 copies {copy:.3} each, sealing {seal:.3}, opening {open:.3}, \
-             transport {transport:.3}, sum {:.3}; the engines' CPU is {ratio:.2} of it\n",
+            "{name}, ns a byte alone: 2 copies {copy:.3} each, sealing {seal:.3}, opening \
+             {open:.3}, transport {transport:.3}, sum {:.3}; the engines' CPU is {ratio:.2} of \
+             it\n",
             parts.sum()
         ))
     };

@@ -48,20 +48,41 @@ pub struct BlockArgs {
     #[arg(long, visible_alias = "workloads", value_name = "LOAD", value_delimiter = ',')]
     pub workload: Vec<slipway_bench::block::Workload>,
     /// Every load at each of these depths
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1023))]
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(1..=1023),
+    )]
     pub depths: Vec<u32>,
     /// Every load with each of these numbers of threads (fio's numjobs)
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(1..=64),
+    )]
     pub threads: Vec<u32>,
     /// RocksDB (db_bench) in place of fio: fillseq, readrandom, readseq, fillrandom and
     /// readrandomwriterandom on ext4; guests have 1 GiB of memory unless --memory says otherwise
     #[arg(long, conflicts_with_all = ["native", "workload", "depths", "threads"])]
     pub rocksdb: bool,
     /// Keys of a database, with values of 1 KiB [default: 200000]
-    #[arg(long, value_name = "N", requires = "rocksdb", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "rocksdb",
+        value_parser = clap::value_parser!(u64).range(1000..=100_000_000),
+    )]
     pub keys: Option<u64>,
     /// Threads that compact, each number with turns of its own [default: 1,10]
-    #[arg(long, value_name = "N", value_delimiter = ',', requires = "rocksdb", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        requires = "rocksdb",
+        value_parser = clap::value_parser!(u32).range(1..=64),
+    )]
     pub compaction: Vec<u32>,
     /// Image of the guests, with fio (and db_bench) in it [default: made from Debian's packages]
     #[arg(long, value_name = "IMAGE")]
@@ -77,7 +98,13 @@ pub struct BlockArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Seconds of a turn that are measured; of RocksDB's random loads at most 10 times that
-    #[arg(long, visible_alias = "runtime", default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(
+        long,
+        visible_alias = "runtime",
+        default_value_t = 1.0,
+        value_name = "SECONDS",
+        value_parser = seconds,
+    )]
     pub time: f64,
     /// Seconds of load before that
     #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]

@@ -189,7 +189,12 @@ pub struct CaptureArgs {
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
     pub write: PathBuf,
     /// Most bytes of each frame [default: all]
-    #[arg(short, long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=262_144))]
+    #[arg(
+        short,
+        long,
+        value_name = "BYTES",
+        value_parser = clap::value_parser!(u32).range(1..=262_144),
+    )]
     pub snaplen: Option<u32>,
     /// End after this many frames
     #[arg(short, long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]

@@ -61,7 +61,12 @@ pub enum SocketCommand {
 #[derive(Debug, Args)]
 pub struct SocketArg {
     /// Path of the engine's socket [default: socket.sock in the run directory]
-    #[arg(long = "engine", value_name = "PATH", env = "SLIPWAY_SOCKET", value_hint = ValueHint::FilePath)]
+    #[arg(
+        long = "engine",
+        value_name = "PATH",
+        env = "SLIPWAY_SOCKET",
+        value_hint = ValueHint::FilePath,
+    )]
     pub socket: Option<PathBuf>,
 }
 
@@ -73,7 +78,12 @@ pub struct SocketRunArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub library: Option<PathBuf>,
     /// Program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_hint = ValueHint::CommandWithArguments)]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_hint = ValueHint::CommandWithArguments,
+    )]
     pub program: Vec<OsString>,
 }
 

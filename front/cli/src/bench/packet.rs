@@ -22,7 +22,8 @@ const SUBJECTS: [(&str, &str); 7] = [
     ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
     (
         "virtio-net",
-        "two virtio-net functions over vfio-user and the switch on one processor, drivers on another",
+        "two virtio-net functions over vfio-user and the switch on one processor, drivers on \
+         another",
     ),
     (
         "memif",
@@ -128,7 +129,8 @@ fn peer(name: &str, cpus: &Cpus) -> (Option<Box<dyn PacketSubject>>, &'static st
         ),
         "ovs-dpdk" => (
             OvsDpdk::find(cpus).map(boxed),
-            "root, Open vSwitch with DPDK (Debian: apt install openvswitch-switch-dpdk) and two processors",
+            "root, Open vSwitch with DPDK (Debian: apt install openvswitch-switch-dpdk) and two \
+             processors",
         ),
         "bridge-veth" => (Bridge::find(cpus, Ends::Veth).map(boxed), "root and `ip`"),
         _ => (Bridge::find(cpus, Ends::Tap).map(boxed), "root, `ip` and /dev/net/tun"),

@@ -27,19 +27,21 @@ const SUBJECTS: [(&str, &str); 8] = [
     ),
     (
         "slipway",
-        "the same programs with libslipway.so: memory that both share, and the engine that introduces them",
+        "the same programs with libslipway.so: memory that both share, and the engine that \
+         introduces them",
     ),
     (
         "slipway-netns",
-        "the same in the namespaces of tcp-veth, with a policy that lets one side connect to the other",
+        "the same in the namespaces of tcp-veth, with a policy that lets one side connect to the \
+         other",
     ),
     ("tcp-loopback", "kernel TCP on the loopback interface"),
     ("tls-veth", "TLS 1.3 by the system's OpenSSL (AES-128-GCM) on tcp-veth"),
     ("tls-loopback", "TLS 1.3 by the system's OpenSSL (AES-128-GCM) on tcp-loopback"),
     (
         "slipway-encrypted",
-        "libslipway.so in the namespaces of tcp-veth, each with an engine: TLS 1.3 with certificates on both sides, \
-         then AES-128-GCM, over TCP between the engines",
+        "libslipway.so in the namespaces of tcp-veth, each with an engine: TLS 1.3 with \
+         certificates on both sides, then AES-128-GCM, over TCP between the engines",
     ),
     ("ipsec-veth", "tcp-veth with IPsec: ESP in transport mode (AES-128-GCM)"),
 ];

@@ -22,7 +22,12 @@ pub enum PktgenCommand {
         #[command(flatten)]
         plan: PlanArgs,
         /// Frames sent at a time
-        #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+        #[arg(
+            long,
+            default_value_t = 32,
+            value_name = "N",
+            value_parser = clap::value_parser!(u32).range(1..=256),
+        )]
         burst: u32,
         #[command(flatten)]
         limits: LimitArgs,
@@ -92,7 +97,12 @@ pub struct PlanArgs {
     #[arg(long, value_name = "BYTES", default_value = "64")]
     pub size: Sizes,
     /// Flows, which follow each other frame by frame
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=16_000_000),
+    )]
     pub flows: u32,
     /// Fields that differ between flows: source MAC address, source IP address, source UDP port
     #[arg(long, value_name = "WHAT", value_delimiter = ',', value_enum, default_value = "ip,port")]

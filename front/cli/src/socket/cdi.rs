@@ -45,7 +45,8 @@ pub fn describe(args: &SocketCdiArgs, socket: &Path) -> Result<i32> {
     write(&args.output, &text)?;
     if !slipway_sgiov::is_served(&socket) {
         eprintln!(
-            "slipway: no engine serves {}; until one does (`slipway socket engine`) containers use the kernel's sockets",
+            "slipway: no engine serves {}; until one does (`slipway socket engine`) containers \
+             use the kernel's sockets",
             socket.display()
         );
     }

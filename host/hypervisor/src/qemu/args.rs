@@ -302,8 +302,9 @@ pub(super) mod tests {
     #[test]
     fn memory_is_shared_the_sandbox_is_on_and_the_guest_waits() {
         let line = line(Accel::Tcg, None);
-        let memory = r#""mem-path":"/proc/self/fd/3","qom-type":"memory-backend-file","share":true,"size":268435456"#;
-        assert!(line.contains(memory), "{line}");
+        let file = r#""mem-path":"/proc/self/fd/3","qom-type":"memory-backend-file""#;
+        let memory = format!(r#"{file},"share":true,"size":268435456"#);
+        assert!(line.contains(&memory), "{line}");
         assert!(line.contains(" -S "), "{line}");
         assert!(line.contains("-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny"));
         assert!(line.contains("-initrd /k/initramfs,with comma.cpio"));

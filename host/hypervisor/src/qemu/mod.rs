@@ -60,7 +60,8 @@ impl Qemu {
         self.auto
             .get_or_init(|| async {
                 let report = probe::probe(&self.binary, kernel, &self.cache).await;
-                tracing::info!(accel = %report.accel, reason = %report.reason, "accelerator chosen");
+                tracing::info!(accel = %report.accel, reason = %report.reason, "accelerator \
+                    chosen");
                 report
             })
             .await

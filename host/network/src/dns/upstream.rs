@@ -116,7 +116,8 @@ mod tests {
     #[test]
     fn resolv_conf() {
         let text = "# x\nnameserver 192.0.2.1\nsearch example.org\n nameserver ::1 \n\
-                    nameserver fe80::1%eth0\nnameserver\nnameserver 192.0.2.2\nnameserver 192.0.2.3\n";
+                    nameserver fe80::1%eth0\nnameserver\nnameserver 192.0.2.2\nnameserver \
+                    192.0.2.3\n";
         let found: Vec<_> = parse(text).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["192.0.2.1:53", "[::1]:53", "192.0.2.2:53"]);
     }

@@ -68,7 +68,8 @@ impl Networks {
     pub(super) async fn open_ports(&self, network: &Network) {
         for (name, port) in &network.ports {
             if let Err(error) = self.open_port(&network.name, name, port).await {
-                tracing::warn!(%error, port = name, network = network.name, "a memory port is not there");
+                tracing::warn!(%error, port = name, network = network.name, "a memory port is not \
+                    there");
             }
         }
     }

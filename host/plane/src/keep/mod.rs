@@ -213,8 +213,8 @@ fn short() -> Error {
 
 fn refuse(layout: &str) -> std::io::Error {
     std::io::Error::other(format!(
-        "the last daemon was of another build and left {layout}. Nothing was touched: start the build \
-         that left it, or end the keeper and lose what it holds"
+        "the last daemon was of another build and left {layout}. Nothing was touched: start the \
+         build that left it, or end the keeper and lose what it holds"
     ))
 }
 

@@ -142,8 +142,8 @@ fn geometry(request: &v1::CreatePortRequest) -> Result<Geometry, Error> {
         return Ok(wanted);
     }
     Err(Error::Invalid(format!(
-        "a ring of {} slots of {} bytes is not possible: slots are a power of two, 16 to 32768, and hold \
-         a multiple of 64 bytes, 64 to 65536",
+        "a ring of {} slots of {} bytes is not possible: slots are a power of two, 16 to 32768, \
+         and hold a multiple of 64 bytes, 64 to 65536",
         wanted.slots, wanted.payload
     )))
 }

@@ -120,7 +120,8 @@ impl Inbox {
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         #[allow(
             clippy::disallowed_methods,
-            reason = "the kernel notes in lasting memory what was read; there is room for all descriptors"
+            reason = "the kernel notes in lasting memory what was read; there is room for all \
+                descriptors"
         )]
         // SAFETY: the header refers to `part` and `control`, which live through the call, and
         // `part` to bytes of our mapping: `here` and `size` are at most [`MAX_MESSAGE`].

@@ -203,7 +203,8 @@ impl Steps {
             let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
             #[allow(
                 clippy::disallowed_methods,
-                reason = "the kernel notes in lasting memory that it was read; there is room for all descriptors"
+                reason = "the kernel notes in lasting memory that it was read; there is room for \
+                    all descriptors"
             )]
             // SAFETY: the header lies in our mapping and refers to `part`, the scratch buffer, and
             // `control`, which live through the call and have those lengths.

@@ -108,7 +108,8 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Report>> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     #[allow(
         clippy::disallowed_methods,
-        reason = "the other end is this program's, until it has become the container's and holds it no more"
+        reason = "the other end is this program's, until it has become the container's and holds \
+            it no more"
     )]
     let length = recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags)?.bytes;
     let master = control.drain().find_map(|message| match message {

@@ -60,8 +60,8 @@ impl Detached {
                 attach(&library, LIBRARY)?;
             }
             None => eprintln!(
-                "slipway: the image's programs use musl, for which there is no libslipway-musl.so here: \
-                 their sockets stay the kernel's"
+                "slipway: the image's programs use musl, for which there is no libslipway-musl.so \
+                 here: their sockets stay the kernel's"
             ),
         }
         mount_remount(FOLDER, MountFlags::BIND | MountFlags::RDONLY | safe, c"")

@@ -41,9 +41,9 @@ pub(crate) fn pack(root: &Path, dir: &Path, limits: &Limits) -> Result<(Plan, Fi
     packer.out.finish().map_err(|e| Error::io("write to", dir, e))?;
     let (out, digest, size) = sink.finish();
     let file = out.into_inner().map_err(|e| Error::io("write to", dir, e.into_error()))?;
-    let config = format!(
-        r#"{{"architecture":"amd64","os":"linux","config":{{}},"rootfs":{{"type":"layers","diff_ids":["{digest}"]}}}}"#
-    );
+    let layers = format!(r#"{{"type":"layers","diff_ids":["{digest}"]}}"#);
+    let config =
+        format!(r#"{{"architecture":"amd64","os":"linux","config":{{}},"rootfs":{layers}}}"#);
     let layers = vec![Layer { digest, size, diff_id: digest }];
     let name = root.display().to_string();
     let plan = manifest::synthesise(config.as_bytes(), layers, &name)?;

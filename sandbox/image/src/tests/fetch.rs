@@ -328,9 +328,9 @@ async fn tags_of_a_layout() {
 
 /// Makes an archive as `docker save` wrote it up to version 24, with a layer that is a link.
 fn docker_archive(config: &str, config_name: &str) -> tempfile::NamedTempFile {
-    let manifest = format!(
-        r#"[{{"Config":"{config_name}","RepoTags":["team/app:1"],"Layers":["a/layer.tar","b/layer.tar"]}}]"#
-    );
+    let layers = r#"["a/layer.tar","b/layer.tar"]"#;
+    let manifest =
+        format!(r#"[{{"Config":"{config_name}","RepoTags":["team/app:1"],"Layers":{layers}}}]"#);
     let layer = tar();
     let archive = Tar::new()
         .dir("a/")

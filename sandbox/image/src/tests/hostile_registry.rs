@@ -349,7 +349,8 @@ async fn a_registry_that_stalls_or_drips_is_given_up() {
 
 #[tokio::test]
 async fn what_a_registry_says_does_nothing_to_a_terminal() {
-    let told = "{\"errors\":[{\"code\":\"X\x7f\",\"message\":\"\\u001b[2J\\u009b31m\\u202e\\r\\nslipway: fine\"}]}";
+    let told = "{\"errors\":[{\"code\":\"X\x7f\",\"message\":\
+        \"\\u001b[2J\\u009b31m\\u202e\\r\\nslipway: fine\"}]}";
     let answer = Answer::Body("400 Bad Request", told.as_bytes().to_vec());
     let documents = documents();
     let hostile = Hostile::start(documents.routes("tag", &answer));

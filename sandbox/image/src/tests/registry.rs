@@ -54,7 +54,8 @@ impl Server {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let host = format!("127.0.0.1:{port}");
             let config = format!(
-                "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\n\
+                "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: \
+                 {}}}\n\
                  http: {{addr: '{host}'}}\n{auth}",
                 dir.path().join("storage").display()
             );

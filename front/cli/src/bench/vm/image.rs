@@ -35,8 +35,8 @@ pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Imag
 }
 
 fn bootstrap(tree: &std::path::Path) -> Result<()> {
-    let missing = "mmdebstrap is missing: `apt-get install mmdebstrap` brings it, or --image names an \
-                   image that has fio (and rocksdb-tools for --rocksdb)";
+    let missing = "mmdebstrap is missing: `apt-get install mmdebstrap` brings it, or --image \
+                   names an image that has fio (and rocksdb-tools for --rocksdb)";
     // Mounts are made in their own mount namespace. So in whatever way the command ends, nothing of
     // the host is mounted in the tree, which is removed.
     let output = Command::new("unshare")
