@@ -32,11 +32,13 @@ mod interrupt;
 mod lane;
 mod msix;
 pub mod state;
+mod turn;
 
 pub use capability::VendorCapability;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 pub use doorbell::{CellPage, Doorbells};
-pub use function::{Access, Bar, Description, Function, Progress, StateError, Turn};
+pub use function::{Access, Bar, Description, Function, StateError};
 pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
 pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};
+pub use turn::{Progress, Turn};

@@ -24,6 +24,13 @@ pub fn stage_spinner(count: u32) -> ProgressBar {
     bar
 }
 
+/// Returns a bar for the turns of a benchmark.
+pub fn turns() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(style("{elapsed} [{bar:30}] {pos}/{len} {eta} left {msg}"));
+    bar
+}
+
 /// Shows the progress of fetching an image: one bar for each layer.
 pub struct Fetch {
     bars: MultiProgress,

@@ -46,6 +46,7 @@ mod identity;
 mod memory;
 mod process;
 pub mod qemu;
+mod reap;
 mod spec;
 
 pub use accel::{Accel, AccelChoice, AccelReport};

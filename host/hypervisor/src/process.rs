@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 
 use crate::cage::{Cage, Filter, Spawned};
+use crate::reap::reap_elsewhere;
 use crate::{Credentials, Error, Result, identity};
 
 /// A process to be started.
@@ -234,13 +235,6 @@ impl Process {
             reap_elsewhere(child);
         }
     }
-}
-
-/// Reaps a killed child on a thread of its own. The child stays a zombie if no thread can be
-/// started.
-pub(crate) fn reap_elsewhere(mut child: Child) {
-    let reap = move || drop(child.wait());
-    let _ = std::thread::Builder::new().name("vmm-reap".into()).spawn(reap);
 }
 
 fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {

@@ -18,7 +18,8 @@ use slipway_ring::cross::is_told_surely;
 use slipway_sgiov_spec::Address;
 
 use crate::connection::Report;
-use crate::links::{Event, Links, StreamId};
+use crate::event::{Event, StreamId};
+use crate::links::Links;
 use crate::patience::Patience;
 use crate::renewal::Renewal;
 use crate::shares::View as SharesView;

@@ -9,7 +9,7 @@ use slipway_ring::cross::{Arena, Regions, Side};
 use slipway_sgiov_spec::link::{Frame, HELLO, Hello, Open};
 
 use crate::connection::{Around, Connection};
-use crate::links::Event;
+use crate::event::Event;
 use crate::logs::Logs;
 use crate::stream::End;
 

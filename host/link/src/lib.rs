@@ -67,6 +67,8 @@ mod backoff;
 mod carrier;
 mod coalescing;
 mod connection;
+mod error;
+mod event;
 mod frames;
 mod handshake;
 mod identity;
@@ -78,6 +80,7 @@ mod renewal;
 mod sender;
 mod settings;
 mod shares;
+mod socket;
 mod stream;
 
 #[cfg(feature = "fuzz")]
@@ -85,8 +88,10 @@ pub mod fuzz;
 
 pub use carrier::{Carrier, Command, News};
 pub use connection::Report;
+pub use error::LinksError;
+pub use event::{Ended, Event, StreamId};
 pub use identity::{Identity, IdentityError};
-pub use links::{Ended, Event, Links, LinksError, StreamId};
+pub use links::Links;
 pub use renewal::{Renewal, Share};
 pub use settings::{Cipher, Peer, Settings, SettingsError};
 pub use shares::{ExecutorCapacity, ResourceShare, TenantShare, View as SharesView};

@@ -9,20 +9,23 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
 use slipway_rate::{Bucket, Rate};
-use slipway_ring::cross::{self, Region};
+use slipway_ring::cross;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::link::{self, Hello, Name, Open};
 
 use crate::backoff::Backoff;
 use crate::connection::{Around, Broken, Connection, Interest, Report};
+use crate::error::LinksError;
+use crate::event::{Ended, Event, StreamId};
 use crate::handshake::{Handshake, HandshakeError, errno};
 use crate::identity::Identity;
 use crate::logs::Logs;
 use crate::renewal::Renewal;
-use crate::settings::{Cipher, Settings, SettingsError};
+use crate::settings::{Cipher, Settings};
 use crate::shares::{Direction, Shares, Turn, View};
+use crate::socket::{self, Network};
 use crate::stream::End;
 
 /// The listener's number in epoll; connections have their own numbers.
@@ -50,71 +53,6 @@ const QUANTA: usize = 1024;
 /// cache line.
 const PAUSES: usize = 16;
 
-/// A stream of an engine; never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StreamId(u64);
-
-impl StreamId {
-    pub(crate) fn new(connection: u32, number: u32) -> Self {
-        Self(u64::from(connection) << 32 | u64::from(number))
-    }
-
-    fn connection(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-
-    pub(crate) fn number(self) -> u32 {
-        self.0 as u32
-    }
-}
-
-/// The reason why a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The stream was never open; an error number of errno(3).
-    Refused(u32),
-    /// Both sides have finished, and all bytes that arrived are in the FIFO.
-    Finished,
-    /// The stream was reset by this side, the other, or a broken connection. The FIFO says so, too.
-    Reset,
-}
-
-/// An event for the owner of a [`Links`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A program at another engine connects: the owner answers with [`Links::attach`] or
-    /// [`Links::refuse`], even if the stream has ended meanwhile. Further streams are refused while
-    /// too many wait for an answer.
-    Asked {
-        /// The stream.
-        stream: StreamId,
-        /// The other engine.
-        engine: String,
-        /// The tenant, which the other engine vouches for.
-        tenant: String,
-        /// The program's address.
-        source: Address,
-        /// The address that the program connects to.
-        destination: Address,
-    },
-    /// A stream that the owner asked for is open. The owner calls [`Links::attach`], if it has not
-    /// before.
-    Opened(StreamId),
-    /// A stream has ended, and its [`End`] is released. This is the stream's last event.
-    Ended {
-        /// The stream.
-        stream: StreamId,
-        /// The reason.
-        ended: Ended,
-        /// The stream had an [`End`]. If `false` and one is attached later all the same, that end
-        /// is reset and another event of this kind follows.
-        attached: bool,
-        /// The region with bytes that the program has not read, in the engine's half of the arena:
-        /// the owner frees it when the program has closed.
-        region: Option<Region>,
-    },
-}
-
 /// Links to other engines. Used by one thread.
 pub struct Links {
     settings: Settings,
@@ -138,23 +76,6 @@ pub struct Links {
     logs: Logs,
 }
 
-/// The reason why links cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum LinksError {
-    /// The settings are invalid.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// Certificates or key cannot be used.
-    #[error(transparent)]
-    Identity(#[from] crate::identity::IdentityError),
-    /// The listener cannot be opened.
-    #[error("listening for other engines: {0}")]
-    Listen(Error),
-    /// An epoll operation failed.
-    #[error(transparent)]
-    Io(#[from] Error),
-}
-
 impl Links {
     /// Reads certificates and key, and listens where the settings say.
     ///
@@ -164,7 +85,8 @@ impl Links {
         settings.check()?;
         let identity = Identity::load(&settings)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::from)?;
-        let listener = settings.listen.map(listen).transpose().map_err(LinksError::Listen)?;
+        let listener =
+            settings.listen.map(socket::listen).transpose().map_err(LinksError::Listen)?;
         if let Some(listener) = &listener {
             let data = epoll::EventData::new_u64(LISTENER);
             epoll::add(&epoll, listener, data, epoll::EventFlags::IN).map_err(Error::from)?;
@@ -404,7 +326,7 @@ impl Links {
             return Err(raw(Errno::NOBUFS));
         }
         let at = self.settings.engine.get(engine).map(|peer| peer.at);
-        let socket = at.ok_or(HandshakeError::Hello).and_then(|at| Ok(connect(at)?));
+        let socket = at.ok_or(HandshakeError::Hello).and_then(|at| Ok(socket::connect(at)?));
         match socket.and_then(|socket| self.adopt(engine, tenant, socket, now)) {
             Ok(key) => Ok(key),
             Err(error) => {
@@ -507,7 +429,7 @@ impl Links {
             self.make_room(now);
             // Small messages must not wait for large ones.
             let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-            if let Err(error) = self.accept_from(socket, from.map(network), now) {
+            if let Err(error) = self.accept_from(socket, from.map(socket::network), now) {
                 self.logs.warn(now, "", &error);
             }
         }
@@ -537,7 +459,8 @@ impl Links {
         let from = from.to_canonical();
         let is_engines =
             self.settings.engine.iter().any(|peer| peer.at.ip().to_canonical() == from);
-        let own = self.strangers().filter(|(_, other)| *other == Some(network(from))).count();
+        let own =
+            self.strangers().filter(|(_, other)| *other == Some(socket::network(from))).count();
         is_engines || own < STRANGERS_OF_ONE
     }
 
@@ -549,7 +472,7 @@ impl Links {
             return;
         }
         let engines: Vec<_> =
-            self.settings.engine.iter().map(|peer| Some(network(peer.at.ip()))).collect();
+            self.settings.engine.iter().map(|peer| Some(socket::network(peer.at.ip()))).collect();
         let other = all.iter().find(|(_, from)| !engines.contains(from));
         if let Some((key, _)) = other.or(all.first()).copied() {
             self.end(key, &HandshakeError::Crowded.into(), now);
@@ -848,44 +771,4 @@ fn flags(interest: Interest) -> epoll::EventFlags {
     flags.set(epoll::EventFlags::IN, interest.read);
     flags.set(epoll::EventFlags::OUT, interest.write);
     flags
-}
-
-fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
-}
-
-/// An IPv4 address as an IPv4-mapped one, or the 64-bit prefix of an IPv6 address, all of which one
-/// peer may own.
-pub(crate) type Network = [u8; 16];
-
-fn network(ip: IpAddr) -> Network {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() => ip.octets(),
-        IpAddr::V6(ip) => {
-            let mut octets = ip.octets();
-            octets[8..].fill(0);
-            octets
-        }
-    }
-}
-
-fn listen(at: SocketAddr) -> std::io::Result<OwnedFd> {
-    let socket = socket(at)?;
-    // A restarted engine must be able to listen at once.
-    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
-    rustix::net::bind(&socket, &at)?;
-    rustix::net::listen(&socket, 128)?;
-    Ok(socket)
-}
-
-fn connect(at: SocketAddr) -> std::io::Result<OwnedFd> {
-    let socket = socket(at)?;
-    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-    match rustix::net::connect(&socket, &at) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-        Err(error) => Err(error.into()),
-    }
 }

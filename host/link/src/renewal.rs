@@ -1,7 +1,7 @@
 //! New settings and certificates for running links.
 
+use crate::error::LinksError;
 use crate::identity::Identity;
-use crate::links::LinksError;
 use crate::settings::{Settings, SettingsError};
 
 /// A tenant's weight and limit in the links.

@@ -5,11 +5,9 @@ mod ports;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use slipway_plane_api::PlaneClient;
 use slipway_plane_api::network_v1 as v1;
-use slipway_plane_api::network_v1::networks_server::NetworksServer;
 use slipway_plane_api::v1 as plane_v1;
 use tokio::sync::Mutex;
 use tonic::Code;
@@ -88,21 +86,6 @@ impl Networks {
         let (serving, stop) = server_thread().map_err(Error::host("no thread for networks"))?;
         let state = Mutex::new(State { networks, ..State::default() });
         Ok(Self { settings, ledger, plane, serving, _stop: stop, state })
-    }
-
-    /// Returns a channel to the service within this process.
-    ///
-    /// # Errors
-    /// The connection within this process fails.
-    pub async fn connect(
-        self: &Arc<Self>,
-    ) -> Result<tonic::transport::Channel, tonic::transport::Error> {
-        let (ours, theirs) = tokio::io::duplex(64 << 10);
-        let service = NetworksServer::new(crate::Service::new(Arc::clone(self)));
-        let router = tonic::transport::Server::builder().add_service(service);
-        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
-        tokio::spawn(router.serve_with_incoming(incoming));
-        slipway_plane_api::over(ours).await
     }
 
     /// Makes a network; it comes up when a sandbox joins it.

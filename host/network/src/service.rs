@@ -34,6 +34,23 @@ impl Service {
     }
 }
 
+impl Networks {
+    /// Returns a channel to the service within this process.
+    ///
+    /// # Errors
+    /// The connection within this process fails.
+    pub async fn connect(
+        self: &Arc<Self>,
+    ) -> Result<tonic::transport::Channel, tonic::transport::Error> {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let service = v1::networks_server::NetworksServer::new(Service::new(Arc::clone(self)));
+        let router = tonic::transport::Server::builder().add_service(service);
+        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
+        tokio::spawn(router.serve_with_incoming(incoming));
+        slipway_plane_api::over(ours).await
+    }
+}
+
 #[tonic::async_trait]
 impl v1::networks_server::Networks for Service {
     async fn create_network(

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Error, Result};
+use crate::{BadDigest, Digest, Error, Result};
 
 /// The settings with which a container of this image runs (OCI image specification, *Image
 /// Configuration*, `config`). Absent fields are empty.
@@ -53,7 +53,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     drop_nulls(&mut json);
     let document: ImageConfiguration =
         serde_json::from_value(json).map_err(|e| bad(e.to_string()))?;
-    let diff_ids = document.rootfs().diff_ids().iter().map(|d| d.parse()).collect::<Result<_>>()?;
+    let diff_ids =
+        document.rootfs().diff_ids().iter().map(|d| d.parse()).collect::<Result<_, BadDigest>>()?;
     Ok(Parsed {
         config: document.config().as_ref().map(convert).unwrap_or_default(),
         platform: format!("{}/{}", document.os(), document.architecture()),

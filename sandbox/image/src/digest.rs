@@ -7,8 +7,6 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::Error;
-
 /// A SHA-256 digest, written `sha256:` and 64 lower-case hexadecimal digits (OCI image
 /// specification, *Digests*). SHA-512, which the specification also allows, is not supported.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -55,11 +53,19 @@ impl fmt::Debug for Digest {
     }
 }
 
-impl FromStr for Digest {
-    type Err = Error;
+/// The error of a text that is no digest. Holds the text's first 200 characters.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "'{}' is no digest: expected sha256: and 64 hexadecimal digits",
+    slipway_printable::line(.0, 200)
+)]
+pub struct BadDigest(pub String);
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = || Error::BadDigest(text.chars().take(200).collect());
+impl FromStr for Digest {
+    type Err = BadDigest;
+
+    fn from_str(text: &str) -> Result<Self, BadDigest> {
+        let bad = || BadDigest(text.chars().take(200).collect());
         let digits = text.strip_prefix("sha256:").ok_or_else(bad)?;
         if digits.bytes().any(|b| b.is_ascii_uppercase()) {
             return Err(bad());
@@ -77,9 +83,9 @@ impl From<Digest> for String {
 }
 
 impl TryFrom<String> for Digest {
-    type Error = Error;
+    type Error = BadDigest;
 
-    fn try_from(text: String) -> Result<Self, Error> {
+    fn try_from(text: String) -> Result<Self, BadDigest> {
         text.parse()
     }
 }

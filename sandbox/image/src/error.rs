@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::Digest;
+use crate::{BadDigest, Digest};
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -49,8 +49,8 @@ pub enum Error {
     )]
     BadSource(String),
     /// The text is not a SHA-256 digest.
-    #[error("'{}' is no digest: expected sha256: and 64 hexadecimal digits", shown(.0))]
-    BadDigest(String),
+    #[error(transparent)]
+    BadDigest(#[from] BadDigest),
     /// The registry has no such image.
     #[error("image {} is not in the registry: check its name and tag", shown(.0))]
     NotFound(String),
@@ -293,7 +293,7 @@ mod tests {
         let errors = [
             Error::BadReference { text: text(), reason: "x" },
             Error::BadSource(text()),
-            Error::BadDigest(text()),
+            BadDigest(text()).into(),
             Error::NotFound(text()),
             Error::Registry { registry: "r".into(), reason: text() },
             Error::Source { place: text(), reason: text() },

@@ -59,7 +59,7 @@ mod tests;
 
 pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Taken};
 pub use config::ImageConfig;
-pub use digest::Digest;
+pub use digest::{BadDigest, Digest};
 pub use erofs::Tools;
 pub use error::{Error, Result};
 pub use limits::Limits;

@@ -172,7 +172,7 @@ pub(crate) fn check_layers(layers: &[Layer], limits: &Limits, name: &str) -> Res
 
 /// Returns the digest in a descriptor. Other algorithms than SHA-256 are refused.
 pub(crate) fn descriptor_digest(descriptor: &Descriptor) -> Result<Digest> {
-    descriptor.digest().to_string().parse()
+    Ok(descriptor.digest().to_string().parse()?)
 }
 
 enum Document {

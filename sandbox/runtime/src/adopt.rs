@@ -15,9 +15,10 @@ use slipway_hypervisor::{LeftVm, Vm};
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::agent::{Agent, process};
+use crate::lock::lock;
 use crate::node::Node;
 use crate::record::{Record, State};
-use crate::sandbox::{Sandbox, lock};
+use crate::sandbox::Sandbox;
 use crate::start::{CONTAINER, Running, agent_socket};
 use crate::stdio::{self, Input};
 use crate::{Error, Result, function, log, network};

@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 
 use crate::config::Config;
 use crate::files::Lane;
-use crate::sandbox::lock;
+use crate::lock::lock;
 use crate::{Result, sockets};
 
 /// The files that a guest boots from.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use tokio::sync::oneshot;
 
-use crate::sandbox::lock;
+use crate::lock::lock;
 
 /// The number of threads. While all but one of them hang, other operations still run.
 pub const THREADS: usize = 4;

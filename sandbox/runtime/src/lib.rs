@@ -39,6 +39,7 @@ mod error;
 pub mod files;
 mod function;
 pub mod guests;
+mod lock;
 pub mod log;
 pub mod name;
 mod network;

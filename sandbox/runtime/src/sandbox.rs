@@ -1,6 +1,6 @@
 //! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use slipway_hypervisor::Vm;
 use slipway_peer::Bin;
@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::agent::Agent;
 use crate::files::Lane;
+use crate::lock::lock;
 use crate::record::{Record, State, Store};
 use crate::stdio::{Fanout, Input, input};
 use crate::{Error, Result};
@@ -206,11 +207,6 @@ impl Sandbox {
             tracing::warn!(sandbox = self.name, %error, "its VMM could not be killed");
         }
     }
-}
-
-/// Locks a mutex, poisoned or not: a panic while it was held leaves plain data that is still valid.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

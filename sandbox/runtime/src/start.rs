@@ -16,9 +16,10 @@ use slipway_telemetry::monotonic_ns;
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
 use crate::error::MOST_MESSAGE;
+use crate::lock::lock;
 use crate::node::Node;
 use crate::record::{Record, State};
-use crate::sandbox::{Sandbox, lock};
+use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::{Error, Result, function, log, name, network, sockets, stdio};
 

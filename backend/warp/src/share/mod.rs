@@ -24,6 +24,7 @@ pub mod formula;
 mod heap;
 mod meter;
 mod pick;
+mod resource;
 mod scheduler;
 mod snapshot;
 mod tenant;

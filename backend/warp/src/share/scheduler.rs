@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::formula::Demand;
 use super::heap::Heap;
+use super::resource::Resource;
 use super::tenant::{Chain, Seat, Stage, Tenant};
 use super::{
     Capacity, ChainId, ExecutorId, MAX_STAGES, MAX_WEIGHT, MIN_WEIGHT, ResourceId, ShareError,
@@ -17,19 +18,6 @@ const DRIFT: f64 = 0.01;
 const PAUSE: Duration = Duration::from_millis(50);
 /// The least time between two checks whether an update is due.
 const GLANCE: Duration = Duration::from_micros(100);
-
-pub(super) struct Resource {
-    pub(super) name: String,
-    /// The largest number of jobs that it has at once.
-    pub(super) depth: usize,
-    pub(super) in_service: usize,
-    /// Tenants with a job to do, by the ticks that they have had.
-    pub(super) ready: Heap<u128>,
-    /// Tenants that wait for their cap, by the time at which it lets them begin.
-    pub(super) held: Heap<Duration>,
-    /// The ticks that the tenant served last had had: a tenant that comes back begins no earlier.
-    pub(super) served: u128,
-}
 
 pub(super) struct ExecutorState {
     pub(super) name: String,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use slipway_rate::{Bucket, Rate};
 
 use super::formula::Demand;
-use super::scheduler::Resource;
+use super::resource::Resource;
 use super::{ExecutorId, MIN_WEIGHT, TenantId, Throughput};
 
 /// The weight and cap of a tenant.

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
     BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Turn, Workload, block_table,
@@ -16,6 +15,7 @@ use super::subjects;
 use super::target::{BenchDisk, DiskKind, Doorbells, Target};
 use super::vm;
 use crate::args::{BlockArgs, NodeArgs};
+use crate::progress;
 
 /// The configurations that need no VM, with descriptions.
 const NATIVE: [(&str, &str); 4] = [
@@ -311,16 +311,8 @@ fn pair(
     Ok(Pair { quiet, noisy })
 }
 
-/// Returns a progress bar for turns, on a terminal.
-pub(super) fn progress() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{elapsed} [{bar:30}] {pos}/{len} {eta} left {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
-}
-
 fn take_turns(subjects: &mut [Box<dyn Subject>], plan: &Plan) -> Result<Vec<Run>> {
-    let bar = progress();
+    let bar = progress::turns();
     let runs = measure(subjects, plan, |turn: Turn<'_>| {
         bar.set_length(turn.turns as u64);
         bar.set_position(turn.done as u64);

@@ -10,11 +10,11 @@ use slipway_bench::packet::{
     PacketSubject, PacketTurn, compare_packets, measure_packets, packet_plot, packet_table,
 };
 
-use super::block::progress;
 use super::packet_target;
 use super::reports::{self, Report};
 use super::subjects;
 use crate::args::PacketArgs;
+use crate::progress;
 
 /// The subjects to measure, with descriptions.
 const SUBJECTS: [(&str, &str); 7] = [
@@ -147,7 +147,7 @@ fn run(args: &PacketArgs) -> Result<PacketReport> {
     let mut subjects = subjects(args)?;
     let takes = |load| subjects.iter().any(|subject| subject.takes(load));
     ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
-    let bar = progress();
+    let bar = progress::turns();
     let runs: Result<Vec<PacketRun>> =
         measure_packets(&mut subjects, &plan, |turn: PacketTurn<'_>| {
             bar.set_length(turn.turns as u64);

@@ -14,10 +14,10 @@ use slipway_bench::socket::{
     SocketTurn, Way, compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
 };
 
-use super::block::progress;
 use super::reports::{self, Report};
 use super::subjects;
 use crate::args::{SocketArgs, SocketLoadArgs};
+use crate::progress;
 
 /// The subjects to measure, with descriptions. The first is the one that others are compared with.
 const SUBJECTS: [(&str, &str); 8] = [
@@ -141,7 +141,7 @@ impl Report for DrfReport {
 /// Measures the shares of simulated executors.
 fn shares(args: &SocketArgs) -> Result<DrfReport> {
     let plan = if args.quick { DrfPlan::quick() } else { DrfPlan::full() };
-    let bar = progress();
+    let bar = progress::turns();
     let environment = super::environment("none".to_owned());
     let report = measure_drf(plan, environment, super::command_line(), |done, all| {
         bar.set_length(all as u64);
@@ -242,7 +242,7 @@ fn run(args: &SocketArgs) -> Result<SocketReport> {
     let ways = ways(args)?;
     let takes = |load| ways.iter().any(|way| way.takes(load));
     ensure!(args.apps || plan.loads.iter().any(takes), "there is nothing to measure");
-    let bar = progress();
+    let bar = progress::turns();
     let runs = measure_sockets(&ways, &plan, |turn: SocketTurn<'_>| {
         bar.set_length(turn.turns as u64);
         bar.set_position(turn.done as u64);
@@ -265,7 +265,7 @@ fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Vec<AppRun>> {
         }
     };
     let able: Vec<App> = App::ALL.into_iter().filter(able).collect();
-    let bar = progress();
+    let bar = progress::turns();
     let runs = measure_apps(ways, &able, (rounds, time), |app, way| {
         bar.set_message(format!("{} {way}", app.names().0));
         bar.tick();

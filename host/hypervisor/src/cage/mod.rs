@@ -43,7 +43,7 @@ use rustix::thread::UnshareFlags;
 
 pub(crate) use filter::Filter;
 
-use crate::process::reap_elsewhere;
+use crate::reap::reap_elsewhere;
 use crate::{Error, Result};
 
 /// The VMM's host name; the host's own would identify the host.

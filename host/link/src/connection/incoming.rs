@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use slipway_sgiov_spec::link::{Frame, Hello, Kind, Open};
 
 use super::{Around, Broken, Connection, State};
+use crate::event::{Ended, Event};
 use crate::handshake::{HandshakeError, Session, connected};
-use crate::links::{Ended, Event};
 use crate::receiver::{Received, Receiver};
 use crate::sender::Sender;
 use crate::stream::{Phase, Stream};

@@ -14,13 +14,14 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::coalescing::Coalescing;
+use crate::event::{Event, StreamId};
 use crate::frames::Frames;
 use crate::handshake::Handshake;
-use crate::links::{Event, Network, StreamId};
 use crate::logs::Logs;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use crate::settings::Settings;
+use crate::socket::Network;
 use crate::stream::Stream;
 
 pub(crate) use broken::Broken;

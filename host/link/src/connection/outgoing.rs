@@ -8,8 +8,8 @@ use slipway_warp::TransformError;
 
 use super::time::REST;
 use super::{Around, Broken, Connection, State};
+use crate::event::Ended;
 use crate::frames::Frames;
-use crate::links::Ended;
 use crate::sender::Sender;
 use crate::settings::Settings;
 use crate::stream::{Found, Phase, Stream};

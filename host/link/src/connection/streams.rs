@@ -8,7 +8,7 @@ use slipway_sgiov_spec::link::{Kind, Open};
 
 use super::time::ANSWER;
 use super::{Around, Broken, Connection};
-use crate::links::{Ended, Event, StreamId};
+use crate::event::{Ended, Event, StreamId};
 use crate::stream::{End, Phase, Stream};
 
 impl Connection {

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use slipway_sgiov_spec::link::Kind;
 
 use super::{Around, Broken, Connection};
+use crate::event::Ended;
 use crate::handshake::HandshakeError;
-use crate::links::Ended;
 use crate::settings::Settings;
 use crate::stream::Phase;
 

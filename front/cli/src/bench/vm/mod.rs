@@ -208,7 +208,7 @@ pub fn rocksdb(
 ) -> Result<(Vec<Box<dyn RocksSubject>>, RocksReport)> {
     let mut subjects = machines.rocks_subjects(names)?;
     ensure!(!subjects.is_empty(), "{USER} and {SHARED} have no file system for a database");
-    let bar = super::block::progress();
+    let bar = crate::progress::turns();
     let runs = measure_rocksdb(&mut subjects, &plan, |name, job, done, turns| {
         bar.set_length(turns as u64);
         bar.set_position(done as u64);
