@@ -18,13 +18,14 @@ use crate::agent::{Agent, process};
 use crate::lock::lock;
 use crate::node::Node;
 use crate::record::{Record, State};
+use crate::running::{CONTAINER, Running};
 use crate::sandbox::Sandbox;
-use crate::start::{CONTAINER, Running, agent_socket};
+use crate::start::agent_socket;
 use crate::stdio::{self, Input};
 use crate::{Error, Result, function, log, network};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
-/// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::start::RETURN)).
+/// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The time for one answer of the agent before the connection is made anew. Messages to the last
 /// daemon that are still in flight may arrive first, and are not an answer.

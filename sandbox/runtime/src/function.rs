@@ -14,8 +14,9 @@ use slipway_plane_api::v1::disk::Kind;
 
 use crate::node::Node;
 use crate::record::{Device, Record, Volume};
+use crate::running::CONTAINER;
 use crate::sandbox::Sandbox;
-use crate::start::{CONTAINER, client_memory, process_spec};
+use crate::start::{client_memory, process_spec};
 use crate::{Error, Result, network, volume};
 
 /// The id of the image's namespace in the first function.

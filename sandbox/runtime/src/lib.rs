@@ -39,6 +39,7 @@ mod error;
 pub mod files;
 mod function;
 pub mod guests;
+mod life;
 mod lock;
 pub mod log;
 pub mod name;
@@ -47,6 +48,7 @@ mod node;
 pub mod proc;
 pub mod process;
 pub mod record;
+mod running;
 pub mod sandbox;
 mod service;
 mod snoop;
@@ -58,10 +60,10 @@ pub mod volume;
 
 pub use config::{Config, find_library};
 pub use error::{Error, Result};
+pub use life::RETURN;
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{Node, Parts};
 pub use service::Service;
-pub use start::RETURN;
 
 /// The messages, the client and the server of the sandbox service.
 // Generated; the comments are in the .proto file, and only a stream's first message is large.

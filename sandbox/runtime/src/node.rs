@@ -24,7 +24,7 @@ use crate::record::{self, Record, State, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, adopt, name, network, process, sockets, start, volume};
+use crate::{Error, Result, adopt, life, name, network, process, sockets, start, volume};
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -152,7 +152,7 @@ impl Node {
                     sandbox.update(|record| record.state = State::Running).await?;
                     tracing::info!(sandbox = sandbox.name, "adopted");
                     lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
-                    tokio::spawn(start::live_on(self, sandbox, running));
+                    tokio::spawn(life::live_on(self, sandbox, running));
                     return Ok(());
                 }
                 Err(error) => reason = error.to_string(),
@@ -167,7 +167,7 @@ impl Node {
             lock(&self.sandboxes).insert(id, sandbox);
         } else if self.keeps {
             lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
-            tokio::spawn(start::remove_later(self, sandbox));
+            tokio::spawn(life::remove_later(self, sandbox));
         } else {
             remove_files(&sandbox).await?;
         }
@@ -177,7 +177,7 @@ impl Node {
     /// Releases the resources of a dead daemon's sandbox and marks it exited if its exit status was
     /// recorded, and lost otherwise.
     async fn release_lost(&self, sandbox: &Sandbox, reason: String) -> Result<()> {
-        if let Err(error) = start::release(self, sandbox).await {
+        if let Err(error) = life::release(self, sandbox).await {
             tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
         }
         let recorded = sandbox.update(|record| {
@@ -347,7 +347,7 @@ impl Node {
     /// Starts a created sandbox. Returns at once; a task on the guests' thread runs the sandbox to
     /// its end.
     pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
-        self.guests.spawn(start::live(Arc::clone(self), Arc::clone(sandbox)));
+        self.guests.spawn(life::live(Arc::clone(self), Arc::clone(sandbox)));
     }
 
     /// Returns the sandbox with this name or id, or the only one whose id begins with `named`.

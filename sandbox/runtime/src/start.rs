@@ -1,4 +1,4 @@
-//! The start of a sandbox, stage by stage, and its end.
+//! The start of a sandbox, stage by stage.
 //!
 //! The order of the stages is the cheapest that satisfies each stage's needs. The NVMe function is
 //! served before the VMM starts, so that the VMM never waits for it. Work that the guest does not
@@ -15,10 +15,10 @@ use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
-use crate::error::MOST_MESSAGE;
 use crate::lock::lock;
 use crate::node::Node;
 use crate::record::{Record, State};
+use crate::running::{CONTAINER, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::{Error, Result, function, log, name, network, sockets, stdio};
@@ -28,151 +28,6 @@ use crate::{Error, Result, function, log, name, network, sockets, stdio};
 const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
 /// Guest memory that a VMM may have mapped at two addresses at once while it rearranges mappings.
 const MAPPED_TWICE_BYTES: u64 = 16 << 20;
-/// The name of the only container of a sandbox. The agent's protocol allows several.
-pub(crate) const CONTAINER: &str = "main";
-
-/// How long a command that lost its daemon tries to reach the next one.
-pub const RETURN: Duration = Duration::from_secs(30);
-
-/// Runs a sandbox from its start to its end. The record tells how it ended.
-pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
-    let ended = match start(&node, &sandbox).await {
-        Ok(running) => running.wait(&sandbox).await,
-        Err(error) => Err(sockets::blame(&sandbox.record(), error).await),
-    };
-    end_life(&node, &sandbox, ended).await;
-    remove_ended(&node, &sandbox).await;
-}
-
-/// Runs an adopted sandbox, which outlived its daemon, to its end.
-pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
-    let ended = running.wait(&sandbox).await;
-    end_life(&node, &sandbox, ended).await;
-    remove_later(node, sandbox).await;
-}
-
-/// Removes an ended sandbox if it is to be removed. Before that, clients that lost the sandbox with
-/// the earlier daemon get [`RETURN`] to come back for its output and its exit status.
-pub async fn remove_later(node: Arc<Node>, sandbox: Arc<Sandbox>) {
-    if sandbox.record().remove {
-        tokio::time::sleep(RETURN.saturating_sub(node.age())).await;
-        remove_ended(&node, &sandbox).await;
-    }
-}
-
-async fn remove_ended(node: &Node, sandbox: &Sandbox) {
-    if sandbox.record().remove {
-        match node.remove(&sandbox.id, false).await {
-            // Another call removed the sandbox first.
-            Err(Error::NoSandbox(_)) => {}
-            removed => note(sandbox, removed),
-        }
-    }
-}
-
-async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
-    let stopping = sandbox.update(|record| record.state = State::Stopping).await;
-    note(sandbox, stopping);
-    sandbox.set_agent(None);
-    let released = release(node, sandbox).await;
-    note(sandbox, released);
-    let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping())).await;
-    note(sandbox, finished);
-    sandbox.fanout.close();
-    node.settled();
-}
-
-/// Logs a failure while a sandbox ends. Such a failure must not keep the rest of the sandbox from
-/// being released.
-fn note(sandbox: &Sandbox, outcome: Result<()>) {
-    if let Err(error) = outcome {
-        tracing::warn!(sandbox = sandbox.name, %error, "while it ended");
-    }
-}
-
-fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
-    record.vm = None;
-    record.vmm_uid = None;
-    match ended {
-        Ok(status) => {
-            record.state = State::Exited;
-            record.exit_status = Some(status);
-        }
-        Err(_) if stopped => {
-            record.state = State::Exited;
-            record.exit_status = Some(128 + libc::SIGKILL as u32);
-            record.reason = "killed".to_owned();
-        }
-        Err(error) => {
-            record.state = State::Failed;
-            record.exit_status = Some(exit_status_of(&error));
-            // The message may contain text of a VMM's or an engine's beside ours.
-            record.reason = slipway_printable::line(&error.to_string(), MOST_MESSAGE);
-        }
-    }
-}
-
-/// Returns the exit status that container runtimes use when the container has none of its own: 125,
-/// and as in a shell 127 for a program that was not found and 126 for one that cannot be executed.
-fn exit_status_of(error: &Error) -> u32 {
-    match error {
-        Error::Exec { status, .. } => *status,
-        Error::VmEnded(_) => 128 + libc::SIGKILL as u32,
-        _ => 125,
-    }
-}
-
-/// A sandbox whose container runs.
-pub struct Running {
-    vm: Arc<dyn Vm>,
-    agent: Agent,
-    carry: tokio::task::JoinHandle<Result<()>>,
-}
-
-impl Running {
-    /// Makes the handle; `carry` is the task that carries the container's output.
-    pub fn new(vm: Arc<dyn Vm>, agent: Agent, carry: tokio::task::JoinHandle<Result<()>>) -> Self {
-        Self { vm, agent, carry }
-    }
-
-    /// Waits for the container's end and returns its exit status.
-    async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
-        let ended = tokio::select! {
-            ended = self.agent.wait(process(CONTAINER, "")) => match ended {
-                Ok(ended) => ended,
-                Err(error) => return Err(blame(&*self.vm, error).await),
-            },
-            ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
-        };
-        // The container's output was sent completely by now; let it reach the log and attached
-        // clients.
-        let carried = tokio::time::timeout(Duration::from_secs(60), self.carry).await;
-        if !matches!(carried, Ok(Ok(Ok(())))) {
-            tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
-        }
-        // The exit status is recorded before the agent ends, since only the agent knows it, too.
-        let recorded = sandbox.update(|record| {
-            record.exit_status = Some(ended.status);
-            if ended.out_of_memory {
-                let killed = "the guest ran out of memory; `--memory` gives it more";
-                killed.clone_into(&mut record.reason);
-            }
-        });
-        recorded.await?;
-        shut_down(&self.agent, &*self.vm).await;
-        Ok(ended.status)
-    }
-}
-
-/// Returns the better explanation of a failed call of the agent. The agent's port breaks a moment
-/// before the VMM is known to have ended, and then the VMM's last message tells more.
-async fn blame(vm: &dyn Vm, error: Error) -> Error {
-    match tokio::time::timeout(Duration::from_secs(3), vm.wait()).await {
-        Ok(ended) => Error::vm_ended(&ended),
-        Err(_) => error,
-    }
-}
-
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
@@ -182,27 +37,6 @@ async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Resul
         },
         ended = vm.wait() => Err(Error::vm_ended(&ended)),
     }
-}
-
-/// Asks the guest to write back its volumes and power off, then kills the VMM.
-async fn shut_down(agent: &Agent, vm: &dyn Vm) {
-    let asked =
-        agent.call(|mut client| async move { client.shutdown(agent_v1::ShutdownRequest {}).await });
-    // The guest powers off within a moment; the VMM is killed soon after in any case.
-    let gone = tokio::time::timeout(Duration::from_secs(10), async {
-        tokio::select! { _ = asked => {} _ = vm.wait() => return }
-        let _ = tokio::time::timeout(Duration::from_millis(300), vm.wait()).await;
-    });
-    let _ = gone.await;
-    end(vm).await;
-}
-
-/// Kills the VMM and waits until it is reaped. Returns `false` if it is not reaped in time.
-async fn end(vm: &dyn Vm) -> bool {
-    if let Err(error) = vm.kill() {
-        tracing::warn!(%error, "the VMM could not be killed");
-    }
-    tokio::time::timeout(Duration::from_secs(10), vm.wait()).await.is_ok()
 }
 
 /// The recorder of stages on the sandbox's timeline.
@@ -233,7 +67,11 @@ impl Stages<'_> {
     }
 }
 
-async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
+/// Starts a sandbox. When this returns, its container runs.
+///
+/// # Errors
+/// The error of the first stage that failed. The caller releases what the sandbox holds.
+pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let stages = Stages { sandbox };
     let uid = node.claim_uid()?;
     // The user id is saved before anything is started: a later daemon ends processes with this user
@@ -295,7 +133,7 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, booted);
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.state = State::Running).await?;
-    Ok(Running { vm, agent, carry })
+    Ok(Running::new(vm, agent, carry))
 }
 
 fn limits(record: &Record) -> Limits {
@@ -478,74 +316,4 @@ pub fn process_spec(process: &crate::record::Process) -> agent_v1::ProcessSpec {
         stdin: process.stdin,
         limits: limits.collect(),
     }
-}
-
-/// Ends the VMM of a sandbox that another daemon started. The daemon may not have recorded the
-/// VMM's process, but it recorded the user id before the start, and only this sandbox uses that id.
-/// Returns whether no process is left.
-async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
-    const PATIENCE: Duration = Duration::from_secs(5);
-    let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
-    let cgroup = crate::cgroup::name(&record.id);
-    let ended = tokio::task::spawn_blocking(move || {
-        if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
-            tracing::warn!(sandbox = name, %error, "its VMM may still run");
-        }
-        uid.is_none_or(|uid| {
-            let owned = crate::proc::Owned { uid, run_dir: &run_dir, cgroup: &cgroup };
-            crate::proc::kill_all(&owned, PATIENCE)
-        })
-    });
-    let ended = ended.await.unwrap_or(false);
-    if !ended {
-        tracing::warn!(sandbox = record.name, "a process of its is left");
-    }
-    ended
-}
-
-/// Removes the control groups. They empty a moment after their last process was reaped, so the
-/// removal is retried.
-async fn remove_cgroup(sandbox: &Sandbox) -> Result<()> {
-    const TRIES: u32 = 100;
-    const AGAIN: Duration = Duration::from_millis(10);
-    let mut tries = 1;
-    loop {
-        let id = sandbox.id.clone();
-        match sandbox.lane.run(move || Cgroup::of(&id).remove()).await {
-            Err(_) if tries < TRIES => tries += 1,
-            removed => return removed,
-        }
-        tokio::time::sleep(AGAIN).await;
-    }
-}
-
-/// Releases everything that a live sandbox holds on the host. Missing resources are no error, so
-/// this also cleans up after a daemon that was killed.
-///
-/// # Errors
-/// The first failure. The remaining resources are released even so.
-pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
-    let record = sandbox.record();
-    let ended = if let Some(vm) = sandbox.vm() {
-        sandbox.set_vm(None);
-        end(&*vm).await
-    } else {
-        end_leftover(&record, node.run_dir(&record.id)).await
-    };
-    let endpoint = function::remove(node, &record).await;
-    let network = network::release(node, &record).await;
-    let run_dir = node.run_dir(&record.id);
-    let dir = sandbox.lane.run(move || match std::fs::remove_dir_all(&run_dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove", &run_dir)(error))
-        }
-        _ => Ok(()),
-    });
-    let dir = dir.await;
-    let cgroup = remove_cgroup(sandbox).await;
-    // The user id is free again only if no process has it: two sandboxes must never share one.
-    if let Some(uid) = record.vmm_uid.filter(|_| ended) {
-        node.return_uid(uid);
-    }
-    endpoint.and(network).and(dir).and(cgroup)
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
 
-use super::{Run, Workload};
+use super::Workload;
 
 /// The result of one turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,19 @@ pub struct Measured {
     /// The number of commands that a neighbour completed meanwhile, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_commands: Option<u64>,
+}
+
+/// One turn of one subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The subject's name.
+    pub subject: String,
+    /// The load.
+    pub workload: Workload,
+    /// The number of the round, from 0.
+    pub round: u32,
+    /// The result.
+    pub measured: Measured,
 }
 
 /// A target that can be put under load.

@@ -28,9 +28,9 @@ mod workload;
 pub use compare::{BlockComparison, compare_blocks};
 pub use curves::curves;
 pub use fio::{fio_arguments, fio_measured};
-pub use measure::{Measured, Plan, Subject, Turn, measure};
+pub use measure::{Measured, Plan, Run, Subject, Turn, measure};
 pub use plot::plot;
-pub use report::{BlockReport, Described, Figures, Run};
+pub use report::{BlockReport, Described, Figures};
 pub use rocksdb::{
     RocksJob, RocksLoad, RocksMeasured, RocksPlace, RocksPlan, RocksReport, RocksRun, RocksSubject,
     measure_rocksdb, rocks_measured, rocks_script,

@@ -5,24 +5,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Subject, Workload,
+    Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Run, Subject,
+    Workload,
 };
 use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
-
-/// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub workload: Workload,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: Measured,
-}
 
 /// A subject in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -47,10 +47,10 @@ pub use net::Net;
 pub use parts::{Parts, PartsRun};
 pub use plot::socket_plot;
 pub use report::{
-    SocketFigures, SocketMeasured, SocketPlan, SocketReport, SocketRun, SocketTurn, measure_apps,
-    measure_sockets,
+    SocketFigures, SocketPlan, SocketReport, SocketRun, SocketTurn, measure_apps, measure_sockets,
 };
 pub use table::socket_table;
+pub use turn::SocketMeasured;
 pub use way::{Certificate, Way};
 
 use std::fs::File;

@@ -4,38 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use slipway_telemetry::Histogram;
 
 use super::turn::turn;
-use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, Traffic, Way};
+use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, SocketMeasured, Traffic, Way};
 use crate::block::Described;
 use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
-
-/// The result of a turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SocketMeasured {
-    /// Bytes that arrived; for a ping-pong those of one direction.
-    pub bytes: u64,
-    /// The measured time, ns.
-    pub elapsed_ns: u64,
-    /// Cost of the program that drives the load.
-    pub client: Cost,
-    /// Cost of the program that answers.
-    pub server: Cost,
-    /// Cost of the engines.
-    pub engine: Cost,
-    /// Cost of the kernel's threads for the network.
-    pub kernel: Cost,
-    /// Round trips of a ping-pong, ns.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latency: Option<Histogram>,
-    /// With idle sockets, the growth of memory in use since before the client was started, in
-    /// bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
 
 /// The loads and times of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -341,7 +316,7 @@ pub(crate) mod tests {
             for (round, rate) in (0..).zip(*rates) {
                 let cost = Cost { cpu_ns: *rate, switches: 1 };
                 let latency = load.is_latency().then(|| {
-                    let mut latency = Histogram::new();
+                    let mut latency = slipway_telemetry::Histogram::new();
                     latency.record(1_000_000_000 / rate);
                     latency
                 });

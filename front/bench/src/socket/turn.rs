@@ -5,12 +5,38 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use slipway_telemetry::Histogram;
 
 use super::board::{Board, Phase};
 use super::cost::{Cost, softirq_threads, used};
 use super::peer::{PeerResult, PeerSpec, Role};
-use super::{SocketLoad, SocketMeasured, Traffic, Way};
+use super::{SocketLoad, Traffic, Way};
 use crate::packet::process::Running;
+
+/// The result of a turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SocketMeasured {
+    /// Bytes that arrived; for a ping-pong those of one direction.
+    pub bytes: u64,
+    /// The measured time, ns.
+    pub elapsed_ns: u64,
+    /// Cost of the program that drives the load.
+    pub client: Cost,
+    /// Cost of the program that answers.
+    pub server: Cost,
+    /// Cost of the engines.
+    pub engine: Cost,
+    /// Cost of the kernel's threads for the network.
+    pub kernel: Cost,
+    /// Round trips of a ping-pong, ns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Histogram>,
+    /// With idle sockets, the growth of memory in use since before the client was started, in
+    /// bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
 
 /// The longest time that a program may take to begin or to end, and again for each thousand
 /// sockets.

@@ -1,36 +1,35 @@
 //! The daemon's gRPC service for sandboxes.
 
-use std::collections::VecDeque;
-use std::path::PathBuf;
+mod exec;
+mod list;
+mod logs;
+mod report;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::agent::{Agent, Ended, GuestStats, process};
-use crate::files::Lane;
-use crate::log;
+use self::exec::{carry_exec, exec_request};
+use self::list::summary;
+use self::logs::{KeptOutput, send_logs};
+use self::report::{report, report_rest};
+use crate::agent::{Agent, GuestStats, process};
 use crate::node::Node;
-use crate::record::{Process, Record, State};
+use crate::record::{Record, State};
+use crate::running::CONTAINER;
 use crate::sandbox::Sandbox;
-use crate::start::CONTAINER;
-use crate::stdio::{self, Input, Pieces};
+use crate::stdio::{self, Input};
 use crate::v1::{self, run_in, run_out};
-use crate::{Error, name, snoop, start};
+use crate::{Error, name, snoop};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
-/// The interval at which a follower of a log looks for more.
-const FOLLOW: Duration = Duration::from_millis(100);
-/// The most bytes that are held to find the last lines of a log. Output without line ends is cut to
-/// this.
-const MOST_TAIL: usize = 16 << 20;
-
 /// The gRPC service for sandboxes.
 pub struct Service {
     node: Arc<Node>,
@@ -88,116 +87,6 @@ async fn forward(
             _ => {}
         }
     }
-}
-
-/// Sends a sandbox's stages, start, output and end to one client.
-async fn report(
-    sandbox: Arc<Sandbox>,
-    output: mpsc::Receiver<log::Record>,
-    until_started: bool,
-    sender: Sender,
-) {
-    let started = tell_start(&sandbox, &sender).await;
-    if started && !until_started {
-        tell_output(output, 0, &sender).await;
-        sandbox.wait_state(|state| !state.is_live()).await;
-    }
-    if !started || !until_started {
-        let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
-    }
-}
-
-/// Sends the stages of a start to the client until the start ends. Returns `true` if the container
-/// runs or ran, and `false` if the sandbox ended without it.
-async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
-    let mut stages = sandbox.stages();
-    // A start that failed is stopping, too, before it is known to have failed.
-    let is_settled =
-        |state: &State| !matches!(state, State::Created | State::Starting | State::Stopping);
-    let settled = sandbox.wait_state(is_settled);
-    tokio::pin!(settled);
-    loop {
-        tokio::select! {
-            biased;
-            _ = &mut settled => break,
-            changed = stages.changed() => {
-                let stage = stages.borrow_and_update().to_string();
-                let told = sender.send(out(run_out::Kind::Stage(stage))).await;
-                if changed.is_err() || told.is_err() {
-                    break;
-                }
-            }
-        }
-    }
-    // The container may have started and ended meanwhile.
-    let state = sandbox.wait_state(is_settled).await;
-    let timeline = sandbox.record().timeline;
-    let ran = timeline.stage("container").is_some() && state != State::Failed;
-    if ran {
-        let stages = timeline.stages.into_iter().map(|stage| v1::Stage {
-            name: stage.name,
-            start_ns: stage.start_ns,
-            end_ns: stage.end_ns,
-        });
-        let started = v1::Started { stages: stages.collect() };
-        let _ = sender.send(out(run_out::Kind::Started(started))).await;
-    } else {
-        sandbox.wait_state(|state| !state.is_live()).await;
-    }
-    ran
-}
-
-async fn tell_output(mut output: mpsc::Receiver<log::Record>, from: u64, sender: &Sender) {
-    while let Some(record) = output.recv().await {
-        if let Some(record) = record.from(from)
-            && sender.send(out(output_of(record))).await.is_err()
-        {
-            return;
-        }
-    }
-}
-
-fn output_of(record: log::Record) -> run_out::Kind {
-    match record.stream {
-        log::Stream::Out => run_out::Kind::Stdout(record.data),
-        log::Stream::Err => run_out::Kind::Stderr(record.data),
-    }
-}
-
-/// Sends a client that lost its daemon the output that it has not received, and the exit. The
-/// caller attached `output` before the log is read here, so that no output is lost between the
-/// log's end and the first piece of `output`.
-async fn report_rest(
-    sandbox: Arc<Sandbox>,
-    output: mpsc::Receiver<log::Record>,
-    from: u64,
-    sender: Sender,
-) {
-    let started = v1::Started { stages: Vec::new() };
-    let _ = sender.send(out(run_out::Kind::Started(started))).await;
-    let mut position = from;
-    let mut reader = match KeptOutput::open(&sandbox) {
-        Ok(reader) => reader,
-        Err(error) => return drop(sender.send(Err(error.into())).await),
-    };
-    loop {
-        let records = match reader.read().await {
-            Ok(records) if records.is_empty() => break,
-            Ok(records) => records,
-            Err(status) => return drop(sender.send(Err(status)).await),
-        };
-        for record in records {
-            let Some(record) = record.from(position) else { continue };
-            position = record.end();
-            if sender.send(out(output_of(record))).await.is_err() {
-                return;
-            }
-        }
-    }
-    drop(reader);
-    tell_output(output, position, &sender).await;
-    sandbox.wait_state(|state| !state.is_live()).await;
-    let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
 }
 
 /// Creates and starts a sandbox. Returns the messages for its client. `client` is closed when the
@@ -441,71 +330,6 @@ fn join_input(
     });
 }
 
-fn exec_request(sandbox: &Sandbox, spec: &v1::ExecSpec, exec_id: &str) -> agent_v1::ExecRequest {
-    let record = sandbox.record();
-    let asked = Process {
-        args: spec.command.clone(),
-        env: record.process.env.iter().chain(&spec.env).cloned().collect(),
-        cwd: crate::process::or(&spec.cwd, &record.process.cwd),
-        user: crate::process::or(&spec.user, &record.process.user),
-        terminal: spec.terminal,
-        rows: spec.rows,
-        columns: spec.columns,
-        stdin: spec.stdin,
-        limits: record.process.limits,
-    };
-    agent_v1::ExecRequest {
-        process: process(CONTAINER, exec_id),
-        spec: Some(start::process_spec(&asked)),
-        privileged: spec.privileged || record.privileged,
-    }
-}
-
-/// Carries the output of a process to its client, then its exit, until the client leaves.
-async fn carry_exec(
-    output: Pieces,
-    agent: Agent,
-    process: Option<agent_v1::ProcessRef>,
-    sender: Sender,
-) {
-    tokio::select! {
-        () = sender.closed() => {}
-        () = tell_exec(output, agent, process, &sender) => {}
-    }
-}
-
-async fn tell_exec(
-    mut output: Pieces,
-    agent: Agent,
-    process: Option<agent_v1::ProcessRef>,
-    sender: &Sender,
-) {
-    let started = v1::Started { stages: Vec::new() };
-    let _ = sender.send(out(run_out::Kind::Started(started))).await;
-    loop {
-        match stdio::next(&mut output).await {
-            Ok(Some((log::Stream::Out, data))) => {
-                let _ = sender.send(out(run_out::Kind::Stdout(data))).await;
-            }
-            Ok(Some((log::Stream::Err, data))) => {
-                let _ = sender.send(out(run_out::Kind::Stderr(data))).await;
-            }
-            Ok(None) => break,
-            Err(error) => {
-                let _ = sender.send(Err(error.into())).await;
-                return;
-            }
-        }
-    }
-    let last = match agent.wait(process).await {
-        Ok(Ended { status, .. }) => {
-            out(run_out::Kind::Exit(v1::Exit { status, reason: String::new() }))
-        }
-        Err(error) => Err(error.into()),
-    };
-    let _ = sender.send(last).await;
-}
-
 async fn send_signal(sandbox: &Sandbox, signal: u32) -> Result<(), Error> {
     if sandbox.state() == State::Starting && signal == libc::SIGKILL as u32 {
         sandbox.kill();
@@ -539,202 +363,5 @@ async fn stop(sandbox: &Sandbox, patience: Duration) {
     if sandbox.state().is_live() {
         sandbox.kill();
         ended().await;
-    }
-}
-
-type LogSender = mpsc::Sender<Result<v1::LogRecord, Status>>;
-
-/// The kept output of a sandbox, read in the sandbox's lane.
-struct KeptOutput {
-    lane: Lane,
-    path: PathBuf,
-    reader: Option<log::Reader>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl KeptOutput {
-    /// The number of bytes that are read at once.
-    const BYTES: usize = 256 << 10;
-
-    /// Makes the reader. The file is opened at the first read.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if there are too many readers.
-    fn open(sandbox: &Sandbox) -> Result<Self, Error> {
-        let (lane, path) = (sandbox.lane.clone(), sandbox.store.log());
-        Ok(Self { lane, path, reader: None, _place: sandbox.reader()? })
-    }
-
-    /// Returns the next records. Returns no records at the end of the log.
-    async fn read(&mut self) -> Result<Vec<log::Record>, Status> {
-        let (reader, path) = (self.reader.take(), self.path.clone());
-        let read = self.lane.run(move || {
-            let mut reader = reader.unwrap_or_else(|| log::Reader::open(&path));
-            (reader.read_some(Self::BYTES), reader)
-        });
-        let (records, reader) = read.await;
-        self.reader = Some(reader);
-        let lost = |error| Status::data_loss(format!("the kept output cannot be read: {error}"));
-        records.map_err(lost)
-    }
-}
-
-async fn send_logs(
-    sandbox: Arc<Sandbox>,
-    mut reader: KeptOutput,
-    request: v1::LogsRequest,
-    sender: LogSender,
-) {
-    if let Err(status) = tell_logs(&sandbox, &mut reader, &request, &sender).await {
-        let _ = sender.send(Err(status)).await;
-    }
-}
-
-async fn tell_logs(
-    sandbox: &Sandbox,
-    reader: &mut KeptOutput,
-    request: &v1::LogsRequest,
-    sender: &LogSender,
-) -> Result<(), Status> {
-    if let Some(lines) = request.tail {
-        let (held, failed) = read_tail(reader, lines).await;
-        for record in held {
-            if send_log(sender, record).await.is_err() {
-                return Ok(());
-            }
-        }
-        failed?;
-    }
-    loop {
-        // The state is read before the log's end, so that no output before the sandbox's end is
-        // missed.
-        let over = !sandbox.state().is_live();
-        loop {
-            let records = reader.read().await?;
-            if records.is_empty() {
-                break;
-            }
-            for record in records.into_iter().filter_map(|record| record.from(request.position)) {
-                if send_log(sender, record).await.is_err() {
-                    return Ok(());
-                }
-            }
-        }
-        if over || !request.follow || sender.is_closed() {
-            return Ok(());
-        }
-        tokio::time::sleep(FOLLOW).await;
-    }
-}
-
-/// Returns the last `lines` lines of the log, as far as it can be read.
-async fn read_tail(
-    reader: &mut KeptOutput,
-    lines: u64,
-) -> (VecDeque<log::Record>, Result<(), Status>) {
-    let mut held = VecDeque::new();
-    let (mut newlines, mut bytes) = (0, 0);
-    let failed = loop {
-        match reader.read().await {
-            Ok(records) if records.is_empty() => break Ok(()),
-            Err(status) => break Err(status),
-            Ok(records) => {
-                for record in records {
-                    newlines += count_lines(&record);
-                    bytes += record.data.len();
-                    held.push_back(record);
-                    drop_oldest(&mut held, lines, &mut newlines, &mut bytes);
-                }
-            }
-        }
-    };
-    cut_lines(&mut held, newlines.saturating_sub(lines));
-    (held, failed)
-}
-
-/// Drops the oldest records: those before the last `lines` lines, and those beyond the bytes that
-/// may be held.
-fn drop_oldest(
-    held: &mut VecDeque<log::Record>,
-    lines: u64,
-    newlines: &mut u64,
-    bytes: &mut usize,
-) {
-    let enough = |oldest: &log::Record, newlines: u64, bytes: usize| {
-        newlines - count_lines(oldest) >= lines || bytes > MOST_TAIL
-    };
-    while held.front().is_some_and(|oldest| enough(oldest, *newlines, *bytes)) {
-        let oldest = held.pop_front();
-        *newlines -= oldest.as_ref().map_or(0, count_lines);
-        *bytes -= oldest.map_or(0, |oldest| oldest.data.len());
-    }
-}
-
-fn count_lines(record: &log::Record) -> u64 {
-    record.data.iter().filter(|byte| **byte == b'\n').count() as u64
-}
-
-/// Drops the first `lines` lines.
-fn cut_lines(held: &mut VecDeque<log::Record>, mut lines: u64) {
-    while let Some(record) = held.front_mut().filter(|_| lines > 0) {
-        match record.data.iter().position(|byte| *byte == b'\n') {
-            Some(end) => {
-                record.data.drain(..=end);
-                record.position += end as u64 + 1;
-                lines -= 1;
-            }
-            None => {
-                held.pop_front();
-            }
-        }
-    }
-}
-
-async fn send_log(sender: &LogSender, record: log::Record) -> Result<(), ()> {
-    let log::Record { position, stream, time_ns, data } = record;
-    let record = v1::LogRecord { stream: stream as u32, time_ns, data, position };
-    sender.send(Ok(record)).await.map_err(|_| ())
-}
-
-/// Returns the command line, cut to 512 characters, since a list has many of them in one message.
-fn command(record: &Record) -> String {
-    const MOST: usize = 512;
-    let mut command = String::new();
-    for (number, arg) in record.process.args.iter().enumerate() {
-        command.extend((number > 0).then_some(' ').into_iter().chain(arg.chars().take(MOST + 1)));
-        if let Some((end, _)) = command.char_indices().nth(MOST) {
-            command.truncate(end);
-            command.push('…');
-            break;
-        }
-    }
-    command
-}
-
-/// Returns a sandbox's entry in the list. Its state is the announced one, which decides whether
-/// calls are allowed.
-fn summary(sandbox: &Sandbox) -> v1::Sandbox {
-    sandbox.look(|record| summary_of(record, sandbox.state()))
-}
-
-fn summary_of(record: &Record, state: State) -> v1::Sandbox {
-    // A sandbox that has ended has released its addresses.
-    let holds = state.is_live();
-    let network = record.network.as_ref().filter(|_| holds);
-    v1::Sandbox {
-        id: record.id.clone(),
-        name: record.name.clone(),
-        image: record.image.clone(),
-        command: command(record),
-        state: state.as_str().to_owned(),
-        created_ns: record.created_ns,
-        exit_status: record.exit_status.unwrap_or(0),
-        reason: record.reason.clone(),
-        vmm_pid: record.vm.as_ref().map_or(0, |vm| vm.pid as u32),
-        network: network.map(|one| one.name.clone()).unwrap_or_default(),
-        mac: network.map(|one| one.mac.clone()).unwrap_or_default(),
-        addresses: network.map(|one| vec![one.ipv4.clone(), one.ipv6.clone()]).unwrap_or_default(),
-        published: network.map(|one| one.published.clone()).unwrap_or_default(),
-        sockets: record.sockets.is_some(),
     }
 }

@@ -1,0 +1,175 @@
+//! The life of a sandbox: its container's run, its end, and the release of what it held.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cgroup::Cgroup;
+use crate::error::MOST_MESSAGE;
+use crate::node::Node;
+use crate::record::{Record, State};
+use crate::running::{Running, end};
+use crate::sandbox::Sandbox;
+use crate::start::start;
+use crate::{Error, Result, function, network, sockets};
+
+/// How long a command that lost its daemon tries to reach the next one.
+pub const RETURN: Duration = Duration::from_secs(30);
+
+/// Runs a sandbox from its start to its end. The record tells how it ended.
+pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+    let ended = match start(&node, &sandbox).await {
+        Ok(running) => running.wait(&sandbox).await,
+        Err(error) => Err(sockets::blame(&sandbox.record(), error).await),
+    };
+    end_life(&node, &sandbox, ended).await;
+    remove_ended(&node, &sandbox).await;
+}
+
+/// Runs an adopted sandbox, which outlived its daemon, to its end.
+pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
+    let ended = running.wait(&sandbox).await;
+    end_life(&node, &sandbox, ended).await;
+    remove_later(node, sandbox).await;
+}
+
+/// Removes an ended sandbox if it is to be removed. Before that, clients that lost the sandbox with
+/// the earlier daemon get [`RETURN`] to come back for its output and its exit status.
+pub async fn remove_later(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+    if sandbox.record().remove {
+        tokio::time::sleep(RETURN.saturating_sub(node.age())).await;
+        remove_ended(&node, &sandbox).await;
+    }
+}
+
+async fn remove_ended(node: &Node, sandbox: &Sandbox) {
+    if sandbox.record().remove {
+        match node.remove(&sandbox.id, false).await {
+            // Another call removed the sandbox first.
+            Err(Error::NoSandbox(_)) => {}
+            removed => note(sandbox, removed),
+        }
+    }
+}
+
+async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
+    let stopping = sandbox.update(|record| record.state = State::Stopping).await;
+    note(sandbox, stopping);
+    sandbox.set_agent(None);
+    let released = release(node, sandbox).await;
+    note(sandbox, released);
+    let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping())).await;
+    note(sandbox, finished);
+    sandbox.fanout.close();
+    node.settled();
+}
+
+/// Logs a failure while a sandbox ends. Such a failure must not keep the rest of the sandbox from
+/// being released.
+fn note(sandbox: &Sandbox, outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::warn!(sandbox = sandbox.name, %error, "while it ended");
+    }
+}
+
+fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
+    record.vm = None;
+    record.vmm_uid = None;
+    match ended {
+        Ok(status) => {
+            record.state = State::Exited;
+            record.exit_status = Some(status);
+        }
+        Err(_) if stopped => {
+            record.state = State::Exited;
+            record.exit_status = Some(128 + libc::SIGKILL as u32);
+            record.reason = "killed".to_owned();
+        }
+        Err(error) => {
+            record.state = State::Failed;
+            record.exit_status = Some(exit_status_of(&error));
+            // The message may contain text of a VMM's or an engine's beside ours.
+            record.reason = slipway_printable::line(&error.to_string(), MOST_MESSAGE);
+        }
+    }
+}
+
+/// Returns the exit status that container runtimes use when the container has none of its own: 125,
+/// and as in a shell 127 for a program that was not found and 126 for one that cannot be executed.
+fn exit_status_of(error: &Error) -> u32 {
+    match error {
+        Error::Exec { status, .. } => *status,
+        Error::VmEnded(_) => 128 + libc::SIGKILL as u32,
+        _ => 125,
+    }
+}
+
+/// Ends the VMM of a sandbox that another daemon started. The daemon may not have recorded the
+/// VMM's process, but it recorded the user id before the start, and only this sandbox uses that id.
+/// Returns whether no process is left.
+async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
+    let cgroup = crate::cgroup::name(&record.id);
+    let ended = tokio::task::spawn_blocking(move || {
+        if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
+            tracing::warn!(sandbox = name, %error, "its VMM may still run");
+        }
+        uid.is_none_or(|uid| {
+            let owned = crate::proc::Owned { uid, run_dir: &run_dir, cgroup: &cgroup };
+            crate::proc::kill_all(&owned, PATIENCE)
+        })
+    });
+    let ended = ended.await.unwrap_or(false);
+    if !ended {
+        tracing::warn!(sandbox = record.name, "a process of its is left");
+    }
+    ended
+}
+
+/// Removes the control groups. They empty a moment after their last process was reaped, so the
+/// removal is retried.
+async fn remove_cgroup(sandbox: &Sandbox) -> Result<()> {
+    const TRIES: u32 = 100;
+    const AGAIN: Duration = Duration::from_millis(10);
+    let mut tries = 1;
+    loop {
+        let id = sandbox.id.clone();
+        match sandbox.lane.run(move || Cgroup::of(&id).remove()).await {
+            Err(_) if tries < TRIES => tries += 1,
+            removed => return removed,
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// Releases everything that a live sandbox holds on the host. Missing resources are no error, so
+/// this also cleans up after a daemon that was killed.
+///
+/// # Errors
+/// The first failure. The remaining resources are released even so.
+pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    let ended = if let Some(vm) = sandbox.vm() {
+        sandbox.set_vm(None);
+        end(&*vm).await
+    } else {
+        end_leftover(&record, node.run_dir(&record.id)).await
+    };
+    let endpoint = function::remove(node, &record).await;
+    let network = network::release(node, &record).await;
+    let run_dir = node.run_dir(&record.id);
+    let dir = sandbox.lane.run(move || match std::fs::remove_dir_all(&run_dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::file("cannot remove", &run_dir)(error))
+        }
+        _ => Ok(()),
+    });
+    let dir = dir.await;
+    let cgroup = remove_cgroup(sandbox).await;
+    // The user id is free again only if no process has it: two sandboxes must never share one.
+    if let Some(uid) = record.vmm_uid.filter(|_| ended) {
+        node.return_uid(uid);
+    }
+    endpoint.and(network).and(dir).and(cgroup)
+}

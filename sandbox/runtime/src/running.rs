@@ -1,0 +1,86 @@
+//! A sandbox while its container runs, up to the end of its VMM.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_agent_protocol::v1 as agent_v1;
+use slipway_hypervisor::Vm;
+
+use crate::agent::{Agent, process};
+use crate::sandbox::Sandbox;
+use crate::{Error, Result};
+
+/// The name of the only container of a sandbox. The agent's protocol allows several.
+pub(crate) const CONTAINER: &str = "main";
+
+/// A sandbox whose container runs.
+pub struct Running {
+    vm: Arc<dyn Vm>,
+    agent: Agent,
+    carry: tokio::task::JoinHandle<Result<()>>,
+}
+
+impl Running {
+    /// Makes the handle; `carry` is the task that carries the container's output.
+    pub fn new(vm: Arc<dyn Vm>, agent: Agent, carry: tokio::task::JoinHandle<Result<()>>) -> Self {
+        Self { vm, agent, carry }
+    }
+
+    /// Waits for the container's end and returns its exit status.
+    pub(crate) async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
+        let ended = tokio::select! {
+            ended = self.agent.wait(process(CONTAINER, "")) => match ended {
+                Ok(ended) => ended,
+                Err(error) => return Err(blame(&*self.vm, error).await),
+            },
+            ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
+        };
+        // The container's output was sent completely by now; let it reach the log and attached
+        // clients.
+        let carried = tokio::time::timeout(Duration::from_secs(60), self.carry).await;
+        if !matches!(carried, Ok(Ok(Ok(())))) {
+            tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
+        }
+        // The exit status is recorded before the agent ends, since only the agent knows it, too.
+        let recorded = sandbox.update(|record| {
+            record.exit_status = Some(ended.status);
+            if ended.out_of_memory {
+                let killed = "the guest ran out of memory; `--memory` gives it more";
+                killed.clone_into(&mut record.reason);
+            }
+        });
+        recorded.await?;
+        shut_down(&self.agent, &*self.vm).await;
+        Ok(ended.status)
+    }
+}
+
+/// Asks the guest to write back its volumes and power off, then kills the VMM.
+async fn shut_down(agent: &Agent, vm: &dyn Vm) {
+    let asked =
+        agent.call(|mut client| async move { client.shutdown(agent_v1::ShutdownRequest {}).await });
+    // The guest powers off within a moment; the VMM is killed soon after in any case.
+    let gone = tokio::time::timeout(Duration::from_secs(10), async {
+        tokio::select! { _ = asked => {} _ = vm.wait() => return }
+        let _ = tokio::time::timeout(Duration::from_millis(300), vm.wait()).await;
+    });
+    let _ = gone.await;
+    end(vm).await;
+}
+
+/// Kills the VMM and waits until it is reaped. Returns `false` if it is not reaped in time.
+pub(crate) async fn end(vm: &dyn Vm) -> bool {
+    if let Err(error) = vm.kill() {
+        tracing::warn!(%error, "the VMM could not be killed");
+    }
+    tokio::time::timeout(Duration::from_secs(10), vm.wait()).await.is_ok()
+}
+
+/// Returns the better explanation of a failed call of the agent. The agent's port breaks a moment
+/// before the VMM is known to have ended, and then the VMM's last message tells more.
+pub(crate) async fn blame(vm: &dyn Vm, error: Error) -> Error {
+    match tokio::time::timeout(Duration::from_secs(3), vm.wait()).await {
+        Ok(ended) => Error::vm_ended(&ended),
+        Err(_) => error,
+    }
+}

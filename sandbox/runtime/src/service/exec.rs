@@ -1,0 +1,83 @@
+//! Further processes in a sandbox: `slipway exec`.
+
+use slipway_agent_protocol::v1 as agent_v1;
+
+use super::{Sender, out};
+use crate::agent::{Agent, Ended, process};
+use crate::log;
+use crate::record::Process;
+use crate::running::CONTAINER;
+use crate::sandbox::Sandbox;
+use crate::start;
+use crate::stdio::{self, Pieces};
+use crate::v1::{self, run_out};
+
+/// Returns the request for the agent to start the process of `spec` in a sandbox.
+pub(super) fn exec_request(
+    sandbox: &Sandbox,
+    spec: &v1::ExecSpec,
+    exec_id: &str,
+) -> agent_v1::ExecRequest {
+    let record = sandbox.record();
+    let asked = Process {
+        args: spec.command.clone(),
+        env: record.process.env.iter().chain(&spec.env).cloned().collect(),
+        cwd: crate::process::or(&spec.cwd, &record.process.cwd),
+        user: crate::process::or(&spec.user, &record.process.user),
+        terminal: spec.terminal,
+        rows: spec.rows,
+        columns: spec.columns,
+        stdin: spec.stdin,
+        limits: record.process.limits,
+    };
+    agent_v1::ExecRequest {
+        process: process(CONTAINER, exec_id),
+        spec: Some(start::process_spec(&asked)),
+        privileged: spec.privileged || record.privileged,
+    }
+}
+
+/// Carries the output of a process to its client, then its exit, until the client leaves.
+pub(super) async fn carry_exec(
+    output: Pieces,
+    agent: Agent,
+    process: Option<agent_v1::ProcessRef>,
+    sender: Sender,
+) {
+    tokio::select! {
+        () = sender.closed() => {}
+        () = tell_exec(output, agent, process, &sender) => {}
+    }
+}
+
+async fn tell_exec(
+    mut output: Pieces,
+    agent: Agent,
+    process: Option<agent_v1::ProcessRef>,
+    sender: &Sender,
+) {
+    let started = v1::Started { stages: Vec::new() };
+    let _ = sender.send(out(run_out::Kind::Started(started))).await;
+    loop {
+        match stdio::next(&mut output).await {
+            Ok(Some((log::Stream::Out, data))) => {
+                let _ = sender.send(out(run_out::Kind::Stdout(data))).await;
+            }
+            Ok(Some((log::Stream::Err, data))) => {
+                let _ = sender.send(out(run_out::Kind::Stderr(data))).await;
+            }
+            Ok(None) => break,
+            Err(error) => {
+                let _ = sender.send(Err(error.into())).await;
+                return;
+            }
+        }
+    }
+    let last = match agent.wait(process).await {
+        Ok(Ended { status, .. }) => {
+            out(run_out::Kind::Exit(v1::Exit { status, reason: String::new() }))
+        }
+        Err(error) => Err(error.into()),
+    };
+    let _ = sender.send(last).await;
+}

@@ -1,0 +1,48 @@
+//! Entries of the list of sandboxes: `slipway ps`.
+
+use crate::record::{Record, State};
+use crate::sandbox::Sandbox;
+use crate::v1;
+
+/// Returns the command line, cut to 512 characters, since a list has many of them in one message.
+fn command(record: &Record) -> String {
+    const MOST: usize = 512;
+    let mut command = String::new();
+    for (number, arg) in record.process.args.iter().enumerate() {
+        command.extend((number > 0).then_some(' ').into_iter().chain(arg.chars().take(MOST + 1)));
+        if let Some((end, _)) = command.char_indices().nth(MOST) {
+            command.truncate(end);
+            command.push('…');
+            break;
+        }
+    }
+    command
+}
+
+/// Returns a sandbox's entry in the list. Its state is the announced one, which decides whether
+/// calls are allowed.
+pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
+    sandbox.look(|record| summary_of(record, sandbox.state()))
+}
+
+fn summary_of(record: &Record, state: State) -> v1::Sandbox {
+    // A sandbox that has ended has released its addresses.
+    let holds = state.is_live();
+    let network = record.network.as_ref().filter(|_| holds);
+    v1::Sandbox {
+        id: record.id.clone(),
+        name: record.name.clone(),
+        image: record.image.clone(),
+        command: command(record),
+        state: state.as_str().to_owned(),
+        created_ns: record.created_ns,
+        exit_status: record.exit_status.unwrap_or(0),
+        reason: record.reason.clone(),
+        vmm_pid: record.vm.as_ref().map_or(0, |vm| vm.pid as u32),
+        network: network.map(|one| one.name.clone()).unwrap_or_default(),
+        mac: network.map(|one| one.mac.clone()).unwrap_or_default(),
+        addresses: network.map(|one| vec![one.ipv4.clone(), one.ipv6.clone()]).unwrap_or_default(),
+        published: network.map(|one| one.published.clone()).unwrap_or_default(),
+        sockets: record.sockets.is_some(),
+    }
+}

@@ -1,0 +1,122 @@
+//! Messages to the clients of a sandbox: the stages of its start, its output, its end.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::logs::KeptOutput;
+use super::{Sender, exit_of, out};
+use crate::log;
+use crate::record::State;
+use crate::sandbox::Sandbox;
+use crate::v1::{self, run_out};
+
+/// Sends a sandbox's stages, start, output and end to one client.
+pub(super) async fn report(
+    sandbox: Arc<Sandbox>,
+    output: mpsc::Receiver<log::Record>,
+    until_started: bool,
+    sender: Sender,
+) {
+    let started = tell_start(&sandbox, &sender).await;
+    if started && !until_started {
+        tell_output(output, 0, &sender).await;
+        sandbox.wait_state(|state| !state.is_live()).await;
+    }
+    if !started || !until_started {
+        let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
+    }
+}
+
+/// Sends the stages of a start to the client until the start ends. Returns `true` if the container
+/// runs or ran, and `false` if the sandbox ended without it.
+async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
+    let mut stages = sandbox.stages();
+    // A start that failed is stopping, too, before it is known to have failed.
+    let is_settled =
+        |state: &State| !matches!(state, State::Created | State::Starting | State::Stopping);
+    let settled = sandbox.wait_state(is_settled);
+    tokio::pin!(settled);
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut settled => break,
+            changed = stages.changed() => {
+                let stage = stages.borrow_and_update().to_string();
+                let told = sender.send(out(run_out::Kind::Stage(stage))).await;
+                if changed.is_err() || told.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    // The container may have started and ended meanwhile.
+    let state = sandbox.wait_state(is_settled).await;
+    let timeline = sandbox.record().timeline;
+    let ran = timeline.stage("container").is_some() && state != State::Failed;
+    if ran {
+        let stages = timeline.stages.into_iter().map(|stage| v1::Stage {
+            name: stage.name,
+            start_ns: stage.start_ns,
+            end_ns: stage.end_ns,
+        });
+        let started = v1::Started { stages: stages.collect() };
+        let _ = sender.send(out(run_out::Kind::Started(started))).await;
+    } else {
+        sandbox.wait_state(|state| !state.is_live()).await;
+    }
+    ran
+}
+
+async fn tell_output(mut output: mpsc::Receiver<log::Record>, from: u64, sender: &Sender) {
+    while let Some(record) = output.recv().await {
+        if let Some(record) = record.from(from)
+            && sender.send(out(output_of(record))).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn output_of(record: log::Record) -> run_out::Kind {
+    match record.stream {
+        log::Stream::Out => run_out::Kind::Stdout(record.data),
+        log::Stream::Err => run_out::Kind::Stderr(record.data),
+    }
+}
+
+/// Sends a client that lost its daemon the output that it has not received, and the exit. The
+/// caller attached `output` before the log is read here, so that no output is lost between the
+/// log's end and the first piece of `output`.
+pub(super) async fn report_rest(
+    sandbox: Arc<Sandbox>,
+    output: mpsc::Receiver<log::Record>,
+    from: u64,
+    sender: Sender,
+) {
+    let started = v1::Started { stages: Vec::new() };
+    let _ = sender.send(out(run_out::Kind::Started(started))).await;
+    let mut position = from;
+    let mut reader = match KeptOutput::open(&sandbox) {
+        Ok(reader) => reader,
+        Err(error) => return drop(sender.send(Err(error.into())).await),
+    };
+    loop {
+        let records = match reader.read().await {
+            Ok(records) if records.is_empty() => break,
+            Ok(records) => records,
+            Err(status) => return drop(sender.send(Err(status)).await),
+        };
+        for record in records {
+            let Some(record) = record.from(position) else { continue };
+            position = record.end();
+            if sender.send(out(output_of(record))).await.is_err() {
+                return;
+            }
+        }
+    }
+    drop(reader);
+    tell_output(output, position, &sender).await;
+    sandbox.wait_state(|state| !state.is_live()).await;
+    let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
+}
