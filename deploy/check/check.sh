@@ -33,6 +33,8 @@ part documents python3 deploy/check/docs.py
 # Comments of base, spec and host/sgiov are still to be rewritten; the others are held to the rule.
 part words python3 deploy/check/words.py backend device sandbox front host/family host/hypervisor host/keeper host/link \
     host/network host/plane host/port host/socket host/vfio-user
+part layout python3 deploy/check/layout.py
+part circles python3 deploy/check/circles.py
 part figures python3 deploy/check/figures.py
 part floors python3 deploy/check/floors.py
 part licences python3 deploy/check/licences.py

@@ -1,4 +1,6 @@
 //! Frames in flight from one port to others.
+//!
+//! Over 500 lines: the life of a frame in flight, which no other file may see in pieces.
 
 use slipway_ram::{Fault, Span};
 

@@ -1,4 +1,6 @@
 //! The switch: its ports, their settings, and the forwarding of a burst from one port to others.
+//!
+//! Over 500 lines: ports, settings and forwarding change each other's tables.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;

@@ -70,6 +70,8 @@
 //!
 //! Cost: without a journal, a branch per step. With a journal, about forty stores per command to
 //! cache lines that only the controller uses, no system call and no lock.
+//!
+//! Over 500 lines: the order of stores across all parts of the journal is read in one place.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

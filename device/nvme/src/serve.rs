@@ -1,4 +1,6 @@
 //! The work of a poll: fetch, execute, drive the disks, complete, interrupt.
+//!
+//! Over 500 lines: the steps of a poll in their order. To be cut into engines.
 
 use std::slice::Iter;
 

@@ -15,6 +15,8 @@
 //! count as kept from before, with doorbells that were rung meanwhile. The keep alive timer starts
 //! anew, since a restart is not the host's fault; the timestamp stands still between save and
 //! restore.
+//!
+//! Over 500 lines: the saved state's format, its check and its way back belong together.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! All connections of an engine.
+//!
+//! Over 500 lines: the engine's connections share one epoll, one schedule and one set of limits.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Error;

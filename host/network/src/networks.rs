@@ -1,4 +1,6 @@
 //! The networks of a node.
+//!
+//! Over 500 lines: the operations on networks, under one lock.
 
 mod ports;
 

@@ -4,6 +4,8 @@
 //!
 //! The plane's process is this test program itself, started with the name of a directory in its
 //! environment; the keeper is a thread of the test.
+//!
+//! Over 500 lines: one scenario with the processes that play it.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::os::fd::{AsFd, OwnedFd};

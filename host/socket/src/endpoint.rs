@@ -1,4 +1,6 @@
 //! One side of a connection.
+//!
+//! Over 500 lines: what a program and the engine do to one side of a connection, with its races.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,4 +1,6 @@
 //! The task of an endpoint: a listening socket, a function, and at most one client.
+//!
+//! Over 500 lines: the states of one task. To be cut when they become types.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

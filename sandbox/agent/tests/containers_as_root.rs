@@ -1,5 +1,7 @@
 //! Tests of containers on this machine's kernel. They need root, loop devices, EROFS, overlayfs and
 //! cgroup2.
+//!
+//! Over 500 lines: tests that share the set-up of a container.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used)] // a failed unwrap is the failure report

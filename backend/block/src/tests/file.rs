@@ -1,3 +1,7 @@
+//! Tests of disks in files.
+//!
+//! Over 500 lines: tests that share the set-up of a disk.
+
 use std::path::{Path, PathBuf};
 
 use std::os::fd::AsFd;

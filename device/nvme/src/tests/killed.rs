@@ -4,6 +4,8 @@
 //! done again, as its host does with a message that it has not taken off the socket. Guest memory,
 //! doorbell cells, the disk's content and the journal outlive the controller. Requests that the
 //! disk had in flight end before the successor starts, which a host must ensure, too.
+//!
+//! Over 500 lines: one scenario with the guest and the host that play it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! A controller with a driver on it.
+//!
+//! Over 500 lines: what the tests of the crate share.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
