@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     }
     let (warm_up, time) = (Duration::from_millis(100), Duration::from_millis(500));
     let plan = Plan { workloads, rounds: 5, warm_up, time };
-    let runs = measure(&mut subjects, &plan, |_| {})?;
+    let runs = measure(&mut subjects, &plan, |_| {});
     let environment = Environment { accelerator: "none".into(), ..Environment::default() };
     let command = arguments.join(" ");
     let report = BlockReport::new(environment, command, "the targets'", plan, &subjects, runs);

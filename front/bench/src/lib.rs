@@ -47,6 +47,7 @@ pub mod socket;
 mod statistics;
 mod svg;
 mod table;
+mod turns;
 
 pub use bars::bars;
 pub use compare::{Basis, Comparison, StageComparison, Verdict, compare};
@@ -56,6 +57,7 @@ pub use slices::aligned;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
+pub use turns::{Fault, Subjects, Turn, Turns, fault_lines, take_turns};
 
 #[cfg(test)]
 mod samples;

@@ -1,10 +1,12 @@
 //! Progress of long operations, shown on a terminal only.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use slipway_bench::Turn;
 use slipway_image::{Event, Progress};
 
 fn style(template: &str) -> ProgressStyle {
@@ -29,6 +31,13 @@ pub fn turns() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(style("{elapsed} [{bar:30}] {pos}/{len} {eta} left {msg}"));
     bar
+}
+
+/// Shows a turn that is about to begin.
+pub fn turn<L: Display>(bar: &ProgressBar, turn: &Turn<'_, L>) {
+    bar.set_length(turn.turns as u64);
+    bar.set_position(turn.done as u64);
+    bar.set_message(format!("{} {}", turn.load, turn.subject));
 }
 
 /// Shows the progress of fetching an image: one bar for each layer.

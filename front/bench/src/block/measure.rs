@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
 
 use super::Workload;
+use crate::turns::{Subjects, Turn, Turns, take_turns};
 
 /// The result of one turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -76,55 +77,44 @@ pub struct Plan {
     pub time: Duration,
 }
 
-/// A turn that begins.
-#[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
-    /// The subject's name.
-    pub subject: &'a str,
-    /// The load.
-    pub workload: Workload,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The number of turns done so far.
-    pub done: usize,
-    /// The number of turns in all.
-    pub turns: usize,
+/// The subjects with the times of their turns.
+struct Timed<'a> {
+    subjects: &'a mut [Box<dyn Subject>],
+    plan: &'a Plan,
 }
 
-/// Gives every subject its turns. Calls `begins` at the start of each.
-///
-/// # Errors
-/// The first error of a subject.
+impl Subjects for Timed<'_> {
+    type Load = Workload;
+    type Run = Run;
+
+    fn count(&self) -> usize {
+        self.subjects.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.subjects[subject].name().to_owned()
+    }
+
+    fn takes(&self, subject: usize, load: &Workload) -> bool {
+        self.subjects[subject].takes(load)
+    }
+
+    fn run(&mut self, subject: usize, load: &Workload, round: u32) -> Result<Run> {
+        let subject = &mut self.subjects[subject];
+        let measured = subject.run(load, self.plan.warm_up, self.plan.time)?;
+        let time = self.plan.time;
+        ensure!(measured.latency.count() > 0, "not one command ended within {time:?}");
+        Ok(Run { subject: subject.name().to_owned(), workload: *load, round, measured })
+    }
+}
+
+/// Gives every subject its turns. Calls `before` at the start of each.
 pub fn measure(
     subjects: &mut [Box<dyn Subject>],
     plan: &Plan,
-    mut begins: impl FnMut(Turn<'_>),
-) -> Result<Vec<Run>> {
-    let turns = plan.workloads.iter().map(|load| takers(subjects, load)).sum::<usize>()
-        * plan.rounds as usize;
-    let mut runs = Vec::with_capacity(turns);
-    for workload in &plan.workloads {
-        for round in 0..plan.rounds {
-            for subject in subjects.iter_mut().filter(|subject| subject.takes(workload)) {
-                let name = subject.name().to_owned();
-                let done = runs.len();
-                begins(Turn { subject: &name, workload: *workload, round, done, turns });
-                let measured = subject.run(workload, plan.warm_up, plan.time);
-                let measured = measured.with_context(|| format!("{name}, {workload}"))?;
-                anyhow::ensure!(
-                    measured.latency.count() > 0,
-                    "{name}, {workload}: not one command ended within {:?}",
-                    plan.time
-                );
-                runs.push(Run { subject: name, workload: *workload, round, measured });
-            }
-        }
-    }
-    Ok(runs)
-}
-
-fn takers(subjects: &[Box<dyn Subject>], workload: &Workload) -> usize {
-    subjects.iter().filter(|subject| subject.takes(workload)).count()
+    before: impl FnMut(Turn<'_, Workload>),
+) -> Turns<Run> {
+    take_turns(&mut Timed { subjects, plan }, &plan.workloads, plan.rounds, before)
 }
 
 #[cfg(test)]
@@ -160,27 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn subjects_take_turns_within_a_round() {
-        let mut subjects: Vec<Box<dyn Subject>> =
-            vec![Box::new(Fixed("a", 1)), Box::new(Fixed("b", 1))];
-        let mut seen = Vec::new();
-        let runs = measure(&mut subjects, &plan(), |turn| {
-            seen.push((turn.subject.to_owned(), turn.workload.depth, turn.round));
-            assert_eq!((turn.done, turn.turns), (seen.len() - 1, 6));
-        });
-        assert_eq!(runs.unwrap().len(), 6);
-        let seen: Vec<_> =
-            seen.iter().map(|(name, depth, round)| (name.as_str(), *depth, *round)).collect();
-        assert_eq!(
-            seen,
-            [("a", 1, 0), ("b", 1, 0), ("a", 1, 1), ("b", 1, 1), ("a", 2, 0), ("a", 2, 1)]
-        );
-    }
-
-    #[test]
     fn a_turn_without_a_command_is_no_measurement() {
         let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(Fixed("stuck", 0))];
-        let error = measure(&mut subjects, &plan(), |_| {}).unwrap_err();
-        assert!(error.to_string().contains("stuck"), "{error}");
+        let turns = measure(&mut subjects, &plan(), |_| {});
+        assert!(turns.runs.is_empty());
+        let lines = crate::fault_lines(&turns.faults);
+        assert!(lines.starts_with("FAILED: stuck with read-4k-d1-t1: not one command"), "{lines}");
     }
 }

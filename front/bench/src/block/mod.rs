@@ -28,7 +28,7 @@ mod workload;
 pub use compare::{BlockComparison, compare_blocks};
 pub use curves::curves;
 pub use fio::{fio_arguments, fio_measured};
-pub use measure::{Measured, Plan, Run, Subject, Turn, measure};
+pub use measure::{Measured, Plan, Run, Subject, measure};
 pub use plot::plot;
 pub use report::{BlockReport, Described, Figures};
 pub use rocksdb::{

@@ -11,6 +11,7 @@ use super::{
 use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
+use crate::turns::{Fault, Turns};
 
 /// A subject in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,9 @@ pub struct BlockReport {
     pub subjects: Vec<Described>,
     /// The turns.
     pub runs: Vec<Run>,
+    /// Turns that failed, and turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
     /// Results of RocksDB on file systems on the subjects' disks, if that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rocksdb: Option<RocksReport>,
@@ -88,7 +92,7 @@ impl BlockReport {
         disk: impl Into<String>,
         plan: Plan,
         subjects: &[Box<dyn Subject>],
-        runs: Vec<Run>,
+        turns: Turns<Run>,
     ) -> Self {
         let described = subjects
             .iter()
@@ -100,7 +104,8 @@ impl BlockReport {
             disk: disk.into(),
             plan,
             subjects: described.collect(),
-            runs,
+            runs: turns.runs,
+            faults: turns.faults,
             rocksdb: None,
         }
     }
@@ -125,6 +130,7 @@ impl BlockReport {
             plan: Plan { workloads: Vec::new(), rounds, warm_up: Duration::ZERO, time },
             subjects: described.collect(),
             runs: Vec::new(),
+            faults: Vec::new(),
             rocksdb: Some(rocksdb),
         }
     }
@@ -280,6 +286,7 @@ pub(crate) mod tests {
             plan,
             subjects: described.collect(),
             runs,
+            faults: Vec::new(),
             rocksdb: None,
         }
     }

@@ -3,6 +3,7 @@
 use super::{BlockReport, Described, Figures, RocksReport};
 use crate::duration::human;
 use crate::table::titled;
+use crate::turns::fault_lines;
 
 const HEADINGS: [&str; 9] =
     ["", "IOPS", "spread", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];
@@ -29,7 +30,7 @@ pub fn block_table(report: &BlockReport, colour: bool) -> String {
     if let Some(rocksdb) = &report.rocksdb {
         text.push_str(&rocks_table(report, rocksdb, colour));
     }
-    text + &neighbour_table(report, colour) + &notes(report)
+    text + &neighbour_table(report, colour) + &fault_lines(&report.faults) + &notes(report)
 }
 
 const BESIDE: [&str; 11] = [

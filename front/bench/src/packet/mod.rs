@@ -35,6 +35,6 @@ pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
 pub use report::{
     Neighbour, PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject,
-    PacketTurn, measure_packets,
+    measure_packets,
 };
 pub use table::packet_table;

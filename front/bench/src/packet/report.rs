@@ -10,6 +10,7 @@ use crate::block::Described;
 use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
+use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +99,9 @@ pub struct PacketReport {
     pub subjects: Vec<Described>,
     /// The turns.
     pub runs: Vec<PacketRun>,
+    /// Turns that failed, and turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
 }
 
 /// Medians over the rounds of one subject with one load.
@@ -116,43 +120,42 @@ pub struct PacketFigures {
     pub neighbour: Option<f64>,
 }
 
-/// A turn that is about to begin.
-#[derive(Clone, Copy, Debug)]
-pub struct PacketTurn<'a> {
-    /// The number of turns done so far.
-    pub done: usize,
-    /// The number of turns in all.
-    pub turns: usize,
-    /// The load.
-    pub load: &'a PacketLoad,
-    /// The subject's name.
-    pub subject: &'a str,
+/// The subjects with the times of their turns.
+struct Timed<'a> {
+    subjects: &'a mut [Box<dyn PacketSubject>],
+    plan: &'a PacketPlan,
 }
 
-/// Gives every subject its turns: in a round of a load each has one. Calls `before` at the start of
-/// each.
-///
-/// # Errors
-/// The first error of a subject.
+impl Subjects for Timed<'_> {
+    type Load = PacketLoad;
+    type Run = PacketRun;
+
+    fn count(&self) -> usize {
+        self.subjects.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.subjects[subject].name().to_owned()
+    }
+
+    fn takes(&self, subject: usize, load: &PacketLoad) -> bool {
+        self.subjects[subject].takes(load)
+    }
+
+    fn run(&mut self, subject: usize, load: &PacketLoad, round: u32) -> Result<PacketRun> {
+        let subject = &mut self.subjects[subject];
+        let measured = subject.run(load, self.plan.warm_up, self.plan.time)?;
+        Ok(PacketRun { subject: subject.name().to_owned(), load: *load, round, measured })
+    }
+}
+
+/// Gives every subject its turns. Calls `before` at the start of each.
 pub fn measure_packets(
     subjects: &mut [Box<dyn PacketSubject>],
     plan: &PacketPlan,
-    mut before: impl FnMut(PacketTurn<'_>),
-) -> Result<Vec<PacketRun>> {
-    let able = |load: &PacketLoad| subjects.iter().filter(|subject| subject.takes(load)).count();
-    let turns = plan.loads.iter().map(able).sum::<usize>() * plan.rounds as usize;
-    let mut runs: Vec<PacketRun> = Vec::new();
-    for load in &plan.loads {
-        for round in 0..plan.rounds {
-            for subject in subjects.iter_mut().filter(|subject| subject.takes(load)) {
-                before(PacketTurn { done: runs.len(), turns, load, subject: subject.name() });
-                let measured = subject.run(load, plan.warm_up, plan.time)?;
-                let subject = subject.name().to_owned();
-                runs.push(PacketRun { subject, load: *load, round, measured });
-            }
-        }
-    }
-    Ok(runs)
+    before: impl FnMut(Turn<'_, PacketLoad>),
+) -> Turns<PacketRun> {
+    take_turns(&mut Timed { subjects, plan }, &plan.loads, plan.rounds, before)
 }
 
 impl PacketReport {
@@ -165,13 +168,14 @@ impl PacketReport {
         command: impl Into<String>,
         plan: PacketPlan,
         subjects: &[Box<dyn PacketSubject>],
-        runs: Vec<PacketRun>,
+        turns: Turns<PacketRun>,
     ) -> Self {
         let described = subjects
             .iter()
             .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
         let subjects = described.collect();
-        Self { format: Self::FORMAT, environment, command: command.into(), plan, subjects, runs }
+        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
+        Self { format, environment, command, plan, subjects, runs, faults }
     }
 
     /// Returns medians over the rounds, or `None` if there was no turn.
@@ -242,6 +246,7 @@ pub(crate) mod tests {
                 .map(|(name, _)| Described { name: (*name).to_owned(), about: "<&>".into() })
                 .collect(),
             runs,
+            faults: Vec::new(),
         }
     }
 

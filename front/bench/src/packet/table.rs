@@ -2,6 +2,7 @@
 
 use super::PacketReport;
 use crate::table::titled;
+use crate::turns::fault_lines;
 
 const HEADINGS: [&str; 7] =
     ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];
@@ -32,6 +33,7 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
         text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
         text.push('\n');
     }
+    text.push_str(&fault_lines(&report.faults));
     for subject in &report.subjects {
         text.push_str(&format!("{}: {}\n", subject.name, subject.about));
     }

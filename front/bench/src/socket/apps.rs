@@ -53,6 +53,12 @@ pub struct AppRun {
     pub elapsed_ns: u64,
 }
 
+impl std::fmt::Display for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.names().0)
+    }
+}
+
 impl App {
     /// All programs.
     pub const ALL: [Self; 5] =

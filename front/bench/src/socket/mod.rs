@@ -47,7 +47,7 @@ pub use net::Net;
 pub use parts::{Parts, PartsRun};
 pub use plot::socket_plot;
 pub use report::{
-    SocketFigures, SocketPlan, SocketReport, SocketRun, SocketTurn, measure_apps, measure_sockets,
+    SocketFigures, SocketPlan, SocketReport, SocketRun, measure_apps, measure_sockets,
 };
 pub use table::socket_table;
 pub use turn::SocketMeasured;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::turn::turn;
@@ -11,6 +11,7 @@ use crate::block::Described;
 use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
+use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
 /// The loads and times of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,9 @@ pub struct SocketReport {
     pub subjects: Vec<Described>,
     /// The turns.
     pub runs: Vec<SocketRun>,
+    /// Turns that failed, and turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
     /// The work of two linked engines, measured alone after turns with them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PartsRun>,
@@ -106,71 +110,88 @@ impl SocketFigures {
     }
 }
 
-/// A turn that is about to begin.
-#[derive(Clone, Copy, Debug)]
-pub struct SocketTurn<'a> {
-    /// The number of turns done so far.
-    pub done: usize,
-    /// The number of turns in all.
-    pub turns: usize,
-    /// The load.
-    pub load: &'a SocketLoad,
-    /// The subject's name.
-    pub subject: &'a str,
+/// The ways with the times of their turns, and the work of engines alone.
+struct Timed<'a> {
+    ways: &'a [Way],
+    plan: &'a SocketPlan,
+    parts: Vec<PartsRun>,
 }
 
-/// Gives every way its turns: in a round of a load each has one. Calls `before` at the start of
-/// each.
-///
-/// # Errors
-/// The first error of a way.
+impl Subjects for Timed<'_> {
+    type Load = SocketLoad;
+    type Run = SocketRun;
+
+    fn count(&self) -> usize {
+        self.ways.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.ways[subject].name.to_owned()
+    }
+
+    fn takes(&self, subject: usize, load: &SocketLoad) -> bool {
+        self.ways[subject].takes(load)
+    }
+
+    fn run(&mut self, subject: usize, load: &SocketLoad, round: u32) -> Result<SocketRun> {
+        let (way, SocketPlan { warm_up, time, .. }) = (&self.ways[subject], self.plan);
+        let measured = turn(way, load, *warm_up, *time)?;
+        let (subject, load) = (way.name.to_owned(), *load);
+        if Parts::belong(way, &load) {
+            let parts = Parts::measure(way, *warm_up, *time)?;
+            self.parts.push(PartsRun { subject: subject.clone(), load, round, parts });
+        }
+        Ok(SocketRun { subject, load, round, measured })
+    }
+}
+
+/// Gives every way its turns. Calls `before` at the start of each.
 pub fn measure_sockets(
     ways: &[Way],
     plan: &SocketPlan,
-    mut before: impl FnMut(SocketTurn<'_>),
-) -> Result<(Vec<SocketRun>, Vec<PartsRun>)> {
-    let able = |load: &SocketLoad| ways.iter().filter(|way| way.takes(load)).count();
-    let turns = plan.loads.iter().map(able).sum::<usize>() * plan.rounds as usize;
-    let (mut runs, mut parts) = (Vec::new(), Vec::new());
-    for load in &plan.loads {
-        for round in 0..plan.rounds {
-            for way in ways.iter().filter(|way| way.takes(load)) {
-                before(SocketTurn { done: runs.len(), turns, load, subject: way.name });
-                let measured = turn(way, load, plan.warm_up, plan.time)
-                    .with_context(|| format!("{} with {load}", way.name))?;
-                let (subject, load) = (way.name.to_owned(), *load);
-                if Parts::belong(way, &load) {
-                    let parts_of = Parts::measure(way, plan.warm_up, plan.time)?;
-                    parts.push(PartsRun { subject: subject.clone(), load, round, parts: parts_of });
-                }
-                runs.push(SocketRun { subject, load, round, measured });
-            }
-        }
-    }
-    Ok((runs, parts))
+    before: impl FnMut(Turn<'_, SocketLoad>),
+) -> (Turns<SocketRun>, Vec<PartsRun>) {
+    let mut timed = Timed { ways, plan, parts: Vec::new() };
+    let turns = take_turns(&mut timed, &plan.loads, plan.rounds, before);
+    (turns, timed.parts)
 }
 
-/// Gives every way turns with each of `apps`.
-///
-/// # Errors
-/// The first error of a program.
+/// The ways, with the time of a turn of a program.
+struct WithApps<'a> {
+    ways: Vec<&'a Way>,
+    time: Duration,
+}
+
+impl Subjects for WithApps<'_> {
+    type Load = App;
+    type Run = AppRun;
+
+    fn count(&self) -> usize {
+        self.ways.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.ways[subject].name.to_owned()
+    }
+
+    fn takes(&self, _: usize, _: &App) -> bool {
+        true
+    }
+
+    fn run(&mut self, subject: usize, app: &App, round: u32) -> Result<AppRun> {
+        app.run(self.ways[subject], round, self.time)
+    }
+}
+
+/// Gives every way without TLS turns with each of `apps`. Calls `before` at the start of each.
 pub fn measure_apps(
     ways: &[Way],
     apps: &[App],
     (rounds, time): (u32, Duration),
-    mut before: impl FnMut(App, &str),
-) -> Result<Vec<AppRun>> {
-    let mut runs = Vec::new();
-    for app in apps {
-        for round in 0..rounds {
-            for way in ways.iter().filter(|way| way.tls.is_none()) {
-                before(*app, way.name);
-                let run = app.run(way, round, time);
-                runs.push(run.with_context(|| format!("{} over {}", app.names().0, way.name))?);
-            }
-        }
-    }
-    Ok(runs)
+    before: impl FnMut(Turn<'_, App>),
+) -> Turns<AppRun> {
+    let ways = ways.iter().filter(|way| way.tls.is_none()).collect();
+    take_turns(&mut WithApps { ways, time }, apps, rounds, before)
 }
 
 /// Returns the processor time per byte of `turn`, ns.
@@ -188,13 +209,14 @@ impl SocketReport {
         command: impl Into<String>,
         plan: SocketPlan,
         ways: &[Way],
-        (runs, parts): (Vec<SocketRun>, Vec<PartsRun>),
+        (turns, parts): (Turns<SocketRun>, Vec<PartsRun>),
     ) -> Self {
         let described =
             |way: &Way| Described { name: way.name.to_owned(), about: way.about.clone() };
         let subjects = ways.iter().map(described).collect();
         let (format, command, apps) = (Self::FORMAT, command.into(), Vec::new());
-        Self { format, environment, command, plan, subjects, runs, parts, apps }
+        let Turns { runs, faults } = turns;
+        Self { format, environment, command, plan, subjects, runs, faults, parts, apps }
     }
 
     /// Returns the median rate of `app`, the range of its rounds relative to that, and the
@@ -343,6 +365,7 @@ pub(crate) mod tests {
             plan: SocketPlan { loads: vec![load], rounds: 3, warm_up: Duration::ZERO, time },
             subjects: subjects.iter().map(described).collect(),
             runs,
+            faults: Vec::new(),
             parts: Vec::new(),
             apps: Vec::new(),
         }

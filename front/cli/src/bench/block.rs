@@ -6,9 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
-    BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Turn, Workload, block_table,
-    compare_blocks, curves, measure, plot,
+    BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Workload, block_table, compare_blocks,
+    curves, measure, plot,
 };
+use slipway_bench::{Fault, Turns};
 
 use super::reports::{self, Report, write};
 use super::subjects;
@@ -41,6 +42,7 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
     if let Some(path) = &args.curves {
         write(path, &curves(&report, &report.title())?)?;
     }
+    reports::complete(&report)?;
     Ok(0)
 }
 
@@ -65,6 +67,10 @@ impl Report for BlockReport {
 
     fn table(&self, colour: bool) -> String {
         block_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
     }
 
     fn since(&self, before: &Self, colour: bool) -> String {
@@ -311,13 +317,9 @@ fn pair(
     Ok(Pair { quiet, noisy })
 }
 
-fn take_turns(subjects: &mut [Box<dyn Subject>], plan: &Plan) -> Result<Vec<Run>> {
+fn take_turns(subjects: &mut [Box<dyn Subject>], plan: &Plan) -> Result<Turns<Run>> {
     let bar = progress::turns();
-    let runs = measure(subjects, plan, |turn: Turn<'_>| {
-        bar.set_length(turn.turns as u64);
-        bar.set_position(turn.done as u64);
-        bar.set_message(format!("{} {}", turn.workload, turn.subject));
-    });
+    let turns = measure(subjects, plan, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
-    runs
+    subjects::measured(turns)
 }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use slipway_bench::Fault;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
-    Bridge, Devices, Ends, Memif, OvsDpdk, PacketLoad, PacketPlan, PacketReport, PacketRun,
-    PacketSubject, PacketTurn, compare_packets, measure_packets, packet_plot, packet_table,
+    Bridge, Devices, Ends, Memif, OvsDpdk, PacketLoad, PacketPlan, PacketReport, PacketSubject,
+    compare_packets, measure_packets, packet_plot, packet_table,
 };
 
 use super::packet_target;
@@ -61,7 +62,7 @@ pub fn packet(args: &PacketArgs) -> Result<i32> {
         subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
-    reports::show(&args.report, || run(args))?;
+    reports::complete(&reports::show(&args.report, || run(args))?)?;
     Ok(0)
 }
 
@@ -84,6 +85,10 @@ impl Report for PacketReport {
 
     fn table(&self, colour: bool) -> String {
         packet_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
     }
 
     fn since(&self, before: &Self, _colour: bool) -> String {
@@ -148,13 +153,9 @@ fn run(args: &PacketArgs) -> Result<PacketReport> {
     let takes = |load| subjects.iter().any(|subject| subject.takes(load));
     ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
     let bar = progress::turns();
-    let runs: Result<Vec<PacketRun>> =
-        measure_packets(&mut subjects, &plan, |turn: PacketTurn<'_>| {
-            bar.set_length(turn.turns as u64);
-            bar.set_position(turn.done as u64);
-            bar.set_message(format!("{} {}", turn.load, turn.subject));
-        });
+    let turns = measure_packets(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
     let environment = super::environment("none".to_owned());
-    Ok(PacketReport::new(environment, super::command_line(), plan, &subjects, runs?))
+    let turns = subjects::measured(turns)?;
+    Ok(PacketReport::new(environment, super::command_line(), plan, &subjects, turns))
 }

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use slipway_bench::Fault;
 
 use crate::args::ReportArgs;
 
@@ -19,6 +20,10 @@ pub(super) trait Report: Sized {
     fn picture(&self, title: &str) -> Result<String>;
     /// Formats the report's tables.
     fn table(&self, colour: bool) -> String;
+    /// Returns the turns that failed or are void.
+    fn faults(&self) -> &[Fault] {
+        &[]
+    }
     /// Formats the differences from an earlier report.
     fn since(&self, before: &Self, colour: bool) -> String;
 }
@@ -51,6 +56,14 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
         if args.json { eprint!("{table}") } else { crate::out::draw(format_args!("\n{table}\n")) }
     }
     Ok(report)
+}
+
+/// Returns an error if turns of a report failed, so that a script notices: the report and its
+/// picture show the other turns.
+pub(super) fn complete<R: Report>(report: &R) -> Result<()> {
+    let failed = report.faults().iter().filter(|fault| fault.failed).count();
+    anyhow::ensure!(failed == 0, "{failed} turns failed: the table names them");
+    Ok(())
 }
 
 fn read<R: Report>(path: &Path) -> Result<R> {

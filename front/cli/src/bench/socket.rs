@@ -10,9 +10,10 @@ use slipway_bench::block::native::Cpus;
 use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
 use slipway_bench::socket::peer::OpenSsl;
 use slipway_bench::socket::{
-    App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport,
-    SocketTurn, Way, compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
+    App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport, Way,
+    compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
 };
+use slipway_bench::{Fault, Turns};
 
 use super::reports::{self, Report};
 use super::subjects;
@@ -76,7 +77,7 @@ pub fn socket(args: &SocketArgs) -> Result<i32> {
         reports::show(&args.report, || shares(args))?;
         return Ok(0);
     }
-    reports::show(&args.report, || run(args))?;
+    reports::complete(&reports::show(&args.report, || run(args))?)?;
     Ok(0)
 }
 
@@ -105,6 +106,10 @@ impl Report for SocketReport {
 
     fn table(&self, colour: bool) -> String {
         socket_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
     }
 
     fn since(&self, before: &Self, _colour: bool) -> String {
@@ -243,20 +248,22 @@ fn run(args: &SocketArgs) -> Result<SocketReport> {
     let takes = |load| ways.iter().any(|way| way.takes(load));
     ensure!(args.apps || plan.loads.iter().any(takes), "there is nothing to measure");
     let bar = progress::turns();
-    let runs = measure_sockets(&ways, &plan, |turn: SocketTurn<'_>| {
-        bar.set_length(turn.turns as u64);
-        bar.set_position(turn.done as u64);
-        bar.set_message(format!("{} {}", turn.load, turn.subject));
-    });
+    let (turns, parts) = measure_sockets(&ways, &plan, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
-    let apps = if args.apps { apps(&ways, rounds, time)? } else { Vec::new() };
+    let turns = if plan.loads.is_empty() { turns } else { subjects::measured(turns)? };
     let environment = super::environment("none".to_owned());
-    let report = SocketReport::new(environment, super::command_line(), plan, &ways, runs?);
-    Ok(SocketReport { apps, ..report })
+    let command = super::command_line();
+    let mut report = SocketReport::new(environment, command, plan, &ways, (turns, parts));
+    if args.apps {
+        let Turns { runs, faults } = apps(&ways, rounds, time)?;
+        report.apps = runs;
+        report.faults.extend(faults);
+    }
+    Ok(report)
 }
 
 /// Measures the installed programs over all ways.
-fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Vec<AppRun>> {
+fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Turns<AppRun>> {
     let able = |app: &App| match app.lacks() {
         None => true,
         Some(program) => {
@@ -266,10 +273,7 @@ fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Vec<AppRun>> {
     };
     let able: Vec<App> = App::ALL.into_iter().filter(able).collect();
     let bar = progress::turns();
-    let runs = measure_apps(ways, &able, (rounds, time), |app, way| {
-        bar.set_message(format!("{} {way}", app.names().0));
-        bar.tick();
-    });
+    let turns = measure_apps(ways, &able, (rounds, time), |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
-    runs
+    subjects::measured(turns)
 }

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
+use slipway_bench::{Turns, fault_lines};
 
 /// Returns those of `all` whose names are in `only`, in the order of `all`; if `only` is empty, all
 /// of them. `kind` is the word for them in errors.
@@ -35,6 +36,17 @@ where
         [] => all.iter().map(|text| Ok(text.parse()?)).collect(),
         asked => Ok(asked.to_vec()),
     }
+}
+
+/// Returns the turns if any was measured.
+///
+/// # Errors
+/// The reasons of the failures if all turns failed.
+pub(super) fn measured<R>(turns: Turns<R>) -> Result<Turns<R>> {
+    if turns.runs.is_empty() {
+        bail!("nothing could be measured\n{}", fault_lines(&turns.faults).trim_end());
+    }
+    Ok(turns)
 }
 
 /// Lists subjects with their descriptions, and loads.
