@@ -1,5 +1,6 @@
 //! `slipway doctor`: reports what this host can do, what is missing, and the command that mends it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Result;
@@ -53,6 +54,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         mkfs_ext4(),
         cgroups(),
         networks(),
+        data_dir(config),
         space(config),
         daemon(config),
     ];
@@ -169,6 +171,26 @@ fn networks() -> Finding {
     Finding { what: "networks", verdict, detail, mend: "apt-get install nftables; modprobe tun" }
 }
 
+/// Checks that the users of VMMs can pass to the kernel and the initramfs in the data directory. The
+/// directory itself gets its permissions from the daemon.
+fn data_dir(config: &Config) -> Finding {
+    let parents = config.data_dir.ancestors().skip(1).filter(|dir| dir.exists());
+    let outcome = match closed(parents) {
+        None => Ok(format!("{} can be reached by VMMs", config.data_dir.display())),
+        Some(dir) => Err(format!(
+            "{} is closed to the users that VMMs run as, who pass through it to {}",
+            dir.display(),
+            config.data_dir.display()
+        )),
+    };
+    needed("data directory", outcome, "chmod o+x on it, or another --data-dir")
+}
+
+/// Returns the first directory that other users cannot pass through.
+fn closed<'a>(mut dirs: impl Iterator<Item = &'a Path>) -> Option<&'a Path> {
+    dirs.find(|dir| dir.metadata().is_ok_and(|found| found.permissions().mode() & 0o001 == 0))
+}
+
 fn space(config: &Config) -> Finding {
     let dir = config.data_dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let free = rustix::fs::statvfs(dir).map_or(0, |vfs| vfs.f_bavail.saturating_mul(vfs.f_frsize));
@@ -181,4 +203,25 @@ fn daemon(config: &Config) -> Finding {
     let running = config.socket().exists();
     let detail = if running { "runs" } else { "does not run; the next run starts one" };
     Finding { what: "daemon", verdict: Verdict::Fine, detail: detail.to_owned(), mend: "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_closed_to_others_is_found() {
+        let top = tempfile::tempdir().unwrap();
+        let inner = top.path().join("a/b");
+        std::fs::create_dir_all(&inner).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        mode(top.path(), 0o711);
+        mode(&top.path().join("a"), 0o750);
+        let below = || inner.ancestors().take(3);
+        assert_eq!(closed(below()), Some(&*top.path().join("a")));
+        mode(&top.path().join("a"), 0o751);
+        assert_eq!(closed(below()), None);
+    }
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, bail};
 use slipway_plane_api::{network_v1, v1};
-use slipway_runtime::Config;
+use slipway_runtime::{Config, network_function_id, v1 as sandbox_v1};
 
 use crate::args::{NodeArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched};
-use crate::client::{connect_networks, connect_plane, refused};
+use crate::client::{connect, connect_networks, connect_plane, refused};
 use crate::endpoint::owner;
 use crate::port_tools;
 use crate::size::{MaxRate, show, show_rate};
@@ -18,6 +18,15 @@ use crate::table::table;
 struct Port {
     network: String,
     port: v1::SwitchPort,
+    /// The name of the sandbox whose interface is at the port, if it is a sandbox's.
+    sandbox: Option<String>,
+}
+
+impl Port {
+    /// Returns the name for tables: the sandbox's, or else the port's own.
+    fn shown(&self) -> String {
+        self.sandbox.as_ref().unwrap_or(&self.port.name).clone()
+    }
 }
 
 /// Runs `slipway port …`.
@@ -91,11 +100,19 @@ async fn all(node: &NodeArgs, config: &Config) -> Result<Vec<Port>> {
     let mut plane = connect_plane(node, config).await?;
     let reply = plane.list_switches(v1::ListSwitchesRequest {}).await;
     let switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
-    let ports = switches.into_iter().flat_map(|switch| {
-        let network = switch.name;
-        switch.ports.into_iter().map(move |port| Port { network: network.clone(), port })
-    });
-    Ok(ports.collect())
+    let mut client = connect(node, config).await?;
+    let listed = client.list(sandbox_v1::Empty {}).await.map_err(|status| refused(&status))?;
+    let sandboxes = listed.into_inner().sandboxes.into_iter();
+    let names: HashMap<String, String> =
+        sandboxes.map(|sandbox| (network_function_id(&sandbox.id), sandbox.name)).collect();
+    let mut ports = Vec::new();
+    for switch in switches {
+        for port in switch.ports {
+            let (network, sandbox) = (switch.name.clone(), names.get(&port.name).cloned());
+            ports.push(Port { network, port, sandbox });
+        }
+    }
+    Ok(ports)
 }
 
 async fn inspect(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i32> {
@@ -170,11 +187,12 @@ fn wanted_link(port: &v1::SwitchPort) -> &'static str {
     }
 }
 
-fn address_row(Port { network, port }: &Port) -> [String; 7] {
+fn address_row(one: &Port) -> [String; 7] {
+    let Port { network, port, .. } = one;
     [
         network.clone(),
         port.index.to_string(),
-        port.name.clone(),
+        one.shown(),
         port.mac.clone(),
         port.addresses.join(", "),
         link(port),
@@ -191,11 +209,12 @@ fn link(port: &v1::SwitchPort) -> String {
 }
 
 /// Formats a port's counters from the peer's point of view: frames that came in were sent.
-fn counter_row(Port { network, port }: &Port) -> [String; 8] {
+fn counter_row(one: &Port) -> [String; 8] {
+    let Port { network, port, .. } = one;
     [
         network.clone(),
         port.index.to_string(),
-        port.name.clone(),
+        one.shown(),
         port.frames_in.to_string(),
         show(port.bytes_in),
         port.frames_out.to_string(),
@@ -215,11 +234,12 @@ fn causes(port: &v1::SwitchPort) -> String {
     all.join(", ")
 }
 
-fn as_json(Port { network, port }: &Port) -> serde_json::Value {
+fn as_json(Port { network, port, sandbox }: &Port) -> serde_json::Value {
     serde_json::json!({
         "network": network,
         "port": port.index,
         "name": port.name,
+        "sandbox": sandbox,
         "mac": (!port.mac.is_empty()).then_some(&port.mac),
         "addresses": port.addresses,
         "spoof_check": port.spoof_check,
