@@ -65,7 +65,10 @@ fn in_json(mix: &Mix) -> Value {
         let Executor { capacity, resource } = executor;
         json!({ "capacity": capacity, "resource": resource })
     };
-    let tenant = |tenant: &Tenant| json!({ "executors": tenant.chain, "weight": tenant.weight, "cap": tenant.cap });
+    let tenant = |tenant: &Tenant| {
+        let Tenant { chain, weight, cap, .. } = tenant;
+        json!({ "executors": chain, "weight": weight, "cap": cap })
+    };
     json!({
         "executors": mix.executors.iter().map(executor).collect::<Vec<Value>>(),
         "tenants": mix.tenants.iter().map(tenant).collect::<Vec<Value>>(),

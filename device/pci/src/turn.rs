@@ -13,8 +13,8 @@ pub enum Progress {
     /// given time (of the function's clock), if any, has come.
     Idle(Option<Duration>),
     /// Like `Idle`, but work may also come unannounced, through memory that the function shares
-    /// with its guest. The host goes on polling while it likes to, and calls [`Function::rest`](crate::Function::rest)
-    /// before it stops.
+    /// with its guest. The host goes on polling while it likes to, and calls
+    /// [`Function::rest`](crate::Function::rest) before it stops.
     Watching(Option<Duration>),
 }
 
@@ -25,8 +25,8 @@ impl Progress {
     }
 }
 
-/// The amount of work that [`Function::poll`](crate::Function::poll) may do. The function translates it into work, never
-/// into time, since reading a clock has a cost.
+/// The amount of work that [`Function::poll`](crate::Function::poll) may do. The function
+/// translates it into work, never into time, since reading a clock has a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Turn {
     /// The thread has nothing else to do: the function does much, some tens of microseconds, so

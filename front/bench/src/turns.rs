@@ -1,5 +1,5 @@
-//! Turns: in each round of a load, each subject that takes the load runs it once, so that a drift of
-//! the machine meets all subjects alike.
+//! Turns: in each round of a load, each subject that takes the load runs it once, so that a drift
+//! of the machine meets all subjects alike.
 //!
 //! A subject that fails with a load has no further turn with it, and all others go on. Before each
 //! turn the machine is looked at: figures of a machine that is busy with something else are void.

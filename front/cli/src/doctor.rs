@@ -171,8 +171,8 @@ fn networks() -> Finding {
     Finding { what: "networks", verdict, detail, mend: "apt-get install nftables; modprobe tun" }
 }
 
-/// Checks that the users of VMMs can pass to the kernel and the initramfs in the data directory. The
-/// directory itself gets its permissions from the daemon.
+/// Checks that the users of VMMs can pass to the kernel and the initramfs in the data directory.
+/// The directory itself gets its permissions from the daemon.
 fn data_dir(config: &Config) -> Finding {
     let parents = config.data_dir.ancestors().skip(1).filter(|dir| dir.exists());
     let outcome = match closed(parents) {

@@ -32,12 +32,15 @@ pub enum Ended {
     Reset,
 }
 
-/// An event for the owner of a [`Links`].
+/// An event for the owner of a [`Links`](crate::Links).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A program at another engine connects: the owner answers with [`Links::attach`](crate::Links::attach) or
-    /// [`Links::refuse`](crate::Links::refuse), even if the stream has ended meanwhile. Further streams are refused while
+    /// A program at another engine connects: the owner answers with [`Links::attach`] or
+    /// [`Links::refuse`], even if the stream has ended meanwhile. Further streams are refused while
     /// too many wait for an answer.
+    ///
+    /// [`Links::attach`]: crate::Links::attach
+    /// [`Links::refuse`]: crate::Links::refuse
     Asked {
         /// The stream.
         stream: StreamId,
@@ -50,16 +53,17 @@ pub enum Event {
         /// The address that the program connects to.
         destination: Address,
     },
-    /// A stream that the owner asked for is open. The owner calls [`Links::attach`](crate::Links::attach), if it has not
-    /// before.
+    /// A stream that the owner asked for is open. The owner attaches an end to it
+    /// ([`Links::attach`](crate::Links::attach)), if it has not before.
     Opened(StreamId),
-    /// A stream has ended, and its [`End`](crate::End) is released. This is the stream's last event.
+    /// A stream has ended, and its [`End`](crate::End) is released. This is the
+    /// stream's last event.
     Ended {
         /// The stream.
         stream: StreamId,
         /// The reason.
         ended: Ended,
-        /// The stream had an [`End`](crate::End). If `false` and one is attached later all the same, that end
+        /// The stream had an end. If `false` and one is attached later all the same, that end
         /// is reset and another event of this kind follows.
         attached: bool,
         /// The region with bytes that the program has not read, in the engine's half of the arena:

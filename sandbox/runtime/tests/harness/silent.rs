@@ -1,5 +1,5 @@
-//! A plane and a networks' service that accept every call and reply with empty messages. Requests to
-//! join a network wait until the gate is open.
+//! A plane and a networks' service that accept every call and reply with empty messages. Requests
+//! to join a network wait until the gate is open.
 
 use std::convert::Infallible;
 use std::future::Future;
