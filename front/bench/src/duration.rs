@@ -19,6 +19,35 @@ pub fn human(ns: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+/// Formats a rate with three significant digits, a decimal prefix and its unit: `1.23 Mpps`,
+/// `45.6 Gbit/s`, `0 pps`.
+pub fn rate(value: f64, unit: &str) -> String {
+    let (scale, prefix) = match value.abs() {
+        999.5e6.. => (1e9, "G"),
+        999.5e3.. => (1e6, "M"),
+        999.5.. => (1e3, "k"),
+        _ => (1.0, ""),
+    };
+    let value = value / scale;
+    let decimals = match value.abs() {
+        0.0 => 0,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {prefix}{unit}")
+}
+
+/// Returns the distance of at most `most` marks (at least one) on an axis from 0 to `end`, beside
+/// the one at 0: 1, 2 or 5 times a power of ten.
+pub(crate) fn round_step(end: f64, most: u32) -> f64 {
+    let wanted = (end / f64::from(most.max(1))).max(f64::MIN_POSITIVE);
+    let power = 10_f64.powf(wanted.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| power * factor);
+    // A step that rounding made a little too small is taken, too.
+    steps.into_iter().find(|step| *step >= wanted * 0.999_999).unwrap_or(power * 10.0)
+}
+
 /// The ticks of a time axis that begins at 0.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Ticks {
@@ -69,6 +98,31 @@ impl Ticks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_scale_with_their_unit() {
+        let cases = [
+            (0.0, "0 pps"),
+            (4.0, "4.00 pps"),
+            (999.4, "999 pps"),
+            (999.6, "1.00 kpps"),
+            (45_600.0, "45.6 kpps"),
+            (4e6, "4.00 Mpps"),
+            (114.7e9, "115 Gpps"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(rate(value, "pps"), text);
+        }
+    }
+
+    #[test]
+    fn marks_of_an_axis_are_round() {
+        for (end, step) in [(100.0, 50.0), (0.13, 0.05), (7.0, 2.0), (1.0, 0.5), (4.0, 1.0)] {
+            let found = round_step(end, 4);
+            assert!((found - step).abs() < step * 1e-9, "{end}: {found}");
+        }
+        assert!(round_step(0.0, 4) > 0.0);
+    }
 
     #[test]
     fn three_digits_and_a_unit() {

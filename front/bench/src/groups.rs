@@ -4,8 +4,8 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use crate::palette::FILLS;
-use crate::svg::{Area, FONT, printable, write};
+use crate::palette;
+use crate::svg::{Area, FONT, INK, heading, printable, write};
 
 /// Width of the picture in pixels.
 const WIDTH: i32 = 1000;
@@ -14,7 +14,7 @@ const ROW: i32 = 22;
 /// Height of a group's heading.
 const HEAD: i32 = 30;
 /// Height above the groups.
-const TOP: i32 = 50;
+const TOP: i32 = 66;
 /// Horizontal position where names end; bars begin a little later.
 const NAMES: i32 = 190;
 /// Greatest length of a bar in pixels.
@@ -22,23 +22,37 @@ const BAR: i32 = 480;
 
 /// A bar.
 pub(crate) struct Bar {
-    /// Index of the bar's colour in the palette.
-    pub colour: usize,
+    /// The subject's place in the report, which gives the colour.
+    pub subject: usize,
     /// The text before the bar.
     pub name: String,
     /// The length, in any unit that all bars of the group share.
     pub length: f64,
+    /// The least and the greatest of the rounds, in the same unit.
+    pub range: (f64, f64),
     /// The text behind the bar.
     pub text: String,
 }
 
-/// Draws groups with their names; the longest bar of each group has the greatest length. The
-/// picture is well-formed SVG without scripts or outside references.
+/// Bars that are compared with each other.
+pub(crate) struct Group {
+    /// The load, and what the bars show.
+    pub name: String,
+    /// `true` if a longer bar is better.
+    pub more_is_better: bool,
+    /// The bars, from top to bottom.
+    pub bars: Vec<Bar>,
+}
+
+/// Draws groups with their names. The bars of a group share a scale, on which the greatest value of
+/// any round has the greatest length; a thin line at the end of a bar leads from the least to the
+/// greatest of the rounds. The first line of `title` is large. The picture is well-formed SVG
+/// without scripts or outside references.
 ///
 /// # Errors
 /// If there is no bar.
-pub(crate) fn groups(title: &str, groups: &[(String, Vec<Bar>)]) -> Result<String> {
-    let rows: usize = groups.iter().map(|(_, bars)| bars.len()).sum();
+pub(crate) fn groups(title: &str, groups: &[Group]) -> Result<String> {
+    let rows: usize = groups.iter().map(|group| group.bars.len()).sum();
     anyhow::ensure!(rows > 0, "nothing was measured, so there is nothing to draw");
     let height = TOP + HEAD * groups.len() as i32 + ROW * rows as i32 + 20;
     let mut text = String::new();
@@ -50,24 +64,40 @@ pub(crate) fn groups(title: &str, groups: &[(String, Vec<Bar>)]) -> Result<Strin
     Ok(text)
 }
 
-fn draw(area: &Area<'_>, title: &str, groups: &[(String, Vec<Bar>)]) -> Result<()> {
+fn draw(area: &Area<'_>, title: &str, groups: &[Group]) -> Result<()> {
     area.fill(&WHITE)?;
-    write(area, &printable(title), (WIDTH / 2, 10), FONT * 1.3, HPos::Center)?;
+    heading(area, title, WIDTH)?;
     let mut y = TOP;
-    for (name, bars) in groups {
-        write(area, &printable(name), (12, y + 8), FONT, HPos::Left)?;
+    for group in groups {
+        let better = if group.more_is_better { "more" } else { "less" };
+        let name = format!("{} ({better} is better)", printable(&group.name));
+        write(area, &name, (12, y + 8), FONT, HPos::Left)?;
         y += HEAD;
-        let longest = bars.iter().map(|bar| bar.length).fold(f64::MIN_POSITIVE, f64::max);
-        for bar in bars {
-            let length = (bar.length / longest * f64::from(BAR)).round() as i32;
-            let end = NAMES + 10 + length.max(1);
-            let fill = FILLS[bar.colour % FILLS.len()];
-            write(area, &printable(&bar.name), (NAMES, y + 3), FONT, HPos::Right)?;
-            area.draw(&Rectangle::new([(NAMES + 10, y + 3), (end, y + ROW - 3)], fill.filled()))?;
-            write(area, &bar.text, (end + 6, y + 3), FONT, HPos::Left)?;
+        let ends = group.bars.iter().map(|bar| bar.length.max(bar.range.1));
+        let scale = f64::from(BAR) / ends.fold(f64::MIN_POSITIVE, f64::max);
+        for bar in &group.bars {
+            draw_bar(area, bar, scale, y)?;
             y += ROW;
         }
     }
     area.present()?;
     Ok(())
+}
+
+/// Draws a bar in the row at `y`; `scale` is in pixels for each unit.
+fn draw_bar(area: &Area<'_>, bar: &Bar, scale: f64, y: i32) -> Result<()> {
+    let x = |value: f64| NAMES + 10 + (value * scale).round() as i32;
+    let end = x(bar.length).max(NAMES + 11);
+    let (least, most) = (x(bar.range.0), x(bar.range.1));
+    let fill = palette::subject(bar.subject).filled();
+    write(area, &printable(&bar.name), (NAMES, y + 3), FONT, HPos::Right)?;
+    area.draw(&Rectangle::new([(NAMES + 10, y + 3), (end, y + ROW - 3)], fill))?;
+    if most > least {
+        let middle = y + ROW / 2;
+        area.draw(&PathElement::new([(least, middle), (most, middle)], INK))?;
+        for at in [least, most] {
+            area.draw(&PathElement::new([(at, middle - 4), (at, middle + 4)], INK))?;
+        }
+    }
+    write(area, &bar.text, (end.max(most) + 6, y + 3), FONT, HPos::Left)
 }

@@ -3,15 +3,15 @@
 use plotters::style::RGBColor;
 use slipway_telemetry::Timeline;
 
-/// Colours of subjects, in their order.
-pub(crate) const FILLS: [RGBColor; 6] = [
-    RGBColor(0xBB, 0xBB, 0xBB),
-    RGBColor(0x33, 0x22, 0x88),
-    RGBColor(0x44, 0xAA, 0x99),
-    RGBColor(0xCC, 0x66, 0x77),
-    RGBColor(0x99, 0x99, 0x33),
-    RGBColor(0x88, 0x22, 0x55),
-];
+/// Colours of subjects, in their order; all differ.
+const SUBJECTS: [Colour; 12] =
+    [GREY, INDIGO, TEAL, ROSE, OLIVE, WINE, CYAN, GREEN, SAND, PURPLE, DARK, ORANGE];
+
+/// Returns the colour of a subject, given its place in a report.
+pub(crate) fn subject(place: usize) -> RGBColor {
+    let (red, green, blue) = SUBJECTS[place % SUBJECTS.len()].0;
+    RGBColor(red, green, blue)
+}
 
 /// The way in which a stage is shown.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,9 +43,12 @@ const WINE: Colour = ((0x88, 0x22, 0x55), 89, true);
 const PURPLE: Colour = ((0xAA, 0x44, 0x99), 133, true);
 const GREY: Colour = ((0xBB, 0xBB, 0xBB), 250, false);
 const DARK: Colour = ((0x55, 0x55, 0x55), 240, true);
+/// Two colours of his *vibrant* scheme.
+const ORANGE: Colour = ((0xEE, 0x77, 0x33), 208, false);
+const BLUE: Colour = ((0x00, 0x77, 0xBB), 32, true);
 
 /// The stages with fixed letters and colours, in the order in which a start goes through them.
-const KNOWN: [(&str, char, Colour); 11] = [
+const KNOWN: [(&str, char, Colour); 13] = [
     ("image", 'I', GREY),
     ("cgroup", 'C', WINE),
     ("dma-ram", 'D', SAND),
@@ -56,11 +59,14 @@ const KNOWN: [(&str, char, Colour); 11] = [
     ("kernel", 'K', INDIGO),
     ("vf-driver", 'N', TEAL),
     ("agent", 'A', PURPLE),
+    ("network", 'E', BLUE),
+    ("sockets", 'S', ORANGE),
     ("container", 'P', DARK),
 ];
 
-/// Colours for stages without a fixed one, in turn.
-const SPARE: [Colour; 8] = [ROSE, TEAL, SAND, INDIGO, CYAN, GREEN, GREY, PURPLE];
+/// Colours for stages without a fixed one.
+const SPARE: [Colour; 13] =
+    [ROSE, TEAL, SAND, INDIGO, CYAN, GREEN, GREY, PURPLE, ORANGE, BLUE, WINE, OLIVE, DARK];
 
 /// Returns the looks of all stages of `timelines`: stages with fixed looks in the order of a start,
 /// then the others in the order in which they are met.
@@ -78,11 +84,18 @@ pub(crate) fn looks(timelines: &[Timeline]) -> Vec<Look> {
     for name in names {
         let (letter, (rgb, ansi, dark)) = match rank(name) {
             Some(index) => (KNOWN[index].1, KNOWN[index].2),
-            None => (free_letter(name, &looks), SPARE[looks.len() % SPARE.len()]),
+            None => (free_letter(name, &looks), free_colour(&looks)),
         };
         looks.push(Look { name: name.to_owned(), letter, rgb, ansi, dark });
     }
     looks
+}
+
+/// Returns a colour that no earlier stage has. Stages with fixed colours come first. Beyond thirteen
+/// stages colours repeat; letters never do.
+fn free_colour(taken: &[Look]) -> Colour {
+    let free = |colour: &&Colour| taken.iter().all(|look| look.ansi != colour.1);
+    SPARE.iter().find(free).copied().unwrap_or(SPARE[taken.len() % SPARE.len()])
 }
 
 /// Returns a letter of `name` that no known or earlier stage has, or else any free letter; `?` if
@@ -108,6 +121,19 @@ mod tests {
         assert_eq!(letters.len(), KNOWN.len());
         let colours: HashSet<_> = KNOWN.iter().map(|known| known.2.1).collect();
         assert_eq!(colours.len(), KNOWN.len());
+    }
+
+    #[test]
+    fn subjects_and_stages_of_one_picture_differ_in_colour() {
+        let subjects: HashSet<_> = SUBJECTS.iter().map(|colour| colour.0).collect();
+        assert_eq!(subjects.len(), SUBJECTS.len());
+        let mut timeline = Timeline::new("a");
+        for name in ["kernel", "network", "vmm", "one", "two", "three", "four", "five", "six"] {
+            timeline.record(name, 0, 1);
+        }
+        let looks = looks(&[timeline]);
+        let colours: HashSet<_> = looks.iter().map(|look| look.rgb).collect();
+        assert_eq!(colours.len(), looks.len());
     }
 
     #[test]

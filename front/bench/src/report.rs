@@ -20,6 +20,19 @@ pub struct Environment {
     pub commit: Option<String>,
 }
 
+impl Environment {
+    /// Returns the versions, the machine and the accelerator as one line for pictures.
+    pub fn line(&self) -> String {
+        let commit = self.commit.as_ref().map_or(String::new(), |commit| format!(" ({commit})"));
+        let Self { version, machine, kernel, accelerator, .. } = self;
+        let guests = match accelerator.as_str() {
+            "none" | "" => "no guests".to_owned(),
+            name => format!("guests by {name}"),
+        };
+        format!("Slipway {version}{commit}, {machine}, Linux {kernel}, {guests}")
+    }
+}
+
 /// A measurement of start-up: `rounds` times `count` sandboxes at once. Stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupReport {

@@ -95,9 +95,8 @@ fn draw(
     looks: &[Look],
     title: &str,
 ) -> Result<()> {
-    let title = printable(title);
     area.fill(&WHITE)?;
-    write(area, &title, (WIDTH / 2, 12), FONT * 1.3, HPos::Center)?;
+    heading(area, title, WIDTH)?;
     draw_legend(area, plan, looks)?;
     draw_axis(area, plan)?;
     for (row, timeline) in sorted.iter().enumerate() {
@@ -171,7 +170,7 @@ impl Plan {
 }
 
 fn place_legend(looks: &[Look], left: i32) -> Vec<(i32, i32)> {
-    let (mut x, mut y) = (left, 44);
+    let (mut x, mut y) = (left, 60);
     let mut places = Vec::new();
     for look in looks {
         let needed = 18 + (look.name.chars().count() as i32 + 3) * LETTER;
@@ -259,6 +258,16 @@ fn draw_names(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline]) -> Result<()> 
         text_style(FONT).transform(FontTransform::Rotate270).pos(Pos::new(HPos::Center, VPos::Top));
     let label = plan.words.bars[usize::from(!named)];
     area.draw_text(label, &style, (6, (plan.top + plan.bottom()) / 2))?;
+    Ok(())
+}
+
+/// Writes the lines of a title at the top of a picture of `width` pixels: the first is large, the
+/// others say under which conditions the figures hold.
+pub(crate) fn heading(area: &Area<'_>, title: &str, width: i32) -> Result<()> {
+    for (number, line) in (0..).zip(title.lines()) {
+        let (y, size) = if number == 0 { (10, FONT * 1.3) } else { (16 + 18 * number, FONT) };
+        write(area, &printable(line), (width / 2, y), size, HPos::Center)?;
+    }
     Ok(())
 }
 

@@ -140,23 +140,21 @@ fn disturbance(busy: Option<f64>, stolen: Option<f64>) -> Option<String> {
 }
 
 /// Formats what readers of a table must know about faults: a line for each subject and load that
-/// failed or was measured on a busy machine.
+/// failed, and one for all turns on a busy machine.
 pub fn fault_lines(faults: &[Fault]) -> String {
-    let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
-    for fault in faults {
-        let word = if fault.failed { "FAILED" } else { "VOID" };
-        let line = format!("{word}: {} with {}", fault.subject, fault.load);
-        match lines.iter_mut().find(|(begin, _)| *begin == line) {
-            Some((_, reasons)) => reasons.push(&fault.reason),
-            None => lines.push((line, vec![&fault.reason])),
-        }
+    let mut lines = String::new();
+    for fault in faults.iter().filter(|fault| fault.failed) {
+        let Fault { subject, load, reason, .. } = fault;
+        lines.push_str(&format!("FAILED: {subject} with {load}: {reason}\n"));
     }
-    let format = |(line, reasons): (String, Vec<&str>)| match reasons.as_slice() {
-        [only] if line.starts_with("FAILED") => format!("{line}: {only}\n"),
-        [first, ..] => format!("{line}, {} turns: {first}\n", reasons.len()),
-        [] => String::new(),
-    };
-    lines.into_iter().map(format).collect()
+    let void: Vec<&Fault> = faults.iter().filter(|fault| !fault.failed).collect();
+    if let Some(Fault { subject, load, reason, .. }) = void.first() {
+        let (count, plural) = (void.len(), if void.len() == 1 { "" } else { "s" });
+        lines.push_str(&format!(
+            "VOID: {count} turn{plural} on a busy machine, first {subject} with {load}: {reason}\n"
+        ));
+    }
+    lines
 }
 
 /// Time of all processors since boot, in the kernel's ticks (proc(5), `/proc/stat`).
@@ -271,7 +269,8 @@ mod tests {
             reason: busy.clone(),
             failed: false,
         };
-        let line = "VOID: a with b, 2 turns: others used 50 % of the processors\n";
+        let line = "VOID: 2 turns on a busy machine, first a with b: others used 50 % of the \
+                    processors\n";
         assert_eq!(fault_lines(&[fault(0), fault(1)]), line);
     }
 

@@ -72,7 +72,7 @@ async fn one(
     let spinner = progress::stage_spinner(1);
     let start = start_with(client, Some(config), spec, wishes, &mut Plain, spinner, |_| {}).await?;
     if let (Some(path), Some(timeline)) = (&args.timeline, start.timeline.clone()) {
-        report::write(path, &fetched.align(vec![timeline]), &args.image)?;
+        report::write(path, &fetched.align(vec![timeline]), &args.image, None)?;
     }
     if args.detach && start.exit.is_none() {
         crate::say!("{}", start.name);
@@ -130,7 +130,7 @@ async fn many(
         report::show(&slipway_bench::statistics(&timelines), &timelines);
     }
     if let Some(path) = &args.timeline {
-        report::write(path, &timelines, &args.image)?;
+        report::write(path, &timelines, &args.image, None)?;
     }
     Ok(worst)
 }

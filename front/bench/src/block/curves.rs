@@ -8,9 +8,9 @@ use plotters::style::text_anchor::HPos;
 use super::table::thousands;
 use super::workload::block_name;
 use super::{BlockReport, Figures, Pattern, RocksJob, RocksReport, Workload};
-use crate::duration::human;
-use crate::palette::FILLS;
-use crate::svg::{Area, FONT, LINES, printable, write};
+use crate::duration::{human, round_step};
+use crate::palette::subject as fill;
+use crate::svg::{Area, FONT, LINES, heading, printable, write};
 
 /// Width of the picture in pixels: two panels beside each other.
 const WIDTH: i32 = 1200;
@@ -19,9 +19,9 @@ const PANEL: (i32, i32) = (600, 260);
 /// Margins in a panel: left of the axes, above, right, below.
 const MARGINS: (i32, i32, i32, i32) = (80, 36, 20, 44);
 /// Height above the panels, for title and legend.
-const TOP: i32 = 76;
-/// The number of steps between horizontal lines in a panel.
-const STEPS: i32 = 4;
+const TOP: i32 = 110;
+/// The most marks on an axis, beside the one at 0.
+const MARKS: u32 = 5;
 
 /// The unit of a panel's vertical axis.
 #[derive(Clone, Copy)]
@@ -115,8 +115,8 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
         Panel { title, below: "depth", scale, ticks: ticks.clone(), lines }
     };
     let panels = [
-        panel("commands a second", Scale::Rate, &|figures| figures.iops),
-        panel("mean latency", Scale::Time, &|figures| figures.mean_ns),
+        panel("commands a second (more is better)", Scale::Rate, &|figures| figures.iops),
+        panel("mean latency (less is better)", Scale::Time, &|figures| figures.mean_ns),
     ];
     panels.into_iter().filter(|panel| !panel.lines.is_empty()).collect()
 }
@@ -132,20 +132,17 @@ fn over_time(report: &BlockReport, rocksdb: &RocksReport) -> Vec<Panel> {
         let lines: Vec<_> = lines.filter(|(_, points)| !points.is_empty()).collect();
         let last = lines.iter().flat_map(|(_, points)| points).map(|point| point.0);
         let last = last.fold(1.0, f64::max);
-        let tick = |step: i32| {
-            let at = last * f64::from(step) / f64::from(STEPS);
-            (at, format!("{at:.0} s"))
-        };
+        let tick = |at: f64| (at, human((at * 1e9) as u64));
         let threads = job.compaction_threads;
         let plural = if threads == 1 { "" } else { "s" };
         Panel {
             title: format!(
-                "{}, {threads} compaction thread{plural}: operations a second",
+                "{}, {threads} compaction thread{plural}: operations a second (more is better)",
                 job.load
             ),
             below: "time",
             scale: Scale::Rate,
-            ticks: (0..=STEPS).map(tick).collect(),
+            ticks: marks(last).map(tick).collect(),
             lines,
         }
     });
@@ -154,12 +151,12 @@ fn over_time(report: &BlockReport, rocksdb: &RocksReport) -> Vec<Panel> {
 
 fn draw(area: &Area<'_>, report: &BlockReport, panels: &[Panel], title: &str) -> Result<()> {
     area.fill(&WHITE)?;
-    write(area, &printable(title), (WIDTH / 2, 10), FONT * 1.3, HPos::Center)?;
+    heading(area, title, WIDTH)?;
     let mut x = 20;
     for (index, subject) in report.subjects.iter().enumerate() {
         let name = printable(&subject.name);
-        area.draw(&Circle::new((x, 51), 5, fill(index).filled()))?;
-        write(area, &name, (x + 12, 44), FONT, HPos::Left)?;
+        area.draw(&Circle::new((x, TOP - 25), 5, fill(index).filled()))?;
+        write(area, &name, (x + 12, TOP - 32), FONT, HPos::Left)?;
         x += 44 + 8 * name.chars().count() as i32;
     }
     for (number, panel) in (0..).zip(panels) {
@@ -169,8 +166,10 @@ fn draw(area: &Area<'_>, report: &BlockReport, panels: &[Panel], title: &str) ->
     Ok(())
 }
 
-fn fill(subject: usize) -> RGBColor {
-    FILLS[subject % FILLS.len()]
+/// Returns the places of an axis' marks, from 0 to `end`, in round steps.
+fn marks(end: f64) -> impl Iterator<Item = f64> {
+    let step = round_step(end, MARKS);
+    (0..=(end / step * 1.000_001) as u32).map(move |number| f64::from(number) * step)
 }
 
 fn draw_panel(area: &Area<'_>, panel: &Panel, (x, y): (i32, i32)) -> Result<()> {
@@ -183,8 +182,7 @@ fn draw_panel(area: &Area<'_>, panel: &Panel, (x, y): (i32, i32)) -> Result<()> 
     let across = |at: f64| left + (at / widest * f64::from(right - left)).round() as i32;
     let up = |value: f64| bottom - (value / most * f64::from(bottom - top)).round() as i32;
     write(area, &panel.title, (left, y + 10), FONT, HPos::Left)?;
-    for step in 0..=STEPS {
-        let value = most * f64::from(step) / f64::from(STEPS);
+    for value in marks(most) {
         let line = [(left, up(value)), (right, up(value))];
         area.draw(&PathElement::new(line, LINES))?;
         let label = panel.scale.label(value);

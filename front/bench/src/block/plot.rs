@@ -7,8 +7,8 @@ use plotters::style::text_anchor::HPos;
 use super::table::thousands;
 use super::{BlockReport, Figures, Workload};
 use crate::duration::human;
-use crate::palette::FILLS;
-use crate::svg::{Area, FONT, INK, LINES, printable, write};
+use crate::palette;
+use crate::svg::{Area, FONT, INK, LINES, heading, printable, write};
 
 /// Width of the picture in pixels.
 const WIDTH: i32 = 1200;
@@ -17,7 +17,7 @@ const ROW: i32 = 22;
 /// Height of a workload's heading.
 const HEAD: i32 = 30;
 /// Height above the groups, for title and headings.
-const TOP: i32 = 70;
+const TOP: i32 = 106;
 /// Horizontal position where names end.
 const NAMES: i32 = 190;
 /// The bars of IOPS: first pixel and greatest length.
@@ -48,15 +48,26 @@ pub fn plot(report: &BlockReport, title: &str) -> Result<String> {
 
 struct Group {
     workload: Workload,
-    /// Index of the subject, its name, its figures.
-    rows: Vec<(usize, String, Figures)>,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    /// The subject's place in the report, which gives the colour.
+    subject: usize,
+    name: String,
+    figures: Figures,
+    /// The least and the greatest commands per second of the rounds.
+    range: (f64, f64),
 }
 
 fn groups(report: &BlockReport) -> Vec<Group> {
     let group = |workload: &Workload| {
         let subjects = report.subjects.iter().enumerate();
         let rows = subjects.filter_map(|(index, subject)| {
-            Some((index, subject.name.clone(), report.figures(workload, &subject.name)?))
+            let name = subject.name.clone();
+            let figures = report.figures(workload, &name)?;
+            let range = report.range(workload, &name)?;
+            Some(Row { subject: index, name, figures, range })
         });
         Group { workload: *workload, rows: rows.collect() }
     };
@@ -73,7 +84,7 @@ struct Axis {
 impl Axis {
     fn new(groups: &[Group]) -> Self {
         let all = groups.iter().flat_map(|group| &group.rows);
-        let ns = || all.clone().flat_map(|row| row.2.percentiles_ns).map(|ns| ns.max(1.0));
+        let ns = || all.clone().flat_map(|row| row.figures.percentiles_ns).map(|ns| ns.max(1.0));
         let (least, most) = (ns().fold(f64::MAX, f64::min), ns().fold(1.0, f64::max));
         // Whole decades, so that the ends have labels.
         let least = 10_f64.powf(least.log10().floor());
@@ -93,9 +104,11 @@ impl Axis {
 
 fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<()> {
     area.fill(&WHITE)?;
-    write(area, &printable(title), (WIDTH / 2, 10), FONT * 1.3, HPos::Center)?;
-    write(area, "commands a second", (BARS.0, 44), FONT, HPos::Left)?;
-    write(area, "latency: p50, p99, p99.9", (AXIS.0, 44), FONT, HPos::Left)?;
+    heading(area, title, WIDTH)?;
+    let above = TOP - 26;
+    write(area, "commands a second (more is better)", (BARS.0, above), FONT, HPos::Left)?;
+    let latency = "latency: p50, p99, p99.9 (less is better)";
+    write(area, latency, (AXIS.0, above), FONT, HPos::Left)?;
     let axis = Axis::new(groups);
     for ns in axis.decades() {
         let x = axis.x(ns);
@@ -106,12 +119,13 @@ fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<(
     for group in groups {
         write(area, &group.workload.to_string(), (12, y + 8), FONT, HPos::Left)?;
         y += HEAD;
-        let best = group.rows.iter().map(|row| row.2.iops).fold(1.0, f64::max);
-        for (index, name, figures) in &group.rows {
-            let fill = FILLS[index % FILLS.len()];
-            write(area, &printable(name), (NAMES, y + 3), FONT, HPos::Right)?;
-            draw_bar(area, y, figures.iops / best, figures.iops, fill)?;
-            draw_latency(area, y + ROW / 2, &axis, figures, fill)?;
+        let best =
+            group.rows.iter().map(|row| row.figures.iops.max(row.range.1)).fold(1.0, f64::max);
+        for row in &group.rows {
+            write(area, &printable(&row.name), (NAMES, y + 3), FONT, HPos::Right)?;
+            draw_bar(area, y, best, row)?;
+            let fill = palette::subject(row.subject);
+            draw_latency(area, y + ROW / 2, &axis, &row.figures, fill)?;
             y += ROW;
         }
     }
@@ -119,13 +133,21 @@ fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<(
     Ok(())
 }
 
-fn draw_bar(area: &Area<'_>, y: i32, part: f64, iops: f64, fill: RGBColor) -> Result<()> {
-    let end = BARS.0 + (part * f64::from(BARS.1)).round() as i32;
-    area.draw(&Rectangle::new(
-        [(BARS.0, y + 3), (end.max(BARS.0 + 1), y + ROW - 3)],
-        fill.filled(),
-    ))?;
-    write(area, &thousands(iops), (end + 6, y + 3), FONT, HPos::Left)
+/// Draws the bar of the row at `y`, with a thin line from the least to the greatest of the rounds.
+fn draw_bar(area: &Area<'_>, y: i32, best: f64, row: &Row) -> Result<()> {
+    let x = |iops: f64| BARS.0 + (iops / best * f64::from(BARS.1)).round() as i32;
+    let end = x(row.figures.iops).max(BARS.0 + 1);
+    let fill = palette::subject(row.subject).filled();
+    area.draw(&Rectangle::new([(BARS.0, y + 3), (end, y + ROW - 3)], fill))?;
+    let (least, most, middle) = (x(row.range.0), x(row.range.1), y + ROW / 2);
+    if most > least {
+        area.draw(&PathElement::new([(least, middle), (most, middle)], INK))?;
+        for at in [least, most] {
+            area.draw(&PathElement::new([(at, middle - 4), (at, middle + 4)], INK))?;
+        }
+    }
+    let text = thousands(row.figures.iops);
+    write(area, &text, (end.max(most) + 6, y + 3), FONT, HPos::Left)
 }
 
 fn draw_latency(

@@ -162,14 +162,18 @@ impl BlockReport {
         })
     }
 
-    /// Returns the range of the rounds' IOPS, from the least to the greatest, relative to their
-    /// median. Returns `None` if there was only one turn or none.
+    /// Returns the least and the greatest of the rounds' IOPS, or `None` if there was no turn.
+    pub fn range(&self, workload: &Workload, subject: &str) -> Option<(f64, f64)> {
+        let iops = || self.turns(workload, subject).map(|run| run.measured.iops());
+        Some((iops().min_by(f64::total_cmp)?, iops().max_by(f64::total_cmp)?))
+    }
+
+    /// Returns the range of the rounds' IOPS relative to their median. Returns `None` if there was
+    /// only one turn or none.
     pub fn spread(&self, workload: &Workload, subject: &str) -> Option<f64> {
-        let iops = self.turns(workload, subject).map(|run| run.measured.iops());
-        let mut iops: Vec<f64> = iops.collect();
-        iops.sort_by(f64::total_cmp);
-        let (least, most) = (iops.first()?, iops.last()?);
-        (iops.len() > 1).then(|| (most - least) / median(iops.clone()).max(f64::MIN_POSITIVE))
+        let iops: Vec<f64> = self.turns(workload, subject).map(|run| run.measured.iops()).collect();
+        let (least, most) = self.range(workload, subject)?;
+        (iops.len() > 1).then(|| (most - least) / median(iops).max(f64::MIN_POSITIVE))
     }
 
     /// Returns the median over the rounds of p99, ns, without the delay by which the client may

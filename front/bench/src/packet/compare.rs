@@ -15,7 +15,7 @@ pub fn compare_packets(before: &PacketReport, now: &PacketReport) -> String {
             let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
             let Some((old, new)) = both else { continue };
             let ratio = new.delivered / old.delivered.max(f64::MIN_POSITIVE);
-            let noise = old.spread.max(new.spread);
+            let noise = old.spread().max(new.spread());
             let rounds = before.plan.rounds.min(now.plan.rounds);
             let verdict = rate_verdict(ratio, noise, rounds as usize);
             let mpps = |rate: f64| format!("{:.2}", rate / 1e6);

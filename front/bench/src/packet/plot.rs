@@ -3,23 +3,34 @@
 use anyhow::Result;
 
 use super::{PacketLoad, PacketReport};
-use crate::groups::{Bar, groups};
+use crate::duration::rate;
+use crate::groups::{Bar, Group, groups};
 
 /// Draws `report`, with a row for each subject of each load, with a bar for its frames per second.
 ///
 /// # Errors
 /// If nothing was measured.
 pub fn packet_plot(report: &PacketReport, title: &str) -> Result<String> {
-    let loads = report.plan.loads.iter();
-    groups(title, &loads.map(|load| (load.to_string(), bars(report, load))).collect::<Vec<_>>())
+    let group = |load: &PacketLoad| Group {
+        name: format!("{load}: frames delivered a second"),
+        more_is_better: true,
+        bars: bars(report, load),
+    };
+    let all = report.plan.loads.iter().map(group).filter(|group| !group.bars.is_empty());
+    groups(title, &all.collect::<Vec<_>>())
 }
 
 fn bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
-    let bar = |(colour, name): (usize, &String)| {
+    let bar = |(subject, name): (usize, &String)| {
         let figures = report.figures(load, name)?;
-        let (mpps, gbits) = (figures.delivered / 1e6, figures.bits / 1e9);
-        let text = format!("{mpps:.2} Mpps, {gbits:.1} Gbit/s");
-        Some(Bar { colour, name: name.clone(), length: figures.delivered, text })
+        let (frames, bits) = (rate(figures.delivered, "pps"), rate(figures.bits, "bit/s"));
+        Some(Bar {
+            subject,
+            name: name.clone(),
+            length: figures.delivered,
+            range: figures.range,
+            text: format!("{frames}, {bits}"),
+        })
     };
     report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect()
 }

@@ -113,8 +113,8 @@ pub struct PacketFigures {
     pub sent: f64,
     /// Bits delivered per second, counting frames only.
     pub bits: f64,
-    /// The range of the rounds, from the least to the greatest, relative to their median.
-    pub spread: f64,
+    /// The least and the greatest of the rounds, in frames delivered per second.
+    pub range: (f64, f64),
     /// The part of a neighbour's frames that was delivered in the worst round, if there was a
     /// neighbour.
     pub neighbour: Option<f64>,
@@ -158,6 +158,13 @@ pub fn measure_packets(
     take_turns(&mut Timed { subjects, plan }, &plan.loads, plan.rounds, before)
 }
 
+impl PacketFigures {
+    /// Returns the range of the rounds relative to their median.
+    pub fn spread(&self) -> f64 {
+        (self.range.1 - self.range.0) / self.delivered.max(f64::MIN_POSITIVE)
+    }
+}
+
 impl PacketReport {
     /// The version of the JSON that [`to_json`](Self::to_json) writes.
     pub const FORMAT: u32 = 1;
@@ -191,13 +198,13 @@ impl PacketReport {
             .map(|run| (rate(run.measured.delivered, run), rate(run.measured.sent, run)))
             .unzip();
         delivered.sort_by(f64::total_cmp);
-        let apart = delivered.last()? - delivered.first()?;
+        let range = (*delivered.first()?, *delivered.last()?);
         let middle = median(delivered);
         Some(PacketFigures {
             delivered: middle,
             sent: median(sent),
             bits: middle * f64::from(load.bytes) * 8.0,
-            spread: apart / middle.max(f64::MIN_POSITIVE),
+            range,
             neighbour,
         })
     }
@@ -255,7 +262,7 @@ pub(crate) mod tests {
         let report = report(&[("switch", &[30, 10, 20]), ("link", &[])]);
         let figures = report.figures(&PacketLoad::default(), "switch").unwrap();
         assert_eq!((figures.delivered, figures.sent, figures.bits), (20.0, 40.0, 20.0 * 512.0));
-        assert_eq!((figures.spread, figures.neighbour), (1.0, Some(0.98)));
+        assert_eq!((figures.spread(), figures.neighbour), (1.0, Some(0.98)));
         assert_eq!(report.figures(&PacketLoad::default(), "link"), None);
         assert_eq!(PacketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(PacketReport::from_json("{}").is_err());

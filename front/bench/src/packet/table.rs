@@ -19,7 +19,7 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
             Some([
                 subject.name.clone(),
                 format!("{:.2}", figures.delivered / 1e6),
-                format!("{:.0}%", figures.spread * 100.0),
+                format!("{:.0}%", figures.spread() * 100.0),
                 format!("{:.1}", figures.bits / 1e9),
                 format!("{:.2}", figures.sent / 1e6),
                 format!("{:.2}", figures.delivered / base.max(f64::MIN_POSITIVE)),

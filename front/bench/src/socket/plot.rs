@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::{SocketFigures, SocketLoad, SocketReport, Traffic};
-use crate::duration::human;
-use crate::groups::{Bar, groups};
+use crate::duration::{human, rate};
+use crate::groups::{Bar, Group, groups};
 
 /// Draws `report`, with a row for each subject of each load. Its bar shows the bytes per second,
 /// the median round trip, or the processors that idle sockets keep busy.
@@ -12,19 +12,32 @@ use crate::groups::{Bar, groups};
 /// # Errors
 /// If nothing was measured.
 pub fn socket_plot(report: &SocketReport, title: &str) -> Result<String> {
-    let loads = report.plan.loads.iter();
-    groups(title, &loads.map(|load| (load.to_string(), bars(report, load))).collect::<Vec<_>>())
+    let group = |load: &SocketLoad| {
+        let what = match load.traffic {
+            Traffic::Idle => "processors kept busy",
+            Traffic::Pingpong(_) => "median round trip",
+            Traffic::Stream | Traffic::Window => "bits a second",
+        };
+        Group {
+            name: format!("{load}: {what}"),
+            more_is_better: matches!(load.traffic, Traffic::Stream | Traffic::Window),
+            bars: bars(report, load),
+        }
+    };
+    let all = report.plan.loads.iter().map(group).filter(|group| !group.bars.is_empty());
+    groups(title, &all.collect::<Vec<_>>())
 }
 
 fn bars(report: &SocketReport, load: &SocketLoad) -> Vec<Bar> {
-    let bar = |(colour, name): (usize, &String)| {
-        let (length, text) = length(load, &report.figures(load, name)?);
-        Some(Bar { colour, name: name.clone(), length, text })
+    let bar = |(subject, name): (usize, &String)| {
+        let figures = report.figures(load, name)?;
+        let (length, text) = length(load, &figures);
+        Some(Bar { subject, name: name.clone(), length, range: figures.range, text })
     };
     report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect()
 }
 
-/// Returns the length of a bar, and the text at its end.
+/// Returns the length of a bar, in the unit of [`SocketFigures::range`], and the text at its end.
 fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
     match (load.traffic, figures.latency) {
         (Traffic::Idle, _) => (figures.cores, format!("{:.4} cores", figures.cores)),
@@ -32,13 +45,13 @@ fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
             (p50, format!("{}, p99 {}", human(p50 as u64), human(p99 as u64)))
         }
         _ => {
-            let (gbits, cores) = (figures.bytes * 8.0 / 1e9, figures.cores_per_10_gbits());
+            let (bits, cores) = (rate(figures.bytes * 8.0, "bit/s"), figures.cores_per_10_gbits());
             let engines = figures.engines_per_byte * 1.25;
             let engines = match engines {
                 0.0 => String::new(),
                 _ => format!(" ({engines:.2} engines')"),
             };
-            (figures.bytes, format!("{gbits:.2} Gbit/s, {cores:.2} cores for 10 Gbit/s{engines}"))
+            (figures.bytes, format!("{bits}, {cores:.2} cores for 10 Gbit/s{engines}"))
         }
     }
 }

@@ -86,8 +86,10 @@ pub struct SocketFigures {
     pub switches: f64,
     /// With idle sockets, memory for each pair of sockets, bytes.
     pub memory: Option<f64>,
-    /// The range of the rounds, from the least to the greatest, relative to their median: of bytes
-    /// per second, or of the median round trip.
+    /// The least and the greatest of the rounds: bytes per second, the median round trip in ns, or
+    /// with idle sockets the processors kept busy.
+    pub range: (f64, f64),
+    /// `range` relative to the median.
     pub spread: f64,
 }
 
@@ -279,8 +281,11 @@ impl SocketReport {
                 middle(&of)
             })
         });
-        let first = |turn: &SocketMeasured| {
-            turn.latency.as_ref().map_or_else(|| rate(turn), |all| all.percentile(50.0) as f64)
+        let cores = |turn: &SocketMeasured| all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64;
+        let first = |turn: &SocketMeasured| match &turn.latency {
+            _ if load.traffic == Traffic::Idle => cores(turn),
+            Some(latency) => latency.percentile(50.0) as f64,
+            None => rate(turn),
         };
         let main: Vec<f64> = turns.iter().map(|turn| first(turn)).collect();
         let (least, most) = main.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| {
@@ -291,7 +296,7 @@ impl SocketReport {
             bytes: middle(&rate),
             messages: middle(&|turn| rate(turn) / size),
             latency,
-            cores: middle(&|turn| all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64),
+            cores: middle(&cores),
             cpu_per_byte: middle(&|turn| per_byte(all(turn), turn)),
             programs_per_byte: middle(&|turn| per_byte(programs(turn), turn)),
             engines_per_byte: middle(&|turn| per_byte(turn.engine, turn)),
@@ -304,6 +309,7 @@ impl SocketReport {
             }),
             memory: (load.traffic == Traffic::Idle)
                 .then(|| middle(&memory) / f64::from(load.sockets)),
+            range: (least, most),
             spread: (most - least) / median(main).max(f64::MIN_POSITIVE),
         })
     }

@@ -56,7 +56,9 @@ impl Report for BlockReport {
     }
 
     fn title(&self) -> String {
-        format!("{} on {}", self.disk, self.environment.machine)
+        let rounds = self.plan.rounds;
+        let what = format!("Commands on a disk: {}", self.disk);
+        reports::heading(&what, &self.environment, rounds, self.plan.time)
     }
 
     fn picture(&self, title: &str) -> Result<String> {

@@ -63,7 +63,7 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
     }
     let last = measured.timelines.last().cloned().unwrap_or_default();
     if let Some(path) = &args.svg {
-        report::write(path, &last, &args.image)?;
+        report::write(path, &last, &args.image, Some(&measured.environment))?;
     }
     if args.json {
         crate::out::print(format_args!("{}", measured.to_json()?));

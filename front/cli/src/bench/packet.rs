@@ -76,7 +76,8 @@ impl Report for PacketReport {
     }
 
     fn title(&self) -> String {
-        format!("packets on {}", self.environment.machine)
+        let what = "Frames through switches";
+        reports::heading(what, &self.environment, self.plan.rounds, self.plan.time)
     }
 
     fn picture(&self, title: &str) -> Result<String> {

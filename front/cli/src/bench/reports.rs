@@ -2,9 +2,10 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use slipway_bench::Fault;
+use slipway_bench::{Environment, Fault};
 
 use crate::args::ReportArgs;
 
@@ -14,7 +15,7 @@ pub(super) trait Report: Sized {
     fn from_json(text: &str) -> Result<Self>;
     /// Formats the report for a file.
     fn to_json(&self) -> Result<String>;
-    /// Returns what was measured, and on which machine.
+    /// Returns the title of the picture: what was measured, and the conditions in further lines.
     fn title(&self) -> String;
     /// Draws the picture, as SVG.
     fn picture(&self, title: &str) -> Result<String>;
@@ -56,6 +57,18 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
         if args.json { eprint!("{table}") } else { crate::out::draw(format_args!("\n{table}\n")) }
     }
     Ok(report)
+}
+
+/// Returns the title of a picture: what it shows, and the conditions.
+pub(super) fn heading(
+    what: &str,
+    environment: &Environment,
+    rounds: u32,
+    time: Duration,
+) -> String {
+    let plural = if rounds == 1 { "" } else { "s" };
+    let turns = format!("medians of {rounds} round{plural} of {time:?}; thin lines: all rounds");
+    format!("{what}\n{}\n{turns}", environment.line())
 }
 
 /// Returns an error if turns of a report failed, so that a script notices: the report and its

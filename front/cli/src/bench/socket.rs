@@ -97,7 +97,8 @@ impl Report for SocketReport {
     }
 
     fn title(&self) -> String {
-        format!("sockets on {}", self.environment.machine)
+        let what = "Bytes between two programs";
+        reports::heading(what, &self.environment, self.plan.rounds, self.plan.time)
     }
 
     fn picture(&self, title: &str) -> Result<String> {
@@ -127,7 +128,7 @@ impl Report for DrfReport {
     }
 
     fn title(&self) -> String {
-        format!("fair shares on {}", self.environment.machine)
+        format!("Fair shares of simulated executors\n{}", self.environment.line())
     }
 
     fn picture(&self, title: &str) -> Result<String> {
