@@ -48,10 +48,10 @@ pub use burst::{
 };
 pub use lookup::{Key, Lookup, Station, Target};
 pub use port::{Abilities, Delivered, Port};
-pub use rules::{BadConfig, Link, PortConfig, VlanMode, Vlans, link_local};
+pub use rules::{BadConfig, LinkSetting, PortConfig, VlanMode, Vlans, link_local};
 pub use slipway_ethernet_spec::Mac;
 pub use slipway_rate::Rate;
 pub use stats::{Drop, PortStats};
-pub use switch::{MAX_PORTS, PortIndex, Switch, Turn};
+pub use switch::{MAX_PORTS, PortIndex, PortTurn, Switch};
 pub use table::{Learning, LearningOptions};
 pub use task::{Handle, Owner, Waker, spawn};

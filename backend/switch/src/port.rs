@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use crate::decorators::{Layer, Timed};
-use crate::{Burst, Drop, Link, Pick, PortStats, Waker};
+use crate::{Burst, Drop, LinkSetting, Pick, PortStats, Waker};
 
 /// Kinds of frames that a port's peer can take without the switch's help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -108,7 +108,7 @@ pub trait Port: Send {
 
     /// Passes the link state that the host has set, for a peer that can be shown a carrier. Called
     /// when the port is attached and whenever the state may have changed.
-    fn set_link(&mut self, _: Link) {}
+    fn set_link(&mut self, _: LinkSetting) {}
 
     /// Handles work other than frames (a peer that wants its memory back), which no rate holds up.
     /// Called if the port was woken while its rate does not let it send, between `release` and

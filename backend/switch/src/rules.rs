@@ -69,7 +69,7 @@ impl Default for VlanMode {
 
 /// The state of a port's link, as `ip link set … vf … state` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Link {
+pub enum LinkSetting {
     /// The state on the peer's side; the peer sees a carrier as long as its port is attached.
     #[default]
     Auto,
@@ -90,7 +90,7 @@ pub struct PortConfig {
     /// the header of 14 bytes and without a tag; 0 for no limit. Longer frames are refused.
     pub max_frame: u32,
     /// The state of the port's link.
-    pub link: Link,
+    pub link: LinkSetting,
     /// The port may send only from its own addresses: the MAC, and the IP addresses (in ARP and
     /// neighbour advertisements, too) if any are assigned.
     pub spoof_check: bool,
@@ -118,7 +118,7 @@ impl Default for PortConfig {
             spoof_check: false,
             trust: false,
             vlans: VlanMode::default(),
-            link: Link::Auto,
+            link: LinkSetting::Auto,
             max_rate: None,
             max_frame: 0,
         }

@@ -17,7 +17,7 @@ use crate::decorators::{
 use crate::fan::Fan;
 use crate::judge::{Kept, judge};
 use crate::lookup::{Key, Lookup, Station, Target};
-use crate::rules::{BadConfig, Link, PortConfig};
+use crate::rules::{BadConfig, LinkSetting, PortConfig};
 use crate::stats::{Drop, PortStats};
 
 /// The largest number of ports of a switch.
@@ -34,7 +34,7 @@ const AHEAD: usize = 8;
 
 /// The result of a port's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum PortTurn {
     /// There were no frames.
     Idle,
     /// There were frames, and no more wait.
@@ -270,14 +270,14 @@ impl Switch {
 
     /// Takes up to `limit` frames from a port, at most [`BURST`], and delivers them to their
     /// destinations.
-    pub fn turn(&mut self, index: PortIndex, limit: usize, now: Duration) -> Turn {
+    pub fn turn(&mut self, index: PortIndex, limit: usize, now: Duration) -> PortTurn {
         let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_deref_mut)
         else {
-            return Turn::Idle;
+            return PortTurn::Idle;
         };
         let opens = slot.bucket.as_ref().map(Bucket::opens_at).filter(|opens| *opens > now);
         if let Some(opens) = opens {
-            return Turn::Held(opens);
+            return PortTurn::Held(opens);
         }
         self.now = now;
         if slot.timed {
@@ -288,14 +288,14 @@ impl Switch {
         if self.burst.is_empty() {
             // Some frames may have been taken that were all malformed.
             slot.port.release();
-            return if more { Turn::More } else { Turn::Idle };
+            return if more { PortTurn::More } else { PortTurn::Idle };
         }
         let Slot { config, stats, port, .. } = slot;
         let (keys, kept) = (&mut self.keys, &mut self.kept);
         let bytes = self.burst.bytes();
         stats.frames_in += self.burst.len() as u64;
         stats.bytes_in += bytes;
-        let kept = match config.link == Link::Down || !port.is_up() {
+        let kept = match config.link == LinkSetting::Down || !port.is_up() {
             true => stats.drop_all_in(Drop::Down, self.burst.len()),
             false => judge(config, stats, &mut self.burst, keys, kept),
         };
@@ -314,7 +314,7 @@ impl Switch {
         if let Some(slot) = self.slot_mut(index) {
             slot.port.release();
         }
-        if more { Turn::More } else { Turn::Done }
+        if more { PortTurn::More } else { PortTurn::Done }
     }
 
     /// First pass, second half: puts a frame on the lists of its destinations.
@@ -418,7 +418,7 @@ impl Switch {
         if slot.timed {
             tick(&mut *slot.port, self.now);
         }
-        if slot.config.link == Link::Down || !slot.port.is_up() {
+        if slot.config.link == LinkSetting::Down || !slot.port.is_up() {
             slot.stats.drop_out(Drop::Down, picks.len() as u64);
             return;
         }

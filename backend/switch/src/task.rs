@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 
-use crate::switch::Turn;
+use crate::switch::PortTurn;
 use crate::{BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
 
 /// Turns of ports in one step of the task; other tasks of the reactor wait meanwhile.
@@ -28,11 +28,11 @@ const SHORT: usize = 16;
 /// The time between two removals of stations that were silent for long.
 const AGEING: Duration = Duration::from_secs(30);
 
-type Job = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
+type OwnerCall = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
 
 enum Message {
     Wake(PortIndex),
-    Job(Job),
+    Call(OwnerCall),
     Stop,
 }
 
@@ -91,7 +91,7 @@ impl Handle {
         &self,
         job: impl FnOnce(&mut Owner<'_, '_>) + Send + 'static,
     ) -> Result<(), Stopped> {
-        self.post(Message::Job(Box::new(job)))
+        self.post(Message::Call(Box::new(job)))
     }
 
     /// Runs `job` as [`Handle::run`] does, waits for it, and returns its result.
@@ -201,7 +201,7 @@ impl Owner<'_, '_> {
 
     fn forget(&mut self, index: PortIndex) {
         self.context.unwatch(u32::from(index));
-        self.running.places[usize::from(index)] = Place::default();
+        self.running.places[usize::from(index)] = PortState::default();
         self.running.awake.retain(|awake| *awake != index);
         self.running.held.retain(|(_, held)| *held != index);
     }
@@ -209,7 +209,7 @@ impl Owner<'_, '_> {
 
 /// The task's state of a port.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct PortState {
     awake: bool,
     /// The port's descriptor is watched.
     watched: bool,
@@ -221,7 +221,7 @@ struct Place {
 
 struct Running {
     switch: Switch,
-    places: Vec<Place>,
+    places: Vec<PortState>,
     awake: VecDeque<PortIndex>,
     /// The ports that may not send yet, each with the time from which it may.
     held: Vec<(Instant, PortIndex)>,
@@ -303,7 +303,7 @@ impl Running {
         for message in messages {
             match message {
                 Message::Wake(port) => self.wake(port),
-                Message::Job(job) => job(&mut Owner { running: self, context }),
+                Message::Call(job) => job(&mut Owner { running: self, context }),
                 Message::Stop => return false,
             }
         }
@@ -313,13 +313,13 @@ impl Running {
     /// Begins with a new port: passes it a waker, and gives it its first turn.
     fn begin(&mut self, index: PortIndex, context: &mut Context<'_>) {
         let places = self.places.len().max(usize::from(index) + 1);
-        self.places.resize(places, Place::default());
+        self.places.resize(places, PortState::default());
         let Some(port) = self.switch.port_mut(index) else { return };
         port.attached(Waker { handle: self.handle.clone(), port: index });
         let watched = port.descriptor().is_some_and(|descriptor| {
             context.watch(descriptor, Interest::Read, u32::from(index)).is_ok()
         });
-        self.places[usize::from(index)] = Place { watched, ..Place::default() };
+        self.places[usize::from(index)] = PortState { watched, ..PortState::default() };
         self.wake(index);
     }
 
@@ -360,10 +360,10 @@ impl Running {
         for _ in 0..self.awake.len().min(TURNS) {
             let Some(index) = self.awake.pop_front() else { break };
             match self.switch.turn(index, limit, now - self.begin) {
-                Turn::Idle => self.rest(index, context),
-                Turn::Held(until) => self.hold(index, self.begin + until, context),
+                PortTurn::Idle => self.rest(index, context),
+                PortTurn::Held(until) => self.hold(index, self.begin + until, context),
                 done => {
-                    (worked, behind) = (true, behind || done == Turn::More);
+                    (worked, behind) = (true, behind || done == PortTurn::More);
                     self.places[usize::from(index)].last = Some(now);
                     self.awake.push_back(index);
                 }

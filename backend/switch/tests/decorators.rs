@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use rig::{Rig, mac, untagged};
 use slipway_switch::decorators::{
-    BadImpairment, Capturing, Impairment, Kind, Trace, Way, Ways, record,
+    BadImpairment, Capturing, FrameKind, Impairment, Trace, Way, Ways, record,
 };
 use slipway_switch::ports::UnpluggedPort;
-use slipway_switch::{BURST, BadConfig, Link, PortConfig, PortIndex, Rate, Turn, VlanMode};
+use slipway_switch::{
+    BURST, BadConfig, LinkSetting, PortConfig, PortIndex, PortTurn, Rate, VlanMode,
+};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -28,7 +30,9 @@ fn pair() -> Rig {
 impl Rig {
     fn run_at(&mut self, now: Duration) {
         for port in self.switch.ports().collect::<Vec<_>>() {
-            while !matches!(self.switch.turn(port, BURST, now), Turn::Idle | Turn::Held(_)) {}
+            while !matches!(self.switch.turn(port, BURST, now), PortTurn::Idle | PortTurn::Held(_))
+            {
+            }
         }
     }
 
@@ -332,7 +336,7 @@ fn a_trace_counts_all_and_tells_of_some() {
     assert_eq!(told[0].to_string(), text);
     let counts: Vec<_> =
         tracing.counts().iter().map(|one| (one.way, one.kind, one.frames, one.bytes)).collect();
-    assert_eq!(counts, [(Way::In, Kind::Other, 1, 15), (Way::Out, Kind::Udp4, 3, 222)]);
+    assert_eq!(counts, [(Way::In, FrameKind::Other, 1, 15), (Way::Out, FrameKind::Udp4, 3, 222)]);
 }
 
 #[test]
@@ -377,7 +381,8 @@ fn what_waits_goes_nowhere_else() {
         match change {
             0 => rig.switch.configure(1, vlan(7)).unwrap(),
             1 => {
-                let down = PortConfig { mac: Some(mac(1)), link: Link::Down, ..Default::default() };
+                let down =
+                    PortConfig { mac: Some(mac(1)), link: LinkSetting::Down, ..Default::default() };
                 rig.switch.configure(1, down).unwrap();
             }
             _ => drop(rig.switch.replace(1, Box::new(UnpluggedPort)).ok()),

@@ -6,7 +6,9 @@ mod rig;
 use rig::{Rig, mac, untagged};
 use slipway_ring::{Descriptor, Segmentation};
 use slipway_switch::decorators::Impairment;
-use slipway_switch::{Abilities, BadConfig, Link, PortConfig, Rate, Turn, VlanMode, Vlans};
+use slipway_switch::{
+    Abilities, BadConfig, LinkSetting, PortConfig, PortTurn, Rate, VlanMode, Vlans,
+};
 use std::time::Duration;
 
 /// Returns a frame with a tag.
@@ -311,7 +313,7 @@ fn a_full_port_drops_its_own_frames_and_nobody_elses() {
 #[test]
 fn links_that_are_down() {
     let mut rig = plain(2);
-    rig.configure(1, PortConfig { link: Link::Down, ..PortConfig::default() });
+    rig.configure(1, PortConfig { link: LinkSetting::Down, ..PortConfig::default() });
     rig.send(0, &untagged(0, 1, b"x"));
     rig.send(1, &untagged(1, 0, b"x"));
     assert_eq!(rig.counts(), [0, 0]);
@@ -343,7 +345,7 @@ fn a_rate_holds_in_the_long_run() {
     while now < Duration::from_secs(2) {
         rig.fill(1, &untagged(1, 9, &[0; 86]));
         match rig.switch.turn(1, 4, now) {
-            Turn::Held(until) => now = until.max(now + Duration::from_nanos(1)),
+            PortTurn::Held(until) => now = until.max(now + Duration::from_nanos(1)),
             _ => drop(rig.received_at(0)),
         }
     }

@@ -18,20 +18,20 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A call that a port received.
 #[derive(Debug, PartialEq)]
-enum Asked {
+enum PortCall {
     Take,
     Attend,
 }
 
 /// A port that has a frame in every turn.
 struct Talker {
-    asked: Sender<Asked>,
+    asked: Sender<PortCall>,
     waker: Sender<Waker>,
     memory: Span,
 }
 
 impl Talker {
-    fn new() -> (Box<Self>, Receiver<Asked>, Receiver<Waker>) {
+    fn new() -> (Box<Self>, Receiver<PortCall>, Receiver<Waker>) {
         let ((asked, was_asked), (waker, gives)) = (channel(), channel());
         let memory = Span::heap(1000);
         memory.write(0, &[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]).unwrap();
@@ -50,7 +50,7 @@ impl Port for Talker {
 
     fn take(&mut self, burst: &mut Burst, _: usize) -> bool {
         burst.push(&self.memory, 0, 1000, Offload::NONE).unwrap();
-        let _ = self.asked.send(Asked::Take);
+        let _ = self.asked.send(PortCall::Take);
         true
     }
 
@@ -69,7 +69,7 @@ impl Port for Talker {
     }
 
     fn attend(&mut self) {
-        let _ = self.asked.send(Asked::Attend);
+        let _ = self.asked.send(PortCall::Attend);
     }
 }
 
@@ -84,11 +84,11 @@ fn who_is_held_back_is_attended_when_woken() {
     let config = PortConfig { max_rate, ..PortConfig::default() };
     let index = handle.call(move |owner| owner.attach(port, config)).unwrap().unwrap();
     let waker = wakers.recv_timeout(PATIENCE).unwrap();
-    assert_eq!(asked.recv_timeout(PATIENCE), Ok(Asked::Take));
+    assert_eq!(asked.recv_timeout(PATIENCE), Ok(PortCall::Take));
     // The port is held only after its next turn, and a wake before that has no effect.
     let attended = (0..2000).any(|_| {
         waker.wake();
-        asked.recv_timeout(Duration::from_millis(10)).is_ok_and(|asked| asked == Asked::Attend)
+        asked.recv_timeout(Duration::from_millis(10)).is_ok_and(|asked| asked == PortCall::Attend)
     });
     assert!(attended);
     let taken = handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap();
@@ -96,7 +96,7 @@ fn who_is_held_back_is_attended_when_woken() {
     // The new rate applies at once.
     let free = PortConfig::default();
     handle.call(move |owner| owner.configure(index, free)).unwrap().unwrap();
-    while asked.recv_timeout(PATIENCE).unwrap() != Asked::Take {}
+    while asked.recv_timeout(PATIENCE).unwrap() != PortCall::Take {}
     handle.stop();
 }
 

@@ -23,7 +23,7 @@ const WOKEN: u8 = 101;
 const STEP: usize = 4;
 
 /// A port that logs when it is asked for frames.
-struct Asked {
+struct LoggingPort {
     name: u8,
     log: Sender<u8>,
     /// The port gives as many frames as it is asked for, and not one.
@@ -37,7 +37,7 @@ struct Asked {
     quiet: bool,
 }
 
-impl Asked {
+impl LoggingPort {
     fn new(name: u8, log: &Sender<u8>) -> Self {
         let memory = Span::heap(64);
         memory.write(0, &[2, 0, 0, 0, 0, 200, 2, 0, 0, 0, 0, name]).unwrap();
@@ -47,7 +47,7 @@ impl Asked {
     }
 }
 
-impl Port for Asked {
+impl Port for LoggingPort {
     fn abilities(&self) -> Abilities {
         Abilities::ALL
     }
@@ -93,7 +93,7 @@ impl Port for Asked {
 }
 
 /// Returns the first `count` entries of the log.
-fn order(ports: Vec<Asked>, log: std::sync::mpsc::Receiver<u8>, count: usize) -> Vec<u8> {
+fn order(ports: Vec<LoggingPort>, log: std::sync::mpsc::Receiver<u8>, count: usize) -> Vec<u8> {
     let settings = Settings { poll_budget: Duration::ZERO, ..Settings::default() };
     let reactor = Reactor::spawn(settings).unwrap();
     let table = Learning::new(LearningOptions::default(), 1);
@@ -112,8 +112,8 @@ fn order(ports: Vec<Asked>, log: std::sync::mpsc::Receiver<u8>, count: usize) ->
 #[test]
 fn a_flood_takes_no_turn_of_a_neighbour() {
     let (log, asked) = channel();
-    let floods = (0..FLOODS).map(|name| Asked::new(name, &log));
-    let ports = floods.chain([Asked::new(NEIGHBOUR, &log)]).collect();
+    let floods = (0..FLOODS).map(|name| LoggingPort::new(name, &log));
+    let ports = floods.chain([LoggingPort::new(NEIGHBOUR, &log)]).collect();
     let order = order(ports, asked, 2000);
     // Each port has one turn in every round.
     let everybody = usize::from(FLOODS) + 1;
@@ -128,9 +128,9 @@ fn a_flood_takes_no_turn_of_a_neighbour() {
 #[test]
 fn who_is_woken_beside_floods_has_its_turn_soon() {
     let (log, asked) = channel();
-    let mut neighbour = Asked::new(NEIGHBOUR, &log);
+    let mut neighbour = LoggingPort::new(NEIGHBOUR, &log);
     neighbour.quiet = true;
-    let mut ports: Vec<_> = (0..FLOODS).map(|name| Asked::new(name, &log)).collect();
+    let mut ports: Vec<_> = (0..FLOODS).map(|name| LoggingPort::new(name, &log)).collect();
     ports[0].wakes = Some((Arc::clone(&neighbour.own), 10));
     ports.push(neighbour);
     let order = order(ports, asked, 2000);

@@ -28,14 +28,14 @@ pub enum Work {
 
 /// One end of a job: its source or its sink.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum JobEnd {
     /// A stretch of a ring, whose memory is the span.
     Ring(Span, Stretch),
     /// Memory of this process: a source's bytes, or a sink that is overwritten from its beginning.
     Buffer(Vec<u8>),
 }
 
-impl Place {
+impl JobEnd {
     /// Returns the number of bytes.
     pub fn length(&self) -> usize {
         match self {
@@ -69,9 +69,9 @@ pub struct Job {
     /// The work to do.
     pub work: Work,
     /// The source's bytes, lent until the completion.
-    pub source: Place,
+    pub source: JobEnd,
     /// The sink's bytes, lent until the completion.
-    pub sink: Place,
+    pub sink: JobEnd,
 }
 
 /// The result of a successful job.

@@ -76,7 +76,7 @@ mod transform;
 pub use executor::{Class, Core, Executor, Simulated};
 pub use fifo::Fifo;
 pub use generate::{Needs, Piece, Pieces, Rule, Sizes};
-pub use job::{Completion, Job, KeyId, Moved, Place, Work};
+pub use job::{Completion, Job, JobEnd, KeyId, Moved, Work};
 pub use key::{Cipher, KeyError, Opener, RECORDS_PER_KEY, Sealer, Secret};
 pub use memory::{Input, Output};
 pub use pipe::{BrokenFifo, Pipe, Sink, Source};

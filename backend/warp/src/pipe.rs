@@ -2,7 +2,7 @@
 
 use slipway_ram::Span;
 
-use crate::{Completion, Job, Moved, Pieces, Place, Rule, Stretch, TransformError, Work};
+use crate::{Completion, Job, JobEnd, Moved, Pieces, Rule, Stretch, TransformError, Work};
 
 /// The reader's side of a FIFO. A host implements it for its own kind of ring.
 pub trait Source {
@@ -93,8 +93,8 @@ impl Pipe {
             jobs.extend(Some(Job {
                 tag,
                 work: self.work,
-                source: Place::Ring(source.memory().clone(), piece.source),
-                sink: Place::Ring(sink.memory().clone(), piece.sink),
+                source: JobEnd::Ring(source.memory().clone(), piece.source),
+                sink: JobEnd::Ring(sink.memory().clone(), piece.sink),
             }));
         }
         self.in_flight += made;

@@ -13,8 +13,8 @@ use slipway_ram::Span;
 use slipway_telemetry::MonotonicClock;
 use slipway_warp::share::{Scheduler, TenantOptions};
 use slipway_warp::{
-    Cipher, Class, Compression, Core, Executor, Input, Job, Opener, Options, Output, Place, Sealer,
-    Secret, Stretch, Work, Worker, record,
+    Cipher, Class, Compression, Core, Executor, Input, Job, JobEnd, Opener, Options, Output,
+    Sealer, Secret, Stretch, Work, Worker, record,
 };
 
 struct Counting;
@@ -107,12 +107,12 @@ fn jobs_are_scheduled_done_and_queued_again_without_an_allocation() {
             let at = Stretch::new(tag * 4000, ticket.bytes, 65_536).unwrap();
             let options = Options::default();
             let work = if ticket.executor == seal { Work::Seal(None, options) } else { Work::Copy };
-            let sink = Place::Buffer(buffers.pop().unwrap());
-            jobs.push_back(Job { tag, work, source: Place::Ring(ring.clone(), at), sink });
+            let sink = JobEnd::Buffer(buffers.pop().unwrap());
+            jobs.push_back(Job { tag, work, source: JobEnd::Ring(ring.clone(), at), sink });
             core.submit(&mut jobs, &mut ended);
             let completion = ended.pop().unwrap();
             completion.result.unwrap();
-            let Place::Buffer(buffer) = completion.job.sink else { unreachable!() };
+            let JobEnd::Buffer(buffer) = completion.job.sink else { unreachable!() };
             buffers.push(buffer);
             if let Some(chain) = scheduler.done(ticket, 4000, busy, now) {
                 scheduler.push(chain, 4000, chain).unwrap();

@@ -16,7 +16,7 @@ use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{
     Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Lane,
-    Msix, MsixLayout, Pin, Progress, StateError, Turn,
+    Msix, MsixLayout, Pin, Progress, StateError, TurnLength,
 };
 use slipway_ram::{Memory, Span, View};
 use slipway_telemetry::Clock;
@@ -27,7 +27,7 @@ use crate::events::Events;
 use crate::health::Health;
 use crate::inflight::Inflight;
 use crate::journal::{Journal, Side, Ticket};
-use crate::lane::Link;
+use crate::lane::LaneLink;
 use crate::lanes::Lanes;
 use crate::lifecycle::{Phase, Shutdown};
 use crate::limiter::{Limiter, Rates};
@@ -122,7 +122,7 @@ pub struct Controller {
     /// The controller's lanes, if this controller is a home that has any.
     pub(crate) lanes: Option<Box<Lanes>>,
     /// The link to the home, if this controller is a lane.
-    pub(crate) link: Option<Arc<Link>>,
+    pub(crate) link: Option<Arc<LaneLink>>,
     /// The number of the order to stop that a lane carries out.
     pub(crate) stopping: Option<u64>,
     /// The controller's lanes, polled together with it, so that the same tests run with and without
@@ -217,7 +217,7 @@ impl Controller {
             #[cfg(test)]
             beside: Vec::new(),
             turn: 0,
-            quota: Turn::default().into(),
+            quota: TurnLength::default().into(),
             commands_left: 0,
             bytes_left: 0,
             behind: false,
@@ -342,7 +342,7 @@ impl Controller {
     /// Looks at mapped doorbells some more while no other task needs the thread, and returns
     /// whether one was rung. A look costs a small part of a poll, so a command is seen sooner.
     fn is_rung_soon(&self) -> bool {
-        let alone = self.quota == Turn::Long.into() && self.inflight.is_empty();
+        let alone = self.quota == TurnLength::Long.into() && self.inflight.is_empty();
         if !alone || !self.doorbells.is_shared() || !self.is_running() {
             return false;
         }
@@ -475,7 +475,7 @@ impl Function for Controller {
         }
     }
 
-    fn set_turn(&mut self, turn: Turn) {
+    fn set_turn(&mut self, turn: TurnLength) {
         self.quota = turn.into();
         #[cfg(test)]
         self.beside.iter_mut().for_each(|lane| lane.set_turn(turn));

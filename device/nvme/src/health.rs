@@ -6,7 +6,7 @@ use slipway_nvme_spec::log::{self, ErrorEntry};
 use slipway_nvme_spec::status::Status;
 use zerocopy::FromZeros;
 
-use crate::inflight::Kind;
+use crate::inflight::CommandKind;
 
 /// Entries of the Error Information log (ELPE is one less).
 pub(crate) const ERROR_ENTRIES: usize = 64;
@@ -36,23 +36,23 @@ pub(crate) struct Health {
 impl Health {
     /// Counts a finished command of `bytes` bytes.
     #[inline]
-    pub fn count(&mut self, kind: Kind, status: Status, bytes: u64) {
+    pub fn count(&mut self, kind: CommandKind, status: Status, bytes: u64) {
         let media = status.code() >> 8 == 2;
         self.media_errors += u64::from(media);
         let sectors = if status.is_success() { bytes / 512 } else { 0 };
         match kind {
             // Verify and Compare count as data that the host read. Verify does not count as a
             // command (section 5.14.1.2). Copy ends as `Other`.
-            Kind::Scan => self.sectors_read += sectors,
-            Kind::Read | Kind::Compare => {
+            CommandKind::Scan => self.sectors_read += sectors,
+            CommandKind::Read | CommandKind::Compare => {
                 self.reads += 1;
                 self.sectors_read += sectors;
             }
-            Kind::Write => {
+            CommandKind::Write => {
                 self.writes += 1;
                 self.sectors_written += sectors;
             }
-            Kind::Other => {}
+            CommandKind::Other => {}
         }
     }
 

@@ -10,7 +10,7 @@ use crate::spares::Work;
 
 /// The kind of a command, as far as completing it is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CommandKind {
     Read,
     Write,
     /// Reads into a buffer of the controller, to be compared with the host's data.
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-impl Kind {
+impl CommandKind {
     /// Returns the disk operation of a Read's or Write's request.
     pub fn operation(self) -> Operation {
         if self == Self::Write { Operation::Write } else { Operation::Read }
@@ -47,7 +47,7 @@ pub(crate) struct Command {
     pub queue: Option<u16>,
     /// CID.
     pub id: u16,
-    pub kind: Kind,
+    pub kind: CommandKind,
     pub nsid: u32,
     pub lba: u64,
     /// Bytes of the disk that the command reads or changes.
@@ -144,7 +144,7 @@ impl Inflight {
     }
 
     /// Returns the kind of the command that `tag` names.
-    pub fn kind(&self, tag: u64) -> Option<Kind> {
+    pub fn kind(&self, tag: u64) -> Option<CommandKind> {
         Some(self.slots.get(tag as u32 as usize)?.as_ref()?.kind)
     }
 

@@ -12,7 +12,7 @@ use slipway_ram::{Access, Fault, Span};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::controller::Controller;
-use crate::inflight::{Bounce, Command, Inflight, Kind};
+use crate::inflight::{Bounce, Command, CommandKind, Inflight};
 
 /// The state of a command after it was started.
 pub(crate) enum Outcome {
@@ -40,7 +40,7 @@ fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
 
 /// Returns the status for a disk's error (section 4.6.1.2). Linux turns Capacity Exceeded into
 /// ENOSPC and media errors into EIO.
-pub(crate) fn disk_status(result: Result<(), DiskError>, kind: Kind) -> Status {
+pub(crate) fn disk_status(result: Result<(), DiskError>, kind: CommandKind) -> Status {
     match result {
         Ok(()) => Status::SUCCESS,
         Err(DiskError::OutOfRange) => Status::LBA_OUT_OF_RANGE.dnr(),
@@ -58,8 +58,8 @@ impl Controller {
     /// Starts an I/O command of submission queue `queue`.
     pub(crate) fn execute_io(&mut self, queue: u16, entry: &SubmissionEntry) -> Outcome {
         let started = check_flags(entry).and_then(|()| match NvmOpcode(entry.opcode) {
-            NvmOpcode::Read => self.transfer(queue, entry, Kind::Read),
-            NvmOpcode::Write => self.transfer(queue, entry, Kind::Write),
+            NvmOpcode::Read => self.transfer(queue, entry, CommandKind::Read),
+            NvmOpcode::Write => self.transfer(queue, entry, CommandKind::Write),
             NvmOpcode::Flush => self.flush(queue, entry),
             NvmOpcode::WriteZeroes => self.write_zeroes(queue, entry),
             NvmOpcode::DatasetManagement => self.dataset_management(queue, entry),
@@ -75,7 +75,12 @@ impl Controller {
     }
 
     /// Starts a Read (section 6.9) or a Write (section 6.15). Limited Retry and hints are ignored.
-    fn transfer(&mut self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Result<(), Status> {
+    fn transfer(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        kind: CommandKind,
+    ) -> Result<(), Status> {
         let bytes = self.find(entry, kind)?;
         let bounce = self.lend(kind, bytes as usize)?;
         if bounce.is_none()
@@ -96,7 +101,7 @@ impl Controller {
     fn transfer_at_once(
         &mut self,
         entry: &SubmissionEntry,
-        kind: Kind,
+        kind: CommandKind,
         bytes: u64,
     ) -> Option<Status> {
         let namespace = self.namespaces.get_mut(entry.nsid.get())?;
@@ -130,7 +135,7 @@ impl Controller {
         &mut self,
         queue: u16,
         entry: &SubmissionEntry,
-        kind: Kind,
+        kind: CommandKind,
     ) -> Result<(Command, Request), Status> {
         let bytes = self.find(entry, kind)?;
         let bounce = self.lend(kind, bytes as usize)?;
@@ -140,9 +145,10 @@ impl Controller {
 
     /// Checks a Read or Write and finds its memory. Returns the number of its bytes.
     #[inline]
-    fn find(&mut self, entry: &SubmissionEntry, kind: Kind) -> Result<u64, Status> {
+    fn find(&mut self, entry: &SubmissionEntry, kind: CommandKind) -> Result<u64, Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
-        let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, kind == Kind::Write)?;
+        let block_size =
+            self.check_blocks(entry.nsid.get(), lba, blocks, kind == CommandKind::Write)?;
         let bytes = u64::from(blocks) * u64::from(block_size);
         if bytes > u64::from(self.limits.transfer) {
             return Err(Status::INVALID_FIELD.dnr());
@@ -156,11 +162,11 @@ impl Controller {
         &mut self,
         queue: u16,
         entry: &SubmissionEntry,
-        kind: Kind,
+        kind: CommandKind,
         bounce: Option<Box<Bounce>>,
     ) -> (Command, Request) {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
-        let durable = kind == Kind::Write && self.is_durable(entry);
+        let durable = kind == CommandKind::Write && self.is_durable(entry);
         let command = Command { bounce, ..self.command(queue, entry, kind) };
         let next = self.spare_spans.pop().unwrap_or_default();
         let spans = std::mem::replace(&mut self.spans, next);
@@ -168,7 +174,12 @@ impl Controller {
     }
 
     /// Returns the current command, of queue `queue`, with nothing done.
-    pub(crate) fn command(&self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
+    pub(crate) fn command(
+        &self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        kind: CommandKind,
+    ) -> Command {
         Command {
             queue: Some(queue),
             id: entry.id.get(),
@@ -187,8 +198,8 @@ impl Controller {
     /// Pins the places that the walker found as the current spans, or makes a bounce buffer if some
     /// of them are message-only. The bounce buffer then has a write's data.
     #[inline]
-    fn lend(&mut self, kind: Kind, bytes: usize) -> Result<Option<Box<Bounce>>, Status> {
-        let access = if kind == Kind::Read { Access::Write } else { Access::Read };
+    fn lend(&mut self, kind: CommandKind, bytes: usize) -> Result<Option<Box<Bounce>>, Status> {
+        let access = if kind == CommandKind::Read { Access::Write } else { Access::Read };
         let runs = self.walker.runs.iter().map(|run| (run.address, run.len));
         match self.view.pin(runs, access, &mut self.spans) {
             Ok(()) => Ok(None),
@@ -198,9 +209,9 @@ impl Controller {
     }
 
     #[cold]
-    fn bounce(&mut self, kind: Kind, bytes: usize) -> Result<Box<Bounce>, Status> {
+    fn bounce(&mut self, kind: CommandKind, bytes: usize) -> Result<Box<Bounce>, Status> {
         let buffer = Span::heap(bytes);
-        if kind == Kind::Write {
+        if kind == CommandKind::Write {
             let mut data = vec![0; bytes];
             self.walker.read(&self.memory, &mut data)?;
             buffer.write(0, &data).map_err(|_| Status::INTERNAL_ERROR)?;
@@ -220,7 +231,7 @@ impl Controller {
             };
         }
         self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        let slot = self.inflight.insert(self.command(queue, entry, Kind::Other));
+        let slot = self.inflight.insert(self.command(queue, entry, CommandKind::Other));
         self.flush_parts(nsid, slot);
         Ok(())
     }
@@ -231,8 +242,9 @@ impl Controller {
         if parts == 0 {
             return Status::SUCCESS.into();
         }
-        let slot =
-            self.inflight.insert(Command { parts, ..self.command(queue, entry, Kind::Other) });
+        let slot = self
+            .inflight
+            .insert(Command { parts, ..self.command(queue, entry, CommandKind::Other) });
         self.flush_parts(NSID_ALL, slot);
         Outcome::Pending
     }
@@ -254,8 +266,9 @@ impl Controller {
         let operation =
             if entry.deallocate() { Operation::Discard } else { Operation::WriteZeroes };
         let bytes = u64::from(blocks) * u64::from(block_size);
-        let slot =
-            self.inflight.insert(Command { bytes, ..self.command(queue, entry, Kind::Other) });
+        let slot = self
+            .inflight
+            .insert(Command { bytes, ..self.command(queue, entry, CommandKind::Other) });
         let durable = self.is_durable(entry);
         let request = plain(Inflight::tag(slot, 0), operation, lba, blocks, durable);
         self.request(entry.nsid.get(), request);
@@ -291,7 +304,7 @@ impl Controller {
         let blocks: u64 = ranges.iter().map(|range| u64::from(range.blocks.get())).sum();
         let bytes = blocks * u64::from(geometry.block_size);
         let parts = ranges.len() as u32;
-        let started = Command { parts, bytes, ..self.command(queue, entry, Kind::Other) };
+        let started = Command { parts, bytes, ..self.command(queue, entry, CommandKind::Other) };
         let slot = self.inflight.insert(started);
         for (part, range) in ranges.iter().enumerate() {
             let tag = Inflight::tag(slot, part as u32);

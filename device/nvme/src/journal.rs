@@ -165,7 +165,7 @@ pub(crate) enum Done {
 
 /// A slot that is in use.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct UsedSlot {
     pub ticket: Ticket,
     /// The submission queue, and that queue's epoch.
     pub queue: u16,
@@ -458,7 +458,7 @@ impl Journal {
     }
 
     /// Copies another thread's slot, of a command that has not ended, to a slot of this thread.
-    pub fn adopt(&mut self, found: &Found) -> Ticket {
+    pub fn adopt(&mut self, found: &UsedSlot) -> Ticket {
         let ticket = self.fill(found.number, &found.entry);
         let stage = match found.stage {
             Stage::Decided(status) => {
@@ -516,7 +516,7 @@ impl Journal {
     }
 
     /// Returns every slot in use, of all threads, and makes the unused slots of this thread free.
-    pub fn recover(&mut self) -> Vec<Found> {
+    pub fn recover(&mut self) -> Vec<UsedSlot> {
         let mut all = Vec::new();
         self.free.clear();
         for part in 0..self.ranges.len() {
@@ -541,7 +541,7 @@ impl Journal {
         }
     }
 
-    fn found(&self, ticket: Ticket) -> Option<Found> {
+    fn found(&self, ticket: Ticket) -> Option<UsedSlot> {
         let state = self.state(ticket)?;
         let place = self.load_slot(ticket, PLACE);
         let result = self.load_slot(ticket, RESULT);
@@ -560,7 +560,14 @@ impl Journal {
         }
         let entry = SubmissionEntry::read_from_bytes(&bytes).ok()?;
         let (queue, epoch) = ((state >> 8) as u16, (state >> 32) as u32);
-        Some(Found { ticket, queue, epoch, number: self.load_slot(ticket, NUMBER), entry, stage })
+        Some(UsedSlot {
+            ticket,
+            queue,
+            epoch,
+            number: self.load_slot(ticket, NUMBER),
+            entry,
+            stage,
+        })
     }
 
     /// Takes a free slot and fills in everything but its state word, so that the slot does not

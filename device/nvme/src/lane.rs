@@ -43,7 +43,7 @@ use std::task::Waker;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::log::ErrorEntry;
 use slipway_nvme_spec::registers::{Configuration, ControllerStatus};
-use slipway_pci::{Lane, Progress, Turn};
+use slipway_pci::{Lane, Progress, TurnLength};
 
 use crate::cell::ShadowPages;
 use crate::controller::Controller;
@@ -54,7 +54,7 @@ use crate::nap::Nap;
 use crate::state::QueueStates;
 
 /// State that a home and one of its lanes share.
-pub(crate) struct Link {
+pub(crate) struct LaneLink {
     /// The lane's mailbox.
     pub orders: Mailbox,
     /// The home's mailbox.
@@ -82,7 +82,7 @@ pub(crate) struct Outbox {
     announced: bool,
 }
 
-impl Link {
+impl LaneLink {
     pub fn new(orders: Mailbox, home: Mailbox) -> Self {
         Self {
             orders,
@@ -222,15 +222,15 @@ impl Controller {
 /// A lane as its host gets it.
 pub(crate) struct QueueLane {
     controller: Controller,
-    link: Arc<Link>,
+    link: Arc<LaneLink>,
 }
 
 impl QueueLane {
     /// Makes a lane of `controller`, which no host has, for the home with the mailbox `home`;
     /// `waker` has the lane polled. Returns the lane, and the link that the home keeps.
-    pub fn make(mut controller: Controller, home: Mailbox, waker: Waker) -> (Self, Arc<Link>) {
+    pub fn make(mut controller: Controller, home: Mailbox, waker: Waker) -> (Self, Arc<LaneLink>) {
         controller.inbox.wake_by(waker);
-        let link = Arc::new(Link::new(controller.mailbox(), home));
+        let link = Arc::new(LaneLink::new(controller.mailbox(), home));
         controller.link = Some(link.clone());
         (Self { controller, link: link.clone() }, link)
     }
@@ -247,7 +247,7 @@ impl QueueLane {
 }
 
 impl Lane for QueueLane {
-    fn set_turn(&mut self, turn: Turn) {
+    fn set_turn(&mut self, turn: TurnLength) {
         slipway_pci::Function::set_turn(&mut self.controller, turn);
     }
 

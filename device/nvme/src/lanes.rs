@@ -23,8 +23,8 @@ use crate::cell::ShadowPages;
 use crate::controller::Controller;
 use crate::health::Health;
 use crate::io::Outcome;
-use crate::journal::{Found, Ticket};
-use crate::lane::{Link, QueueLane};
+use crate::journal::{Ticket, UsedSlot};
+use crate::lane::{LaneLink, QueueLane};
 use crate::lifecycle::Shutdown;
 use crate::mailbox::Mailbox;
 use crate::namespace::Namespace;
@@ -56,7 +56,7 @@ struct FarCompletion {
 }
 
 /// An admin command that waits for answers of lanes.
-struct Asked {
+struct PendingAdmin {
     id: u16,
     ticket: Ticket,
     /// The number of answers that have not come.
@@ -69,10 +69,10 @@ struct Asked {
 
 /// The home's view of its lanes. The module's head says how queues are shared out.
 pub(crate) struct Lanes {
-    links: Vec<Arc<Link>>,
+    links: Vec<Arc<LaneLink>>,
     submission: BTreeMap<u16, FarSubmission>,
     completion: BTreeMap<u16, FarCompletion>,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, PendingAdmin>,
     next_question: u64,
     /// The number of the last order to stop.
     stops: u64,
@@ -81,7 +81,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    fn of_submission(&self, id: u16) -> Option<&Arc<Link>> {
+    fn of_submission(&self, id: u16) -> Option<&Arc<LaneLink>> {
         let queue = self.submission.get(&id)?;
         self.links.get(self.completion.get(&queue.completion)?.lane)
     }
@@ -157,8 +157,8 @@ impl Controller {
 
     /// Splits the recovered commands by lane, with journal slots of that lane, and returns them.
     /// Commands of the home's queues stay in `recovered`.
-    fn share_out(&mut self, lanes: &mut [Self]) -> Vec<Vec<Found>> {
-        let mut all: Vec<Vec<Found>> = lanes.iter().map(|_| Vec::new()).collect();
+    fn share_out(&mut self, lanes: &mut [Self]) -> Vec<Vec<UsedSlot>> {
+        let mut all: Vec<Vec<UsedSlot>> = lanes.iter().map(|_| Vec::new()).collect();
         let Some(Recovered(found)) = self.recovered.take() else { return all };
         let mut own = Vec::new();
         for mut one in found {
@@ -173,7 +173,7 @@ impl Controller {
 
     /// Moves a recovered command's journal slot to the part of the lane, or of the home, that is to
     /// carry the command out, if the slot lies in another thread's part.
-    fn move_slot(&mut self, lanes: &mut [Self], to: Option<usize>, one: &mut Found) {
+    fn move_slot(&mut self, lanes: &mut [Self], to: Option<usize>, one: &mut UsedSlot) {
         let taker = match to {
             Some(at) => &mut lanes[at].journal,
             None => &mut self.journal,
@@ -373,7 +373,7 @@ impl Controller {
         let Some(lanes) = &mut self.lanes else { return Status::INTERNAL_ERROR.into() };
         let number = lanes.next_question;
         lanes.next_question += 1;
-        lanes.asked.insert(number, Asked { id, ticket, left: of.len(), result: 0, removes });
+        lanes.asked.insert(number, PendingAdmin { id, ticket, left: of.len(), result: 0, removes });
         for link in &lanes.links[of] {
             let question = question.clone();
             link.orders.post(move |lane| {

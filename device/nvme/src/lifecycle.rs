@@ -10,7 +10,7 @@ use slipway_nvme_spec::status::Status;
 use crate::cell::Cell;
 use crate::controller::Controller;
 use crate::events::Events;
-use crate::inflight::{Command, Kind};
+use crate::inflight::{Command, CommandKind};
 use crate::journal::Ticket;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::PAGE_MAX;
@@ -220,7 +220,7 @@ impl Controller {
         let slot = self.inflight.insert(Command {
             queue: None,
             id: 0,
-            kind: Kind::Other,
+            kind: CommandKind::Other,
             nsid: NSID_ALL,
             lba: 0,
             bytes: 0,

@@ -11,7 +11,7 @@ use std::task::Waker;
 
 use crate::Controller;
 
-type Job = Box<dyn FnOnce(&mut Controller) + Send>;
+type HomeCall = Box<dyn FnOnce(&mut Controller) + Send>;
 
 #[derive(Default)]
 struct Shared {
@@ -25,7 +25,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Post {
-    jobs: Vec<Job>,
+    jobs: Vec<HomeCall>,
     /// `true` if the controller is gone.
     closed: bool,
 }
@@ -100,7 +100,7 @@ impl Inbox {
         self.0.waiting.store(true, Ordering::Relaxed);
     }
 
-    fn take(&self) -> Vec<Job> {
+    fn take(&self) -> Vec<HomeCall> {
         let mut post = self.0.lock();
         self.0.waiting.store(false, Ordering::Relaxed);
         std::mem::take(&mut post.jobs)

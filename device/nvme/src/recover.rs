@@ -7,7 +7,7 @@ use slipway_ram::Memory;
 
 use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
-use crate::journal::{Done, Found, Journal, Side, Stage, Ticket};
+use crate::journal::{Done, Journal, Side, Stage, Ticket, UsedSlot};
 use crate::lifecycle::Shutdown;
 use crate::serve::{Exclusive, lone_half};
 use crate::state;
@@ -73,7 +73,7 @@ impl Controller {
     }
 
     /// Keeps slots of queues that exist, and frees the others.
-    fn known(&mut self, mut found: Vec<Found>) -> Vec<Found> {
+    fn known(&mut self, mut found: Vec<UsedSlot>) -> Vec<UsedSlot> {
         let may_post = self.may_post();
         found.retain(|one| {
             let there = may_post && self.queues.submission(one.queue).is_some();
@@ -91,8 +91,8 @@ impl Controller {
 
     /// Frees the slots of second halves without a first half, whose pairs were not fetched yet. Of
     /// two slots for one command, which was being copied, frees one.
-    fn without_unfetched(&mut self, found: Vec<Found>) -> Vec<Found> {
-        let mut kept: Vec<Found> = Vec::with_capacity(found.len());
+    fn without_unfetched(&mut self, found: Vec<UsedSlot>) -> Vec<UsedSlot> {
+        let mut kept: Vec<UsedSlot> = Vec::with_capacity(found.len());
         for one in found {
             let has_first = kept.last().is_some_and(|first| is_pair(first, &one));
             let alone = one.stage == Stage::Paired && !has_first;
@@ -106,7 +106,7 @@ impl Controller {
     }
 
     /// Sets every queue's indexes from the journal's counts.
-    fn resume_queues(&mut self, found: &[Found]) {
+    fn resume_queues(&mut self, found: &[UsedSlot]) {
         let Some(journal) = &self.journal else { return };
         let mut lost = false;
         for queue in self.queues.completions_mut() {
@@ -135,8 +135,8 @@ impl Controller {
     }
 
     /// Takes steps 5 to 7 for commands at step 4 or later, in the order of their places.
-    fn finish_posting(&mut self, found: &[Found], done: Option<((u32, u64), Done)>) {
-        let ended = |one: &Found| match (one.stage, done) {
+    fn finish_posting(&mut self, found: &[UsedSlot], done: Option<((u32, u64), Done)>) {
+        let ended = |one: &UsedSlot| match (one.stage, done) {
             (Stage::Completing { place, status, result }, _) => Some((Some(place), status, result)),
             (Stage::Event { place, status, result }, _) => Some((Some(place), status, result)),
             (Stage::Fetched, Some((command, Done::Ended(status, result))))
@@ -170,7 +170,11 @@ impl Controller {
 
     /// Returns the commands that were fetched and have not ended. Frees the slot of a command whose
     /// effect is part of the state.
-    fn not_ended(&mut self, mut found: Vec<Found>, done: Option<((u32, u64), Done)>) -> Vec<Found> {
+    fn not_ended(
+        &mut self,
+        mut found: Vec<UsedSlot>,
+        done: Option<((u32, u64), Done)>,
+    ) -> Vec<UsedSlot> {
         found.retain(|one| match (one.stage, done) {
             (Stage::Completing { .. } | Stage::Event { .. }, _) => false,
             (_, Some((command, Done::Ended(..)))) if is_done(one, command) => false,
@@ -193,7 +197,7 @@ impl Controller {
     }
 
     /// Carries out these commands again, which have not ended.
-    pub(crate) fn restart(&mut self, found: &[Found]) {
+    pub(crate) fn restart(&mut self, found: &[UsedSlot]) {
         // Admin commands last: one that deletes a queue waits for the queue's commands.
         let (admin, io): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.queue == 0);
         let mut io = io.into_iter().peekable();
@@ -206,7 +210,7 @@ impl Controller {
         admin.into_iter().for_each(|one| self.restart_one(one));
     }
 
-    fn restart_one(&mut self, one: &Found) {
+    fn restart_one(&mut self, one: &UsedSlot) {
         if !self.take_up(one) {
             return;
         }
@@ -226,7 +230,7 @@ impl Controller {
 
     /// Carries out again a fused pair of whose end the guest was told nothing: the whole pair, or
     /// only its write if the comparison has held.
-    fn restart_pair(&mut self, first: &Found, second: &Found) {
+    fn restart_pair(&mut self, first: &UsedSlot, second: &UsedSlot) {
         if !self.take_up(first) {
             return self.restart_one(second);
         }
@@ -243,7 +247,7 @@ impl Controller {
 
     /// Makes a command that was fetched and has not ended the current command. Returns `false`, and
     /// frees the slot, if its queue no longer exists.
-    fn take_up(&mut self, one: &Found) -> bool {
+    fn take_up(&mut self, one: &UsedSlot) -> bool {
         self.ticket = one.ticket;
         let same = self.queues.submission(one.queue).is_some_and(|queue| queue.epoch == one.epoch);
         if !same || !self.may_post() {
@@ -358,7 +362,7 @@ impl Controller {
 }
 
 /// Commands that a predecessor had fetched and that have not ended.
-pub(crate) struct Recovered(pub Vec<Found>);
+pub(crate) struct Recovered(pub Vec<UsedSlot>);
 
 /// Records the first change of a shadow doorbell: from now on a successor may trust its value.
 #[cold]
@@ -405,18 +409,19 @@ fn resume_shadow(
 }
 
 /// Returns whether these are slots of one command.
-fn is_same(one: &Found, other: &Found) -> bool {
-    let ended = |one: &Found| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
+fn is_same(one: &UsedSlot, other: &UsedSlot) -> bool {
+    let ended =
+        |one: &UsedSlot| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
     (one.queue, one.number) == (other.queue, other.number) && !ended(one) && !ended(other)
 }
 
-fn is_done(one: &Found, (epoch, number): (u32, u64)) -> bool {
+fn is_done(one: &UsedSlot, (epoch, number): (u32, u64)) -> bool {
     one.queue == 0 && (one.epoch, one.number) == (epoch, number)
 }
 
 /// Returns whether `second` is the second half of a fused pair whose first half is `first`, which
 /// has not ended.
-fn is_pair(first: &Found, second: &Found) -> bool {
+fn is_pair(first: &UsedSlot, second: &UsedSlot) -> bool {
     first.stage == Stage::Fetched
         && matches!(second.stage, Stage::Paired | Stage::Decided(_))
         && (first.queue, first.number + 1) == (second.queue, second.number)

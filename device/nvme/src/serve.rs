@@ -14,7 +14,7 @@ use slipway_ram::Span;
 
 use crate::cell::BadDoorbell;
 use crate::controller::Controller;
-use crate::inflight::{Command, Kind};
+use crate::inflight::{Command, CommandKind};
 use crate::io::{Outcome, disk_status};
 use crate::journal::{Done, Side, Ticket};
 use crate::namespace::Namespaces;
@@ -405,7 +405,7 @@ impl Controller {
     pub(crate) fn end(&mut self, mut command: Command, result: u32) {
         self.ticket = command.ticket;
         let Some(queue) = command.queue else { return self.conclude() };
-        if command.status.is_success() && command.kind == Kind::Read {
+        if command.status.is_success() && command.kind == CommandKind::Read {
             command.status = self.copy_back(&command);
         }
         self.health.count(command.kind, command.status, command.bytes);

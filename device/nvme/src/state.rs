@@ -56,7 +56,7 @@ struct Head {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
+struct SavedState {
     kind: String,
     version: u32,
     shape: Shape,
@@ -283,7 +283,7 @@ pub(crate) fn save_queues(controller: &Controller) -> QueueStates {
 }
 
 fn with_queues(controller: &Controller, queues: QueueStates) -> Vec<u8> {
-    let state = State {
+    let state = SavedState {
         kind: KIND.into(),
         version: VERSION,
         shape: shape(controller),
@@ -475,7 +475,7 @@ fn compare(saved: &Shape, own: &Shape) -> Result<BTreeSet<u32>, StateError> {
     Ok(different)
 }
 
-fn parse(bytes: &[u8]) -> Result<State, StateError> {
+fn parse(bytes: &[u8]) -> Result<SavedState, StateError> {
     if bytes.len() > MAX_LEN {
         return Err(StateError::Unknown("too long".into()));
     }
@@ -489,7 +489,7 @@ fn parse(bytes: &[u8]) -> Result<State, StateError> {
 }
 
 /// Checks that phase, shutdown, registers and the presence of queues agree.
-fn check_phase(state: &State) -> Result<(), StateError> {
+fn check_phase(state: &SavedState) -> Result<(), StateError> {
     let configuration = Configuration(state.registers.configuration);
     let status = ControllerStatus(state.registers.status);
     let queues = !state.submission_queues.is_empty() || !state.completion_queues.is_empty();
@@ -518,7 +518,7 @@ fn check_phase(state: &State) -> Result<(), StateError> {
 }
 
 /// Returns the size of a memory page in bytes.
-fn page_size(state: &State) -> u64 {
+fn page_size(state: &SavedState) -> u64 {
     4096 << Configuration(state.registers.configuration).page_shift().min(4)
 }
 
@@ -526,7 +526,7 @@ fn page_size(state: &State) -> u64 {
 /// mapped shows at the first poll.
 fn restore_shadow(
     controller: &Controller,
-    state: &State,
+    state: &SavedState,
 ) -> Result<Option<ShadowPages>, StateError> {
     let Some(ShadowState { doorbells, events, number }) = state.shadow else { return Ok(None) };
     let aligned = (doorbells | events) & (page_size(state) - 1) == 0;
@@ -552,7 +552,7 @@ fn restore_doorbell(
 
 fn restore_queues(
     controller: &Controller,
-    state: &State,
+    state: &SavedState,
     shadow: Option<ShadowPages>,
 ) -> Result<Queues, StateError> {
     let limits = &controller.limits;
@@ -591,7 +591,7 @@ fn restore_queues(
     Ok(queues)
 }
 
-fn restore_events(state: &State) -> Result<Events, StateError> {
+fn restore_events(state: &SavedState) -> Result<Events, StateError> {
     let mut events = Events::default();
     for event in &state.events_waiting {
         let EventState { kind, information, log } = *event;

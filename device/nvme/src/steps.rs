@@ -13,7 +13,7 @@ use slipway_ram::{Memory, Span};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::controller::Controller;
-use crate::inflight::{Command, Inflight, Kind};
+use crate::inflight::{Command, CommandKind, Inflight};
 use crate::journal::Ticket;
 use crate::prp::Run;
 use crate::spares::{Step, Work};
@@ -70,7 +70,7 @@ impl Controller {
         let mut work = self.spares.take(Step::Compare, bytes);
         work.runs.clone_from(&self.walker.runs);
         let request = self.read(lba, blocks, &work.buffer, block_size);
-        let compare = self.command(queue, entry, Kind::Compare);
+        let compare = self.command(queue, entry, CommandKind::Compare);
         Ok((Command { bytes: bytes as u64, work: Some(work), ..compare }, request))
     }
 
@@ -87,7 +87,7 @@ impl Controller {
         let work = self.spares.take(next, (step * block_size) as usize);
         let request = self.read(lba, step, &work.buffer, block_size);
         let bytes = u64::from(step * block_size);
-        let verify = self.command(queue, entry, Kind::Scan);
+        let verify = self.command(queue, entry, CommandKind::Scan);
         self.begin(Command { bytes, work: Some(work), ..verify }, request);
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Controller {
             Ok(parts) => parts,
             Err(status) => return [Some(status), failed],
         };
-        let (command, write) = match self.prepare(queue, second, Kind::Write) {
+        let (command, write) = match self.prepare(queue, second, CommandKind::Write) {
             Ok(parts) => parts,
             Err(status) => {
                 self.recycle(request.spans);
@@ -270,7 +270,7 @@ impl Controller {
         let Some((lba, piece)) = copy.piece(&work.ranges) else {
             self.spares.put(work);
             // The data of a Copy neither comes from the host nor goes to it.
-            return self.end(Command { kind: Kind::Other, ..command }, 0);
+            return self.end(Command { kind: CommandKind::Other, ..command }, 0);
         };
         let mut request = self.read(lba, piece, &work.buffer, block_size);
         if copy.writing {
@@ -346,8 +346,8 @@ impl CopyStep {
     }
 
     /// Returns the kind of the present step: reading, or writing.
-    fn kind(&self) -> Kind {
-        if self.writing { Kind::Other } else { Kind::Scan }
+    fn kind(&self) -> CommandKind {
+        if self.writing { CommandKind::Other } else { CommandKind::Scan }
     }
 }
 

@@ -11,7 +11,7 @@
 //! data.
 
 use slipway_block::{Completion, Disk, DiskError, Operation, Request};
-use slipway_pci::Turn;
+use slipway_pci::TurnLength;
 use slipway_ram::Span;
 
 /// The bounds of a poll.
@@ -28,14 +28,14 @@ impl Quota {
     pub const WHOLE: Self = Self { commands: u32::MAX, bytes: u64::MAX };
 }
 
-impl From<Turn> for Quota {
-    fn from(turn: Turn) -> Self {
+impl From<TurnLength> for Quota {
+    fn from(turn: TurnLength) -> Self {
         match turn {
             // Some 25 µs of copying.
-            Turn::Long => Self { commands: 64, bytes: 256 << 10 },
+            TurnLength::Long => Self { commands: 64, bytes: 256 << 10 },
             // Some 0.2 µs of copying, or a command that is too small to cut: a guest that sends one
             // command of 4 KiB after the other waits for less than one such command.
-            Turn::Short => Self { commands: 1, bytes: LEAST },
+            TurnLength::Short => Self { commands: 1, bytes: LEAST },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use crate::{Lane, Progress, Turn};
+use crate::{Lane, Progress, TurnLength};
 
 /// Outcome of an access to a register. Errors of the *device* go into its status registers, never
 /// in here.
@@ -96,8 +96,8 @@ pub trait Function: Send {
     /// Writes to BAR number `bar`.
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access;
 
-    /// Sets how much polls may do from now on; [`Turn::Long`] after construction.
-    fn set_turn(&mut self, turn: Turn);
+    /// Sets how much polls may do from now on; [`TurnLength::Long`] after construction.
+    fn set_turn(&mut self, turn: TurnLength);
 
     /// Does a bounded amount of the waiting work (doorbells, commands, completions), so that many
     /// functions share a thread fairly.

@@ -1,6 +1,6 @@
 //! The contract of a lane: a part of a function that has a thread of its own.
 
-use crate::{Progress, Turn};
+use crate::{Progress, TurnLength};
 
 /// A part of a function that is polled separately, on another thread if the host likes: for example
 /// some of its queues, with everything that their commands need. See
@@ -20,8 +20,8 @@ use crate::{Progress, Turn};
 /// Duties of the lane: those of a function. A lane that waits for its function's messages costs
 /// nothing.
 pub trait Lane: Send {
-    /// Sets how much polls may do from now on; [`Turn::Long`] at first.
-    fn set_turn(&mut self, turn: Turn);
+    /// Sets how much polls may do from now on; [`TurnLength::Long`] at first.
+    fn set_turn(&mut self, turn: TurnLength);
 
     /// Does a bounded amount of the waiting work.
     fn poll(&mut self) -> Progress;

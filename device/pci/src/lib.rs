@@ -41,4 +41,4 @@ pub use function::{Access, Bar, Description, Function, StateError};
 pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
 pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};
-pub use turn::{Progress, Turn};
+pub use turn::{Progress, TurnLength};

@@ -5,13 +5,13 @@ use std::task::Waker;
 
 use slipway_pci::{
     Access, ConfigEffect, ConfigSpace, Description, Function, Interrupt, Msix, Progress,
-    StateError, Turn,
+    StateError, TurnLength,
 };
 use slipway_ram::Memory;
 use slipway_sgiov_spec::function::{BROKEN, Broken, MAGIC, RUNNING, VERSION, register};
 
 use crate::attention::Attention;
-use crate::exchange::{Exchange, Place};
+use crate::exchange::{ChannelOwner, Exchange};
 use crate::layout::{self, MSIX_END, MSIX_TABLE};
 use crate::{Channel, Peer};
 
@@ -57,12 +57,12 @@ impl Device {
 
     fn start(&mut self) {
         let mut state = self.exchange.state();
-        if state.status != 0 || !matches!(state.place, Place::Nowhere) {
+        if state.status != 0 || !matches!(state.place, ChannelOwner::Nowhere) {
             return;
         }
         match Channel::open(self.memory.clone(), self.at, self.exchange.clone()) {
             Ok(channel) => {
-                state.place = Place::Here(Box::new(channel));
+                state.place = ChannelOwner::Here(Box::new(channel));
                 (state.status, state.suspend, state.suspended) = (RUNNING, false, false);
                 drop(state);
                 self.exchange.notify();
@@ -73,8 +73,8 @@ impl Device {
 
     fn stop(&mut self) {
         let mut state = self.exchange.state();
-        let place = std::mem::replace(&mut state.place, Place::Nowhere);
-        if matches!(place, Place::Away) {
+        let place = std::mem::replace(&mut state.place, ChannelOwner::Nowhere);
+        if matches!(place, ChannelOwner::Away) {
             (state.place, state.recalled) = (place, true);
             drop(state);
             self.exchange.notify();
@@ -134,7 +134,7 @@ impl Device {
     }
 
     fn set_memory(&mut self, at: u64) {
-        if matches!(self.exchange.state().place, Place::Nowhere) {
+        if matches!(self.exchange.state().place, ChannelOwner::Nowhere) {
             self.at = at;
         }
     }
@@ -203,7 +203,7 @@ impl Function for Device {
         Access::Done
     }
 
-    fn set_turn(&mut self, _: Turn) {}
+    fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {
         let mut state = self.exchange.state();
@@ -211,16 +211,16 @@ impl Function for Device {
             return Progress::Idle(None);
         }
         match &mut state.place {
-            Place::Nowhere => {}
-            Place::Away => {
+            ChannelOwner::Nowhere => {}
+            ChannelOwner::Away => {
                 drop(state);
                 self.exchange.notify();
             }
-            Place::Here(channel) => {
+            ChannelOwner::Here(channel) => {
                 let resumed = channel.resume();
                 state.suspended = false;
                 if let Err(why) = resumed {
-                    let place = std::mem::replace(&mut state.place, Place::Nowhere);
+                    let place = std::mem::replace(&mut state.place, ChannelOwner::Nowhere);
                     drop(state);
                     drop(place);
                     self.exchange.broken(why);
@@ -248,13 +248,13 @@ impl Function for Device {
         let mut state = self.exchange.state();
         let is_new = !std::mem::replace(&mut state.suspend, true);
         match &mut state.place {
-            Place::Nowhere => true,
-            Place::Here(channel) => {
+            ChannelOwner::Nowhere => true,
+            ChannelOwner::Here(channel) => {
                 channel.suspend();
                 state.suspended = true;
                 true
             }
-            Place::Away => {
+            ChannelOwner::Away => {
                 let done = state.suspended;
                 drop(state);
                 if is_new && !done {

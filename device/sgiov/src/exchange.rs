@@ -10,7 +10,7 @@ use crate::Channel;
 use crate::attention::Attention;
 
 /// The present owner of the channel.
-pub enum Place {
+pub enum ChannelOwner {
     /// There is no channel.
     Nowhere,
     /// The function has the channel, for the peer to take.
@@ -20,8 +20,8 @@ pub enum Place {
 }
 
 /// State that the function and its peer share.
-pub struct State {
-    pub place: Place,
+pub struct ExchangeState {
+    pub place: ChannelOwner,
     /// `true` if the peer is to give the channel back.
     pub recalled: bool,
     /// `true` if the channel is to release the guest's memory.
@@ -34,7 +34,7 @@ pub struct State {
 
 /// The connection between the function and its peer.
 pub struct Exchange {
-    state: Mutex<State>,
+    state: Mutex<ExchangeState>,
     /// `true` if the state has changed in a way that the peer must look at.
     notice: AtomicBool,
     peer: Waker,
@@ -43,12 +43,13 @@ pub struct Exchange {
 
 impl Exchange {
     pub fn new(peer: Waker, attention: Attention) -> Arc<Self> {
-        let place = Place::Nowhere;
-        let state = State { place, recalled: false, suspend: false, suspended: false, status: 0 };
+        let place = ChannelOwner::Nowhere;
+        let state =
+            ExchangeState { place, recalled: false, suspend: false, suspended: false, status: 0 };
         Arc::new(Self { state: Mutex::new(state), notice: AtomicBool::new(false), peer, attention })
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, ExchangeState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -78,10 +79,10 @@ impl Exchange {
     /// reset; if the function was running, it is broken, since nobody serves it.
     pub fn ended(&self) {
         let mut state = self.state();
-        if !matches!(state.place, Place::Away) {
+        if !matches!(state.place, ChannelOwner::Away) {
             return;
         }
-        (state.place, state.suspended) = (Place::Nowhere, false);
+        (state.place, state.suspended) = (ChannelOwner::Nowhere, false);
         if std::mem::take(&mut state.recalled) {
             state.status = 0;
         } else if state.status == RUNNING {
@@ -99,9 +100,9 @@ impl Peer {
     /// Takes the channel, if the guest has started the function since the last one.
     pub fn take(&self) -> Option<Channel> {
         let mut state = self.0.state();
-        match std::mem::replace(&mut state.place, Place::Nowhere) {
-            Place::Here(channel) => {
-                state.place = Place::Away;
+        match std::mem::replace(&mut state.place, ChannelOwner::Nowhere) {
+            ChannelOwner::Here(channel) => {
+                state.place = ChannelOwner::Away;
                 // The channel may be suspended: its new owner must look at the state.
                 self.0.notice.store(true, Ordering::Release);
                 Some(*channel)

@@ -15,7 +15,7 @@ const DEVICE: &str = "sgiov";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
+struct SavedState {
     device: String,
     version: u32,
     pci: ConfigState,
@@ -25,7 +25,7 @@ struct State {
 }
 
 pub(crate) fn save(device: &Device) -> Vec<u8> {
-    let state = State {
+    let state = SavedState {
         device: DEVICE.into(),
         version: STATE_VERSION,
         pci: device.pci.save(),
@@ -38,7 +38,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
 }
 
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
-    let state: State =
+    let state: SavedState =
         serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
     if state.device != DEVICE || state.version != STATE_VERSION {
         return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slipway_pci::{
     Access, ConfigEffect, ConfigSpace, Description, Function, Interrupt, Msix, Progress,
-    StateError, Turn,
+    StateError, TurnLength,
 };
 use slipway_ram::{Memory, Snapshots};
 use slipway_telemetry::Clock;
@@ -449,7 +449,7 @@ impl Function for Device {
         Access::Done
     }
 
-    fn set_turn(&mut self, _: Turn) {}
+    fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {
         self.quiesced = false;

@@ -51,11 +51,11 @@ pub(crate) struct Notifications {
     /// `true` if both sides use event indexes.
     event_index: bool,
     /// The last request to the driver. `None` if there was none yet.
-    asked: Option<Asked>,
+    asked: Option<NotificationRequest>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum NotificationRequest {
     /// No notification; avail_event has this value.
     None(u16),
     /// A notification of the next buffer.
@@ -71,7 +71,7 @@ impl Notifications {
     /// Cheap if that was asked already.
     #[inline]
     pub fn awake<M: Meeting>(&mut self, meeting: &mut M, next: u16) -> Result<(), M::Fault> {
-        if let Some(Asked::None(event)) = self.asked
+        if let Some(NotificationRequest::None(event)) = self.asked
             && (!self.event_index || next.wrapping_sub(event) < FAR)
         {
             return Ok(());
@@ -81,7 +81,7 @@ impl Notifications {
             true => meeting.set_event(event)?,
             false => meeting.set_flags(NO_NOTIFY)?,
         }
-        self.asked = Some(Asked::None(event));
+        self.asked = Some(NotificationRequest::None(event));
         Ok(())
     }
 
@@ -92,7 +92,7 @@ impl Notifications {
             true => meeting.set_event(next)?,
             false => meeting.set_flags(0)?,
         }
-        self.asked = Some(Asked::Next);
+        self.asked = Some(NotificationRequest::Next);
         meeting.fence();
         Ok(meeting.available()? != next)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slipway_switch::{Abilities, Burst, Delivered, Link, Pick, Port, Waker};
+use slipway_switch::{Abilities, Burst, Delivered, LinkSetting, Pick, Port, Waker};
 
 use crate::exchange::Exchange;
 use crate::path::DataPath;
@@ -13,7 +13,7 @@ use crate::path::DataPath;
 /// While the driver does not run, or the function needs the queues for itself, the port has no
 /// frames and takes none. The port's link is the carrier that the driver is told of by the
 /// function's next poll. The link is down when the port is gone, unless it was set to stay
-/// [`Link::Up`].
+/// [`LinkSetting::Up`].
 pub struct DevicePort {
     exchange: Arc<Exchange>,
     path: Option<Box<DataPath>>,
@@ -93,9 +93,9 @@ impl Port for DevicePort {
         self.exchange.set_waker(waker);
     }
 
-    fn set_link(&mut self, link: Link) {
-        self.stays_up = link == Link::Up;
-        self.exchange.set_link(link != Link::Down);
+    fn set_link(&mut self, link: LinkSetting) {
+        self.stays_up = link == LinkSetting::Up;
+        self.exchange.set_link(link != LinkSetting::Down);
     }
 
     fn malformed(&mut self) -> u64 {

@@ -21,7 +21,7 @@ pub const STATE_VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
+struct SavedState {
     device: String,
     version: u32,
     pci: ConfigState,
@@ -51,7 +51,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         driven = Driven::new(device.settings.mac, device.settings.pairs);
     }
     let registers = &after;
-    let state = State {
+    let state = SavedState {
         device: DEVICE.into(),
         version: STATE_VERSION,
         pci: device.pci.save(),
@@ -76,7 +76,7 @@ fn inconsistent(what: &str) -> StateError {
 }
 
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
-    let state: State =
+    let state: SavedState =
         serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
     if state.device != DEVICE || state.version != STATE_VERSION {
         return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));

@@ -91,8 +91,8 @@ pub(crate) fn looks(timelines: &[Timeline]) -> Vec<Look> {
     looks
 }
 
-/// Returns a colour that no earlier stage has. Stages with fixed colours come first. Beyond thirteen
-/// stages colours repeat; letters never do.
+/// Returns a colour that no earlier stage has. Stages with fixed colours come first. Beyond
+/// thirteen stages colours repeat; letters never do.
 fn free_colour(taken: &[Look]) -> Colour {
     let free = |colour: &&Colour| taken.iter().all(|look| look.ansi != colour.1);
     SPARE.iter().find(free).copied().unwrap_or(SPARE[taken.len() % SPARE.len()])

@@ -22,7 +22,7 @@ use libc::{c_char, c_int, c_void};
 use slipway_socket::hidden::{self, Survivor};
 
 use crate::descriptors::{self, What};
-use crate::fds::{self, Kind};
+use crate::fds::{self, DescriptorKind};
 use crate::numbers::Numbers;
 use crate::program::{self, Program};
 use crate::real::{self, sys};
@@ -86,8 +86,9 @@ impl Survivors {
 
 /// Returns whether this process has connections or listeners that could be handed on.
 pub fn has_ours() -> bool {
-    fds::all(0, c_int::MAX - 1)
-        .any(|(_, object)| matches!(object.kind(), Kind::Stream(_) | Kind::Listener(_)))
+    fds::all(0, c_int::MAX - 1).any(|(_, object)| {
+        matches!(object.kind(), DescriptorKind::Stream(_) | DescriptorKind::Listener(_))
+    })
 }
 
 /// Adds a child to each connection's count of users (`child`), or removes it again.

@@ -18,7 +18,7 @@ use crate::open::Listener;
 use slipway_socket::lock::Lock;
 
 /// The kind of a descriptor.
-pub enum Kind {
+pub enum DescriptorKind {
     /// A connection.
     Stream(Stream),
     /// A kernel listener that also has a queue at the engine.
@@ -56,7 +56,7 @@ pub struct Object {
     refs: AtomicU32,
     /// The number of descriptor numbers that refer to the object.
     numbers: AtomicU32,
-    kind: UnsafeCell<Kind>,
+    kind: UnsafeCell<DescriptorKind>,
     /// The last walk over the table that met the object, see [`next_round`].
     round: AtomicU32,
     /// The epoll sets that contain the object: (number of the set, number of the object in the
@@ -86,7 +86,7 @@ pub struct Ref(&'static Object);
 impl Object {
     /// Returns the object's kind. The caller holds a reference, or has the object in an epoll set,
     /// which the object leaves before its last reference goes.
-    pub fn kind(&self) -> &Kind {
+    pub fn kind(&self) -> &DescriptorKind {
         // SAFETY: the kind does not change while there is a reference.
         unsafe { &*self.kind.get() }
     }
@@ -98,7 +98,7 @@ impl Object {
 
     #[inline]
     pub fn stream(&self) -> Option<&Stream> {
-        if let Kind::Stream(stream) = self.kind() { Some(stream) } else { None }
+        if let DescriptorKind::Stream(stream) = self.kind() { Some(stream) } else { None }
     }
 }
 
@@ -136,10 +136,10 @@ impl Drop for Ref {
 #[cold]
 fn retire(object: &'static Object) {
     // SAFETY: nobody refers to the object, and nobody will before it is in the list of free ones.
-    let kind = unsafe { std::mem::replace(&mut *object.kind.get(), Kind::Nothing) };
+    let kind = unsafe { std::mem::replace(&mut *object.kind.get(), DescriptorKind::Nothing) };
     match &kind {
-        Kind::Stream(stream) => stream.endpoint.close(),
-        Kind::Listener(listener) => listener.end(),
+        DescriptorKind::Stream(stream) => stream.endpoint.close(),
+        DescriptorKind::Listener(listener) => listener.end(),
         _ => {}
     }
     drop(kind);
@@ -191,7 +191,7 @@ pub fn stream(fd: c_int) -> Option<Ref> {
 }
 
 /// Makes an object that has no number yet.
-pub fn make(kind: Kind) -> Ref {
+pub fn make(kind: DescriptorKind) -> Ref {
     let free = FREE.hold().pop();
     let object: &'static Object = match free {
         // SAFETY: objects are never freed.
@@ -199,7 +199,7 @@ pub fn make(kind: Kind) -> Ref {
         None => Box::leak(Box::new(Object {
             refs: AtomicU32::new(0),
             numbers: AtomicU32::new(0),
-            kind: UnsafeCell::new(Kind::Nothing),
+            kind: UnsafeCell::new(DescriptorKind::Nothing),
             round: AtomicU32::new(0),
             sets: Lock::new(Vec::new()),
         })),

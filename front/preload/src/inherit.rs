@@ -10,7 +10,7 @@ use slipway_socket::hidden::{self, Hidden, Survivor};
 use slipway_socket::{Address, Family, Listening, Opened, option};
 
 use crate::descriptors::{self, What};
-use crate::fds::{self, Kind, Stream};
+use crate::fds::{self, DescriptorKind, Stream};
 use crate::guard::guard;
 use crate::numbers::Numbers;
 use crate::open::{Listener, own_address};
@@ -40,7 +40,7 @@ extern "C" fn begin() {
 
 /// The surviving descriptors: eventfds with their kernel ids, and listening sockets.
 #[derive(Default)]
-struct Found {
+struct Survivors {
     eventfds: Vec<(c_int, u32)>,
     listeners: Vec<c_int>,
     /// The previous image's list of which descriptor is which endpoint of a shared eventfd.
@@ -55,7 +55,7 @@ fn go_on(ticket: OwnedFd) {
         real::close(file);
         numbers
     });
-    let mut found = Found { numbers, ..Found::default() };
+    let mut found = Survivors { numbers, ..Survivors::default() };
     descriptors::surviving(|fd, what| match what {
         What::Eventfd => {
             found.eventfds.extend(descriptors::eventfd_of("self", fd).map(|number| (fd, number)));
@@ -75,7 +75,7 @@ fn go_on(ticket: OwnedFd) {
     }
 }
 
-fn connections(family: &Arc<Family>, found: &Found) {
+fn connections(family: &Arc<Family>, found: &Survivors) {
     let mut from = 0;
     while let Ok(Opened { endpoint, eventfd }) = family.held(from) {
         from = endpoint.number() + 1;
@@ -90,7 +90,7 @@ fn connections(family: &Arc<Family>, found: &Found) {
             continue;
         }
         let domain = if endpoint.has(option::SIX) { libc::AF_INET6 } else { libc::AF_INET };
-        let object = fds::make(Kind::Stream(Stream::new(endpoint, domain)));
+        let object = fds::make(DescriptorKind::Stream(Stream::new(endpoint, domain)));
         its.for_each(|(fd, _)| fds::put(*fd, &object));
     }
 }
@@ -127,7 +127,7 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
             nonblock: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
             timeout: AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32),
         };
-        let object = fds::make(Kind::Listener(listener));
+        let object = fds::make(DescriptorKind::Listener(listener));
         its.iter().for_each(|fd| fds::put(*fd, &object));
     }
 }

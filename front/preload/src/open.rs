@@ -9,7 +9,7 @@ use slipway_socket::hidden::{self, Hidden};
 use slipway_socket::{Address, Deadline, Errno, Family, NotConnected, Opened, option};
 
 use crate::epoll;
-use crate::fds::{self, Kind, Ref, Stream};
+use crate::fds::{self, DescriptorKind, Ref, Stream};
 use crate::guard::guard;
 use crate::real::{self, fail, sys};
 use crate::session;
@@ -172,7 +172,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
     let moved = sys!(SYS_dup3, eventfd.as_raw_fd(), fd, how);
     hidden::close(eventfd);
-    let object = fds::make(Kind::Stream(Stream::new(endpoint, domain)));
+    let object = fds::make(DescriptorKind::Stream(Stream::new(endpoint, domain)));
     if moved < 0 {
         return Err(NotConnected::Failed(Errno::BADF));
     }
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     }
     let done = sys!(SYS_listen, fd, backlog) as c_int;
     if done == 0
-        && !fds::get(fd).is_some_and(|object| matches!(object.kind(), Kind::Listener(_)))
+        && !fds::get(fd).is_some_and(|object| matches!(object.kind(), DescriptorKind::Listener(_)))
         && let Some(domain) = real::tcp_domain(fd)
     {
         let saved = real::errno();
@@ -218,7 +218,7 @@ fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
         return;
     };
     sys!(SYS_fcntl, fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
-    let object = fds::make(Kind::Listener(listener));
+    let object = fds::make(DescriptorKind::Listener(listener));
     let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
     fds::put(fd, &object);
     for (set, number) in waiting.into_iter().flatten() {
@@ -233,7 +233,7 @@ const PAUSE: u64 = 200;
 /// kernel, as all do until then.
 #[cold]
 fn register_again(fd: c_int, before: &Ref) {
-    let Kind::Listener(old) = before.kind() else { return };
+    let DescriptorKind::Listener(old) = before.kind() else { return };
     let now = Deadline::now() / 1_000_000;
     if now < old.not_before.load(Ordering::Relaxed) {
         return;
@@ -242,7 +242,7 @@ fn register_again(fd: c_int, before: &Ref) {
     let (nonblock, timeout) =
         (old.nonblock.load(Ordering::Relaxed), old.timeout.load(Ordering::Relaxed));
     let Some(new) = register(fd, old.backlog, old.domain, nonblock, timeout) else { return };
-    let object = fds::make(Kind::Listener(new));
+    let object = fds::make(DescriptorKind::Listener(new));
     let waiting = std::mem::take(&mut *before.sets.hold());
     for (number, known) in fds::all(0, c_int::MAX - 1) {
         if std::ptr::eq(known.object(), before.object()) {
@@ -326,10 +326,10 @@ pub unsafe extern "C" fn accept4(
         return sys!(SYS_accept4, fd, from, length, flags) as c_int;
     };
     match object.kind() {
-        Kind::Listener(listener) => {
+        DescriptorKind::Listener(listener) => {
             guard(|| accept_either(fd, &object, listener, from, length, flags)) as c_int
         }
-        Kind::Stream(_) => fail(Errno::INVAL) as c_int,
+        DescriptorKind::Stream(_) => fail(Errno::INVAL) as c_int,
         _ => sys!(SYS_accept4, fd, from, length, flags) as c_int,
     }
 }
@@ -436,7 +436,7 @@ fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
         sys!(SYS_fcntl, fd, libc::F_SETFD, 0);
     }
     let stream = Stream::new(endpoint, domain);
-    fds::put(fd, &fds::make(Kind::Stream(stream)));
+    fds::put(fd, &fds::make(DescriptorKind::Stream(stream)));
     fd
 }
 

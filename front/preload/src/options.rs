@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use slipway_socket::{Endpoint, Errno, option};
 
-use crate::fds::{self, Kind, Stream};
+use crate::fds::{self, DescriptorKind, Stream};
 use crate::guard::guard;
 use crate::open::write_address;
 use crate::real::{self, fail, sys};
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn setsockopt(
     };
     let Some(stream) = object.stream() else {
         let done = sys!(SYS_setsockopt, fd, level, name, value, length) as c_int;
-        if let Kind::Listener(listener) = object.kind() {
+        if let DescriptorKind::Listener(listener) = object.kind() {
             let time = timeout_of(fd, libc::SO_RCVTIMEO);
             listener.timeout.store(time as i32, Ordering::Relaxed);
         }
@@ -334,15 +334,17 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
             crate::copies::copied(fd, new);
             new
         }
-        (libc::F_GETFL, Kind::Stream(stream)) => status(stream.endpoint.has(option::NONBLOCK)),
-        (libc::F_SETFL, Kind::Stream(stream)) => {
+        (libc::F_GETFL, DescriptorKind::Stream(stream)) => {
+            status(stream.endpoint.has(option::NONBLOCK))
+        }
+        (libc::F_SETFL, DescriptorKind::Stream(stream)) => {
             stream.endpoint.set(option::NONBLOCK, flags & libc::O_NONBLOCK != 0);
             0
         }
-        (libc::F_GETFL, Kind::Listener(listener)) => {
+        (libc::F_GETFL, DescriptorKind::Listener(listener)) => {
             status(listener.nonblock.load(Ordering::Relaxed))
         }
-        (libc::F_SETFL, Kind::Listener(listener)) => {
+        (libc::F_SETFL, DescriptorKind::Listener(listener)) => {
             listener.set_nonblock(flags & libc::O_NONBLOCK != 0);
             0
         }
@@ -370,13 +372,13 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c
     // SAFETY: the argument of the requests below points to an int.
     let number = || unsafe { argument.as_mut() };
     match (object.kind(), request) {
-        (Kind::Listener(listener), libc::FIONBIO) => {
+        (DescriptorKind::Listener(listener), libc::FIONBIO) => {
             let Some(number) = number() else { return fail(Errno::FAULT) as c_int };
             listener.set_nonblock(*number != 0);
             0
         }
-        (Kind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),
-        (Kind::Stream(stream), _) => {
+        (DescriptorKind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),
+        (DescriptorKind::Stream(stream), _) => {
             let endpoint = &stream.endpoint;
             match (request, number()) {
                 (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {

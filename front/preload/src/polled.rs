@@ -12,7 +12,7 @@ const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
 
 /// The owner of a set's number when it was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum SetOwner {
     /// No connection and no listener of ours: the kernel answers for it.
     Kernels,
     /// A connection of ours.
@@ -73,18 +73,18 @@ pub struct Polled {
 
 impl Polled {
     /// Builds the list for `set`. Calls `look` once for each number.
-    pub fn new(set: &[pollfd], mut look: impl FnMut(c_int) -> Found) -> Self {
+    pub fn new(set: &[pollfd], mut look: impl FnMut(c_int) -> SetOwner) -> Self {
         let (mut list, mut roles) = (Short::new(NOTHING), Short::new(Role::Kernels));
         set.iter().for_each(|polled| _ = list.push(*polled));
         for (at, polled) in set.iter().enumerate() {
             let role = match look(polled.fd) {
-                Found::Kernels => Role::Kernels,
-                Found::Stream { object, sleeps } => {
+                SetOwner::Kernels => Role::Kernels,
+                SetOwner::Stream { object, sleeps } => {
                     let fd = if sleeps { polled.fd } else { -1 };
                     list.all()[at] = pollfd { fd, events: libc::POLLIN, revents: 0 };
                     Role::Stream(object)
                 }
-                Found::Listener(fd) => {
+                SetOwner::Listener(fd) => {
                     let events = polled.events & (libc::POLLIN | libc::POLLRDNORM);
                     Role::Listener(list.push(pollfd { fd, events, revents: 0 }))
                 }

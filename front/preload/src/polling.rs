@@ -6,9 +6,9 @@ use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::data::assert_fits;
-use crate::fds::{self, Kind, Ref};
+use crate::fds::{self, DescriptorKind, Ref};
 use crate::guard::guard;
-use crate::polled::{Found, Polled};
+use crate::polled::{Polled, SetOwner};
 use crate::real::{self, sys};
 use crate::session;
 
@@ -278,15 +278,15 @@ fn identity(object: &Ref) -> usize {
 }
 
 /// Returns what a number stands for now, for a poll that sleeps or for one that only looks.
-fn found(fd: c_int, sleep: bool) -> Found {
-    let Some(object) = fds::get(fd) else { return Found::Kernels };
+fn found(fd: c_int, sleep: bool) -> SetOwner {
+    let Some(object) = fds::get(fd) else { return SetOwner::Kernels };
     match object.kind() {
-        Kind::Stream(stream) => Found::Stream {
+        DescriptorKind::Stream(stream) => SetOwner::Stream {
             object: identity(&object),
             sleeps: sleep && !stream.endpoint.is_shared(),
         },
-        Kind::Listener(listener) => Found::Listener(listener.eventfd.as_raw_fd()),
-        _ => Found::Kernels,
+        DescriptorKind::Listener(listener) => SetOwner::Listener(listener.eventfd.as_raw_fd()),
+        _ => SetOwner::Kernels,
     }
 }
 

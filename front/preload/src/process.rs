@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slipway_socket::{Family, forget_thread};
 
-use crate::fds::{self, Kind};
+use crate::fds::{self, DescriptorKind};
 use crate::session::FAMILY;
 use slipway_socket::lock::Lock;
 
@@ -86,7 +86,7 @@ extern "C" fn child() {
         family.forked(connection);
     }
     for (_, object) in fds::all(0, i32::MAX - 1) {
-        if let Kind::Epoll(set) = object.kind() {
+        if let DescriptorKind::Epoll(set) = object.kind() {
             set.forked();
         }
     }

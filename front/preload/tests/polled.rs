@@ -5,13 +5,13 @@
 mod polled;
 
 use libc::{POLLIN, pollfd};
-use polled::{Found, Polled};
+use polled::{Polled, SetOwner};
 
 /// A table in which each number stands for something else at its second lookup. Counts lookups.
-struct Changing(Vec<[Found; 2]>, Vec<usize>);
+struct Changing(Vec<[SetOwner; 2]>, Vec<usize>);
 
 impl Changing {
-    fn look(&mut self, fd: i32) -> Found {
+    fn look(&mut self, fd: i32) -> SetOwner {
         let (at, looks) = (fd as usize - 100, &mut self.1[fd as usize - 100]);
         *looks += 1;
         self.0[at][(*looks - 1).min(1)]
@@ -29,14 +29,14 @@ fn kernel(list: &mut [pollfd], ready: &[i32]) {
 
 #[test]
 fn each_number_is_looked_at_once_and_keeps_its_place() {
-    let stream = Found::Stream { object: 7, sleeps: true };
+    let stream = SetOwner::Stream { object: 7, sleeps: true };
     // What each number stands for at first, and after another thread changed it during the poll.
     let all = [
-        [Found::Listener(900), Found::Kernels],
-        [Found::Kernels, Found::Listener(901)],
-        [stream, Found::Listener(902)],
-        [Found::Listener(903), stream],
-        [Found::Kernels, stream],
+        [SetOwner::Listener(900), SetOwner::Kernels],
+        [SetOwner::Kernels, SetOwner::Listener(901)],
+        [stream, SetOwner::Listener(902)],
+        [SetOwner::Listener(903), stream],
+        [SetOwner::Kernels, stream],
     ];
     for count in [all.len(), 40, 400] {
         let mut looked =
@@ -61,7 +61,7 @@ fn each_number_is_looked_at_once_and_keeps_its_place() {
 #[test]
 fn a_connection_that_is_awake_is_not_polled() {
     let mut set = set(1);
-    let mut polled = Polled::new(&set, |_| Found::Stream { object: 1, sleeps: false });
+    let mut polled = Polled::new(&set, |_| SetOwner::Stream { object: 1, sleeps: false });
     assert_eq!(polled.list()[0].fd, -1);
     kernel(polled.list(), &[100]);
     assert_eq!(polled.tell(&mut set, |_, _| panic!("it was not polled")), 0);

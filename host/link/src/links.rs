@@ -26,7 +26,7 @@ use crate::identity::Identity;
 use crate::logs::Logs;
 use crate::renewal::Renewal;
 use crate::settings::{Cipher, Settings};
-use crate::shares::{Direction, Shares, Turn, View};
+use crate::shares::{ChosenTurn, Direction, Shares, View};
 use crate::socket::{self, Network};
 use crate::stream::End;
 
@@ -593,7 +593,7 @@ impl Links {
 
     /// Serves one quantum, which begins at `began`. Returns whether there was anything to do, and
     /// when the quantum ended.
-    fn serve(&mut self, turn: Turn, began: Instant, now: Instant) -> (bool, Instant) {
+    fn serve(&mut self, turn: ChosenTurn, began: Instant, now: Instant) -> (bool, Instant) {
         let (key, direction) = (turn.connection, turn.direction);
         let (mut around, connections, _) = self.around(now);
         let Some(connection) = connections.get_mut(&key) else {

@@ -40,17 +40,17 @@ pub(crate) enum Direction {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct WaitingJob {
     connection: u32,
     direction: Direction,
 }
 
 /// A connection that was chosen, and the direction. The caller returns it by [`Shares::done`].
 #[must_use = "the core waits for it"]
-pub(crate) struct Turn {
+pub(crate) struct ChosenTurn {
     pub(crate) connection: u32,
     pub(crate) direction: Direction,
-    ticket: Ticket<Job>,
+    ticket: Ticket<WaitingJob>,
 }
 
 /// The way to another engine.
@@ -66,7 +66,7 @@ struct Way {
 }
 
 /// A connection's place in a queue.
-struct Place {
+struct JobEnd {
     chain: ChainId,
     queued: bool,
     /// Bytes that the last quantum moved: the estimate for the next.
@@ -76,11 +76,11 @@ struct Place {
 struct Member {
     tenant: TenantId,
     way: usize,
-    places: [Place; 2],
+    places: [JobEnd; 2],
     /// The connection's chain in the queue of its way.
     link: ChainId,
     /// The ticket of the way that has chosen the connection, until the core has served it.
-    chosen: Option<Ticket<Job>>,
+    chosen: Option<Ticket<WaitingJob>>,
 }
 
 struct Tenant {
@@ -89,7 +89,7 @@ struct Tenant {
 }
 
 pub(crate) struct Shares {
-    scheduler: Scheduler<Job>,
+    scheduler: Scheduler<WaitingJob>,
     core: ResourceId,
     /// Indexed by [`Direction`].
     executors: [ExecutorId; 2],
@@ -146,11 +146,12 @@ impl Shares {
     pub(crate) fn join(&mut self, connection: u32, tenant: &str, way: usize) {
         let Some(transport) = self.ways.get(way).map(|way| way.transport) else { return };
         let Some(id) = self.tenant(tenant) else { return };
-        let open = |scheduler: &mut Scheduler<Job>, executor| scheduler.open_free(id, &[executor]);
+        let open =
+            |scheduler: &mut Scheduler<WaitingJob>, executor| scheduler.open_free(id, &[executor]);
         let chains = [self.executors[0], self.executors[1], transport]
             .map(|executor| open(&mut self.scheduler, executor));
         let [Ok(incoming), Ok(outgoing), Ok(link)] = chains else { return };
-        let place = |chain| Place { chain, queued: false, bytes: 4096 };
+        let place = |chain| JobEnd { chain, queued: false, bytes: 4096 };
         let places = [place(incoming), place(outgoing)];
         let member = Member { tenant: id, way, places, link, chosen: None };
         self.members.insert(connection, member);
@@ -203,18 +204,18 @@ impl Shares {
         let paced = direction == Direction::Out && way.rate.is_some();
         let chain = if paced { link } else { place.chain };
         // The chains exist as long as the connection.
-        let _ = self.scheduler.push(chain, place.bytes, Job { connection, direction });
+        let _ = self.scheduler.push(chain, place.bytes, WaitingJob { connection, direction });
     }
 
     /// Chooses the next connection. Returns `None` if no connection has anything to do that may be
     /// done now.
-    pub(crate) fn next(&mut self, now: Duration) -> Option<Turn> {
+    pub(crate) fn next(&mut self, now: Duration) -> Option<ChosenTurn> {
         if self.paced {
             self.choose_for_ways(now);
         }
         let ticket = self.scheduler.next(self.core, now)?;
-        let Job { connection, direction } = ticket.item;
-        Some(Turn { connection, direction, ticket })
+        let WaitingJob { connection, direction } = ticket.item;
+        Some(ChosenTurn { connection, direction, ticket })
     }
 
     /// Chooses a connection for each paced way that is free, and queues it for the core.
@@ -238,13 +239,13 @@ impl Shares {
     /// is full.
     pub(crate) fn done(
         &mut self,
-        turn: Turn,
+        turn: ChosenTurn,
         bytes: u64,
         busy: Duration,
         blocked: bool,
         now: Duration,
     ) {
-        let Turn { connection, direction, mut ticket } = turn;
+        let ChosenTurn { connection, direction, mut ticket } = turn;
         ticket.bytes = bytes;
         self.scheduler.done(ticket, bytes, busy.min(QUANTUM), now);
         let Some(member) = self.members.get_mut(&connection) else { return };
@@ -337,7 +338,7 @@ impl Way {
     /// full.
     fn measure(
         &mut self,
-        scheduler: &mut Scheduler<Job>,
+        scheduler: &mut Scheduler<WaitingJob>,
         tenant: TenantId,
         bytes: u64,
         blocked: bool,

@@ -50,7 +50,7 @@ pub(crate) enum Phase {
 
 /// The result of a look at the source FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum SourceState {
     /// The number of bytes that can be sent.
     Bytes(usize),
     /// Nothing to send now.
@@ -95,12 +95,12 @@ pub(crate) struct Stream {
     /// Pending checks for data and for space, which were asked for since the last check.
     wishes: (bool, bool),
     /// Signals that the program was asked for and has not sent: it need not be asked again.
-    asked: Asked,
+    asked: StoredWishes,
 }
 
 /// Wishes that are stored for the program.
 #[derive(Default)]
-struct Asked {
+struct StoredWishes {
     /// A signal for the next byte.
     data: bool,
     /// A signal when all but this many bytes of the FIFO are read.
@@ -109,7 +109,7 @@ struct Asked {
     unsure: bool,
 }
 
-impl Asked {
+impl StoredWishes {
     /// Counts `count` more bytes in the FIFO, behind those that are to be read.
     fn wrote(&mut self, count: usize) {
         self.space = self.space.map(|left| left + count as u64);
@@ -139,7 +139,7 @@ impl Stream {
             idle,
             resting: false,
             wishes: (false, false),
-            asked: Asked::default(),
+            asked: StoredWishes::default(),
         }
     }
 
@@ -160,13 +160,13 @@ impl Stream {
     }
 
     /// Looks for bytes to send, or for the end of the stream.
-    pub(crate) fn look(&self) -> Result<Found, Error> {
-        let Some((fifo, ..)) = self.fifo() else { return Ok(Found::Nothing) };
+    pub(crate) fn look(&self) -> Result<SourceState, Error> {
+        let Some((fifo, ..)) = self.fifo() else { return Ok(SourceState::Nothing) };
         match fifo.available() {
-            Ok((0, true)) => Ok(Found::End),
-            Ok((0, false)) => Ok(Found::Nothing),
-            Ok((count, _)) => Ok(Found::Bytes(count)),
-            Err(Error::Reset) => Ok(Found::Reset),
+            Ok((0, true)) => Ok(SourceState::End),
+            Ok((0, false)) => Ok(SourceState::Nothing),
+            Ok((count, _)) => Ok(SourceState::Bytes(count)),
+            Err(Error::Reset) => Ok(SourceState::Reset),
             Err(error) => Err(error),
         }
     }
@@ -296,7 +296,7 @@ impl Stream {
     /// `slipway_ring::cross::heavy`. [`Stream::settle`] must follow.
     pub(crate) fn wish(&mut self, surely: bool) -> Result<bool, Error> {
         // Without credit, bytes of the program have to wait; its FIN does not.
-        let sends = self.credit > 0 || !matches!(self.look()?, Found::Bytes(_));
+        let sends = self.credit > 0 || !matches!(self.look()?, SourceState::Bytes(_));
         let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
         let data = !self.finished && sends;
         let asks_data = data && !self.asked.data;

@@ -55,11 +55,11 @@ pub struct Networks {
     /// nobody from managing sandboxes.
     serving: tokio::runtime::Handle,
     _stop: tokio::sync::oneshot::Sender<()>,
-    state: Mutex<State>,
+    state: Mutex<NetworkTable>,
 }
 
 #[derive(Default)]
-struct State {
+struct NetworkTable {
     networks: BTreeMap<String, Network>,
     /// The networks that are up.
     up: BTreeMap<String, Up>,
@@ -86,7 +86,7 @@ impl Networks {
         let ledger = Ledger::open(&settings.dir)?;
         let networks = ledger.load()?.into_iter().map(|one| (one.name.clone(), one)).collect();
         let (serving, stop) = server_thread().map_err(Error::host("no thread for networks"))?;
-        let state = Mutex::new(State { networks, ..State::default() });
+        let state = Mutex::new(NetworkTable { networks, ..NetworkTable::default() });
         Ok(Self { settings, ledger, plane, serving, _stop: stop, state })
     }
 
@@ -100,7 +100,7 @@ impl Networks {
         self.describe(&state, &request.name)
     }
 
-    fn make(&self, state: &mut State, request: &v1::CreateNetworkRequest) -> Result<()> {
+    fn make(&self, state: &mut NetworkTable, request: &v1::CreateNetworkRequest) -> Result<()> {
         check_name(&request.name)?;
         if state.networks.contains_key(&request.name) {
             return Err(Error::Exists(request.name.clone()));
@@ -261,7 +261,7 @@ impl Networks {
 
     async fn reconcile_one(
         &self,
-        state: &mut State,
+        state: &mut NetworkTable,
         name: &str,
         live: &BTreeSet<String>,
     ) -> Result<()> {
@@ -297,7 +297,7 @@ impl Networks {
     }
 
     /// Brings a network up: its switch with the host's end, its addresses, its names, its rules.
-    async fn bring_up(&self, state: &mut State, name: &str) -> Result<()> {
+    async fn bring_up(&self, state: &mut NetworkTable, name: &str) -> Result<()> {
         let network = find(state, name)?.clone();
         let around = Surroundings::look(&network.device)?;
         around.check(network.subnet.into())?;
@@ -336,7 +336,7 @@ impl Networks {
     }
 
     /// Serves the published ports of the sandboxes that the network already has.
-    fn publish_again(&self, state: &mut State, network: &Network) {
+    fn publish_again(&self, state: &mut NetworkTable, network: &Network) {
         let Some(up) = state.up.get_mut(&network.name) else { return };
         for (id, lease) in &network.leases {
             let claimed = proxy::claim(&lease.published);
@@ -352,7 +352,7 @@ impl Networks {
         }
     }
 
-    async fn take_down(&self, state: &mut State, name: &str) {
+    async fn take_down(&self, state: &mut NetworkTable, name: &str) {
         if let Some(up) = state.up.remove(name) {
             up.names.stop().await;
         }
@@ -370,7 +370,7 @@ impl Networks {
     }
 
     /// Updates the ledger, the names and the rules after a change of a network's leases.
-    async fn settle(&self, state: &mut State, name: &str) -> Result<()> {
+    async fn settle(&self, state: &mut NetworkTable, name: &str) -> Result<()> {
         let network = find(state, name)?;
         let saved = self.ledger.save_leases(network);
         if let Some(up) = state.up.get(name) {
@@ -382,7 +382,7 @@ impl Networks {
     /// Applies the rules for the networks that are up, unless they are in force, and makes the host
     /// forward while a network has a way out. The rules that limit forwarding are there before it
     /// is switched on and until it is off.
-    async fn apply(&self, state: &mut State) -> Result<()> {
+    async fn apply(&self, state: &mut NetworkTable) -> Result<()> {
         let forwarding = Forwarding::new(self.settings.forwarding.clone());
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
         let up: Vec<&Network> = up.collect();
@@ -405,7 +405,7 @@ impl Networks {
         Ok(())
     }
 
-    fn describe(&self, state: &State, name: &str) -> Result<v1::Network> {
+    fn describe(&self, state: &NetworkTable, name: &str) -> Result<v1::Network> {
         let network = find(state, name)?;
         let members = network.leases.iter().map(|(id, lease)| v1::Member {
             sandbox_id: id.clone(),
@@ -444,7 +444,7 @@ fn server_thread() -> std::io::Result<(tokio::runtime::Handle, tokio::sync::ones
     Ok((handle, stop))
 }
 
-fn find<'a>(state: &'a State, name: &str) -> Result<&'a Network> {
+fn find<'a>(state: &'a NetworkTable, name: &str) -> Result<&'a Network> {
     state.networks.get(name).ok_or_else(|| Error::Unknown(name.to_owned()))
 }
 

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::publish::{Protocol, Published};
 use crate::shares::Shares;
-use crate::sockets::{self, Kind};
+use crate::sockets::{self, SocketKind};
 use crate::{Error, Result};
 
 /// The most connections, or pairs of UDP peers, at one time through one port; see [`Shares`].
@@ -73,8 +73,8 @@ fn claim_one(one: Published) -> Result<Vec<OwnedFd>> {
 
 fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
     let kind = match one.protocol {
-        Protocol::Tcp => Kind::Stream,
-        Protocol::Udp => Kind::Datagram,
+        Protocol::Tcp => SocketKind::Stream,
+        Protocol::Udp => SocketKind::Datagram,
     };
     let mut bound: Vec<OwnedFd> = Vec::new();
     let mut port = one.host;

@@ -11,7 +11,7 @@ const BACKLOG: i32 = 1024;
 
 /// The kind of a socket: TCP or UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SocketKind {
     /// A listening TCP socket.
     Stream,
     /// A UDP socket.
@@ -23,26 +23,26 @@ pub enum Kind {
 ///
 /// # Errors
 /// The kernel's error; `AddrInUse` if another socket has the address.
-pub fn bind(address: SocketAddr, kind: Kind) -> io::Result<OwnedFd> {
+pub fn bind(address: SocketAddr, kind: SocketKind) -> io::Result<OwnedFd> {
     let family = match address.ip() {
         IpAddr::V4(_) => AddressFamily::INET,
         IpAddr::V6(_) => AddressFamily::INET6,
     };
     let socket_type = match kind {
-        Kind::Stream => SocketType::STREAM,
-        Kind::Datagram => SocketType::DGRAM,
+        SocketKind::Stream => SocketType::STREAM,
+        SocketKind::Datagram => SocketType::DGRAM,
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, socket_type, flags, None)?;
     if family == AddressFamily::INET6 {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
-    if kind == Kind::Stream {
+    if kind == SocketKind::Stream {
         // Closing connections of the last daemon must not block the port.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     rustix::net::bind(&socket, &address)?;
-    if kind == Kind::Stream {
+    if kind == SocketKind::Stream {
         rustix::net::listen(&socket, BACKLOG)?;
     }
     Ok(socket)

@@ -27,7 +27,7 @@ pub struct Door {
 }
 
 /// The answer to a change that a reactor was asked for.
-struct Asked(Receiver<Result<(), ChangeError>>);
+struct PendingChange(Receiver<Result<(), ChangeError>>);
 
 /// A namespace that is offered to a controller. The controller's job and the caller that gives up
 /// both take it from here, and only one of them finds it. So a namespace is either attached, and
@@ -49,19 +49,19 @@ impl Offer {
 
 /// A namespace that a controller was asked to attach.
 struct Attaching {
-    asked: Asked,
+    asked: PendingChange,
     offer: Offer,
 }
 
 impl Door {
     /// Has the controller do `job`, which calls its [`Done`] when it has finished.
-    fn ask(&self, job: impl FnOnce(&mut Controller, Done) + Send + 'static) -> Asked {
+    fn ask(&self, job: impl FnOnce(&mut Controller, Done) + Send + 'static) -> PendingChange {
         let (sender, receiver) = channel();
         // A caller that no longer waits needs no answer.
         let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
         self.mailbox.post(move |controller| job(controller, done));
         self.control.poke();
-        Asked(receiver)
+        PendingChange(receiver)
     }
 
     fn attach(&self, namespace: Namespace) -> Attaching {
@@ -75,16 +75,16 @@ impl Door {
         Attaching { asked, offer }
     }
 
-    fn detach(&self, nsid: u32) -> Asked {
+    fn detach(&self, nsid: u32) -> PendingChange {
         self.ask(move |controller, done| controller.detach(nsid, done))
     }
 
-    fn refresh(&self, nsid: u32) -> Asked {
+    fn refresh(&self, nsid: u32) -> PendingChange {
         self.ask(move |controller, done| controller.refresh(nsid, done))
     }
 }
 
-impl Asked {
+impl PendingChange {
     fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
         heard(self.0.recv_timeout(until.saturating_duration_since(Instant::now())), endpoint)
     }
@@ -401,7 +401,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             sender.send(Ok(())).unwrap();
         });
-        let attaching = Attaching { asked: Asked(receiver), offer };
+        let attaching = Attaching { asked: PendingChange(receiver), offer };
         attaching.wait("slow", Instant::now()).unwrap();
         job.join().unwrap();
     }

@@ -4,7 +4,7 @@
 //! A reactor counts the time for which its tasks had work ([`Handle::busy`]), an endpoint the polls
 //! that found work for its function ([`Control::busy_polls`]). An endpoint's share of a reactor's
 //! time is estimated as its share of those polls: functions that share a thread have turns of one
-//! size (`slipway_pci::Turn`). Both are counted anyway, so that measuring costs nothing.
+//! size (`slipway_pci::TurnLength`). Both are counted anyway, so that measuring costs nothing.
 //!
 //! An endpoint moves if that makes the busier of the two reactors clearly less busy ([`GAIN`]),
 //! several times in a row ([`CONFIRMED`]). It then stays for a while ([`STAYS`]), so that load that

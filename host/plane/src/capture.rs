@@ -18,7 +18,7 @@ use slipway_switch::{Handle, PortIndex};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::ports::{Found, port_text, ways};
+use crate::ports::{FoundPort, port_text, ways};
 use crate::{Error, Plane};
 
 /// The largest number of concurrent captures and traces: each takes about 10 MiB and a thread.
@@ -131,7 +131,7 @@ impl Plane {
         port: Option<&v1::PortReference>,
         make: impl FnOnce() -> Result<(O, R), Error>,
     ) -> Result<(Session, String, R), Error> {
-        let Found { fabric, index, name } = self.find_port(port)?;
+        let FoundPort { fabric, index, name } = self.find_port(port)?;
         let captures = self.captures();
         let running = Arc::clone(&captures.running);
         if running.fetch_add(1, Ordering::Relaxed) >= MOST {
@@ -286,7 +286,7 @@ fn count(count: &Counts) -> v1::TraceCount {
 #[cfg(test)]
 mod tests {
     use slipway_switch::Mac;
-    use slipway_switch::decorators::Kind;
+    use slipway_switch::decorators::FrameKind;
 
     use super::*;
 
@@ -300,7 +300,7 @@ mod tests {
             from: Mac([2; 6]),
             vlan: None,
             ethertype: 0x88b5,
-            kind: Kind::Other,
+            kind: FrameKind::Other,
             addresses: None,
             ports: None,
         };

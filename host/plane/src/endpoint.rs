@@ -20,7 +20,7 @@ use slipway_vfio_user::{
 use crate::attach::{Door, namespace, rates};
 use crate::disk::{self, Lasts, Opened};
 use crate::disks::Disks;
-use crate::keep::Place;
+use crate::keep::KeptPlace;
 use crate::network::{self, Attached};
 use crate::snoop;
 use crate::switches::Fabric;
@@ -121,13 +121,13 @@ pub struct Served {
     created_ns: u64,
     ready_ns: u64,
     control: Control,
-    kind: Kind,
+    kind: FunctionKind,
     /// The place where the endpoint is kept, if it is.
-    place: Option<Place>,
+    place: Option<KeptPlace>,
 }
 
 /// The kind of an endpoint's function.
-enum Kind {
+enum FunctionKind {
     Nvme(Nvme),
     /// A network function. Held for its drop, which detaches the port.
     Network(#[allow(dead_code)] Attached),
@@ -157,7 +157,7 @@ impl Served {
         disks: &Disks,
         fabric: Option<&Fabric>,
         reactors: Vec<(usize, Handle)>,
-        mut place: Option<Place>,
+        mut place: Option<KeptPlace>,
     ) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
         check_id(&request.id)?;
@@ -173,7 +173,7 @@ impl Served {
                 let (device, attached) =
                     network::make(&request.id, net, &parts, fabric, place.as_ref())?;
                 let endpoint = Endpoint::new(config, parts, Box::new(device), Vec::new(), handle);
-                (endpoint.map_err(unserved)?, Kind::Network(attached))
+                (endpoint.map_err(unserved)?, FunctionKind::Network(attached))
             }
             (Some(net), None) => return Err(Error::UnknownSwitch(net.switch.clone())),
             (None, _) => nvme(request, &wanted, config, (disks, &reactors), place.as_mut())?,
@@ -188,8 +188,8 @@ impl Served {
 
     fn nvme(&self) -> Result<&Nvme, Error> {
         match &self.kind {
-            Kind::Nvme(nvme) => Ok(nvme),
-            Kind::Network(_) => Err(Error::Network(self.id.clone())),
+            FunctionKind::Nvme(nvme) => Ok(nvme),
+            FunctionKind::Network(_) => Err(Error::Network(self.id.clone())),
         }
     }
 
@@ -203,18 +203,20 @@ impl Served {
 
     /// Returns the number of the place where the endpoint is kept, or `None` if it is not kept.
     pub fn place(&self) -> Option<u32> {
-        self.place.as_ref().map(Place::number)
+        self.place.as_ref().map(KeptPlace::number)
     }
 
     /// Returns the resources for opening a new disk of the endpoint, or `None` if the endpoint is
     /// not kept.
     pub fn lasts(&self) -> Option<Lasts> {
-        self.place.as_ref().map(Place::lasts)
+        self.place.as_ref().map(KeptPlace::lasts)
     }
 
     /// Sets the endpoint's limits, also for a successor.
     pub fn set_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
-        let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
+        let FunctionKind::Nvme(nvme) = &mut self.kind else {
+            return Err(Error::Network(self.id.clone()));
+        };
         nvme.limits = Some(limits);
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
@@ -227,7 +229,7 @@ impl Served {
 
     /// Has a network function check its link, and notify its driver if the link has changed.
     pub fn look_at_link(&self) {
-        if matches!(self.kind, Kind::Network(_)) {
+        if matches!(self.kind, FunctionKind::Network(_)) {
             self.control.poke();
         }
     }
@@ -260,7 +262,9 @@ impl Served {
         wanted: &v1::Namespace,
         opened: Opened,
     ) -> Result<(v1::NamespaceStatus, Namespace), Error> {
-        let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
+        let FunctionKind::Nvme(nvme) = &mut self.kind else {
+            return Err(Error::Network(self.id.clone()));
+        };
         let free = |nsid: &u32| !nvme.namespaces.contains_key(nsid);
         // A number that is too high is refused by the controller.
         let nsid = wanted.nsid;
@@ -282,7 +286,9 @@ impl Served {
         &mut self,
         chosen: impl Fn(&v1::NamespaceStatus) -> bool,
     ) -> Result<Vec<u32>, Error> {
-        let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
+        let FunctionKind::Nvme(nvme) = &mut self.kind else {
+            return Err(Error::Network(self.id.clone()));
+        };
         let taken = nvme.namespaces.extract_if(.., |_, one| chosen(one));
         let taken: Vec<u32> = taken.map(|(nsid, _)| nsid).collect();
         if let Some(place) = &mut self.place {
@@ -293,7 +299,7 @@ impl Served {
 
     /// Stores the new size of a named disk; returns the namespaces that are this disk.
     pub fn resized(&mut self, name: &str, size_bytes: u64) -> Vec<u32> {
-        let Kind::Nvme(nvme) = &mut self.kind else { return Vec::new() };
+        let FunctionKind::Nvme(nvme) = &mut self.kind else { return Vec::new() };
         let same = nvme.namespaces.values_mut().filter(|one| one.disk == name);
         let noted = same.map(|one| {
             one.size_bytes = size_bytes;
@@ -304,7 +310,7 @@ impl Served {
 
     /// Returns the endpoint's namespaces that are the named disk `name`.
     pub fn uses(&self, name: &str) -> Vec<v1::DiskUser> {
-        let Kind::Nvme(nvme) = &self.kind else { return Vec::new() };
+        let FunctionKind::Nvme(nvme) = &self.kind else { return Vec::new() };
         let same = nvme.namespaces.values().filter(|one| one.disk == name);
         let users = same.map(|one| v1::DiskUser {
             endpoint_id: self.id.clone(),
@@ -358,7 +364,10 @@ impl Served {
 }
 
 /// Returns the parts of an endpoint, with a predecessor's state if there is any.
-fn endpoint_parts(config: &Config, place: Option<&mut Place>) -> std::io::Result<EndpointParts> {
+fn endpoint_parts(
+    config: &Config,
+    place: Option<&mut KeptPlace>,
+) -> std::io::Result<EndpointParts> {
     match place {
         Some(place) => EndpointParts::kept(config, place.kept()),
         None => Ok(EndpointParts::new(config)),
@@ -371,8 +380,8 @@ fn nvme(
     wanted: &v1::NvmeController,
     config: Config,
     (disks, reactors): (&Disks, &[(usize, Handle)]),
-    mut place: Option<&mut Place>,
-) -> Result<(Endpoint, Kind), Error> {
+    mut place: Option<&mut KeptPlace>,
+) -> Result<(Endpoint, FunctionKind), Error> {
     let socket = config.location.socket();
     let sweep_period_us = match config.doorbells {
         DoorbellMode::Trapped => 0,
@@ -424,7 +433,7 @@ fn nvme(
         sweep_period_us,
         limits: limited,
     };
-    Ok((endpoint, Kind::Nvme(nvme)))
+    Ok((endpoint, FunctionKind::Nvme(nvme)))
 }
 
 fn regions(stats: &Stats) -> Vec<v1::DmaRegion> {
@@ -481,7 +490,7 @@ fn namespaces(
     wanted: &[v1::Namespace],
     disks: &Disks,
     wakes: &[Wakes],
-    mut place: Option<&mut Place>,
+    mut place: Option<&mut KeptPlace>,
 ) -> Result<Namespaces, Error> {
     let (mut made, mut status) = (Vec::new(), BTreeMap::new());
     for one in wanted {
@@ -496,7 +505,7 @@ fn namespaces(
         made.push(namespace);
     }
     // Stores the slots of the disks' contents.
-    place.map_or(Ok(()), Place::store)?;
+    place.map_or(Ok(()), KeptPlace::store)?;
     Ok((made, status))
 }
 

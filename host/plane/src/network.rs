@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use slipway_pci::{Function, Interrupt};
 use slipway_plane_api::v1;
-use slipway_switch::{BadConfig, Handle, Link, Mac, PortConfig, PortIndex, Rate, VlanMode};
+use slipway_switch::{BadConfig, Handle, LinkSetting, Mac, PortConfig, PortIndex, Rate, VlanMode};
 use slipway_vfio_user::EndpointParts;
 use slipway_virtio_net::{Device, DevicePort, Parts, PartsError, Settings, vectors};
 
 use crate::Error;
-use crate::keep::Place;
+use crate::keep::KeptPlace;
 use crate::switches::Fabric;
 
 /// The MTU of a function whose request has none.
@@ -42,7 +42,7 @@ pub fn make(
     wanted: &v1::VirtioNet,
     parts: &EndpointParts,
     fabric: &Fabric,
-    place: Option<&Place>,
+    place: Option<&KeptPlace>,
 ) -> Result<(Device, Attached), Error> {
     let settings = settings(wanted)?;
     let config = port_config(id, wanted, settings.mac)?;
@@ -117,11 +117,11 @@ pub fn vlans(vlan: u32) -> Result<VlanMode, Error> {
 }
 
 /// Converts a link setting to the switch's type.
-pub fn link(link: v1::PortLink) -> Link {
+pub fn link(link: v1::PortLink) -> LinkSetting {
     match link {
-        v1::PortLink::Auto => Link::Auto,
-        v1::PortLink::On => Link::Up,
-        v1::PortLink::Off => Link::Down,
+        v1::PortLink::Auto => LinkSetting::Auto,
+        v1::PortLink::On => LinkSetting::Up,
+        v1::PortLink::Off => LinkSetting::Down,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::balance::{Balancer, Loads};
 use crate::capture::Captures;
 use crate::disks::Disks;
 use crate::endpoint::Served;
-use crate::keep::{Keep, MOST_LANES, Place};
+use crate::keep::{Keep, KeptPlace, MOST_LANES};
 use crate::memory_ports::MemoryPorts;
 use crate::switches::Switches;
 use crate::{Error, Service, snoop};
@@ -208,7 +208,7 @@ impl Plane {
     fn create_at(
         &self,
         request: &v1::CreateEndpointRequest,
-        place: Option<Place>,
+        place: Option<KeptPlace>,
     ) -> Result<v1::Endpoint, Error> {
         let id = request.id.clone();
         let fabric = match (&request.virtio_net, &place) {

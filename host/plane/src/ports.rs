@@ -10,7 +10,7 @@ use crate::switches::{self, Fabric};
 use crate::{Error, Plane};
 
 /// A port that was found. It may be removed before it is used.
-pub struct Found {
+pub struct FoundPort {
     /// The switch of the port.
     pub fabric: Fabric,
     /// The port's number at its switch.
@@ -24,7 +24,7 @@ impl Plane {
     ///
     /// # Errors
     /// [`Error::UnknownSwitch`], [`Error::UnknownPort`], [`Error::AmbiguousPort`].
-    pub(crate) fn find_port(&self, port: Option<&v1::PortReference>) -> Result<Found, Error> {
+    pub(crate) fn find_port(&self, port: Option<&v1::PortReference>) -> Result<FoundPort, Error> {
         let wanted = port.cloned().unwrap_or_default();
         let candidates = match wanted.switch.as_str() {
             "" => self.fabrics().into_values().collect(),
@@ -34,8 +34,8 @@ impl Plane {
         let all = candidates.into_iter().flat_map(names);
         let all: Vec<_> = all.collect();
         let number: Option<PortIndex> = wanted.port.parse().ok();
-        let by_name = |found: &&Found| found.name == wanted.port;
-        let by_index = |found: &&Found| Some(found.index) == number;
+        let by_name = |found: &&FoundPort| found.name == wanted.port;
+        let by_index = |found: &&FoundPort| Some(found.index) == number;
         let mut found = all.iter().filter(by_name).peekable();
         let first = match found.next() {
             Some(first) if found.next().is_none() => first,
@@ -49,7 +49,7 @@ impl Plane {
                 }
             }
         };
-        Ok(Found { fabric: first.fabric.clone(), index: first.index, name: first.name.clone() })
+        Ok(FoundPort { fabric: first.fabric.clone(), index: first.index, name: first.name.clone() })
     }
 
     /// Sets or removes the impairment of a port; blocks.
@@ -57,7 +57,7 @@ impl Plane {
     /// # Errors
     /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`]: nothing has changed then.
     pub fn impair_port(&self, request: &v1::ImpairPortRequest) -> Result<v1::SwitchPort, Error> {
-        let Found { fabric, index, name } = self.find_port(request.port.as_ref())?;
+        let FoundPort { fabric, index, name } = self.find_port(request.port.as_ref())?;
         let impairment = request.impairment.as_ref().map(wanted);
         let changed = fabric.handle.call(move |owner| {
             // Another port may have got the index meanwhile.
@@ -80,7 +80,7 @@ pub fn port_text(port: Option<&v1::PortReference>) -> String {
 }
 
 /// Returns all ports of a switch, or none if the switch has ended.
-fn names(fabric: Fabric) -> Vec<Found> {
+fn names(fabric: Fabric) -> Vec<FoundPort> {
     let names = fabric.handle.call(|owner| {
         let switch = owner.switch();
         let named = switch
@@ -88,7 +88,7 @@ fn names(fabric: Fabric) -> Vec<Found> {
             .filter_map(|index| switch.config(index).map(|config| (index, config.name.clone())));
         named.collect::<Vec<_>>()
     });
-    let found = |(index, name)| Found { fabric: fabric.clone(), index, name };
+    let found = |(index, name)| FoundPort { fabric: fabric.clone(), index, name };
     names.unwrap_or_default().into_iter().map(found).collect()
 }
 

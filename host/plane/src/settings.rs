@@ -4,7 +4,7 @@ use slipway_plane_api::v1;
 use slipway_switch::{BadConfig, PortConfig, VlanMode};
 
 use crate::network::{link, max_rate, vlans};
-use crate::ports::{Found, port_text};
+use crate::ports::{FoundPort, port_text};
 use crate::{Error, Plane, switches};
 
 /// The changes to a port's settings; `None` leaves a setting as it is.
@@ -85,7 +85,7 @@ impl Plane {
 /// Changes a port's settings. Returns the former settings and the changed port, or `None` if the
 /// port's switch has ended.
 fn configure(
-    found: &Found,
+    found: &FoundPort,
     change: impl FnOnce(&mut PortConfig) + Send + 'static,
 ) -> Option<Result<(PortConfig, v1::SwitchPort), BadConfig>> {
     let (index, name) = (found.index, found.name.clone());

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use slipway_plane_api::v1;
 use slipway_switch::ports::TapPort;
 use slipway_switch::{
-    Handle, Learning, LearningOptions, Link, Owner, PortConfig, PortIndex, Switch, VlanMode,
+    Handle, Learning, LearningOptions, LinkSetting, Owner, PortConfig, PortIndex, Switch, VlanMode,
 };
 
 use crate::endpoint::check_id;
@@ -168,7 +168,7 @@ pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::Sw
         mac: config.mac.map(|mac| mac.to_string()).unwrap_or_default(),
         addresses: config.addresses.iter().map(ToString::to_string).collect(),
         spoof_check: config.spoof_check,
-        up: up && config.link != Link::Down,
+        up: up && config.link != LinkSetting::Down,
         frames_in: stats.frames_in,
         bytes_in: stats.bytes_in,
         frames_out: stats.frames_out,
@@ -183,9 +183,9 @@ pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::Sw
             VlanMode::Trunk { .. } => 0,
         },
         link: match config.link {
-            Link::Auto => v1::PortLink::Auto,
-            Link::Up => v1::PortLink::On,
-            Link::Down => v1::PortLink::Off,
+            LinkSetting::Auto => v1::PortLink::Auto,
+            LinkSetting::Up => v1::PortLink::On,
+            LinkSetting::Down => v1::PortLink::Off,
         }
         .into(),
         max_rate: config.max_rate.map_or(0, |rate| rate.per_second),

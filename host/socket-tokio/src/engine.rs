@@ -21,11 +21,11 @@ pub struct Engine(Arc<Attachment>);
 
 struct Attachment {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
 }
 
 #[derive(Default)]
-struct State {
+struct EngineState {
     session: Option<Arc<Session>>,
     not_before: Option<Instant>,
 }

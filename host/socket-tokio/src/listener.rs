@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::device::{Device, Owned};
 use crate::engine::{Engine, Session};
-use crate::stream::Kind;
+use crate::stream::Transport;
 use crate::{SocketStream, address, readable, socket_address};
 
 /// Connections that may wait in the engine's queue; tokio's listeners have as many in the kernel's.
@@ -92,7 +92,7 @@ impl SocketListener {
     pub async fn accept(&self) -> io::Result<(SocketStream, SocketAddr)> {
         let by_kernel = async {
             let (stream, from) = self.kernel.accept().await?;
-            Ok((SocketStream(Kind::Kernel(stream)), from))
+            Ok((SocketStream(Transport::Kernel(stream)), from))
         };
         let Some(queue) = &self.queue else { return by_kernel.await };
         tokio::select! {
@@ -127,7 +127,7 @@ impl Queue {
                 Ok(opened) => {
                     let device = Device::new(opened)?;
                     let from = socket_address(device.endpoint().remote());
-                    return Ok((SocketStream(Kind::Device(device.into())), from));
+                    return Ok((SocketStream(Transport::Device(device.into())), from));
                 }
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => {
                     return Err(errno.into());

@@ -19,9 +19,9 @@ use crate::split::{OwnedReadHalf, OwnedWriteHalf};
 use crate::{address, socket_address};
 
 /// A connection, by a socket device or the kernel: see the crate's head.
-pub struct SocketStream(pub(crate) Kind);
+pub struct SocketStream(pub(crate) Transport);
 
-pub(crate) enum Kind {
+pub(crate) enum Transport {
     Device(Box<Device>),
     Kernel(TcpStream),
 }
@@ -50,9 +50,9 @@ impl Engine {
             Ok(Owned::new(opened, &session))
         };
         match spawn_blocking(ask).await.map_err(io::Error::other)? {
-            Ok(opened) => Ok(SocketStream(Kind::Device(Device::new(opened)?.into()))),
+            Ok(opened) => Ok(SocketStream(Transport::Device(Device::new(opened)?.into()))),
             Err(NotConnected::NotOurs) => {
-                Ok(SocketStream(Kind::Kernel(TcpStream::connect(to).await?)))
+                Ok(SocketStream(Transport::Kernel(TcpStream::connect(to).await?)))
             }
             Err(NotConnected::Failed(errno)) => Err(errno.into()),
         }
@@ -70,7 +70,7 @@ impl SocketStream {
 
     /// Returns whether the stream is a socket device, and not the kernel's.
     pub fn is_device(&self) -> bool {
-        matches!(self.0, Kind::Device(_))
+        matches!(self.0, Transport::Device(_))
     }
 
     /// Returns the local address.
@@ -79,8 +79,8 @@ impl SocketStream {
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            Kind::Device(device) => Ok(socket_address(device.endpoint().local())),
-            Kind::Kernel(stream) => stream.local_addr(),
+            Transport::Device(device) => Ok(socket_address(device.endpoint().local())),
+            Transport::Kernel(stream) => stream.local_addr(),
         }
     }
 
@@ -90,8 +90,8 @@ impl SocketStream {
     /// The kernel's error.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            Kind::Device(device) => Ok(socket_address(device.endpoint().remote())),
-            Kind::Kernel(stream) => stream.peer_addr(),
+            Transport::Device(device) => Ok(socket_address(device.endpoint().remote())),
+            Transport::Kernel(stream) => stream.peer_addr(),
         }
     }
 
@@ -101,8 +101,8 @@ impl SocketStream {
     /// The kernel's error.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
         match &self.0 {
-            Kind::Device(_) => Ok(()),
-            Kind::Kernel(stream) => stream.set_nodelay(on),
+            Transport::Device(_) => Ok(()),
+            Transport::Kernel(stream) => stream.set_nodelay(on),
         }
     }
 
@@ -112,8 +112,10 @@ impl SocketStream {
     /// Those of reading.
     pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         match &self.0 {
-            Kind::Device(device) => std::future::poll_fn(|cx| device.poll_peek(cx, into)).await,
-            Kind::Kernel(stream) => stream.peek(into).await,
+            Transport::Device(device) => {
+                std::future::poll_fn(|cx| device.poll_peek(cx, into)).await
+            }
+            Transport::Kernel(stream) => stream.peek(into).await,
         }
     }
 
@@ -130,11 +132,11 @@ impl SocketStream {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match &self.0 {
-            Kind::Device(device) => {
+            Transport::Device(device) => {
                 let count = ready!(device.poll_read(cx, into.initialize_unfilled()))?;
                 into.advance(count);
             }
-            Kind::Kernel(stream) => loop {
+            Transport::Kernel(stream) => loop {
                 ready!(stream.poll_read_ready(cx))?;
                 match stream.try_read_buf(into) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -147,8 +149,8 @@ impl SocketStream {
 
     pub(crate) fn write(&self, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         match &self.0 {
-            Kind::Device(device) => device.poll_write(cx, from),
-            Kind::Kernel(stream) => loop {
+            Transport::Device(device) => device.poll_write(cx, from),
+            Transport::Kernel(stream) => loop {
                 ready!(stream.poll_write_ready(cx))?;
                 match stream.try_write(from) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -164,8 +166,8 @@ impl SocketStream {
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &self.0 {
-            Kind::Device(device) => device.poll_write_vectored(cx, from),
-            Kind::Kernel(stream) => loop {
+            Transport::Device(device) => device.poll_write_vectored(cx, from),
+            Transport::Kernel(stream) => loop {
                 ready!(stream.poll_write_ready(cx))?;
                 match stream.try_write_vectored(from) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -178,8 +180,8 @@ impl SocketStream {
     /// Ends the sending direction.
     pub(crate) fn finish(&self) -> io::Result<()> {
         match &self.0 {
-            Kind::Device(device) => device.endpoint().finish(),
-            Kind::Kernel(stream) => {
+            Transport::Device(device) => device.endpoint().finish(),
+            Transport::Kernel(stream) => {
                 rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Write)?;
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use slipway_pci::{Bar, Function, Turn};
+use slipway_pci::{Bar, Function, TurnLength};
 use slipway_peer::Bin;
 use slipway_ram::DmaMap;
 
@@ -43,7 +43,7 @@ pub(crate) struct Device {
     unmasking_changed: AtomicBool,
     /// The timing of the function's polls.
     pub(crate) pace: Pace,
-    turn: Turn,
+    turn: TurnLength,
     /// Other threads poll parts of the function.
     pub(crate) has_lanes: bool,
 }
@@ -76,7 +76,7 @@ impl Device {
             unmasking: Line::default(),
             unmasking_changed: AtomicBool::new(true),
             pace,
-            turn: Turn::default(),
+            turn: TurnLength::default(),
             has_lanes: false,
         })
     }
@@ -88,7 +88,7 @@ impl Device {
     /// Tells the function whether other tasks on the thread have work, too.
     #[inline]
     pub(crate) fn share(&mut self, shared: bool) {
-        let turn = if shared { Turn::Short } else { Turn::Long };
+        let turn = if shared { TurnLength::Short } else { TurnLength::Long };
         if turn != self.turn {
             self.turn = turn;
             self.function.set_turn(turn);

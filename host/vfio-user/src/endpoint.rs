@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::kept;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::Listener;
-use crate::server::{Keeping, MAX_HELD, MAX_HELD_BYTES, Session, Turn};
+use crate::server::{Keeping, MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;
 use crate::{Config, Control, EndpointParts};
@@ -59,7 +59,7 @@ const ACCEPTS_PER_STEP: usize = 4;
 /// the same.
 pub struct Endpoint {
     config: Arc<Config>,
-    state: State,
+    state: EndpointState,
     device: Device,
     wakes: Vec<OwnedFd>,
     listener: Listener,
@@ -89,7 +89,7 @@ pub struct Endpoint {
     _gone: Gone,
 }
 
-enum State {
+enum EndpointState {
     Listening,
     Connected { session: Box<Session>, since: Instant, interest: Interest },
     Draining { deadline: Instant, retry_at: Instant },
@@ -150,7 +150,7 @@ impl Endpoint {
         device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
         Ok(Self {
             config: Arc::new(config),
-            state: State::Listening,
+            state: EndpointState::Listening,
             device,
             wakes,
             listener,
@@ -186,7 +186,7 @@ impl Endpoint {
         let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
         self.device.pace.kick();
         self.more = true;
-        self.state = State::Connected {
+        self.state = EndpointState::Connected {
             session: Box::new(session),
             since: Instant::now(),
             interest: Interest::Read,
@@ -231,7 +231,7 @@ impl Endpoint {
             }
             let Some((socket, peer)) = self.listener.accept()? else { return Ok(()) };
             let allowed = self.config.allowed_uid.is_none_or(|uid| uid == peer.uid);
-            if allowed && matches!(self.state, State::Listening) {
+            if allowed && matches!(self.state, EndpointState::Listening) {
                 self.connect(socket, peer, context)?;
             } else {
                 add(&self.shared.live.refused, 1);
@@ -266,8 +266,11 @@ impl Endpoint {
         let _ = session.settle_on_thread(&mut self.device, self.private);
         session.kept = self.kept.take();
         let since = context.now();
-        self.state =
-            State::Connected { session: Box::new(session), since, interest: Interest::Read };
+        self.state = EndpointState::Connected {
+            session: Box::new(session),
+            since,
+            interest: Interest::Read,
+        };
         self.more = true;
         Ok(())
     }
@@ -276,12 +279,12 @@ impl Endpoint {
     /// looks at one descriptor after the other, and the next client may connect between the two
     /// looks.
     fn client_leaves(&self) -> bool {
-        let State::Connected { session, .. } = &self.state else { return false };
+        let EndpointState::Connected { session, .. } = &self.state else { return false };
         session.channel.with(|wire| wire.is_hung_up())
     }
 
     fn disconnect(&mut self, why: &str, context: &mut Context<'_>) {
-        let State::Connected { session, .. } = &mut self.state else { return };
+        let EndpointState::Connected { session, .. } = &mut self.state else { return };
         session.channel.hang_up();
         if let Some(mut kept) = session.kept.take() {
             kept.disconnect();
@@ -294,13 +297,13 @@ impl Endpoint {
         self.more = false;
         let now = context.now();
         let deadline = now + self.config.reply_deadline;
-        self.state = State::Draining { deadline, retry_at: now };
+        self.state = EndpointState::Draining { deadline, retry_at: now };
     }
 
     /// Serves the client. Returns false if the client must move to a thread of its own.
     fn serve(&mut self, ready: Ready, context: &mut Context<'_>) -> bool {
         let now = context.now();
-        let State::Connected { session, since, .. } = &mut self.state else { return true };
+        let EndpointState::Connected { session, since, .. } = &mut self.state else { return true };
         if session.is_pending() && ready.client {
             // The socket is not watched for input now, so this is a hang-up or an error.
             self.disconnect("the client hung up while a request waited", context);
@@ -316,8 +319,8 @@ impl Endpoint {
             return true;
         }
         match session.turn(&mut self.device, now) {
-            Ok(Turn::Move) => return false,
-            Ok(turn) => self.more = turn == Turn::More,
+            Ok(SessionTurn::Move) => return false,
+            Ok(turn) => self.more = turn == SessionTurn::More,
             Err(end) => self.disconnect(&end.to_string(), context),
         }
         true
@@ -340,7 +343,7 @@ impl Endpoint {
     /// Answers the client that needs a thread of its own: this is that thread, or it could not be
     /// started.
     fn settle(&mut self, context: &mut Context<'_>) {
-        let State::Connected { session, .. } = &mut self.state else { return };
+        let EndpointState::Connected { session, .. } = &mut self.state else { return };
         if self.private {
             self.shared.live.moved();
         }
@@ -357,7 +360,7 @@ impl Endpoint {
     /// Events are checked separately: closing and poking are events, and so is room for output,
     /// which only a message creates.
     fn is_only_served(&self) -> bool {
-        let State::Connected { session, .. } = &self.state else { return false };
+        let EndpointState::Connected { session, .. } = &self.state else { return false };
         self.device.mapped.is_some()
             && !self.more
             && !self.private
@@ -371,12 +374,12 @@ impl Endpoint {
     /// Polls the function if there is a reason to.
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
-            State::Connected { session, .. } if session.is_quiescing() => false,
-            State::Connected { .. } => {
+            EndpointState::Connected { session, .. } if session.is_quiescing() => false,
+            EndpointState::Connected { .. } => {
                 ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
             }
-            State::Listening => ready.wake || self.device.pace.is_due(now),
-            State::Draining { .. } => false,
+            EndpointState::Listening => ready.wake || self.device.pace.is_due(now),
+            EndpointState::Draining { .. } => false,
         };
         if wanted {
             self.device.poll(now);
@@ -386,7 +389,7 @@ impl Endpoint {
     /// Cleans up after the last client. Returns whether that is done.
     fn drain(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
-        let State::Draining { deadline, retry_at } = &mut self.state else { return false };
+        let EndpointState::Draining { deadline, retry_at } = &mut self.state else { return false };
         if now < *retry_at {
             return false;
         }
@@ -400,7 +403,7 @@ impl Endpoint {
             return false;
         }
         self.shared.live.mapped(&self.device.map);
-        self.state = State::Listening;
+        self.state = EndpointState::Listening;
         true
     }
 
@@ -421,14 +424,15 @@ impl Endpoint {
                 None => context.unwatch(UNMASK),
             }
         }
-        let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
+        let accepts =
+            !matches!(self.state, EndpointState::Draining { .. }) && self.accept_at.is_none();
         // Both were watched before, so changing their interest does not fail.
         if accepts != self.listening {
             self.listening = accepts;
             let wanted = if accepts { Interest::Read } else { Interest::None };
             let _ = context.rewatch(LISTENER, wanted);
         }
-        if let State::Connected { session, interest, .. } = &mut self.state {
+        if let EndpointState::Connected { session, interest, .. } = &mut self.state {
             let wanted = match (session.is_pending(), session.has_output()) {
                 (false, false) => Interest::Read,
                 (false, true) => Interest::Both,
@@ -453,17 +457,17 @@ impl Endpoint {
     fn next(&mut self, context: &Context<'_>) -> Step {
         let now = context.now();
         let (pending, quiescing, handshake) = match &self.state {
-            State::Listening => (false, false, None),
-            State::Connected { session, since, .. } => {
+            EndpointState::Listening => (false, false, None),
+            EndpointState::Connected { session, since, .. } => {
                 let handshake =
                     (!session.is_negotiated()).then(|| *since + self.config.handshake_deadline);
                 (session.is_pending(), session.is_quiescing(), handshake)
             }
-            State::Draining { retry_at, .. } => {
+            EndpointState::Draining { retry_at, .. } => {
                 return Step::Idle(Some((*retry_at).max(now + RECHECK)));
             }
         };
-        let connected = matches!(self.state, State::Connected { .. });
+        let connected = matches!(self.state, EndpointState::Connected { .. });
         let hot = connected && self.device.pace.is_hot(now, context.poll_budget());
         if !quiescing && self.more && !pending {
             return Step::Busy;
@@ -562,7 +566,7 @@ impl Task for Endpoint {
         if !std::mem::take(&mut self.moving) {
             // The client of a predecessor, or this endpoint's client from its time on another
             // reactor.
-            if let State::Connected { session, interest, .. } = &mut self.state {
+            if let EndpointState::Connected { session, interest, .. } = &mut self.state {
                 *interest = Interest::Read;
                 session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
                 self.more = true;
@@ -571,7 +575,7 @@ impl Task for Endpoint {
         }
         self.private = !self.shared.move_failed.swap(false, Ordering::AcqRel);
         self.slept &= self.private;
-        if let State::Connected { session, interest, .. } = &mut self.state {
+        if let EndpointState::Connected { session, interest, .. } = &mut self.state {
             *interest = Interest::Read;
             session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
         }
@@ -602,7 +606,7 @@ impl Task for Endpoint {
         }
         if self.shared.is_closing() {
             self.disconnect("the endpoint was closed", context);
-            if matches!(self.state, State::Listening) {
+            if matches!(self.state, EndpointState::Listening) {
                 return self.end();
             }
         }
@@ -631,7 +635,8 @@ impl Task for Endpoint {
         if self.accept_at.is_some_and(|at| at <= now) {
             self.accept_at = None;
         }
-        let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
+        let accepts =
+            !matches!(self.state, EndpointState::Draining { .. }) && self.accept_at.is_none();
         if accepts && ready.listener && !self.client_leaves() && self.accept(context).is_err() {
             self.accept_at = Some(now + RETRY);
         }

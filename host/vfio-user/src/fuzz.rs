@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::channel::Channel;
 use crate::device::Device;
-use crate::server::{Session, Turn};
+use crate::server::{Session, SessionTurn};
 use crate::testing::{DOORBELLS, Scratch};
 use crate::wire::Wire;
 use crate::{Config, EndpointParts};
@@ -72,10 +72,10 @@ pub fn fuzz(data: &[u8]) {
 fn turns(session: &mut Session, device: &mut Device) -> bool {
     loop {
         match session.turn(device, Instant::now()) {
-            Ok(Turn::Drained) => return true,
-            Ok(Turn::More | Turn::Pending) => {}
+            Ok(SessionTurn::Drained) => return true,
+            Ok(SessionTurn::More | SessionTurn::Pending) => {}
             // There is no thread to move to; half of the moves are taken to succeed.
-            Ok(Turn::Move) => {
+            Ok(SessionTurn::Move) => {
                 let moved = device.pace.progress().is_multiple_of(2);
                 if session.settle_on_thread(device, moved).is_err() {
                     return false;

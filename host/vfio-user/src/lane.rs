@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use slipway_pci::{Lane, Turn};
+use slipway_pci::{Lane, TurnLength};
 use slipway_reactor::{Bell, Context, Handle, Interest, Step, Task};
 
 use crate::control::{Gone, Shared};
@@ -85,7 +85,7 @@ pub(crate) struct LaneTask {
     door: Arc<Door>,
     wakes: Vec<OwnedFd>,
     pace: Pace,
-    turn: Turn,
+    turn: TurnLength,
     sweep_period: Duration,
     /// The lane has ended, except for requests that wait for their medium.
     lingers: bool,
@@ -116,7 +116,7 @@ impl LaneTask {
             door,
             wakes,
             pace,
-            turn: Turn::default(),
+            turn: TurnLength::default(),
             sweep_period,
             lingers: false,
             endpoint: endpoint.clone(),
@@ -189,7 +189,7 @@ impl Task for LaneTask {
             self.lingers = !self.lane.quiesce();
             return if self.lingers { Step::Leave } else { Step::Done };
         }
-        let turn = if context.is_shared() { Turn::Short } else { Turn::Long };
+        let turn = if context.is_shared() { TurnLength::Short } else { TurnLength::Long };
         if turn != self.turn {
             self.turn = turn;
             self.lane.set_turn(turn);

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slipway_pci::{
     Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Pin, Progress,
-    StateError, Turn,
+    StateError, TurnLength,
 };
 use slipway_ram::Memory;
 
@@ -246,7 +246,7 @@ impl Function for Scratch {
         }
     }
 
-    fn set_turn(&mut self, _: Turn) {}
+    fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {
         self.quiet = false;

@@ -17,7 +17,7 @@ use slipway_plane_api::v1 as plane_v1;
 use crate::agent::{Agent, process};
 use crate::lock::lock;
 use crate::node::Node;
-use crate::record::{Record, State};
+use crate::record::{Record, SandboxState};
 use crate::running::{CONTAINER, Running};
 use crate::sandbox::Sandbox;
 use crate::start::agent_socket;
@@ -35,7 +35,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// Returns whether the sandbox of this record may have outlived its daemon.
 pub fn may_live(record: &Record) -> bool {
-    let ran = matches!(record.state, State::Running | State::Stopping);
+    let ran = matches!(record.state, SandboxState::Running | SandboxState::Stopping);
     ran && record.exit_status.is_none() && record.vm.is_some() && record.vmm_uid.is_some()
 }
 
@@ -139,7 +139,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Makes a record of a sandbox without volumes.
-    pub(crate) fn record_of(state: State) -> Record {
+    pub(crate) fn record_of(state: SandboxState) -> Record {
         let text = serde_json::json!({
             "id": "0123456789ab", "name": "one", "image": "i", "image_digest": "d",
             "image_path": "/i", "state": state, "created_ns": 1, "exit_status": null, "reason": "",
@@ -157,7 +157,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_what_ran_and_was_not_seen_to_end_may_live() {
-        use State::{Created, Exited, Failed, Lost, Running, Starting, Stopping};
+        use SandboxState::{Created, Exited, Failed, Lost, Running, Starting, Stopping};
         for state in [Created, Starting, Running, Stopping, Exited, Failed, Lost] {
             let ran = matches!(state, Running | Stopping);
             assert_eq!(may_live(&record_of(state)), ran, "{state:?}");

@@ -200,7 +200,7 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::State;
+    use crate::record::SandboxState;
 
     fn volume(name: &str, device: Device) -> Volume {
         Volume {
@@ -223,7 +223,7 @@ mod tests {
         volumes_of.push(volume("e", Device::Function));
         volumes_of.push(volume("f", Device::Namespace));
         let record =
-            Record { volumes: volumes_of, ..crate::adopt::tests::record_of(State::Running) };
+            Record { volumes: volumes_of, ..crate::adopt::tests::record_of(SandboxState::Running) };
         let ids: Vec<String> = ids(&record).collect();
         assert_eq!(ids, ["0123456789ab", "0123456789ab.1", "0123456789ab.2"]);
         let places = volumes(&record).into_iter().map(|volume| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::cgroup::Cgroup;
 use crate::error::MOST_MESSAGE;
 use crate::node::Node;
-use crate::record::{Record, State};
+use crate::record::{Record, SandboxState};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
@@ -53,7 +53,7 @@ async fn remove_ended(node: &Node, sandbox: &Sandbox) {
 }
 
 async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
-    let stopping = sandbox.update(|record| record.state = State::Stopping).await;
+    let stopping = sandbox.update(|record| record.state = SandboxState::Stopping).await;
     note(sandbox, stopping);
     sandbox.set_agent(None);
     let released = release(node, sandbox).await;
@@ -77,16 +77,16 @@ fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     record.vmm_uid = None;
     match ended {
         Ok(status) => {
-            record.state = State::Exited;
+            record.state = SandboxState::Exited;
             record.exit_status = Some(status);
         }
         Err(_) if stopped => {
-            record.state = State::Exited;
+            record.state = SandboxState::Exited;
             record.exit_status = Some(128 + libc::SIGKILL as u32);
             record.reason = "killed".to_owned();
         }
         Err(error) => {
-            record.state = State::Failed;
+            record.state = SandboxState::Failed;
             record.exit_status = Some(exit_status_of(&error));
             // The message may contain text of a VMM's or an engine's beside ours.
             record.reason = slipway_printable::line(&error.to_string(), MOST_MESSAGE);

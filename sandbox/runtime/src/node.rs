@@ -20,7 +20,7 @@ use crate::error::MOST_MESSAGE;
 use crate::files::{Files, Lane};
 use crate::guests::Guests;
 use crate::lock::lock;
-use crate::record::{self, Record, State, Store, Volume};
+use crate::record::{self, Record, SandboxState, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
@@ -143,13 +143,13 @@ impl Node {
         let id = record.id.clone();
         let sandbox = Sandbox::new(record, store, self.files.lane());
         let record = sandbox.record();
-        let started = !matches!(record.state, State::Created | State::Starting);
+        let started = !matches!(record.state, SandboxState::Created | SandboxState::Starting);
         let mut reason =
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
         if self.keeps && adopt::may_live(&record) {
             match adopt::adopt(&self, &sandbox).await {
                 Ok(running) => {
-                    sandbox.update(|record| record.state = State::Running).await?;
+                    sandbox.update(|record| record.state = SandboxState::Running).await?;
                     tracing::info!(sandbox = sandbox.name, "adopted");
                     lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
                     tokio::spawn(life::live_on(self, sandbox, running));
@@ -183,10 +183,10 @@ impl Node {
         let recorded = sandbox.update(|record| {
             (record.vm, record.vmm_uid) = (None, None);
             if record.exit_status.is_some() {
-                record.state = State::Exited;
+                record.state = SandboxState::Exited;
                 return;
             }
-            record.state = State::Lost;
+            record.state = SandboxState::Lost;
             record.exit_status = Some(128 + libc::SIGKILL as u32);
             record.reason = slipway_printable::line(&reason, MOST_MESSAGE);
         });
@@ -312,7 +312,7 @@ impl Node {
             image: process::or(&spec.image, &image.digest.to_string()),
             image_digest: image.digest.to_string(),
             image_path: image.erofs_path.clone(),
-            state: State::Created,
+            state: SandboxState::Created,
             created_ns: realtime_ns(),
             exit_status: None,
             reason: String::new(),
@@ -384,7 +384,8 @@ impl Node {
     /// not adopt it.
     pub fn ends_with_daemon(&self, sandbox: &Sandbox) -> bool {
         let state = sandbox.state();
-        state.is_live() && !(self.keeps && matches!(state, State::Running | State::Stopping))
+        state.is_live()
+            && !(self.keeps && matches!(state, SandboxState::Running | SandboxState::Stopping))
     }
 
     /// Notifies watchers that a sandbox was created, ended or was removed.

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// A sandbox's state in its life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum SandboxState {
     /// The sandbox is recorded, and nothing is started.
     Created,
     /// The start is under way; the container's process does not run yet.
@@ -29,7 +29,7 @@ pub enum State {
     Lost,
 }
 
-impl State {
+impl SandboxState {
     /// Returns whether a task of the daemon creates, runs or ends a sandbox in this state. Only
     /// then may the sandbox hold an interface, a VMM, an endpoint or a cgroup.
     pub fn is_live(self) -> bool {
@@ -158,7 +158,7 @@ pub struct Record {
     /// The image's EROFS file: the read-only root.
     pub image_path: PathBuf,
     /// The sandbox's state.
-    pub state: State,
+    pub state: SandboxState,
     /// CLOCK_REALTIME at the sandbox's creation, ns since the epoch.
     pub created_ns: u64,
     /// The exit status of the container's process, once it ended.
@@ -317,7 +317,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), "0123456789ab");
         store.create().unwrap();
-        let mut record = crate::adopt::tests::record_of(State::Running);
+        let mut record = crate::adopt::tests::record_of(SandboxState::Running);
         check_size(&record).unwrap();
         store.save(&record).unwrap();
         record.process.env = vec!["x".repeat(MOST_ASKED)];

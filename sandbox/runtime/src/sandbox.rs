@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use crate::agent::Agent;
 use crate::files::Lane;
 use crate::lock::lock;
-use crate::record::{Record, State, Store};
+use crate::record::{Record, SandboxState, Store};
 use crate::stdio::{Fanout, Input, input};
 use crate::{Error, Result};
 
@@ -36,7 +36,7 @@ pub struct Sandbox {
     record: Mutex<Versioned>,
     /// The version of the record that is on disk. The lock is held while a version is written.
     saved: tokio::sync::Mutex<u64>,
-    state: watch::Sender<State>,
+    state: watch::Sender<SandboxState>,
     stage: watch::Sender<&'static str>,
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
@@ -120,21 +120,21 @@ impl Sandbox {
 
     /// Announces that a sandbox that was not started has failed. The record on disk is gone.
     pub(crate) fn give_up(&self) {
-        self.note(|record| record.state = State::Failed);
-        self.state.send_replace(State::Failed);
+        self.note(|record| record.state = SandboxState::Failed);
+        self.state.send_replace(SandboxState::Failed);
         self.fanout.close();
     }
 
     /// Returns the state that was announced last.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SandboxState {
         *self.state.borrow()
     }
 
     /// Waits until `done` holds for the state, and returns that state.
-    pub async fn wait_state(&self, done: impl FnMut(&State) -> bool) -> State {
+    pub async fn wait_state(&self, done: impl FnMut(&SandboxState) -> bool) -> SandboxState {
         let mut watcher = self.state.subscribe();
         // The sender lives as long as `self`, so the wait cannot fail.
-        watcher.wait_for(done).await.map_or(State::Lost, |state| *state)
+        watcher.wait_for(done).await.map_or(SandboxState::Lost, |state| *state)
     }
 
     /// Announces that a stage of the start has begun.
@@ -167,7 +167,7 @@ impl Sandbox {
     /// [`Error::WrongState`] if the container does not run.
     pub fn agent(&self) -> Result<Agent> {
         let agent = self.agent.borrow().clone();
-        agent.filter(|_| self.state() == State::Running).ok_or_else(|| {
+        agent.filter(|_| self.state() == SandboxState::Running).ok_or_else(|| {
             self.wrong_state("its container does not run; `slipway run` starts a new one")
         })
     }
@@ -217,7 +217,7 @@ mod tests {
     use crate::files::Files;
 
     fn sandbox(dir: &std::path::Path) -> Arc<Sandbox> {
-        let record = crate::adopt::tests::record_of(State::Created);
+        let record = crate::adopt::tests::record_of(SandboxState::Created);
         let store = Store::new(dir, &record.id);
         store.create().unwrap();
         Sandbox::new(record, store, Files::start().unwrap().lane())
@@ -261,11 +261,11 @@ mod tests {
         let sandbox = sandbox(dir.path());
         let waiting = Arc::clone(&sandbox);
         let seen = tokio::spawn(async move {
-            waiting.wait_state(|state| *state == State::Running).await;
+            waiting.wait_state(|state| *state == SandboxState::Running).await;
             waiting.store.load().unwrap().unwrap().state
         });
         tokio::task::yield_now().await;
-        sandbox.update(|record| record.state = State::Running).await.unwrap();
-        assert_eq!(seen.await.unwrap(), State::Running);
+        sandbox.update(|record| record.state = SandboxState::Running).await.unwrap();
+        assert_eq!(seen.await.unwrap(), SandboxState::Running);
     }
 }

@@ -63,7 +63,7 @@ fn failed(engine: &Path, reason: impl std::fmt::Display) -> Error {
 
 /// A function that the engine serves. Until the VMM connects to it, the function ends when this is
 /// dropped.
-pub struct Asked {
+pub struct ServedFunction {
     /// The socket to which the VMM connects.
     pub socket: PathBuf,
     _connection: OwnedFd,
@@ -79,7 +79,7 @@ pub async fn serve(
     record: &Record,
     uid: u32,
     memory: &GuestMemory,
-) -> Result<Option<Asked>> {
+) -> Result<Option<ServedFunction>> {
     let (Some(engine), Some(network)) = (&record.sockets, &record.network) else { return Ok(None) };
     let addresses = [&network.ipv4, &network.ipv6].into_iter().filter(|one| !one.is_empty());
     let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
@@ -97,7 +97,7 @@ pub async fn serve(
             .map_err(|error| failed(&at, refusal(&error)))
     });
     let connection = asked.await.unwrap_or_else(|error| Err(failed(engine, error)))?;
-    Ok(Some(Asked { socket, _connection: connection }))
+    Ok(Some(ServedFunction { socket, _connection: connection }))
 }
 
 /// Makes a socket to which only the VMM's user may connect.
@@ -154,7 +154,7 @@ mod tests {
         assert!(said.contains("engine.sock") && said.contains("slipway socket engine"), "{said}");
         let record = Record {
             sockets: Some(engine),
-            ..crate::adopt::tests::record_of(crate::record::State::Starting)
+            ..crate::adopt::tests::record_of(crate::record::SandboxState::Starting)
         };
         let ended = || Error::VmEnded("x".to_owned());
         assert!(matches!(blame(&record, ended()).await, Error::Sockets { .. }));

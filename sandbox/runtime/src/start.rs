@@ -17,7 +17,7 @@ use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
 use crate::lock::lock;
 use crate::node::Node;
-use crate::record::{Record, State};
+use crate::record::{Record, SandboxState};
 use crate::running::{CONTAINER, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
@@ -77,7 +77,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     // The user id is saved before anything is started: a later daemon ends processes with this user
     // id.
     let recorded = sandbox.update(|record| {
-        record.state = State::Starting;
+        record.state = SandboxState::Starting;
         record.vmm_uid = Some(uid);
     });
     recorded.await?;
@@ -132,7 +132,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
     guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, booted);
     sandbox.set_agent(Some(agent.clone()));
-    sandbox.update(|record| record.state = State::Running).await?;
+    sandbox.update(|record| record.state = SandboxState::Running).await?;
     Ok(Running::new(vm, agent, carry))
 }
 

@@ -71,7 +71,7 @@ pub(super) enum Step {
 }
 
 /// A request and its progress.
-pub(super) struct Job {
+pub(super) struct FileJob {
     request: Request,
     start: u64,
     len: u64,
@@ -82,7 +82,7 @@ pub(super) struct Job {
     step: Step,
 }
 
-impl Job {
+impl FileJob {
     /// Creates a job for `request`, which was admitted for a disk of this geometry.
     pub fn new(
         request: Request,
@@ -245,7 +245,7 @@ impl Job {
     }
 }
 
-impl Work for Job {
+impl Work for FileJob {
     type Target = Target;
     type Entry = squeue::Entry;
     type Answer = cqueue::Entry;

@@ -43,7 +43,7 @@ use crate::{
     BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, PassthroughDisk,
     Request,
 };
-use job::{Job, Target};
+use job::{FileJob, Target};
 use pinned::Pinned;
 
 pub(crate) use common::{Common, cut, measure, set_size};
@@ -80,7 +80,7 @@ pub(crate) fn is_namespace(path: &Path) -> bool {
 /// - Past `RLIMIT_FSIZE` the kernel sends `SIGXFSZ`, which kills a process that does not ignore it.
 /// - Dropping the disk waits for requests in the kernel, since they use the spans' memory.
 pub struct FileDisk {
-    engine: Engine<Job>,
+    engine: Engine<FileJob>,
     geometry: Geometry,
     waiting: VecDeque<Request>,
     pinned: Pinned,
@@ -150,7 +150,7 @@ impl FileDisk {
                 Some(result) => completions.push(complete(request, result)),
                 None => {
                     let number = self.number(&request);
-                    let job = Job::new(request, number, &self.geometry, &self.engine.target);
+                    let job = FileJob::new(request, number, &self.geometry, &self.engine.target);
                     self.engine.start(job, completions);
                 }
             }

@@ -65,7 +65,7 @@ enum Step {
 }
 
 /// A request and its progress.
-pub(super) struct Job {
+pub(super) struct PassthroughJob {
     request: Request,
     start: u64,
     len: u64,
@@ -82,7 +82,7 @@ pub(super) struct Job {
     step: Step,
 }
 
-impl Job {
+impl PassthroughJob {
     /// Creates a job for `request`, which was admitted for the disk.
     pub fn new(request: Request, target: &Target) -> Self {
         let block = u64::from(target.device().geometry.block_size);
@@ -205,7 +205,7 @@ impl Job {
     }
 }
 
-impl Work for Job {
+impl Work for PassthroughJob {
     type Target = Target;
     type Entry = squeue::Entry128;
     type Answer = cqueue::Entry32;
@@ -289,10 +289,13 @@ mod tests {
         Target::new(Arc::new(Common { device, witness: None, users }))
     }
 
-    fn job(operation: Operation, blocks: u32, target: &Target) -> Job {
+    fn job(operation: Operation, blocks: u32, target: &Target) -> PassthroughJob {
         let moves = matches!(operation, Operation::Read | Operation::Write);
         let spans = if moves { vec![Span::heap(blocks as usize * 512)] } else { Vec::new() };
-        Job::new(Request { tag: 1, operation, lba: 5, blocks, durable: false, spans }, target)
+        PassthroughJob::new(
+            Request { tag: 1, operation, lba: 5, blocks, durable: false, spans },
+            target,
+        )
     }
 
     /// Runs a job's command with the drive giving the same answer each time. Returns the outcome

@@ -38,13 +38,13 @@ use std::sync::Arc;
 use crate::check::{admit, complete};
 use crate::uring::{Engine, give_up};
 use crate::{Completion, Disk, DiskError, FileOptions, Geometry, OpenError, Operation, Request};
-use job::{Job, Target};
+use job::{PassthroughJob, Target};
 
 pub(crate) use common::Common;
 
 /// A disk on an NVMe namespace, by NVMe commands through io_uring.
 pub struct PassthroughDisk {
-    engine: Engine<Job>,
+    engine: Engine<PassthroughJob>,
     geometry: Geometry,
     waiting: VecDeque<Request>,
     common: Arc<Common>,
@@ -96,7 +96,7 @@ impl PassthroughDisk {
             match self.immediate(&request) {
                 Some(result) => completions.push(complete(request, result)),
                 None => {
-                    let job = Job::new(request, &self.engine.target);
+                    let job = PassthroughJob::new(request, &self.engine.target);
                     self.engine.start(job, completions);
                 }
             }

@@ -16,7 +16,7 @@ macro_rules! forward_to_inner {
             self.inner.is_up()
         }
 
-        fn set_link(&mut self, link: $crate::Link) {
+        fn set_link(&mut self, link: $crate::LinkSetting) {
             self.inner.set_link(link);
         }
 
@@ -61,7 +61,7 @@ pub use impairment::{BadImpairment, Impairment, MAX_DELAY, MAX_QUEUE};
 pub use loss::Loss;
 pub use observed::{Observed, Observer, Way, Ways};
 pub use queued::{ByDelay, ByRate, Queued, Schedule};
-pub use trace::{Counts, Kind, Summary, Trace, Tracing};
+pub use trace::{Counts, FrameKind, Summary, Trace, Tracing};
 
 use std::time::Duration;
 

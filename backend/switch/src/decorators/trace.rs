@@ -22,7 +22,7 @@ const BURST_SECONDS: u64 = 1;
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// ARP.
     Arp,
     /// TCP over IPv4.
@@ -45,7 +45,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl FrameKind {
     /// Every kind, with its name.
     pub const ALL: [(Self, &'static str); 10] = [
         (Self::Arp, "arp"),
@@ -61,7 +61,7 @@ impl Kind {
     ];
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FrameKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::ALL[*self as usize].1)
     }
@@ -85,7 +85,7 @@ pub struct Summary {
     /// The EtherType after any tag.
     pub ethertype: u16,
     /// The kind of the frame.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Source and destination addresses of the packet; of ARP, the sender's and the target's.
     pub addresses: Option<(IpAddr, IpAddr)>,
     /// Source and destination ports of TCP and UDP; only in the first fragment.
@@ -100,7 +100,7 @@ impl fmt::Display for Summary {
             write!(f, " vlan {vlan}")?;
         }
         match self.kind {
-            Kind::Other => write!(f, " type {:#06x}", self.ethertype)?,
+            FrameKind::Other => write!(f, " type {:#06x}", self.ethertype)?,
             kind => write!(f, " {kind}")?,
         }
         match (self.addresses, self.ports) {
@@ -125,7 +125,7 @@ struct Cell {
 #[derive(Default)]
 struct Shared {
     /// The counters, by direction: inward, outward.
-    cells: [[Cell; Kind::ALL.len()]; 2],
+    cells: [[Cell; FrameKind::ALL.len()]; 2],
     untold: AtomicU64,
 }
 
@@ -133,7 +133,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// The kind of the frames.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The direction.
     pub way: Way,
     /// The number of frames.
@@ -202,7 +202,7 @@ impl Tracing {
     pub fn counts(&self) -> Vec<Counts> {
         let ways = [Way::In, Way::Out].into_iter();
         let all = ways.flat_map(|way| {
-            Kind::ALL.map(|(kind, _)| {
+            FrameKind::ALL.map(|(kind, _)| {
                 let cell = &self.shared.cells[way as usize][kind as usize];
                 let frames = cell.frames.load(Ordering::Relaxed);
                 Counts { kind, way, frames, bytes: cell.bytes.load(Ordering::Relaxed) }
@@ -231,14 +231,15 @@ fn summarise(time: Duration, way: Way, burst: &Burst, pick: Pick) -> Summary {
     }
     let packet = head.get(at + 2..).unwrap_or_default();
     let (kind, addresses, above) = classify(ethertype, packet);
-    let has_ports = matches!(kind, Kind::Tcp4 | Kind::Udp4 | Kind::Tcp6 | Kind::Udp6);
+    let has_ports =
+        matches!(kind, FrameKind::Tcp4 | FrameKind::Udp4 | FrameKind::Tcp6 | FrameKind::Udp6);
     let ports =
         above.filter(|_| has_ports).and_then(|at| number(packet, at).zip(number(packet, at + 2)));
     let len = burst.len_of(pick) as u32;
     Summary { time, way, len, to: mac(0), from: mac(6), vlan, ethertype, kind, addresses, ports }
 }
 
-type Classified = (Kind, Option<(IpAddr, IpAddr)>, Option<usize>);
+type Classified = (FrameKind, Option<(IpAddr, IpAddr)>, Option<usize>);
 
 /// Returns a packet's kind, its addresses, and the offset of the TCP or UDP header if the packet
 /// may have one.
@@ -246,13 +247,13 @@ fn classify(ethertype: u16, packet: &[u8]) -> Classified {
     let v4 = |at: usize| field::<4>(packet, at).map(IpAddr::from);
     let v6 = |at: usize| field::<16>(packet, at).map(IpAddr::from);
     match ethertype {
-        ethertype::ARP => (Kind::Arp, v4(arp::SENDER_IP).zip(v4(arp::LEN - 4)), None),
+        ethertype::ARP => (FrameKind::Arp, v4(arp::SENDER_IP).zip(v4(arp::LEN - 4)), None),
         ethertype::IPV4 => {
             let kind = match packet.get(ipv4::PROTOCOL) {
-                Some(&protocol::TCP) => Kind::Tcp4,
-                Some(&protocol::UDP) => Kind::Udp4,
-                Some(1) => Kind::Icmp4,
-                _ => Kind::Ipv4,
+                Some(&protocol::TCP) => FrameKind::Tcp4,
+                Some(&protocol::UDP) => FrameKind::Udp4,
+                Some(1) => FrameKind::Icmp4,
+                _ => FrameKind::Ipv4,
             };
             let header = packet.first().map_or(0, |first| usize::from(first & 15) * 4);
             let first = number(packet, 6).is_some_and(|offset| offset & 0x1fff == 0);
@@ -261,14 +262,14 @@ fn classify(ethertype: u16, packet: &[u8]) -> Classified {
         }
         ethertype::IPV6 => {
             let kind = match packet.get(ipv6::NEXT_HEADER) {
-                Some(&protocol::TCP) => Kind::Tcp6,
-                Some(&protocol::UDP) => Kind::Udp6,
-                Some(&protocol::ICMPV6) => Kind::Icmp6,
-                _ => Kind::Ipv6,
+                Some(&protocol::TCP) => FrameKind::Tcp6,
+                Some(&protocol::UDP) => FrameKind::Udp6,
+                Some(&protocol::ICMPV6) => FrameKind::Icmp6,
+                _ => FrameKind::Ipv6,
             };
             (kind, v6(ipv6::SOURCE).zip(v6(ipv6::SOURCE + 16)), Some(ipv6::HEADER))
         }
-        _ => (Kind::Other, None, None),
+        _ => (FrameKind::Other, None, None),
     }
 }
 

@@ -11,7 +11,7 @@ use slipway_ram::Span;
 
 use super::{check, is_full};
 use crate::vnet::HEADER;
-use crate::{Abilities, Burst, Delivered, Link, MAX_FRAME, Offload, Pick, Port};
+use crate::{Abilities, Burst, Delivered, LinkSetting, MAX_FRAME, Offload, Pick, Port};
 
 /// The largest number of frames read at a time.
 const BATCH: usize = 32;
@@ -234,8 +234,8 @@ impl Port for TapPort {
         std::mem::take(&mut self.malformed)
     }
 
-    fn set_link(&mut self, link: Link) {
-        let carrier = c_int::from(link != Link::Down);
+    fn set_link(&mut self, link: LinkSetting) {
+        let carrier = c_int::from(link != LinkSetting::Down);
         // Kernels before 4.20 lack the request: the peer sees a carrier, but nothing passes either.
         // SAFETY: the request takes a pointer to an `int`, owned by this function.
         unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) };

@@ -8,7 +8,7 @@ use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{
     Abilities, BURST, BadConfig, Learning, LearningOptions, Mac, PortConfig, PortIndex, PortStats,
-    Switch, Turn,
+    PortTurn, Switch,
 };
 
 /// Returns the address for a number.
@@ -125,7 +125,7 @@ impl Rig {
     /// Runs turns until no frames are left.
     pub fn run(&mut self) {
         for port in self.switch.ports().collect::<Vec<_>>() {
-            while self.switch.turn(port, BURST, Duration::ZERO) != Turn::Idle {}
+            while self.switch.turn(port, BURST, Duration::ZERO) != PortTurn::Idle {}
         }
     }
 

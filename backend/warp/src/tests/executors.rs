@@ -8,13 +8,13 @@ use slipway_ram::Span;
 use slipway_telemetry::ManualClock;
 
 use crate::{
-    Cipher, Class, Core, Executor, Job, Options, Place, Sealer, Secret, Simulated, Stretch,
+    Cipher, Class, Core, Executor, Job, JobEnd, Options, Sealer, Secret, Simulated, Stretch,
     TransformError, Work,
 };
 
 fn job(tag: u64, bytes: usize) -> Job {
-    let source = Place::Ring(Span::heap(65_536), Stretch::new(0, bytes as u64, 65_536).unwrap());
-    Job { tag, work: Work::Pass, source, sink: Place::Buffer(Vec::new()) }
+    let source = JobEnd::Ring(Span::heap(65_536), Stretch::new(0, bytes as u64, 65_536).unwrap());
+    Job { tag, work: Work::Pass, source, sink: JobEnd::Buffer(Vec::new()) }
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_key_serves_for_what_it_was_given_and_until_it_is_taken_away() {
     let key = core.add_sealer(Sealer::new(Cipher::Aes128Gcm, &secret));
     let seal = Work::Seal(Some(key), Options::default());
     let run = |core: &mut Core, work| {
-        let (source, sink) = (Place::Buffer(vec![1; 100]), Place::Buffer(vec![0; 200]));
+        let (source, sink) = (JobEnd::Buffer(vec![1; 100]), JobEnd::Buffer(vec![0; 200]));
         let (mut jobs, mut ended) =
             (VecDeque::from([Job { tag: 1, work, source, sink }]), Vec::new());
         core.submit(&mut jobs, &mut ended);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slipway_ram::Span;
 use slipway_telemetry::{Clock, ManualClock};
 use slipway_warp::share::{ChainId, ResourceId, Scheduler, TenantId, TenantOptions, Ticket};
-use slipway_warp::{Class, Completion, Core, Executor as _, Job, Place, Simulated, Stretch, Work};
+use slipway_warp::{Class, Completion, Core, Executor as _, Job, JobEnd, Simulated, Stretch, Work};
 
 #[allow(dead_code)] // unit tests use all of it
 #[path = "../../src/tests/random.rs"]
@@ -180,8 +180,8 @@ impl Bench {
                 self.top_up(ticket.item);
                 let (executor, bytes) = (ticket.executor.index(), ticket.bytes);
                 let stretch = Stretch::new(0, bytes, 65_536).unwrap();
-                let source = Place::Ring(self.memory.clone(), stretch);
-                let (tag, sink) = (executor as u64, Place::Buffer(Vec::new()));
+                let source = JobEnd::Ring(self.memory.clone(), stretch);
+                let (tag, sink) = (executor as u64, JobEnd::Buffer(Vec::new()));
                 self.jobs.push_back(Job { tag, work: Work::Pass, source, sink });
                 self.executors[executor].submit(&mut self.jobs, &mut self.ended);
                 assert!(self.jobs.is_empty(), "one at a time");

@@ -23,7 +23,7 @@ use slipway_ram::{Lasting, Memory};
 use super::rig::{Random, Setup, Shared, ram};
 use crate::driver::{Arena, Driver, DriverError, RegisterAccess, Shadowed, admin, io};
 use crate::journal::testing::{Killed, kill_after};
-use crate::journal::{Found, Journal};
+use crate::journal::{Journal, UsedSlot};
 use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
 
 pub const MEMORY: usize = 4 << 20;
@@ -530,7 +530,7 @@ fn parts_of_a_journal_share_no_slot() {
     lane.end(ended);
     // The successor's home finds all slots, and a lane hands out none that is in use.
     let mut home = Journal::new(&memory, &limits).unwrap();
-    let numbers = |found: &[Found]| {
+    let numbers = |found: &[UsedSlot]| {
         let mut all: Vec<_> = found.iter().map(|one| (one.number, one.ticket)).collect();
         all.sort_by_key(|(number, _)| *number);
         all
@@ -548,6 +548,6 @@ fn parts_of_a_journal_share_no_slot() {
     let found = Journal::new(&memory, &limits).unwrap().recover();
     assert_eq!(numbers(&found), [(0, own), (2, moved)]);
     assert!(other.owns(moved));
-    let entry = |found: &[Found]| found.iter().find(|one| one.number == 2).unwrap().entry;
+    let entry = |found: &[UsedSlot]| found.iter().find(|one| one.number == 2).unwrap().entry;
     assert_eq!(entry(&found).starting_lba(), 2);
 }

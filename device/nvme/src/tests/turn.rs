@@ -6,7 +6,7 @@ use slipway_block::DiskError;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Function, Progress, Turn};
+use slipway_pci::{Function, Progress, TurnLength};
 
 use super::rig::{Held, Random, Rig, Setup, ram};
 use crate::driver::{admin, io};
@@ -15,11 +15,11 @@ use crate::turn::Quota;
 /// Returns a rig whose controller shares its thread.
 fn shared() -> Rig {
     let mut rig = Setup::new().alone().rig();
-    rig.controller().set_turn(Turn::Short);
+    rig.controller().set_turn(TurnLength::Short);
     rig
 }
 
-fn quota(turn: Turn) -> (usize, usize) {
+fn quota(turn: TurnLength) -> (usize, usize) {
     let quota = Quota::from(turn);
     (quota.commands as usize, quota.bytes as usize)
 }
@@ -41,7 +41,7 @@ fn polls(rig: &mut Rig) -> Vec<usize> {
 
 #[test]
 fn a_turn_ends_after_so_many_commands() {
-    for turn in [Turn::Short, Turn::Long] {
+    for turn in [TurnLength::Short, TurnLength::Long] {
         let mut rig = Setup::new().rig();
         rig.controller().set_turn(turn);
         let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 512);
@@ -78,16 +78,16 @@ fn queues_take_turns() {
             *count += rig.reap(queue).len();
             sum += *count;
         }
-        assert!(sum <= poll * quota(Turn::Short).0, "poll {poll}: {ended:?}");
+        assert!(sum <= poll * quota(TurnLength::Short).0, "poll {poll}: {ended:?}");
     }
     let (least, most) = (ended.iter().min().unwrap(), ended.iter().max().unwrap());
-    assert!(*least > 0 && most - least <= quota(Turn::Short).0, "{ended:?}");
+    assert!(*least > 0 && most - least <= quota(TurnLength::Short).0, "{ended:?}");
 }
 
 #[test]
 fn a_turn_ends_after_so_many_bytes_within_a_command() {
     let len = 128 << 10;
-    for turn in [Turn::Short, Turn::Long] {
+    for turn in [TurnLength::Short, TurnLength::Long] {
         let mut rig = Setup::new().alone().rig();
         rig.controller().set_turn(turn);
         let data = Random(7).bytes(len);
@@ -120,7 +120,7 @@ fn bytes_are_shared_by_all_commands_of_a_turn_and_none_overtakes() {
     }
     assert_eq!(ended, order);
     // The last command is fetched when all before it has gone: it is one too many for their turn.
-    assert_eq!(polls, (81_usize << 10).div_ceil(quota(Turn::Short).1) + 1);
+    assert_eq!(polls, (81_usize << 10).div_ceil(quota(TurnLength::Short).1) + 1);
     assert_eq!(rig.bytes(to, 1024), [9; 1024], "the read came after the write");
 }
 
@@ -138,7 +138,7 @@ fn the_admin_queue_waits_for_no_data() {
 #[test]
 fn what_is_zeroed_goes_in_pieces_too() {
     let mut rig = Setup::new().disk(ram(1 << 30, 4096)).rig();
-    rig.controller().set_turn(Turn::Short);
+    rig.controller().set_turn(TurnLength::Short);
     let zero = io(NvmOpcode::WriteZeroes, 1, 5, 1 << 16);
     rig.driver.submit(1, zero).unwrap();
     // 256 MiB that begin within 2 MiB: a piece for each 2 MiB that it touches.
@@ -149,7 +149,7 @@ fn what_is_zeroed_goes_in_pieces_too() {
 fn one_piece_that_fails_is_the_end_of_its_command() {
     let (disk, gate) = Held::copying(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
-    rig.controller().set_turn(Turn::Short);
+    rig.controller().set_turn(TurnLength::Short);
     let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 64 << 10);
     rig.driver.submit(1, read).unwrap();
     gate.allow(2);
@@ -172,7 +172,7 @@ fn a_command_is_aborted_between_two_pieces_or_within_one() {
     for within in [false, true] {
         let (disk, gate) = Held::copying(ram(4 << 20, 512));
         let mut rig = Setup::new().disk(disk).rig();
-        rig.controller().set_turn(Turn::Short);
+        rig.controller().set_turn(TurnLength::Short);
         let (write, _) = transfer(&mut rig, NvmOpcode::Write, 0, 1 << 20);
         let id = rig.driver.submit(1, write).unwrap();
         if !within {
@@ -204,7 +204,7 @@ fn quiescing_waits_for_no_turn() {
 fn a_poll_says_whether_more_waits_than_its_turn_had_room_for() {
     let mut rig = shared();
     let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 4096);
-    let most = quota(Turn::Short).0;
+    let most = quota(TurnLength::Short).0;
     for _ in 0..2 * most + 1 {
         rig.driver.submit(1, read).unwrap();
     }
@@ -212,7 +212,7 @@ fn a_poll_says_whether_more_waits_than_its_turn_had_room_for() {
     let expected = [Progress::Behind, Progress::Behind, Progress::Busy, Progress::Idle(None)];
     assert_eq!(found, expected);
     rig.reap(1);
-    let (large, _) = transfer(&mut rig, NvmOpcode::Write, 0, 4 * quota(Turn::Short).1);
+    let (large, _) = transfer(&mut rig, NvmOpcode::Write, 0, 4 * quota(TurnLength::Short).1);
     rig.driver.submit(1, large).unwrap();
     for left in (1..4).rev() {
         assert_eq!(rig.controller().poll(), Progress::Behind, "{left} quarters of it are left");

@@ -1,7 +1,7 @@
 //! The control queue as a driver uses it.
 
 use slipway_pci::Function;
-use slipway_switch::{Link, Mac, PortConfig};
+use slipway_switch::{LinkSetting, Mac, PortConfig};
 use slipway_virtio_spec::net::{Features, config_status, control as command};
 use slipway_virtio_spec::pci::common;
 
@@ -78,20 +78,20 @@ fn the_link_and_announcements_are_told_by_the_configuration() {
         Function::poll(host.device());
         host.sink.take().contains(&vector)
     };
-    let set = |host: &mut Host, link: Link| {
+    let set = |host: &mut Host, link: LinkSetting| {
         let config = PortConfig { link, ..PortConfig::default() };
         world.0.borrow_mut().configure(host.port, config).unwrap();
         told(host)
     };
     assert_eq!(status(&mut host), config_status::LINK_UP);
-    assert!(set(&mut host, Link::Down) && !set(&mut host, Link::Down));
+    assert!(set(&mut host, LinkSetting::Down) && !set(&mut host, LinkSetting::Down));
     assert_eq!(status(&mut host), 0);
-    assert!(set(&mut host, Link::Up) && !set(&mut host, Link::Auto));
+    assert!(set(&mut host, LinkSetting::Up) && !set(&mut host, LinkSetting::Auto));
     host.driver.command(command::ANNOUNCE, command::ANNOUNCE_ACK, &[]).unwrap();
     assert_eq!(status(&mut host), config_status::LINK_UP);
     // Without a switch there is no carrier, unless the link was set to stay up.
     let mut other = Setup::new(2).host(&world);
-    set(&mut other, Link::Up);
+    set(&mut other, LinkSetting::Up);
     for gone in [&host, &other] {
         drop(world.0.borrow_mut().detach(gone.port).unwrap());
     }

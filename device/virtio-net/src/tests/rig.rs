@@ -33,7 +33,7 @@ impl World {
         let ports: Vec<PortIndex> = switch.ports().collect();
         for _ in 0..64 {
             let turns = ports.iter().map(|port| switch.turn(*port, BURST, Duration::ZERO));
-            if turns.filter(|turn| *turn != slipway_switch::Turn::Idle).count() == 0 {
+            if turns.filter(|turn| *turn != slipway_switch::PortTurn::Idle).count() == 0 {
                 return;
             }
         }

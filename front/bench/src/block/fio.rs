@@ -51,11 +51,11 @@ const MOST_UNDER_WAY: u64 = (Workload::GREATEST_DEPTH * Workload::MOST_THREADS) 
 /// The parts of fio's report that are used; "json+" contains whole histograms.
 #[derive(Deserialize)]
 struct Report {
-    jobs: Vec<Job>,
+    jobs: Vec<FioJob>,
 }
 
 #[derive(Deserialize)]
-struct Job {
+struct FioJob {
     error: i64,
     read: Direction,
     write: Direction,

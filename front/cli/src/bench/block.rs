@@ -40,7 +40,9 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
     let measure = || if is_native(args) { native(args) } else { guests(node, args) };
     let report = reports::show(&args.report, measure)?;
     if let Some(path) = &args.curves {
-        write(path, &curves(&report, &report.title())?)?;
+        let title = report.title();
+        let title = title.strip_suffix(reports::RANGES).unwrap_or(&title);
+        write(path, &curves(&report, title)?)?;
     }
     reports::complete(&report)?;
     Ok(0)

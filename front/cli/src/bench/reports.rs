@@ -59,6 +59,9 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
     Ok(report)
 }
 
+/// The end of the title of a picture whose bars have ranges.
+pub(super) const RANGES: &str = "; thin lines: from the least to the greatest round";
+
 /// Returns the title of a picture: what it shows, and the conditions.
 pub(super) fn heading(
     what: &str,
@@ -67,7 +70,7 @@ pub(super) fn heading(
     time: Duration,
 ) -> String {
     let plural = if rounds == 1 { "" } else { "s" };
-    let turns = format!("medians of {rounds} round{plural} of {time:?}; thin lines: all rounds");
+    let turns = format!("medians of {rounds} round{plural} of {time:?}{RANGES}");
     format!("{what}\n{}\n{turns}", environment.line())
 }
 

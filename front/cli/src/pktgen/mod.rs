@@ -33,7 +33,7 @@ pub async fn command(config: &Config, command: &PktgenCommand) -> Result<i32> {
         "--time 0 ends before it begins; leave it out to go on until ^C"
     );
     let (name, place) = place(config, wire);
-    let job = Job::of(command, name, limits)?;
+    let job = PktgenRun::of(command, name, limits)?;
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
     // A wire's resources stay on one thread.
@@ -53,19 +53,19 @@ pub async fn command(config: &Config, command: &PktgenCommand) -> Result<i32> {
     }
 }
 
-/// The interface that frames are sent to and received from.
-enum Place {
+/// The kind of wire that frames are sent to and received from, and its name.
+enum WireKind {
     Port(PathBuf),
     Tap(String),
     Interface(String),
 }
 
-fn place(config: &Config, args: &WireArgs) -> (String, Place) {
+fn place(config: &Config, args: &WireArgs) -> (String, WireKind) {
     if let Some(tap) = &args.tap {
-        return (format!("TAP interface {tap}"), Place::Tap(tap.clone()));
+        return (format!("TAP interface {tap}"), WireKind::Tap(tap.clone()));
     }
     if let Some(interface) = &args.interface {
-        return (format!("interface {interface}"), Place::Interface(interface.clone()));
+        return (format!("interface {interface}"), WireKind::Interface(interface.clone()));
     }
     // The parser ensures that one of the three is given.
     let name = args.port.clone().unwrap_or_default();
@@ -73,10 +73,10 @@ fn place(config: &Config, args: &WireArgs) -> (String, Place) {
         true => PathBuf::from(&name),
         false => config.ports_dir().join(format!("{name}.sock")),
     };
-    (format!("memory port {name}"), Place::Port(path))
+    (format!("memory port {name}"), WireKind::Port(path))
 }
 
-impl Place {
+impl WireKind {
     fn open(&self, name: &str) -> Result<Box<dyn Wire>> {
         Ok(match self {
             Self::Port(path) if !path.exists() => bail!(
@@ -90,15 +90,15 @@ impl Place {
 }
 
 /// The run to do.
-enum Kind {
+enum PktgenRole {
     Source(Plan),
     Sink(Mac),
     Ping(Plan, Duration),
     Pong(Mac),
 }
 
-struct Job {
-    kind: Kind,
+struct PktgenRun {
+    kind: PktgenRole,
     /// The user gave the address.
     asked: bool,
     wire: String,
@@ -107,30 +107,34 @@ struct Job {
     json: bool,
 }
 
-impl Job {
+impl PktgenRun {
     fn of(command: &PktgenCommand, wire: String, limits: &LimitArgs) -> Result<Self> {
         let random = random()?;
         let own = |own: &OwnArgs| own.mac.unwrap_or(Mac::local(u64::from(random)));
         let (kind, asked) = match command {
             PktgenCommand::Source { plan, burst, .. } => {
-                (Kind::Source(self::plan(plan, *burst, random)), false)
+                (PktgenRole::Source(self::plan(plan, *burst, random)), false)
             }
             PktgenCommand::Ping { plan, timeout, .. } => {
-                (Kind::Ping(self::plan(plan, 1, random), *timeout), false)
+                (PktgenRole::Ping(self::plan(plan, 1, random), *timeout), false)
             }
-            PktgenCommand::Sink { own: args, .. } => (Kind::Sink(own(args)), args.mac.is_some()),
-            PktgenCommand::Pong { own: args, .. } => (Kind::Pong(own(args)), args.mac.is_some()),
+            PktgenCommand::Sink { own: args, .. } => {
+                (PktgenRole::Sink(own(args)), args.mac.is_some())
+            }
+            PktgenCommand::Pong { own: args, .. } => {
+                (PktgenRole::Pong(own(args)), args.mac.is_some())
+            }
         };
         let LimitArgs { count, time, json } = *limits;
         Ok(Self { kind, asked, wire, count, time, json })
     }
 
-    fn run(mut self, place: &Place, stop: &AtomicBool) -> Result<i32> {
+    fn run(mut self, place: &WireKind, stop: &AtomicBool) -> Result<i32> {
         let mut wire = place.open(&self.wire)?;
         self.settle(wire.mac())?;
         let limits = Limits { count: self.count, time: self.time, stop };
         let (mut every, mut seconds) = (Vec::new(), 0);
-        let (json, lossy) = (self.json, !matches!(self.kind, Kind::Source(_)));
+        let (json, lossy) = (self.json, !matches!(self.kind, PktgenRole::Source(_)));
         let mut report = |figures: &Figures| {
             seconds += 1;
             if json {
@@ -144,10 +148,10 @@ impl Job {
         }
         let wire = &mut *wire;
         let total = match &self.kind {
-            Kind::Source(plan) => source(wire, plan, limits, &mut report),
-            Kind::Sink(mac) => sink(wire, *mac, limits, &mut report),
-            Kind::Ping(plan, timeout) => ping(wire, plan, *timeout, limits, &mut report),
-            Kind::Pong(mac) => pong(wire, *mac, limits, &mut report),
+            PktgenRole::Source(plan) => source(wire, plan, limits, &mut report),
+            PktgenRole::Sink(mac) => sink(wire, *mac, limits, &mut report),
+            PktgenRole::Ping(plan, timeout) => ping(wire, plan, *timeout, limits, &mut report),
+            PktgenRole::Pong(mac) => pong(wire, *mac, limits, &mut report),
         }?;
         if json {
             let all = serde_json::json!({
@@ -162,14 +166,16 @@ impl Job {
             crate::say!("{}", self.summary(&total));
         }
         // A ping without any answer has failed.
-        let silent = matches!(self.kind, Kind::Ping(..)) && total.frames == 0;
+        let silent = matches!(self.kind, PktgenRole::Ping(..)) && total.frames == 0;
         Ok(i32::from(silent))
     }
 
     /// Takes over the address that the wire is bound to.
     fn settle(&mut self, bound: Option<Mac>) -> Result<()> {
         let asked = self.asked;
-        if let (Kind::Sink(mac) | Kind::Pong(mac), Some(bound)) = (&mut self.kind, bound) {
+        if let (PktgenRole::Sink(mac) | PktgenRole::Pong(mac), Some(bound)) =
+            (&mut self.kind, bound)
+        {
             ensure!(!asked || *mac == bound, "the port's address is {bound}; leave --mac out");
             *mac = bound;
         }
@@ -178,35 +184,39 @@ impl Job {
 
     fn mode(&self) -> &'static str {
         match self.kind {
-            Kind::Source(_) => "source",
-            Kind::Sink(_) => "sink",
-            Kind::Ping(..) => "ping",
-            Kind::Pong(_) => "pong",
+            PktgenRole::Source(_) => "source",
+            PktgenRole::Sink(_) => "sink",
+            PktgenRole::Ping(..) => "ping",
+            PktgenRole::Pong(_) => "pong",
         }
     }
 
     /// Returns the address that receives, or `None` for a run that sends.
     fn mac(&self) -> Option<Mac> {
         match self.kind {
-            Kind::Sink(mac) | Kind::Pong(mac) => Some(mac),
-            Kind::Source(_) | Kind::Ping(..) => None,
+            PktgenRole::Sink(mac) | PktgenRole::Pong(mac) => Some(mac),
+            PktgenRole::Source(_) | PktgenRole::Ping(..) => None,
         }
     }
 
     fn title(&self) -> String {
         let (mode, wire) = (self.mode(), &self.wire);
         match &self.kind {
-            Kind::Source(plan) | Kind::Ping(plan, _) => format!("{mode} at {wire}, to {}", plan.to),
-            Kind::Sink(mac) | Kind::Pong(mac) => format!("{mode} at {wire}, address {mac}"),
+            PktgenRole::Source(plan) | PktgenRole::Ping(plan, _) => {
+                format!("{mode} at {wire}, to {}", plan.to)
+            }
+            PktgenRole::Sink(mac) | PktgenRole::Pong(mac) => {
+                format!("{mode} at {wire}, address {mac}")
+            }
         }
     }
 
     fn summary(&self, total: &Figures) -> String {
         let verb = match self.kind {
-            Kind::Source(_) => "sent",
-            Kind::Sink(_) => "received",
-            Kind::Ping(..) => "answered:",
-            Kind::Pong(_) => "sent back",
+            PktgenRole::Source(_) => "sent",
+            PktgenRole::Sink(_) => "received",
+            PktgenRole::Ping(..) => "answered:",
+            PktgenRole::Pong(_) => "sent back",
         };
         let rates = format!("{:.3} Mpps, {:.3} Gbit/s", total.pps / 1e6, total.gbit_s);
         let mut text = format!("{verb} {} frames in {:.2} s: {rates}", total.frames, total.seconds);

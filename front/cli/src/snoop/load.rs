@@ -34,7 +34,7 @@ enum Snoop {
 }
 
 /// The mean time of a command in each turn of one kind, ns.
-struct Kind {
+struct SnoopTurns {
     snoop: Snoop,
     name: &'static str,
     turns: Vec<f64>,
@@ -65,7 +65,7 @@ pub async fn measure(
     let mut sandbox = Sandbox { name, endpoint: target.endpoint, every, sandboxes, plane };
     let kinds =
         [(Snoop::Off, "off"), (Snoop::Host, "host"), (Snoop::HostAndGuest, "host and guest")];
-    let mut kinds = kinds.map(|(snoop, name)| Kind { snoop, name, turns: Vec::new() });
+    let mut kinds = kinds.map(|(snoop, name)| SnoopTurns { snoop, name, turns: Vec::new() });
     for _ in 0..ROUNDS {
         for kind in &mut kinds {
             kind.turns.push(sandbox.turn(kind.snoop).await?);
@@ -132,7 +132,7 @@ impl Sandbox {
 
 /// Returns the overhead of `kind` over `base`, in percent. It is the median of the ratios of each
 /// round, so that changes from round to round cancel out.
-fn overhead(base: &Kind, kind: &Kind) -> f64 {
+fn overhead(base: &SnoopTurns, kind: &SnoopTurns) -> f64 {
     let ratios = base.turns.iter().zip(&kind.turns).map(|(base, kind)| kind / base);
     (median(ratios.collect()) - 1.0) * 100.0
 }
@@ -142,7 +142,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-fn show(kinds: &[Kind; 3], args: &SnoopArgs) -> Result<()> {
+fn show(kinds: &[SnoopTurns; 3], args: &SnoopArgs) -> Result<()> {
     let [off, host, both] = kinds;
     let (by_host, by_guest) = (overhead(off, host), overhead(host, both));
     if args.json {
@@ -171,7 +171,8 @@ mod tests {
 
     #[test]
     fn an_overhead_is_within_rounds() {
-        let kind = |turns: &[f64]| Kind { snoop: Snoop::Off, name: "x", turns: turns.to_vec() };
+        let kind =
+            |turns: &[f64]| SnoopTurns { snoop: Snoop::Off, name: "x", turns: turns.to_vec() };
         // The machine is half as fast in the second round, and the third round has an outlier.
         let (off, on) = (kind(&[100.0, 200.0, 100.0]), kind(&[110.0, 220.0, 900.0]));
         assert!((overhead(&off, &on) - 10.0).abs() < 1e-9);

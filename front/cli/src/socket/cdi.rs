@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::elf::Kind;
+use super::elf::Linkage;
 use super::run::library;
 use crate::args::SocketCdiArgs;
 
@@ -28,8 +28,8 @@ const FOLDER: &str = "/run/slipway/socket.d";
 pub fn describe(args: &SocketCdiArgs, socket: &Path) -> Result<i32> {
     let socket = std::path::absolute(socket)?;
     let folder = slipway_sgiov::folder(&socket);
-    let musl = library(Kind::Musl).ok();
-    let found = [("glibc", Some(library(Kind::Glibc)?)), ("musl", musl)];
+    let musl = library(Linkage::Musl).ok();
+    let found = [("glibc", Some(library(Linkage::Glibc)?)), ("musl", musl)];
     let found = found.iter().filter_map(|(name, library)| Some((*name, library.as_deref()?)));
     let devices = found.map(|(name, library)| device(name, library, &folder));
     let devices = devices.collect::<Result<Vec<_>>>()?;

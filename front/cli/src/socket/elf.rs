@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// How a program makes its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Linkage {
     /// Through glibc, or another C library with the same kind of loader.
     Glibc,
     /// Through musl.
@@ -40,16 +40,16 @@ pub fn find(name: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// If the file cannot be read.
-pub fn kind(file: &Path) -> std::io::Result<Kind> {
+pub fn kind(file: &Path) -> std::io::Result<Linkage> {
     let mut path = file.to_owned();
     for _ in 0..DEPTH {
         let file = File::open(&path)?;
         match interpreter(&file)? {
             Some(next) => path = next,
-            None => return Ok(elf(&file).unwrap_or(Kind::Unknown)),
+            None => return Ok(elf(&file).unwrap_or(Linkage::Unknown)),
         }
     }
-    Ok(Kind::Unknown)
+    Ok(Linkage::Unknown)
 }
 
 /// Returns the interpreter in a script's first line, or `None` if the file is no script.
@@ -66,7 +66,7 @@ fn interpreter(file: &File) -> std::io::Result<Option<PathBuf>> {
     Ok(named.and_then(|name| find(Path::new(name))).or_else(|| Some(first.into())))
 }
 
-fn elf(file: &File) -> Option<Kind> {
+fn elf(file: &File) -> Option<Linkage> {
     let mut head = [0; 64];
     file.read_exact_at(&mut head, 0).ok()?;
     // 64 bits, little-endian.
@@ -76,7 +76,7 @@ fn elf(file: &File) -> Option<Kind> {
     let offset = u64::from_le_bytes(head.get(32..40)?.try_into().ok()?);
     let size = u16::from_le_bytes(head.get(54..56)?.try_into().ok()?);
     let count = u16::from_le_bytes(head.get(56..58)?.try_into().ok()?);
-    let mut kind = Kind::Static;
+    let mut kind = Linkage::Static;
     for number in 0..u64::from(count).min(256) {
         let mut segment = [0; 56];
         let at = offset.checked_add(number * u64::from(size))?;
@@ -87,13 +87,13 @@ fn elf(file: &File) -> Option<Kind> {
             PT_INTERP => {
                 let loader = bytes(file, from, long)?;
                 let musl = loader.windows(7).any(|part| part == b"ld-musl");
-                kind = if musl { Kind::Musl } else { Kind::Glibc };
+                kind = if musl { Linkage::Musl } else { Linkage::Glibc };
             }
             // A note with the owner "Go": the program's build id (cmd/link).
             PT_NOTE
                 if bytes(file, from, long)?.windows(8).any(|part| part == b"\x04\0\0\0Go\0\0") =>
             {
-                return Some(Kind::Go);
+                return Some(Linkage::Go);
             }
             _ => {}
         }
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn programs_and_scripts_are_told_apart() {
         let own = std::env::current_exe().unwrap();
-        assert_eq!(kind(&own).unwrap(), Kind::Glibc);
+        assert_eq!(kind(&own).unwrap(), Linkage::Glibc);
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &[u8]| {
             let path = dir.path().join(name);
@@ -122,20 +122,20 @@ mod tests {
             path
         };
         let script = write("a", format!("#!{}\n", own.display()).as_bytes());
-        assert_eq!(kind(&script).unwrap(), Kind::Glibc);
+        assert_eq!(kind(&script).unwrap(), Linkage::Glibc);
         let by_env = write("b", b"#!/usr/bin/env -S sh -e\n");
-        assert_eq!(kind(&by_env).unwrap(), Kind::Glibc);
+        assert_eq!(kind(&by_env).unwrap(), Linkage::Glibc);
         let endless = write("c", b"");
         std::fs::write(&endless, format!("#!{}\n", endless.display())).unwrap();
-        assert_eq!(kind(&endless).unwrap(), Kind::Unknown);
-        assert_eq!(kind(&write("d", b"text")).unwrap(), Kind::Unknown);
+        assert_eq!(kind(&endless).unwrap(), Linkage::Unknown);
+        assert_eq!(kind(&write("d", b"text")).unwrap(), Linkage::Unknown);
         // The head of an ELF file without segments counts as static; a file that ends within its
         // head is unknown.
         let mut elf = std::fs::read(&own).unwrap()[..64].to_vec();
         elf[56..58].fill(0);
-        assert_eq!(kind(&write("e", &elf)).unwrap(), Kind::Static);
+        assert_eq!(kind(&write("e", &elf)).unwrap(), Linkage::Static);
         elf[56] = 9;
-        assert_eq!(kind(&write("f", &elf)).unwrap(), Kind::Unknown);
+        assert_eq!(kind(&write("f", &elf)).unwrap(), Linkage::Unknown);
         assert!(kind(Path::new("/nowhere")).is_err());
     }
 }

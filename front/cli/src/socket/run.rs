@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::elf::{self, Kind};
+use super::elf::{self, Linkage};
 use crate::args::SocketRunArgs;
 
 /// The exit status if there is no such program, as in a shell.
@@ -27,8 +27,8 @@ pub fn run(args: &SocketRunArgs, socket: &Path) -> Result<i32> {
     };
     let kind = elf::kind(&file).with_context(|| format!("cannot read {}", file.display()))?;
     match kind {
-        Kind::Static => warn(&shown, "is linked statically"),
-        Kind::Go => warn(&shown, "is a Go program, which calls the kernel by itself"),
+        Linkage::Static => warn(&shown, "is linked statically"),
+        Linkage::Go => warn(&shown, "is a Go program, which calls the kernel by itself"),
         _ => {}
     }
     let library = match &args.library {
@@ -56,8 +56,8 @@ fn warn(program: &str, what: &str) {
 }
 
 /// Returns the path of the library for the program's C library.
-pub(super) fn library(kind: Kind) -> Result<PathBuf> {
-    let name = if kind == Kind::Musl { "libslipway-musl.so" } else { "libslipway.so" };
+pub(super) fn library(kind: Linkage) -> Result<PathBuf> {
+    let name = if kind == Linkage::Musl { "libslipway-musl.so" } else { "libslipway.so" };
     slipway_runtime::find_library(name).context("--library FILE names another one")
 }
 

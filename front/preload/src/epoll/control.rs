@@ -9,7 +9,7 @@ use slipway_socket::{Deadline, Errno};
 use super::active::activate;
 use super::groups::Key;
 use super::{EDGE, ENGINE, GROUP, IN, Inner, Item, Set};
-use crate::fds::{self, Kind, Ref};
+use crate::fds::{self, DescriptorKind, Ref};
 use crate::guard::guard;
 use crate::real::{self, sys};
 use crate::session;
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn epoll_ctl(
         if done == 0 && how == libc::EPOLL_CTL_ADD && is_unconnected(fd) {
             let (events, data) = wanted.unwrap_or_default();
             guard(|| {
-                let plain = fds::make(Kind::Plain);
+                let plain = fds::make(DescriptorKind::Plain);
                 fds::put(fd, &plain);
                 admit(set, fd, &plain, events, data, None);
                 Ok(0)
@@ -44,8 +44,8 @@ pub unsafe extern "C" fn epoll_ctl(
         return done;
     };
     match object.kind() {
-        Kind::Stream(_) => guard(|| change(set, how, fd, &object, wanted)) as c_int,
-        Kind::Listener(listener) => {
+        DescriptorKind::Stream(_) => guard(|| change(set, how, fd, &object, wanted)) as c_int,
+        DescriptorKind::Listener(listener) => {
             let done = kernel();
             if done == 0 {
                 sys!(SYS_epoll_ctl, set, how, listener.eventfd.as_raw_fd(), event);
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn epoll_ctl(
             }
             done
         }
-        Kind::Plain => {
+        DescriptorKind::Plain => {
             let done = kernel();
             if done == 0 {
                 guard(|| {
@@ -110,7 +110,7 @@ fn change(
     }
     let (events, data) = wanted.ok_or(Errno::FAULT)?;
     let known = own(set);
-    let Kind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
+    let DescriptorKind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
     match group {
         Some(key) => watch(set, own, how, fd, object, key)?,
         // The kernel checks the request: `set` may be no epoll set, or contain `fd` already.
@@ -190,7 +190,7 @@ fn own(set: c_int) -> Ref {
     if let Some(known) = fds::get(set) {
         return known;
     }
-    let made = fds::make(Kind::Epoll(Set::new()));
+    let made = fds::make(DescriptorKind::Epoll(Set::new()));
     fds::put(set, &made);
     made
 }
@@ -206,7 +206,7 @@ fn watch_engine(set: c_int, own: &Set) {
 
 fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Option<&Ref>) {
     let known = own(set);
-    let Kind::Epoll(own) = known.kind() else { return };
+    let DescriptorKind::Epoll(own) = known.kind() else { return };
     let Ok(at) = usize::try_from(fd) else { return };
     let mut inner = own.inner.hold();
     if inner.items.len() <= at {
@@ -243,7 +243,7 @@ fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Opti
 fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     object.sets.hold().retain(|one| *one != (set, fd));
     let known = fds::get(set)?;
-    let Kind::Epoll(own) = known.kind() else { return None };
+    let DescriptorKind::Epoll(own) = known.kind() else { return None };
     let mut inner = own.inner.hold();
     // The number may have been reused by now, here and in the kernel's set.
     let is_its = inner.object(fd).is_none_or(|its| std::ptr::eq(its, object.object()));
@@ -265,7 +265,7 @@ pub fn forget(object: &Ref) {
         let saved = real::errno();
         if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
             && let Some(known) = fds::get(set)
-            && let Kind::Epoll(own) = known.kind()
+            && let DescriptorKind::Epoll(own) = known.kind()
             && is_in(&own.inner.hold(), fd, object)
         {
             own.kernel_forgets(set, fd);
@@ -280,7 +280,7 @@ pub fn forget(object: &Ref) {
 pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
     let before = fds::get(set);
     let asked = before.as_ref().and_then(|known| {
-        let Kind::Epoll(own) = known.kind() else { return None };
+        let DescriptorKind::Epoll(own) = known.kind() else { return None };
         let inner = own.inner.hold();
         let item = inner.items.get(usize::try_from(fd).ok()?)?.as_ref()?;
         Some((item.events, item.data))
@@ -292,7 +292,7 @@ pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
 
 /// Adds the second queue of a listener to `set`, in which the socket waited before listen(2).
 pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
-    let Kind::Listener(listener) = object.kind() else { return };
+    let DescriptorKind::Listener(listener) = object.kind() else { return };
     if let Some((events, data)) = leave(set, fd, object) {
         control(set, libc::EPOLL_CTL_ADD, listener.eventfd.as_raw_fd(), events, data);
         admit(set, fd, object, events, data, None);
@@ -303,7 +303,7 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
 pub fn touch(object: &Ref) {
     for (set, fd) in object.sets.hold().iter().copied() {
         if let Some(known) = fds::get(set)
-            && let Kind::Epoll(own) = known.kind()
+            && let DescriptorKind::Epoll(own) = known.kind()
         {
             activate(&mut own.inner.hold(), fd);
         }

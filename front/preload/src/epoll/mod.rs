@@ -26,7 +26,7 @@ use libc::c_int;
 use slipway_socket::Spin;
 use slipway_socket::lock::Lock;
 
-use crate::fds::{self, Kind, Object};
+use crate::fds::{self, DescriptorKind, Object};
 use groups::Groups;
 
 pub use control::{became_listener, became_ours, forget, touch};
@@ -130,7 +130,7 @@ impl Set {
 /// Locks all sets before fork(2), so that no thread is in the middle of changing one.
 pub fn hold_all() {
     for (_, object) in fds::all(0, c_int::MAX - 1) {
-        if let Kind::Epoll(set) = object.kind() {
+        if let DescriptorKind::Epoll(set) = object.kind() {
             set.inner.take();
         }
     }
@@ -139,7 +139,7 @@ pub fn hold_all() {
 /// Unlocks all sets after fork(2).
 pub fn release_all() {
     for (_, object) in fds::all(0, c_int::MAX - 1) {
-        if let Kind::Epoll(set) = object.kind() {
+        if let DescriptorKind::Epoll(set) = object.kind() {
             set.inner.release();
         }
     }

@@ -8,7 +8,7 @@ use slipway_socket::{Deadline, Errno, is_told_surely};
 use super::active::{activate_all, activate_raised, arm_all, collect};
 use super::control::control;
 use super::{EDGE, ENGINE, GROUP, IN, Set};
-use crate::fds::{self, Kind};
+use crate::fds::{self, DescriptorKind};
 use crate::guard::guard;
 use crate::polling::after;
 use crate::real::{self, sys};
@@ -172,7 +172,7 @@ unsafe fn wait(
     mask: *const sigset_t,
 ) -> Option<c_int> {
     let known = fds::get(set)?;
-    let Kind::Epoll(own) = known.kind() else { return None };
+    let DescriptorKind::Epoll(own) = known.kind() else { return None };
     let most = usize::try_from(most).ok().filter(|most| (1..1 << 20).contains(most))?;
     if events.is_null() {
         return None;

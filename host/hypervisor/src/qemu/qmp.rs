@@ -34,12 +34,12 @@ pub(crate) struct Qmp {
 
 /// The state that the connection's reader shares with its callers.
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     events: broadcast::Sender<VmEvent>,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelState {
     next_id: u64,
     waiting: HashMap<u64, oneshot::Sender<Answer>>,
     /// The reason for which the channel ended; once it is set, no command waits any more.
@@ -50,7 +50,7 @@ struct State {
 type Answer = Result<Value, String>;
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use slipway_sgiov_spec::link::{Frame, Hello, Kind, Open};
 
-use super::{Around, Broken, Connection, State};
+use super::{Around, Broken, Connection, ConnectionState};
 use crate::event::{Ended, Event};
 use crate::handshake::{HandshakeError, Session, connected};
 use crate::receiver::{Received, Receiver};
@@ -23,7 +23,9 @@ const CREDIT: u64 = 1 << 40;
 impl Connection {
     pub(crate) fn shake_hands(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
         let settings = around.settings;
-        let (State::Connecting(handshake) | State::Handshake(handshake)) = &mut self.state else {
+        let (ConnectionState::Connecting(handshake) | ConnectionState::Handshake(handshake)) =
+            &mut self.state
+        else {
             return Ok(false);
         };
         connected(self.socket.as_fd()).map_err(HandshakeError::Io)?;
@@ -55,7 +57,7 @@ impl Connection {
         (self.heard, self.pinged, self.emptied) = (around.now, around.now, around.now);
         let sender = Sender::new(sealer, around.settings.record, around.settings.rekey);
         let receiver = Receiver::new(opener, &rest);
-        (self.state, self.receiver) = (State::Up(sender.into()), Some(receiver));
+        (self.state, self.receiver) = (ConnectionState::Up(sender.into()), Some(receiver));
         // Records that arrived together with the last bytes of the handshake.
         self.dispatch(around)?;
         Ok(())

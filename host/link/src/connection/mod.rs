@@ -53,7 +53,7 @@ pub struct Report {
     pub busy: Duration,
 }
 
-enum State {
+enum ConnectionState {
     /// Placeholder while one state is replaced by another.
     None,
     /// The socket is not connected yet.
@@ -63,7 +63,7 @@ enum State {
     Up(Box<Sender>),
 }
 
-impl State {
+impl ConnectionState {
     fn connected(&mut self) {
         *self = match std::mem::replace(self, Self::None) {
             Self::Connecting(handshake) => Self::Handshake(handshake),
@@ -82,7 +82,7 @@ pub(crate) struct Interest {
 pub(crate) struct Connection {
     key: u32,
     pub(crate) socket: OwnedFd,
-    state: State,
+    state: ConnectionState,
     /// `Some` once the handshake is done.
     receiver: Option<Receiver>,
     coalescing: Coalescing,
@@ -133,14 +133,14 @@ impl Connection {
         now: Instant,
     ) -> Self {
         let Some((engine, tenant)) = connects else {
-            return Self::of(key, socket, State::Handshake(handshake.into()), 2, now);
+            return Self::of(key, socket, ConnectionState::Handshake(handshake.into()), 2, now);
         };
-        let connecting = State::Connecting(handshake.into());
+        let connecting = ConnectionState::Connecting(handshake.into());
         let this = Self::of(key, socket, connecting, 1, now);
         Self { engine: Some(engine), tenant: tenant.into(), ..this }
     }
 
-    fn of(key: u32, socket: OwnedFd, state: State, next: u32, now: Instant) -> Self {
+    fn of(key: u32, socket: OwnedFd, state: ConnectionState, next: u32, now: Instant) -> Self {
         Self {
             key,
             socket,
@@ -179,7 +179,7 @@ impl Connection {
         let sealer = slipway_warp::Sealer::new(slipway_warp::Cipher::Aes128Gcm, &secret);
         let opener = slipway_warp::Opener::new(slipway_warp::Cipher::Aes128Gcm, &secret);
         let sender = Sender::new(sealer, settings.record, settings.rekey);
-        let up = Self::of(0, socket, State::Up(sender.into()), 2, now);
+        let up = Self::of(0, socket, ConnectionState::Up(sender.into()), 2, now);
         Self { receiver: Some(Receiver::new(opener, &[])), window: settings.window, ..up }
     }
 
@@ -194,7 +194,7 @@ impl Connection {
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        matches!(self.state, State::Up(_))
+        matches!(self.state, ConnectionState::Up(_))
     }
 
     /// Returns whether this side began the connection.
@@ -204,10 +204,12 @@ impl Connection {
 
     pub(crate) fn interest(&self) -> Interest {
         match &self.state {
-            State::Connecting(_) => Interest { read: false, write: true },
-            State::Handshake(handshake) => Interest { read: true, write: handshake.wants_write() },
-            State::Up(sender) => Interest { read: true, write: sender.blocked },
-            State::None => Interest { read: false, write: false },
+            ConnectionState::Connecting(_) => Interest { read: false, write: true },
+            ConnectionState::Handshake(handshake) => {
+                Interest { read: true, write: handshake.wants_write() }
+            }
+            ConnectionState::Up(sender) => Interest { read: true, write: sender.blocked },
+            ConnectionState::None => Interest { read: false, write: false },
         }
     }
 
@@ -220,7 +222,7 @@ impl Connection {
             busy: self.busy,
             ..Report::default()
         };
-        if let (State::Up(sender), Some(receiver)) = (&self.state, &self.receiver) {
+        if let (ConnectionState::Up(sender), Some(receiver)) = (&self.state, &self.receiver) {
             (report.sent, report.received) = (sender.bytes, receiver.bytes);
             report.generation = sender.generation();
         }
@@ -229,13 +231,13 @@ impl Connection {
 
     /// Returns whether there may be something to send and the socket takes it.
     pub(crate) fn wants_to_send(&self, writable: bool) -> bool {
-        let State::Up(sender) = &self.state else { return false };
+        let ConnectionState::Up(sender) = &self.state else { return false };
         let free = (!sender.blocked || writable) && self.held.is_none();
         free && (!self.hot.is_empty() || !self.frames.is_empty() || sender.is_due())
     }
 
     /// Returns whether the socket's send buffer is full.
     pub(crate) fn is_blocked(&self) -> bool {
-        matches!(&self.state, State::Up(sender) if sender.blocked)
+        matches!(&self.state, ConnectionState::Up(sender) if sender.blocked)
     }
 }

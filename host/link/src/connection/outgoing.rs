@@ -7,12 +7,12 @@ use slipway_sgiov_spec::link::Kind;
 use slipway_warp::TransformError;
 
 use super::time::REST;
-use super::{Around, Broken, Connection, State};
+use super::{Around, Broken, Connection, ConnectionState};
 use crate::event::Ended;
 use crate::frames::Frames;
 use crate::sender::Sender;
 use crate::settings::Settings;
-use crate::stream::{Found, Phase, Stream};
+use crate::stream::{Phase, SourceState, Stream};
 
 /// Polls of a stream that find nothing before its program is asked to signal instead.
 const LOOKS: u8 = 64;
@@ -35,7 +35,7 @@ impl Connection {
         let (mut worked, mut sent) = (false, 0);
         loop {
             let some = self.fill(around)?;
-            let State::Up(sender) = &mut self.state else { return Ok(worked) };
+            let ConnectionState::Up(sender) = &mut self.state else { return Ok(worked) };
             let all = sender.put(&mut self.frames)?;
             sender.seal()?;
             let count = sender.send(self.socket.as_fd())?;
@@ -75,7 +75,7 @@ impl Connection {
     }
 
     fn serve(&mut self, number: u32, around: &mut Around<'_>) -> Result<Served, Broken> {
-        let State::Up(sender) = &mut self.state else { return Ok(Served::Nothing) };
+        let ConnectionState::Up(sender) = &mut self.state else { return Ok(Served::Nothing) };
         let Some(stream) = self.streams.get_mut(&number) else { return Ok(Served::Gone) };
         if stream.phase != Phase::Open {
             return Ok(Served::Nothing);
@@ -149,12 +149,13 @@ impl Connection {
 
     /// Returns whether nothing can be sent, whatever the streams have.
     fn is_held_up(&self) -> bool {
-        !matches!(&self.state, State::Up(sender) if !sender.blocked) || self.held.is_some()
+        !matches!(&self.state, ConnectionState::Up(sender) if !sender.blocked)
+            || self.held.is_some()
     }
 
     /// Returns the number of bytes given to the socket.
     pub(crate) fn sent(&self) -> u64 {
-        if let State::Up(sender) = &self.state { sender.bytes } else { 0 }
+        if let ConnectionState::Up(sender) = &self.state { sender.bytes } else { 0 }
     }
 
     /// Returns the number of bytes taken from the socket.
@@ -229,14 +230,14 @@ fn serve(
         return Ok(Ok(passed));
     }
     match stream.look() {
-        Ok(Found::Bytes(_)) if stream.credit > 0 => {}
-        Ok(Found::Bytes(_) | Found::Nothing) => return Ok(Ok(passed)),
-        Ok(Found::End) => {
+        Ok(SourceState::Bytes(_)) if stream.credit > 0 => {}
+        Ok(SourceState::Bytes(_) | SourceState::Nothing) => return Ok(Ok(passed)),
+        Ok(SourceState::End) => {
             stream.finished = true;
             frames.put(Kind::Fin, number, 0);
             return Ok(Ok(Served::Something));
         }
-        Ok(Found::Reset) => return Ok(Err(cross::Error::Reset)),
+        Ok(SourceState::Reset) => return Ok(Err(cross::Error::Reset)),
         Err(error) => return Ok(Err(error)),
     }
     if !sender.put(frames)? {

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use super::{Answer, MAX_UDP, Zone, answer, failure, upstream};
 use crate::shares::Shares;
-use crate::sockets::{self, Kind};
+use crate::sockets::{self, SocketKind};
 use crate::{Error, Result};
 
 /// The most queries in flight to the host's resolvers, for each network; see [`Shares`].
@@ -64,9 +64,9 @@ impl Server {
         let mut tasks = JoinSet::new();
         for address in addresses {
             let failed = || Error::host(format!("cannot answer names on {address}"));
-            let udp = sockets::bind(*address, Kind::Datagram).map_err(failed())?;
+            let udp = sockets::bind(*address, SocketKind::Datagram).map_err(failed())?;
             let udp = UdpSocket::from_std(udp.into()).map_err(failed())?;
-            let tcp = sockets::bind(*address, Kind::Stream).map_err(failed())?;
+            let tcp = sockets::bind(*address, SocketKind::Stream).map_err(failed())?;
             let tcp = TcpListener::from_std(tcp.into()).map_err(failed())?;
             tasks.spawn_on(datagrams(Arc::clone(&shared), Arc::new(udp)), on);
             tasks.spawn_on(streams(Arc::clone(&shared), tcp), on);

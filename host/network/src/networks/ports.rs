@@ -8,7 +8,7 @@ use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use tonic::Code;
 
-use super::{Networks, State, check_name, find};
+use super::{NetworkTable, Networks, check_name, find};
 use crate::ledger::{HostPort, Network};
 use crate::{DEFAULT_NETWORK, Error, Mac, Result};
 
@@ -121,7 +121,7 @@ impl Networks {
     /// Changes a network's ports in the ledger first, and then in memory.
     fn note(
         &self,
-        state: &mut State,
+        state: &mut NetworkTable,
         network: &str,
         change: impl FnOnce(&mut std::collections::BTreeMap<String, HostPort>),
     ) -> Result<()> {
@@ -133,7 +133,7 @@ impl Networks {
     }
 
     /// Takes down a network that came up for a port that was not made.
-    async fn settle_down(&self, state: &mut State, name: &str) {
+    async fn settle_down(&self, state: &mut NetworkTable, name: &str) {
         if find(state, name).is_ok_and(|network| !network.is_used()) {
             self.take_down(state, name).await;
             if let Err(error) = self.apply(state).await {

@@ -39,7 +39,7 @@ use layout::Unknown;
 
 pub use layout::MOST_LANES;
 pub use named::DiskPlace;
-pub use place::Place;
+pub use place::KeptPlace;
 
 /// The time that a predecessor may take to end, including its requests to disks.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,9 +56,9 @@ pub struct Keep {
 
 /// The endpoints and disks that a predecessor left.
 #[derive(Default)]
-pub struct Found {
+pub struct Inheritance {
     pub disks: Vec<(v1::CreateDiskRequest, DiskPlace)>,
-    pub endpoints: Vec<Place>,
+    pub endpoints: Vec<KeptPlace>,
 }
 
 type Files = BTreeMap<u32, OwnedFd>;
@@ -69,7 +69,7 @@ impl Keep {
     /// # Errors
     /// The keeper is gone; the predecessor, or one of its requests, does not end; or the
     /// predecessor was a build with another layout: then everything that it left stays unchanged.
-    pub fn open(keeper: Keeper, witness: &Path) -> std::io::Result<(Self, Found)> {
+    pub fn open(keeper: Keeper, witness: &Path) -> std::io::Result<(Self, Inheritance)> {
         let taken = keeper.take(PATIENCE)?;
         let witness = Arc::new(lock(witness)?);
         let (endpoints, disks) = (Numbers::default(), Numbers::default());
@@ -84,7 +84,7 @@ impl Keep {
             };
             all.entry(number).or_insert_with(Files::new).insert(slot, file);
         }
-        let (mut found, mut useless) = (Found::default(), Vec::new());
+        let (mut found, mut useless) = (Inheritance::default(), Vec::new());
         for (number, files) in pairs {
             match keep.find_disk(number, files) {
                 Ok(one) => found.disks.push(one),
@@ -106,11 +106,12 @@ impl Keep {
         Ok((keep, found))
     }
 
-    fn find(&self, number: u32, mut files: Files) -> Result<Place, Unknown> {
+    fn find(&self, number: u32, mut files: Files) -> Result<KeptPlace, Unknown> {
         let memory = files.remove(&0).ok_or(Unknown::Damaged)?;
         let memory = Lasting::of(memory).map_err(|_| Unknown::Damaged)?;
         let rest = layout::check(&memory, layout::endpoint())?;
-        let place = Place::new(number, (self.shelf(number), &rest), self.witness.clone(), files);
+        let place =
+            KeptPlace::new(number, (self.shelf(number), &rest), self.witness.clone(), files);
         let mut place = place.ok_or(Unknown::Damaged)?;
         place.load().ok_or(Unknown::Damaged)?;
         self.endpoints.take(number);
@@ -134,12 +135,12 @@ impl Keep {
     }
 
     /// Makes a place for a new endpoint.
-    pub fn make(&self, request: &v1::CreateEndpointRequest) -> Result<Place, Error> {
+    pub fn make(&self, request: &v1::CreateEndpointRequest) -> Result<KeptPlace, Error> {
         let number = self.endpoints.next(DISKS)?;
         let made = fresh("slipway-endpoint", Self::endpoint_len(), layout::endpoint());
         let made = made.and_then(|(memory, rest)| {
             let shelf = self.shelf(number);
-            let place = Place::new(number, (shelf, &rest), self.witness.clone(), Files::new());
+            let place = KeptPlace::new(number, (shelf, &rest), self.witness.clone(), Files::new());
             let mut place = place.ok_or_else(short)?;
             place.describe(request)?;
             put(&place.shelf, &memory)?;

@@ -30,7 +30,7 @@ pub struct Description {
 }
 
 /// The place where one endpoint is kept.
-pub struct Place {
+pub struct KeptPlace {
     pub(super) number: u32,
     pub(super) shelf: Shelf,
     stored: Snapshots,
@@ -43,7 +43,7 @@ pub struct Place {
     witness: Arc<OwnedFd>,
 }
 
-impl Place {
+impl KeptPlace {
     /// Makes a place in `memory`, which is the part after the head. `found` holds the descriptors
     /// that a predecessor left on the shelf.
     pub(super) fn new(
@@ -164,7 +164,7 @@ impl Place {
     }
 
     /// Leaves the content of a disk in memory on the shelf. The description is not stored before
-    /// [`Place::store`].
+    /// [`KeptPlace::store`].
     pub fn put_content(&mut self, nsid: u32, file: &OwnedFd) -> Result<(), Error> {
         let known = &mut self.description.contents;
         if known.contains_key(&nsid) {

@@ -30,10 +30,10 @@ pub(super) struct Access {
     /// The device's progress counter when the function deferred the access. The access is retried
     /// once the counter has changed.
     asked_at: Option<u64>,
-    kind: Kind,
+    kind: AccessKind,
 }
 
-enum Kind {
+enum AccessKind {
     Read(RegionAccess),
     Write(RegionAccess),
     /// The rest of a multiple write, beginning with the current write.
@@ -61,7 +61,7 @@ impl Session {
             device.function.config_read(request.offset.get() as u16, &mut data);
             return Ok(read_reply(&request, &data));
         }
-        let access = Access::new(&request, data, Kind::Read(request));
+        let access = Access::new(&request, data, AccessKind::Read(request));
         self.resume_access(device, access, Instant::now(), false)
     }
 
@@ -83,7 +83,7 @@ impl Session {
             device.poll(now);
             return Ok(Answer::Reply(request.as_bytes().to_vec()));
         }
-        let access = Access::new(&request, data.to_vec(), Kind::Write(request));
+        let access = Access::new(&request, data.to_vec(), AccessKind::Write(request));
         self.resume_access(device, access, now, false)
     }
 
@@ -132,9 +132,9 @@ impl Session {
                 device.function.config_write(entry.offset.get() as u16, data);
                 device.poll(now);
             } else {
-                let mut access = Access::new(&request, data.to_vec(), Kind::Write(request));
+                let mut access = Access::new(&request, data.to_vec(), AccessKind::Write(request));
                 if !access.go_on(device, now)? {
-                    access.kind = Kind::Multi { entries, next };
+                    access.kind = AccessKind::Multi { entries, next };
                     return access.later(expired);
                 }
             }
@@ -159,15 +159,17 @@ impl Session {
             return access.later(expired);
         }
         match access.kind {
-            Kind::Read(request) => Ok(read_reply(&request, &access.data)),
-            Kind::Write(request) => Ok(Answer::Reply(request.as_bytes().to_vec())),
-            Kind::Multi { entries, next } => self.multi(device, entries, next + 1, now, expired),
+            AccessKind::Read(request) => Ok(read_reply(&request, &access.data)),
+            AccessKind::Write(request) => Ok(Answer::Reply(request.as_bytes().to_vec())),
+            AccessKind::Multi { entries, next } => {
+                self.multi(device, entries, next + 1, now, expired)
+            }
         }
     }
 }
 
 impl Access {
-    fn new(request: &RegionAccess, data: Vec<u8>, kind: Kind) -> Self {
+    fn new(request: &RegionAccess, data: Vec<u8>, kind: AccessKind) -> Self {
         // The region was checked to be a BAR, so its number fits.
         let bar = request.region.get() as u8;
         Self { bar, offset: request.offset.get(), data, done: 0, asked_at: None, kind }
@@ -179,7 +181,7 @@ impl Access {
             return Ok(false);
         }
         let whole = self.data.len() <= WIDEST;
-        let is_read = matches!(self.kind, Kind::Read(_));
+        let is_read = matches!(self.kind, AccessKind::Read(_));
         while self.done < self.data.len() {
             let at = self.offset + self.done as u64;
             let len = if whole { self.data.len() } else { piece(at, self.data.len() - self.done) };

@@ -11,7 +11,7 @@ use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_spec::{HEADER_LEN, Header};
 use zerocopy::IntoBytes;
 
-use super::{COST_PER_TURN, Session, Turn};
+use super::{COST_PER_TURN, Session, SessionTurn};
 use crate::Config;
 use crate::channel::{Channel, RemoteMemory};
 use crate::device::Device;
@@ -358,7 +358,11 @@ impl Session {
     }
 
     /// Does what [`Session::turn`] does, for a session that is kept.
-    pub(super) fn turn_kept(&mut self, device: &mut Device, now: Instant) -> Result<Turn, End> {
+    pub(super) fn turn_kept(
+        &mut self,
+        device: &mut Device,
+        now: Instant,
+    ) -> Result<SessionTurn, End> {
         self.cost = 0;
         while self.cost < COST_PER_TURN {
             self.cost += 1;
@@ -366,15 +370,15 @@ impl Session {
                 self.resume(device, pending, now)?;
             }
             if self.pending.is_some() || self.holds_much(device, now)? {
-                return Ok(Turn::Pending);
+                return Ok(SessionTurn::Pending);
             }
-            let Some(kept) = &mut self.kept else { return Ok(Turn::Drained) };
+            let Some(kept) = &mut self.kept else { return Ok(SessionTurn::Drained) };
             match kept.next(&self.channel, &self.config, now)? {
                 Next::Message(message) => self.take(device, message, now)?,
-                Next::Nothing => return Ok(Turn::Drained),
-                Next::Wait => return Ok(Turn::Pending),
+                Next::Nothing => return Ok(SessionTurn::Drained),
+                Next::Wait => return Ok(SessionTurn::Pending),
             }
         }
-        Ok(Turn::More)
+        Ok(SessionTurn::More)
     }
 }

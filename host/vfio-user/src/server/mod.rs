@@ -71,7 +71,7 @@ struct Pending {
 
 /// The session's state after a turn: what its caller has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum SessionTurn {
     /// More messages may be waiting: take another turn.
     More,
     /// No message is left: nothing to do until the socket is readable.
@@ -147,7 +147,7 @@ impl Session {
     }
 
     /// Processes the messages that have arrived, up to [`COST_PER_TURN`].
-    pub(crate) fn turn(&mut self, device: &mut Device, now: Instant) -> Result<Turn, End> {
+    pub(crate) fn turn(&mut self, device: &mut Device, now: Instant) -> Result<SessionTurn, End> {
         if self.kept.is_some() {
             return self.turn_kept(device, now);
         }
@@ -160,17 +160,17 @@ impl Session {
             }
             if let Some(pending) = &self.pending {
                 let moving = matches!(pending.waiting, Waiting::Thread(_));
-                return Ok(if moving { Turn::Move } else { Turn::Pending });
+                return Ok(if moving { SessionTurn::Move } else { SessionTurn::Pending });
             }
             if self.holds_much(device, now)? {
-                return Ok(Turn::Pending);
+                return Ok(SessionTurn::Pending);
             }
             match self.channel.receive()? {
                 Some(message) => self.take(device, message, now)?,
-                None => return Ok(Turn::Drained),
+                None => return Ok(SessionTurn::Drained),
             }
         }
-        Ok(Turn::More)
+        Ok(SessionTurn::More)
     }
 
     /// Returns whether so much of the client's resources awaits closing or unmapping that no
@@ -193,8 +193,8 @@ impl Session {
         }
     }
 
-    /// Continues after [`Turn::Move`]: on the session's own thread, or with an error if it has
-    /// none.
+    /// Continues after [`SessionTurn::Move`]: on the session's own thread, or with an error if it
+    /// has none.
     pub(crate) fn settle_on_thread(&mut self, device: &mut Device, moved: bool) -> Result<(), End> {
         self.private |= moved;
         self.channel.allow_waiting(self.private);

@@ -13,7 +13,7 @@
 use std::fs::File;
 
 use super::read::{Entry, TarReader, What};
-use super::tree::{Child, Id, Inode, Kind, Place, ROOT, Tree, show, split_path};
+use super::tree::{Child, Id, Inode, NodeKind, ROOT, ResolvedFolder, Tree, show, split_path};
 use crate::Limits;
 
 /// The memory of one entry beside its names: inode, vector slot, map node.
@@ -88,8 +88,8 @@ impl<'a> Merger<'a> {
     /// Counts the memory and the bytes of `entry` against the limits.
     fn charge(&mut self, entry: &Entry) -> Result<(), MergeError> {
         let (link, len, pieces) = match &entry.what {
-            What::HardLink(target) | What::Node(Kind::Symlink(target)) => (target.len(), 0, 0),
-            What::Node(Kind::File(data)) => (0, data.len, data.pieces.len()),
+            What::HardLink(target) | What::Node(NodeKind::Symlink(target)) => (target.len(), 0, 0),
+            What::Node(NodeKind::File(data)) => (0, data.len, data.pieces.len()),
             What::Node(_) => (0, 0, 0),
         };
         let xattrs: usize = entry.meta.xattrs.iter().map(|(k, v)| k.len() + v.len()).sum();
@@ -165,7 +165,7 @@ impl<'a> Merger<'a> {
     /// Applies an entry for the root itself, which sets the root's attributes.
     fn root(&mut self, entry: Entry) -> Result<(), MergeError> {
         match entry.what {
-            What::Node(Kind::Directory(_)) => {
+            What::Node(NodeKind::Directory(_)) => {
                 self.tree.inode_mut(ROOT).meta = entry.meta;
                 Ok(())
             }
@@ -177,24 +177,24 @@ impl<'a> Merger<'a> {
     /// new one.
     fn node(
         &mut self,
-        place: &Place,
+        place: &ResolvedFolder,
         name: &[u8],
         meta: super::tree::Meta,
-        mut kind: Kind,
+        mut kind: NodeKind,
     ) -> Result<Id, MergeError> {
         match &mut kind {
-            Kind::Directory(_) => {
+            NodeKind::Directory(_) => {
                 let old = self.tree.child(place.id(), name).map(|child| child.id);
                 if let Some(id) = old.filter(|&id| self.tree.is_directory(id)) {
                     self.tree.inode_mut(id).meta = meta;
                     return Ok(id);
                 }
             }
-            Kind::File(data) => data.layer = self.layers,
-            Kind::Symlink(target) if target.is_empty() || target.contains(&0) => {
+            NodeKind::File(data) => data.layer = self.layers,
+            NodeKind::Symlink(target) if target.is_empty() || target.contains(&0) => {
                 return Err(MergeError::Bad("a symbolic link without a usable target".into()));
             }
-            Kind::Symlink(target) if target.len() > 4095 => {
+            NodeKind::Symlink(target) if target.len() > 4095 => {
                 return Err(MergeError::Bad("a symbolic link longer than 4095 bytes".into()));
             }
             _ => {}

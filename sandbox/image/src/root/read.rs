@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::tree::{Data, Kind, Meta, Piece};
+use super::tree::{Data, Meta, NodeKind, Piece};
 
 const BLOCK: u64 = 512;
 /// The most bytes of a PAX header, which has paths and extended attributes of one file. The kernel
@@ -37,7 +37,7 @@ pub(crate) struct Entry {
 /// The type and content of an [`Entry`].
 #[derive(Debug)]
 pub(crate) enum What {
-    Node(Kind),
+    Node(NodeKind),
     /// Another name for the file at this path, which is not checked yet.
     HardLink(Vec<u8>),
 }
@@ -131,17 +131,17 @@ impl<'a> TarReader<'a> {
         };
         let what = match header.entry_type() {
             // Before POSIX, a folder was a file whose name ended with a slash.
-            EntryType::Regular if path.ends_with(b"/") => What::Node(Kind::new_directory()),
+            EntryType::Regular if path.ends_with(b"/") => What::Node(NodeKind::new_directory()),
             EntryType::Regular | EntryType::Continuous => {
-                What::Node(Kind::File(self.plain_data(size)?))
+                What::Node(NodeKind::File(self.plain_data(size)?))
             }
-            EntryType::GNUSparse => What::Node(Kind::File(self.sparse_data(header, size)?)),
+            EntryType::GNUSparse => What::Node(NodeKind::File(self.sparse_data(header, size)?)),
             EntryType::Link => What::HardLink(link()),
-            EntryType::Symlink => What::Node(Kind::Symlink(link())),
-            EntryType::Directory => What::Node(Kind::new_directory()),
-            EntryType::Fifo => What::Node(Kind::Fifo),
-            EntryType::Char => What::Node(Kind::Char(device(header)?)),
-            EntryType::Block => What::Node(Kind::Block(device(header)?)),
+            EntryType::Symlink => What::Node(NodeKind::Symlink(link())),
+            EntryType::Directory => What::Node(NodeKind::new_directory()),
+            EntryType::Fifo => What::Node(NodeKind::Fifo),
+            EntryType::Char => What::Node(NodeKind::Char(device(header)?)),
+            EntryType::Block => What::Node(NodeKind::Block(device(header)?)),
             other => {
                 return Err(format!("an entry of the unknown type {:#04x}", other.as_byte()));
             }

@@ -32,7 +32,7 @@ pub(crate) struct Meta {
 
 /// The content of a file, by type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     Directory(BTreeMap<Vec<u8>, Child>),
     File(Data),
     Symlink(Vec<u8>),
@@ -43,7 +43,7 @@ pub(crate) enum Kind {
     Fifo,
 }
 
-impl Kind {
+impl NodeKind {
     pub(crate) fn new_directory() -> Self {
         Self::Directory(BTreeMap::new())
     }
@@ -81,7 +81,7 @@ pub(crate) struct Piece {
 #[derive(Debug, Clone)]
 pub(crate) struct Inode {
     pub meta: Meta,
-    pub kind: Kind,
+    pub kind: NodeKind,
 }
 
 /// All inodes; those of folders have the names. An inode that lost its last name stays in the
@@ -96,12 +96,12 @@ pub(crate) struct Tree {
 
 /// A folder and the path from the root to it, with symbolic links resolved.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct ResolvedFolder {
     /// Every folder from the root on, with the length of its name.
     chain: Vec<(Id, usize)>,
 }
 
-impl Place {
+impl ResolvedFolder {
     fn root() -> Self {
         Self { chain: vec![(ROOT, 0)] }
     }
@@ -144,7 +144,7 @@ impl Tree {
     /// Returns the names in folder `id`, or no names if it is not a folder.
     pub(crate) fn children(&self, id: Id) -> impl Iterator<Item = (&[u8], Child)> {
         let children = match &self.inode(id).kind {
-            Kind::Directory(children) => Some(children),
+            NodeKind::Directory(children) => Some(children),
             _ => None,
         };
         children.into_iter().flatten().map(|(name, child)| (name.as_slice(), *child))
@@ -183,13 +183,13 @@ impl Tree {
 
     pub(crate) fn child(&self, folder: Id, name: &[u8]) -> Option<Child> {
         match &self.inode(folder).kind {
-            Kind::Directory(children) => children.get(name).copied(),
+            NodeKind::Directory(children) => children.get(name).copied(),
             _ => None,
         }
     }
 
     pub(crate) fn is_directory(&self, id: Id) -> bool {
-        matches!(self.inode(id).kind, Kind::Directory(_))
+        matches!(self.inode(id).kind, NodeKind::Directory(_))
     }
 
     /// Adds an inode without a name.
@@ -200,12 +200,17 @@ impl Tree {
     }
 
     /// Adds `child` under the name `name` in `place`, and replaces a previous one.
-    pub(crate) fn link(&mut self, place: &Place, name: &[u8], child: Child) -> Result<(), String> {
+    pub(crate) fn link(
+        &mut self,
+        place: &ResolvedFolder,
+        name: &[u8],
+        child: Child,
+    ) -> Result<(), String> {
         if place.path_len(name) > self.max_path {
             return Err(format!("a path longer than {} bytes", self.max_path));
         }
         match &mut self.inode_mut(place.id()).kind {
-            Kind::Directory(children) => {
+            NodeKind::Directory(children) => {
                 children.insert(name.to_vec(), child);
                 Ok(())
             }
@@ -215,13 +220,13 @@ impl Tree {
 
     /// Removes the name `name` from `folder`.
     pub(crate) fn unlink(&mut self, folder: Id, name: &[u8]) {
-        if let Kind::Directory(children) = &mut self.inode_mut(folder).kind {
+        if let NodeKind::Directory(children) = &mut self.inode_mut(folder).kind {
             children.remove(name);
         }
     }
 
     /// Returns the folder at `path`. Returns `None` if it is missing or not a folder.
-    pub(crate) fn find(&self, path: &[&[u8]]) -> Result<Option<Place>, String> {
+    pub(crate) fn find(&self, path: &[&[u8]]) -> Result<Option<ResolvedFolder>, String> {
         let mut walk = Walk::new(path);
         while let Some(name) = walk.left.pop() {
             match self.step(&mut walk, &name)? {
@@ -238,7 +243,7 @@ impl Tree {
         &mut self,
         path: &[&[u8]],
         layer: u32,
-    ) -> Result<(Place, usize), String> {
+    ) -> Result<(ResolvedFolder, usize), String> {
         let mut walk = Walk::new(path);
         let mut made = 0;
         while let Some(name) = walk.left.pop() {
@@ -272,11 +277,11 @@ impl Tree {
         }
         let Some(child) = self.child(walk.place.id(), name) else { return Ok(Step::Missing) };
         match &self.inode(child.id).kind {
-            Kind::Directory(_) => {
+            NodeKind::Directory(_) => {
                 walk.place.chain.push((child.id, name.len()));
                 Ok(Step::Done)
             }
-            Kind::Symlink(target) => walk.follow(target).map(|()| Step::Done),
+            NodeKind::Symlink(target) => walk.follow(target).map(|()| Step::Done),
             _ => Ok(Step::NotAFolder),
         }
     }
@@ -290,7 +295,7 @@ enum Step {
 
 /// The state of a path's resolution.
 struct Walk {
-    place: Place,
+    place: ResolvedFolder,
     /// The remaining parts, the last part first.
     left: Vec<Vec<u8>>,
     links: usize,
@@ -299,7 +304,7 @@ struct Walk {
 impl Walk {
     fn new(path: &[&[u8]]) -> Self {
         let left = path.iter().rev().map(|part| part.to_vec()).collect();
-        Self { place: Place::root(), left, links: 0 }
+        Self { place: ResolvedFolder::root(), left, links: 0 }
     }
 
     fn follow(&mut self, target: &[u8]) -> Result<(), String> {
@@ -308,7 +313,7 @@ impl Walk {
             return Err("too many symbolic links on the way to a file".into());
         }
         if target.starts_with(b"/") {
-            self.place = Place::root();
+            self.place = ResolvedFolder::root();
         }
         let parts = target.split(|&b| b == b'/').filter(|part| !matches!(*part, b"" | b"."));
         let from = self.left.len();
@@ -320,7 +325,7 @@ impl Walk {
 
 /// Makes a folder that no layer describes.
 fn implicit_directory() -> Inode {
-    Inode { meta: Meta { mode: 0o755, ..Meta::default() }, kind: Kind::new_directory() }
+    Inode { meta: Meta { mode: 0o755, ..Meta::default() }, kind: NodeKind::new_directory() }
 }
 
 /// Splits a path of an archive into parts. A leading slash means the image's root, as `.` does.

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, Header};
 
-use super::tree::{Data, Id, Kind, Meta, ROOT, Tree};
+use super::tree::{Data, Id, Meta, NodeKind, ROOT, Tree};
 
 const BLOCK: u64 = 512;
 /// Bytes that are read and written at once.
@@ -40,7 +40,7 @@ pub(crate) fn data_bytes(tree: &Tree) -> u64 {
     let mut seen = HashSet::new();
     let mut total = 0;
     let counted = tree.walk(|_, _, _, id| {
-        if let Kind::File(data) = &tree.inode(id).kind
+        if let NodeKind::File(data) = &tree.inode(id).kind
             && seen.insert(id)
         {
             total += data.len;
@@ -79,15 +79,15 @@ impl<'a, W: Write> Writer<'a, W> {
         self.names.insert(id, (folder, name));
         let meta = &inode.meta;
         match &inode.kind {
-            Kind::File(data) => {
+            NodeKind::File(data) => {
                 self.tar.entry(path, meta, EntryType::Regular, b"", data.len)?;
                 self.data(data, progress)
             }
-            Kind::Symlink(target) => self.tar.entry(path, meta, EntryType::Symlink, target, 0),
-            Kind::Char(numbers) => self.tar.device(path, meta, EntryType::Char, *numbers),
-            Kind::Block(numbers) => self.tar.device(path, meta, EntryType::Block, *numbers),
-            Kind::Fifo => self.tar.entry(path, meta, EntryType::Fifo, b"", 0),
-            Kind::Directory(_) => self.tar.entry(path, meta, EntryType::Directory, b"", 0),
+            NodeKind::Symlink(target) => self.tar.entry(path, meta, EntryType::Symlink, target, 0),
+            NodeKind::Char(numbers) => self.tar.device(path, meta, EntryType::Char, *numbers),
+            NodeKind::Block(numbers) => self.tar.device(path, meta, EntryType::Block, *numbers),
+            NodeKind::Fifo => self.tar.entry(path, meta, EntryType::Fifo, b"", 0),
+            NodeKind::Directory(_) => self.tar.entry(path, meta, EntryType::Directory, b"", 0),
         }
     }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::layout::{Local, Store, open_regular};
 use crate::manifest::{self, Layer, Plan};
 use crate::root::read::{TarReader, What};
-use crate::root::tree::{Kind, split_path};
+use crate::root::tree::{NodeKind, split_path};
 use crate::{Digest, Error, Limits, Reference, Result, spool};
 
 /// The most files in an archive of one image, which has some for each layer.
@@ -51,12 +51,12 @@ fn members(file: &File, limits: &Limits) -> Result<HashMap<String, (u64, u64)>, 
         }
         let path = joined("", &entry.path, limits)?;
         match entry.what {
-            What::Node(Kind::File(data)) => match data.pieces.as_slice() {
+            What::Node(NodeKind::File(data)) => match data.pieces.as_slice() {
                 [] => drop(files.insert(path, (0, 0))),
                 [one] if one.len == data.len => drop(files.insert(path, (one.from, one.len))),
                 _ => return Err(format!("the sparse file {path}")),
             },
-            What::Node(Kind::Symlink(target)) => {
+            What::Node(NodeKind::Symlink(target)) => {
                 let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
                 links.push((path, folder, target));
             }

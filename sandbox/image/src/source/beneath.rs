@@ -40,12 +40,12 @@ impl Beneath {
 
     /// Opens the file at `path`, relative to the folder; `.` is the folder itself. Symbolic links
     /// are not followed, neither on the way nor at the end, where the link itself is opened.
-    pub(super) fn look(&self, path: &Path) -> io::Result<Found> {
+    pub(super) fn look(&self, path: &Path) -> io::Result<OpenedFile> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve) {
-            Ok(found) => Found::new(found),
+            Ok(found) => OpenedFile::new(found),
             // The name was listed a moment ago, and the way to it had no link.
             Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::XDEV | Errno::AGAIN) => {
                 Err(changed())
@@ -61,13 +61,13 @@ pub(super) fn changed() -> io::Error {
 }
 
 /// One file of any type, opened with `O_PATH`.
-pub(super) struct Found {
+pub(super) struct OpenedFile {
     file: File,
     /// The metadata of the open file.
     pub(super) meta: Metadata,
 }
 
-impl Found {
+impl OpenedFile {
     fn new(place: OwnedFd) -> io::Result<Self> {
         let file = File::from(place);
         let meta = file.metadata()?;
@@ -148,7 +148,7 @@ fn walk(path: &Path) -> io::Result<OwnedFd> {
     let mut links = 0;
     while let Some(name) = way.pop_front() {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let next = Found::new(rustix::fs::openat(&at, &name, flags, Mode::empty())?)?;
+        let next = OpenedFile::new(rustix::fs::openat(&at, &name, flags, Mode::empty())?)?;
         if !next.meta.is_symlink() {
             at = next.file.into();
             continue;
@@ -163,7 +163,7 @@ fn walk(path: &Path) -> io::Result<OwnedFd> {
             way.push_front(name);
         }
     }
-    let found = Found::new(at)?;
+    let found = OpenedFile::new(at)?;
     match found.meta.is_dir() {
         true => Ok(found.file.into()),
         false => Err(io::Error::other("is no folder")),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use tar::EntryType;
 
-use super::beneath::{Beneath, Found, changed};
+use super::beneath::{Beneath, OpenedFile, changed};
 use crate::digest::DigestWriter;
 use crate::manifest::{self, Layer, Plan};
 use crate::root::tree::Meta;
@@ -72,7 +72,7 @@ struct Packer<'a, W: io::Write> {
 impl<W: io::Write> Packer<'_, W> {
     /// Packs the folder itself and everything below it, a folder before its content. For the
     /// folders on the way, it keeps names and no descriptors, since there may be thousands.
-    fn pack(&mut self, root: &Found) -> Result<()> {
+    fn pack(&mut self, root: &OpenedFile) -> Result<()> {
         self.put(b"./", root, EntryType::Directory, b"", 0)?;
         let mut path = Vec::new();
         let mut open = vec![(self.names(root, b"")?, 0)];
@@ -112,7 +112,7 @@ impl<W: io::Write> Packer<'_, W> {
 
     /// Returns the names in a folder. Every name is counted when it is listed, before memory is
     /// taken for it.
-    fn names(&mut self, folder: &Found, path: &[u8]) -> Result<Names> {
+    fn names(&mut self, folder: &OpenedFile, path: &[u8]) -> Result<Names> {
         let names = folder.names(self.limits.entries - self.entries);
         let names = names.map_err(|e| self.bad(path, e))?;
         let names = names.ok_or_else(|| self.too_many(path))?;
@@ -120,7 +120,7 @@ impl<W: io::Write> Packer<'_, W> {
         Ok(names.into_iter())
     }
 
-    fn node(&mut self, path: &[u8], found: &Found) -> Result<()> {
+    fn node(&mut self, path: &[u8], found: &OpenedFile) -> Result<()> {
         let (meta, kind) = (&found.meta, found.meta.file_type());
         if meta.nlink() > 1 {
             if let Some(first) = self.links.get(&(meta.dev(), meta.ino())).cloned() {
@@ -144,7 +144,7 @@ impl<W: io::Write> Packer<'_, W> {
 
     /// Packs as many bytes as the file had when it was looked up. A file that then has another
     /// length is refused.
-    fn content(&mut self, path: &[u8], found: &Found) -> Result<()> {
+    fn content(&mut self, path: &[u8], found: &OpenedFile) -> Result<()> {
         let len = found.meta.len();
         self.bytes = self.bytes.saturating_add(len);
         let max = self.limits.layer_uncompressed.min(self.limits.image_uncompressed);
@@ -166,7 +166,7 @@ impl<W: io::Write> Packer<'_, W> {
         self.out.pad(len).map_err(|e| Error::io("write to", self.spool, e))
     }
 
-    fn device(&mut self, path: &[u8], found: &Found, kind: EntryType) -> Result<()> {
+    fn device(&mut self, path: &[u8], found: &OpenedFile, kind: EntryType) -> Result<()> {
         let number = found.meta.rdev();
         let numbers = (rustix::fs::major(number), rustix::fs::minor(number));
         let meta = self.attributes(path, found)?;
@@ -177,7 +177,7 @@ impl<W: io::Write> Packer<'_, W> {
     fn put(
         &mut self,
         path: &[u8],
-        found: &Found,
+        found: &OpenedFile,
         kind: EntryType,
         link: &[u8],
         size: u64,
@@ -187,7 +187,7 @@ impl<W: io::Write> Packer<'_, W> {
         result.map_err(|e| Error::io("write to", self.spool, e))
     }
 
-    fn attributes(&self, path: &[u8], found: &Found) -> Result<Meta> {
+    fn attributes(&self, path: &[u8], found: &OpenedFile) -> Result<Meta> {
         let meta = &found.meta;
         Ok(Meta {
             mode: (meta.mode() & 0o7777) as u16,

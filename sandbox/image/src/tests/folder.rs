@@ -15,13 +15,13 @@ const SECRET: &[u8] = b"nobody else may read this";
 const ROUNDS: usize = 200;
 
 /// A folder with `d/` and a secret beside it. `stage` has the files that the owner swaps in.
-struct Place {
+struct StagedFolder {
     dir: tempfile::TempDir,
     root: PathBuf,
     stage: PathBuf,
 }
 
-impl Place {
+impl StagedFolder {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -81,7 +81,7 @@ fn while_swapping(one: &Path, other: &Path, mut work: impl FnMut()) -> u64 {
 #[test]
 fn a_folder_swapped_for_a_link_brings_nothing_from_outside() {
     for (inside, leads_to) in [("d", ""), ("d/e", "e"), ("d/f7", "f7")] {
-        let place = Place::new();
+        let place = StagedFolder::new();
         let link = place.stage.join("link");
         symlink(place.secret().join(leads_to), &link).unwrap();
         let swaps = while_swapping(&place.root.join(inside), &link, || {
@@ -101,7 +101,7 @@ fn a_folder_swapped_for_a_link_brings_nothing_from_outside() {
 /// Links that do not change become links in the image.
 #[test]
 fn links_are_packed_and_not_followed() {
-    let place = Place::new();
+    let place = StagedFolder::new();
     symlink(place.secret(), place.root.join("link")).unwrap();
     symlink("/proc/self/root", place.root.join("magic")).unwrap();
     let bytes = place.pack().unwrap();
@@ -112,7 +112,7 @@ fn links_are_packed_and_not_followed() {
 
 #[test]
 fn what_would_block_never_does() {
-    let place = Place::new();
+    let place = StagedFolder::new();
     let fifo = place.stage.join("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
@@ -130,7 +130,7 @@ fn what_would_block_never_does() {
 
 #[test]
 fn a_file_that_changes_its_length_is_refused() {
-    let place = Place::new();
+    let place = StagedFolder::new();
     let path = place.root.join("d/grows");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(64 << 20).unwrap();
@@ -162,7 +162,7 @@ fn a_file_that_changes_its_length_is_refused() {
 #[test]
 fn the_way_to_the_folder_follows_links_of_root_and_the_caller_only_as_root() {
     const NAME: &str = "the_way_to_the_folder_follows_links_of_root_and_the_caller_only_as_root";
-    let mut place = Place::new();
+    let mut place = StagedFolder::new();
     let real = place.root.clone();
     for (path, target) in [("alias", "root"), ("stage/up", "../alias"), ("stage/far", "/")] {
         symlink(target, real.with_file_name(path)).unwrap();
@@ -190,7 +190,7 @@ fn the_way_to_the_folder_follows_links_of_root_and_the_caller_only_as_root() {
 
 #[test]
 fn too_many_names_are_refused_when_they_are_listed() {
-    let place = Place::new();
+    let place = StagedFolder::new();
     let limits = Limits { entries: 30, ..Limits::default() };
     let error = folder::pack(&place.root, &place.stage, &limits).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");

@@ -11,7 +11,7 @@ use tar::{EntryType, Header};
 
 use crate::erofs::command_in_root;
 use crate::root::merge::{MergeError, Merger};
-use crate::root::tree::{Kind, ROOT, Tree};
+use crate::root::tree::{NodeKind, ROOT, Tree};
 use crate::{Digest, Event, Limits, Progress, Tools};
 
 /// A tar archive under construction. Its headers are made by the `tar` crate, so that this crate's
@@ -110,7 +110,7 @@ pub fn merge(layers: &[Vec<u8>]) -> Result<Vec<String>, MergeError> {
 pub fn show(tree: &Tree, layers: &[File]) -> Vec<String> {
     fn content(tree: &Tree, id: crate::root::tree::Id, layers: &[File]) -> String {
         use std::os::unix::fs::FileExt;
-        let Kind::File(data) = &tree.inode(id).kind else { return String::new() };
+        let NodeKind::File(data) = &tree.inode(id).kind else { return String::new() };
         let mut bytes = vec![b'.'; data.len as usize];
         for piece in &data.pieces {
             let range = &mut bytes[piece.at as usize..(piece.at + piece.len) as usize];
@@ -128,12 +128,12 @@ pub fn show(tree: &Tree, layers: &[File]) -> Vec<String> {
         for (name, child) in tree.children(id) {
             let path = format!("{path}{}", String::from_utf8_lossy(name));
             let line = match &tree.inode(child.id).kind {
-                Kind::Directory(_) => format!("d {path}/"),
-                Kind::File(_) => format!("f {path} {}", content(tree, child.id, layers)),
-                Kind::Symlink(to) => format!("l {path} -> {}", String::from_utf8_lossy(to)),
-                Kind::Char((a, b)) => format!("c {path} {a},{b}"),
-                Kind::Block((a, b)) => format!("b {path} {a},{b}"),
-                Kind::Fifo => format!("p {path}"),
+                NodeKind::Directory(_) => format!("d {path}/"),
+                NodeKind::File(_) => format!("f {path} {}", content(tree, child.id, layers)),
+                NodeKind::Symlink(to) => format!("l {path} -> {}", String::from_utf8_lossy(to)),
+                NodeKind::Char((a, b)) => format!("c {path} {a},{b}"),
+                NodeKind::Block((a, b)) => format!("b {path} {a},{b}"),
+                NodeKind::Fifo => format!("p {path}"),
             };
             out.push((child.id, line));
             below(tree, child.id, &format!("{path}/"), layers, out);

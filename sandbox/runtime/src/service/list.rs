@@ -1,6 +1,6 @@
 //! Entries of the list of sandboxes: `slipway ps`.
 
-use crate::record::{Record, State};
+use crate::record::{Record, SandboxState};
 use crate::sandbox::Sandbox;
 use crate::v1;
 
@@ -25,7 +25,7 @@ pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
     sandbox.look(|record| summary_of(record, sandbox.state()))
 }
 
-fn summary_of(record: &Record, state: State) -> v1::Sandbox {
+fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
     // A sandbox that has ended has released its addresses.
     let holds = state.is_live();
     let network = record.network.as_ref().filter(|_| holds);

@@ -21,7 +21,7 @@ use self::logs::{KeptOutput, send_logs};
 use self::report::{report, report_rest};
 use crate::agent::{Agent, GuestStats, process};
 use crate::node::Node;
-use crate::record::{Record, State};
+use crate::record::{Record, SandboxState};
 use crate::running::CONTAINER;
 use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
@@ -331,7 +331,7 @@ fn join_input(
 }
 
 async fn send_signal(sandbox: &Sandbox, signal: u32) -> Result<(), Error> {
-    if sandbox.state() == State::Starting && signal == libc::SIGKILL as u32 {
+    if sandbox.state() == SandboxState::Starting && signal == libc::SIGKILL as u32 {
         sandbox.kill();
         return Ok(());
     }
@@ -345,7 +345,7 @@ async fn send_signal(sandbox: &Sandbox, signal: u32) -> Result<(), Error> {
 /// end.
 async fn stop(sandbox: &Sandbox, patience: Duration) {
     let ended = || sandbox.wait_state(|state| !state.is_live());
-    if sandbox.state() == State::Running {
+    if sandbox.state() == SandboxState::Running {
         let signal = sandbox.record().stop_signal;
         for (signal, patience) in
             [(signal, patience), (libc::SIGKILL as u32, Duration::from_secs(5))]

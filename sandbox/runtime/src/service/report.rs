@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::logs::KeptOutput;
 use super::{Sender, exit_of, out};
 use crate::log;
-use crate::record::State;
+use crate::record::SandboxState;
 use crate::sandbox::Sandbox;
 use crate::v1::{self, run_out};
 
@@ -33,8 +33,9 @@ pub(super) async fn report(
 async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
     let mut stages = sandbox.stages();
     // A start that failed is stopping, too, before it is known to have failed.
-    let is_settled =
-        |state: &State| !matches!(state, State::Created | State::Starting | State::Stopping);
+    let is_settled = |state: &SandboxState| {
+        !matches!(state, SandboxState::Created | SandboxState::Starting | SandboxState::Stopping)
+    };
     let settled = sandbox.wait_state(is_settled);
     tokio::pin!(settled);
     loop {
@@ -53,7 +54,7 @@ async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
     // The container may have started and ended meanwhile.
     let state = sandbox.wait_state(is_settled).await;
     let timeline = sandbox.record().timeline;
-    let ran = timeline.stage("container").is_some() && state != State::Failed;
+    let ran = timeline.stage("container").is_some() && state != SandboxState::Failed;
     if ran {
         let stages = timeline.stages.into_iter().map(|stage| v1::Stage {
             name: stage.name,

@@ -68,7 +68,7 @@ struct Flight {
     busy: Duration,
 }
 
-struct Place {
+struct QueuePlace {
     resource: ResourceId,
     simulated: Simulated<Core>,
     flights: VecDeque<Flight>,
@@ -77,7 +77,7 @@ struct Place {
 pub struct Engine {
     clock: Arc<MonotonicClock>,
     scheduler: Scheduler<usize>,
-    places: Vec<Place>,
+    places: Vec<QueuePlace>,
     streams: Vec<Stream>,
     tenants: Vec<DrfTenant>,
     /// Bytes that applications received, by tenant.
@@ -102,7 +102,7 @@ impl Engine {
             let (core, rate) = (Core::new(Class::L, clock.clone()), executor.capacity as u64);
             // A job is cut into up to three pieces at the ends of rings.
             let simulated = Simulated::new(core, Class::L, rate, 3 * depth, clock.clone());
-            places.push(Place { resource, simulated, flights: VecDeque::new() });
+            places.push(QueuePlace { resource, simulated, flights: VecDeque::new() });
         }
         let mut streams = Vec::new();
         for (number, tenant) in mix.tenants.iter().enumerate() {
@@ -249,7 +249,7 @@ impl Stream {
         chain: ChainId,
         of: &DrfTenant,
         mix: &Mix,
-        places: &mut [Place],
+        places: &mut [QueuePlace],
         seed: u64,
     ) -> Self {
         // Simulated executors use a core, which accepts both parts of a wrapped ring.

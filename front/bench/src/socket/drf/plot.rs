@@ -20,8 +20,8 @@ const TOP: i32 = 66;
 const BAR: i32 = 560;
 /// Top and bottom of the diagram of errors.
 const ERRORS: (i32, i32) = (250, 580);
-/// The errors at the diagram's edges, of which the first is taken that no error exceeds, in percent;
-/// marks are at the edges, in the middle, and half way between.
+/// The errors at the diagram's edges, in percent, of which the first is taken that no error
+/// exceeds. Marks are at the edges, in the middle, and half way between.
 const EDGES: [i32; 6] = [10, 20, 50, 100, 200, 1000];
 
 /// Draws `report`: bars for the slides' example, measured and by the formula; then a point for each
@@ -85,8 +85,8 @@ fn edge(cases: &[&DrfCase]) -> i32 {
     EDGES.into_iter().find(fits).unwrap_or(EDGES[EDGES.len() - 1])
 }
 
-/// Returns the errors of a case that are drawn. A flood is about the other tenants, so the flooder's
-/// own error is left out.
+/// Returns the errors of a case that are drawn. A flood is about the other tenants, so the
+/// flooder's own error is left out.
 fn drawn(case: &DrfCase) -> impl Iterator<Item = f64> + '_ {
     case.errors().skip(usize::from(case.quiet.is_some()))
 }
