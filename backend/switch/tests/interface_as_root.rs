@@ -42,8 +42,10 @@ fn through(from: &mut dyn Port, to: &mut dyn Port, frames: &[Vec<u8>]) -> Vec<Ve
 fn frames() -> Vec<Vec<u8>> {
     let frame = |number: usize| {
         let mut frame = vec![2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8];
-        if number.is_multiple_of(3) {
-            frame.extend([0x81, 0, 0x60, 5]);
+        match number % 3 {
+            0 => frame.extend([0x81, 0, 0x60, 5]),
+            1 => frame.extend([0x88, 0xa8, 0x60, 5]),
+            _ => {}
         }
         frame.extend([0x88, 0xb5]);
         frame.extend((0..60 + number * 20).map(|at| (at + number) as u8));

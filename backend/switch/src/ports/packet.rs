@@ -33,6 +33,7 @@ const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 const PACKET_MR_PROMISC: u16 = 1;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
+const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
 #[repr(C)]
 struct Membership {
@@ -53,6 +54,14 @@ struct Auxdata {
     network: u16,
     tci: u16,
     kind: u16,
+}
+
+/// A tag that the kernel took off a frame: its type (802.1Q's or 802.1ad's) and its control
+/// information.
+#[derive(Clone, Copy)]
+struct Tag {
+    kind: u16,
+    tci: u16,
 }
 
 /// A port at a network interface of the host.
@@ -123,7 +132,7 @@ impl PacketPort {
     }
 
     /// Receives up to `limit` frames. Returns their lengths and the tags that the kernel took off.
-    fn receive(&mut self, limit: usize) -> Vec<(usize, Option<u16>)> {
+    fn receive(&mut self, limit: usize) -> Vec<(usize, Option<Tag>)> {
         let (base, _) = self.memory.io_vector();
         let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|number| libc::iovec {
             iov_base: base.wrapping_add(number * ROOM + TAG).cast(),
@@ -151,7 +160,7 @@ impl PacketPort {
 
     /// Adds the frame in slot `number`, of `len` bytes with its header. Returns `false` if it is
     /// malformed.
-    fn add(&self, burst: &mut Burst, number: usize, len: usize, tag: Option<u16>) -> bool {
+    fn add(&self, burst: &mut Burst, number: usize, len: usize, tag: Option<Tag>) -> bool {
         let at = number * ROOM + TAG;
         let mut header = [0; HEADER];
         let Some(frame) = len.checked_sub(HEADER).filter(|len| (TYPE..=MAX_FRAME).contains(len))
@@ -160,12 +169,12 @@ impl PacketPort {
         };
         let read = self.memory.read(at, &mut header).ok();
         let Some(mut offload) = read.and(Offload::from_header(&header)) else { return false };
-        let Some(tci) = tag else {
+        let Some(tag) = tag else {
             return burst.push(&self.memory, at + HEADER, frame, offload).is_ok();
         };
         // Insert the tag where it was, from the room in front of the header.
-        let [a, b] = ethertype::VLAN.to_be_bytes();
-        let [c, d] = tci.to_be_bytes();
+        let [a, b] = tag.kind.to_be_bytes();
+        let [c, d] = tag.tci.to_be_bytes();
         if let Some((start, _)) = &mut offload.checksum {
             *start = start.saturating_add(TAG as u16);
         }
@@ -218,7 +227,7 @@ impl PacketPort {
 }
 
 /// Returns the tag that the kernel took off, from a frame's ancillary data.
-fn tag(message: &libc::msghdr) -> Option<u16> {
+fn tag(message: &libc::msghdr) -> Option<Tag> {
     // SAFETY: the kernel filled in the control buffer, whose length it set.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !control.is_null() {
@@ -227,7 +236,11 @@ fn tag(message: &libc::msghdr) -> Option<u16> {
         if (header.cmsg_level, header.cmsg_type) == (libc::SOL_PACKET, PACKET_AUXDATA) {
             // SAFETY: level and type say that the data is an `Auxdata`, not necessarily aligned.
             let told = unsafe { data.read_unaligned() };
-            return (told.status & TP_STATUS_VLAN_VALID != 0).then_some(told.tci);
+            // Kernels before 3.14 do not tell the type.
+            let typed = told.status & TP_STATUS_VLAN_TPID_VALID != 0;
+            let kind = if typed { told.kind } else { ethertype::VLAN };
+            let tagged = told.status & TP_STATUS_VLAN_VALID != 0;
+            return tagged.then_some(Tag { kind, tci: told.tci });
         }
         // SAFETY: the kernel filled in the control buffer, whose length it set.
         control = unsafe { libc::CMSG_NXTHDR(message, control) };
