@@ -207,13 +207,17 @@ impl Port for TapPort {
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
         let mut delivered = Delivered::default();
-        for pick in picks {
+        for (at, pick) in picks.iter().enumerate() {
             match self.write(burst, *pick) {
                 Ok(()) => {
                     delivered.frames += 1;
                     delivered.bytes += burst.len_of(*pick) as u64;
                 }
-                Err(error) if is_full(&error) => delivered.full += 1,
+                Err(error) if is_full(&error) => {
+                    // Later frames must not overtake this one.
+                    delivered.full = (picks.len() - at) as u32;
+                    break;
+                }
                 Err(_) => delivered.refused += 1,
             }
         }
@@ -246,6 +250,26 @@ impl Port for TapPort {
 mod tests {
     use super::*;
     use crate::ports::frame_in_pieces;
+
+    #[test]
+    fn no_frame_overtakes_one_without_room() {
+        // A pipe of one page refuses a long write, but has room for a shorter one.
+        let flags = rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC;
+        let (_reader, file) = rustix::pipe::pipe_with(flags).unwrap();
+        let page = rustix::pipe::fcntl_setpipe_size(&file, 1).unwrap();
+        let memory = Span::heap(page);
+        let name = String::new();
+        let span = memory.clone();
+        let mut port = TapPort { file, name, memory, vectors: vec![], malformed: 0, gone: false };
+        let mut burst = Burst::new();
+        for len in [page / 2, page / 2, 60, 60] {
+            burst.push(&span, 0, len, Offload::NONE).unwrap();
+        }
+        let picks = [0, 1, 2, 3].map(|frame| Pick { frame, tci: 0 });
+        let delivered = port.deliver(&burst, &picks);
+        let bytes = page as u64 / 2;
+        assert_eq!(delivered, Delivered { frames: 1, bytes, full: 3, refused: 0 });
+    }
 
     #[test]
     fn a_frame_in_more_pieces_than_a_call_takes_is_refused() {
