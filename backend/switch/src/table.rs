@@ -133,8 +133,11 @@ impl Learning {
     }
 
     /// Doubles the table until all fixed stations fit; other stations are learned again. Returns
-    /// `false` if the table has its largest size.
+    /// `false` if the table has its largest size; the table is then unchanged.
     fn grow(&mut self) -> bool {
+        if self.sets.len() >= MOST_STATIONS / WAYS {
+            return false;
+        }
         let entries = self.sets.iter().flat_map(|set| set.0);
         let fixed: Vec<Entry> = entries.filter(|entry| entry.fixed).collect();
         let mut sets = self.sets.len();
@@ -331,6 +334,28 @@ mod tests {
                 let port = Target::Port(number as PortIndex);
                 assert_eq!(look(&mut table, 1, 5000, number, 0), port);
             }
+        }
+    }
+
+    #[test]
+    fn a_full_table_of_the_largest_size_stays_as_it_is() {
+        let mut table = table(MOST_STATIONS, 100);
+        // Stations that all fall into the set of the first.
+        let set = table.set(station(0));
+        let same: Vec<u64> =
+            (0..).filter(|number| table.set(station(*number)) == set).take(WAYS + 1).collect();
+        let other = (1..).find(|number| table.set(station(*number)) != set).unwrap();
+        look(&mut table, 1, other, 99, 0);
+        for number in &same[..WAYS] {
+            assert!(table.fix(station(*number), 2));
+        }
+        assert!(!table.fix(station(same[WAYS]), 3), "there is no room");
+        assert_eq!(table.learned[1], 1);
+        assert_eq!(look(&mut table, 4, 98, other, 0), Target::Port(1));
+        table.remove(1);
+        assert_eq!(table.learned[1], 0);
+        for number in &same[..WAYS] {
+            assert_eq!(look(&mut table, 4, 98, *number, 0), Target::Port(2));
         }
     }
 
