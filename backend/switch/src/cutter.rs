@@ -1,6 +1,7 @@
 //! Completes frames for ports whose peers cannot do it: fills in checksums, and cuts frames that
 //! are too long for a link, in memory of the switch's own.
 
+use slipway_ethernet_spec::TAG;
 use slipway_ram::Span;
 
 use crate::burst::{BURST, Burst, Frame, MAX_FRAME, Offload, Pick, Segmentation};
@@ -9,7 +10,7 @@ use crate::segment::{self, MAX_HEADER};
 use crate::{Abilities, Delivered, Port};
 
 /// Room for a frame, its tag, and the headers of all the pieces that it may be cut into.
-const OUT: usize = MAX_FRAME + 4 + BURST * MAX_HEADER;
+const OUT: usize = MAX_FRAME + TAG + BURST * MAX_HEADER;
 
 /// Cuts frames, one at a time. Its memory is allocated at the first use.
 #[derive(Default)]
@@ -53,7 +54,7 @@ impl Cutter {
             let done = match way(frame, abilities, config.max_frame) {
                 Way::Whole => port.deliver(burst, std::slice::from_ref(pick)),
                 Way::Refuse => Delivered { refused: 1, ..Delivered::default() },
-                Way::Work => self.work(burst, *pick, abilities, port),
+                Way::Work => self.work(burst, *pick, abilities, port, config.max_frame),
             };
             sum.frames += done.frames;
             sum.bytes += done.bytes;
@@ -74,9 +75,10 @@ impl Cutter {
         pick: Pick,
         abilities: Abilities,
         port: &mut dyn Port,
+        max_frame: u32,
     ) -> Delivered {
         let place = self.0.get_or_insert_with(Box::default);
-        match place.prepare(burst, pick, abilities) {
+        match place.prepare(burst, pick, abilities, max_frame) {
             Some(()) => port.deliver(&place.pieces, &place.picks),
             None => Delivered { refused: 1, ..Delivered::default() },
         }
@@ -91,7 +93,7 @@ impl Cutter {
 impl Default for Workplace {
     fn default() -> Self {
         Self {
-            frame: Vec::with_capacity(MAX_FRAME + 4),
+            frame: Vec::with_capacity(MAX_FRAME + TAG),
             out: Span::heap(OUT),
             pieces: Burst::new(),
             picks: Vec::with_capacity(BURST),
@@ -100,8 +102,19 @@ impl Default for Workplace {
 }
 
 impl Workplace {
-    /// Makes the pieces of a frame. Returns `None` if the frame does not match its offload.
-    fn prepare(&mut self, burst: &Burst, pick: Pick, abilities: Abilities) -> Option<()> {
+    /// Makes the pieces of a frame. Returns `None` if the frame does not match its offload, or if a
+    /// piece is longer than `max_frame` bytes without a tag (0 for no limit).
+    fn prepare(
+        &mut self,
+        burst: &Burst,
+        pick: Pick,
+        abilities: Abilities,
+        max_frame: u32,
+    ) -> Option<()> {
+        let most = match max_frame {
+            0 => usize::MAX,
+            most => most as usize + if pick.tci == 0 { 0 } else { TAG },
+        };
         let (len, offload) = (burst.len_of(pick), burst.offload_of(pick));
         self.frame.resize(len, 0);
         let read = burst.read(pick).read(&mut self.frame).ok()?;
@@ -112,7 +125,7 @@ impl Workplace {
         let mut end = 0;
         let mut add = |header: &[u8], payload: &[u8], offload: Offload| {
             let len = header.len() + payload.len();
-            if pieces.room() == 0 || end + len > OUT {
+            if len > most || pieces.room() == 0 || end + len > OUT {
                 return None;
             }
             out.write(end, header).ok()?;

@@ -86,8 +86,10 @@ pub enum LinkSetting {
 pub struct PortConfig {
     /// The port's VLANs.
     pub vlans: VlanMode,
-    /// The largest frame in bytes that the port gets unless the frame's sender wants it cut, with
-    /// the header of 14 bytes and without a tag; 0 for no limit. Longer frames are refused.
+    /// The largest frame in bytes that the port gets, with the header of 14 bytes and without a
+    /// tag; 0 for no limit. Longer frames are refused. A frame that its sender wants cut goes
+    /// whole to a peer that can cut it; for other peers the switch cuts it, and each piece must
+    /// keep to the limit.
     pub max_frame: u32,
     /// The state of the port's link.
     pub link: LinkSetting,

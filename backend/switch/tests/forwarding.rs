@@ -384,6 +384,11 @@ fn checksums_and_cuts_are_made_for_who_needs_them() {
 }
 
 #[test]
+fn pieces_of_a_cut_frame_are_held_to_the_longest_frame() {
+    rig::offloads::pieces_are_held_to_the_longest_frame();
+}
+
+#[test]
 fn another_program_comes_in_the_place_of_a_port() {
     let mut rig = Rig::default();
     for number in 0..2 {

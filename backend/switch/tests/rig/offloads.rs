@@ -1,7 +1,7 @@
 //! Tests of frames whose checksum and segmentation were left to the switch.
 
 use slipway_ring::{Descriptor, Segmentation};
-use slipway_switch::{Abilities, PortConfig};
+use slipway_switch::{Abilities, PortConfig, VlanMode};
 
 use super::Rig;
 
@@ -154,6 +154,29 @@ pub fn check(abilities: Abilities) {
         }
     }
     hostile(&mut rig, abilities);
+}
+
+/// Sends frames to be cut to ports whose longest frame is as long as a piece, or shorter.
+pub fn pieces_are_held_to_the_longest_frame() {
+    let segment = segment(false, true, 3000);
+    // With 1,448 bytes of payload, a piece has 1,514 bytes without its tag.
+    for (max_frame, tagged, pieces) in
+        [(1514, false, 3), (1513, false, 0), (1514, true, 3), (1513, true, 0), (0, false, 3)]
+    {
+        let mut rig = Rig::default();
+        let vlan = if tagged { 7 } else { 1 };
+        rig.attach(PortConfig { vlans: VlanMode::Access(vlan), ..PortConfig::default() });
+        rig.attach_able(PortConfig { max_frame, ..PortConfig::default() }, Abilities::NONE);
+        rig.queue_described(0, &segment.frame, segment.describe(1448));
+        rig.run();
+        let got = rig.received_at(1);
+        assert_eq!(got.len(), pieces, "{max_frame}, {tagged}");
+        let longest = got.iter().map(Vec::len).max();
+        let tag = if tagged { 4 } else { 0 };
+        assert_eq!(longest, (pieces > 0).then_some(1514 + tag));
+        let refused = rig.stats(1).causes_out().find(|(cause, _)| *cause == "refused");
+        assert_eq!(refused.map_or(0, |(_, count)| count), u64::from(pieces == 0));
+    }
 }
 
 /// Sends frames that do not match their descriptions; they may at most be dropped.
