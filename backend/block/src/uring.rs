@@ -178,9 +178,9 @@ impl<J: Work> Engine<J> {
             }
             match job.advance(result, &mut self.target) {
                 Next::Again if !closing => self.push(index, job, completions),
-                Next::Again => {
-                    self.finish(index, job, Err(DiskError::Io(libc::ECANCELED)), completions);
-                }
+                // Not an I/O error: that of a flush would count as a loss for all disks on the
+                // medium.
+                Next::Again => self.finish(index, job, Err(DiskError::Cancelled), completions),
                 Next::Done(result) => self.finish(index, job, result, completions),
             }
         }

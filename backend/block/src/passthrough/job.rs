@@ -269,7 +269,9 @@ impl Work for PassthroughJob {
     }
 
     fn into_request(self, result: Result<(), DiskError>, target: &mut Target) -> Request {
-        if let (Err(error), Step::Flush) = (result, self.step) {
+        if let (Err(error), Step::Flush) = (result, self.step)
+            && error != DiskError::Cancelled
+        {
             target.lost = Some(error);
         }
         self.request
@@ -357,6 +359,19 @@ mod tests {
         // Other requests use the whole size until a command of half the size has succeeded.
         assert!(matches!(job.advance(0, &mut target), Next::Again));
         assert_eq!((job.done, target.most_bytes), (4096, 4096));
+    }
+
+    #[test]
+    fn a_flush_that_was_cancelled_has_lost_nothing() {
+        let mut target = target();
+        for (result, lost) in [
+            (Ok(()), None),
+            (Err(DiskError::Cancelled), None),
+            (Err(DiskError::Io(libc::EIO)), Some(DiskError::Io(libc::EIO))),
+        ] {
+            job(Operation::Flush, 0, &target).into_request(result, &mut target);
+            assert_eq!(target.lost, lost);
+        }
     }
 
     #[test]

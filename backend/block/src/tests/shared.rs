@@ -136,6 +136,20 @@ fn a_lost_flush_is_lost_for_all() {
     assert_eq!(super::one(&mut two, flush()), Err(DiskError::Io(5)));
 }
 
+#[test]
+fn a_disk_that_closes_before_its_flush_began_has_lost_nothing() {
+    let test = "a_disk_that_closes_before_its_flush_began";
+    let Some((_folder, _path, shared)) = on_file(test) else { return };
+    let (mut one, mut two) = (shared.open(false).unwrap(), shared.open(false).unwrap());
+    // A durable request of this kind flushes after its range was zeroed. The first one finds out
+    // how the file can be zeroed.
+    let zero = || Request { durable: true, ..request(Operation::WriteZeroes, 0, 8, Vec::new()) };
+    assert_eq!(super::one(&mut one, zero()), Ok(()));
+    one.submit(&mut vec![zero()], &mut Vec::new());
+    drop(one);
+    assert_eq!(super::one(&mut two, request(Operation::Flush, 0, 0, Vec::new())), Ok(()));
+}
+
 /// Threads use one disk, each in blocks of its own, while the size changes.
 #[test]
 fn many_threads_disturb_nobody() {
