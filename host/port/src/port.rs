@@ -14,7 +14,7 @@ use crate::received::{Received, fits};
 use crate::spin::Spin;
 
 /// Bytes of the largest frame that a switch takes: an IP packet of 64 KiB with a tagged header.
-const MAX_FRAME: usize = 65_535 + 18;
+pub(crate) const MAX_FRAME: usize = 65_535 + 18;
 /// The distance at which slots are prefetched: about as many as a processor can have in flight.
 const AHEAD: usize = 8;
 /// Polls of the ring between two reads of the clock.
@@ -62,10 +62,14 @@ impl Port {
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
         let attached = attach(&path)?;
+        Ok(Self::new(path, attached))
+    }
+
+    pub(crate) fn new(path: PathBuf, attached: Attached) -> Self {
         let (input, output) = attached.link.peer();
         let payload = attached.link.geometry().payload as usize;
         let statistics = Statistics::default();
-        Ok(Self { path, attached, input, output, payload, spin: Spin::default(), statistics })
+        Self { path, attached, input, output, payload, spin: Spin::default(), statistics }
     }
 
     /// Attaches anew, after [`Error::Gone`] or [`Error::Broken`]: retries until a daemon serves the

@@ -69,8 +69,12 @@ impl<'a> Iterator for Frames<'a> {
                 let descriptor = self.input.descriptor(self.at);
                 good &= fits(descriptor, self.payload);
                 self.at += 1;
-                if !descriptor.has_more() || self.at == self.slots {
+                if !descriptor.has_more() {
                     break;
+                }
+                if self.at == self.slots {
+                    // A frame that never ends: the port has counted it as malformed.
+                    return None;
                 }
             }
             if good {
@@ -138,5 +142,60 @@ impl<'a> Frame<'a> {
         // why it is trusted in that), and they are given back when the burst is dropped, which is
         // borrowed for as long.
         unsafe { std::slice::from_raw_parts(self.input.address(number), len) }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use slipway_ring::{Geometry, Link, Producer};
+
+    use super::*;
+    use crate::attach::Attached;
+
+    const PAYLOAD: usize = 64;
+
+    /// Returns a port and the switch's end of its ring.
+    fn port() -> (Port, Producer) {
+        let (socket, _) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let link = Link::new(Geometry { slots: 2048, payload: PAYLOAD as u32 }).unwrap();
+        let (_, output) = link.server();
+        let attached = Attached { socket, link, tell: bell(), told: bell(), mac: [0; 6] };
+        (Port::new("port".into(), attached), output)
+    }
+
+    /// Publishes a frame of `slots` full slots; without `ends` the last one has a successor.
+    fn publish(output: &mut Producer, slots: usize, ends: bool) {
+        assert!(output.free(slots).unwrap() >= slots);
+        for at in 0..slots {
+            let descriptor = Descriptor::new(PAYLOAD as u32);
+            let last = ends && at + 1 == slots;
+            output.describe(at, if last { descriptor } else { descriptor.and_more() });
+        }
+        output.publish(slots);
+    }
+
+    fn lengths(received: &Received<'_>) -> Vec<usize> {
+        received.iter().map(|frame| frame.len()).collect()
+    }
+
+    #[test]
+    fn a_frame_that_never_ends_is_none() {
+        let (mut port, mut output) = port();
+        publish(&mut output, 2, true);
+        publish(&mut output, crate::port::MAX_FRAME.div_ceil(PAYLOAD) + 1, false);
+        let received = port.receive(64).unwrap();
+        assert_eq!((received.len(), lengths(&received)), (1, vec![2 * PAYLOAD]));
+        drop(received);
+        assert_eq!((port.statistics().frames_in, port.statistics().malformed), (1, 1));
+        // Its slots were given back.
+        publish(&mut output, 1000, true);
+        let received = port.receive(64).unwrap();
+        assert_eq!((received.len(), lengths(&received)), (1, vec![1000 * PAYLOAD]));
     }
 }
