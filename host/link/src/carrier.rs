@@ -335,13 +335,8 @@ impl Carrying {
     }
 
     fn wait(&self, now: Instant, briefly: bool) {
-        let mut patience = self.links.until_deadline(now);
-        if (briefly || !is_told_surely()) && !self.places.is_empty() {
-            patience = Some(patience.map_or(NAP, |patience| patience.min(NAP)));
-        }
-        // Sleeps a little longer, or the thread would wake just before something is due, again and
-        // again.
-        let patience = patience.map(|patience| patience + Duration::from_micros(100));
+        let naps = (briefly || !is_told_surely()) && !self.places.is_empty();
+        let patience = longest_sleep(self.links.until_deadline(now), naps);
         let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
         let none = epoll::EventFlags::empty();
         let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
@@ -360,6 +355,41 @@ impl Carrying {
                 // share of wakes.
                 std::thread::yield_now();
             }
+        }
+    }
+}
+
+/// Returns the longest sleep with something due after `due`, or `None` if there is no limit. With
+/// `naps` the sleep is a nap. epoll_wait(2) gets it in whole milliseconds, rounded up.
+fn longest_sleep(due: Option<Duration>, naps: bool) -> Option<Duration> {
+    // Sleeps a little longer, or the thread would wake just before something is due, again and
+    // again. Not so for a nap: a little longer would be another millisecond.
+    let due = due.map(|due| due + Duration::from_micros(100));
+    match naps {
+        true => Some(due.map_or(NAP, |due| due.min(NAP))),
+        false => due,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nap_is_no_longer_than_a_millisecond() {
+        let millis = |due, naps| {
+            let sleep = longest_sleep(due, naps)?;
+            // As epoll_wait(2) has it.
+            Some(sleep.as_micros().div_ceil(1000))
+        };
+        let micros = |count| Some(Duration::from_micros(count));
+        assert_eq!((millis(None, false), millis(None, true)), (None, Some(1)));
+        for (due, sleep, nap) in [(0, 1, 1), (200, 1, 1), (950, 2, 1), (1000, 2, 1), (9500, 10, 1)]
+        {
+            assert_eq!(
+                (millis(micros(due), false), millis(micros(due), true)),
+                (Some(sleep), Some(nap))
+            );
         }
     }
 }
