@@ -176,11 +176,11 @@ fn an_engine_that_dies_takes_its_streams_along_and_comes_back() {
     left.links.stir(here.1);
     let settings = right.links.settings().clone();
     drop(right.links);
-    let begin = Instant::now();
+    // The engine's clock stands still: it is the connection's end that tells it, and no deadline.
+    let now = Instant::now();
     while left.ended.is_empty() {
-        left.turn(Instant::now());
+        left.turn(now);
     }
-    assert!(begin.elapsed() < Duration::from_secs(1));
     assert_eq!(left.ended, [(here.1, Ended::Reset)]);
     assert!(here.0.is_reset());
     assert!(here.0.write(b"x", || {}).is_err());
