@@ -42,9 +42,6 @@ MEANT = {
 }
 
 TO_CUT = {
-    ("backend/block", ""): {
-        "file passthrough": "an item is in the wrong module",
-    },
     ("backend/switch", ""): {
         "cutter decorators fan judge lookup port ports rules stats switch task": "the switch, its ports and the task that drives them know each other",
     },
@@ -89,9 +86,6 @@ TO_CUT = {
     },
     ("host/sgiov", "guests"): {
         "beside carrying": "an item is in the wrong module",
-    },
-    ("host/socket-tokio", ""): {
-        "device engine": "an item is in the wrong module",
     },
     ("host/vfio-user", ""): {
         "device parts server": "an item is in the wrong module",

@@ -26,6 +26,7 @@
 
 mod aligned;
 mod check;
+mod choice;
 mod decorate;
 mod disk;
 mod error;
@@ -44,10 +45,11 @@ mod uring;
 mod users;
 mod vectors;
 
+pub use choice::open_file;
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
 pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
 pub use error::OpenError;
-pub use file::{FileDisk, FileOptions, create_sparse, open_file};
+pub use file::{FileDisk, FileOptions, create_sparse};
 pub use null::NullDisk;
 pub use overlay::{BaseIdentity, OverlayDisk, overlay_file};
 pub use passthrough::PassthroughDisk;

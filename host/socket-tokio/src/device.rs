@@ -3,47 +3,19 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
 
 use slipway_socket::{Endpoint, Errno, Half, Opened, Spin};
 use tokio::io::unix::AsyncFd;
 use tokio::task::coop;
 
-use crate::engine::{Session, hold};
+use crate::engine::Session;
 use crate::readable;
+use crate::waiters::Waiters;
 
 /// Attempts in one poll, before other tasks have their turn.
 const LOOKS: u32 = 8;
-
-/// The tasks that wait for the halves of one endpoint, which has one eventfd for both.
-#[derive(Default)]
-pub(crate) struct Waiters(Mutex<[Option<Waker>; 2]>);
-
-impl Waiters {
-    fn set(&self, half: Half, waker: &Waker) {
-        let mut both = hold(&self.0);
-        match &mut both[half as usize] {
-            Some(known) => known.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-    }
-
-    pub fn wake_all(&self) {
-        let both = std::mem::take(&mut *hold(&self.0));
-        both.into_iter().flatten().for_each(Waker::wake);
-    }
-}
-
-impl Wake for Waiters {
-    fn wake(self: Arc<Self>) {
-        self.wake_all();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.wake_all();
-    }
-}
 
 /// An endpoint that is closed when it is dropped.
 pub(crate) struct Owned {

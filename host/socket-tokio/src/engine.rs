@@ -3,13 +3,13 @@
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use slipway_socket::{Family, engine_path, is_told_surely};
 
-use crate::device::Waiters;
+use crate::waiters::{Waiters, hold};
 
 /// Pause after a failed attempt to reach the engine.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -61,11 +61,6 @@ impl Engine {
         state.not_before = state.session.is_none().then(|| Instant::now() + PAUSE);
         state.session.clone()
     }
-}
-
-/// Takes a lock, even a poisoned one: no holder leaves its data inconsistent.
-pub(crate) fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One attachment to an engine, for as long as the engine lives.

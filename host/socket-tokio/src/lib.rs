@@ -58,6 +58,7 @@ mod engine;
 mod listener;
 mod split;
 mod stream;
+mod waiters;
 
 pub use engine::Engine;
 pub use listener::SocketListener;

@@ -39,10 +39,7 @@ use std::sync::Arc;
 
 use crate::check::{admit, complete};
 use crate::uring::{Engine, give_up};
-use crate::{
-    BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, PassthroughDisk,
-    Request,
-};
+use crate::{BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use job::{FileJob, Target};
 use pinned::Pinned;
 
@@ -50,24 +47,6 @@ pub(crate) use common::{Common, cut, measure, set_size};
 pub(crate) use open::{failed, file_type};
 
 pub use open::{FileOptions, create_sparse};
-
-/// Opens the disk at `path`: a [`PassthroughDisk`] for an NVMe namespace's generic character
-/// device, else a [`FileDisk`].
-///
-/// # Errors
-/// Those of [`FileDisk::open`] and [`PassthroughDisk::open`].
-pub fn open_file(path: &Path, options: &FileOptions) -> Result<Box<dyn Disk>, OpenError> {
-    match is_namespace(path) {
-        true => Ok(Box::new(PassthroughDisk::open(path, options)?)),
-        false => Ok(Box::new(FileDisk::open(path, options)?)),
-    }
-}
-
-/// Returns whether `path` is a character device: no disk but a [`PassthroughDisk`] accepts one.
-pub(crate) fn is_namespace(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device())
-}
 
 /// A disk in a regular file or on a block device.
 ///

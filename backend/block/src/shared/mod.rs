@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::file::is_namespace;
+use crate::choice::is_namespace;
 use crate::ram::whole_blocks;
 use crate::{Disk, FileOptions, Geometry, OpenError};
 

@@ -1,0 +1,25 @@
+//! Chooses the kind of disk for a path.
+
+use std::path::Path;
+
+use crate::file::{FileDisk, FileOptions};
+use crate::passthrough::PassthroughDisk;
+use crate::{Disk, OpenError};
+
+/// Opens the disk at `path`: a [`PassthroughDisk`] for an NVMe namespace's generic character
+/// device, else a [`FileDisk`].
+///
+/// # Errors
+/// Those of [`FileDisk::open`] and [`PassthroughDisk::open`].
+pub fn open_file(path: &Path, options: &FileOptions) -> Result<Box<dyn Disk>, OpenError> {
+    match is_namespace(path) {
+        true => Ok(Box::new(PassthroughDisk::open(path, options)?)),
+        false => Ok(Box::new(FileDisk::open(path, options)?)),
+    }
+}
+
+/// Returns whether `path` is a character device: no disk but a [`PassthroughDisk`] accepts one.
+pub(crate) fn is_namespace(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device())
+}
