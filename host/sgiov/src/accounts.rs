@@ -1,16 +1,18 @@
-//! Whom everything that the engine holds is counted against.
+//! Accounts, against which everything that the engine holds is counted.
 //!
-//! An [`Account`] stands for one user in one network namespace. Whatever the engine holds for a program (a control
-//! connection, a family's table, an arena, a listener, an eventfd, an end of a connection) has a [`Held`] of that
-//! account, and counts until it is dropped.
+//! An [`Account`] stands for one user in one network namespace. Whatever the engine holds for a
+//! program (a control connection, a family's table, an arena, a listener, an eventfd, an end of a
+//! connection) has a [`Held`] of that account, and counts until the [`Held`] is dropped.
 //!
-//! Nobody can take all of a [`Resource`], however many accounts are at it:
-//! - an account has at most as much as is free beside it, so one alone gets half;
-//! - a network namespace has at most seven times as much as is free, so all users of one get seven eighths;
-//! - so has a user in all network namespaces but the engine's own, since a user can make network namespaces.
+//! Nobody can take all of a [`Resource`], however many accounts use it:
+//! - an account has at most as much as is still free, so an account alone gets half;
+//! - a network namespace has at most seven times as much as is free, so all its users together get
+//!   seven eighths;
+//! - a user has at most seven times as much as is free in all network namespaces but the engine's
+//!   own together, since a user can make network namespaces.
 //!
-//! What is free shrinks while others take their share, so a program of somebody new always finds some. The policy may set
-//! lower limits ([`Limits`]).
+//! The free amount shrinks while accounts take their share, so a newcomer's program always finds
+//! some. The policy may set lower limits ([`Limits`]).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -23,7 +25,7 @@ use slipway_peer::{Bin, MAX_FILES};
 
 use crate::peer::{NamespaceId, Peer};
 
-/// What can run out.
+/// A resource of the engine that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Numbers in the engine's table of descriptors.
@@ -35,25 +37,29 @@ pub enum Resource {
 }
 
 const RESOURCES: usize = 3;
-/// How much a namespace, and a user elsewhere, may have of what is free.
+/// The multiple of the free amount that one namespace, or one user outside the engine's own
+/// namespace, may have.
 const TIMES: u64 = 7;
-/// Descriptors that are no program's: the standard ones, the engine's sockets, links to other engines.
+/// Descriptors that belong to no program: the standard ones, the engine's sockets, links to other
+/// engines.
 const OWN: u64 = 64;
 /// Mappings of the engine's own: its program, libraries, heap, and threads' stacks.
 const OWN_MAPPINGS: u64 = 2048;
-/// Descriptors that an account itself costs: its network namespace, and the socket by which that is asked.
+/// Descriptors that an account itself costs: its network namespace, and the netlink socket that
+/// queries that namespace.
 const ACCOUNT: u64 = 2;
-/// Discarded descriptors and mappings of an account that may be waited for. With more it is refused.
+/// The most discarded descriptors and mappings of an account that may wait to be closed. An account
+/// with more is refused.
 const DISCARDED: usize = 256;
 
-/// Limits of one user in a network namespace, or of all users in one, as the policy has them. `None`: no other limit
-/// than a share of what is free.
+/// The policy's limits of one user in a network namespace, or of all users in one. With `None`
+/// there is no limit but a share of what is free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Descriptors of the engine.
+    /// Descriptors of the engine's process.
     pub descriptors: Option<u64>,
-    /// Mappings of the engine: a family's table and an arena are one each.
+    /// Mappings of the engine's process: one for a family's table, and one for an arena.
     pub mappings: Option<u64>,
     /// Ends of connections.
     pub sockets: Option<u64>,
@@ -70,23 +76,23 @@ impl Limits {
     }
 }
 
-/// Limits of users and of network namespaces.
+/// Limits of each user and of each network namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllLimits {
-    /// One user in one network namespace.
+    /// Limits of one user in one network namespace.
     #[serde(default)]
     pub user: Limits,
-    /// All users of a network namespace together.
+    /// Limits of all users of one network namespace together.
     #[serde(default)]
     pub namespace: Limits,
 }
 
-/// Who has as much as may be.
+/// The error for an account that has as much of a resource as it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
-/// How much there is of each resource.
+/// Amounts of each resource.
 #[derive(Default)]
 struct Count([AtomicU64; RESOURCES]);
 
@@ -104,20 +110,21 @@ impl Count {
     }
 }
 
-/// What is common to all accounts.
+/// State that all accounts share.
 struct Common {
     used: Count,
     capacity: [u64; RESOURCES],
     limits: RwLock<AllLimits>,
 }
 
-/// One user in one network namespace. See the module's head.
+/// One user in one network namespace, and what the engine holds for that user. See the module's
+/// head.
 pub struct Account {
-    /// Holds the network namespace, so that no other one gets its number.
+    /// The network namespace, held open so that no other one gets its inode number.
     pub namespace: Arc<OwnedFd>,
-    /// Where what the engine held for the user goes to be closed and unmapped.
+    /// The bin for what the engine held for the user: closed and unmapped there.
     pub bin: Bin,
-    /// Where descriptors go to be closed that the user sent.
+    /// The bin for descriptors that the user sent: closed there.
     pub sent: Bin,
     own: Count,
     together: Arc<Count>,
@@ -129,7 +136,8 @@ impl Account {
     /// Counts `count` more against the account.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// [`Refused`] if the account, its namespace or its user would have more than its share or
+    /// limit, or if too much that the account discarded is not closed yet.
     pub fn hold(self: &Arc<Self>, what: Resource, count: u64) -> Result<Held, Refused> {
         let limits = *self.common.limits.read().unwrap_or_else(PoisonError::into_inner);
         let capacity = self.common.capacity[what as usize];
@@ -143,7 +151,7 @@ impl Account {
         may.then(|| self.count(what, count)).ok_or(Refused)
     }
 
-    /// The same for the administrator, who is never refused.
+    /// Counts `count` more against the administrator's account, which is never refused.
     pub fn hold_anyway(self: &Arc<Self>, what: Resource, count: u64) -> Held {
         self.count(what, count)
     }
@@ -157,7 +165,8 @@ impl Account {
         [&self.own, &*self.together, &self.common.used].into_iter().chain(self.elsewhere.as_deref())
     }
 
-    /// Whether it has a quarter of what it could have: what can be held in another way should be.
+    /// Returns whether the account holds more than a quarter of what is free. What can be held in
+    /// another way should then be.
     pub fn is_large(&self, what: Resource) -> bool {
         let free = self.common.capacity[what as usize].saturating_sub(self.common.used.get(what));
         self.own.get(what) > free / 4
@@ -169,7 +178,7 @@ impl Account {
     }
 }
 
-/// So much of something is held for an account, until this is dropped.
+/// An amount of a resource that counts against an account until this is dropped.
 pub struct Held {
     account: Arc<Account>,
     what: Resource,
@@ -177,7 +186,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whom it is held for.
+    /// Returns the account that the amount counts against.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
@@ -197,11 +206,11 @@ impl Drop for Account {
 
 /// All accounts. See the module's head.
 pub struct Accounts {
-    /// Each with what it costs itself.
+    /// Accounts by network namespace and user. Each has its own cost ([`ACCOUNT`]) counted.
     all: HashMap<(NamespaceId, u32), Arc<Account>>,
     spaces: HashMap<NamespaceId, Arc<Count>>,
     users: HashMap<u32, Arc<Count>>,
-    /// Accounts when those without anything were looked for last.
+    /// The number of accounts that the last sweep left.
     swept: usize,
     common: Arc<Common>,
     own: Option<NamespaceId>,
@@ -217,9 +226,9 @@ impl Default for Accounts {
 }
 
 impl Accounts {
-    /// With so many descriptors and mappings.
+    /// Makes accounts for an engine with `files` descriptors and `maps` mappings.
     fn with(files: u64, maps: u64) -> Self {
-        // A message of a program's may bring as many descriptors as messages can.
+        // One message of a program may bring as many descriptors as a message can hold.
         let descriptors = files.saturating_sub(OWN + MAX_FILES as u64);
         let mappings = maps.saturating_sub(OWN_MAPPINGS.min(maps / 4));
         let capacity = [descriptors, mappings, crate::keeper::ends_within(files)];
@@ -230,15 +239,16 @@ impl Accounts {
         Self { all, spaces, users, swept: 0, common, own }
     }
 
-    /// The policy's limits, from now on.
+    /// Sets the policy's limits for what is held from now on.
     pub fn limit(&self, limits: AllLimits) {
         *self.common.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
-    /// The account of a process.
+    /// Returns the account of a process, and makes it if there is none. With `anyway` this always
+    /// succeeds.
     ///
     /// # Errors
-    /// [`Refused`]: the engine has no room for one more; `anyway` there always is.
+    /// [`Refused`]: the engine has no room for one more account.
     pub fn of(&mut self, peer: &Peer, anyway: bool) -> Result<Arc<Account>, Refused> {
         let key = (peer.namespace, peer.uid);
         if let Some(account) = self.all.get(&key) {
@@ -257,7 +267,7 @@ impl Accounts {
             elsewhere: (!is_own).then(|| self.users.entry(peer.uid).or_default().clone()),
             common: self.common.clone(),
         });
-        // The account's own cost is held until it is dropped.
+        // This hold is only a check; the account's own cost counts until the account is dropped.
         let own = account.hold(Resource::Descriptors, ACCOUNT);
         account.all().for_each(|one| one.add(Resource::Descriptors, ACCOUNT));
         if !anyway {
@@ -267,8 +277,8 @@ impl Accounts {
         Ok(account)
     }
 
-    /// Forgets accounts for which nothing is held. One whose descriptors are not all closed yet stays, so that it cannot
-    /// begin anew.
+    /// Forgets accounts for which nothing is held. An account with descriptors that are not closed
+    /// yet stays, so that its user cannot start over with an empty account.
     fn sweep(&mut self) {
         self.all.retain(|_, account| {
             Arc::strong_count(account) > 1 || account.bin.held() + account.sent.held() > 0
@@ -288,13 +298,13 @@ mod tests {
     const WHAT: Resource = Resource::Descriptors;
     const FILES: u64 = 1000 + OWN + MAX_FILES as u64;
 
-    /// A user in the network namespace of this number.
+    /// A user in the network namespace of the given number.
     fn peer(namespace: u64, uid: u32) -> Peer {
         let file = Arc::new(rustix::stdio::stdin().as_fd().try_clone_to_owned().unwrap());
         Peer { uid, pid: 1, namespace: NamespaceId(0, namespace), file, mounts: NamespaceId(0, 0) }
     }
 
-    /// Has an account take all that it can, one at a time.
+    /// Has an account take as much as it can, one at a time.
     fn take_all(account: &Arc<Account>) -> Vec<Held> {
         std::iter::from_fn(|| account.hold(WHAT, 1).ok()).collect()
     }
@@ -305,7 +315,8 @@ mod tests {
         let hog = accounts.of(&peer(1, 1000), false).unwrap();
         let first = take_all(&hog);
         assert!((490..=500).contains(&first.len()), "{}", first.len());
-        // The same user in other namespaces, and other users of the same one: all of them leave an eighth.
+        // User 1000 in other namespaces, and other users of namespace 1: together they leave an
+        // eighth.
         let mut all = Vec::new();
         for other in 2..40 {
             let accounts = [

@@ -1,15 +1,16 @@
-//! Addresses: from and to the standard library's, and which of them mean which others.
+//! Addresses: conversions from and to the standard library's, and which listeners an address
+//! reaches.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use slipway_sgiov_spec::Address;
 
-/// From the standard library's.
+/// Converts an address of the standard library.
 pub fn of(address: SocketAddr) -> Address {
     Address { ip: octets(address.ip()), port: address.port() }
 }
 
-/// An address's sixteen bytes; IPv4 is mapped into IPv6.
+/// Returns an address's sixteen bytes; IPv4 is mapped into IPv6.
 pub fn octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -17,18 +18,18 @@ pub fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// As people write it.
+/// Returns the IP address as people write it: one that is mapped into IPv6 becomes IPv4.
 pub fn ip(address: &Address) -> IpAddr {
     Ipv6Addr::from(address.ip).to_canonical()
 }
 
-/// As people write it, with its port.
+/// Formats the address as people write it, with its port.
 pub fn show(address: &Address) -> String {
     SocketAddr::new(ip(address), address.port).to_string()
 }
 
-/// Whether who listens at `at` (`v6_only`: an IPv6 wildcard means IPv6 only) is meant by `to`, which is an
-/// address of the listener's network namespace.
+/// Returns whether a connection to `to` reaches a listener bound to `at`. With `v6_only` an IPv6
+/// wildcard takes IPv6 only. `to` has to be an address of the listener's network namespace.
 pub fn is_meant(at: &Address, v6_only: bool, to: &Address) -> bool {
     at.port == to.port
         && (at.ip == to.ip
@@ -40,16 +41,18 @@ pub fn is_meant(at: &Address, v6_only: bool, to: &Address) -> bool {
             })
 }
 
-/// Whether two listeners of one network namespace would be meant by one address.
+/// Returns whether two listeners of one network namespace, each an address and its `v6_only`, would
+/// both be reached by one address.
 pub fn collide(a: (&Address, bool), b: (&Address, bool)) -> bool {
     let all_of_v4 = Address::v4([0; 4], a.0.port);
     is_meant(a.0, a.1, b.0)
         || is_meant(b.0, b.1, a.0)
-        // Both wildcards, one of each family.
+        // An IPv4 and an IPv6 wildcard.
         || (is_meant(a.0, a.1, &all_of_v4) && is_meant(b.0, b.1, &all_of_v4))
 }
 
-/// What connect(2) makes of a wildcard: the loopback address of its family.
+/// Returns the address that connect(2) uses for `to`: instead of a wildcard, the loopback address
+/// of the same IP version.
 pub fn specific(to: Address) -> Address {
     match (to.is_unspecified(), to.as_v4()) {
         (true, Some(_)) => Address::v4([127, 0, 0, 1], to.port),

@@ -1,4 +1,4 @@
-//! Asking an engine what it serves, and what an engine needs of the system.
+//! Requests to a running engine, and the limit of descriptors that an engine needs of the system.
 
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,11 +19,11 @@ use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
 use crate::place::Own;
 use crate::{Function, Report};
 
-/// How long an engine may take.
+/// The longest wait for an engine.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a report, at most.
+/// The most bytes of a report.
 const LARGEST: u64 = 1 << 30;
-/// Between two looks whether it has.
+/// The pause between two looks whether a reload is finished.
 const LOOK: Duration = Duration::from_millis(10);
 
 fn connect(path: &Path) -> std::io::Result<OwnedFd> {
@@ -38,21 +38,22 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
 /// Connects to the administrator's socket of the engine at `path`.
 ///
 /// # Errors
-/// There is no such engine, or this process may not enter the administrator's directory.
+/// No engine serves there, or this process may not enter the administrator's directory.
 fn administer(path: &Path) -> std::io::Result<OwnedFd> {
     connect(&Own::open(path)?.socket())
 }
 
-/// Whether somebody serves the socket.
+/// Returns whether a process accepts connections at the socket.
 pub fn is_served(path: &Path) -> bool {
     connect(path).is_ok()
 }
 
-/// What the engine at `path` serves: all of it for who may enter the administrator's directory, else what the same user's
-/// programs in the same network namespace have.
+/// Returns what the engine at `path` serves. A caller that may enter the administrator's directory
+/// gets all of it; any other gets what programs of the same user in the same network namespace
+/// have.
 ///
 /// # Errors
-/// Nobody serves there, or something else does.
+/// No process serves there, or one that is no socket engine.
 pub fn report(path: &Path) -> std::io::Result<Report> {
     let socket = administer(path).or_else(|_| connect(path))?;
     match ask(&socket, Request::Report, &[])? {
@@ -61,12 +62,14 @@ pub fn report(path: &Path) -> std::io::Result<Report> {
     }
 }
 
-/// Has the engine at `path` serve a guest's socket function, whose VMM comes to `listener`, a Unix socket that listens. For
-/// the administrator.
-/// What is returned is to be kept until the VMM has connected: without one the function ends with it.
+/// Has the engine at `path` serve a guest's socket function. The VMM connects to `listener`, a Unix
+/// socket that listens. Only the administrator may call this.
+///
+/// The caller keeps the returned connection until the VMM has connected. The function ends if the
+/// connection is closed before.
 ///
 /// # Errors
-/// Nobody serves there, or something else does; what the engine answered.
+/// No process serves there, or one that is no socket engine; the error that the engine answers.
 pub fn serve_function(
     path: &Path,
     listener: BorrowedFd<'_>,
@@ -81,11 +84,11 @@ pub fn serve_function(
     }
 }
 
-/// Has the engine at `path` read its policy and its links anew, and waits for what comes of it: `Err` in the second
-/// place says why everything stays as it was.
+/// Has the engine at `path` reload its policy and its links, and waits for the result. The inner
+/// `Err` says why everything stays as it was.
 ///
 /// # Errors
-/// Nobody serves there, it may not be sent a signal, or it does not heed it.
+/// No engine serves there, this process may not send it a signal, or it does not reload in time.
 pub fn reload(path: &Path) -> std::io::Result<Result<(), String>> {
     let before = report(path)?.reloads.tried;
     let engine = rustix::net::sockopt::socket_peercred(administer(path)?)?.pid;
@@ -105,7 +108,7 @@ fn no_engine() -> Error {
     Error::new(ErrorKind::InvalidData, "what answers is no socket engine")
 }
 
-/// Asks and waits for the reply, and the descriptor that may come with it.
+/// Sends a request and waits for the reply, and the descriptor that may come with it.
 fn ask(
     socket: &OwnedFd,
     request: Request,
@@ -136,7 +139,8 @@ fn read(file: Foreign, bytes: u64) -> std::io::Result<Report> {
     serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
 }
 
-/// Makes the descriptor limit `wanted`, or as high as the process may. Gives what it is now.
+/// Raises the limit of open descriptors to `wanted`, or as high as the process may. Returns the
+/// limit that holds then.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let most = std::fs::read_to_string("/proc/sys/fs/nr_open");

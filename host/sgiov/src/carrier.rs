@@ -1,5 +1,5 @@
-//! [`Remote`] by links to other engines: the carrier's thread has the streams, and this says which of them is
-//! which connection.
+//! [`Remote`] by links to other engines. The carrier's thread has the streams; this maps streams to
+//! connections.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -16,31 +16,31 @@ use slipway_sgiov_spec::Address;
 use crate::policy::{Policy, Tenant};
 use crate::remote::{Event, Family, Line, Remote};
 
-/// A connection whose engine's side is here.
+/// A connection that the carrier serves from the engine's side.
 struct Carried {
     line: Line,
-    /// None until the link says.
+    /// The link's stream, or `None` until the link has named it.
     stream: Option<StreamId>,
-    /// The link was given the line.
+    /// Set once the line was given to the link.
     attached: bool,
-    /// The program has closed its side.
+    /// Set once the program has closed its side.
     closed: bool,
 }
 
-/// Carries streams to other nodes, over links as [`Settings`] have them.
+/// Carries streams to other nodes, over the links that [`Settings`] describe.
 pub struct Carrier {
     thread: slipway_link::Carrier,
     settings: Settings,
     carried: HashMap<u32, Carried>,
     /// Connections by stream.
     streams: HashMap<StreamId, u32>,
-    /// Those that other engines ask for, by the number that the engine has them under.
+    /// Streams that other engines ask for, by the number that the engine was told for each.
     asked: HashMap<u64, StreamId>,
     next: u64,
     shares: Option<SharesView>,
 }
 
-/// Why there is no carrier.
+/// The reason why a carrier cannot start or renew its settings.
 #[derive(Debug, thiserror::Error)]
 pub enum CarrierError {
     /// The file cannot be read, or something in it is wrong.
@@ -48,17 +48,17 @@ pub enum CarrierError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The description of the error.
         text: String,
     },
-    /// Settings, certificates, the system.
+    /// Wrong settings or certificates, or an error of the system.
     #[error("links to other engines: {0}")]
     Links(#[from] LinksError),
 }
 
 impl Carrier {
-    /// As the file has it (TOML, [`Settings`]; files that it names by relative paths are in its folder), with
-    /// the weights and rates of `policy`. None: there is no such file.
+    /// Starts a carrier with the settings of the file ([`Carrier::settings`]) and the weights and
+    /// rates of `policy`. Returns `None` if there is no such file.
     ///
     /// # Errors
     /// [`CarrierError`].
@@ -74,12 +74,13 @@ impl Carrier {
         Ok(Some(carrier))
     }
 
-    /// What it goes by.
+    /// Returns the settings in force.
     pub fn goes_by(&self) -> &Settings {
         &self.settings
     }
 
-    /// What stands in the file. None: there is no such file.
+    /// Reads settings from the file (TOML, [`Settings`]). Relative paths in it are relative to its
+    /// folder. Returns `None` if there is no such file.
     ///
     /// # Errors
     /// [`CarrierError`].
@@ -92,7 +93,7 @@ impl Carrier {
         };
         let mut settings: Settings =
             toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
-        // A path that begins with / stays as it is.
+        // An absolute path stays as it is.
         let folder = path.parent().unwrap_or(Path::new(""));
         for file in [&mut settings.certificate, &mut settings.key, &mut settings.authority] {
             *file = folder.join(&*file);
@@ -100,11 +101,11 @@ impl Carrier {
         Ok(Some(settings))
     }
 
-    /// Settings and certificates that a carrier with `current` goes by from now on ([`Remote::renew`]), as files
-    /// are now.
+    /// Reads new settings and certificates for a carrier whose settings are `current`, for
+    /// [`Remote::renew`].
     ///
     /// # Errors
-    /// [`CarrierError`]: also that there is no such file.
+    /// [`CarrierError`]: also if there is no such file.
     pub fn renewal(
         path: &Path,
         policy: &Policy,
@@ -119,10 +120,10 @@ impl Carrier {
         Ok(Renewal::new(settings, current, shares(policy))?)
     }
 
-    /// Listens for other engines, as the settings say, and starts the thread.
+    /// Listens for other engines, as the settings say, and starts the carrier's thread.
     ///
     /// # Errors
-    /// Settings, certificates, the system.
+    /// Wrong settings or certificates, or an error of the system.
     pub fn start(settings: Settings) -> Result<Self, LinksError> {
         let links = Links::new(settings.clone())?;
         let thread = slipway_link::Carrier::start(links)?;
@@ -198,7 +199,8 @@ impl Carrier {
         let connection = *self.streams.get(&stream)?;
         let given = self.carried.get(&connection).is_some_and(|carried| carried.attached);
         if given && !attached {
-            // The line is on its way to the link, which tells again when it has let go of that.
+            // The line is still on its way to the link, which reports the end again once it has let
+            // go of the line.
             return None;
         }
         self.streams.remove(&stream);
@@ -212,7 +214,8 @@ impl Carrier {
     }
 }
 
-/// What the policy gives tenants of the links; rates are bytes there.
+/// Returns each tenant's share of the links by the policy. Rates are in bytes there, in bits in the
+/// policy.
 fn shares(policy: &Policy) -> Vec<Share> {
     let share = |tenant: &Tenant| Share {
         tenant: tenant.name.clone(),
@@ -222,7 +225,7 @@ fn shares(policy: &Policy) -> Vec<Share> {
     policy.tenants().iter().map(share).collect()
 }
 
-/// What is wrong, and in which line.
+/// Returns the parser's message with the line number.
 fn in_line(text: &str, error: &toml::de::Error) -> String {
     let at = error.span().map_or(0, |span| span.start);
     format!("line {}: {}", crate::policy::line(text, at), error.message().replace('\n', " "))

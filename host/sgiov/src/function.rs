@@ -1,4 +1,4 @@
-//! What somebody who starts a guest says of its socket function.
+//! The description of a guest's socket function, by which its start is requested.
 
 use std::io::{Error, ErrorKind};
 use std::net::IpAddr;
@@ -6,20 +6,21 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a description, at most.
+/// The most bytes of a description.
 const LARGEST: u64 = 4096;
 
-/// A guest's socket function, as it is asked for.
+/// A guest's socket function, as it is requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Function {
     /// The guest's name, for people to read.
     pub name: String,
-    /// Whom its programs belong to: functions of one tenant reach each other.
+    /// The tenant of the guest's programs. Functions of one tenant reach each other.
     pub tenant: String,
-    /// Addresses that its programs may have, one to four.
+    /// One to four addresses that the guest's programs may have.
     pub addresses: Vec<IpAddr>,
-    /// The guest's memory, the only one that its VMM may hand over; `None`: any.
+    /// The guest's memory, the only one that its VMM may hand over. With `None` it may hand over
+    /// any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
 }
@@ -28,25 +29,26 @@ pub struct Function {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// Most bytes of it that are mapped at a time.
+    /// The most bytes of the memory that are mapped at a time.
     pub bytes: u64,
-    /// `st_dev` of stat(2).
+    /// The file's `st_dev` of stat(2).
     pub device: u64,
-    /// `st_ino`.
+    /// The file's `st_ino` of stat(2).
     pub inode: u64,
 }
 
 impl Function {
-    /// As a message carries it: a sealed memfd, and the bytes in it.
+    /// Encodes the description as messages carry it: a sealed memfd, and the number of bytes in it.
     pub(crate) fn to_file(&self) -> std::io::Result<(OwnedFd, u64)> {
         let json = serde_json::to_vec(self)?;
         Ok((crate::sealed::write("socket-function", &json)?, json.len() as u64))
     }
 
-    /// What a message carried. Never waits, whatever `file` is.
+    /// Decodes a description from a message. Never waits, whatever `file` is.
     ///
     /// # Errors
-    /// It is no sealed memfd, too long, not all there, or not what this version knows.
+    /// `file` is no sealed memfd or has fewer than `bytes` bytes, the description is too long, or
+    /// this version does not understand it.
     pub fn from_file(file: impl AsFd, bytes: u64) -> std::io::Result<Self> {
         let json = crate::sealed::read(file, bytes, LARGEST)?;
         serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))

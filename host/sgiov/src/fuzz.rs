@@ -1,5 +1,5 @@
-//! The entry of the fuzz target `sgiov-control`: clients that ask for anything, and write anything into their
-//! tables.
+//! The entry of the fuzz target `sgiov-control`: clients that send any request, and write anything
+//! into their tables.
 
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -12,10 +12,10 @@ use slipway_sgiov_spec::control::{REQUEST, Request, VERSION};
 use crate::broker::{Broker, Outcome};
 use crate::peer::{Peer, peer};
 
-/// Clients at a time.
+/// The most clients at a time.
 const CLIENTS: usize = 6;
 
-/// This process, as the engine sees it.
+/// Returns this process as the engine sees it.
 fn own() -> Option<&'static Peer> {
     static OWN: OnceLock<Option<Peer>> = OnceLock::new();
     let found = || {
@@ -26,7 +26,7 @@ fn own() -> Option<&'static Peer> {
     OWN.get_or_init(found).as_ref()
 }
 
-/// Bytes to do things by.
+/// The fuzzer's input, consumed from its beginning.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -42,7 +42,7 @@ impl Bytes<'_> {
         Some(u64::from_le_bytes(*word))
     }
 
-    /// A request that means something more often than bytes do.
+    /// Takes a request from the input. It is valid more often than raw bytes would be.
     fn request(&mut self) -> Option<Request> {
         let kind = self.byte()?;
         let number = u64::from(self.byte()?);
@@ -70,10 +70,10 @@ impl Bytes<'_> {
     }
 }
 
-/// Does what `data` says, ends all clients, and looks whether anything is left.
+/// Carries out what `data` encodes, ends all clients, and checks that the broker is empty.
 ///
 /// # Panics
-/// When something is.
+/// If the broker still holds something of a client.
 pub fn control(data: &[u8]) {
     let Some(own) = own() else { return };
     let mut broker = Broker::default();
@@ -110,11 +110,12 @@ pub fn control(data: &[u8]) {
 }
 
 impl Broker {
-    /// Writes a word somewhere into what a family can write.
+    /// Writes a word somewhere into memory that a family can write.
     fn spoil(&self, place: u64, value: u64) {
         for memory in self.writable() {
             let words = memory.words();
-            // What lies beyond the first entries and streams is like them.
+            // The words beyond the first entries and streams are like these. The first 512 are the
+            // header's.
             let at = (place >> 1) as usize % words.len().min(2048);
             if at >= 512 {
                 words[at].store(value, Ordering::Relaxed);
@@ -125,7 +126,7 @@ impl Broker {
 
 #[cfg(test)]
 mod tests {
-    /// What the fuzzer does, from a plain generator.
+    /// Runs the fuzz target on bytes of a plain generator.
     #[test]
     fn nothing_is_left_of_clients_that_ask_for_anything() {
         let mut random = 0x9e37_79b9_7f4a_7c15u64;

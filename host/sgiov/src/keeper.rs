@@ -1,14 +1,14 @@
 //! Eventfds beyond the limit of open files.
 //!
-//! The engine needs the eventfds of a connection to introduce its two ends, and then only when one of them ends
-//! and the other is to be told. With very many connections that are idle the limit of open files would be what
-//! ends first. But it is a limit of each table of descriptors, and threads of one process need not share theirs:
-//! a [`Keepers`]' thread has one of its own, takes pairs of eventfds over a socket, and raises them when it is told
-//! to. A thread has as many as the limit allows, and sleeps; there are as many threads as are needed, none at
-//! first.
+//! The engine needs the eventfds of a connection to introduce its two ends, and after that only to
+//! tell one end that the other has ended. With very many idle connections the limit of open files
+//! would be reached first. That limit holds for each table of descriptors, and threads of one
+//! process need not share their table: a thread of [`Keepers`] has a table of its own, takes pairs
+//! of eventfds over a socket, and raises them on command. A thread holds as many as the limit
+//! allows, and sleeps otherwise. Threads start as they are needed; at first there are none.
 //!
-//! A descriptor on its way through a socket counts for its user (unix(7)), so pairs are passed to a thread that
-//! takes them at once, and never left in a socket.
+//! A descriptor on its way through a socket counts for its user (unix(7)), so pairs go only to a
+//! thread that takes them at once, and are never left in a socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,40 +25,43 @@ use rustix::process::{Resource, getrlimit};
 use slipway_peer::{Bin, Foreign};
 use slipway_ring::cross::Side;
 
-/// Descriptors of a thread that are none of a pair: the standard ones, its socket, what raising needs.
+/// Descriptors of a thread beside its pairs: the standard ones, its socket, those needed for
+/// raising.
 const RESERVE: u64 = 64;
-/// Threads at most: with the usual limits far more pairs than there can be connections.
+/// The most threads. With the usual limits they hold far more pairs than there can be connections.
 const KEEPERS: usize = 64;
 
-/// Ends of connections that an engine with this limit of open files has eventfds for.
+/// Returns the number of ends of connections for which an engine has eventfds, at `limit` open
+/// files.
 pub fn ends_within(limit: u64) -> u64 {
     (limit / 2).saturating_add(limit.saturating_sub(RESERVE).saturating_mul(KEEPERS as u64))
 }
 
-/// Where a pair is.
+/// The place of a pair: its thread and its slot there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
     keeper: u32,
     slot: u32,
 }
 
-/// What a thread is told: an operation and a slot, `u32` each.
+/// Bytes of a message to a thread: an operation and a slot, `u32` each.
 const BYTES: usize = 8;
 const KEEP: u32 = 0;
 const DROP: u32 = 1;
-/// And the side: [`Side::Zero`] or [`Side::One`].
+/// `RAISE` plus the side, [`Side::Zero`] or [`Side::One`], raises that side's eventfd.
 const RAISE: u32 = 2;
 
 /// Threads that keep pairs of eventfds.
 #[derive(Default)]
 pub struct Keepers {
     all: Vec<Keeper>,
-    /// There was no thread to be had: nobody tries again.
+    /// Set once a thread could not be started. No further start is tried.
     failed: bool,
 }
 
 impl Keepers {
-    /// Has a thread take copies of a pair. None: there is no room, or no way, and the caller keeps it.
+    /// Has a thread take copies of a pair. Returns `None` if no thread has room or the pair cannot
+    /// be sent; the caller then keeps the pair.
     pub fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<Kept> {
         let with_room = self.all.iter().position(Keeper::has_room);
         let at = match with_room {
@@ -75,14 +78,15 @@ impl Keepers {
         Some(Kept { keeper: at as u32, slot })
     }
 
-    /// Raises one of the two. Soon, not at once.
+    /// Has a thread raise one eventfd of the pair. The thread does so soon, maybe after this
+    /// returns.
     pub fn raise(&self, kept: Kept, side: Side) {
         if let Some(keeper) = self.all.get(kept.keeper as usize) {
             keeper.tell(RAISE + side as u32, kept.slot, &[]);
         }
     }
 
-    /// Closes a pair.
+    /// Has a thread close a pair.
     pub fn drop(&mut self, kept: Kept) {
         if let Some(keeper) = self.all.get_mut(kept.keeper as usize) {
             keeper.tell(DROP, kept.slot, &[]);
@@ -91,16 +95,16 @@ impl Keepers {
     }
 }
 
-/// A thread, from outside.
+/// The handle of a thread.
 struct Keeper {
-    /// None: it is being ended.
+    /// The socket to the thread, or `None` while the thread is being ended.
     socket: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    /// Slots that were used and are not.
+    /// Slots that were used and are free again.
     free: Vec<u32>,
     /// The first slot that was never used.
     next: u32,
-    /// Slots that there may be.
+    /// The number of slots that the thread's limit of open files allows.
     room: u32,
 }
 
@@ -114,7 +118,8 @@ impl Keeper {
         let number = theirs.as_raw_fd();
         let name = std::thread::Builder::new().name("eventfds".into()).stack_size(128 << 10);
         let thread = name.spawn(move || serve(number, &ready)).ok()?;
-        // `theirs` is open here until the thread has a table with the same number of its own.
+        // `theirs` stays open here until the thread has a table of its own, with the socket under
+        // the same number.
         is_ready.recv().ok().filter(|ready| *ready)?;
         drop(theirs);
         let (free, next) = (Vec::new(), 0);
@@ -136,7 +141,8 @@ impl Keeper {
         Some(slot)
     }
 
-    /// The thread takes what it is told without ever waiting for anybody, so this does not wait for long.
+    /// Sends a message to the thread. The thread takes messages without ever waiting for a peer, so
+    /// this does not wait for long.
     fn tell(&self, operation: u32, slot: u32, with: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
         let bytes = message(operation, slot);
@@ -169,7 +175,8 @@ fn message(operation: u32, slot: u32) -> [u8; BYTES] {
 /// Gives this thread a table of descriptors of its own, with the standard ones and `number`.
 fn part(number: RawFd) -> bool {
     let close = |first: RawFd, last: u32, flags: libc::c_uint| {
-        // SAFETY: no memory is passed. What is closed is the new table's; the first call makes it.
+        // SAFETY: no memory is passed. The first call makes this thread's new table, and only
+        // descriptors of that table are closed.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) == 0 }
     };
     let unshare = libc::CLOSE_RANGE_UNSHARE;
@@ -177,9 +184,10 @@ fn part(number: RawFd) -> bool {
         && (number == 3 || close(3, number.unsigned_abs() - 1, unshare))
 }
 
-/// The thread.
+/// Runs the thread.
 fn serve(number: RawFd, ready: &Sender<bool>) {
-    // Below the standard descriptors, which were closed then, nothing can be told apart.
+    // A number below 3 means that a standard descriptor was closed at the start: the socket cannot
+    // be told from the standard descriptors.
     let parted = number > 2 && part(number);
     if ready.send(parted).is_err() || !parted {
         return;
@@ -198,7 +206,8 @@ fn serve(number: RawFd, ready: &Sender<bool>) {
             DROP => pairs[at] = None,
             side => {
                 if let Some(pair) = &pairs[at] {
-                    // The stream has ended by now: a program that cannot be told sees it when it looks next.
+                    // The stream has ended by now. A program that cannot be woken sees that when it
+                    // looks next.
                     let _ = slipway_peer::eventfd::raise(pair[(side - RAISE) as usize & 1].as_fd());
                 }
             }
@@ -206,7 +215,7 @@ fn serve(number: RawFd, ready: &Sender<bool>) {
     }
 }
 
-/// What it is told next. None: the engine has ended.
+/// Receives the next message: operation, slot, descriptors. Returns `None` if the engine has ended.
 fn receive(socket: BorrowedFd<'_>, bin: &Bin) -> Option<(u32, u32, Vec<OwnedFd>)> {
     let mut bytes = [0; BYTES];
     let got = loop {
@@ -257,7 +266,7 @@ mod tests {
             keepers.raise(*kept, Side::Zero);
             assert!(is_raised(&pair[0]));
         }
-        // A slot is used again, and not the old pair.
+        // A free slot is used again, with the new pair.
         keepers.drop(kept[50]);
         let other = pair();
         let again = keepers.keep([other[0].as_fd(), other[1].as_fd()]).unwrap();
@@ -269,8 +278,8 @@ mod tests {
         assert_eq!(poll(&mut old, Some(&nothing)).unwrap(), 0);
     }
 
-    /// A pipe's reader sees the end when nobody has its writer: no keeper may have a copy by accident, and none
-    /// may keep what it was told to drop.
+    /// A pipe's reader sees the end once nobody has its writer. A keeper may not have a copy by
+    /// accident, and may not keep what it was told to drop.
     #[test]
     fn a_keeper_has_what_it_was_given_and_nothing_else() {
         let end = |reader: &OwnedFd| rustix::io::read(reader, &mut [0; 1]) == Ok(0);

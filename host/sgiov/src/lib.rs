@@ -1,35 +1,43 @@
-//! The socket engine: it introduces programs of one node to each other, whose sockets are devices (SG-IOV).
+//! The socket engine: it introduces programs of one node to each other, whose sockets are devices
+//! (SG-IOV).
 //!
-//! A program's library connects to the engine's socket ([`slipway_sgiov_spec`]). The engine gives it a table
-//! for its sockets, knows who listens where, makes the memory through which two programs talk
-//! (`slipway_ring::cross`), and cleans up behind those who end. It takes no part in any transfer.
+//! A program's library connects to the engine's socket ([`slipway_sgiov_spec`]). The engine gives
+//! it a table for its sockets, knows which programs listen at which addresses, makes the memory
+//! through which two programs talk (`slipway_ring::cross`), and cleans up after programs that end.
+//! It takes no part in any transfer.
 //!
 //! - [`Engine`]: the socket, and one thread that serves it;
-//! - `broker`: who is there and who is connected to whom, without the socket;
-//! - `place`: the programs' socket, the administrator's, and the lock; `accounts`: whom what the engine holds counts against;
-//! - `peer`, `namespace`: tenants are network namespaces, and the kernel says who is in which;
-//! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes, by
-//!   [`Carrier`], which `slipway_link` is behind;
+//! - `broker`: the programs and their connections, without the socket;
+//! - `place`: the programs' socket, the administrator's socket, and the lock;
+//! - `accounts`: the accounts that everything the engine holds counts against;
+//! - `peer`, `namespace`: tenants are network namespaces, and the kernel says which process is in
+//!   which;
+//! - [`Policy`]: which tenants may reach each other; [`remote`]: streams to other nodes, by
+//!   [`Carrier`], which uses `slipway_link`;
 //! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
-//! - `guests` (a feature): guests' socket functions, and streams with a guest at one end; `ways`: both kinds of carriers
-//!   side by side;
-//! - [`guest`]: what this engine is in a guest, whose streams to other machines go through such a function;
-//! - `table`: a family's memory from the engine's side; `wire`: messages.
+//! - `guests` (a feature): guests' socket functions, and streams with a guest at one end;
+//! - `ways`: the carriers to other nodes and to guests side by side;
+//! - [`guest`]: the engine inside a guest, where streams to other machines go through the guest's
+//!   socket function;
+//! - `table`: a family's table from the engine's side; `wire`: messages.
 //!
 //! # Hostile programs
-//! Whoever may open the socket is served, and nobody is believed: messages have one length each and are
-//! decoded whole or not at all; a process that does not keep to the protocol is hung up on; nothing waits for
-//! a client, and one that does not take its replies goes; each client has a few requests done a turn. What
-//! a process holds is what its connection was given, and ends with the connection. A family's table and the
-//! arenas that it shares are its claims about its own streams; no offset in them is used unchecked. No message
-//! names a tenant: it is the network namespace of the process that connected, by its pidfd.
+//! The engine serves every process that may open its socket, and trusts none. Each message has one
+//! length and is decoded whole or not at all. A process that violates the protocol is disconnected.
+//! The engine never waits for a client, disconnects a client that does not take its replies, and
+//! carries out a few requests of each client per turn. A process holds what its connection was
+//! given, and loses it with the connection. A family's table and the arenas that it shares are its
+//! claims about its own streams; the engine checks every offset in them before use. No message
+//! names a tenant: the tenant is the network namespace of the process that connected, which the
+//! engine finds by the process's pidfd.
 //!
 //! # Not here
-//! Links to other nodes (`slipway_link`); what a guest's function looks like to the guest (`slipway_sgiov_function`).
+//! Links to other nodes (`slipway_link`); the device that a guest sees as its socket function
+//! (`slipway_sgiov_function`).
 //!
-//! Dependencies: `rustix` (sockets, epoll, memfd), `libc` (socket options and ioctls that `rustix` has
-//! not), `serde` with `serde_json` (reports) and `toml` (policy), `ipnet` (networks of the policy), `thiserror`,
-//! `tracing` (the log).
+//! Dependencies: `rustix` (sockets, epoll, memfd), `libc` (socket options and ioctls that `rustix`
+//! lacks), `serde` with `serde_json` (reports) and `toml` (policy), `ipnet` (networks of the
+//! policy), `thiserror`, `tracing` (the log).
 #![allow(unsafe_code)] // socket options and ioctls
 
 #[cfg(any(test, feature = "fuzz"))]

@@ -1,4 +1,4 @@
-//! Lines about clients: one of a kind in a second at most, since clients cause them.
+//! Log lines that clients cause, at most one of each kind a second.
 
 use std::collections::HashMap;
 use std::fmt::Arguments;
@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// When which kind of line was written last, and how many were not written since.
+/// The time of each kind's last line, and the number of lines dropped since.
 #[derive(Default)]
 pub struct Log {
     kinds: HashMap<&'static str, (Instant, u64)>,
 }
 
 impl Log {
-    /// Writes a line, unless one of its kind was written just now. Whether it did.
+    /// Writes a line unless one of its kind was written within the last second. Returns whether it
+    /// was written.
     pub fn line(&mut self, kind: &'static str, text: Arguments<'_>) -> bool {
         self.line_at(kind, text, Instant::now())
     }

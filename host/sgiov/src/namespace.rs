@@ -1,4 +1,5 @@
-//! Network namespaces: tenants. Which addresses one has is asked of the kernel, in the namespace itself.
+//! Network namespaces, which are the tenants. The kernel is asked for a namespace's addresses from
+//! inside that namespace.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,43 +15,44 @@ use crate::peer::{NamespaceId, Peer};
 use crate::policy::{Policy, Tenant};
 use crate::slab::Slab;
 
-/// How long what the kernel said holds.
+/// The time for which the kernel's answer is used.
 const FRESH: Duration = Duration::from_secs(1);
-/// How often an address that is not known is asked for at most.
+/// The shortest pause before the kernel is asked again because an address is unknown.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
 
-/// One network namespace with families in it.
+/// A network namespace that has families.
 pub struct Namespace {
     pub id: NamespaceId,
     pub file: Arc<OwnedFd>,
-    /// What the policy calls it, and allows it.
+    /// The name and limits that the policy gives the namespace, if it has an entry.
     pub tenant: Option<Tenant>,
     netlink: Option<Netlink>,
     addresses: Vec<Prefixed>,
     asked: Option<Instant>,
     /// Bytes sent and received by families that have ended.
     pub past: (u64, u64),
-    /// Families in it.
+    /// The number of families in the namespace.
     pub families: u32,
-    /// Endpoints of its families.
+    /// The number of endpoints that the namespace's families have.
     pub endpoints: u32,
-    /// Where the search for a free port goes on.
+    /// The port at which the next search for a free port begins.
     pub next_port: u16,
-    /// Connections under way from an address of it to another, by both.
+    /// The source and destination of each connection from the namespace.
     pub taken: std::collections::HashSet<(Address, Address)>,
 }
 
 impl Namespace {
-    /// Its name: the policy's, or the kernel's.
+    /// Returns the namespace's name: the policy's, or else the kernel's.
     pub fn name(&self) -> String {
         let own = || format!("net:[{}]", self.id.1);
         self.tenant.as_ref().map_or_else(own, |tenant| tenant.name.clone())
     }
 
-    /// Whether `ip` is an address of it that other namespaces may know, too.
+    /// Returns whether `ip` is an address of the namespace other than loopback's, which other
+    /// namespaces may know.
     pub fn has(&mut self, ip: &[u8; 16]) -> bool {
         let known = |all: &[Prefixed]| all.iter().any(|(own, _)| own == ip);
         self.refresh(FRESH);
@@ -61,8 +63,8 @@ impl Namespace {
         known(&self.addresses)
     }
 
-    /// The own address that goes with one of another namespace: the one whose network has it, or the first
-    /// of its family.
+    /// Returns the source address for a connection to `to` in another namespace: the first own
+    /// address whose network contains `to`, else the first of the same IP version, if there is one.
     pub fn source(&mut self, to: &Address) -> Option<[u8; 16]> {
         self.refresh(FRESH);
         let same = |own: &&Prefixed| {
@@ -73,7 +75,7 @@ impl Namespace {
         candidates().find(near).or_else(|| candidates().next()).map(|own| own.0)
     }
 
-    /// All addresses but loopback's, for people to read.
+    /// Returns all addresses but loopback's, for people to read.
     pub fn addresses(&mut self) -> Vec<[u8; 16]> {
         self.refresh(FRESH);
         self.addresses.iter().map(|own| own.0).collect()
@@ -104,13 +106,13 @@ impl Namespace {
     }
 }
 
-/// Bits in which two addresses agree from the beginning.
+/// Returns the number of leading bits in which two addresses agree.
 fn share(a: &[u8; 16], b: &[u8; 16]) -> u8 {
     (u128::from_be_bytes(*a) ^ u128::from_be_bytes(*b)).leading_zeros() as u8
 }
 
-/// A netlink socket of a namespace. A socket stays in the one that it was made in, so a thread enters it for
-/// that, and ends.
+/// Opens a netlink socket in a namespace. A socket stays in the namespace in which it was opened,
+/// so a short-lived thread enters the namespace to open it.
 fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
     let file = file.clone();
     let own = std::fs::File::open("/proc/self/ns/net").and_then(NamespaceId::of).ok();
@@ -140,7 +142,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// One more family of the peer's namespace.
+    /// Counts one more family in the peer's namespace. Returns the namespace's number.
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
             self.all.insert(Namespace {
@@ -163,7 +165,7 @@ impl Namespaces {
         number
     }
 
-    /// What another policy calls them, and allows them.
+    /// Gives the namespaces the names and limits of another policy.
     pub fn renew(&mut self, policy: &Policy) {
         for number in self.by_id.values() {
             if let Some(namespace) = self.all.get_mut(*number) {
@@ -172,7 +174,7 @@ impl Namespaces {
         }
     }
 
-    /// A family has ended.
+    /// Counts one family less in a namespace. The namespace goes with its last family.
     pub fn leave(&mut self, number: u32) {
         let Some(namespace) = self.all.get_mut(number) else { return };
         namespace.families -= 1;
@@ -182,13 +184,13 @@ impl Namespaces {
         }
     }
 
-    /// Whether no family is in any.
+    /// Returns whether no namespace has a family.
     #[cfg(any(test, feature = "fuzz"))]
     pub fn is_empty(&self) -> bool {
         self.all.len() == 0
     }
 
-    /// A connection's port is free again, if the namespace is there still.
+    /// Frees a connection's port, if the namespace is still there.
     pub fn release(&mut self, id: NamespaceId, from: Address, to: Address) {
         let number = self.by_id.get(&id);
         if let Some(space) = number.and_then(|number| self.all.get_mut(*number)) {
@@ -196,7 +198,7 @@ impl Namespaces {
         }
     }
 
-    /// The namespace of a tenant that the policy knows, if a family is in it.
+    /// Returns the number of the namespace with a tenant's name, or `None` if no family is in it.
     pub fn named(&self, tenant: &str) -> Option<u32> {
         let mut all = self.all.iter();
         all.find(|(_, space)| space.name() == tenant).map(|(number, _)| number)

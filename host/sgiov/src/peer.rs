@@ -1,4 +1,5 @@
-//! Who is at the other end of a control connection: the kernel's word, never a message's.
+//! The process at the other end of a control connection, as the kernel reports it, and never
+//! as a message claims.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -8,19 +9,22 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Since Linux 6.5: a descriptor of the process that connected, whatever became of its number.
+/// A socket option since Linux 6.5: a pidfd of the process that connected, valid whatever process
+/// has that one's number by now.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// A namespace of a process: since Linux 6.11 by an ioctl of its pidfd (`linux/pidfd.h`), else by a file.
+/// A kind of namespace: the ioctl of a process's pidfd that opens it (since Linux 6.11,
+/// `linux/pidfd.h`), and the name of its file in `/proc`, for older kernels.
 struct Kind(libc::c_ulong, &'static str);
 const NET: Kind = Kind(0xff04, "net");
 const MOUNT: Kind = Kind(0xff03, "mnt");
 
-/// What tells namespaces apart: device and inode of their file, for as long as somebody has it open.
+/// The identity of a namespace: device and inode of its file. It is unique while somebody has the
+/// file open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespaceId(pub u64, pub u64);
 
 impl NamespaceId {
-    /// Of an open file of a namespace.
+    /// Returns the identity of the namespace whose file is open as `file`.
     pub fn of(file: impl AsFd) -> std::io::Result<Self> {
         let stat = rustix::fs::fstat(file)?;
         Ok(Self(stat.st_dev, stat.st_ino))
@@ -30,30 +34,32 @@ impl NamespaceId {
 /// The process that began a connection.
 #[derive(Clone)]
 pub struct Peer {
-    /// Its user, as of then.
+    /// The process's user when it connected.
     pub uid: u32,
-    /// Its number, for people to read.
+    /// The process's number, for people to read.
     pub pid: i32,
-    /// Its network namespace, as of then.
+    /// The process's network namespace when it connected.
     pub namespace: NamespaceId,
-    /// Holds the namespace, so that no other gets its number.
+    /// The network namespace, held open so that no other one gets its inode number.
     pub file: Arc<OwnedFd>,
-    /// Its mount namespace, as of then: root in a container has the user id of root outside, and not this.
+    /// The process's mount namespace when it connected. Root in a container may have the user id of
+    /// root outside, but has another mount namespace.
     pub mounts: NamespaceId,
 }
 
 impl Peer {
-    /// Whether both are of one tenant, one user, and one container, so that neither has a reason to fear the other.
+    /// Returns whether both processes are of one tenant, one user and one container, so that
+    /// neither has a reason to fear the other.
     pub fn is_as(&self, other: &Self) -> bool {
         let who = |peer: &Self| (peer.namespace, peer.uid, peer.mounts);
         who(self) == who(other)
     }
 }
 
-/// Who is at the other end of `socket`.
+/// Returns the process at the other end of `socket`.
 ///
 /// # Errors
-/// The process has ended, or is in a namespace of processes that cannot be seen from here.
+/// The process has ended, or is in a PID namespace that cannot be seen from here.
 pub fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
     let found = slipway_peer::Peer::of(socket)?;
     let number = found.pid.cast_signed();
@@ -70,22 +76,23 @@ pub fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
     Ok(Peer { uid: found.uid, pid: number, namespace: id, file: Arc::new(file), mounts })
 }
 
-/// A namespace of a process. By its number only if the process was still there afterwards.
+/// Opens a namespace of a process. On kernels without the ioctl it is found by `pid`, and used only
+/// if the process was still there afterwards.
 fn namespace(
     pidfd: BorrowedFd<'_>,
     pid: i32,
     Kind(request, name): Kind,
 ) -> std::io::Result<OwnedFd> {
-    // SAFETY: an ioctl without argument; it gives a new descriptor or an error.
+    // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
     let file = unsafe { libc::ioctl(pidfd.as_raw_fd(), request, 0) };
     if file >= 0 {
-        // SAFETY: the kernel gave it to us just now.
+        // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
         return Ok(unsafe { OwnedFd::from_raw_fd(file) });
     }
     let file = File::open(format!("/proc/{pid}/ns/{name}"))?;
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut waits = [PollFd::new(&pidfd, PollFlags::IN)];
-    // Readable: it has ended, and its number may have been another's already.
+    // A readable pidfd: the process has ended, and its number may have been reused already.
     if poll(&mut waits, Some(&at_once))? > 0 {
         return Err(ErrorKind::NotFound.into());
     }
@@ -98,14 +105,15 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
     if file < 0 {
         return Err(ErrorKind::NotFound.into());
     }
-    // SAFETY: the kernel gave it to us just now.
+    // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
-/// An option of a socket that is a plain structure of integers.
+/// Reads a socket option whose value is a plain structure of integers.
 fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, into: &mut T) -> std::io::Result<()> {
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to a value of that size, which may be any bytes.
+    // SAFETY: the kernel writes at most `len` bytes to a value of that size, which may be any
+    // bytes.
     let outcome = unsafe {
         let into = std::ptr::from_mut(into).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, into, &mut len)
@@ -116,18 +124,20 @@ fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, into: &mut T) -> std::io
 /// `SO_PASSRIGHTS` (Linux 6.16): whether a socket takes descriptors.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has `socket` take descriptors, which its listener refused until it was known whom they count against.
+/// Has `socket` take descriptors. Its listener refused them until the account was known that they
+/// count against.
 pub fn accept_descriptors(socket: BorrowedFd<'_>) {
     let on: libc::c_int = 1;
-    // SAFETY: the descriptor is borrowed for the call, and the kernel reads the bytes of `on`. A kernel that does not know the
-    // option has refused nothing.
+    // SAFETY: the descriptor is borrowed for the call, and the kernel reads the bytes of `on`. A
+    // kernel that does not know the option has refused no descriptors.
     unsafe {
         let (len, on) = (size_of_val(&on) as libc::socklen_t, (&raw const on).cast());
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, on, len);
     }
 }
 
-/// The address that a kernel's listening TCP socket has, in `namespace`. None: it is no such socket.
+/// Returns the address of a listening TCP socket of the kernel's. Returns `None` if `socket` is no
+/// such socket, or is not in the network namespace of `namespace`.
 pub fn listens_at(socket: BorrowedFd<'_>, namespace: &Peer) -> Option<slipway_sgiov_spec::Address> {
     let mut listens: libc::c_int = 0;
     option(socket, libc::SO_ACCEPTCONN, &mut listens).ok()?;
@@ -140,20 +150,20 @@ pub fn listens_at(socket: BorrowedFd<'_>, namespace: &Peer) -> Option<slipway_sg
     std::net::SocketAddr::try_from(address).ok().map(crate::address::of)
 }
 
-/// Whether a socket is of that network namespace; one that cannot be told is not.
+/// Returns whether a socket is known to be in the peer's network namespace.
 fn is_in(socket: BorrowedFd<'_>, peer: &Peer) -> bool {
     /// `SIOCGSKNS` of linux/sockios.h: the network namespace of a socket.
     const SIOCGSKNS: libc::c_ulong = 0x894c;
-    // SAFETY: an ioctl without argument; it gives a new descriptor or an error.
+    // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
     let file = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS, 0) };
     if file < 0 {
-        // Without the right to ask for another namespace it can be our own only: who has a socket of
-        // another one needs that right himself.
+        // The engine lacks the right to ask for other namespaces, so it assumes that the socket is
+        // in its own: a process needs that right to make a socket in another one.
         return std::fs::File::open("/proc/self/ns/net")
             .and_then(NamespaceId::of)
             .is_ok_and(|own| own == peer.namespace);
     }
-    // SAFETY: the kernel gave it to us just now.
+    // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     NamespaceId::of(file).is_ok_and(|id| id == peer.namespace)
 }

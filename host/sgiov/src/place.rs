@@ -1,12 +1,13 @@
-//! Where an engine is found, and what of it belongs to whoever runs it.
+//! The engine's files: where programs find it, and what only the user that runs it may use.
 //!
 //! - `PATH`: the programs' socket, which everybody may connect to;
-//! - `PATH` with the ending `.d`: a folder with a second name of that socket and nothing else ([`folder`]);
-//! - `PATH` with the ending `.admin`: the administrator's directory ([`Own`]), which nobody but the user that runs the engine
-//!   may enter. The administrator's socket and the engine's lock are in it.
+//! - `PATH` with the ending `.d`: a folder with a second name of that socket and nothing else
+//!   ([`folder`]);
+//! - `PATH` with the ending `.admin`: the administrator's directory ([`Own`]), which only the user
+//!   that runs the engine may enter. The administrator's socket and the engine's lock are in it.
 //!
-//! A user id does not make anybody an administrator, since root in a container has root's: whoever reaches the socket in
-//! that directory is one.
+//! A user id does not make anybody an administrator, since root in a container has root's. Access
+//! to the socket in the administrator's directory does.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
@@ -18,23 +19,24 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::Error;
 
-/// Connections to one of the engine's sockets that may wait.
+/// The number of connections that may wait at a socket of the engine.
 const BACKLOG: i32 = 4096;
-/// What nobody but the owner may do with the administrator's directory.
+/// The permissions on the administrator's directory that nobody but its owner may have.
 const OTHERS: u32 = 0o077;
-/// The engine's lock in the administrator's directory.
+/// The name of the engine's lock in the administrator's directory.
 const LOCK: &str = "lock";
 
-/// Name of the socket in its [`folder`] and in the administrator's directory.
+/// The name of the socket in its [`folder`] and in the administrator's directory.
 pub const SHARED: &str = "engine.sock";
 
-/// A folder beside an engine's socket, of which the engine makes it a second name, [`SHARED`], and nothing
-/// else: what containers may be given, which so find the next engine's socket too and no file but it.
+/// Returns the folder beside an engine's socket that holds a second name of the socket, [`SHARED`],
+/// and nothing else. Containers may be given this folder: they reach no other file, and find the
+/// next engine's socket there too.
 pub fn folder(socket: &Path) -> PathBuf {
     socket.with_extension("d")
 }
 
-/// The administrator's directory of the engine at `socket`. Not for containers.
+/// Returns the administrator's directory of the engine at `socket`. It is not for containers.
 pub fn administration(socket: &Path) -> PathBuf {
     socket.with_extension("admin")
 }
@@ -50,10 +52,10 @@ pub struct Own {
 }
 
 impl Own {
-    /// Opens it, and makes it if it is not there.
+    /// Opens the administrator's directory, and makes it if there is none.
     ///
     /// # Errors
-    /// It is another user's, or others may enter it.
+    /// The directory belongs to another user, or others may enter it.
     pub fn make(socket: &Path) -> Result<Self, Error> {
         let path = administration(socket);
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
@@ -70,10 +72,10 @@ impl Own {
         Ok(own)
     }
 
-    /// Opens the one that an engine made.
+    /// Opens an administrator's directory that an engine made.
     ///
     /// # Errors
-    /// There is none, this process may not enter it, or everybody may.
+    /// There is no such directory, this process may not enter it, or everybody may.
     pub fn open(socket: &Path) -> std::io::Result<Self> {
         let path = administration(socket);
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
@@ -84,11 +86,11 @@ impl Own {
         Ok(Self { directory, path })
     }
 
-    /// Takes the engine's lock, which ends with the process, however that ends. Only the owner can open the file, so nobody
-    /// else can take it.
+    /// Takes the engine's lock. The lock ends with the process, however that ends. Only the owner
+    /// can open the file, so nobody else can take it.
     ///
     /// # Errors
-    /// [`Error::Busy`], or what the system says.
+    /// [`Error::Busy`] if another engine has the lock, or an error of the system.
     pub fn lock(&self, socket: &Path) -> Result<std::fs::File, Error> {
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
@@ -107,7 +109,8 @@ impl Own {
         }
     }
 
-    /// The path of its socket for calls of this process, however long its own path is.
+    /// Returns a path of the administrator's socket that only this process can use. It is short,
+    /// however long the directory's path is.
     pub fn socket(&self) -> PathBuf {
         Path::new("/proc/self/fd").join(self.directory.as_raw_fd().to_string()).join(SHARED)
     }
@@ -115,22 +118,22 @@ impl Own {
     /// Listens at the administrator's socket.
     ///
     /// # Errors
-    /// What the system says.
+    /// An error of the system.
     pub fn listen(&self) -> Result<OwnedFd, Error> {
         listen(&self.socket(), Mode::RUSR | Mode::WUSR)
     }
 
-    /// Takes the administrator's socket away. The directory and the lock stay.
+    /// Removes the administrator's socket. The directory and the lock stay.
     pub fn end(&self) {
         let _ = std::fs::remove_file(self.socket());
     }
 }
 
-/// Listens at the programs' socket. What an engine that died left of it is replaced. Everybody may attach: a program gets
-/// no more than it has with sockets of the kernel's.
+/// Listens at the programs' socket, and replaces the socket that an engine that died left there.
+/// Everybody may attach: a program gets no more than it has with the kernel's sockets.
 ///
 /// # Errors
-/// [`Error::Path`]: something else is there.
+/// [`Error::Path`] if something other than a socket is there.
 pub fn listen_for_programs(path: &Path) -> Result<OwnedFd, Error> {
     listen(path, Mode::from_raw_mode(0o666))
 }
@@ -155,10 +158,11 @@ fn listen(path: &Path, mode: Mode) -> Result<OwnedFd, Error> {
     Ok(listener)
 }
 
-/// Gives the programs' socket its second name. The folder stays when an engine ends: containers have it.
+/// Gives the programs' socket its second name. The folder stays when an engine ends, since
+/// containers have it.
 ///
 /// # Errors
-/// What the system says.
+/// An error of the system.
 pub fn share(socket: &Path) -> std::io::Result<()> {
     let folder = folder(socket);
     std::fs::create_dir_all(&folder)?;

@@ -1,26 +1,30 @@
-//! Who may connect to whom across network namespaces, and how much a tenant may have: a file, and drop-ins.
+//! The policy: who may connect to whom across network namespaces, and how much a tenant may have.
+//! It is read from a file and drop-ins.
 //!
 //! ```toml
 //! [[tenant]]
 //! name = "web"
 //! netns = "web"          # a name under /run/netns, or a path such as /proc/123/ns/net
 //! sockets = 10000        # endpoints at a time
-//! memory = "1GiB"        # of streams' buffers; what it has more it cannot use
+//! memory = "1GiB"        # of streams' buffers; at the limit new connections fail
 //! weight = 2             # of the scheduler's shares
-//! rate = "10Gbit"        # what it may send a second to other nodes
+//! rate = "10Gbit"        # most that it sends a second to other nodes
 //!
 //! [[allow]]
 //! from = "web"           # a tenant, "network:NAME" for the guests of that network, or "*"
-//! to = "db"              # the same, or a network such as 10.1.0.0/16
+//! to = "db"              # one of these, or a network such as 10.1.0.0/16
 //! ports = "5432"         # "*", or ports and ranges: "80,443,8000-8099"
 //!
-//! [limits]               # of what the engine holds; none: a share of what is free (`accounts`)
-//! user = { descriptors = 5000, mappings = 1000, sockets = 100000 }   # one user in a network namespace
-//! namespace = { descriptors = 20000 }                                # all users of one
+//! [limits]               # of what the engine holds; without: a share of what is free (`accounts`)
+//! # One user in a network namespace:
+//! user = { descriptors = 5000, mappings = 1000, sockets = 100000 }
+//! # All users of a network namespace:
+//! namespace = { descriptors = 20000 }
 //! ```
 //!
-//! Without a rule a program reaches its own namespace only; everything else is the kernel's, as before. A
-//! rule does not make an address anyone's: the listener's namespace must really have it.
+//! Without a rule a program reaches its own namespace only; the kernel serves everything else, as
+//! without an engine. A rule does not give anyone an address: the listener's namespace must really
+//! have it.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -33,12 +37,12 @@ use crate::accounts::AllLimits;
 use crate::address::ip;
 use crate::peer::NamespaceId;
 
-/// What begins the tenant's name of a Slipway network's guests.
+/// The prefix of the tenant's name for the guests of a Slipway network.
 const NETWORK: &str = "network:";
-/// Where names of network namespaces are (ip-netns(8)).
+/// The folder with the names of network namespaces (ip-netns(8)).
 const NAMES: &str = "/run/netns";
 
-/// Why a policy is none.
+/// The reason why a policy cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// The file cannot be read.
@@ -46,22 +50,22 @@ pub enum PolicyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         why: std::io::Error,
     },
-    /// What stands in it is wrong.
+    /// A file's content is wrong.
     #[error("{}:{line}: {text}", path.display())]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// The line, from 1 on.
+        /// The line, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// The description of the error.
         text: String,
     },
 }
 
-/// The line that a byte of a text is in, from 1 on.
+/// Returns the line, counted from 1, of the byte at offset `at` of a text.
 pub(crate) fn line(text: &str, at: usize) -> usize {
     text.get(..at).unwrap_or_default().matches('\n').count() + 1
 }
@@ -69,24 +73,24 @@ pub(crate) fn line(text: &str, at: usize) -> usize {
 /// A tenant's name and limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// The file of its network namespace.
+    /// The file of the tenant's network namespace.
     pub netns: PathBuf,
-    /// Endpoints at a time.
+    /// The most endpoints at a time.
     pub sockets: Option<u32>,
-    /// Bytes of streams' buffers.
+    /// The bytes of streams' buffers at which new connections fail.
     pub memory: Option<u64>,
-    /// Weight of its shares; 1 unless said otherwise.
+    /// The weight of the tenant's shares, 1 by default.
     pub weight: f64,
-    /// Bits a second to other nodes.
+    /// The most bits a second to other nodes.
     pub rate: Option<u64>,
 }
 
-/// Who may reach what.
+/// A rule: who may reach what.
 #[derive(Clone, Debug, PartialEq)]
 struct Rule {
-    /// None: everybody.
+    /// The tenant that connects, or `None` for everybody.
     from: Option<String>,
     to: Target,
     ports: Vec<RangeInclusive<u16>>,
@@ -99,7 +103,7 @@ enum Target {
     Network(IpNet),
 }
 
-/// All of it.
+/// Tenants, rules and limits: the whole policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policy {
     tenants: Vec<Tenant>,
@@ -107,7 +111,7 @@ pub struct Policy {
     limits: Option<AllLimits>,
 }
 
-/// As it stands in a file.
+/// The content of a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -137,12 +141,13 @@ struct WrittenRule {
     ports: Option<toml::Spanned<String>>,
 }
 
-/// What is wrong, and where in the text.
+/// An error in a file: the offset in its text, and the description.
 type Complaint = (usize, String);
 
 impl Policy {
-    /// Reads `file`, and what ends with `.toml` in the folder beside it whose name has `.d` added, in the order
-    /// of their names. Files that are not there are empty.
+    /// Reads `file`, then the files that end with `.toml` in the folder beside it, sorted by name.
+    /// The folder's name is the file's with `.d` in place of the ending. `file` and the folder may
+    /// be missing.
     ///
     /// # Errors
     /// [`PolicyError`], with the line.
@@ -170,7 +175,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Adds what stands in one file.
+    /// Adds the content of one file.
     ///
     /// # Errors
     /// [`PolicyError`].
@@ -243,7 +248,7 @@ impl Policy {
     }
 
     fn rule(&self, written: WrittenRule) -> Result<Rule, Complaint> {
-        // A Slipway network's guests are of a tenant that needs no entry.
+        // The tenant of a Slipway network's guests needs no entry.
         let known = |name: &str| {
             name.starts_with(NETWORK) || self.tenants.iter().any(|tenant| tenant.name == name)
         };
@@ -277,7 +282,7 @@ impl Policy {
         Ok(Rule { from, to, ports })
     }
 
-    /// The tenant of a network namespace, as its file is now.
+    /// Returns the tenant of a network namespace, by the file that the tenant's entry names now.
     pub(crate) fn tenant_of(&self, id: NamespaceId) -> Option<&Tenant> {
         let is = |tenant: &&Tenant| {
             std::fs::File::open(&tenant.netns).and_then(NamespaceId::of).is_ok_and(|own| own == id)
@@ -285,7 +290,8 @@ impl Policy {
         self.tenants.iter().find(is)
     }
 
-    /// Whether `from` may connect to `to`, which is an address of `owner`'s.
+    /// Returns whether a rule lets tenant `from` connect to `to`, an address of tenant `owner`.
+    /// `None` stands for a namespace without a tenant's entry.
     pub fn allows(&self, from: Option<&str>, owner: Option<&str>, to: &Address) -> bool {
         self.rules.iter().any(|rule| {
             rule.from.as_deref().is_none_or(|name| Some(name) == from)
@@ -298,17 +304,17 @@ impl Policy {
         })
     }
 
-    /// Limits of what the engine holds for users and network namespaces.
+    /// Returns the limits of what the engine holds for users and network namespaces.
     pub fn limits(&self) -> AllLimits {
         self.limits.unwrap_or_default()
     }
 
-    /// Its tenants.
+    /// Returns the policy's tenants.
     pub fn tenants(&self) -> &[Tenant] {
         &self.tenants
     }
 
-    /// How many rules it has.
+    /// Returns the number of rules.
     pub fn rules(&self) -> usize {
         self.rules.len()
     }

@@ -1,4 +1,4 @@
-//! Another policy, and other links, for an engine that serves.
+//! Reloads: another policy, and other links, for a running engine.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::policy::Policy;
 
-/// What was read anew, all of it in order.
+/// Newly read configuration, all of it valid.
 pub struct Renewal {
-    /// The policy.
+    /// The new policy.
     pub policy: Policy,
-    /// For who carries streams to other nodes, if somebody does.
+    /// Settings for the carrier of streams to other nodes, if there is one.
     #[cfg(feature = "links")]
     pub links: Option<slipway_link::Renewal>,
 }
 
-/// Gives an engine another policy, from another thread.
+/// Gives a running engine another policy and other links, from another thread.
 #[derive(Clone)]
 pub struct Reload {
     renewals: Sender<Result<Renewal, String>>,
@@ -35,8 +35,9 @@ impl Reload {
         self.wake.as_fd()
     }
 
-    /// What was read goes for everything that connects or listens from now on; what is connected stays so. Or why
-    /// nothing changes, for reports.
+    /// Sends the engine the new configuration, or, for its reports, the reason why there is none.
+    /// The new configuration holds for everything that connects or listens from then on; existing
+    /// connections stay.
     pub fn renew(&self, renewal: Result<Renewal, String>) {
         if self.renewals.send(renewal).is_ok() {
             slipway_family::wake(&self.wake);

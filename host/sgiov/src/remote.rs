@@ -1,9 +1,10 @@
-//! What the engine asks of whoever carries streams to other nodes ([`Remote`]), and what it gives it: the
-//! engine's side of a stream ([`Line`]), and a family's signals ([`Family`]).
+//! The interface between the engine and a carrier of streams to other nodes ([`Remote`]). The
+//! engine gives the carrier its side of each stream ([`Line`]), and each family's signals
+//! ([`Family`]).
 //!
-//! A carrier moves bytes on threads of its own. The engine's thread calls it, and never waits in a call; what
-//! the carrier has to say it keeps until it is asked ([`Remote::events`]), after its descriptor became
-//! readable.
+//! A carrier moves bytes on threads of its own. The engine's thread calls it, and a call never
+//! waits. A carrier keeps its events until the engine takes them with [`Remote::events`], after the
+//! carrier's descriptor has become readable.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,23 +19,25 @@ use slipway_sgiov_spec::Address;
 /// The engine's side of a stream.
 #[derive(Clone)]
 pub struct Line {
-    /// The arena that has it.
+    /// The arena with the stream.
     pub arena: Arena,
-    /// Its number there.
+    /// The stream's number in the arena.
     pub stream: u32,
-    /// The engine's side.
+    /// The engine's side of the arena.
     pub side: Side,
-    /// What the family sleeps on; to be raised with `slipway_peer::eventfd::raise` when a call says so.
+    /// The eventfd that the family sleeps on. Raise it with `slipway_peer::eventfd::raise` when a
+    /// call says so.
     pub eventfd: Arc<OwnedFd>,
-    /// The family of the other side.
+    /// The family on the other side.
     pub family: u32,
-    /// Its entry there: what its signals say.
+    /// The stream's entry in the family's table. The family's signals name it.
     pub entry: u32,
-    /// Who has which region of what the engine writes there: the same for all streams of the arena.
+    /// A bit for each region that the engine may write: set if the region is taken. All streams of
+    /// the arena share these bits.
     pub regions: Arc<[AtomicU64]>,
 }
 
-/// What a carrier tells.
+/// An event that a carrier reports.
 #[derive(Debug)]
 pub enum Event {
     /// [`Remote::connect`] has succeeded.
@@ -42,102 +45,110 @@ pub enum Event {
         /// The connection.
         connection: u32,
     },
-    /// It has not. The engine's side of the stream is of no use any more.
+    /// [`Remote::connect`] has failed. The engine's side of the stream is no longer used.
     Refused {
         /// The connection.
         connection: u32,
-        /// A number of errno(3).
+        /// The reason, a number of errno(3).
         errno: u32,
     },
-    /// Another node's program wants to connect: the engine answers with [`Remote::answer`].
+    /// A program of another node wants to connect. The engine answers with [`Remote::answer`].
     Incoming {
-        /// The carrier's number for it.
+        /// The carrier's number for the request.
         incoming: u64,
-        /// The tenant on this node that it is for, by name.
+        /// The name of the tenant on this node that the request is for.
         tenant: String,
-        /// Who connects.
+        /// The source address.
         from: Address,
-        /// Where to.
+        /// The destination address.
         to: Address,
     },
-    /// A guest's program wants to connect: as above, but where to is for policy to say.
+    /// A guest's program wants to connect. The engine finds the destination's tenant by the policy,
+    /// and answers with [`Remote::answer`].
     FromGuest {
-        /// The carrier's number for it.
+        /// The carrier's number for the request.
         incoming: u64,
         /// The guest's tenant.
         tenant: String,
-        /// Who connects.
+        /// The source address.
         from: Address,
-        /// Where to.
+        /// The destination address.
         to: Address,
     },
-    /// No thread of the carrier's will touch the stream any more; both its halves are finished. An event of this
-    /// kind comes once for each connection that was connected, after the family's side or the other node's
-    /// has ended.
+    /// No thread of the carrier will touch the stream any more, and both its halves are finished.
+    /// Each connection that was connected has one such event, after the family's side or the other
+    /// node's has ended.
     Ended {
         /// The connection.
         connection: u32,
-        /// The last word of the engine's producer: its region is given back.
+        /// The last tail of the engine's producer, whose region is given back.
         last: Tail,
     },
 }
 
-/// Who carries streams to other nodes.
+/// A carrier of streams to other nodes.
 pub trait Remote: Send {
-    /// Whether the carrier has a way to `to` for the tenant: then [`Remote::connect`] is asked, else the kernel.
+    /// Returns whether the carrier has a way to `to` for the tenant. If so the engine calls
+    /// [`Remote::connect`]; if not it leaves the connection to the kernel.
     fn is_for(&self, tenant: &str, to: &Address) -> bool;
 
-    /// A family is there. Its signals name entries of streams that were written to, read from, or ended.
+    /// Adds a family. Its signals name entries of streams that were written to, read from, or
+    /// ended.
     fn family(&mut self, number: u32, family: Family);
 
-    /// Memory for streams of a family that end at the engine: an arena that nobody else has or will have, from
-    /// where the carrier wants it. None: any will do, and the engine makes one.
+    /// Makes an arena for streams of a family that end at the engine, in memory of the carrier's
+    /// choice. Nobody else has the arena or will have it. Returns `None` if any memory will do; the
+    /// engine then makes the arena.
     fn arena(&mut self) -> Option<std::io::Result<Arena>> {
         None
     }
 
-    /// An arena of [`Remote::arena`]'s has no stream, and will have none.
+    /// Takes back an arena of [`Remote::arena`] that has no stream and will have none.
     fn arena_gone(&mut self, arena: &Arena) {
         let _ = arena;
     }
 
-    /// A program of the tenant listens at `at`, unspecified: at all its addresses. Once for each listener; only
-    /// carriers that others have to be told by need to know.
+    /// Reports that a program of the tenant listens at `at`; an unspecified address means all
+    /// addresses of the tenant. Called once for each listener. Only a carrier that has to announce
+    /// listeners needs this.
     fn listens(&mut self, tenant: &str, at: Address) {
         let _ = (tenant, at);
     }
 
-    /// It does not any more, as it was said.
+    /// Reports that a listener of [`Remote::listens`] has ended.
     fn listens_no_more(&mut self, tenant: &str, at: Address) {
         let _ = (tenant, at);
     }
 
-    /// A family has ended. What streams it has are finished by now: the carrier goes on to deliver what was
-    /// written before.
+    /// Reports that a family has ended. Its streams are finished by now, and the carrier goes on to
+    /// deliver what was written before.
     fn family_ended(&mut self, family: u32);
 
-    /// Connect `line` of connection `connection` to `to`. [`Event::Connected`] or [`Event::Refused`] follows.
+    /// Connects `line` of connection `connection` to `to`. [`Event::Connected`] or
+    /// [`Event::Refused`] follows.
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line);
 
-    /// The answer to [`Event::Incoming`]: the connection and the engine's side of it, or a number of errno(3).
+    /// Takes the engine's answer to [`Event::Incoming`] or [`Event::FromGuest`]: the connection and
+    /// the engine's side of it, or a number of errno(3).
     fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>);
 
-    /// The family's side of the connection was closed; its last words are in the arena. The carrier finishes
-    /// what is under way and tells [`Event::Ended`].
+    /// Reports that the family has closed its side of the connection. The side's last words are in
+    /// the arena. The carrier finishes what is in flight and reports [`Event::Ended`].
     fn closed(&mut self, connection: u32);
 
-    /// Goes by other settings and certificates from now on, if it has any.
+    /// Uses other settings and certificates from now on, if the carrier has any.
     #[cfg(feature = "links")]
     fn renew(&mut self, _renewal: slipway_link::Renewal) {}
 
-    /// Readable when there are events; the carrier empties it in [`Remote::events`].
+    /// Returns a descriptor that is readable when there are events. The carrier drains it in
+    /// [`Remote::events`].
     fn wakes(&self) -> BorrowedFd<'_>;
 
-    /// What there is to tell.
+    /// Takes the events since the last call.
     fn events(&mut self) -> Vec<Event>;
 
-    /// Who had how much of what carries when this was asked last; asks anew. None: not asked before, or there is
-    /// nothing that is shared.
+    /// Returns the tenants' shares of the carrier as of the last call, and asks for new ones.
+    /// Returns `None` if there was no call before, or if the carrier shares nothing out.
     #[cfg(feature = "links")]
     fn shares(&mut self) -> Option<SharesView> {
         None

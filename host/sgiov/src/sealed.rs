@@ -1,7 +1,7 @@
 //! Texts that come with a message, in a memfd that nobody can change any more.
 //!
-//! Reading one never waits. Any other file may belong to a server that never answers, so it is refused before a byte of
-//! it is read; memory that could be cut off or changed is, too.
+//! Reading such a text never waits. Another kind of file may belong to a server that never answers,
+//! and unsealed memory could be truncated or changed, so both are refused before a byte is read.
 
 use std::io::{Error, ErrorKind, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,10 +10,10 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// A sealed memfd with `text`.
+/// Makes a sealed memfd with `text`.
 ///
 /// # Errors
-/// What the system says.
+/// An error of the system.
 pub fn write(name: &str, text: &[u8]) -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = std::fs::File::from(rustix::fs::memfd_create(name, flags)?);
@@ -22,13 +22,14 @@ pub fn write(name: &str, text: &[u8]) -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The first `bytes` bytes of a sealed memfd.
+/// Returns the first `bytes` bytes of a sealed memfd.
 ///
 /// # Errors
-/// `InvalidData`: it is no sealed memfd, there are fewer bytes in it, or `bytes` is more than `most`.
+/// `InvalidData`: `file` is no sealed memfd, has fewer bytes, or `bytes` is more than `most`.
 pub fn read(file: impl AsFd, bytes: u64, most: u64) -> std::io::Result<Vec<u8>> {
     let wrong = |text: &str| Error::new(ErrorKind::InvalidData, text);
-    // Files of any other kind have no seals, and asking asks nobody but the kernel.
+    // Other kinds of files have no seals, and only the kernel answers this call, never a file's
+    // server.
     let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| wrong("it is no memfd"))?;
     if !seals.contains(SEALS) {
         return Err(wrong("it is not sealed against changes"));
@@ -63,7 +64,7 @@ mod tests {
         }
     }
 
-    /// A pipe without a writer's end closed would be waited for; so would the files of others.
+    /// Reading a pipe whose writer stays open would wait, and so would files that others serve.
     #[test]
     fn what_may_wait_or_change_is_refused_without_a_look() {
         let (reader, _writer) = std::io::pipe().unwrap();

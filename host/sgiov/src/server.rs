@@ -22,17 +22,19 @@ use crate::remote::Remote;
 use crate::ways::Ways;
 use crate::wire::{self, Received};
 
-/// Requests of one client that are done before others have their turn.
+/// The most requests of one client in one turn.
 const TURN: usize = 16;
-/// Time after which others have their turn, if that is sooner.
+/// The longest turn of one client, also if it has sent more requests.
 const SLICE: Duration = Duration::from_millis(2);
-/// Descriptors of one user's that are still to be closed, above which who sends more is hung up on.
+/// The most descriptors that one user has sent and that are not closed yet. A client whose user has
+/// more is disconnected.
 const MOST_SENT: usize = 1024;
-/// Connections that are taken before clients have their turn.
+/// The most connections that are accepted before clients have their turn.
 const ARRIVALS: usize = 64;
-/// How long nobody new is let in when descriptors have run out.
+/// The pause in accepting connections after accept(2) failed, as when descriptors have run out.
 const BREATH: Duration = Duration::from_millis(100);
-/// How long an engine that ends when it is idle waits for the next program, and for the first one.
+/// The time without programs after which an engine that ends when idle does so. Before the first
+/// family, [`FIRST`] holds.
 const LINGER: Duration = Duration::from_secs(2);
 const FIRST: Duration = Duration::from_secs(60);
 
@@ -43,38 +45,40 @@ const REMOTE: u64 = u64::MAX - 2;
 const RELOAD: u64 = u64::MAX - 3;
 const PROOFS: u64 = u64::MAX - 5;
 
-/// How an engine is to be.
+/// Settings of an engine.
 #[derive(Default)]
 pub struct Settings {
-    /// Path of its socket. The administrator's directory beside it has the ending `.admin`.
+    /// The path of the programs' socket. The administrator's directory beside it has the ending
+    /// `.admin`.
     pub socket: PathBuf,
-    /// It ends when the last family has, or when none comes within a minute.
+    /// Ends the engine soon after its last program and guest have gone, or when no family comes
+    /// within a minute.
     pub ends_when_idle: bool,
-    /// Who listens has to show the kernel's own listening socket.
+    /// Requires a program that listens to show the kernel's own listening socket.
     pub proof: bool,
-    /// Who may reach whom across network namespaces.
+    /// The policy: who may reach whom across network namespaces.
     pub policy: Policy,
-    /// Who carries streams to other nodes.
+    /// The carrier of streams to other nodes.
     pub remote: Option<Box<dyn Remote>>,
-    /// Guests' socket functions are served (feature `guests`).
+    /// Serves guests' socket functions (feature `guests`).
     pub guests: bool,
 }
 
-/// Why there is no engine, or none any more.
+/// The reason why an engine could not start, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another one has the lock.
+    /// Another engine has the lock.
     #[error("another socket engine serves {}", .0.display())]
     Busy(PathBuf),
-    /// What is at the path does not allow it.
+    /// Something at the path is in the way of an engine.
     #[error("no engine can have the path {}: {why}", path.display())]
     Path {
         /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         why: std::io::Error,
     },
-    /// The system.
+    /// An error of the system.
     #[error("the socket engine failed: {0}")]
     System(std::io::Error),
 }
@@ -91,12 +95,12 @@ impl From<Errno> for Error {
     }
 }
 
-/// Ends an engine from another thread or a signal's.
+/// Ends an engine, from another thread or from a signal handler.
 #[derive(Clone)]
 pub struct Stop(Arc<OwnedFd>);
 
 impl Stop {
-    /// Ends it.
+    /// Ends the engine.
     pub fn stop(&self) {
         slipway_family::wake(&self.0);
     }
@@ -105,9 +109,9 @@ impl Stop {
 /// A socket that processes connect to.
 struct Door {
     listener: OwnedFd,
-    /// Its number in the epoll.
+    /// The socket's number in the epoll.
     number: u64,
-    /// Whether the epoll has it.
+    /// Set while the socket is in the epoll.
     listens: bool,
 }
 
@@ -121,13 +125,13 @@ impl Door {
         self.listens |= epoll::add(epoll, &self.listener, data, EventFlags::IN).is_ok();
     }
 
-    /// Whether it is the administrator's.
+    /// Returns whether this is the administrator's socket.
     fn administers(&self) -> bool {
         self.number == ADMINISTRATOR
     }
 }
 
-/// See the crate's head.
+/// The engine's socket and the state of the thread that serves it. See the crate's head.
 pub struct Engine {
     socket: PathBuf,
     ends_when_idle: bool,
@@ -137,21 +141,21 @@ pub struct Engine {
     doors: [Door; 2],
     resumes: Option<Instant>,
     clients: HashMap<u32, OwnedFd>,
-    /// Where connections go of processes that have no account, by user.
+    /// Bins for connections of processes that have no account, by user.
     strangers: HashMap<u32, Bin>,
     stop: Stop,
     reload: Reload,
     renewals: Receiver<Result<Renewal, String>>,
     served: bool,
-    /// Since when nobody is there.
+    /// The time since when there has been no client and no guest, if the engine ends when idle.
     idle: Option<Instant>,
     own: Own,
-    /// Held as long as the engine lives.
+    /// The engine's lock, held as long as the engine lives.
     _lock: std::fs::File,
 }
 
 impl Engine {
-    /// Listens at the socket. What an engine that died left of it is replaced.
+    /// Listens at the socket, and replaces the socket that an engine that died left there.
     ///
     /// # Errors
     /// [`Error`].
@@ -160,7 +164,7 @@ impl Engine {
         let lock = own.lock(&settings.socket)?;
         let administrator = Door::open(own.listen()?, ADMINISTRATOR);
         let listener = place::listen_for_programs(&settings.socket)?;
-        // Whoever has no account yet has nowhere to put what it sends.
+        // A process that has no account yet has no bin for descriptors that it sends.
         slipway_peer::refuse_descriptors(&listener);
         let programs = Door::open(listener, PROGRAMS);
         if let Err(error) = place::share(&settings.socket) {
@@ -201,20 +205,21 @@ impl Engine {
         })
     }
 
-    /// What ends it.
+    /// Returns a handle that ends the engine.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
     }
 
-    /// What gives it another policy.
+    /// Returns a handle that gives the engine another policy.
     pub fn reload(&self) -> Reload {
         self.reload.clone()
     }
 
-    /// Serves until it is stopped or, if so set, idle. Its socket is gone then, and all connections with it.
+    /// Serves until the engine is stopped or, if it ends when idle, is idle. Its socket and all
+    /// connections end with it.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     pub fn run(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(256);
         loop {
@@ -257,7 +262,7 @@ impl Engine {
         }
     }
 
-    /// Whether it was to end when idle, and is.
+    /// Returns whether the engine ends when idle and has been idle for long enough.
     fn is_over(&mut self) -> bool {
         let nobody = self.clients.is_empty() && !self.broker.has_guests();
         if !self.ends_when_idle || !nobody {
@@ -268,7 +273,8 @@ impl Engine {
         self.ends_at().is_some_and(|end| end <= Instant::now())
     }
 
-    /// When it is over unless somebody comes. None: somebody is there, or it is not to end.
+    /// Returns when the engine ends unless a process comes. Returns `None` if somebody is there, or
+    /// if the engine does not end when idle.
     fn ends_at(&self) -> Option<Instant> {
         self.idle.map(|since| since + if self.served { LINGER } else { FIRST })
     }
@@ -281,12 +287,13 @@ impl Engine {
         Ok(())
     }
 
-    /// How long there is nothing to do but for others' doings. None: for ever.
+    /// Returns the time until the engine has something to do without an event. Returns `None` if
+    /// there is no such time.
     fn patience(&mut self) -> Option<Timespec> {
         let (sweep, ticket) = (self.broker.next_sweep(), self.broker.next_ticket());
         let all = [sweep, ticket, self.broker.next_greeting(), self.resumes, self.ends_at()];
         let next = all.into_iter().flatten().min()?;
-        // Rounded up, so that it is time when it wakes.
+        // Rounded up, so that the time has come when the wait ends.
         let wait = next.saturating_duration_since(Instant::now()).as_micros() as i64 + 1;
         let (tv_sec, tv_nsec) = (wait / 1_000_000, wait % 1_000_000 * 1000);
         let overdue = next <= Instant::now();
@@ -309,7 +316,8 @@ impl Engine {
         }
     }
 
-    /// Nobody new for a moment: the epoll would tell of those who wait for ever.
+    /// Stops accepting at a socket for a moment. Otherwise the epoll would report its waiting
+    /// connections over and over.
     fn pause(&mut self, door: usize, error: Errno) {
         self.broker.log.line("arrivals", format_args!("no process can attach for now: {error}"));
         let door = &mut self.doors[door];
@@ -348,14 +356,14 @@ impl Engine {
                 self.watch(client, socket);
             }
             Err(errno) => {
-                // The reason, for what it will ask.
+                // The process reads this refusal as the reply to its first request.
                 wire::send(socket.as_fd(), &Reply::Refused(errno), &[]);
                 self.turn_away(socket);
             }
         }
     }
 
-    /// Hangs up on a process that has no account.
+    /// Disconnects a process that has no account.
     fn turn_away(&mut self, socket: OwnedFd) {
         let uid =
             slipway_peer::Peer::of(&socket).map_or(slipway_peer::Peer::NOBODY, |peer| peer.uid);
@@ -373,7 +381,7 @@ impl Engine {
         self.clients.insert(client, socket);
     }
 
-    /// Some of what a client asks for.
+    /// Carries out some of a client's requests.
     fn attend(&mut self, client: u32) {
         let Some(bin) = self.broker.sent(client) else { return };
         let begun = Instant::now();
@@ -381,7 +389,8 @@ impl Engine {
             if bin.held() > MOST_SENT {
                 return self.refuse(client, "too much of what its user sent cannot be closed");
             }
-            // Some requests look at all that a client has. What is left is heard in the next turn.
+            // Some requests take long, since they look at all that a client has. The rest wait for
+            // the next turn.
             if begun.elapsed() > SLICE {
                 return;
             }
@@ -434,7 +443,7 @@ impl Engine {
             }
             Outcome::Moved { reply, files, ours } => {
                 let told = wire::send(socket.as_fd(), &reply, &files);
-                // The ticket, or what is left of it, goes.
+                // The client goes on over `ours`, so its old connection, the ticket, is closed.
                 self.close(client);
                 self.watch(client, ours);
                 if !told {
@@ -452,7 +461,7 @@ impl Engine {
     }
 
     fn hang_up(&mut self, client: u32) {
-        // Closed first: its number is free once the broker knows.
+        // Closed first: the broker may give the client's number to another one once it knows.
         self.close(client);
         self.broker.leave(client);
     }
@@ -460,19 +469,21 @@ impl Engine {
     /// Ends a client's connection.
     fn close(&mut self, client: u32) {
         let Some(socket) = self.clients.remove(&client) else { return };
-        // It may be open for a while: no event of it is another client's.
+        // Removed from the epoll first: the socket may stay open for a while, and its events would
+        // count as those of a later client with the same number.
         let _ = epoll::delete(&self.epoll, &socket);
         discard(socket, &self.broker.bin(client).unwrap_or_default());
     }
 }
 
-/// Ends a connection at once for its peer. What the peer sent and nobody took is closed with it, which may take for ever.
+/// Ends a connection at once for its peer. Closing the socket also closes what the peer sent and
+/// nobody received, which may take for ever, so the bin does it.
 fn discard(socket: OwnedFd, bin: &Bin) {
     let _ = rustix::net::shutdown(&socket, Shutdown::Both);
     bin.discard(socket);
 }
 
-/// Who carries streams for the engine.
+/// Makes the engine's carriers: links to other nodes, and guests.
 fn ways(links: Option<Box<dyn Remote>>, guests: bool, policy: &Policy) -> std::io::Result<Ways> {
     #[cfg(feature = "guests")]
     {

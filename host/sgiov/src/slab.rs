@@ -1,6 +1,6 @@
-//! Things by number, where numbers are used again.
+//! Values by number. The numbers of removed values are used again.
 
-/// Things by number.
+/// Values by number.
 pub struct Slab<T> {
     places: Vec<Option<T>>,
     free: Vec<u32>,
@@ -13,7 +13,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Keeps it, under the lowest number that was given up last, or a new one.
+    /// Stores a value and returns its number: the one that was freed last, or a new one.
     pub fn insert(&mut self, value: T) -> u32 {
         if let Some(number) = self.free.pop() {
             self.places[number as usize] = Some(value);
@@ -47,7 +47,7 @@ impl<T> Slab<T> {
         self.places.len() - self.free.len()
     }
 
-    /// One more than the highest number that ever was.
+    /// Returns the highest number that was ever in use, plus one.
     pub fn end(&self) -> u32 {
         self.places.len() as u32
     }

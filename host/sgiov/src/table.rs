@@ -8,16 +8,17 @@ use slipway_ram::Lasting;
 use slipway_ring::cross::{Own, Regions};
 use slipway_sgiov_spec::table::{self, ENTRY, LINK, entry};
 
-/// Entries of a table: how many sockets a family can have open. Address space only.
+/// The number of a table's entries: the most sockets that a family can have open. Unused entries
+/// cost address space only.
 pub const ENTRIES: u32 = 1 << 18;
-/// Links of a table: arenas that a family can have at a time.
+/// The number of a table's links: the most arenas that a family can have at a time.
 pub const LINKS: u16 = 4096;
 
-/// The table, mapped.
+/// A family's table, mapped.
 #[derive(Clone)]
 pub struct Table {
     memory: Lasting,
-    /// The same descriptor, to be sent.
+    /// A duplicate of the table's descriptor, to be sent to the family.
     pub file: Arc<OwnedFd>,
 }
 
@@ -33,7 +34,7 @@ impl Table {
         Ok(Self { memory, file: Arc::new(file) })
     }
 
-    /// The words of an entry.
+    /// Returns the words of an entry.
     pub fn entry(&self, number: u32) -> &[AtomicU64] {
         let first = (table::ENTRIES + number as usize * ENTRY) / 8;
         &self.memory.words()[first..first + entry::WORDS]
@@ -43,39 +44,40 @@ impl Table {
         self.entry(number)[word].load(Ordering::Relaxed)
     }
 
-    /// An entry begins: all words are 0 but its place, which is the last to be seen.
+    /// Begins an entry: clears its words, then stores its place, which becomes visible last.
     pub fn grant(&self, number: u32, place: table::Place) {
         self.clear(number);
         self.entry(number)[entry::PLACE].store(place.encode(), Ordering::Release);
     }
 
-    /// An entry ends.
+    /// Clears all words of an entry, which ends it.
     pub fn clear(&self, number: u32) {
         self.entry(number).iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// All of it.
+    /// Returns the whole table's memory.
     pub fn memory(&self) -> &Lasting {
         &self.memory
     }
 
-    /// The private indices of an entry's two halves: of what it sends, and of what it receives.
+    /// Returns the private indices of an entry's two halves: the sending one, and the receiving
+    /// one.
     pub fn halves(&self, number: u32) -> (Own<'_>, Own<'_>) {
         let words = self.entry(number);
         let own = |own: usize, seen: usize| Own { own: &words[own], seen: &words[seen] };
         (own(entry::TX_TAIL, entry::TX_SEEN), own(entry::RX_HEAD, entry::RX_SEEN))
     }
 
-    /// The bits of a link's regions.
+    /// Returns the bits of a link's regions.
     pub fn bits(&self, link: u16) -> &[AtomicU64] {
         let first = (table::links(ENTRIES as usize) + usize::from(link) * LINK) / 8;
         &self.memory.words()[first..first + Regions::WORDS]
     }
 
-    /// No region of the link is taken.
+    /// Marks all regions of a link as free.
     pub fn clear_bits(&self, link: u16) {
         for word in self.bits(link) {
-            // Pages that were never written stay so.
+            // Words that are 0 are not written, so that pages that were never written stay so.
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }

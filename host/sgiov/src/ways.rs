@@ -1,4 +1,5 @@
-//! All ways out of the programs of this node: links to other nodes, or what stands in their place, and guests.
+//! All carriers of the engine together: links to other nodes, or what stands in their place, and
+//! guests.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -11,16 +12,18 @@ use slipway_sgiov_spec::Address;
 use crate::guests::{GUESTS, Guests};
 use crate::remote::{Event, Line, Remote};
 
-/// See the module's head.
+/// The engine's carriers, served as one [`Remote`].
 pub struct Ways {
     links: Option<Box<dyn Remote>>,
     #[cfg(feature = "guests")]
     pub guests: Option<Guests>,
-    /// Readable when one of them has events.
+    /// An epoll that is readable when one of the carriers has events.
     epoll: OwnedFd,
 }
 
 impl Ways {
+    /// Joins the carriers.
+    ///
     /// # Errors
     /// No descriptors left.
     pub fn new(
@@ -46,7 +49,7 @@ impl Ways {
         })
     }
 
-    /// The way of a connection, or of what asks for one.
+    /// Returns the carrier of a connection or request: guests if `is_guests` says so, else links.
     fn of(&mut self, is_guests: impl Fn(&Self) -> bool) -> Option<&mut dyn Remote> {
         #[cfg(feature = "guests")]
         if is_guests(self) {
@@ -68,7 +71,8 @@ impl Remote for Ways {
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        // Who takes a family's signals is one only.
+        // Only one carrier can take a family's signals. With both, links take the signals and pass
+        // them on to guests.
         #[cfg(feature = "guests")]
         let family = match (&self.links, &mut self.guests) {
             (_, None) => family,
@@ -113,8 +117,8 @@ impl Remote for Ways {
     }
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
-        // A guest may have stopped listening since it was asked for: without links it is still guests who answer, or
-        // nobody would.
+        // The guest may have stopped listening since `is_for` returned `true`. Without links guests
+        // have to answer all the same, or nobody would.
         #[cfg(feature = "guests")]
         let is_guests = |ways: &Self| {
             let is_for = |guests: &Guests| guests.is_for(tenant, &to);
@@ -186,7 +190,7 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// A guest that listened when it was looked for, and does no more when it is asked.
+    /// The guest listened when `is_for` was asked, and has stopped when the connection is made.
     #[test]
     fn a_connection_to_a_guest_that_has_stopped_listening_is_answered() {
         let guests = Guests::start(Policy::default()).unwrap();

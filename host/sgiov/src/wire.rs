@@ -1,4 +1,5 @@
-//! Messages over the control socket. Nothing here ever waits for a peer, whatever flags it gave the socket.
+//! Messages over the control socket. Nothing here ever waits for a peer, whatever flags the peer
+//! gave the socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,31 +13,33 @@ use rustix::net::{
 use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, REQUEST, Reply, Request};
 
-/// Bytes of replies, with what the kernel adds to each, that a client may leave unread. A client takes its reply before it
-/// asks again; the descriptors in replies that wait count against the engine's own user (unix(7)).
+/// Bytes of replies, with what the kernel adds to each, that a client may leave unread. A client
+/// takes its reply before it asks again; the descriptors in replies that wait count against the
+/// engine's own user (unix(7)).
 const UNREAD: usize = 8 << 10;
 
-/// What a look at a client's socket gives.
+/// The result of looking for a message on a client's socket.
 pub enum Received {
     /// A request, and the descriptors that came with it.
     Request(Request, Vec<Foreign>),
-    /// Something that is none.
+    /// A message that is no request.
     Malformed,
-    /// Nothing yet.
+    /// No message yet.
     Nothing,
-    /// The client has gone.
+    /// The client has disconnected.
     Gone,
 }
 
 /// Bounds the replies that wait for a client.
 pub fn bound_replies(socket: BorrowedFd<'_>) {
-    // The kernel knows the option; what it makes of the number is enough for some replies.
+    // Errors are ignored: the kernel knows the option, and the size that it makes of the number is
+    // enough for some replies.
     let _ = sockopt::set_socket_send_buffer_size(socket, UNREAD);
 }
 
-/// Takes the next message. Its descriptors are closed through `bin`.
+/// Receives the next message. Its descriptors are closed through `bin`.
 pub fn receive(socket: BorrowedFd<'_>, bin: &Bin) -> Received {
-    // One byte more, by which a longer message shows.
+    // One more byte shows that a message is too long.
     let mut bytes = [0; REQUEST + 1];
     let parts = &mut [IoSliceMut::new(&mut bytes)];
     let message = match slipway_peer::receive(socket, parts, bin, RecvFlags::DONTWAIT) {
@@ -54,8 +57,9 @@ pub fn receive(socket: BorrowedFd<'_>, bin: &Bin) -> Received {
     request.map_or(Received::Malformed, |request| Received::Request(request, message.files))
 }
 
-/// Sends a reply with its descriptors. False: there was no room for it, or nobody is there. Who asks and does
-/// not listen has asked for more than a socket buffer holds.
+/// Sends a reply with its descriptors. Returns `false` if there is no room for it, or if the client
+/// has gone. No room means that the client has asked for more than a socket buffer holds without
+/// taking its replies.
 pub fn send(socket: BorrowedFd<'_>, reply: &Reply, files: &[Arc<OwnedFd>]) -> bool {
     let bytes: [u8; REPLY] = reply.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
