@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -157,13 +158,67 @@ fn is_in(socket: BorrowedFd<'_>, peer: &Peer) -> bool {
     // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
     let file = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS, 0) };
     if file < 0 {
-        // The engine lacks the right to ask for other namespaces, so it assumes that the socket is
-        // in its own: a process needs that right to make a socket in another one.
-        return std::fs::File::open("/proc/self/ns/net")
-            .and_then(NamespaceId::of)
-            .is_ok_and(|own| own == peer.namespace);
+        return is_in_own(socket, peer);
     }
     // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     NamespaceId::of(file).is_ok_and(|id| id == peer.namespace)
+}
+
+/// Returns whether a socket and the peer are in the engine's own network namespace. An engine
+/// without CAP_NET_ADMIN may not ask which namespace a socket is in, but may compare cookies. (A
+/// process can make a namespace in which it has that right, and hand over a socket of it.)
+fn is_in_own(socket: BorrowedFd<'_>, peer: &Peer) -> bool {
+    let own = || File::open("/proc/self/ns/net").and_then(NamespaceId::of);
+    let here = || UnixDatagram::unbound().and_then(|here| namespace_cookie(here.as_fd()));
+    own().is_ok_and(|own| own == peer.namespace)
+        && here().is_ok_and(|here| namespace_cookie(socket).is_ok_and(|there| there == here))
+}
+
+/// Returns the cookie of a socket's network namespace, which no other namespace has had since boot.
+///
+/// # Errors
+/// The kernel is older than Linux 5.14.
+fn namespace_cookie(socket: BorrowedFd<'_>) -> std::io::Result<u64> {
+    /// `SO_NETNS_COOKIE` of asm-generic/socket.h.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0_u64;
+    option(socket, SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(cookie)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Makes a listener in a network namespace of its own, as any user can in a user namespace.
+    fn foreign_listener() -> TcpListener {
+        let made = std::thread::spawn(|| {
+            // SAFETY: a call without pointers; it moves this thread alone to a new namespace.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            TcpListener::bind("0.0.0.0:4080").unwrap()
+        });
+        made.join().unwrap()
+    }
+
+    #[test]
+    fn a_listener_of_another_namespace_proves_nothing_as_root() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!(
+                "SKIPPED: a_listener_of_another_namespace_proves_nothing_as_root: needs root to \
+                 make a network namespace"
+            );
+        }
+        let (here, _there) = UnixStream::pair().unwrap();
+        let this = peer(here.as_fd()).unwrap();
+        let (foreign, own) = (foreign_listener(), TcpListener::bind("127.0.0.1:0").unwrap());
+        assert!(listens_at(foreign.as_fd(), &this).is_none());
+        assert!(listens_at(own.as_fd(), &this).is_some());
+        // Without CAP_NET_ADMIN.
+        assert!(!is_in_own(foreign.as_fd(), &this));
+        assert!(is_in_own(own.as_fd(), &this));
+    }
 }
