@@ -198,10 +198,11 @@ impl Namespaces {
         }
     }
 
-    /// Returns the number of the namespace with a tenant's name, or `None` if no family is in it.
+    /// Returns the number of the namespace that the policy calls `tenant`, or `None` if no family is
+    /// in it. The kernel's names of the others do not count: other nodes have the same ones.
     pub fn named(&self, tenant: &str) -> Option<u32> {
-        let mut all = self.all.iter();
-        all.find(|(_, space)| space.name() == tenant).map(|(number, _)| number)
+        let is = |space: &Namespace| space.tenant.as_ref().is_some_and(|own| own.name == tenant);
+        self.all.iter().find(|(_, space)| is(space)).map(|(number, _)| number)
     }
 
     pub fn get(&self, number: u32) -> Option<&Namespace> {
@@ -210,5 +211,21 @@ impl Namespaces {
 
     pub fn get_mut(&mut self, number: u32) -> Option<&mut Namespace> {
         self.all.get_mut(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_without_a_name_in_the_policy_is_no_tenant_of_another_node() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = crate::peer::peer(here.as_fd()).unwrap();
+        let mut namespaces = Namespaces::default();
+        let number = namespaces.enter(&peer, &Policy::default());
+        let name = namespaces.get(number).unwrap().name();
+        assert!(name.starts_with("net:["), "{name}");
+        assert_eq!(namespaces.named(&name), None);
     }
 }
