@@ -1,5 +1,6 @@
-//! A socket engine and nothing else: what `slipway socket engine` serves with, to be measured optimised
-//! without the rest of `slipway`, by `slipway bench socket --engine`, which starts it as it starts that.
+//! A socket engine and nothing else, as `slipway socket engine` runs it. `slipway bench socket
+//! --engine` starts it in place of that, so that the engine can be built optimised and measured
+//! without the rest of `slipway`.
 //!
 //!     cargo build --release -p slipway-sgiov --example engine
 //!     slipway bench socket --engine target/release/examples/engine

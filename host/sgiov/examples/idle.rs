@@ -1,7 +1,8 @@
-//! What idle sockets cost: opens many connections between two families, each of which moved a few bytes once, and
-//! prints the memory of one socket and the processor time of the engine.
+//! The cost of idle sockets: opens many connections between two families, each of which moved a few
+//! bytes once, and prints the memory of one socket and the processor time of the engine.
 //!
-//! `cargo run --release -p slipway-sgiov --example idle -- [SOCKETS] [SECONDS]`; root, for the descriptors.
+//! Run as root, for the descriptors:
+//! `cargo run --release -p slipway-sgiov --example idle -- [SOCKETS] [SECONDS]`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/client/mod.rs"]
@@ -20,7 +21,7 @@ fn main() {
     let argument = |at: usize| std::env::args().nth(at).and_then(|text| text.parse::<u64>().ok());
     let sockets = argument(1).unwrap_or(100_000) as usize;
     let seconds = argument(2).unwrap_or(10);
-    // The engine's descriptor, and on each side the own one and the other's.
+    // One descriptor of the engine, and on each side its own one and the other side's.
     let wanted = sockets as u64 * 3 + 1000;
     let limit = raise_descriptor_limit(wanted);
     if limit < wanted {
@@ -63,7 +64,7 @@ fn main() {
         took.as_secs_f64()
     );
     used.print("right afterwards", sockets);
-    // The sweeper's rounds: two to see that nothing moves, and one that finds nothing.
+    // The sweeper needs two rounds to see that nothing moves, and one that finds nothing to do.
     std::thread::sleep(Duration::from_secs(5));
     let used = Memory::now().since(&before);
     used.print("swept", sockets);
@@ -71,7 +72,7 @@ fn main() {
     std::thread::sleep(Duration::from_secs(seconds));
     let share = (cpu(engine) - from).as_secs_f64() / begun.elapsed().as_secs_f64();
     println!("engine: {:.3} % of a core over {seconds} s", share * 100.0);
-    // They still work.
+    // The connections still work.
     let (there, here) = &open[open.len() / 2];
     client.write(there, b"awake").unwrap();
     assert_eq!(server.read(here, 100).unwrap(), b"awake");
@@ -86,7 +87,7 @@ fn cpu(thread: i32) -> Duration {
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// Bytes, as the kernel counts them.
+/// Memory in bytes, as the kernel counts it.
 struct Memory {
     slab: i64,
     shmem: i64,
@@ -117,7 +118,8 @@ impl Memory {
         let each = |bytes: i64| bytes / sockets as i64;
         let sum = each(self.slab + self.shmem + self.own);
         println!(
-            "{when}: {sum} bytes a socket (kernel's objects {}, shared memory {}, engine and clients {})",
+            "{when}: {sum} bytes a socket (kernel's objects {}, shared memory {}, engine and \
+             clients {})",
             each(self.slab),
             each(self.shmem),
             each(self.own)

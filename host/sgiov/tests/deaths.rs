@@ -1,4 +1,5 @@
-//! Processes that are killed, an engine that is, clients that do not keep to anything, and a lack of everything.
+//! Processes that are killed, an engine that is killed, clients that break the protocol, and a lack
+//! of every resource.
 #![allow(clippy::unwrap_used)]
 
 mod client;
@@ -20,7 +21,8 @@ use slipway_sgiov_spec::table::entry;
 
 const ENOBUFS: u32 = 105;
 
-/// What a child process of a test does, by its environment; nothing in a run of the tests.
+/// The body of a test's child processes, chosen by the environment. Does nothing in a run of the
+/// tests.
 #[test]
 fn in_a_child_process() {
     match node::role() {
@@ -77,7 +79,7 @@ fn a_sender_that_is_killed_leaves_a_whole_beginning_and_an_end() {
         server.close(there);
     }
     println!("longest from the death to the end: {longest:?}; {resets} resets of 12");
-    // All of them were in the middle of a send, or just beside it.
+    // All of them were killed in the middle of a send, or close to it.
     assert!(resets > 0);
     node.all_is_given_back(&server);
 }
@@ -96,7 +98,7 @@ fn an_engine_that_is_killed_is_noticed_and_replaced_at_once() {
         );
     }
     drop(c);
-    // Its socket and its lock are still there.
+    // The killed engine's socket and lock are still there.
     assert!(node.socket().exists());
     node.engine = Process::new("engine 1000", &node.socket());
     let (mut server, mut client) = (node.attach(), node.attach());
@@ -116,7 +118,7 @@ fn one_engine_serves_a_socket() {
     assert!(report(&node.socket()).is_ok(), "the first one serves on");
 }
 
-/// Whether the engine hangs up on who sends this after it attached.
+/// Returns whether the engine hangs up on a client that sends `bytes` after it attached.
 fn hangs_up(node: &Node, bytes: &[u8], files: usize) -> bool {
     let client = node.attach();
     let files = vec![client.socket.as_fd(); files];
@@ -140,17 +142,17 @@ fn who_does_not_keep_to_the_protocol_is_hung_up_on() {
         bytes[byte] ^= 0x80;
         let client = node.attach();
         client::send(&client.socket, &bytes, &[]).unwrap();
-        // Either it is another request, or none.
+        // The bytes may happen to be a request: then there is a reply.
         client::receive(&client.socket);
     }
-    // Before it attached.
+    // A request before the client has attached.
     let socket = client::connect(&node.socket());
     client::send(&socket, &good, &[]).unwrap();
     assert!(client::receive(&socket).is_none());
     let socket = client::connect(&node.socket());
     client::send(&socket, &Request::Attach { version: 9 }.encode(), &[]).unwrap();
     assert_eq!(client::receive(&socket).unwrap().0, Reply::Refused(93));
-    // What is not its own.
+    // Requests that name another client's listener and endpoint.
     let (mut one, other) = (node.attach(), node.attach());
     let (listener, _) = other.listen(at(7102), 1);
     assert_eq!(one.accept(listener).err(), Some(9));
@@ -205,7 +207,7 @@ fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
 #[test]
 fn more_connections_than_descriptors_end_as_others_do() {
     many_connections_end_as_others_do(false);
-    // One of the two eventfds is shared then, and here; the other one a keeper has.
+    // The server's eventfds are shared, and held by this process; a keeper has the other ones.
     many_connections_end_as_others_do(true);
 }
 
@@ -229,7 +231,7 @@ fn many_connections_end_as_others_do(server_shares: bool) {
         client.write(there, b"awake").unwrap();
         assert_eq!(server.read(here, 100).unwrap(), b"awake");
     }
-    // One that is closed, from each half of the numbers, and one that is opened in its place.
+    // A connection of each half of the numbers is closed, and one is opened in its place.
     for number in [CONNECTIONS - 1, 0] {
         let (there, here) = all.remove(number);
         client.close(there);
@@ -240,7 +242,7 @@ fn many_connections_end_as_others_do(server_shares: bool) {
     }
     let mut groups: BTreeMap<_, Vec<Connected>> = BTreeMap::new();
     for (_, here) in all {
-        // Group 0 has an eventfd of its own for each of its endpoints.
+        // Each endpoint of group 0 has an eventfd of its own.
         let own = if here.group == 0 { here.endpoint.entry } else { 0 };
         groups.entry((here.group, own)).or_default().push(here);
     }
@@ -249,7 +251,8 @@ fn many_connections_end_as_others_do(server_shares: bool) {
     node.all_is_given_back(&server);
 }
 
-/// Closes endpoints that share an eventfd. It tells of each end, and those that are told of together are seen together.
+/// Closes endpoints that share an eventfd. The eventfd announces each end, and ends that are
+/// announced together are seen together.
 fn close_as_they_end(server: &Client, mut group: Vec<Connected>) {
     while let Some(first) = group.first() {
         assert!(readable(first.eventfd.as_fd(), PATIENCE));

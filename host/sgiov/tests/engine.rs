@@ -51,7 +51,7 @@ fn two_programs_talk_and_one_closes() {
     client.close(c);
     assert_eq!(server.read(&s, 1).unwrap(), b"");
     server.close(s);
-    // The same once more, over the same link and the same stream.
+    // A further connection uses the same link and the same stream.
     for _ in 0..100 {
         let c = client.connect(at(7000)).unwrap();
         let s = server.accept(listener).unwrap();
@@ -69,7 +69,7 @@ fn first_error(mut call: impl FnMut() -> Result<usize, Errno>) -> Option<Errno> 
     (0..1000).filter_map(|_| call().err()).find(|&error| error != Errno::AGAIN)
 }
 
-/// A peer that writes one of the two words alone that say so makes no program try for ever.
+/// A peer that writes only one of the two words that mean a reset makes no program retry for ever.
 #[test]
 fn half_a_reset_is_one() {
     let engine = Running::new(Settings::default());
@@ -87,7 +87,7 @@ fn half_a_reset_is_one() {
     assert_eq!(first_error(|| other.recv(&mut [0; 10])), Some(Errno::CONNRESET));
 }
 
-/// Whoever accepts believes the address that it is told.
+/// The acceptor trusts the source address that the engine reports.
 #[test]
 fn nobody_connects_from_an_address_of_others() {
     let engine = Running::new(Settings::default());
@@ -161,14 +161,14 @@ fn a_child_holds_what_its_parent_held() {
     let child = files.pop().unwrap();
     let entry = s.endpoint.entry;
     server.close(s);
-    // The child has it still, and the listener too.
+    // The child still has the connection, and the listener, too.
     client.write(&c, b"x").unwrap();
     let (reply, _) = server.ask(Request::Unlisten { listener });
     assert_eq!(reply, Reply::Done);
     let second = client.connect(at(7004)).unwrap();
     client::send(&child, &Request::Accept { listener }.encode(), &[]).unwrap();
     let (reply, files) = client::receive(&child).unwrap();
-    // It knows the link by its parent.
+    // The child knows the link from its parent.
     assert!(matches!(reply, Reply::Connected { new_link: false, .. }), "{reply:?}");
     assert_eq!(files.len(), 2);
     client::send(&child, &Request::Close { entry }.encode(), &[]).unwrap();
@@ -240,15 +240,15 @@ fn a_ticket_is_for_nothing_else_and_not_for_ever() {
     drop(other);
     let c = client.connect(at(7008)).unwrap();
     drop(server);
-    // The last ticket ends by itself, and the connection with it.
+    // The last ticket expires, and the connection ends with it.
     assert_eq!(client.read(&c, 1), Err(Error::Reset));
     assert!(client::receive(&kept).is_none());
-    // What is no ticket cannot be resumed.
+    // A connection that is no ticket cannot be resumed.
     client::send(&client.socket, &Request::Resume.encode(), &[]).unwrap();
     assert!(client::receive(&client.socket).is_none());
 }
 
-/// How many eventfds there are behind these.
+/// Returns the number of different eventfds of some connections.
 fn eventfds<'a>(of: impl Iterator<Item = &'a Connected>) -> usize {
     let id = |one: &Connected| {
         let info = format!("/proc/self/fdinfo/{}", one.eventfd.as_raw_fd());
@@ -264,7 +264,7 @@ fn many_endpoints_of_a_process_share_eventfds_by_link() {
     let engine = Running::new(Settings::default());
     let (mut server, mut client, mut other) = (engine.attach(), engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7000), 100);
-    // The engine learns whether the acceptor shares when it accepts.
+    // The engine learns at the accept whether the acceptor shares.
     server.share(true);
     assert_eq!(server.accept(listener).err(), Some(11));
     client.share(true);
@@ -279,7 +279,7 @@ fn many_endpoints_of_a_process_share_eventfds_by_link() {
     let foreign = (other.connect(at(7000)).unwrap(), server.accept(listener).unwrap());
     assert_eq!((foreign.0.group, eventfds(far.iter().chain([&foreign.1]))), (0, 4));
     assert!(far.iter().all(|one| one.group != foreign.1.group));
-    // What the connector gets later is what the acceptor sleeps on.
+    // The eventfd that the connector fetches later is the one that the acceptor sleeps on.
     for (near, far) in near.iter_mut().zip(&far) {
         near.peer = client.peer(near.endpoint.entry).unwrap();
         slipway_peer::eventfd::drain(far.eventfd.as_fd());
@@ -289,7 +289,7 @@ fn many_endpoints_of_a_process_share_eventfds_by_link() {
         client.write(near, b"!").unwrap();
         assert!(readable(far.eventfd.as_fd(), PATIENCE));
     }
-    // Ended by the engine, of which the other side is told by it.
+    // The engine ends the connection and notifies the other side.
     slipway_peer::eventfd::drain(far[0].eventfd.as_fd());
     drop(client);
     assert!(readable(far[0].eventfd.as_fd(), PATIENCE));

@@ -1,4 +1,4 @@
-//! The guest's engine on the function's device itself, with the machine's side played by a small one here.
+//! The guest's engine on the function's device, with a small stand-in for the machine's engine.
 #![allow(clippy::unwrap_used)]
 
 mod client;
@@ -17,7 +17,8 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::{Broken, Message};
 
-/// Whether the kernel has a source for connections to the machine's programs, as a guest with an interface has.
+/// Returns whether the kernel has a source address for connections to the machine's programs, as in
+/// a guest with an interface.
 fn has_route(test: &str) -> bool {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     let found = socket.connect("10.9.0.2:9").is_ok();
@@ -64,7 +65,7 @@ impl Drop for Guest {
     }
 }
 
-/// Connects; the engine may not have heard the machine's welcome yet.
+/// Connects, with retries: the engine may not have received the machine's welcome yet.
 fn connect(client: &mut Client, to: Address) -> Connected {
     let begun = Instant::now();
     loop {
@@ -77,7 +78,7 @@ fn connect(client: &mut Client, to: Address) -> Connected {
     }
 }
 
-/// Sends `bytes` to where they are sent back, and compares.
+/// Sends `bytes` to a program that sends them back, and compares.
 fn echo(client: &Client, connected: &Connected, bytes: &[u8]) {
     let (mut sent, mut got) = (0, Vec::new());
     while got.len() < bytes.len() {
@@ -127,7 +128,7 @@ fn more_streams_than_an_arena_has_lie_in_another_one() {
     machine.wait(|seen| seen.closed == 70 && seen.streams == 0);
     let c = connect(&mut client, there(machine::ECHO));
     echo(&client, &c, b"in a stream that was another's");
-    // It ends with its memory: nothing of it stays with the machine.
+    // The client ends with its memory: the machine keeps nothing of it.
     drop(client);
     machine.wait(|seen| seen.streams == 0 && seen.arenas == 0);
 }
@@ -190,7 +191,7 @@ fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
         let c = connect(&mut client, there(machine::ECHO));
         echo(&client, &c, b"x");
         match how {
-            // What was never asked for cannot be connected.
+            // A reply to a request that was never made.
             0 => machine.say(Message::Connected { connection: 99 }),
             1 => machine.break_off(Broken::Unserved),
             _ => machine.vanish(),
@@ -200,7 +201,7 @@ fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
         while client.connect_from(Address::ANY, there(machine::ECHO)).err() != Some(NOT_OURS) {
             assert!(begun.elapsed() < PATIENCE);
         }
-        // Programs of the same guest go on to talk.
+        // Programs of the same guest still reach each other.
         let mut server = guest.attach();
         let (listener, _) = server.listen(Address::v4([127, 0, 0, 1], 7000), 5);
         let here = client.connect(Address::v4([127, 0, 0, 1], 7000)).unwrap();

@@ -1,5 +1,6 @@
-//! Engines of guests and the machine's, over the functions' vfio-user sockets: all of it but the virtual machines.
-//! Needs root: the test runs itself in a network namespace of its own, with the guests' addresses.
+//! The engines of guests and the machine's engine, over the functions' vfio-user sockets:
+//! everything but the virtual machines. Needs root: the test runs itself in a network namespace of
+//! its own, with the guests' addresses.
 #![cfg(feature = "guests")]
 #![allow(clippy::unwrap_used, unsafe_code)] // unshare(2)
 
@@ -32,7 +33,7 @@ fn programs_in_two_guests_talk() {
     netns::alone("programs_in_two_guests_talk", &[A, B], inside);
 }
 
-/// A function over its socket, as a guest's driver would have it behind a VMM.
+/// A function over its socket, as a guest's driver uses it through a VMM.
 struct Wire {
     vmm: Vmm,
     pin: OwnedFd,
@@ -41,7 +42,7 @@ struct Wire {
 
 impl Device for Wire {
     fn read(&mut self, offset: u64) -> u32 {
-        // A function that is gone reads as a PCI bus has it.
+        // Reads of a function that is gone return all ones, as on a PCI bus.
         self.vmm.read_u32(0, offset).unwrap_or(u32::MAX)
     }
 
@@ -57,7 +58,7 @@ impl Device for Wire {
         slipway_peer::eventfd::drain(self.pin.as_fd());
     }
 
-    /// Each interrupt masks the line.
+    /// Unmasks the line, which each interrupt masks.
     fn unmask(&mut self) {
         let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
         let _ = self.vmm.set_irqs(flags, 0, 0, 1, &[], &[]);
@@ -72,7 +73,7 @@ impl Device for Wire {
 }
 
 impl Running {
-    /// A guest's, whose function `machine` serves.
+    /// Starts a guest's engine on a function that `machine` serves.
     fn guest(machine: &Self, name: &str, ip: [u8; 4]) -> Self {
         let path = machine.dir.path().join(name);
         let listener = UnixListener::bind(&path).unwrap();
@@ -101,7 +102,7 @@ fn listeners(machine: &Path) -> usize {
     report(machine).unwrap().guests.iter().map(|guest| guest.listeners.len()).sum()
 }
 
-/// Sends `bytes` one way, both ends in turn, and compares.
+/// Sends `bytes` in one direction, polling both ends in turn, and compares.
 fn send((from, out): (&Client, &Connected), (to, into): (&Client, &Connected), bytes: &[u8]) {
     let (mut sent, mut got) = (0, Vec::new());
     while got.len() < bytes.len() {
@@ -135,7 +136,7 @@ fn inside() {
     assert_eq!(client.connect_from(from, Address::v4(A, 81)).err(), Some(NOT_OURS));
     let sent: u64 = report(&machine.socket()).unwrap().guests.iter().map(|guest| guest.sent).sum();
     assert!(sent >= 4_000_000, "{sent}");
-    // An end is an end, and what was unread is a reset.
+    // A close is the end of the stream, and a reset if bytes were unread.
     let (c, s) = pairs.pop().unwrap();
     client.close(c);
     assert_eq!(server.read(&s, 1).unwrap(), b"");
@@ -146,7 +147,7 @@ fn inside() {
     server.close(s);
     assert_eq!(client.read(&c, 1), Err(Error::Reset));
     client.close(c);
-    // A program that is killed, and then a guest with all that it has.
+    // A program is killed, and then a guest with all of its programs.
     let (c, s) = (client.connect_from(from, to).unwrap(), server.accept(listener).unwrap());
     send((&client, &c), (&server, &s), b"last words");
     drop(client);
@@ -161,7 +162,8 @@ fn inside() {
         report(&machine.socket()).unwrap().guests.len() == 1
     });
     assert_ne!(client.connect_from(from, to).err(), None);
-    // The machine's engine ends: what the other guest has is reset, its own streams are not.
+    // The machine's engine ends: streams that leave the other guest are reset, those within it are
+    // not.
     let (listener, _) = client.listen(Address::v4([127, 0, 0, 1], 7000), 5);
     let mut other = b.attach();
     let here = other.connect(Address::v4([127, 0, 0, 1], 7000)).unwrap();

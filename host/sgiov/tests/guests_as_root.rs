@@ -1,5 +1,5 @@
-//! Guests' socket functions: fake guests, over the vfio-user socket, among themselves and with a program of the node. Needs
-//! root: the test runs itself in a network namespace of its own.
+//! Guests' socket functions: fake guests over the vfio-user socket, among themselves and with a
+//! program of the node. Needs root: the test runs itself in a network namespace of its own.
 #![cfg(feature = "guests")]
 #![allow(clippy::unwrap_used, unsafe_code)] // unshare(2)
 
@@ -20,7 +20,7 @@ use slipway_sgiov_spec::function::{Broken, Message, RUNNING};
 use vm::{BYTES, Guest, Open, exchange, guest_to_host, host_to_guest};
 
 const HOST: Address = Address::v4([10, 9, 9, 1], 7000);
-/// Where a program listens that never accepts.
+/// The address of a program that listens and never accepts.
 const UNHEARD: Address = Address { port: 7002, ..HOST };
 const POLICY: &str = "
 [[allow]]
@@ -72,7 +72,7 @@ fn inside() {
     let one = reported.guests.iter().find(|guest| guest.name == "a").unwrap();
     assert!(one.running && one.sent > BYTES && one.received > BYTES && one.streams == 2, "{one:?}");
 
-    // The end of a VMM, in the middle of everything.
+    // A VMM ends while streams are open.
     drop(a);
     until("the other guest sees it", || b.read(&mut ab) == Err(Error::Reset));
     until("the program sees it", || host.read(&host_out, 1000) == Err(Error::Reset));
@@ -99,7 +99,7 @@ fn connect_guests(from: &mut Guest, to: &mut Guest, at: Address) -> (Open, Open)
     (out, into)
 }
 
-/// Bytes both ways at once, each of which is checked.
+/// Sends bytes both ways at once, and checks each of them.
 fn exchange_guests(one: (&mut Guest, &Open), other: (&mut Guest, &Open)) {
     let ((a, a_open), (b, b_open)) = (one, other);
     let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
@@ -113,7 +113,8 @@ fn exchange_guests(one: (&mut Guest, &Open), other: (&mut Guest, &Open)) {
     }
 }
 
-/// A guest that does not answer looks like nobody at its address, in time; when it does, its function goes on.
+/// A guest that does not answer is unreachable after a time-out. When it answers again, its
+/// function goes on.
 fn unanswered(host: &mut Client, guest: &mut Guest, at: Address) {
     let begun = Instant::now();
     let request = slipway_sgiov_spec::control::Request::Connect { to: at, from: Address::ANY };
@@ -129,7 +130,7 @@ fn unanswered(host: &mut Client, guest: &mut Guest, at: Address) {
     assert_eq!(guest.status(), Some(RUNNING));
 }
 
-/// Whom nobody may reach, and where nobody listens.
+/// Refusals: addresses that policy forbids, and ports where no program listens.
 fn refusals(host: &mut Client, b: &mut Guest, c: &mut Guest) {
     for (is_c, to) in [
         (true, Address::v4([10, 9, 0, 1], 81)),
@@ -144,13 +145,14 @@ fn refusals(host: &mut Client, b: &mut Guest, c: &mut Guest) {
         assert_eq!(guest.next(), refused, "{to:?}");
     }
     assert_eq!(host.connect(Address::v4([10, 9, 1, 3], 80)).err(), Some(NOT_OURS));
-    // An address that is not its own.
+    // A source address that is not the guest's own.
     let open = b.connect_from(Address::v4([10, 9, 0, 1], 5), HOST);
     let refused = Message::Refused { connection: open.connection, errno: 99 };
     assert_eq!(b.next(), refused);
 }
 
-/// The end of a stream comes after all of its bytes; an arena comes back when its streams have ended.
+/// The end of a stream comes after all of its bytes. An arena is returned when its streams have
+/// ended.
 fn ends(host: &Client, connected: Connected, guest: &mut Guest, mut open: Open) {
     host.write(&connected, b"last words").unwrap();
     host.close(connected);
@@ -166,7 +168,7 @@ fn ends(host: &Client, connected: Connected, guest: &mut Guest, mut open: Open) 
     assert_eq!(guest.next(), Message::Ended { connection });
 }
 
-/// A stream's counters that cannot be end that stream, and no other.
+/// Invalid counters of a stream end that stream, and no other.
 fn spoiled(host: &mut Client, listener: u64, guest: &mut Guest) {
     let (connected, mut open) = guest_to_host(host, listener, guest, HOST);
     guest.spoil(&open);
@@ -179,17 +181,18 @@ fn spoiled(host: &mut Client, listener: u64, guest: &mut Guest) {
     assert_eq!(guest.next(), Message::Ended { connection });
 }
 
-/// What a guest does.
+/// An attack of a guest.
 type Deed = fn(&mut Guest);
 
-/// A guest that does not keep to the protocol loses its function, and starts it again.
+/// A guest that breaks the protocol loses its function, and may start it again.
 fn hostile(c: &mut Guest, b: &mut Guest) {
     let rubbish: [(&str, Deed); 4] = [
         ("a greeting twice", |guest| guest.say(Message::Hello { version: 1 })),
         ("the close of nothing", |guest| guest.say(Message::Closed { connection: 77 })),
         ("an answer to nothing", |guest| guest.say(Message::Rejected { incoming: 9, errno: 1 })),
         ("a stream twice", |guest| {
-            // Where it stays: a refusal would give the stream back, perhaps before it is named again.
+            // A request that stays unanswered: a refusal would release the stream, perhaps before
+            // it is named again.
             let open = guest.connect(UNHEARD);
             guest.say(Message::Connect {
                 connection: open.connection + 1,

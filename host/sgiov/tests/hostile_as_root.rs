@@ -1,5 +1,7 @@
-//! What other users of the node, and root in a container, do to an engine: each test is the attacker, with a user id of its
-//! own, beside a program that must notice nothing.
+//! Attacks on an engine by other users of the node, and by root in a container. Each test is the
+//! attacker, with a user id of its own, beside a program that must notice nothing.
+//!
+//! Over 500 lines: the attacks share their set-up.
 #![allow(clippy::unwrap_used, unsafe_code)] // system calls that attackers make
 
 mod client;
@@ -27,7 +29,8 @@ const EPERM: u32 = 1;
 const EINVAL: u32 = 22;
 const EDQUOT: u32 = 122;
 
-/// What a child process of a test does, by its environment; nothing in a run of the tests.
+/// The body of a test's child processes, chosen by the environment. Does nothing in a run of the
+/// tests.
 #[test]
 fn in_a_child_process() {
     match node::role() {
@@ -46,7 +49,7 @@ fn in_a_child_process() {
     }
 }
 
-/// Whether this is root, or says that the test was skipped.
+/// Returns whether the test runs as root. Otherwise prints that the test is skipped.
 fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -55,7 +58,8 @@ fn is_root(test: &str) -> bool {
     root
 }
 
-/// A process with another user's id, which says a line when it has done what it does and stays until it is told to end.
+/// A process with another user's id. It prints a line when its attack is under way, and stays until
+/// it is told to end.
 struct Attacker(Process, Option<ChildStdin>, BufReader<ChildStdout>);
 
 impl Attacker {
@@ -72,7 +76,7 @@ impl Attacker {
         Self(Process(child), stdin, BufReader::new(stdout))
     }
 
-    /// What it says, without what the test's harness says.
+    /// Returns the next line of the process, without those of the test's harness.
     fn said(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -89,14 +93,14 @@ impl Attacker {
     }
 }
 
-/// Says a word, and stays until the test has had enough.
+/// Prints a word, and stays until the test ends this process.
 fn say(word: &str) {
     println!("said: {word}");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// An engine whose folder everybody may enter.
+/// Starts an engine whose folder every user may enter.
 fn node(files: u64) -> Node {
     let node = Node::with_files(files);
     std::fs::set_permissions(node.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -104,7 +108,7 @@ fn node(files: u64) -> Node {
     node
 }
 
-/// Two programs of one user talk through the engine.
+/// Sends bytes between two programs of one user through the engine.
 fn talk(socket: &Path, port: u16) {
     let (mut server, mut client) = (Client::attach(socket), Client::attach(socket));
     let (listener, _waits) = server.listen(at(port), 5);
@@ -119,20 +123,20 @@ fn talk(socket: &Path, port: u16) {
     say("talked");
 }
 
-/// Another user's programs go on.
+/// Checks that another user's programs still reach each other.
 fn others_go_on(node: &Node, port: u16) {
     let mut alice = Attacker::new(&format!("talk {port}"), ALICE, node);
     assert_eq!(alice.said(), "talked");
     alice.end();
 }
 
-/// Attaches, or listens or connects, until nothing more is to be had.
+/// Attaches, listens or connects until the engine refuses.
 fn flood(how: &str, socket: &Path) {
     let (mut all, mut sockets) = (Vec::new(), Vec::new());
     let refused = loop {
         let connection = client::connect(socket);
         let attach = Request::Attach { version: VERSION }.encode();
-        // Refused, perhaps, before it was asked.
+        // The engine may have refused the connection before the request.
         let _ = client::send(&connection, &attach, &[]);
         match client::receive(&connection) {
             Some((Reply::Attached { .. }, files)) => all.push((connection, files)),
@@ -148,7 +152,7 @@ fn flood(how: &str, socket: &Path) {
     drop((all, sockets));
 }
 
-/// Connects to itself, and accepts nothing, until it gets nothing more.
+/// Connects to itself without accepting, until the engine refuses.
 fn backlog(socket: &Path, sockets: &mut Vec<(Client, Vec<Connected>)>) -> u32 {
     let mut client = Client::attach(socket);
     client.share(true);
@@ -175,7 +179,7 @@ fn a_flood_of_attaches_is_its_users_own_loss_as_root() {
     let node = node(1000);
     let mut mallory = Attacker::new("flood attach", MALLORY, &node);
     assert_eq!(mallory.said(), EDQUOT.to_string(), "it is told why");
-    // While all of it is held.
+    // The attacker still holds everything.
     others_go_on(&node, 7200);
     let mut other = Attacker::new("flood attach", MALLORY + 10, &node);
     assert_eq!(other.said(), EDQUOT.to_string());
@@ -198,7 +202,8 @@ fn a_backlog_of_connections_is_its_users_own_loss_as_root() {
     mallory.end();
 }
 
-/// Connects and says nothing; the first connection is hung up on for the last ones.
+/// Connects without sending anything. The engine hangs up on the first connection in favour of the
+/// last ones.
 fn silence(socket: &Path) {
     let first = client::connect(socket);
     let mut more = vec![client::connect(socket)];
@@ -208,7 +213,7 @@ fn silence(socket: &Path) {
     }
     assert!(client::receive(&first).is_none());
     say("silent");
-    // In time all of them are.
+    // After a time-out it hangs up on all of them.
     for one in more {
         assert!(client::receive(&one).is_none());
     }
@@ -226,7 +231,7 @@ fn who_does_not_attach_is_hung_up_on_as_root() {
     mallory.end();
 }
 
-/// Takes the lock of every file that can be opened.
+/// Takes the lock of every file in a directory that can be opened.
 fn lock_all(dir: &Path) {
     let mut files = Vec::new();
     let mut folders: Vec<PathBuf> = vec![dir.into()];
@@ -290,7 +295,7 @@ fn a_directory_that_others_may_enter_is_no_administrators_as_root() {
     }
 }
 
-/// Root in a container, which has the programs' socket and its user id.
+/// Acts as root in a container, which has the programs' socket and the user id of root.
 fn pose(socket: &Path) {
     let client = Client::attach(socket);
     let (reply, files) = client.ask(Request::Report);
@@ -336,11 +341,11 @@ fn root_in_a_container_is_no_administrator_as_root() {
     let mut container = Attacker::with(command);
     assert_eq!(container.said(), format!("{:?}", Reply::Refused(EPERM)));
     container.end();
-    // Whoever has the directory sees all of it.
+    // A process that can enter the administrator's directory sees all families.
     assert_eq!(report(&node.socket()).unwrap().families.len(), 2);
 }
 
-/// A request for a function whose description is somebody else's file is answered at once.
+/// A request for a function whose description is another process's file is answered at once.
 #[test]
 fn a_description_is_a_sealed_memory_file_as_root() {
     if !is_root("a_description_is_a_sealed_memory_file_as_root") {
@@ -366,7 +371,7 @@ fn a_description_is_a_sealed_memory_file_as_root() {
         client::send(&socket, &asks, &[listener.as_fd(), file]).unwrap();
         assert_eq!(client::receive(&socket).unwrap().0, Reply::Refused(EINVAL));
     }
-    // It is no program's socket.
+    // The administrator's socket is not for programs.
     let socket = client::connect(&own);
     client::send(&socket, &Request::Attach { version: VERSION }.encode(), &[]).unwrap();
     assert!(client::receive(&socket).is_none());
@@ -374,7 +379,8 @@ fn a_description_is_a_sealed_memory_file_as_root() {
     engine.join().unwrap();
 }
 
-/// Has the engine receive, and drop, sockets whose closing lasts an hour, in each way that there is.
+/// Makes the engine receive and drop sockets whose close lasts an hour, in every way that messages
+/// allow.
 fn linger(socket: &Path) {
     let mut kept = Vec::new();
     for ways in 0..5 {
@@ -382,13 +388,14 @@ fn linger(socket: &Path) {
         let (bomb, other) = slipway_peer::testing::lingering().unwrap();
         let listen = Request::Listen { at: at(7300), backlog: 1, shared: true, v6_only: false };
         let (request, count) = match ways {
-            // As the proof of a listener, as what no request wants, and as more than any request has.
+            // As the proof of a listener, with a request that takes none, and as more descriptors
+            // than any request has.
             0 => (listen.encode().to_vec(), 1),
             1 => (Request::Fork.encode().to_vec(), 1),
             2 => (Request::Fork.encode().to_vec(), 60),
-            // With what is no request.
+            // With bytes that are no request.
             3 => (vec![0xff; 10], 1),
-            // Behind what the engine hangs up for, so that nobody takes it.
+            // Behind a message for which the engine hangs up, so that it is never received.
             _ => {
                 client::send(&client.socket, &[0xff; 10], &[]).unwrap();
                 (Request::Fork.encode().to_vec(), 1)
@@ -397,7 +404,7 @@ fn linger(socket: &Path) {
         let files = vec![bomb.as_fd(); count];
         // The engine may have hung up already.
         if client::send(&client.socket, &request, &files).is_err() {
-            // Nobody but this process has it, which is not the one to wait.
+            // Only this process is left with the socket, and must not wait itself.
             set_socket_linger(&bomb, None).unwrap();
         }
         drop(bomb);
@@ -415,13 +422,13 @@ fn sockets_that_linger_hold_up_nobody_as_root() {
     let node = node(1000);
     let mut mallory = Attacker::new("linger x", MALLORY, &node);
     assert_eq!(mallory.said(), "sent");
-    // While the other ends take nothing.
+    // The other ends still receive nothing.
     others_go_on(&node, 7205);
     mallory.end();
     others_go_on(&node, 7215);
 }
 
-/// Takes all contexts for asynchronous requests that the node has.
+/// Takes all of the node's contexts for asynchronous I/O.
 fn exhaust() {
     let mut size: libc::c_long = 1 << 16;
     while size > 0 {
@@ -434,7 +441,7 @@ fn exhaust() {
     say("taken");
 }
 
-/// A full eventfd, set to blocking: raising it by write(2) waits for ever.
+/// Fills an eventfd and sets it to blocking: raising it by write(2) waits for ever.
 fn fill(eventfd: &OwnedFd) {
     rustix::io::ioctl_fionbio(eventfd, false).unwrap();
     slipway_peer::eventfd::drain(eventfd.as_fd());
@@ -447,7 +454,7 @@ fn full_eventfds_hold_up_nobody_where_no_contexts_are_left_as_root() {
     if !is_root(TEST) {
         return;
     }
-    // An engine that raised nothing before.
+    // An engine that has raised no eventfd yet.
     let node = node(1000);
     let mut mallory = Attacker::new("exhaust x", MALLORY, &node);
     assert_eq!(mallory.said(), "taken");
@@ -457,19 +464,21 @@ fn full_eventfds_hold_up_nobody_where_no_contexts_are_left_as_root() {
     let c = other.connect(at(7206)).unwrap();
     let s = hostile.accept(listener).unwrap();
     fill(&s.eventfd);
-    // The engine tells the other end of the close.
+    // The engine notifies the other end of the close.
     other.close(c);
     assert!(matches!(other.ask(Request::Report).0, Reply::Report { .. }));
     others_go_on(&node, 7216);
     mallory.end();
 }
 
-/// Memory whose first touch nobody ever answers, as of a file of a FUSE server's that does not answer either.
+/// Returns memory whose first page fault is never resolved, as that of a file on a FUSE server that
+/// does not answer.
 fn untouchable() -> *mut libc::c_void {
     const API: libc::c_ulong = 0xc018_aa3f;
     const REGISTER: libc::c_ulong = 0xc020_aa00;
     let (length, none) = (4096, std::ptr::null_mut());
-    // SAFETY: new memory, a new descriptor, and structures of the ioctls' sizes (linux/userfaultfd.h).
+    // SAFETY: new memory, a new descriptor, and structures of the ioctls' sizes
+    // (linux/userfaultfd.h).
     unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -524,7 +533,7 @@ fn a_locked_socket_is_no_proof_and_holds_up_nobody_as_root() {
         return;
     }
     let node = node(1000);
-    // The attacker needs root for its memory only; a FUSE server of any user does as well.
+    // The attacker needs root only for its memory. A FUSE server of any user has the same effect.
     let mut mallory = Attacker::with(Process::command("hold x", &node.socket()));
     assert_eq!(mallory.said(), "held");
     others_go_on(&node, 7207);
@@ -532,7 +541,8 @@ fn a_locked_socket_is_no_proof_and_holds_up_nobody_as_root() {
     others_go_on(&node, 7217);
 }
 
-/// Holds the lock of each arena that it is given, and so all that gives memory of it back, and ends.
+/// Holds the lock of each arena that it is given, so that no memory of it can be released, and
+/// ends.
 fn keep_lock(socket: &Path) {
     let (mut server, mut client) = (Client::attach(socket), Client::attach(socket));
     let (listener, _waits) = server.listen(at(7300), 5);
@@ -546,7 +556,7 @@ fn keep_lock(socket: &Path) {
         // SAFETY: the kernel reads the bytes, or tries to.
         unsafe { libc::pwrite(file.as_raw_fd(), memory, 4096, 0) };
     });
-    // Until the other thread is in the call: then no other change of the file ends.
+    // Waits until the other thread is in the call: then no other change of the file ends.
     let file = client.arenas[&c.endpoint.place.link].file().unwrap().try_clone_to_owned().unwrap();
     loop {
         let (done, is_done) = std::sync::mpsc::channel();
@@ -560,7 +570,7 @@ fn keep_lock(socket: &Path) {
             break;
         }
     }
-    // The FIFO grows without it.
+    // The FIFO grows all the same.
     let mut got = 0;
     while got < 1_000_000 {
         client.send(&c, &[7; 100_000]).unwrap();
@@ -568,7 +578,7 @@ fn keep_lock(socket: &Path) {
     }
     client.close(c);
     server.close(s);
-    // The engine has dealt with both.
+    // The engine has handled both.
     assert!(matches!(client.ask(Request::Report).0, Reply::Report { .. }));
     assert!(matches!(server.ask(Request::Report).0, Reply::Report { .. }));
     let more = client.connect(at(7300)).unwrap();
@@ -585,7 +595,7 @@ fn an_arena_whose_lock_is_held_holds_up_nobody_as_root() {
         return;
     }
     let node = node(1000);
-    // The attacker needs root for its memory only; a FUSE server of any user does as well.
+    // The attacker needs root only for its memory. A FUSE server of any user has the same effect.
     let mut mallory = Attacker::with(Process::command("keep x", &node.socket()));
     assert_eq!(mallory.said(), "kept");
     others_go_on(&node, 7208);

@@ -20,7 +20,8 @@ use slipway_socket::{Family, Half};
 
 const MALLORY: u32 = 61_021;
 
-/// What a child process of a test does, by its environment; nothing in a run of the tests.
+/// The body of a test's child processes, chosen by the environment. Does nothing in a run of the
+/// tests.
 #[test]
 fn in_a_child_process() {
     match node::role() {
@@ -32,7 +33,8 @@ fn in_a_child_process() {
     }
 }
 
-/// Accepts a connection and waits for its bytes; "full": in a way in which nobody can raise its eventfd by write(2).
+/// Accepts a connection and waits for its bytes. With "full", its eventfd is full and blocking, so
+/// that write(2) cannot raise it.
 fn deaf(how: &str, socket: &Path) {
     let family = Family::attach(socket).unwrap();
     let listening = family.listen(at(7400), 5, false, false, None).unwrap();
@@ -53,7 +55,8 @@ fn deaf(how: &str, socket: &Path) {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Sends a byte; "bare": with no descriptors left, so that this thread has no means of its own to raise an eventfd.
+/// Sends a byte. With "bare", no descriptors are left, so that this thread cannot make a context
+/// for raising an eventfd.
 fn send(how: &str, socket: &Path) {
     let family = Family::attach(socket).unwrap();
     let opened = family.connect(at(7400), Address::ANY).unwrap();
@@ -76,7 +79,7 @@ fn say(word: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// The library's other side, with another user's id or not.
+/// The program at the other side of the library's connection, perhaps with another user's id.
 struct Program(Process, std::sync::mpsc::Receiver<String>);
 
 impl Program {
@@ -107,7 +110,8 @@ impl Program {
     }
 }
 
-/// Whoever has no means left to raise another user's eventfd without waiting has the engine do it, and waits for nobody.
+/// A program that cannot raise another user's eventfd without waiting asks the engine to raise it,
+/// and does not wait.
 #[test]
 fn a_program_never_waits_for_anothers_eventfd_as_root() {
     if !rustix::process::geteuid().is_root() {

@@ -1,5 +1,5 @@
-//! Programs in a control group that has no memory left: a FIFO's pages are charged to the group of who sends. Needs
-//! root, and a memory controller.
+//! Programs in a control group that has no memory left: a FIFO's pages are charged to the group of
+//! the sender. Needs root, and a memory controller.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 mod client;
@@ -15,20 +15,22 @@ use client::{Client, Connected, PATIENCE, readable};
 use node::{Node, Process, at};
 use slipway_ring::cross::Error;
 
-/// What the group may have: some dozens of FIFOs of half a MiB, and then some of a page.
+/// The group's limit in bytes: some dozens of FIFOs of half a MiB, and then some of a page.
 const LIMIT: u64 = 32 << 20;
-/// Connections of who fills FIFOs, beside the one by which it says how far it is. More than the group has memory for.
+/// Connections of the program that fills FIFOs, beside the one by which it reports. Their FIFOs
+/// need more than the group's memory.
 const CONNECTIONS: usize = 240;
-/// More than this of a program's shared memory is FIFOs; the rest is its table and inboxes.
+/// The most shared memory in bytes of a program without FIFOs: its table and inboxes.
 const RESIDUE: u64 = 64 << 10;
-/// What is sent: no multiple of anything that FIFOs are made of.
+/// The number of bytes sent at once: no multiple of a page or of a FIFO's size.
 const PIECE: usize = 396_000;
 const SIGKILL: i32 = 9;
-/// What is said beside the streams.
+/// The byte by which the program reports that it is ready.
 const READY: u8 = 200;
 const GO_ON: u8 = 201;
 
-/// What a child process of a test does, by its environment; nothing in a run of the tests.
+/// The body of a test's child processes, chosen by the environment. Does nothing in a run of the
+/// tests.
 #[test]
 fn in_a_child_process() {
     match node::role() {
@@ -39,14 +41,14 @@ fn in_a_child_process() {
     }
 }
 
-/// A memory control group with a limit. Its processes are killed when it goes.
+/// A memory control group with a limit. Its processes are killed when this is dropped.
 struct Group {
     folder: PathBuf,
     is_first_version: bool,
 }
 
 impl Group {
-    /// None: no group can be made here, as is said.
+    /// Makes the group. Returns `None` after printing why the test is skipped.
     fn new(test: &str) -> Option<Self> {
         let name = format!("slipway-test-{}-{test}", std::process::id());
         let _ = std::fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
@@ -57,7 +59,8 @@ impl Group {
             }
             let group = Self { folder, is_first_version: root == "memory" };
             if group.set(limit, LIMIT) {
-                // Where pages may be swapped out the limit is none. No such file: there is no swap to be had.
+                // If pages may be swapped out, the limit does not bind. Without the file there is
+                // no swap accounting.
                 group.set("memory.memsw.limit_in_bytes", LIMIT);
                 group.set("memory.swap.max", 0);
                 return Some(group);
@@ -67,20 +70,20 @@ impl Group {
         None
     }
 
-    /// False: there is no such file, or it may not be written.
+    /// Writes a file of the group. Returns `false` if there is no such file or it is not writable.
     fn set(&self, file: &str, value: u64) -> bool {
         let opened = OpenOptions::new().write(true).open(self.folder.join(file));
         opened.is_ok_and(|file| rustix::io::write(file, value.to_string().as_bytes()).is_ok())
     }
 
-    /// A number of the group's, by the word before it.
+    /// Returns a number in a file of the group, given the word before it.
     fn number(&self, file: &str, word: &str) -> u64 {
         let text = std::fs::read_to_string(self.folder.join(file)).unwrap();
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
         lines.find(|(key, _)| *key == word).unwrap().1.parse().unwrap()
     }
 
-    /// How many of its processes the kernel killed for memory.
+    /// Returns the number of the group's processes that the kernel killed for want of memory.
     fn killed(&self) -> u64 {
         let file = if self.is_first_version { "memory.oom_control" } else { "memory.events" };
         self.number(file, "oom_kill")
@@ -97,7 +100,7 @@ impl Group {
         Process(command.spawn().unwrap())
     }
 
-    /// Waits until nothing of FIFOs is charged to the group.
+    /// Waits until no page of FIFOs is charged to the group.
     fn is_empty(&self) {
         let begun = Instant::now();
         while self.number("memory.stat", "shmem") > RESIDUE {
@@ -109,7 +112,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // It empties a moment after its last process was waited for.
+        // The group empties a moment after its last process was reaped.
         let begun = Instant::now();
         while std::fs::remove_dir(&self.folder).is_err() && begun.elapsed().as_secs() < 5 {
             std::thread::sleep(Duration::from_millis(10));
@@ -117,13 +120,13 @@ impl Drop for Group {
     }
 }
 
-/// What is sent from `position` on.
+/// Returns the bytes that are sent from `position` on.
 fn text(position: usize) -> Vec<u8> {
     (position..position + PIECE).map(|at| (at % 251) as u8).collect()
 }
 
-/// Fills the FIFOs of all its connections. Where there is no memory for one, it says for which, closes those before
-/// it when it is told to, and sends on.
+/// Fills the FIFOs of all its connections. When there is no memory for one, it reports which one,
+/// closes those before it when it is told to, and goes on sending.
 fn fill(socket: &Path, port: u16) {
     let mut client = Client::attach(socket);
     let words = client.connect(at(port)).unwrap();
@@ -143,7 +146,7 @@ fn fill(socket: &Path, port: u16) {
     assert_eq!(client.read(&words, 1).unwrap(), [GO_ON]);
 }
 
-/// Sends until the FIFO is full, or there is none.
+/// Sends until the FIFO is full. Returns whether there was no memory for the FIFO.
 fn lacks_memory(client: &Client, there: &Connected, piece: &[u8]) -> bool {
     let mut sent = 0;
     loop {
@@ -156,7 +159,8 @@ fn lacks_memory(client: &Client, there: &Connected, piece: &[u8]) -> bool {
     }
 }
 
-/// Reads to the end, however it comes. How much there was; none of it is another's.
+/// Reads to the end or the reset of a stream, and checks that all bytes are the stream's own.
+/// Returns their number.
 fn read_all(server: &Client, here: &Connected) -> usize {
     let mut got = 0;
     while let Ok(bytes) = server.read(here, PIECE)
@@ -168,7 +172,8 @@ fn read_all(server: &Client, here: &Connected) -> usize {
     got
 }
 
-/// A node, a program in the group, and one that it sends to, with the streams between them.
+/// A node, a program in the group, and a program that receives from it, with the streams between
+/// them.
 struct Scene {
     node: Node,
     server: Client,
@@ -196,7 +201,7 @@ impl Scene {
         Self { node, server, sender, words, streams: all }
     }
 
-    /// Two programs that are not in the group find nothing amiss, and have memory.
+    /// Checks that two programs outside the group still have memory and reach each other.
     fn others_go_on(&self) {
         let (mut one, mut other) = (self.node.attach(), self.node.attach());
         let (listener, _waits) = one.listen(at(7101), 1);
@@ -221,7 +226,7 @@ fn a_program_at_the_limit_of_its_group_is_killed_as_the_kernel_does_and_harms_no
     let Some(group) = Group::new("limit") else { return };
     let mut scene = Scene::new(&group);
     let status = scene.sender.0.wait().unwrap();
-    // Not by SIGBUS, in the middle of a copy.
+    // The kernel killed it for memory: it did not end by SIGBUS in the middle of a copy.
     assert_eq!((status.signal(), group.killed()), (Some(SIGKILL), 1));
     scene.others_go_on();
     let got = scene.streams.iter().map(|here| read_all(&scene.server, here)).sum::<usize>();
@@ -229,7 +234,8 @@ fn a_program_at_the_limit_of_its_group_is_killed_as_the_kernel_does_and_harms_no
     scene.nothing_is_held(&group);
 }
 
-/// As with `memory.oom_control` of the first version, or where the kernel finds nobody whom it may kill.
+/// The kernel kills nothing, as with `memory.oom_control` of the first version of control groups:
+/// the program gets an error.
 #[test]
 fn a_program_whom_nobody_kills_is_told_and_goes_on_when_there_is_memory() {
     let Some(group) = Group::new("told") else { return };

@@ -1,4 +1,5 @@
-//! Tenants in network namespaces of the test's own: who reaches whom is the kernel's and the policy's word.
+//! Tenants in network namespaces of the test's own. The kernel and the policy decide which of them
+//! reach each other.
 #![allow(clippy::unwrap_used, unsafe_code)] // unshare(2)
 
 mod client;
@@ -18,8 +19,9 @@ use slipway_sgiov::{Policy, Renewal, Settings, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{NOT_OURS, Reply};
 
-/// What a child process does, by its environment; nothing in a run of the tests. Its standard input is a socket:
-/// for each byte it connects to the engine and sends the connection back.
+/// The body of a child process, chosen by the environment. Does nothing in a run of the tests. Its
+/// standard input is a socket: for each byte it connects to the engine and sends the connection
+/// back.
 #[test]
 fn in_a_child_process() {
     let Ok(address) = std::env::var("SGIOV_TEST_ADDRESS") else { return };
@@ -33,14 +35,14 @@ fn in_a_child_process() {
     }
 }
 
-/// A process in a namespace of its own, which has one address beside loopback's.
+/// A process in a network namespace of its own, with one address beside loopback's.
 struct Namespace {
     child: Child,
     socket: OwnedFd,
 }
 
 impl Namespace {
-    /// None: that needs root. `link` will lead to its file.
+    /// Starts the process; `link` will lead to its namespace's file. Returns `None` without root.
     fn new(address: &str, engine: &Path, link: &Path) -> Option<Self> {
         let flags = SocketFlags::CLOEXEC;
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -90,7 +92,7 @@ from = "c"
 to = "10.78.0.0/16"
 "#;
 
-/// Other ports, the other direction, and no limit for b.
+/// A policy with other ports, the other direction, and no limit for b.
 const OTHER_POLICY: &str = r#"
 [[tenant]]
 name = "a"
@@ -139,9 +141,9 @@ fn a_tenant_is_its_namespace_as_root() {
     let to = |port| Address::v4([10, 78, 0, 1], port);
     let (listener, _) = in_b.listen(Address::v4([0; 4], 7200), 8);
     in_b.listen(Address::v4([0; 4], 7300), 8);
-    // Loopback is each namespace's own.
+    // Each namespace has a loopback of its own.
     assert_eq!(in_a.connect(Address::v4([127, 0, 0, 1], 7200)).err(), Some(NOT_OURS));
-    // The rule's ports, and no others; an address that b has, and no other.
+    // Only the rule's ports, and only addresses that b has, can be reached.
     assert_eq!(in_a.connect(to(7300)).err(), Some(NOT_OURS));
     assert_eq!(in_a.connect(Address::v4([10, 78, 0, 2], 7200)).err(), Some(NOT_OURS));
     let there = in_a.connect(to(7200)).unwrap();
@@ -153,15 +155,15 @@ fn a_tenant_is_its_namespace_as_root() {
     // Rules have a direction.
     let (_, _) = in_a.listen(Address::v4([0; 4], 7201), 8);
     assert_eq!(in_b.connect(Address::v4([10, 77, 0, 1], 7201)).err(), Some(NOT_OURS));
-    // An address that somebody claims to listen at is not his for that.
+    // A listener at a foreign address does not get connections to it.
     in_a.listen(Address::v4([10, 78, 0, 9], 7202), 8);
     assert_eq!(in_b.connect(Address::v4([10, 78, 0, 9], 7202)).err(), Some(NOT_OURS));
     assert_eq!(in_a.connect(Address::v4([10, 78, 0, 9], 7202)).err(), Some(NOT_OURS));
-    // The limit of b: one endpoint is there, two more may be.
+    // The limit of b is three endpoints: one exists, so two more are allowed.
     let more = [in_a.connect(to(7200)).unwrap(), in_a.connect(to(7200)).unwrap()];
     assert_eq!(in_a.connect(to(7200)).err(), Some(105));
     more.into_iter().for_each(|there| in_a.close(there));
-    // Two namespaces have this address: within its own each reaches itself.
+    // Two namespaces have this address: within each, it is its own.
     let mut in_c = c.attach();
     assert_eq!(in_c.connect(to(7200)).err(), Some(NOT_OURS), "its own address, nobody listens");
     in_c.listen(Address::v4([0; 4], 7200), 8);
@@ -188,14 +190,14 @@ impl Open {
         assert_eq!(self.a.read(&self.there, 100).unwrap(), b"here");
     }
 
-    /// Whether a reaches these two ports of b's, and b one of a's.
+    /// Returns whether a reaches two ports of b, and b one of a.
     fn reach(&mut self) -> [bool; 3] {
         let in_b = [7200, 7300].map(|port| reaches(&mut self.a, [10, 78, 0, 1], port));
         [in_b[0], in_b[1], reaches(&mut self.b, [10, 77, 0, 1], 7201)]
     }
 }
 
-/// False: that is left to the kernel.
+/// Returns whether a client reaches an address through the engine, rather than the kernel.
 fn reaches(client: &mut Client, ip: [u8; 4], port: u16) -> bool {
     let connected = client.connect(Address::v4(ip, port));
     match connected {
@@ -224,13 +226,13 @@ fn go_by(engine: &Running, policy: Policy) {
     }
 }
 
-/// Another policy goes for who connects from then on, and for nobody who is connected.
+/// A new policy holds for connections that begin after it, and not for existing ones.
 fn renews(mut open: Open, engine: &Running) {
     let dir = engine.dir.path();
     go_by(engine, read(dir, OTHER_POLICY));
     assert_eq!(open.reach(), [false, true, true]);
     open.stays();
-    // More than the first policy gave b, which has as many as that.
+    // More than the first policy allowed b, which has that many already.
     let to = Address::v4([10, 78, 0, 1], 7300);
     let all: Vec<_> = (0..4).map(|_| open.a.connect(to).unwrap()).collect();
     all.into_iter().for_each(|there| open.a.close(there));

@@ -1,5 +1,5 @@
-//! Two engines in two network namespaces, with a program at each: needs root and the programs `ip` and
-//! `openssl`. A test runs itself in the namespaces, as one node each.
+//! Two engines in two network namespaces, with a program at each. Needs root and the programs `ip`
+//! and `openssl`. A test runs itself in the two namespaces, as one node in each.
 #![cfg(all(feature = "guests", feature = "links"))]
 #![allow(clippy::unwrap_used)]
 
@@ -55,7 +55,7 @@ impl Nodes {
         nodes
     }
 
-    /// This test again, as a node.
+    /// Runs this test again as a node.
     fn start(&self, side: usize, role: &str, dir: &Path) -> Node {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[side]]).arg(std::env::current_exe().unwrap());
@@ -89,7 +89,7 @@ impl Drop for Node {
     }
 }
 
-/// Whether this process is one of the nodes, and has done what that does.
+/// Plays a node's role if this process is one of the nodes. Returns whether it is.
 fn is_node() -> bool {
     let Ok(role) = std::env::var("SLIPWAY_TEST_ROLE") else { return false };
     let dir = PathBuf::from(std::env::var("SLIPWAY_TEST_DIR").unwrap());
@@ -101,7 +101,7 @@ fn is_node() -> bool {
     true
 }
 
-/// None: not as this user, as is said.
+/// Makes two nodes. Returns `None` after printing why the test is skipped.
 fn nodes(test: &'static str) -> Option<(tempfile::TempDir, Nodes)> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: {test}: needs root");
@@ -154,7 +154,7 @@ from = 'network:one'
 to = 'web'
 ";
 
-/// An engine with links that serves guests, too, and a program of its own that is attached.
+/// Starts an engine with links that also serves guests, and attaches a program to it.
 fn node(dir: &Path, settings: slipway_link::Settings) -> Client {
     let netns = std::env::var("SLIPWAY_TEST_NETNS").unwrap();
     let file = dir.join(format!("{}.toml", settings.name));
@@ -201,7 +201,7 @@ fn right(dir: &Path) {
     let mut program = node(dir, settings);
     let (listener, waits) = program.listen(Address::v4([0; 4], PORT), 5);
     std::fs::write(dir.join("ready"), "").unwrap();
-    // Until it is killed, or the test is over.
+    // Serves until this process is killed, or the test is over.
     loop {
         readable(waits.as_fd(), Duration::from_secs(1));
         slipway_peer::eventfd::drain(waits.as_fd());
@@ -243,7 +243,7 @@ fn left_node(dir: &Path) -> Client {
 
 fn left(dir: &Path) {
     let mut program = left_node(dir);
-    // Nobody listens at that port.
+    // No program listens at that port.
     assert_eq!(program.connect(Address::v4(RIGHT, PORT + 1)).err(), Some(111));
     let first = talk(&mut program);
     ends(&program, first);
@@ -255,7 +255,7 @@ fn left(dir: &Path) {
     until("the stream is reset", || program.stream(&open).available() == Err(Error::Reset));
     println!("the loss of the other node was seen after {:?}", begun.elapsed());
     program.close(open);
-    // An engine that is not there: what a program is told whose server is not.
+    // An engine that is gone gives the same error as a server that is gone.
     assert_eq!(program.connect(Address::v4(RIGHT, PORT)).err(), Some(111));
     std::fs::write(dir.join("lost"), "").unwrap();
     until("the other node is back", || dir.join("ready").exists());
@@ -270,7 +270,7 @@ fn left(dir: &Path) {
     program.close(last);
 }
 
-/// Streams of one program through the link and to a guest, and back, side by side.
+/// Sends bytes of one program through the link and to a guest, and back, side by side.
 fn left_with_a_guest(dir: &Path) {
     const GUEST: [u8; 4] = [10, 9, 0, 1];
     let mut program = left_node(dir);
@@ -292,7 +292,7 @@ fn left_with_a_guest(dir: &Path) {
     wakes(&program, &out, &mut guest, &into);
     vm::exchange((&program, &here), (&mut guest, &mut there));
     ends(&program, far);
-    // The end of a guest is not that of the link.
+    // The link outlives the guest.
     drop(guest);
     for open in [&out, &here] {
         until("the program sees the guest's end", || program.read(open, 1) == Err(Error::Reset));
@@ -301,7 +301,7 @@ fn left_with_a_guest(dir: &Path) {
     ends(&program, far);
 }
 
-/// A program's bytes reach a guest by an engine whose threads sleep, again and again.
+/// Checks that a program's bytes reach a guest each time the engine's threads sleep.
 fn wakes(program: &Client, out: &Connected, guest: &mut Guest, into: &Open) {
     for round in 0..100 {
         std::thread::sleep(Duration::from_millis(2));
@@ -310,9 +310,9 @@ fn wakes(program: &Client, out: &Connected, guest: &mut Guest, into: &Open) {
     }
 }
 
-/// With streams of all kinds open and idle no thread looks at them in vain.
+/// Checks that no thread wakes up while streams of all kinds are open and idle.
 fn rests() {
-    // By thread: those that give memory back end when there is none.
+    // Counted by thread: the threads that release memory end when there is none to release.
     let switches = || -> HashMap<OsString, u64> {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let of_one = |task: std::fs::DirEntry| {
@@ -322,7 +322,7 @@ fn rests() {
         };
         tasks.filter_map(of_one).collect()
     };
-    // Memory of FIFOs that are empty is given up after a second.
+    // Memory of empty FIFOs is released after a second.
     std::thread::sleep(Duration::from_secs(2));
     let before = switches();
     std::thread::sleep(Duration::from_secs(1));

@@ -1,4 +1,5 @@
-//! A small client of the engine: raw messages, and streams over what comes with the replies.
+//! A small client of the engine: raw messages, and streams over the descriptors that come with the
+//! replies.
 #![allow(dead_code)] // not every test needs all of it
 
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{Endpoint, REPLY, Reply, Request, VERSION};
 use slipway_sgiov_spec::table::{self, entry};
 
-/// Patience of a test with a machine that does other things.
+/// The time that a test waits on a busy machine before it fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Client {
@@ -37,9 +38,9 @@ pub struct Connected {
     pub endpoint: Endpoint,
     pub eventfd: OwnedFd,
     pub peer: OwnedFd,
-    /// Those that share its eventfd.
+    /// The number of the group of endpoints that share its eventfd.
     pub group: u32,
-    /// `peer` is none yet.
+    /// Set while the eventfd of the other side is not fetched yet.
     pub later: bool,
 }
 
@@ -67,7 +68,7 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> rustix:
         .map(drop)
 }
 
-/// None: the engine has hung up.
+/// Receives a reply with its descriptors. Returns `None` if the engine has hung up.
 pub fn receive(socket: &OwnedFd) -> Option<(Reply, Vec<OwnedFd>)> {
     assert!(readable(socket.as_fd(), PATIENCE), "no reply");
     let mut bytes = [0; REPLY + 1];
@@ -93,7 +94,7 @@ pub fn readable(file: BorrowedFd<'_>, patience: Duration) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut polled, Some(&wait))).unwrap() > 0
 }
 
-/// Waits until it is.
+/// Waits until `done` returns `true`.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -108,7 +109,8 @@ impl Client {
     }
 
     pub fn over(socket: OwnedFd) -> Self {
-        // The means are made now: a process at its group's limit of memory gets none.
+        // The context for raising eventfds is made now: a process at its group's memory limit
+        // gets none.
         assert!(slipway_peer::eventfd::can_raise());
         send(&socket, &Request::Attach { version: VERSION }.encode(), &[]).unwrap();
         let (reply, files) = receive(&socket).unwrap();
@@ -128,7 +130,7 @@ impl Client {
         Self { socket, table, bell, entries, links, arenas: HashMap::new() }
     }
 
-    /// What came with the reply to [`Request::Resume`].
+    /// Makes a client of the descriptors that came with the reply to [`Request::Resume`].
     pub fn resumed(files: Vec<OwnedFd>) -> Self {
         let [table, bell, socket] = <[OwnedFd; 3]>::try_from(files).unwrap();
         let words = Lasting::of(table.try_clone().unwrap()).unwrap();
@@ -146,7 +148,7 @@ impl Client {
         receive(&self.socket).unwrap()
     }
 
-    /// The listener and its eventfd.
+    /// Listens. Returns the listener and its eventfd.
     pub fn listen(&self, at: Address, backlog: u32) -> (u64, OwnedFd) {
         let (reply, mut files) =
             self.ask(Request::Listen { at, backlog, shared: false, v6_only: false });
@@ -163,7 +165,7 @@ impl Client {
         self.connected(answer)
     }
 
-    /// The answer to a request to connect that was sent before.
+    /// Takes the reply to a request to connect that was sent before.
     pub fn take_connected(&mut self) -> Result<Connected, u32> {
         let answer = receive(&self.socket).unwrap();
         self.connected(answer)
@@ -184,11 +186,11 @@ impl Client {
         };
         let mut files = files.into_iter();
         let eventfd = files.next().unwrap();
-        // The engine is told by a signal, and by the bell.
+        // The engine is notified by a signal, and by the bell.
         let peer = if endpoint.place.engine {
             self.bell.try_clone().unwrap()
         } else if later {
-            // Nobody sleeps yet; see `Client::peer`.
+            // The other side does not sleep yet; see `Client::peer`.
             eventfd.try_clone().unwrap()
         } else {
             files.next().unwrap()
@@ -202,12 +204,12 @@ impl Client {
         Ok(Connected { endpoint, eventfd, peer, group, later })
     }
 
-    /// Endpoints may share eventfds from now on, or not.
+    /// Allows or forbids that endpoints share eventfds from now on.
     pub fn share(&self, on: bool) {
         send(&self.socket, &Request::Share { on }.encode(), &[]).unwrap();
     }
 
-    /// What the other side of an endpoint sleeps on.
+    /// Returns the eventfd that the other side of an endpoint sleeps on.
     pub fn peer(&mut self, entry: u64) -> Result<OwnedFd, u32> {
         match self.ask(Request::Peer { entry }) {
             (Reply::Done, files) => Ok(files.into_iter().next().unwrap()),
@@ -268,7 +270,7 @@ impl Client {
         sent
     }
 
-    /// What comes next; empty: the end.
+    /// Reads the next bytes, at most `most`. An empty result is the end of the stream.
     pub fn read(&self, connected: &Connected, most: usize) -> Result<Vec<u8>, Error> {
         let begun = Instant::now();
         let mut into = vec![0; most];

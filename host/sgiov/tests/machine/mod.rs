@@ -1,4 +1,4 @@
-//! A machine: the function's device, memory that both see, and an engine that sends back what it gets.
+//! A machine: the function's device, memory that both sides see, and an engine that echoes.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,19 +19,19 @@ use slipway_sgiov_spec::function::{Addresses, Line, Message, PIECE};
 
 use crate::client::PATIENCE;
 
-/// Who connects here gets back what it sends.
+/// The port whose connections are echoed.
 pub const ECHO: u16 = 7;
-/// Who connects here is refused; anywhere else it is the kernel's.
+/// The port whose connections are refused. Those to all other ports are left to the kernel.
 pub const REFUSED: u16 = 9;
 
-/// What the machine has heard.
+/// Counts of what the machine has received.
 #[derive(Clone, Default, Debug)]
 pub struct Seen {
     pub hello: bool,
     pub listens: HashSet<Address>,
     pub answers: Vec<(u32, Result<(), u32>)>,
     pub closed: usize,
-    /// Streams whose guest's side said that nothing comes any more, or broke them off.
+    /// Streams that the guest's side has finished or reset.
     pub ended_by_guest: usize,
     pub streams: usize,
     pub arenas: usize,
@@ -68,7 +68,7 @@ impl Wake for Bell {
     }
 }
 
-/// The pin, as an eventfd: raised as long as it is asserted and was not seen.
+/// The pin as an eventfd, which is raised while the pin is asserted and not yet seen.
 struct Pin(OwnedFd, Mutex<bool>);
 
 impl InterruptSink for Pin {
@@ -118,7 +118,7 @@ impl Machine {
         Taken { bus, pin, interrupts, lie: None, unmapped: false }
     }
 
-    /// From now on nothing answers.
+    /// Stops answering from now on.
     pub fn vanish(&self) {
         self.bus.lock().unwrap().gone = true;
     }
@@ -131,7 +131,7 @@ impl Machine {
         self.bell.order(|orders| orders.break_off = Some(why));
     }
 
-    /// Waits until the machine has seen what is wanted.
+    /// Waits until `wanted` holds for what the machine has received.
     pub fn wait(&self, wanted: impl Fn(&Seen) -> bool) -> Seen {
         let begun = Instant::now();
         let mut seen = self.bell.seen.lock().unwrap();
@@ -153,14 +153,14 @@ impl Drop for Machine {
     }
 }
 
-/// The function, as a guest's driver has it.
+/// The function as a guest's driver sees it.
 pub struct Taken {
     bus: Arc<Mutex<Bus>>,
     pin: Arc<Pin>,
     interrupts: bool,
-    /// A register that reads as something else.
+    /// A register, by its offset, and the value that it reads as instead of its own.
     pub lie: Option<(u64, u32)>,
-    /// The machine does not see the memory.
+    /// Set if the machine cannot access the guest's memory.
     pub unmapped: bool,
 }
 
@@ -214,7 +214,7 @@ impl Device for Taken {
     }
 }
 
-/// A stream of the guest's.
+/// A stream of the guest that the machine serves.
 struct Served {
     line: Line,
     words: [AtomicU64; 4],
@@ -276,7 +276,7 @@ impl Serving {
         self.channel.say(message).unwrap();
     }
 
-    /// Whether there was something to do.
+    /// Does the waiting work. Returns whether there was any.
     fn turn(&mut self) -> bool {
         let mut some = self.channel.flush().unwrap();
         while let Some(message) = self.channel.hear().unwrap() {
@@ -357,7 +357,8 @@ impl Serving {
         }
     }
 
-    /// Sends back what is there, and asks to be told of more. Whether there was something.
+    /// Echoes the bytes that are there, and asks for a signal for more. Returns whether there were
+    /// any.
     fn carry(&mut self, connection: u32) -> bool {
         let served = self.streams.get_mut(&connection).unwrap();
         let Line { arena: number, stream, side } = served.line;
@@ -395,7 +396,7 @@ impl Serving {
     }
 }
 
-/// An address of this network namespace that is not loopback's.
+/// Returns an address of this network namespace other than loopback's.
 pub fn own_address() -> Option<Address> {
     let all = slipway_netlink::Netlink::open().ok()?.addresses().ok()?;
     let own = all.into_iter().map(|own| own.address).find(|address| !address.is_loopback())?;

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use slipway_netlink::{Address, LinkChange, Netlink};
 
-/// A command that runs one test of this program again, in a network namespace of its own.
+/// Returns a command that runs one test of this program again, in a network namespace of its own.
 pub fn again(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
@@ -21,8 +21,8 @@ pub fn again(test: &str) -> Command {
     command
 }
 
-/// Runs `inside`, the body of the test of this name, in a namespace with these addresses beside loopback's. Needs root, or
-/// says so.
+/// Runs `inside`, the body of the test of this name, in a namespace with these addresses beside
+/// loopback's. Without root, prints that the test is skipped.
 pub fn alone(test: &str, addresses: &[[u8; 4]], inside: impl FnOnce()) {
     const ROLE: &str = "SLIPWAY_TEST_ROLE";
     if std::env::var(ROLE).is_ok() {
@@ -35,7 +35,7 @@ pub fn alone(test: &str, addresses: &[[u8; 4]], inside: impl FnOnce()) {
     assert!(again(test).env(ROLE, "inside").status().unwrap().success());
 }
 
-/// One more address of this network namespace, whose loopback interface is up then.
+/// Adds an address to this network namespace, and sets its loopback interface up.
 pub fn add_address(address: IpAddr) {
     let mut netlink = Netlink::open().unwrap();
     let lo = netlink.link("lo").unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! An engine in a process of its own, and processes beside it. Whose test has this has a test
-//! `in_a_child_process`, which does what [`role`] says.
+//! An engine in a process of its own, and processes beside it. A test file that uses this has a
+//! test `in_a_child_process`, which plays the role that [`role`] returns.
 #![allow(dead_code)] // not every test needs all of it
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ pub fn at(port: u16) -> Address {
     Address::v4([127, 0, 0, 1], port)
 }
 
-/// What this process is to do, with what, and the engine's socket. None: it is that of the tests.
+/// Returns the role of this process, its argument, and the engine's socket. Returns `None` in the
+/// process that runs the tests.
 pub fn role() -> Option<(String, String, PathBuf)> {
     let role = std::env::var("SGIOV_TEST_ROLE").ok()?;
     let socket = PathBuf::from(std::env::var("SGIOV_TEST_SOCKET").unwrap());
@@ -24,7 +25,7 @@ pub fn role() -> Option<(String, String, PathBuf)> {
     Some((what.into(), with.into(), socket))
 }
 
-/// The role "engine", with so many descriptors.
+/// Plays the role "engine", with at most `files` descriptors.
 pub fn serve(files: &str, socket: PathBuf) {
     let limit = files.parse().unwrap();
     let limit = Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
@@ -32,7 +33,7 @@ pub fn serve(files: &str, socket: PathBuf) {
     Engine::bind(Settings { socket, ..Settings::default() }).unwrap().run().unwrap();
 }
 
-/// A process of a test, killed at the latest with it.
+/// A process of a test. It is killed when this is dropped.
 pub struct Process(pub Child);
 
 impl Process {
@@ -50,7 +51,7 @@ impl Process {
         command
     }
 
-    /// kill -9.
+    /// Kills the process with SIGKILL and reaps it.
     pub fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -88,7 +89,7 @@ impl Node {
         Client::attach(&self.socket())
     }
 
-    /// Waits until no connection is left, and no page of `server`'s but for those of inboxes.
+    /// Waits until no connection is left, and no page of `server` but those of inboxes.
     pub fn all_is_given_back(&self, server: &Client) {
         let begun = Instant::now();
         loop {

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use slipway_sgiov::{Engine, Reload, Settings, Stop};
 use tempfile::TempDir;
 
-/// It ends with this.
+/// An engine that ends when this is dropped.
 pub struct Running {
     pub dir: TempDir,
     pub reload: Reload,
@@ -20,7 +20,7 @@ impl Running {
         Self::within(tempfile::tempdir().unwrap(), settings)
     }
 
-    /// Its socket is in `dir`, as [`Running::socket_in`] has it.
+    /// Starts an engine with its socket in `dir`; see [`Running::socket_in`].
     pub fn within(dir: TempDir, settings: Settings) -> Self {
         let socket = Self::socket_in(&dir);
         let mut engine = Engine::bind(Settings { socket, ..settings }).unwrap();
@@ -37,7 +37,7 @@ impl Running {
         Self::socket_in(&self.dir)
     }
 
-    /// Ends it in order.
+    /// Ends the engine in order.
     pub fn end(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {

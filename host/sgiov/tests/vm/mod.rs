@@ -27,7 +27,7 @@ pub fn byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// A stream of the guest's.
+/// A stream of the guest.
 pub struct Open {
     pub connection: u32,
     pub line: Line,
@@ -61,7 +61,7 @@ fn make(ram: &Lasting) -> (Driver, Arena) {
 }
 
 impl Guest {
-    /// One that runs, with one arena.
+    /// Starts a guest whose channel runs, with one arena.
     pub fn start(dir: &Path, engine: &Path, name: &str, tenant: &str, ip: [u8; 4]) -> Self {
         let path = dir.join(format!("{name}.sock"));
         let listener = UnixListener::bind(&path).unwrap();
@@ -96,7 +96,7 @@ impl Guest {
         self.say(Message::Arena { arena: 5, at: ARENA });
     }
 
-    /// After it was broken.
+    /// Starts the channel again after it was broken.
     pub fn restart(&mut self) {
         self.vmm.write(0, register::CONTROL, &0_u32.to_le_bytes()).unwrap();
         let begun = Instant::now();
@@ -109,7 +109,7 @@ impl Guest {
         self.greet();
     }
 
-    /// None: the function is gone.
+    /// Returns the function's status, or `None` if the function is gone.
     pub fn status(&mut self) -> Option<u32> {
         self.vmm.read_u32(0, register::STATUS).ok()
     }
@@ -125,7 +125,7 @@ impl Guest {
         self.ring();
     }
 
-    /// The next message.
+    /// Waits for the next message.
     pub fn next(&mut self) -> Message {
         let begun = Instant::now();
         loop {
@@ -159,7 +159,7 @@ impl Guest {
         open
     }
 
-    /// Whether it is connected.
+    /// Returns whether a connection to `to` succeeds.
     pub fn is_connected(&mut self, to: Address) -> bool {
         let open = self.connect(to);
         match self.next() {
@@ -169,7 +169,7 @@ impl Guest {
         }
     }
 
-    /// Somebody connects to `at`; from where, but for the port.
+    /// Waits for a request to connect from `whom`, with any port, to `at`. Returns its number.
     pub fn incoming(&mut self, whom: Address, at: Address) -> u32 {
         let Message::Incoming { incoming, from, to } = self.next() else {
             panic!("nobody connects")
@@ -198,7 +198,8 @@ impl Guest {
         self.ring();
     }
 
-    /// Some of a stream's bytes from `position` on, up to `most` in all. How many.
+    /// Writes some of a stream's bytes from `position` on, up to `most` in all. Returns their
+    /// number.
     pub fn write(&mut self, open: &Open, position: u64, most: u64) -> u64 {
         let piece: Vec<u8> = (position..most.min(position + 50_000)).map(byte).collect();
         let mut told = false;
@@ -209,7 +210,7 @@ impl Guest {
         count as u64
     }
 
-    /// What came, and whether nothing more will.
+    /// Reads the bytes that have arrived. Returns them, and whether the stream has ended.
     pub fn read(&mut self, open: &mut Open) -> Result<(Vec<u8>, bool), Error> {
         let mut told = false;
         let mut bytes = vec![0; 100_000];
@@ -221,7 +222,7 @@ impl Guest {
         Ok((bytes, left == 0 && ended))
     }
 
-    /// Checks what came, which begins at `position`. How much it was.
+    /// Checks the bytes that have arrived, which begin at `position`. Returns their number.
     pub fn check(&mut self, open: &Open, position: u64) -> u64 {
         let mut told = false;
         let mut bytes = vec![0; 100_000];
@@ -233,7 +234,7 @@ impl Guest {
         count as u64
     }
 
-    /// The program has closed it.
+    /// Closes the stream for the program.
     pub fn close(&mut self, open: Open) {
         let stream = self.stream(&open);
         let told = [stream.out.finish(), stream.into.shut()].contains(&true);
@@ -241,19 +242,19 @@ impl Guest {
         self.say(Message::Closed { connection: open.connection });
     }
 
-    /// Says of a stream what cannot be.
+    /// Writes invalid counters of a stream.
     pub fn spoil(&mut self, open: &Open) {
         let inbox = self.arena.inbox(open.line.stream, Side::One);
         inbox.tail.store(1 << 30, std::sync::atomic::Ordering::Relaxed);
         self.signal(open, true);
     }
 
-    /// Sleeps until the interrupt, which `other` is the reason for.
+    /// Sleeps until the interrupt that `other` causes.
     pub fn wakes_up(&mut self, open: &Open, other: &mut Self, others: &Open) {
         assert!(!self.stream(open).arm_data(1).unwrap());
         while self.driver.signal().is_some() {}
         self.driver.sleep();
-        // The engine sleeps as well, by then.
+        // By then the engine sleeps, too.
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(other.write(others, 0, 1), 1);
         assert!(readable(self.interrupt.as_fd(), PATIENCE), "no interrupt");
@@ -263,7 +264,7 @@ impl Guest {
     }
 }
 
-/// A program, whose address is `from`, connects to a guest that listens at `at`.
+/// Connects a program, whose address is `from`, to a guest that listens at `at`.
 pub fn host_to_guest(
     host: &mut Client,
     from: Address,
@@ -279,7 +280,7 @@ pub fn host_to_guest(
     (connected, open)
 }
 
-/// A guest connects to a program that listens at `at`.
+/// Connects a guest to a program that listens at `at`.
 pub fn guest_to_host(
     host: &mut Client,
     listener: u64,
@@ -291,7 +292,7 @@ pub fn guest_to_host(
     (host.accept(listener).unwrap(), open)
 }
 
-/// Bytes both ways at once, each of which is checked, between a program and a guest.
+/// Sends bytes both ways at once between a program and a guest, and checks each of them.
 pub fn exchange(host: (&Client, &Connected), guest: (&mut Guest, &mut Open)) {
     let ((host, connected), (guest, open)) = (host, guest);
     let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
