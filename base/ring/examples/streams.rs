@@ -1,5 +1,5 @@
-//! How fast two threads, each on a processor of its own, move bytes through a Cross-FIFO, beside the floor:
-//! a copy in and a copy out on one thread.
+//! How fast two threads, each on a processor of its own, move bytes through a Cross-FIFO, beside
+//! the floor: a copy in and a copy out on one thread.
 //!
 //! `cargo run --release -p slipway-ring --example streams [-- SECONDS]`
 #![allow(clippy::unwrap_used)] // a program to measure with

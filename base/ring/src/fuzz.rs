@@ -9,7 +9,7 @@ use crate::cross::{Arena, Own, Regions, Side, Signals, Stream};
 
 const MOST: usize = 64 << 10;
 
-/// What a side has for itself.
+/// The private state of a side.
 struct Party {
     side: Side,
     own: [[AtomicU64; 4]; 2],
@@ -41,11 +41,11 @@ impl Party {
     }
 }
 
-/// Two streams between two parties. Of stream 0 party zero writes what `data` says into every word that it
-/// may write; stream 1, which both use as they should, is none the worse.
+/// Runs two streams between two parties. In stream 0 party zero writes what `data` says into every
+/// word that it may write. Stream 1, which both use correctly, must not suffer.
 ///
 /// # Panics
-/// When it is, or when party one believes what cannot be: that is the finding.
+/// If stream 1 suffers, or party one accepts an impossible value: that is the finding.
 pub fn streams(data: &[u8]) {
     let Ok(arena) = Arena::new(Regions::shape(2)) else { return };
     let (zero, one) = (Party::new(Side::Zero), Party::new(Side::One));
@@ -91,10 +91,10 @@ pub fn streams(data: &[u8]) {
     }
 }
 
-/// A FIFO of signals whose other side writes what `data` says.
+/// Runs a FIFO of signals whose other side writes what `data` says.
 ///
 /// # Panics
-/// When more signals come than there is room for, twice: that is the finding.
+/// If more than twice as many signals are taken as the FIFO has room for: that is the finding.
 pub fn signals(data: &[u8]) {
     const EVENTS: usize = 16;
     let words = Lasting::heap(Signals::bytes(EVENTS));
@@ -110,7 +110,8 @@ pub fn signals(data: &[u8]) {
             _ => {
                 let taken =
                     (0..).take_while(|_| matches!(into.take(), Ok(Some(_)))).take(100).count();
-                // A liar moves its tail while those that were seen before are still to be taken; then it stands.
+                // A hostile side may move its tail once while signals that were seen before are
+                // still to be taken.
                 assert!(taken <= 2 * EVENTS, "{taken} signals in a FIFO of {EVENTS}");
             }
         }

@@ -5,16 +5,16 @@ pub const PROTOCOL: u32 = 1;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"slipport");
 
-/// What a client takes beside frames as they go over a wire.
+/// The kinds of frames that a client takes beside those that could go over a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Takes {
-    /// Frames whose checksum is to be filled in.
+    /// The client takes frames whose checksum is to be filled in.
     pub checksum: bool,
-    /// Segments of TCP over IPv4 that are to be cut.
+    /// The client takes segments of TCP over IPv4 that are to be cut.
     pub tcp4: bool,
-    /// Segments of TCP over IPv6 that are to be cut.
+    /// The client takes segments of TCP over IPv6 that are to be cut.
     pub tcp6: bool,
-    /// UDP datagrams that are to be cut.
+    /// The client takes UDP datagrams that are to be cut.
     pub udp: bool,
 }
 
@@ -31,18 +31,18 @@ impl Takes {
     }
 }
 
-/// What a client says first.
+/// The first message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What it takes.
+    /// The kinds of frames that the client takes.
     pub takes: Takes,
 }
 
 impl Hello {
-    /// Bytes of the message.
+    /// The length of the message in bytes.
     pub const LEN: usize = 16;
 
-    /// As it goes over the socket.
+    /// Encodes the message for the socket.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -51,10 +51,10 @@ impl Hello {
         bytes
     }
 
-    /// What somebody said.
+    /// Decodes a client's message.
     ///
     /// # Errors
-    /// The status that it is refused with; 0: it is no such message, and deserves no answer.
+    /// The status for the refusal, or 0 if the bytes are no such message and get no answer.
     pub fn decode(bytes: &[u8]) -> Result<Self, u32> {
         if bytes.len() != Self::LEN || word64(bytes, 0) != Some(MAGIC) {
             return Err(0);
@@ -67,40 +67,40 @@ impl Hello {
     }
 }
 
-/// What the server answers.
+/// The server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The server's version of the messages.
     pub version: u32,
-    /// 0, or why not: a number of errno(3).
+    /// 0, or the reason of a refusal: a number of errno(3).
     pub status: u32,
-    /// The port's address; zeros: it has none.
+    /// The port's MAC address, or zeros if it has none.
     pub mac: [u8; 6],
 }
 
 impl Welcome {
-    /// Bytes of the message.
+    /// The length of the message in bytes.
     pub const LEN: usize = 32;
-    /// Status: another client has the port (`EBUSY`).
+    /// The status if another client has the port (`EBUSY`).
     pub const BUSY: u32 = 16;
-    /// Status: the server lacks what it takes to wake a client (`EAGAIN`).
+    /// The status if the server has no means left to wake a client (`EAGAIN`).
     pub const LACKING: u32 = 11;
-    /// Status: what the client said makes no sense (`EINVAL`).
+    /// The status if the client's message is invalid (`EINVAL`).
     pub const INVALID: u32 = 22;
-    /// Status: another version (`EPROTONOSUPPORT`).
+    /// The status if the client has another version (`EPROTONOSUPPORT`).
     pub const VERSION: u32 = 93;
 
-    /// Yes.
+    /// Makes the answer that accepts a client at the port with this MAC address.
     pub fn new(mac: [u8; 6]) -> Self {
         Self { version: PROTOCOL, status: 0, mac }
     }
 
-    /// No.
+    /// Makes the answer that refuses a client with a status.
     pub fn refusal(status: u32) -> Self {
         Self { version: PROTOCOL, status, mac: [0; 6] }
     }
 
-    /// As it goes over the socket.
+    /// Encodes the message for the socket.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -110,7 +110,7 @@ impl Welcome {
         bytes
     }
 
-    /// What somebody answered; None: something else.
+    /// Decodes a server's answer. Returns `None` if the bytes are no answer.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let known = bytes.len() == Self::LEN && word64(bytes, 0)? == MAGIC;
         let mac = bytes.get(16..22)?.try_into().ok()?;

@@ -1,33 +1,34 @@
-//! The layout of a link in numbers: those of the tables in the crate's head.
+//! The numbers of a link's layout, as in the tables of the crate's head.
 
 use crate::Geometry;
 
-/// First word of a link.
+/// The first word of a link.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"slipring");
-/// Version of the layout.
+/// The version of the layout.
 pub const VERSION: u64 = 2;
-/// Offset of the first ring, that whose consumer is the server; rings begin at multiples of it.
+/// The offset of the first ring, whose consumer is the server. Rings begin at multiples of this.
 pub const RINGS: usize = 4096;
-/// Of a ring: offset of the head.
+/// The offset of the head in a ring.
 pub const HEAD: usize = 0;
-/// Of a ring: offset of the consumer's word that it sleeps, in the head's line.
+/// The offset in a ring of the word that says that the consumer sleeps. It lies in the head's cache
+/// line.
 pub const ASLEEP: usize = 8;
-/// Of a ring: offset of the tail.
+/// The offset of the tail in a ring.
 pub const TAIL: usize = 64;
-/// Of a ring: offset of the descriptors.
+/// The offset of the descriptors in a ring.
 pub const DESCRIPTORS: usize = 128;
 
-/// Bytes from a slot to the next.
+/// Returns the number of bytes from one slot to the next.
 pub const fn stride(geometry: &Geometry) -> usize {
     geometry.payload as usize + 64
 }
 
-/// Of a ring: offset of the slots.
+/// Returns the offset of the slots in a ring.
 pub const fn data(geometry: &Geometry) -> usize {
     (DESCRIPTORS + 8 * geometry.slots as usize).next_multiple_of(64)
 }
 
-/// Bytes of a ring, up to where the next may begin.
+/// Returns the size of a ring in bytes, up to the place where the next may begin.
 pub const fn ring_size(geometry: &Geometry) -> usize {
     (data(geometry) + geometry.slots as usize * stride(geometry)).next_multiple_of(RINGS)
 }

@@ -1,15 +1,15 @@
-//! Rings in shared memory, between two processes that need not trust each other: packet rings, of which
-//! this page tells, and byte streams and signals ([`cross`]).
+//! Rings in shared memory, between two processes that need not trust each other: packet rings,
+//! which this page describes, and byte streams and signals ([`cross`]).
 //!
-//! A [`Link`] is a memfd, sealed against shrinking, with two rings of *slots*, one each way. A ring has
-//! one producer and one consumer. The slots from the tail up to the head are the consumer's, the others
-//! are the producer's; head and tail count slots from the link's beginning and never wrap (2^64). Each
-//! side writes one of them only, and keeps a copy of its own that it goes by.
+//! A [`Link`] is a memfd, sealed against shrinking, with two rings of *slots*, one each way. A ring
+//! has one producer and one consumer. The slots from the tail up to the head are the consumer's,
+//! the others are the producer's. Head and tail count slots from the link's beginning and never
+//! wrap (2^64). Each side writes only one of them, and uses a private copy of it.
 //!
 //! # Layout
 //! All numbers are little-endian; a link is used by processes of one machine.
 //!
-//! | offset | what |
+//! | offset | content |
 //! |---|---|
 //! | 0 | magic, `u64`: the bytes `slipring` |
 //! | 8 | version, `u64`: 2 |
@@ -20,54 +20,59 @@
 //!
 //! and of a ring
 //!
-//! | offset | what | written by |
+//! | offset | content | written by |
 //! |---|---|---|
 //! | 0 | head, `u64`: slots produced | producer |
-//! | 8 | asleep, `u64`; 1: tell me when the head moves | consumer; the producer that tells sets it to 0 |
+//! | 8 | asleep, `u64`: 1 if a move of the head must wake the consumer | consumer; producer sets 0 |
 //! | 64 | tail, `u64`: slots consumed | consumer |
 //! | 128 | a descriptor of 8 bytes for each slot ([`Descriptor`]) | producer |
 //! | after them, at a multiple of 64 | the slots, *stride* bytes apart | producer |
 //!
-//! A producer looks at the consumer's word that it sleeps whenever it has moved the head, and the consumer
-//! writes it only before it sleeps: so it lies in the head's line, and costs who serves many rings none of
-//! its own. The stride is the payload and 64 bytes: so the beginnings of slots, which is all that small packets
-//! touch, spread over the sets of a cache.
+//! A producer reads the word `asleep` whenever it has moved the head, and the consumer writes it
+//! only before it sleeps. So the word lies in the head's cache line, and a server of many rings
+//! needs no further line for it. The stride is the payload and 64 bytes: so the beginnings of
+//! slots, which are all that small packets touch, spread over the sets of a cache.
 //!
-//! # Who believes what
-//! Each side reads the other's counter once, and a counter that cannot be is [`Broken`]: the link is of
-//! no use any more, and nothing else has happened. A descriptor is one word, read once. Payload may
-//! change while it is read, whatever the counters say: it is copied first and judged then.
+//! # Trust
+//! Each side reads the other's counter once. An impossible counter is [`Broken`]: the link is
+//! useless from then on, and nothing else has happened. A descriptor is one word, read once.
+//! Payload may change while it is read, whatever the counters say: it is copied first and checked
+//! then.
 //!
 //! # Attaching
-//! A memory port of another process is reached over a Unix socket of type `SOCK_SEQPACKET`. The client
-//! sends one message, [`Hello`]:
+//! A memory port of another process is reached over a Unix socket of type `SOCK_SEQPACKET`. The
+//! client sends one message, [`Hello`]:
 //!
-//! | offset | what |
+//! | offset | content |
 //! |---|---|
 //! | 0 | magic, `u64`: the bytes `slipport` |
 //! | 8 | version, `u32`: 1 |
-//! | 12 | what the client takes, `u32`: bit 0 frames whose checksum is to be filled in, bits 1 to 3 frames to be cut of TCP over IPv4, of TCP over IPv6, of UDP; the others 0 |
+//! | 12 | [`Takes`], `u32`: bit 0 checksum to be filled in; bits 1 to 3 to be cut (below); else 0 |
 //!
-//! and gets one back, [`Welcome`]:
+//! Bits 1 to 3 mean frames to be cut: TCP over IPv4, TCP over IPv6, UDP. The client gets one
+//! message back, [`Welcome`]:
 //!
-//! | offset | what |
+//! | offset | content |
 //! |---|---|
 //! | 0 | magic, `u64`: the bytes `slipport` |
 //! | 8 | version, `u32`: the server's |
-//! | 12 | status, `u32`: 0, or a number of errno(3): `EBUSY` another client has the port, `EPROTONOSUPPORT` another version, `EINVAL` what the client takes, `EAGAIN` the server cannot wake clients, `ENOMEM`, `EMFILE` |
-//! | 16 | MAC address of the port, 6 bytes; zeros: none is assigned |
+//! | 12 | status, `u32`: 0, or a number of errno(3) (below) |
+//! | 16 | MAC address of the port, 6 bytes; zeros if none is assigned |
 //! | 22 | 10 bytes of 0 |
 //!
-//! With status 0 come three descriptors (`SCM_RIGHTS`): the link, whose *peer* the client is; an eventfd
-//! that the client writes to when the server sleeps; an eventfd that the server writes to when the client
-//! sleeps. The link is new each time. The client has the port for as long as its socket is open, and when
-//! the server closes the socket, or dies, the link is dead: the client connects anew.
+//! The status is `EBUSY` if another client has the port, `EPROTONOSUPPORT` for another version,
+//! `EINVAL` for unknown bits, `EAGAIN` if the server cannot wake clients, `ENOMEM`, or `EMFILE`.
+//! With status 0 come three descriptors (`SCM_RIGHTS`): the link, whose *peer* the client is; an
+//! eventfd that the client writes to when the server sleeps; an eventfd that the server writes to
+//! when the client sleeps. The link is new each time. The client has the port for as long as its
+//! socket is open, and when the server closes the socket, or dies, the link is dead: the client
+//! connects anew.
 //!
 //! `include/slipway_port.h` of `host/port` has the same in C.
 //!
 //! # Sleeping
-//! `sleep.rs` has the argument that no wake-up is lost; `tests/sleep.rs` has loom try every
-//! interleaving. How a sleeper is told is the users' agreement (an eventfd).
+//! `sleep.rs` has the argument that no wake-up is lost, and `tests/sleep.rs` checks every
+//! interleaving with loom. The users of a ring choose how a sleeper is woken (an eventfd).
 //!
 //! Dependencies: `thiserror` for errors, `rustix` for fallocate(2).
 

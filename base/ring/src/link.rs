@@ -8,24 +8,24 @@ use slipway_ram::{Lasting, Span};
 use crate::layout::{self, MAGIC, RINGS as PAGE, VERSION};
 use crate::ring::{Consumer, Producer, Ring};
 
-/// The shape of a link: both rings have it.
+/// The shape of a link, which both rings have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Slots of a ring: a power of two, 16 to 32,768.
+    /// The number of slots of a ring: a power of two, 16 to 32,768.
     pub slots: u32,
-    /// Bytes that a slot holds: a multiple of 64, 64 to 65,536.
+    /// The number of bytes that a slot holds: a multiple of 64, 64 to 65,536.
     pub payload: u32,
 }
 
 impl Default for Geometry {
-    /// 512 slots of 2,048 bytes: about 2 MiB.
+    /// Returns 512 slots of 2,048 bytes: about 2 MiB.
     fn default() -> Self {
         Self { slots: 512, payload: 2048 }
     }
 }
 
 impl Geometry {
-    /// Whether there can be such a link.
+    /// Returns whether a link may have this shape.
     pub fn is_possible(&self) -> bool {
         self.slots.is_power_of_two()
             && (16..=32_768).contains(&self.slots)
@@ -37,7 +37,7 @@ impl Geometry {
         layout::stride(self)
     }
 
-    /// Bytes of a ring, up to where the next may begin.
+    /// Returns the size of a ring in bytes, up to the place where the next may begin.
     fn ring(&self) -> usize {
         layout::ring_size(self)
     }
@@ -52,10 +52,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// A new link, in memory of its own.
+    /// Makes a new link in memory of its own.
     ///
     /// # Errors
-    /// `InvalidInput`: there is no such geometry. Whatever the system says when there is no memory.
+    /// `InvalidInput` if no link may have this geometry; the system's error if there is no memory.
     pub fn new(geometry: Geometry) -> std::io::Result<Self> {
         if !geometry.is_possible() {
             return Err(std::io::ErrorKind::InvalidInput.into());
@@ -68,10 +68,10 @@ impl Link {
         Self::of(words, geometry)
     }
 
-    /// The link that somebody else made.
+    /// Opens a link that another process made.
     ///
     /// # Errors
-    /// `InvalidData`: it is none, or of another version.
+    /// `InvalidData` if the file is no link, or is of another version.
     pub fn open(file: OwnedFd) -> std::io::Result<Self> {
         let words = Lasting::of(file)?;
         let word = |at: usize| words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
@@ -91,22 +91,22 @@ impl Link {
         Ok(Self { words, whole, geometry })
     }
 
-    /// Its shape.
+    /// Returns the link's shape.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The file that it lies in, to be passed on.
+    /// Returns the link's file, to be passed on.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.words.file()
     }
 
-    /// What the server reads from, and what it writes to; once per link.
+    /// Returns the server's consumer and producer. To be called once per link.
     pub fn server(&self) -> (Consumer, Producer) {
         (Consumer::new(self.ring(0)), Producer::new(self.ring(1)))
     }
 
-    /// What the peer reads from, and what it writes to; once per link.
+    /// Returns the peer's consumer and producer. To be called once per link.
     pub fn peer(&self) -> (Consumer, Producer) {
         (Consumer::new(self.ring(1)), Producer::new(self.ring(0)))
     }

@@ -1,3 +1,3 @@
-//! What `sleep` has around it; its loom test has atomics of loom's there.
+//! The atomics that `sleep` uses. Its loom test replaces this file with loom's.
 
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

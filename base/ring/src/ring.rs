@@ -9,19 +9,19 @@ use slipway_ram::{Lasting, Span, fetch, fetch_to_write};
 use crate::link::Geometry;
 use crate::{Descriptor, layout, sleep};
 
-/// Words of a ring, of 8 bytes each.
+/// The head's index in the words of a ring, of 8 bytes each.
 const HEAD: usize = layout::HEAD / 8;
 const TAIL: usize = layout::TAIL / 8;
 const ASLEEP: usize = layout::ASLEEP / 8;
 const DESCRIPTORS: usize = layout::DESCRIPTORS / 8;
 
-/// The other side's counter cannot be: it is broken, or lies.
+/// The error of an impossible counter: the other side is broken, or hostile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the other side of the link moved its counter where it cannot be")]
 pub struct Broken;
 
-/// What producer and consumer of a ring have in common. With a side's counters it is less than a line:
-/// who has many rings reads one line of each before the ring itself.
+/// The part that producer and consumer of a ring have in common. Together with a side's counters it
+/// fits into one cache line: a thread with many rings reads one line of each before the ring.
 #[repr(C)]
 #[derive(Clone)]
 pub(crate) struct Ring {
@@ -33,10 +33,10 @@ pub(crate) struct Ring {
     memory: Arc<Memory>,
 }
 
-/// What a ring lies in.
+/// The memory of a ring.
 struct Memory {
     words: Lasting,
-    /// The slots, mapped once more.
+    /// A second mapping of the slots.
     data: Span,
 }
 
@@ -46,10 +46,10 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// The ring in `words`, which lie at `at` of `whole`.
+    /// Makes the ring in `words`, which lie at offset `at` of `whole`.
     ///
     /// # Panics
-    /// When there are too few words for such a ring: a programmer's error.
+    /// If there are too few words for such a ring: a programmer's error.
     pub fn new(words: Lasting, whole: &Span, at: usize, geometry: &Geometry) -> Self {
         let from = layout::data(geometry);
         let len = geometry.slots as usize * geometry.stride();
@@ -60,18 +60,18 @@ impl Ring {
             words: first,
             slots: words.as_ptr().wrapping_add(from),
             mask: geometry.slots - 1,
-            // At most 65,536 and 64.
+            // The stride is at most 65,536 + 64.
             stride: geometry.stride() as u32,
             memory: Arc::new(Memory { words, data }),
         }
     }
 
-    /// One of the counters, or of the descriptors.
+    /// Returns a counter or a descriptor, by its index.
     #[inline]
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < self.memory.words.words().len());
-        // SAFETY: `new` has seen that there are as many words as a ring of this geometry has, which stay
-        // as long as `memory`; an index is that of a counter, or made with `mask`.
+        // SAFETY: `new` has checked that there are as many words as a ring of this geometry has.
+        // They live as long as `memory`. An index is that of a counter, or made with `mask`.
         unsafe { self.words.add(index).as_ref() }
     }
 
@@ -92,21 +92,21 @@ impl Ring {
 
     #[inline]
     fn address(&self, slot: u64) -> *mut u8 {
-        // Within the slots: no slot's place is beyond them.
+        // The address is within the slots: no slot's place is beyond them.
         self.slots.wrapping_add(self.place(slot))
     }
 
-    /// Where a slot begins, of which `len` bytes are to be copied.
+    /// Returns the address of a slot of which `len` bytes are to be copied.
     ///
     /// # Panics
-    /// When a slot has fewer.
+    /// If a slot has fewer bytes.
     #[inline]
     fn piece(&self, slot: u64, len: usize) -> *mut u8 {
         assert!(len <= self.stride as usize, "more than a slot holds");
         self.address(slot)
     }
 
-    /// `head - tail` of what one side says and the other knows.
+    /// Returns `head - tail`, given the other side's counter and the own one.
     #[inline]
     fn distance(&self, head: u64, tail: u64) -> Result<usize, Broken> {
         let distance = head.wrapping_sub(tail);
@@ -118,24 +118,24 @@ impl Ring {
 #[repr(C)]
 pub struct Producer {
     head: u64,
-    /// The consumer's tail when it was looked at last.
+    /// The consumer's tail when it was read last.
     tail: u64,
     ring: Ring,
 }
 
 impl Producer {
-    /// Goes on where the ring is.
+    /// Makes this side of a ring, which continues at the ring's counters.
     pub(crate) fn new(ring: Ring) -> Self {
         let head = ring.word(HEAD).load(Ordering::Relaxed);
-        // A look that cannot be is found at the first use.
+        // An impossible counter is found at the first use.
         let tail = head;
         let mut new = Self { ring, head, tail };
         new.tail = new.ring.word(TAIL).load(Ordering::Relaxed);
         new
     }
 
-    /// How many slots can be filled; looks at what the consumer did only when it knows of fewer than
-    /// `wanted`.
+    /// Returns the number of slots that can be filled. Reads the consumer's tail only if fewer than
+    /// `wanted` are known to be free.
     ///
     /// # Errors
     /// [`Broken`].
@@ -144,27 +144,29 @@ impl Producer {
         let slots = self.ring.mask as usize + 1;
         let mut used = self.ring.distance(self.head, self.tail)?;
         if slots - used < wanted {
-            // Pairs with the release in `Consumer::release`: slots were read before they are filled.
+            // Pairs with the release in `Consumer::release`: slots were read before they are
+            // filled.
             self.tail = self.ring.word(TAIL).load(Ordering::Acquire);
             used = self.ring.distance(self.head, self.tail)?;
         }
         Ok(slots - used)
     }
 
-    /// The memory of all slots.
+    /// Returns the memory of all slots.
     #[inline]
     pub fn memory(&self) -> &Span {
         &self.ring.memory.data
     }
 
-    /// Where in the memory slot `number` begins.
+    /// Returns the offset of slot `number` in the memory of all slots.
     #[inline]
     pub fn place(&self, number: usize) -> usize {
         self.ring.place(self.head + number as u64)
     }
 
-    /// The same as an address in this process, for as long as this value lives. The memory does not go
-    /// away meanwhile (its file is sealed against shrinking), but the other side may change it.
+    /// Returns the address of slot `number` in this process, valid as long as `self`. The memory
+    /// does not go away meanwhile (its file is sealed against shrinking), but the other side may
+    /// change it.
     #[inline]
     pub fn address(&self, number: usize) -> *mut u8 {
         self.ring.address(self.head + number as u64)
@@ -173,25 +175,24 @@ impl Producer {
     /// Copies `from` to the beginning of slot `number`.
     ///
     /// # Panics
-    /// When it is longer than a slot: a programmer's error.
+    /// If `from` is longer than a slot: a programmer's error.
     #[inline]
     pub fn write(&self, number: usize, from: &[u8]) {
         let to = self.ring.piece(self.head + number as u64, from.len());
-        // SAFETY: as many bytes are there, mapped as long as the ring and never taken away (the file is
-        // sealed against shrinking); nobody has a reference to them, and what the other side makes of
-        // them meanwhile is its own affair.
+        // SAFETY: as many bytes are mapped as long as the ring lives, and never taken away (the
+        // file is sealed against shrinking). No reference to them exists. The other side may write
+        // to them at the same time, which spoils only its own data.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 
-    /// Has the processor fetch slot `number`, soon to be filled and described.
+    /// Prefetches slot `number`, which is about to be filled and described.
     #[inline]
     pub fn fetch(&self, number: usize) {
         fetch_to_write(self.address(number));
         fetch_to_write(self.ring.descriptor(self.head + number as u64));
     }
 
-    /// Has the processor fetch what will be written when the next `count` slots are filled and
-    /// published.
+    /// Prefetches the lines that are written when the next `count` slots are filled and published.
     #[inline]
     pub fn fetch_next(&self, count: usize) {
         fetch_to_write(self.ring.word(HEAD));
@@ -200,13 +201,13 @@ impl Producer {
         }
     }
 
-    /// Says what slot `number` holds.
+    /// Sets the descriptor of slot `number`.
     #[inline]
     pub fn describe(&self, number: usize, descriptor: Descriptor) {
         self.ring.descriptor(self.head + number as u64).store(descriptor.0, Ordering::Relaxed);
     }
 
-    /// Gives the next `count` slots, which are filled, to the consumer. It may sleep: see
+    /// Gives the next `count` slots, which are filled, to the consumer. The consumer may sleep: see
     /// [`Producer::must_tell`].
     #[inline]
     pub fn publish(&mut self, count: usize) {
@@ -214,8 +215,8 @@ impl Producer {
         sleep::publish(self.ring.word(HEAD), self.head);
     }
 
-    /// Whether the consumer sleeps and is to be told of what was published. To be asked after a
-    /// [`barrier`](crate::barrier), of which one serves any number of rings.
+    /// Returns whether the consumer sleeps and must be woken for what was published. To be called
+    /// after a [`barrier`](crate::barrier), of which one serves any number of rings.
     #[inline]
     pub fn must_tell(&self) -> bool {
         sleep::is_asleep(self.ring.word(ASLEEP))
@@ -226,20 +227,20 @@ impl Producer {
 #[repr(C)]
 pub struct Consumer {
     tail: u64,
-    /// The producer's head when it was looked at last.
+    /// The producer's head when it was read last.
     head: u64,
     ring: Ring,
 }
 
 impl Consumer {
-    /// Goes on where the ring is.
+    /// Makes this side of a ring, which continues at the ring's counters.
     pub(crate) fn new(ring: Ring) -> Self {
         let tail = ring.word(TAIL).load(Ordering::Relaxed);
         Self { ring, tail, head: tail }
     }
 
-    /// How many slots hold something; looks at what the producer did only when it knows of fewer than
-    /// `wanted`.
+    /// Returns the number of filled slots. Reads the producer's head only if fewer than `wanted`
+    /// are known to be filled.
     ///
     /// # Errors
     /// [`Broken`].
@@ -249,26 +250,27 @@ impl Consumer {
             // Pairs with the release in `sleep::publish`: slots were filled before they are read.
             let head = self.ring.word(HEAD).load(Ordering::Acquire);
             self.ring.distance(head, self.tail)?;
-            // One that went back is as wrong.
+            // A head that went back is as wrong.
             self.head = if head < self.head { return Err(Broken) } else { head };
         }
         Ok((self.head - self.tail) as usize)
     }
 
-    /// The memory of all slots.
+    /// Returns the memory of all slots.
     #[inline]
     pub fn memory(&self) -> &Span {
         &self.ring.memory.data
     }
 
-    /// Where in the memory slot `number` begins.
+    /// Returns the offset of slot `number` in the memory of all slots.
     #[inline]
     pub fn place(&self, number: usize) -> usize {
         self.ring.place(self.tail + number as u64)
     }
 
-    /// The same as an address in this process, for as long as this value lives. The memory does not go
-    /// away meanwhile (its file is sealed against shrinking), but the other side may change it.
+    /// Returns the address of slot `number` in this process, valid as long as `self`. The memory
+    /// does not go away meanwhile (its file is sealed against shrinking), but the other side may
+    /// change it.
     #[inline]
     pub fn address(&self, number: usize) -> *const u8 {
         self.ring.address(self.tail + number as u64)
@@ -277,40 +279,41 @@ impl Consumer {
     /// Copies the beginning of slot `number` to `into`.
     ///
     /// # Panics
-    /// When that is longer than a slot: a programmer's error.
+    /// If `into` is longer than a slot: a programmer's error.
     #[inline]
     pub fn read(&self, number: usize, into: &mut [u8]) {
         let from = self.ring.piece(self.tail + number as u64, into.len());
-        // SAFETY: as for `Producer::write`. What the other side changes meanwhile is copied in some mix.
+        // SAFETY: as for `Producer::write`. Bytes that the other side changes meanwhile are copied
+        // in some mix of old and new.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Has the processor fetch slot `number` and what it says of itself, soon to be read.
+    /// Prefetches slot `number` and its descriptor, which are about to be read.
     #[inline]
     pub fn fetch(&self, number: usize) {
         fetch(self.ring.descriptor(self.tail + number as u64));
         fetch(self.address(number));
     }
 
-    /// Has the processor fetch what is read to find whether there is anything: for a program that looks at
-    /// many rings in turn, some rings ahead. Slots are better fetched once they are known to be filled:
-    /// the producer has them before, and would have to take them back.
+    /// Prefetches the head, for a program that polls many rings in turn, some rings ahead. Slots
+    /// are better prefetched once they are known to be filled: before that the producer owns their
+    /// lines, and would have to fetch them back.
     #[inline]
     pub fn fetch_next(&self) {
         fetch(self.ring.word(HEAD));
     }
 
-    /// What slot `number` holds, as the producer says now: it may say something else the next time.
+    /// Returns the descriptor of slot `number`. The producer may change it before the next call.
     #[inline]
     pub fn descriptor(&self, number: usize) -> Descriptor {
         let word = self.ring.descriptor(self.tail + number as u64);
         Descriptor(word.load(Ordering::Relaxed))
     }
 
-    /// Gives the next `count` slots back.
+    /// Gives the next `count` slots back to the producer.
     ///
     /// # Panics
-    /// When they were not available: a programmer's error.
+    /// If they were not available: a programmer's error.
     #[inline]
     pub fn release(&mut self, count: usize) {
         assert!(count as u64 <= self.head - self.tail, "slots that were not available");
@@ -318,8 +321,8 @@ impl Consumer {
         self.ring.word(TAIL).store(self.tail, Ordering::Release);
     }
 
-    /// Asks to be told when there is more than [`Consumer::available`] said last. True: there is, and
-    /// nobody may tell.
+    /// Asks to be woken when there is more than [`Consumer::available`] returned last. Returns
+    /// `true` if there is more already, and then no wake-up may come.
     pub fn arm(&mut self) -> bool {
         sleep::arm(self.ring.word(HEAD), self.ring.word(ASLEEP), self.head)
     }

@@ -1,5 +1,5 @@
-//! Loom goes through every interleaving of a producer and a consumer that falls asleep: `src/sleep.rs`,
-//! as it is, on loom's atomics.
+//! Loom goes through every interleaving of a producer and a consumer that falls asleep:
+//! `src/sleep.rs`, as it is, on loom's atomics.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
 #[path = "../src/sleep.rs"]

@@ -1,5 +1,5 @@
-//! Streams between two sides: what goes in comes out, whatever the sizes, and what a hostile side writes
-//! spoils its own stream only.
+//! Streams between two sides: what goes in comes out, whatever the sizes, and what a hostile side
+//! writes spoils its own stream only.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 #![allow(unsafe_code)] // a filter of system calls
 
@@ -165,7 +165,8 @@ fn signals_come_in_turn_and_a_full_fifo_says_so() {
     assert!(out.raise(1).is_err());
 }
 
-/// From now on the kernel has no memory that this thread asks for in advance: madvise(2) says `ENOMEM`.
+/// From now on the kernel has no memory that this thread asks for in advance: madvise(2) says
+/// `ENOMEM`.
 fn refuse_memory() {
     use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
     let does = |code: u32, k: u32, (jt, jf): (u8, u8)| sock_filter { code: code as u16, jt, jf, k };

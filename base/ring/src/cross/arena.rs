@@ -17,8 +17,8 @@ const VERSION: u64 = 1;
 /// Regions of an arena that may wait to be given back.
 const PUNCHES: usize = 4096;
 
-/// Words of an inbox: two lines, so that looking for a wish, which is rare, never waits for the line of the
-/// counters, which the other side keeps writing.
+/// Words of an inbox: two lines, so that looking for a wish, which is rare, never waits for the
+/// line of the counters, which the other side keeps writing.
 const INBOX: usize = 16;
 /// The word at which inboxes begin.
 const INBOXES: usize = PAGE / 8;
@@ -124,8 +124,9 @@ impl Arena {
         Ok(Self { made_here: true, ..Self::made(words, shape, false) })
     }
 
-    /// A new one in memory that is there, of zeros, for both sides of a guest's boundary: whoever opens it takes it
-    /// for one across machines. In a huge page, and in memory that is no file's, all its pages stay.
+    /// A new one in memory that is there, of zeros, for both sides of a guest's boundary: whoever
+    /// opens it takes it for one across machines. In a huge page, and in memory that is no file's,
+    /// all its pages stay.
     ///
     /// # Errors
     /// `InvalidInput`: there is no such shape, or it does not fit.
@@ -176,7 +177,8 @@ impl Arena {
         Self { words, shape, across_machines, has_small_pages, bin: Bin::new(), made_here: false }
     }
 
-    /// The same, whose other side is a guest or its host: a barrier of this machine's is none of theirs.
+    /// The same, whose other side is a guest or its host: a barrier of this machine's is none of
+    /// theirs.
     #[must_use]
     pub fn across_machines(mut self) -> Self {
         self.across_machines = true;
@@ -225,8 +227,8 @@ impl Arena {
         }
     }
 
-    /// Where `region` of the area that `writer` writes is in this process, for as long as this value lives. The
-    /// other side may change the bytes at any time.
+    /// Where `region` of the area that `writer` writes is in this process, for as long as this
+    /// value lives. The other side may change the bytes at any time.
     ///
     /// # Panics
     /// When it lies beyond the area: a programmer's error.
@@ -243,11 +245,11 @@ impl Arena {
         self.shape.areas() + writer as usize * self.shape.area() + region.page as usize * PAGE
     }
 
-    /// Makes sure that the region's pages are there, so that writing to them cannot fail. They always are in a huge
-    /// page, and in memory that is no file's.
+    /// Makes sure that the region's pages are there, so that writing to them cannot fail. They
+    /// always are in a huge page, and in memory that is no file's.
     ///
-    /// By faults and not by fallocate(2), which waits for the file's lock: the other party can keep that for ever, with a
-    /// write(2) to the file from memory that somebody else never gives.
+    /// By faults and not by fallocate(2), which waits for the file's lock: the other party can keep
+    /// that for ever, with a write(2) to the file from memory that somebody else never gives.
     ///
     /// # Errors
     /// There is no memory left. In an arena that the other side made the region has no pages then.
@@ -257,8 +259,9 @@ impl Arena {
         }
         let reserved = self.populate(writer, region);
         if reserved.is_err() && !self.made_here {
-            // Some pages are there. They would leave a program that is at its group's limit without memory for anything
-            // else, another thread included. It waits for nobody but its own connection's peer.
+            // Some pages are there. They would leave a program that is at its group's limit without
+            // memory for anything else, another thread included. It waits for nobody but its own
+            // connection's peer.
             let _ = self.fallocate(PUNCH, self.range(writer, region));
         }
         Ok(reserved?)
@@ -266,7 +269,8 @@ impl Arena {
 
     fn populate(&self, writer: Side, region: Region) -> Result<(), Errno> {
         let (at, length) = (self.address(writer, region).cast(), region.len());
-        // SAFETY: `address` lies in the mapping that this value holds, and the region with it. The call writes nothing.
+        // SAFETY: `address` lies in the mapping that this value holds, and the region with it. The
+        // call writes nothing.
         let populate = || unsafe { rustix::mm::madvise(at, length, Advice::LinuxPopulateWrite) };
         match rustix::io::retry_on_intr(populate) {
             // A kernel before 5.14.
@@ -277,12 +281,13 @@ impl Arena {
         }
     }
 
-    /// Gives the region's pages back, soon, and has `then` called. What they held is zeros from then on, unless they are
-    /// pages that stay: then nothing happens to them. On another thread, since the other party can make the call last for
-    /// ever; then `then` is never called.
+    /// Gives the region's pages back, soon, and has `then` called. What they held is zeros from
+    /// then on, unless they are pages that stay: then nothing happens to them. On another thread,
+    /// since the other party can make the call last for ever; then `then` is never called.
     pub fn punch(&self, writer: Side, region: Region, then: impl FnOnce() + Send + 'static) {
         if self.bin.held() > PUNCHES {
-            // The other party keeps them waiting. The pages hold what the two have written to each other already.
+            // The other party keeps them waiting. The pages hold what the two have written to each
+            // other already.
             return then();
         }
         self.punch_range(self.range(writer, region), then);

@@ -3,8 +3,8 @@
 /// Bytes that come at a time.
 const LINE: usize = 64;
 
-/// Has the processor fetch `bytes` bytes from `at` on, and goes on meanwhile. Any address will do: one that
-/// cannot be read is not.
+/// Has the processor fetch `bytes` bytes from `at` on, and goes on meanwhile. Any address will do:
+/// one that cannot be read is not.
 #[inline]
 pub fn fetch<T>(at: *const T, bytes: usize) {
     let at = at.cast::<u8>();
@@ -13,8 +13,8 @@ pub fn fetch<T>(at: *const T, bytes: usize) {
     }
 }
 
-/// As [`fetch`], to be written: nobody else has the lines then. A copy to memory that another processor has read
-/// waits for each line otherwise, and the next atomic operation for all of them.
+/// As [`fetch`], to be written: nobody else has the lines then. A copy to memory that another
+/// processor has read waits for each line otherwise, and the next atomic operation for all of them.
 #[inline]
 pub fn fetch_to_write<T>(at: *const T, bytes: usize) {
     let at = at.cast::<u8>();

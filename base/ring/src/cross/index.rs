@@ -1,14 +1,14 @@
 //! The indices of a Cross-FIFO: who writes which word, who believes what, and how a side sleeps.
 //!
-//! Both sides of a stream have an [`Inbox`], which the other side writes and only its owner reads. So no
-//! side ever waits for a read across the bus, and a line changes hands in one direction only.
+//! Both sides of a stream have an [`Inbox`], which the other side writes and only its owner reads.
+//! So no side ever waits for a read across the bus, and a line changes hands in one direction only.
 //!
-//! A side that wants to sleep says so in the other's inbox: until which position it has nothing to do.
-//! Sleeper: store the wish, full barrier, load the counter in the own inbox. The other: store the counter
-//! in the sleeper's inbox, full barrier, load the wish in the own inbox. Of two such stores with a full
-//! barrier before the loads at least one is seen, so no wake-up is lost (`tests/cross.rs` has loom try
-//! every interleaving). Who tells takes the wish away, and so tells once. `outside.rs` says what makes
-//! the other's barrier, which each message has to pass, cheap.
+//! A side that wants to sleep says so in the other's inbox: until which position it has nothing to
+//! do. Sleeper: store the wish, full barrier, load the counter in the own inbox. The other: store
+//! the counter in the sleeper's inbox, full barrier, load the wish in the own inbox. Of two such
+//! stores with a full barrier before the loads at least one is seen, so no wake-up is lost
+//! (`tests/cross.rs` has loom try every interleaving). Who tells takes the wish away, and so tells
+//! once. `outside.rs` says what makes the other's barrier, which each message has to pass, cheap.
 
 use super::outside::{AtomicU64, Ordering, heavy, light};
 
@@ -22,7 +22,8 @@ const CLASS_BITS: u64 = 0xf;
 const END: u64 = 1 << 62;
 /// The stream is broken off.
 const RESET: u64 = 1 << 63;
-/// Of what a producer knows of the head, and says nobody: it waits for an empty FIFO, to make it larger.
+/// Of what a producer knows of the head, and says nobody: it waits for an empty FIFO, to make it
+/// larger.
 const PINCHED: u64 = 1 << 40;
 /// Of a wish: there is one.
 const WANTED: u64 = 1 << 63;
@@ -134,8 +135,8 @@ impl Tail {
 pub struct Inbox<'a> {
     /// The other side's [`Tail`], as a producer.
     pub tail: &'a AtomicU64,
-    /// The other side's head, as a consumer: bits 0-35 the position, 62: it reads no more, 63: it broke
-    /// the stream off.
+    /// The other side's head, as a consumer: bits 0-35 the position, 62: it reads no more, 63: it
+    /// broke the stream off.
     pub head: &'a AtomicU64,
     /// Up to where the other side wants data before it is told: bits 0-35; bit 63: it does.
     pub data_wanted: &'a AtomicU64,
@@ -144,7 +145,8 @@ pub struct Inbox<'a> {
 }
 
 /// What a side knows for itself of one direction, in memory that the other side cannot write. As it
-/// may be shared between forked processes these are atomics; a lock of the owner's goes around their use.
+/// may be shared between forked processes these are atomics; a lock of the owner's goes around
+/// their use.
 #[derive(Clone, Copy)]
 pub struct Own<'a> {
     /// The own counter: a [`Tail`], or a head.
@@ -163,7 +165,8 @@ impl Own<'_> {
     }
 }
 
-/// Whether a wish in the own inbox is fulfilled with `position`, or with `always`; takes it away then.
+/// Whether a wish in the own inbox is fulfilled with `position`, or with `always`; takes it away
+/// then.
 #[inline]
 fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
     let wish = wanted.load(Ordering::Relaxed);
@@ -206,7 +209,8 @@ impl Sending<'_> {
     /// [`Spoiled`].
     #[inline]
     pub fn refresh(&self) -> Result<u64, Spoiled> {
-        // Pairs with the release in `Receiving::release`: bytes were read before they are overwritten.
+        // Pairs with the release in `Receiving::release`: bytes were read before they are
+        // overwritten.
         let head = self.mine.head.load(Ordering::Acquire);
         let used = distance(self.tail().position(), head & POSITION);
         // Neither beyond what there is nor back.
@@ -256,8 +260,8 @@ impl Sending<'_> {
         self.store(Tail(self.tail().0 | END | RESET), true)
     }
 
-    /// Puts what comes from now on into another region, or gives the region up. Only when all was read.
-    /// False, and nothing done: it was not.
+    /// Puts what comes from now on into another region, or gives the region up. Only when all was
+    /// read. False, and nothing done: it was not.
     pub fn place(&self, region: Option<Region>) -> bool {
         let empty = self.used() == 0;
         if empty {
@@ -278,8 +282,9 @@ impl Sending<'_> {
         fulfil(self.mine.data_wanted, tail.position(), always)
     }
 
-    /// Asks to be told when all but `left` bytes of what was written are read, or when no more will be. A
-    /// barrier ([`heavy`]) and [`Sending::is_wish_fulfilled`] must follow; one barrier serves any number.
+    /// Asks to be told when all but `left` bytes of what was written are read, or when no more will
+    /// be. A barrier ([`heavy`]) and [`Sending::is_wish_fulfilled`] must follow; one barrier serves
+    /// any number.
     pub fn wish(&self, left: u64) {
         let until = self.tail().position().wrapping_sub(left) & POSITION;
         self.theirs.space_wanted.store(WANTED | until, Ordering::Relaxed);
@@ -374,7 +379,8 @@ impl Receiving<'_> {
         if fits && known == 0 { Ok(()) } else { Err(Spoiled) }
     }
 
-    /// Gives the next `count` bytes back, of those that could be read. True: the producer is to be told.
+    /// Gives the next `count` bytes back, of those that could be read. True: the producer is to be
+    /// told.
     #[inline]
     pub fn release(&self, count: u64) -> bool {
         debug_assert!(count <= self.known());
@@ -402,8 +408,8 @@ impl Receiving<'_> {
         fulfil(self.mine.space_wanted, head & POSITION, always)
     }
 
-    /// Asks to be told when `least` bytes can be read, or when no more will come. A barrier ([`heavy`]) and
-    /// [`Receiving::is_wish_fulfilled`] must follow; one barrier serves any number.
+    /// Asks to be told when `least` bytes can be read, or when no more will come. A barrier
+    /// ([`heavy`]) and [`Receiving::is_wish_fulfilled`] must follow; one barrier serves any number.
     pub fn wish(&self, least: u64) {
         let until = self.position().wrapping_add(least) & POSITION;
         self.theirs.data_wanted.store(WANTED | until, Ordering::Relaxed);

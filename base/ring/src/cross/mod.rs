@@ -1,13 +1,14 @@
 //! Cross-FIFO: byte streams between two sides of a bus that need not trust each other (SG-IOV).
 //!
-//! A FIFO's producer writes to memory on the consumer's side, bytes and counter, and the consumer writes
-//! its counter to memory on the producer's side; each polls its own memory only. [`index`] has the words
-//! and who believes what, [`Arena`] the memory of many streams between the same two parties, [`Stream`] one
-//! of them, [`Signals`] a FIFO of events for any number of streams.
+//! A FIFO's producer writes to memory on the consumer's side, bytes and counter, and the consumer
+//! writes its counter to memory on the producer's side; each polls its own memory only. [`index`]
+//! has the words and who believes what, [`Arena`] the memory of many streams between the same two
+//! parties, [`Stream`] one of them, [`Signals`] a FIFO of events for any number of streams.
 //!
 //! # An arena
-//! A memfd, sealed against shrinking, or a piece of a guest's memory. Its sides are 0 and 1. All numbers are little-endian; an arena is
-//! used by processes of one machine, or by a machine and its guest.
+//! A memfd, sealed against shrinking, or a piece of a guest's memory. Its sides are 0 and 1. All
+//! numbers are little-endian; an arena is used by processes of one machine, or by a machine and its
+//! guest.
 //!
 //! | offset | what |
 //! |---|---|
@@ -29,18 +30,20 @@
 //! | 64 | up to where the other side wants data before it is told |
 //! | 72 | up to where the other side wants its data read before it is told |
 //!
-//! and nobody uses the rest: wishes are rare, and looking for one does not wait for the line of the counters.
+//! and nobody uses the rest: wishes are rare, and looking for one does not wait for the line of the
+//! counters.
 //!
 //! # Memory
-//! Pages of an area cost nothing until they are written. Where a FIFO lies, and how long it is, is in the
-//! producer's counter, so that it grows, shrinks and moves while it is empty ([`index::Sending::place`]).
-//! Page *n* of an area is stream *n*'s own, so that there is always one; [`Regions`] gives out larger
-//! regions behind those. Pages that are given back are punched out of the file ([`Arena::punch`]).
+//! Pages of an area cost nothing until they are written. Where a FIFO lies, and how long it is, is
+//! in the producer's counter, so that it grows, shrinks and moves while it is empty
+//! ([`index::Sending::place`]). Page *n* of an area is stream *n*'s own, so that there is always
+//! one; [`Regions`] gives out larger regions behind those. Pages that are given back are punched
+//! out of the file ([`Arena::punch`]).
 //!
 //! # How a sleeper is told
-//! That is the users' agreement: an eventfd per stream and side, or a signal. `outside.rs` has the barriers: the
-//! sleeper pays for both sides'. Who is about to sleep on many streams says its wishes to all, passes one
-//! barrier ([`heavy`]), and looks at all.
+//! That is the users' agreement: an eventfd per stream and side, or a signal. `outside.rs` has the
+//! barriers: the sleeper pays for both sides'. Who is about to sleep on many streams says its
+//! wishes to all, passes one barrier ([`heavy`]), and looks at all.
 
 mod arena;
 mod fetch;

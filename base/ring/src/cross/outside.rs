@@ -1,10 +1,11 @@
 //! What `index` has around it; its loom test has atomics of loom's there, and full barriers.
 //!
-//! Of the two barriers that a sleeper and who tells it need, the teller's is on the path of every message and
-//! the sleeper's is not. So the sleeper pays for both: membarrier(2) has every processor that runs a
-//! process of this kind pass a full barrier, and then the teller needs none but against the compiler. A
-//! process registers for that with its first arena. Where the kernel, or a seccomp filter, does not let it,
-//! it tells with full barriers and cannot be sure to be told by others: [`is_told_surely`].
+//! Of the two barriers that a sleeper and who tells it need, the teller's is on the path of every
+//! message and the sleeper's is not. So the sleeper pays for both: membarrier(2) has every
+//! processor that runs a process of this kind pass a full barrier, and then the teller needs none
+//! but against the compiler. A process registers for that with its first arena. Where the kernel,
+//! or a seccomp filter, does not let it, it tells with full barriers and cannot be sure to be told
+//! by others: [`is_told_surely`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, compiler_fence};
@@ -26,8 +27,8 @@ pub(crate) fn register() -> bool {
     })
 }
 
-/// Whether who sleeps in this process is surely told. If not, it is not to sleep longer than a millisecond
-/// or so before it looks again.
+/// Whether who sleeps in this process is surely told. If not, it is not to sleep longer than a
+/// millisecond or so before it looks again.
 pub fn is_told_surely() -> bool {
     register()
 }
@@ -42,7 +43,8 @@ pub(crate) fn light(across_machines: bool) {
     }
 }
 
-/// The sleeper's barrier, between its wishes, of any number of streams, and its look at the counters.
+/// The sleeper's barrier, between its wishes, of any number of streams, and its look at the
+/// counters.
 pub fn heavy() {
     fence(Ordering::SeqCst);
     if register() {

@@ -8,16 +8,18 @@ use super::index::Region;
 /// The classes of regions beyond a stream's own page: their order, and how many there are at most.
 const CLASSES: [(u32, u32); 4] = [(2, 4096), (4, 8192), (7, 2048), (10, 512)];
 
-/// Gives out the regions of the area that one side writes: a bit for each, in memory of that side's own,
-/// which its forked processes share. No lock: a process that is killed leaves nothing but bits that are set.
+/// Gives out the regions of the area that one side writes: a bit for each, in memory of that side's
+/// own, which its forked processes share. No lock: a process that is killed leaves nothing but bits
+/// that are set.
 #[derive(Clone, Copy)]
 pub struct Regions<'a> {
     bits: &'a [AtomicU64],
     shape: Shape,
 }
 
-/// How many there are of each class in an arena of this shape: as many as there can be, or, in a small one, of
-/// each class from the largest on what half of the room that is left holds, and of the smallest what is left.
+/// How many there are of each class in an arena of this shape: as many as there can be, or, in a
+/// small one, of each class from the largest on what half of the room that is left holds, and of
+/// the smallest what is left.
 fn counts(shape: Shape) -> [u32; CLASSES.len()] {
     let mut room = shape.pages.saturating_sub(shape.streams);
     let all = CLASSES.map(|(_, count)| count);
@@ -59,8 +61,8 @@ impl<'a> Regions<'a> {
         Region { page: stream, order: 0 }
     }
 
-    /// A region of the smallest class that has `bytes` bytes at least, or the largest class, or of the next
-    /// smaller class that has one left. None: no larger region than `than` is left.
+    /// A region of the smallest class that has `bytes` bytes at least, or the largest class, or of
+    /// the next smaller class that has one left. None: no larger region than `than` is left.
     pub fn take(&self, bytes: usize, than: Option<Region>) -> Option<Region> {
         let least = than.map_or(0, |region| region.order + 1);
         let fitting = |order: u32| Region { page: 0, order }.len() >= bytes;
@@ -84,7 +86,8 @@ impl<'a> Regions<'a> {
         }
     }
 
-    /// Takes a region back that was given, if nobody has it. For whoever alone takes regions of these.
+    /// Takes a region back that was given, if nobody has it. For whoever alone takes regions of
+    /// these.
     pub fn take_back(&self, region: Region) -> bool {
         let Some(class) = CLASSES.iter().position(|(order, _)| *order == region.order) else {
             return false;
@@ -98,8 +101,8 @@ impl<'a> Regions<'a> {
         self.set(bit as usize / 64, bit % 64)
     }
 
-    /// The first page and the first bit of a class. The largest regions come first, so that all are aligned
-    /// to their length behind the own pages.
+    /// The first page and the first bit of a class. The largest regions come first, so that all are
+    /// aligned to their length behind the own pages.
     fn begin(&self, class: usize) -> (u32, u32) {
         let counts = counts(self.shape);
         let larger = class + 1..CLASSES.len();

@@ -36,14 +36,15 @@ impl Signals {
         (EVENTS + events) * 8
     }
 
-    /// One side of the FIFO in `words`, from its beginning. None: `words` do not hold a power of two of events.
+    /// One side of the FIFO in `words`, from its beginning. None: `words` do not hold a power of
+    /// two of events.
     pub fn new(words: Lasting, events: usize) -> Option<Self> {
         let fits = events.is_power_of_two() && words.len() >= Self::bytes(events);
         fits.then(|| Self { words, mask: events as u64 - 1, own: 0, seen: 0 })
     }
 
-    /// The same side of the same FIFO, in `words` from now on: it was unmapped and is mapped again. None: as for
-    /// [`Signals::new`].
+    /// The same side of the same FIFO, in `words` from now on: it was unmapped and is mapped again.
+    /// None: as for [`Signals::new`].
     pub fn onto(&self, words: Lasting) -> Option<Self> {
         let (own, seen) = (self.own, self.seen);
         Self::new(words, self.mask as usize + 1).map(|fresh| Self { own, seen, ..fresh })
@@ -52,7 +53,8 @@ impl Signals {
     /// Raises an event. The other side is to be told if it sleeps, as the users agreed.
     ///
     /// # Errors
-    /// `Ok(Err(Full))` as long as the other side takes none; [`Spoiled`] when its counter cannot be.
+    /// `Ok(Err(Full))` as long as the other side takes none; [`Spoiled`] when its counter cannot
+    /// be.
     #[inline]
     pub fn raise(&mut self, event: u64) -> Result<Result<(), Full>, Spoiled> {
         if self.own.wrapping_sub(self.seen) > self.mask {

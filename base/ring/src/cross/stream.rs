@@ -32,8 +32,9 @@ impl From<Spoiled> for Error {
     }
 }
 
-/// One side of a stream. It is made for a call or kept, as is convenient: its state is in the words that it
-/// refers to. For each direction one thread at a time; both directions may go on beside each other.
+/// One side of a stream. It is made for a call or kept, as is convenient: its state is in the words
+/// that it refers to. For each direction one thread at a time; both directions may go on beside
+/// each other.
 pub struct Stream<'a> {
     arena: &'a Arena,
     number: u32,
@@ -45,8 +46,8 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Side `side` of stream `number`; `out` and `into` are its own words of the two directions, zeros in the
-    /// beginning.
+    /// Side `side` of stream `number`; `out` and `into` are its own words of the two directions,
+    /// zeros in the beginning.
     ///
     /// # Panics
     /// When there is no such stream: a programmer's error.
@@ -63,7 +64,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Bytes that [`Stream::write`] would take now: of the region in use, or of the one it would begin with.
+    /// Bytes that [`Stream::write`] would take now: of the region in use, or of the one it would
+    /// begin with.
     ///
     /// # Errors
     /// [`Error`].
@@ -75,8 +77,8 @@ impl<'a> Stream<'a> {
         Ok(if waits { 0 } else { size.saturating_sub(used as usize) })
     }
 
-    /// Asks for the other side to tell when there is space again: half of the region, or all of one that is to
-    /// grow. True: there is, or there never will be, and nobody may tell.
+    /// Asks for the other side to tell when there is space again: half of the region, or all of one
+    /// that is to grow. True: there is, or there never will be, and nobody may tell.
     ///
     /// # Errors
     /// [`Error::Spoiled`].
@@ -84,8 +86,8 @@ impl<'a> Stream<'a> {
         Ok(self.out.arm(self.left())?)
     }
 
-    /// The first part of [`Stream::arm_space`]: [`heavy`](super::heavy), which serves any number of streams, and
-    /// [`Stream::is_space_there`] must follow.
+    /// The first part of [`Stream::arm_space`]: [`heavy`](super::heavy), which serves any number of
+    /// streams, and [`Stream::is_space_there`] must follow.
     pub fn wish_space(&self) {
         self.out.wish(self.left());
     }
@@ -102,8 +104,8 @@ impl<'a> Stream<'a> {
         if self.out.is_pinched() { 0 } else { self.out.tail().size() / 2 }
     }
 
-    /// Asks for the other side to tell when `least` bytes can be read, at most what the region has. True: they
-    /// can, or no more will come, and nobody may tell.
+    /// Asks for the other side to tell when `least` bytes can be read, at most what the region has.
+    /// True: they can, or no more will come, and nobody may tell.
     ///
     /// # Errors
     /// [`Error::Spoiled`].
@@ -111,8 +113,8 @@ impl<'a> Stream<'a> {
         Ok(self.into.arm(least as u64)?)
     }
 
-    /// The first part of [`Stream::arm_data`]: [`heavy`](super::heavy), which serves any number of streams, and
-    /// [`Stream::is_data_there`] must follow.
+    /// The first part of [`Stream::arm_data`]: [`heavy`](super::heavy), which serves any number of
+    /// streams, and [`Stream::is_data_there`] must follow.
     pub fn wish_data(&self, least: usize) {
         self.into.wish(least as u64);
     }
@@ -135,8 +137,9 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Writes what there is room for, of all pieces of `from` in turn. An empty FIFO grows for it, up to `most`
-    /// bytes, out of `regions`. `tell` is called when the other side is to be told, which may be more than once.
+    /// Writes what there is room for, of all pieces of `from` in turn. An empty FIFO grows for it,
+    /// up to `most` bytes, out of `regions`. `tell` is called when the other side is to be told,
+    /// which may be more than once.
     ///
     /// # Errors
     /// [`Error`]; nothing was written then.
@@ -180,9 +183,9 @@ impl<'a> Stream<'a> {
         let count = room.min(region.len() - at).min(from.len()).min(STRIDE);
         if count > 0 {
             let to = self.arena.address(self.side, region).wrapping_add(at);
-            // SAFETY: `address` checked the region, `at + count` lies within it, and the arena, whose file is
-            // sealed against shrinking, is mapped for as long as `self`. Whoever else writes there spoils
-            // bytes of its own stream.
+            // SAFETY: `address` checked the region, `at + count` lies within it, and the arena,
+            // whose file is sealed against shrinking, is mapped for as long as `self`. Whoever else
+            // writes there spoils bytes of its own stream.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, count) };
             if self.out.publish(count as u64) {
                 tell();
@@ -191,11 +194,12 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// A larger region for a FIFO that has too little for what is to be written: at once when it is empty, else
-    /// when it has been, until when nothing is written to one that is full and smaller than it may be.
+    /// A larger region for a FIFO that has too little for what is to be written: at once when it is
+    /// empty, else when it has been, until when nothing is written to one that is full and smaller
+    /// than it may be.
     ///
-    /// None is larger than it must be: a FIFO goes through all of its region in turn, and with thousands of streams it
-    /// is the caches' room that decides how fast all are.
+    /// None is larger than it must be: a FIFO goes through all of its region in turn, and with
+    /// thousands of streams it is the caches' room that decides how fast all are.
     fn fit(&self, used: u64, wanted: usize, most: usize, regions: Regions<'_>) {
         let size = self.out.tail().size();
         if used == 0 {
@@ -237,7 +241,8 @@ impl<'a> Stream<'a> {
         true
     }
 
-    /// Bytes that can be read, as far as is known when there are some; 0 with `true`: there will be none.
+    /// Bytes that can be read, as far as is known when there are some; 0 with `true`: there will be
+    /// none.
     ///
     /// # Errors
     /// [`Error`]: with [`Error::Reset`] all that came before it was read.
@@ -265,7 +270,8 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// Takes what can be read. `tell` is called when the other side is to be told. 0: see [`Stream::available`].
+    /// Takes what can be read. `tell` is called when the other side is to be told. 0: see
+    /// [`Stream::available`].
     ///
     /// # Errors
     /// As for [`Stream::available`].
@@ -297,16 +303,18 @@ impl<'a> Stream<'a> {
         let at = (self.into.position() as usize).wrapping_add(skip) & mask;
         let first = into.len().min(region.len() - at);
         let (begin, rest) = into.split_at_mut(first);
-        // SAFETY: as in `write_some`; a region of the other side was checked by `Receiving::refresh`, and
-        // again by `address`; `into` is no longer than the region, as `known` is not.
+        // SAFETY: as in `write_some`; a region of the other side was checked by
+        // `Receiving::refresh`, and again by `address`; `into` is no longer than the region, as
+        // `known` is not.
         unsafe {
             std::ptr::copy_nonoverlapping(from.wrapping_add(at), begin.as_mut_ptr(), begin.len());
             std::ptr::copy_nonoverlapping(from, rest.as_mut_ptr(), rest.len());
         }
     }
 
-    /// The stretches of memory, one or two, that hold the next bytes to read: `(address, length)`, for an engine
-    /// that works on them in place, and releases them with `into.release`. The other side may change them.
+    /// The stretches of memory, one or two, that hold the next bytes to read: `(address, length)`,
+    /// for an engine that works on them in place, and releases them with `into.release`. The other
+    /// side may change them.
     pub fn readable(&self) -> Result<[(*const u8, usize); 2], Error> {
         self.available()?;
         let tail: Tail = self.into.tail();
@@ -318,8 +326,8 @@ impl<'a> Stream<'a> {
         Ok([(from.wrapping_add(at), first), (from, known - first)])
     }
 
-    /// The stretches of memory, one or two, that the next bytes go to, when the FIFO is made to have room for
-    /// `wanted` bytes, up to `most`, if it can; to be published with `out.publish`.
+    /// The stretches of memory, one or two, that the next bytes go to, when the FIFO is made to
+    /// have room for `wanted` bytes, up to `most`, if it can; to be published with `out.publish`.
     ///
     /// # Errors
     /// [`Error`].
@@ -343,9 +351,9 @@ impl<'a> Stream<'a> {
         Ok([(to.wrapping_add(at), first), (to, room - first)])
     }
 
-    /// Has the processor fetch the next bytes to read, `bytes` at most, as far as they lie side by side. For who
-    /// has just seen that there are some, and will read them soon. Nothing is believed of what the other side
-    /// says but where to look, and that is not looked at.
+    /// Has the processor fetch the next bytes to read, `bytes` at most, as far as they lie side by
+    /// side. For who has just seen that there are some, and will read them soon. Nothing is
+    /// believed of what the other side says but where to look, and that is not looked at.
     #[inline]
     pub fn fetch_data(&self, bytes: usize) {
         if let Some((at, room)) = self.next_data() {
@@ -353,8 +361,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Where the next bytes that are read lie, as far as the other side says, and how many may follow without a
-    /// turn. For [`fetch`](super::fetch) and for nothing else.
+    /// Where the next bytes that are read lie, as far as the other side says, and how many may
+    /// follow without a turn. For [`fetch`](super::fetch) and for nothing else.
     #[inline]
     pub fn next_data(&self) -> Option<(*const u8, usize)> {
         let tail = Tail(self.into.mine.tail.load(std::sync::atomic::Ordering::Relaxed));
@@ -376,16 +384,17 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// Takes an empty FIFO's region from it. `None`: it is not empty, or has none. The next write takes a new one, which may
-    /// be the stream's own page again. The caller gives the region's pages back ([`Arena::punch`]), and then the region
-    /// ([`Regions::give`]).
+    /// Takes an empty FIFO's region from it. `None`: it is not empty, or has none. The next write
+    /// takes a new one, which may be the stream's own page again. The caller gives the region's
+    /// pages back ([`Arena::punch`]), and then the region ([`Regions::give`]).
     pub fn untie(&self) -> Option<Region> {
         let region = self.out.tail().region()?;
         (self.out.refresh() == Ok(0) && self.out.place(None)).then_some(region)
     }
 
-    /// The same for whoever writes the stream: of a region that is not the stream's own page, which stays, since a write may
-    /// be on its way into it before its pages are given back. `bits` are those of [`Regions`]. False: there is none.
+    /// The same for whoever writes the stream: of a region that is not the stream's own page, which
+    /// stays, since a write may be on its way into it before its pages are given back. `bits` are
+    /// those of [`Regions`]. False: there is none.
     pub fn trim<B: AsRef<[AtomicU64]> + Send + 'static>(&self, bits: B) -> bool {
         if self.out.tail().region().is_none_or(|region| region == Regions::own(self.number)) {
             return false;

@@ -13,9 +13,10 @@ pub enum Fault {
 }
 
 impl Stream<'_> {
-    /// Copies up to `limit` bytes that can be read here into `into`, whose FIFO may grow up to `most` bytes out of `regions`.
-    /// `tells` are called when the other side of this stream, and that of `into`, are to be told. How many were
-    /// copied; 0 when there is nothing to read ([`Stream::available`]), or no room.
+    /// Copies up to `limit` bytes that can be read here into `into`, whose FIFO may grow up to
+    /// `most` bytes out of `regions`. `tells` are called when the other side of this stream, and
+    /// that of `into`, are to be told. How many were copied; 0 when there is nothing to read
+    /// ([`Stream::available`]), or no room.
     ///
     /// # Errors
     /// [`Fault`]; nothing was copied then.
@@ -41,10 +42,10 @@ impl Stream<'_> {
         while done < count {
             let ((source, readable), (target, writable)) = (part(&from, done), part(&to, done));
             let piece = readable.min(writable).min(count - done);
-            // SAFETY: `readable` and `writable` checked that the stretches lie within their arenas, which are mapped as
-            // long as the streams, and `part` stays within them. Two arenas, or areas of one that two sides
-            // write, do not overlap in this process's addresses; where two mappings are of the same memory, a
-            // party that made it so finds any mix of bytes.
+            // SAFETY: `readable` and `writable` checked that the stretches lie within their arenas,
+            // which are mapped as long as the streams, and `part` stays within them. Two arenas, or
+            // areas of one that two sides write, do not overlap in this process's addresses; where
+            // two mappings are of the same memory, a party that made it so finds any mix of bytes.
             unsafe { std::ptr::copy(source, target, piece) };
             done += piece;
         }
@@ -60,7 +61,8 @@ impl Stream<'_> {
     }
 }
 
-/// What is left of two stretches behind their first `done` bytes, up to the end of the one that this begins in.
+/// What is left of two stretches behind their first `done` bytes, up to the end of the one that
+/// this begins in.
 fn part<P: Copy + Advance>(stretches: &[(P, usize); 2], done: usize) -> (P, usize) {
     let [(first, held), (second, more)] = *stretches;
     if done < held {
