@@ -1,27 +1,27 @@
 //! Locks between processes that no other user can take: `flock(2)` on files of mode 0600.
 //!
-//! Opening a file for reading is enough to lock it. A lock file that others may read is therefore a lock
-//! that anybody can hold for ever. [`Lock::within`] makes its file with mode 0600, waits no longer than it
-//! is told, and names the holder when it gives up. The kernel drops a lock with its last descriptor, so
-//! `kill -9` leaves none behind.
+//! Opening a file for reading is enough to lock it. A lock file that others may read is therefore a
+//! lock that anybody can hold for ever. [`Lock::within`] makes its file with mode 0600, waits no
+//! longer than it is told, and names the holder when it gives up. The kernel drops a lock with its
+//! last descriptor, so `kill -9` leaves none behind.
 //!
 //! # A lock file that others could open
 //!
-//! Taking the rights away does not take back what was opened before: such a descriptor can still lock the
-//! inode, at any later time. So an inode that was ever open to others is used once more only. Its mode
-//! becomes 0700, which keeps new openers out and marks it; whoever gets its lock puts a new inode of mode
-//! 0600 in its place *while it holds the old one*, and holds the new one from then on. Two processes
-//! cannot both do so. Whoever waits for the old inode looks, once it has the lock, whether the inode is
-//! still the one at the path, and starts again if it is not.
+//! Taking the rights away does not take back what was opened before: such a descriptor can still
+//! lock the inode, at any later time. So an inode that was ever open to others is used once more
+//! only. Its mode becomes 0700, which keeps new openers out and marks it; whoever gets its lock
+//! puts a new inode of mode 0600 in its place *while it holds the old one*, and holds the new one
+//! from then on. Two processes cannot both do so. Whoever waits for the old inode looks, once it
+//! has the lock, whether the inode is still the one at the path, and starts again if it is not.
 //!
-//! The new inode is not put in place without the old lock, even if a stranger holds that one: the holder
-//! could as well be a process of ours from before an update, and two owners are worse than an error that
-//! names whom to end.
+//! The new inode is not put in place without the old lock, even if a stranger holds that one: the
+//! holder could as well be a process of ours from before an update, and two owners are worse than
+//! an error that names whom to end.
 //!
 //! # Dependencies
 //!
-//! `rustix` (flock, fstat without a C library), `thiserror`. The lock of a file is the file's and not the
-//! process's (as `fcntl(2)`'s would be): it is inherited with the descriptor.
+//! `rustix` (flock, fstat without a C library), `thiserror`. The lock of a file is the file's and
+//! not the process's (as `fcntl(2)`'s would be): it is inherited with the descriptor.
 
 use std::fmt;
 use std::fs::File;
@@ -86,13 +86,14 @@ pub struct Holders(pub Vec<Holder>);
 pub struct Holder {
     /// Its id.
     pub pid: u32,
-    /// Its real user id. `None` if it has ended: a process that inherited the descriptor holds the lock.
+    /// Its real user id. `None` if it has ended: a process that inherited the descriptor holds the
+    /// lock.
     pub uid: Option<u32>,
 }
 
 impl Holders {
-    /// Whether all holders are known and are neither root nor this process's user: then nobody holds the
-    /// lock who is meant to.
+    /// Whether all holders are known and are neither root nor this process's user: then nobody
+    /// holds the lock who is meant to.
     pub fn are_strangers(&self) -> bool {
         let me = rustix::process::geteuid().as_raw();
         let stranger = |holder: &Holder| holder.uid.is_some_and(|uid| uid != 0 && uid != me);
@@ -123,12 +124,13 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock at `path`, and makes its file where it is missing. The calling thread sleeps up to
-    /// `patience` while somebody else holds the lock; it must be a thread that nobody else waits for.
+    /// Takes the lock at `path`, and makes its file where it is missing. The calling thread sleeps
+    /// up to `patience` while somebody else holds the lock; it must be a thread that nobody else
+    /// waits for.
     ///
     /// # Errors
-    /// [`Error::Held`] after `patience`; [`Error::Unfit`] where the file is another user's or no regular
-    /// file; [`Error::Io`].
+    /// [`Error::Held`] after `patience`; [`Error::Unfit`] where the file is another user's or no
+    /// regular file; [`Error::Io`].
     pub fn within(path: &Path, patience: Duration) -> Result<Self> {
         let begun = Instant::now();
         loop {
@@ -140,7 +142,8 @@ impl Lock {
         }
     }
 
-    /// Takes the lock at `path` if nobody has it, and makes its file where it is missing. Never waits.
+    /// Takes the lock at `path` if nobody has it, and makes its file where it is missing. Never
+    /// waits.
     ///
     /// # Errors
     /// As [`within`](Self::within), [`Error::Held`] at once.
@@ -269,8 +272,8 @@ pub fn holders(path: &Path) -> Holders {
     Holders(pids.into_iter().map(|pid| Holder { pid, uid: user_of(pid) }).collect())
 }
 
-/// The process of a line like `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`, if it is about `file`.
-/// Processes that wait for a lock have an arrow before their kind.
+/// The process of a line like `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`, if it is about
+/// `file`. Processes that wait for a lock have an arrow before their kind.
 fn holder_in(line: &str, file: &str) -> Option<u32> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let is_flock = words.next()? == "FLOCK";

@@ -10,8 +10,8 @@ use super::*;
 /// The attacker: a user that owns nothing.
 const NOBODY: u32 = 65534;
 
-/// A directory for one test at a time: a process that another test starts has copies of this one's locks
-/// between its fork and its exec.
+/// A directory for one test at a time: a process that another test starts has copies of this one's
+/// locks between its fork and its exec.
 fn dir() -> (MutexGuard<'static, ()>, tempfile::TempDir) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

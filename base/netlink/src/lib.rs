@@ -1,12 +1,12 @@
-//! Links, addresses and routes by rtnetlink (RFC 3549, rtnetlink(7)): what a host does to the end of
-//! a sandbox's network, and the agent to its own.
+//! Links, addresses and routes by rtnetlink (RFC 3549, rtnetlink(7)): what a host does to the end
+//! of a sandbox's network, and the agent to its own.
 //!
 //! [`Netlink`] is a socket to the kernel; each call is one request and waits for its answer, which
 //! the kernel gives at once. `message` lays requests out and takes answers apart.
 //!
-//! Written here because the agent lives in an initramfs whose size is start-up time: the usual crates
-//! for this are asynchronous and come with a model of all of rtnetlink. Not here: namespaces,
-//! neighbours, rules, queueing disciplines, notifications.
+//! Written here because the agent lives in an initramfs whose size is start-up time: the usual
+//! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
+//! namespaces, neighbours, rules, queueing disciplines, notifications.
 //!
 //! Dependencies: `rustix` for the socket.
 
@@ -193,7 +193,8 @@ impl Netlink {
         Ok(addresses)
     }
 
-    /// Gives a link an address; one that it has stays as it is. An IPv6 address can be used at once.
+    /// Gives a link an address; one that it has stays as it is. An IPv6 address can be used at
+    /// once.
     ///
     /// # Errors
     /// The kernel's: no right, no such link, a link without that protocol.

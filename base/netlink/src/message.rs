@@ -1,5 +1,5 @@
-//! Netlink messages: a header, a fixed body, attributes (linux/netlink.h). All of it in the byte order
-//! of the machine, each part padded to four bytes.
+//! Netlink messages: a header, a fixed body, attributes (linux/netlink.h). All of it in the byte
+//! order of the machine, each part padded to four bytes.
 
 const HEADER: usize = 16;
 const NLMSG_ERROR: u16 = 2;

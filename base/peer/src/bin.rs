@@ -16,10 +16,10 @@ const STACK: usize = 128 << 10;
 
 /// Where the things of one peer go that must be closed or dropped without waiting.
 ///
-/// Cheap to clone; all clones are one bin. Things are dropped in the order in which they came, on a thread
-/// that has nothing else to do. If dropping one of them never ends, that thread is lost, the later
-/// things of the same bin stay, and other bins get other threads. So the number of lost threads is at most
-/// the number of bins: make one for each peer, and bound the number of peers.
+/// Cheap to clone; all clones are one bin. Things are dropped in the order in which they came, on a
+/// thread that has nothing else to do. If dropping one of them never ends, that thread is lost, the
+/// later things of the same bin stay, and other bins get other threads. So the number of lost
+/// threads is at most the number of bins: make one for each peer, and bound the number of peers.
 #[derive(Clone, Default)]
 pub struct Bin(Arc<Contents>);
 
@@ -61,13 +61,14 @@ impl Bin {
         self.discard_memory(value, 0);
     }
 
-    /// Drops `value` elsewhere, of which `bytes` of memory are to come back. The caller never waits.
+    /// Drops `value` elsewhere, of which `bytes` of memory are to come back. The caller never
+    /// waits.
     pub fn discard_memory<T: Send + 'static>(&self, value: T, bytes: usize) {
         self.push(Thing::Value(Box::new(value)), bytes);
     }
 
-    /// Returns how many discarded things still exist. A server refuses more from a peer whose bin holds
-    /// many.
+    /// Returns how many discarded things still exist. A server refuses more from a peer whose bin
+    /// holds many.
     pub fn held(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
     }
@@ -109,7 +110,8 @@ impl Bin {
 fn drop_thing(thing: Thing) {
     match thing {
         Thing::Descriptor(file) => {
-            // Fails for all but sockets. The peer may set it again in between; then this thread is lost.
+            // Fails for all but sockets. The peer may set it again in between; then this thread is
+            // lost.
             let _ = set_socket_linger(&file, None);
             drop(file);
         }
@@ -157,7 +159,8 @@ fn work() {
     }
 }
 
-/// Waits for a bin. Returns `None` if there was none for a while. The calling thread is not free any more.
+/// Waits for a bin. Returns `None` if there was none for a while. The calling thread is not free
+/// any more.
 fn next() -> Option<Bin> {
     let empty = |pool: &mut Pool| pool.waiting.is_empty();
     let (mut pool, _) =

@@ -1,7 +1,7 @@
 //! Who is at the other end of a Unix socket.
 //!
-//! Dependencies: `libc` for `SO_PEERCRED`. rustix's type has no room for process 0, which is what the kernel
-//! says of a peer in another PID namespace.
+//! Dependencies: `libc` for `SO_PEERCRED`. rustix's type has no room for process 0, which is what
+//! the kernel says of a peer in another PID namespace.
 
 #![allow(unsafe_code)] // the one getsockopt(2)
 
@@ -9,7 +9,8 @@ use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// The process at the other end, as the kernel noted it when the connection was made, with
-/// `connect(2)`, `listen(2)` or `socketpair(2)`. Whoever holds the descriptor by now may be another.
+/// `connect(2)`, `listen(2)` or `socketpair(2)`. Whoever holds the descriptor by now may be
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Process id in our PID namespace; 0 when it has none there.
@@ -29,8 +30,8 @@ impl Peer {
     pub fn of(socket: impl AsFd) -> std::io::Result<Self> {
         let mut found = libc::ucred { pid: 0, uid: Self::NOBODY, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the descriptor is borrowed for the call, and the kernel writes at most `len` bytes to a
-        // structure of that size, which holds any bytes.
+        // SAFETY: the descriptor is borrowed for the call, and the kernel writes at most `len`
+        // bytes to a structure of that size, which holds any bytes.
         let outcome = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),

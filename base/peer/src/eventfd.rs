@@ -1,15 +1,17 @@
 //! Eventfds that a peer shares: raised and emptied without ever waiting.
 //!
-//! Raising: write(2) waits when the counter is full and the open file is blocking. The peer can make
-//! both true at any moment, since the open file is its own as well: no flag that is set here and no look
-//! before the write lasts until the write. Linux has two ways to raise an eventfd that do not
-//! look at that flag, and both stop at the counter's maximum:
-//! - as the notice of a finished asynchronous request (`aio_resfd`, io_submit(2)). The request is a write of
-//!   one byte to `/dev/null`, which ends within the system call. It needs a context of io_setup(2), and any
-//!   user can take all that the node has (`fs.aio-max-nr`). So a process makes one for all of its threads as
-//!   soon as it raises anything, and each thread tries to get one of its own;
-//! - as the eventfd that an io_uring notifies of a completion. That takes three system calls, and no user
-//!   can take it away from another. It is what is left when there was no context for this process.
+//! Raising: write(2) waits when the counter is full and the open file is blocking. The peer can
+//! make both true at any moment, since the open file is its own as well: no flag that is set here
+//! and no look before the write lasts until the write. Linux has two ways to raise an eventfd that
+//! do not look at that flag, and both stop at the counter's maximum:
+//! - as the notice of a finished asynchronous request (`aio_resfd`, io_submit(2)). The request is a
+//!   write of one byte to `/dev/null`, which ends within the system call. It needs a context of
+//!   io_setup(2), and any user can take all that the node has (`fs.aio-max-nr`). So a process makes
+//!   one for all of its threads as soon as it raises anything, and each thread tries to get one of
+//!   its own;
+//! - as the eventfd that an io_uring notifies of a completion. That takes three system calls, and
+//!   no user can take it away from another. It is what is left when there was no context for this
+//!   process.
 //!
 //! Emptying: read(2) waits likewise; a request not to wait comes with preadv2(2).
 
@@ -197,7 +199,8 @@ impl Means {
     fn ring(&mut self, eventfd: BorrowedFd<'_>) -> bool {
         match self {
             Self::Own(context) => context.ring_or_make_room(eventfd),
-            // A thread with a table of descriptors of its own does not have the context's `/dev/null`.
+            // A thread with a table of descriptors of its own does not have the context's
+            // `/dev/null`.
             Self::Shared => ring_shared(eventfd) || self.ring_instead(eventfd),
             Self::Ring(ring) => ring.ring(eventfd),
             Self::None => false,
@@ -209,12 +212,12 @@ thread_local! {
     static MEANS: RefCell<Means> = RefCell::new(Means::find());
 }
 
-/// Makes new means in the child of a fork(2), which does not have its parent's contexts. Call it before the
-/// child's first [`raise`], while it has one thread.
+/// Makes new means in the child of a fork(2), which does not have its parent's contexts. Call it
+/// before the child's first [`raise`], while it has one thread.
 pub fn forget() {
     if let Some(shared) = SHARED.get() {
-        // A thread of the parent's may have held the lock, and its context's number means nothing here: both
-        // stay as they are if the lock is taken, and the context is not destroyed.
+        // A thread of the parent's may have held the lock, and its context's number means nothing
+        // here: both stay as they are if the lock is taken, and the context is not destroyed.
         if let Ok(mut shared) = shared.try_lock() {
             std::mem::forget(std::mem::replace(&mut *shared, Context::new().ok()));
         }
@@ -225,23 +228,24 @@ pub fn forget() {
     });
 }
 
-/// Returns whether this thread can [`raise`] at all. `false` where the kernel has neither an asynchronous I/O
-/// context nor an io_uring for it.
+/// Returns whether this thread can [`raise`] at all. `false` where the kernel has neither an
+/// asynchronous I/O context nor an io_uring for it.
 pub fn can_raise() -> bool {
     MEANS.try_with(|means| !matches!(*means.borrow(), Means::None)).unwrap_or(false)
 }
 
-/// Adds one to `eventfd`, whatever its flags and its counter are; a full counter stays full. Never waits.
+/// Adds one to `eventfd`, whatever its flags and its counter are; a full counter stays full. Never
+/// waits.
 ///
-/// Returns `false`, with nothing done, if `eventfd` is no eventfd or if this thread cannot raise without
-/// waiting (see [`can_raise`]). The caller then drops the peer rather than wait for it.
+/// Returns `false`, with nothing done, if `eventfd` is no eventfd or if this thread cannot raise
+/// without waiting (see [`can_raise`]). The caller then drops the peer rather than wait for it.
 #[must_use = "a peer that could not be told has to be dropped"]
 pub fn raise(eventfd: BorrowedFd<'_>) -> bool {
     MEANS.try_with(|means| means.borrow_mut().ring(eventfd)).unwrap_or(false)
 }
 
-/// Takes what an eventfd counted. Never waits. Returns whether the eventfd is empty now: a peer may have made
-/// it one that gives out its count bit by bit (EFD_SEMAPHORE).
+/// Takes what an eventfd counted. Never waits. Returns whether the eventfd is empty now: a peer may
+/// have made it one that gives out its count bit by bit (EFD_SEMAPHORE).
 pub fn drain(eventfd: BorrowedFd<'_>) -> bool {
     const AT_MOST: usize = 8;
     let current = u64::MAX;
@@ -296,7 +300,8 @@ mod tests {
         assert!(!raise(writer.as_fd()));
     }
 
-    /// Counts, and a full blocking counter, with one of the means that are left when a context cannot be had.
+    /// Counts, and a full blocking counter, with one of the means that are left when a context
+    /// cannot be had.
     fn works(mut means: Means) {
         let file = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         (0..1_000).for_each(|_| assert!(means.ring(file.as_fd())));

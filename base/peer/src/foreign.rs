@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::Bin;
 
-/// A descriptor that came from a peer: closing it may take for ever, so dropping this hands it to the
-/// peer's [`Bin`].
+/// A descriptor that came from a peer: closing it may take for ever, so dropping this hands it to
+/// the peer's [`Bin`].
 pub struct Foreign {
     file: ManuallyDrop<OwnedFd>,
     bin: Bin,
@@ -28,13 +28,13 @@ impl Foreign {
         Ok(Self::new(self.file.as_fd().try_clone_to_owned()?, &self.bin))
     }
 
-    /// Gives the descriptor out as one that may be closed anywhere. Only for a file whose last reference
-    /// is dropped at once whatever the peer does with its own: an eventfd
+    /// Gives the descriptor out as one that may be closed anywhere. Only for a file whose last
+    /// reference is dropped at once whatever the peer does with its own: an eventfd
     /// ([`is_eventfd`](crate::is_eventfd)).
     pub fn into_owned(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped or used again, so its descriptor has one owner; the bin is
-        // read out once, and dropped here.
+        // SAFETY: `this` is never dropped or used again, so its descriptor has one owner; the bin
+        // is read out once, and dropped here.
         let (file, bin) =
             unsafe { (ManuallyDrop::take(&mut this.file), std::ptr::read(&this.bin)) };
         drop(bin);

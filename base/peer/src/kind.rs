@@ -9,8 +9,8 @@ pub fn is_eventfd(file: impl AsFd) -> bool {
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
 }
 
-/// Returns whether `file` is memory: a memfd, or a file of tmpfs or hugetlbfs. Reading such a file and
-/// faulting its pages in asks no other process. Never waits.
+/// Returns whether `file` is memory: a memfd, or a file of tmpfs or hugetlbfs. Reading such a file
+/// and faulting its pages in asks no other process. Never waits.
 pub fn is_memory_file(file: impl AsFd) -> bool {
     // Only file systems that live in memory answer.
     rustix::fs::fcntl_get_seals(file).is_ok()

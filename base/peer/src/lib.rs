@@ -1,7 +1,8 @@
 //! Safe ways to deal with a peer: a program at the other end of a socket that may do anything.
 //!
-//! A thread that serves several peers must never sleep on something that one of them controls. Many plain
-//! system calls can be made to sleep by a peer, so this crate offers a form of each that cannot:
+//! A thread that serves several peers must never sleep on something that one of them controls. Many
+//! plain system calls can be made to sleep by a peer, so this crate offers a form of each that
+//! cannot:
 //!
 //! | plain form | how a peer makes it sleep | form that does not |
 //! |---|---|---|
@@ -12,13 +13,14 @@
 //! | `read(2)` of an eventfd | it is empty, and set to blocking | [`eventfd::drain`] |
 //! | `munmap(2)` of a peer's memory | giving back gigabytes takes seconds | [`Bin::discard_value`] with the mapping |
 //!
-//! `clippy.toml` refuses the plain forms in the rest of the workspace. Where no descriptor is expected,
-//! [`refuse_descriptors`] has the kernel refuse the sender's call.
+//! `clippy.toml` refuses the plain forms in the rest of the workspace. Where no descriptor is
+//! expected, [`refuse_descriptors`] has the kernel refuse the sender's call.
 //!
-//! A [`Bin`] belongs to one peer, and [`Bin::held`] says how much that peer makes this process hold.
+//! A [`Bin`] belongs to one peer, and [`Bin::held`] says how much that peer makes this process
+//! hold.
 //!
-//! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram` makes
-//! them errors where they fail; `slipway-reactor` goes on without a task that sleeps in one).
+//! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram`
+//! makes them errors where they fail; `slipway-reactor` goes on without a task that sleeps in one).
 
 mod bin;
 mod credentials;

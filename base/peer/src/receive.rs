@@ -24,12 +24,12 @@ pub struct Received {
     pub flags: ReturnFlags,
 }
 
-/// Calls recvmsg(2) with room for every descriptor that one message can carry; all of them are closed on
-/// exec and closed through `bin`.
+/// Calls recvmsg(2) with room for every descriptor that one message can carry; all of them are
+/// closed on exec and closed through `bin`.
 ///
-/// A call with less room has the kernel close what is left over, in the calling thread, and a
-/// close may last as long as the sender likes. The same happens when this process has no descriptor numbers
-/// left, so a server keeps [`MAX_FILES`] of them free.
+/// A call with less room has the kernel close what is left over, in the calling thread, and a close
+/// may last as long as the sender likes. The same happens when this process has no descriptor
+/// numbers left, so a server keeps [`MAX_FILES`] of them free.
 ///
 /// It waits for a message unless the socket or `flags` say otherwise.
 ///
@@ -58,8 +58,9 @@ pub fn receive(
 /// `SO_PASSRIGHTS` of asm-generic/socket.h (Linux 6.16).
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has the kernel refuse (EPERM) a peer's call that sends descriptors to `socket`. Sockets that are accepted
-/// from a listening one inherit it. Returns `false` if this kernel does not know the option.
+/// Has the kernel refuse (EPERM) a peer's call that sends descriptors to `socket`. Sockets that are
+/// accepted from a listening one inherit it. Returns `false` if this kernel does not know the
+/// option.
 ///
 /// A protocol without descriptors says so with this and still uses [`receive`], for older kernels.
 pub fn refuse_descriptors(socket: impl AsFd) -> bool {

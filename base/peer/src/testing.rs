@@ -9,8 +9,8 @@ use rustix::net::sockopt::set_socket_linger;
 /// Longer than any test.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Returns a TCP socket whose last close lasts an hour, wherever that is, since it holds bytes that its other end never
-/// takes; and that other end, which keeps the close from ending earlier.
+/// Returns a TCP socket whose last close lasts an hour, wherever that is, since it holds bytes that
+/// its other end never takes; and that other end, which keeps the close from ending earlier.
 ///
 /// # Errors
 /// What the kernel says: there is no loopback interface, or no descriptor left.

@@ -16,8 +16,8 @@ mod turns;
 
 pub use turns::InTurns;
 
-/// A connection to a peer of which no descriptor is expected. Those that it sends all the same are closed
-/// through a [`Bin`], and so is the connection itself, which may hold unread ones.
+/// A connection to a peer of which no descriptor is expected. Those that it sends all the same are
+/// closed through a [`Bin`], and so is the connection itself, which may hold unread ones.
 pub struct Stream {
     /// `None` only while it is dropped.
     inner: Option<UnixStream>,

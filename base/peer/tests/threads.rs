@@ -1,4 +1,5 @@
-//! How many threads a bin takes. A process of its own: other tests' bins share their threads with it.
+//! How many threads a bin takes. A process of its own: other tests' bins share their threads with
+//! it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;

@@ -1,9 +1,10 @@
 //! Text from elsewhere, made fit for a terminal, a table and a log.
 //!
-//! A registry's error message, the name in an archive, a guest's last words: whoever writes such text
-//! may put escape sequences into it that move the cursor, set the window's title or turn the reading
-//! direction. [`line()`] and [`block()`] replace every character that does more than show itself by an
-//! escape that names it. The escape is JSON's (`\u001b`), so that JSON stays the same document.
+//! A registry's error message, the name in an archive, a guest's last words: whoever writes such
+//! text may put escape sequences into it that move the cursor, set the window's title or turn the
+//! reading direction. [`line()`] and [`block()`] replace every character that does more than show
+//! itself by an escape that names it. The escape is JSON's (`\u001b`), so that JSON stays the same
+//! document.
 //!
 //! The output of a container itself (`slipway run`, `slipway logs`) does not pass here: it is the
 //! program's own, as docker shows it.

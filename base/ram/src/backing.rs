@@ -24,9 +24,10 @@ pub(crate) struct Backing {
 /// Looks at a client's file before it is mapped. Never waits.
 ///
 /// # Errors
-/// `Unsupported` unless it is a regular file that lives in memory. A page fault on any other file waits for
-/// a disk, a network or a server: a client could pass a file that it serves itself (FUSE) and stall
-/// the thread that touches the memory for ever. So would fstat(2) and fstatfs(2) of such a file.
+/// `Unsupported` unless it is a regular file that lives in memory. A page fault on any other file
+/// waits for a disk, a network or a server: a client could pass a file that it serves itself (FUSE)
+/// and stall the thread that touches the memory for ever. So would fstat(2) and fstatfs(2) of such
+/// a file.
 pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
     let refused = || {
         let text = "guest memory must be a memfd or a regular file on tmpfs or hugetlbfs";

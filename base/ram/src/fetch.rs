@@ -1,6 +1,7 @@
 //! Hints to the processor.
 
-/// Has the processor fetch the line at `address`, soon to be read. A hint: the address need not be one.
+/// Has the processor fetch the line at `address`, soon to be read. A hint: the address need not be
+/// one.
 #[inline]
 pub fn fetch<T: ?Sized>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -17,10 +18,11 @@ pub fn fetch<T: ?Sized>(address: *const T) {
 #[inline]
 pub fn fetch_to_write<T: ?Sized>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing and never faults; where there is no such instruction it does
-    // nothing at all.
+    // SAFETY: a prefetch changes nothing and never faults; where there is no such instruction it
+    // does nothing at all.
     unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) address.cast::<u8>(), options(nostack, preserves_flags));
+        std::arch::asm!("prefetchw [{}]", in(reg) address.cast::<u8>(),
+            options(nostack, preserves_flags));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;

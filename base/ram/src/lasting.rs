@@ -10,9 +10,9 @@
 //! that says which of them counts.
 //!
 //! The bytes are this program's own, of this or of an earlier version: a successor checks what it
-//! reads and refuses what it does not understand, but nobody hostile writes here. Who shares such words with
-//! another party, in a descriptor that it passed on or over memory of that party ([`Lasting::over`]), believes
-//! nothing that it reads there.
+//! reads and refuses what it does not understand, but nobody hostile writes here. Who shares such
+//! words with another party, in a descriptor that it passed on or over memory of that party
+//! ([`Lasting::over`]), believes nothing that it reads there.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -29,7 +29,8 @@ const HUGE: usize = 2 << 20;
 /// A file up to so many bytes is closed and unmapped by whoever drops it; a larger one elsewhere.
 const AT_ONCE: u64 = 32 << 20;
 
-/// Words in memory that outlives the process, in a guest's, or on the heap for tests. Cheap to clone.
+/// Words in memory that outlives the process, in a guest's, or on the heap for tests. Cheap to
+/// clone.
 #[derive(Clone)]
 pub struct Lasting {
     memory: Arc<Memory>,
@@ -97,7 +98,8 @@ impl Lasting {
         Self::map(file, bytes)
     }
 
-    /// A huge page of 2 MiB, of zeros, in a memfd of its own: physically contiguous, and it stays where it is.
+    /// A huge page of 2 MiB, of zeros, in a memfd of its own: physically contiguous, and it stays
+    /// where it is.
     ///
     /// # Errors
     /// No huge page is free (`vm.nr_hugepages`), or no descriptor.
@@ -112,8 +114,9 @@ impl Lasting {
         Self::map(file, HUGE)
     }
 
-    /// The words of a piece of another party's memory. None: it may not be both read and written, its owner
-    /// may take it away (a touch would raise SIGBUS), or it does not begin at a multiple of 8.
+    /// The words of a piece of another party's memory. None: it may not be both read and written,
+    /// its owner may take it away (a touch would raise SIGBUS), or it does not begin at a multiple
+    /// of 8.
     pub fn over(span: Span) -> Option<Self> {
         let (base, len) = span.io_vector();
         let words = len / 8;
@@ -175,8 +178,8 @@ impl Lasting {
         }
     }
 
-    /// Whether pages of it that hold nothing can be given back, and got anew: they are small ones of a file of its
-    /// own. What is punched out of a huge page's file is only ever all of it.
+    /// Whether pages of it that hold nothing can be given back, and got anew: they are small ones
+    /// of a file of its own. What is punched out of a huge page's file is only ever all of it.
     pub fn has_small_pages(&self) -> bool {
         self.file().is_some_and(|file| {
             rustix::fs::fstatfs(file)
@@ -205,9 +208,9 @@ impl Lasting {
     /// The words.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: aligned to 8 bytes at least and mapped, or allocated, or pinned, for as long as `memory`
-        // lives; the file is sealed against shrinking, and so is what a span is of that is not guarded; `split`
-        // keeps parts within the whole. All access by this process is atomic.
+        // SAFETY: aligned to 8 bytes at least and mapped, or allocated, or pinned, for as long as
+        // `memory` lives; the file is sealed against shrinking, and so is what a span is of that is
+        // not guarded; `split` keeps parts within the whole. All access by this process is atomic.
         unsafe {
             let base = self.memory.base.cast::<AtomicU64>().add(self.start);
             std::slice::from_raw_parts(base, self.len)

@@ -23,25 +23,26 @@
 //! first mapping, and hands every other SIGBUS on to the handler before it. On other machines than
 //! x86-64 a mapping that may lose pages is copied through the kernel (`process_vm_readv(2)`).
 //!
-//! A mapping is *guarded* unless the file's owner cannot take a page away. Not guarded is a
-//! memfd of ordinary pages that is sealed with `F_SEAL_SHRINK` and holds the whole range, on a host
+//! A mapping is *guarded* unless the file's owner cannot take a page away. Not guarded is a memfd
+//! of ordinary pages that is sealed with `F_SEAL_SHRINK` and holds the whole range, on a host
 //! without strict overcommit (`vm.overcommit_memory` = 2 may refuse a page at its first touch).
 //! Guarded is all else: unsealed memfds; files of a tmpfs, which may be full; hugetlbfs, where a
-//! punched hole gives a reserved page back. Other files are refused: a touch of one on a disk, or of a
-//! FUSE server's, waits for whoever is behind it.
+//! punched hole gives a reserved page back. Other files are refused: a touch of one on a disk, or
+//! of a FUSE server's, waits for whoever is behind it.
 //!
 //! What is left: broken memory of the host raises SIGBUS as it does for every process. Pages that a
 //! device touches first are charged to the plane's memory cgroup, as many as the guest has memory;
-//! a cgroup that is full kills, it does not fault. A client that punches a hole into its file makes a
-//! touch wait until the hole is punched, about a second for gigabytes (`slipway-reactor` goes on without
-//! a task that sleeps in one).
+//! a cgroup that is full kills, it does not fault. A client that punches a hole into its file makes
+//! a touch wait until the hole is punched, about a second for gigabytes (`slipway-reactor` goes on
+//! without a task that sleeps in one).
 //!
 //! Not here: an IOMMU model, dirty-page tracking, lazily zeroed memory (the gate for it is
 //! `Memory`, when it comes).
 //!
-//! Dependencies: `slipway-peer` to unmap elsewhere, `rustix` for mmap and seals, `libc` for `sigaction` and `process_vm_readv`, `arc-swap` so that
-//! a lookup takes no lock while another thread changes the map, `thiserror` for [`Fault`].
-#![allow(unsafe_code)] // mmap, a signal handler, and raw copies of memory shared with other processes
+//! Dependencies: `slipway-peer` to unmap elsewhere, `rustix` for mmap and seals, `libc` for
+//! `sigaction` and `process_vm_readv`, `arc-swap` so that a lookup takes no lock while another
+//! thread changes the map, `thiserror` for [`Fault`].
+#![allow(unsafe_code)] // mmap, a signal handler, copies of memory shared with processes
 
 mod backing;
 mod copy;

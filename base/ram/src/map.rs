@@ -1,4 +1,6 @@
 //! The DMA map of one client and the device's view of it.
+//!
+//! Over 500 lines: the table of mappings, with the rules by which it changes under its readers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -28,8 +30,8 @@ enum Backing {
 }
 
 impl Region {
-    /// Memory of a file of this process's own: as [`Region::of_peer`] with a bin that all such regions
-    /// share.
+    /// Memory of a file of this process's own: as [`Region::of_peer`] with a bin that all such
+    /// regions share.
     ///
     /// # Errors
     /// As for [`Mapping::file`].
@@ -42,8 +44,8 @@ impl Region {
         Self::of_peer(file, offset, len, permissions, pages::own())
     }
 
-    /// Memory of a file that a client passed: `len` bytes at `offset`, neither of them necessarily a
-    /// multiple of a page. Once nobody refers to it, it is unmapped through the client's `bin`.
+    /// Memory of a file that a client passed: `len` bytes at `offset`, neither of them necessarily
+    /// a multiple of a page. Once nobody refers to it, it is unmapped through the client's `bin`.
     ///
     /// # Errors
     /// As for [`Mapping::file`]: all of them are the client's fault but a lack of memory.
@@ -314,8 +316,8 @@ impl Memory {
         self.write(iova, &value.to_le_bytes())
     }
 
-    /// Stores 16 bytes, little-endian, at `iova` so that whoever sees the last four sees all of them:
-    /// an entry of a ring with its valid bit in the last word.
+    /// Stores 16 bytes, little-endian, at `iova` so that whoever sees the last four sees all of
+    /// them: an entry of a ring with its valid bit in the last word.
     ///
     /// # Errors
     /// [`Fault`].

@@ -63,8 +63,8 @@ impl Mapping {
     /// is mapped around them is never reached. Guarded unless nothing that the file's owner does
     /// can take a page away (see the crate's head).
     ///
-    /// The mapping is unmapped through `bin`, the file owner's, whoever drops it: that may take seconds,
-    /// and may be the last close of the file.
+    /// The mapping is unmapped through `bin`, the file owner's, whoever drops it: that may take
+    /// seconds, and may be the last close of the file.
     ///
     /// # Errors
     /// `InvalidInput` for zero bytes or a range beyond what a file can have; `Unsupported` for a
@@ -204,7 +204,8 @@ impl Mapping {
         fetch(self.address(offset, 1));
     }
 
-    /// As [`Mapping::prefetch`], soon to be written: a line that another processor has is taken from it.
+    /// As [`Mapping::prefetch`], soon to be written: a line that another processor has is taken
+    /// from it.
     #[inline]
     pub(crate) fn prefetch_to_write(&self, offset: usize) {
         fetch_to_write(self.address(offset, 1));

@@ -1,16 +1,17 @@
 //! Giving mappings back without waiting.
 //!
-//! munmap(2) of gigabytes that were touched takes seconds, and so does the last close of a memfd, which
-//! unmapping may be. A thread that serves others does neither: it hands the mapping to a [`Bin`].
+//! munmap(2) of gigabytes that were touched takes seconds, and so does the last close of a memfd,
+//! which unmapping may be. A thread that serves others does neither: it hands the mapping to a
+//! [`Bin`].
 
 use std::ffi::c_void;
 use std::sync::LazyLock;
 
 use slipway_peer::Bin;
 
-/// Bytes that one call unmaps at most: other threads of the process wait for page faults and mappings of
-/// their own for about as long as it takes, a few milliseconds. Smaller mappings of this process's own
-/// memory are unmapped at once.
+/// Bytes that one call unmaps at most: other threads of the process wait for page faults and
+/// mappings of their own for about as long as it takes, a few milliseconds. Smaller mappings of
+/// this process's own memory are unmapped at once.
 const SLICE: usize = 32 << 20;
 
 /// For memory that is no peer's.
@@ -53,8 +54,8 @@ impl Drop for Pages {
             let from = self.start.cast::<u8>().wrapping_add(at);
             // Ends at multiples of a step, which no huge page crosses.
             let part = (self.step - from.addr() % self.step).min(self.len - at);
-            // SAFETY: by the contract of `new`; each part is unmapped once. Addresses that are free by now
-            // may be another mapping's, and are not touched again.
+            // SAFETY: by the contract of `new`; each part is unmapped once. Addresses that are free
+            // by now may be another mapping's, and are not touched again.
             #[allow(clippy::disallowed_methods, reason = "this is the form that others use")]
             let _ = unsafe { rustix::mm::munmap(from.cast(), part) };
             at += part;
@@ -62,12 +63,12 @@ impl Drop for Pages {
     }
 }
 
-/// Unmaps `len` bytes at `start`, memory of this process's own: at once if there are few, or else on another
-/// thread. The caller never waits for long.
+/// Unmaps `len` bytes at `start`, memory of this process's own: at once if there are few, or else
+/// on another thread. The caller never waits for long.
 ///
 /// # Safety
-/// They are whole mappings of the caller's, of pages of the machine's usual size, and nobody uses them from
-/// now on.
+/// They are whole mappings of the caller's, of pages of the machine's usual size, and nobody uses
+/// them from now on.
 pub unsafe fn unmap(start: *mut u8, len: usize) {
     // SAFETY: by this function's own contract.
     let pages = unsafe { Pages::new(start.cast(), len, 1) };

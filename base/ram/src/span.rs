@@ -82,9 +82,10 @@ impl Span {
         Self { offset: self.offset + offset, len, iova: self.at(offset), ..self.clone() }
     }
 
-    /// The memory around this span: what its mapping has between the multiples of `granule`, a power of
-    /// two, that the span lies between, by addresses of this process. None for heap, for memory that its
-    /// owner may take away, and for a span with such a multiple inside. Its IOVA says nothing.
+    /// The memory around this span: what its mapping has between the multiples of `granule`, a
+    /// power of two, that the span lies between, by addresses of this process. None for heap, for
+    /// memory that its owner may take away, and for a span with such a multiple inside. Its IOVA
+    /// says nothing.
     pub fn around(&self, granule: usize) -> Option<Self> {
         let base = self.mapping.address(0, 0).addr();
         let (start, end) = (base + self.offset, base + self.offset + self.len);
@@ -97,9 +98,9 @@ impl Span {
         Some(Self { offset: begin, len: past - begin, iova: 0, mapping: Arc::clone(&self.mapping) })
     }
 
-    /// Makes this span the part `offset..offset + len` of `whole`, as [`Span::slice`] would: without
-    /// counting references where both are of the same mapping, so that a span that is used over and
-    /// over costs a few stores.
+    /// Makes this span the part `offset..offset + len` of `whole`, as [`Span::slice`] would:
+    /// without counting references where both are of the same mapping, so that a span that is used
+    /// over and over costs a few stores.
     ///
     /// # Panics
     /// When that leaves `whole`: a programmer's error.
@@ -172,8 +173,8 @@ impl Span {
         self.outcome(self.mapping.write(self.offset + offset, from), offset)
     }
 
-    /// Copies `len` bytes from `offset` of the span to `at` of `to`, in one go: memory of two parties,
-    /// each of whom may change its own meanwhile. What is copied is then any mix.
+    /// Copies `len` bytes from `offset` of the span to `at` of `to`, in one go: memory of two
+    /// parties, each of whom may change its own meanwhile. What is copied is then any mix.
     ///
     /// # Errors
     /// [`Fault::Gone`] when one of the owners took the memory away, with the address in `self`

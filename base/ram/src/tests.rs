@@ -1,4 +1,6 @@
 //! Tests of the map and of mappings of real files.
+//!
+//! Over 500 lines: tests of one contract, that of memory which a peer may take away.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

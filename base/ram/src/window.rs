@@ -50,7 +50,8 @@ impl Window {
         }
     }
 
-    /// Stores an entry of 16 bytes, little-endian, so that whoever sees its last four sees all of it.
+    /// Stores an entry of 16 bytes, little-endian, so that whoever sees its last four sees all of
+    /// it.
     ///
     /// # Errors
     /// [`Fault`].

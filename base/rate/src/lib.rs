@@ -2,11 +2,11 @@
 //!
 //! A token bucket, kept as the one time at which it will be full again (the generic cell rate
 //! algorithm of ITU-T I.371): something may start while that lies less than the burst's time ahead,
-//! and then moves it by its own cost. So nothing is refilled, what is idle costs nothing, and the time
-//! at which something held back may start is known.
+//! and then moves it by its own cost. So nothing is refilled, what is idle costs nothing, and the
+//! time at which something held back may start is known.
 //!
-//! What is larger than the burst starts when the bucket is not empty, and what follows waits until it
-//! is paid for.
+//! What is larger than the burst starts when the bucket is not empty, and what follows waits until
+//! it is paid for.
 //!
 //! Times are those of any one clock, from its own beginning. No dependencies.
 
@@ -62,9 +62,9 @@ impl Bucket {
 /// Parts of a nanosecond that a [`SharedBucket`] counts in: so its times reach for 36 years.
 const SHARED_TICKS: u128 = 1 << 5;
 
-/// A bucket that several threads take from, without a lock: the rate holds for all of them together.
-/// Two that look at the same moment may both start, so there may be one too many for each thread
-/// besides the first; what they take is paid for all the same.
+/// A bucket that several threads take from, without a lock: the rate holds for all of them
+/// together. Two that look at the same moment may both start, so there may be one too many for each
+/// thread besides the first; what they take is paid for all the same.
 #[derive(Debug)]
 pub struct SharedBucket {
     rate: Rate,

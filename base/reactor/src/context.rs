@@ -59,8 +59,9 @@ struct Table {
     last_key: u64,
 }
 
-/// The descriptors that a reactor waits for. The lock is taken by the reactor's thread, by steps that change
-/// what they watch, and by a thread that lost the reactor (see `seat`): hardly ever by two at once.
+/// The descriptors that a reactor waits for. The lock is taken by the reactor's thread, by steps
+/// that change what they watch, and by a thread that lost the reactor (see `seat`): hardly ever by
+/// two at once.
 pub(crate) struct Watches {
     pub(crate) epoll: OwnedFd,
     table: Mutex<Table>,
@@ -82,8 +83,8 @@ impl Watches {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Returns the task and the token of an event; `None` for a descriptor that was removed after epoll
-    /// reported it.
+    /// Returns the task and the token of an event; `None` for a descriptor that was removed after
+    /// epoll reported it.
     pub(crate) fn owner(&self, key: u64) -> Option<(TaskId, u32)> {
         self.table().by_key.get(&key).map(|watch| (watch.task, watch.token))
     }
@@ -153,20 +154,21 @@ impl Context<'_> {
     }
 
     /// For how long after the last work the reactor looks for more before it sleeps, at present. A
-    /// task that polls shared memory, which no descriptor announces, goes on [`crate::Step::Looking`]
-    /// for as long.
+    /// task that polls shared memory, which no descriptor announces, goes on
+    /// [`crate::Step::Looking`] for as long.
     pub fn poll_budget(&self) -> Duration {
         self.poll_budget
     }
 
-    /// Whether another task of the reactor had work within the last millisecond and did all of it in
-    /// its steps: steps should then be short, as that task waits meanwhile, or will.
+    /// Whether another task of the reactor had work within the last millisecond and did all of it
+    /// in its steps: steps should then be short, as that task waits meanwhile, or will.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Whether the task slept in a step for so long that its reactor went on without it. It then has a thread
-    /// of its own, where it harms no other task, until it is done or leaves ([`crate::Step::Leave`]).
+    /// Whether the task slept in a step for so long that its reactor went on without it. It then
+    /// has a thread of its own, where it harms no other task, until it is done or leaves
+    /// ([`crate::Step::Leave`]).
     pub fn is_alone(&self) -> bool {
         self.alone
     }

@@ -18,9 +18,10 @@
 //! sleeps and an idle one sleeps for good. A deadline at which a task finds nothing to do is no
 //! work: the thread sleeps again at once.
 //!
-//! Every ready task has a step in turn. How long a step may be is up to the task; it can ask whether
-//! another one had work lately ([`Context::is_shared`]) and take less at a time then. One that is behind
-//! with its work ([`Step::Behind`]) is no reason to: for two of that kind long steps are the better ones.
+//! Every ready task has a step in turn. How long a step may be is up to the task; it can ask
+//! whether another one had work lately ([`Context::is_shared`]) and take less at a time then. One
+//! that is behind with its work ([`Step::Behind`]) is no reason to: for two of that kind long steps
+//! are the better ones.
 //!
 //! # No wake-up is lost
 //! A message (a new task, a wake) is pushed to a mailbox under its lock; whoever finds the mailbox
@@ -38,10 +39,11 @@
 //! [`Settings::on_panic`] is told.
 //!
 //! # A step that sleeps
-//! No step sleeps on purpose, but a peer can make one sleep in a page fault on memory that it takes away at that
-//! moment. Then a new thread goes on with all other tasks, within about 30 ms, and the task that sleeps has the old
-//! thread to itself until it is done or leaves ([`Context::is_alone`], [`Settings::on_stall`]). `seat`
-//! has the reactor during a step; `watchdog` finds the sleeping thread.
+//! No step sleeps on purpose, but a peer can make one sleep in a page fault on memory that it takes
+//! away at that moment. Then a new thread goes on with all other tasks, within about 30 ms, and the
+//! task that sleeps has the old thread to itself until it is done or leaves ([`Context::is_alone`],
+//! [`Settings::on_stall`]). `seat` has the reactor during a step; `watchdog` finds the sleeping
+//! thread.
 //!
 //! Not here: work stealing (a task stays where it is put, see [`Task::leave`] for moving one),
 //! blocking calls, I/O other than readiness.

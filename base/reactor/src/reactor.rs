@@ -18,14 +18,15 @@ pub struct Settings {
     pub cpu: Option<usize>,
     /// How long, at most, the thread looks for events without sleeping after the last work; an
     /// eighth of it at least. In between it follows how long the thread slept until work came.
-    /// Zero: it sleeps at once. Longer is quicker (an idle CPU is slow to wake) and burns more of the
-    /// CPU.
+    /// Zero: it sleeps at once. Longer is quicker (an idle CPU is slow to wake) and burns more of
+    /// the CPU.
     pub poll_budget: Duration,
     /// Ends when its last task has ended, instead of waiting for more.
     pub exit_when_empty: bool,
     /// Told of every task that was dropped because it panicked or could not start.
     pub on_panic: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Told, on another thread, of every task that slept in a step and was left behind with a thread of its own.
+    /// Told, on another thread, of every task that slept in a step and was left behind with a
+    /// thread of its own.
     pub on_stall: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -42,8 +43,9 @@ impl Default for Settings {
     }
 }
 
-/// A running reactor. Dropping it ends the thread, drops its tasks and waits for that; it does not wait for
-/// tasks that were left behind because they sleep ([`Context::is_alone`](crate::Context::is_alone)).
+/// A running reactor. Dropping it ends the thread, drops its tasks and waits for that; it does not
+/// wait for tasks that were left behind because they sleep
+/// ([`Context::is_alone`](crate::Context::is_alone)).
 pub struct Reactor {
     handle: Handle,
     /// Closed when the reactor and its tasks are gone. `None`: nobody waits for that.
@@ -54,7 +56,8 @@ impl Reactor {
     /// Starts a thread with no tasks (with `exit_when_empty` it still waits for its first one).
     ///
     /// # Errors
-    /// No descriptors or threads left, a CPU that cannot be used, or a kernel without membarrier(2).
+    /// No descriptors or threads left, a CPU that cannot be used, or a kernel without
+    /// membarrier(2).
     pub fn spawn(settings: Settings) -> std::io::Result<Self> {
         watchdog::start()?;
         let mailbox = Arc::new(Mailbox::new()?);
@@ -115,7 +118,8 @@ impl Drop for Reactor {
     }
 }
 
-/// Runs a reactor on this thread until it ends, or until it goes on elsewhere because a task sleeps here.
+/// Runs a reactor on this thread until it ends, or until it goes on elsewhere because a task sleeps
+/// here.
 pub(crate) fn drive(run: Box<Run>) {
     // One that has a single task needs no seat: nothing else waits while that sleeps.
     let seat = (!run.is_for_one_task()).then(Seat::taken);

@@ -1,8 +1,11 @@
 //! The loop of a reactor's thread.
 //!
-//! [`Run`] is the reactor: all that belongs to it. A [`Worker`] is a thread that has it, and gives it up to its
-//! seat for the length of each call into a task. A worker that does not find it there afterwards has lost it:
-//! the call slept, and another thread went on with everything but the task that was called (`seat`).
+//! [`Run`] is the reactor: all that belongs to it. A [`Worker`] is a thread that has it, and gives
+//! it up to its seat for the length of each call into a task. A worker that does not find it there
+//! afterwards has lost it: the call slept, and another thread went on with everything but the task
+//! that was called (`seat`).
+//!
+//! Over 500 lines: the loop of a reactor, with all reasons for which it goes on, sleeps or ends.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::mem::MaybeUninit;
@@ -60,7 +63,8 @@ pub(crate) struct Run {
     stopping: bool,
     /// It is the reactor of one task that another one went on without.
     alone: bool,
-    /// Tells whoever stops the reactor that it and its tasks are gone: the last field that is dropped.
+    /// Tells whoever stops the reactor that it and its tasks are gone: the last field that is
+    /// dropped.
     _ended: Option<Sender<()>>,
 }
 
@@ -106,8 +110,8 @@ impl Run {
         }
     }
 
-    /// Goes on without the task that is being called. Its descriptors are forgotten, and messages for it are
-    /// sent to `mailbox` from now on. Returns the task's number.
+    /// Goes on without the task that is being called. Its descriptors are forgotten, and messages
+    /// for it are sent to `mailbox` from now on. Returns the task's number.
     pub(crate) fn abandon_called(&mut self, mailbox: Arc<Mailbox>) -> Option<TaskId> {
         let slot = self.tasks.remove(self.called.take()?)?;
         if let Some(deadline) = slot.deadline {
@@ -196,7 +200,8 @@ impl Run {
         self.enqueue(id);
     }
 
-    /// Notes what the task at `place` wants after a step that returned `step`. Returns the task if it goes.
+    /// Notes what the task at `place` wants after a step that returned `step`. Returns the task if
+    /// it goes.
     fn settle(&mut self, place: usize, step: Step) -> Option<Slot> {
         let slot = self.tasks.at(place)?;
         let wanted = match step {
@@ -237,7 +242,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// On the thread that runs it. Without a seat nobody goes on with the reactor while a call sleeps.
+    /// On the thread that runs it. Without a seat nobody goes on with the reactor while a call
+    /// sleeps.
     pub(crate) fn new(run: &Run, seat: Option<Arc<Seat>>) -> Self {
         let (settings, watches) = (run.settings.clone(), run.watches.clone());
         Self { seat, settings, watches, alone: run.alone }
@@ -318,7 +324,8 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// Asks the kernel for events, for at most `timeout` (`None`: for ever). Returns whether there were any.
+    /// Asks the kernel for events, for at most `timeout` (`None`: for ever). Returns whether there
+    /// were any.
     fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> Turn<bool> {
         let sleeps = timeout != Some(Duration::ZERO);
         let timeout = timeout.map(|time| Timespec {
@@ -408,7 +415,8 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// One step for every task that was ready when the round began. Returns whether any of them had work.
+    /// One step for every task that was ready when the round began. Returns whether any of them had
+    /// work.
     fn round(&self, mut run: Box<Run>, now: Instant) -> Turn<bool> {
         let mut worked = false;
         for _ in 0..run.ready.len() {
@@ -436,8 +444,8 @@ impl Worker {
         Ok((run, worked))
     }
 
-    /// Calls into the task at `place`, with the reactor in the seat meanwhile. Returns `None` if the task
-    /// panicked. `act` returns the step besides, if the call is one.
+    /// Calls into the task at `place`, with the reactor in the seat meanwhile. Returns `None` if
+    /// the task panicked. `act` returns the step besides, if the call is one.
     fn call<T>(
         &self,
         mut run: Box<Run>,
@@ -474,7 +482,8 @@ impl Worker {
         Ok((run, outcome.map(|(value, _)| value)))
     }
 
-    /// Forgets the descriptors of a task and hands the task to `last`, with the reactor in the seat meanwhile.
+    /// Forgets the descriptors of a task and hands the task to `last`, with the reactor in the seat
+    /// meanwhile.
     fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> Turn<()> {
         let Some(body) = slot.body else { return Ok((run, ())) };
         for (_, key) in &body.watched {

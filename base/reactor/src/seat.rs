@@ -1,16 +1,17 @@
 //! Where a reactor is while its thread is inside a call into a task.
 //!
-//! The thread parks the reactor before the call and takes it back after it. If the thread falls asleep in the
-//! call, the watchdog may take the reactor instead, once, and have a new thread go on with all tasks but the one
-//! that was called.
+//! The thread parks the reactor before the call and takes it back after it. If the thread falls
+//! asleep in the call, the watchdog may take the reactor instead, once, and have a new thread go on
+//! with all tasks but the one that was called.
 //!
 //! # Whose the reactor is
-//! The thread's way costs two stores and a load, since it goes it for each call. After the call it clears
-//! `parked` and *then* looks at `claimed`; the watchdog sets `claimed` and *then* looks at `parked`, with
-//! membarrier(2) in between, which puts a full barrier into the thread wherever that is. If the barrier comes
-//! before the thread clears `parked`, its look at `claimed` comes after the barrier and finds it set. If the barrier
-//! comes after that, the watchdog finds `parked` cleared (or the next call's) and lets go. A thread that finds `claimed`
-//! set asks for the lock, under which the watchdog decides.
+//! The thread's way costs two stores and a load, since it goes it for each call. After the call it
+//! clears `parked` and *then* looks at `claimed`; the watchdog sets `claimed` and *then* looks at
+//! `parked`, with membarrier(2) in between, which puts a full barrier into the thread wherever that
+//! is. If the barrier comes before the thread clears `parked`, its look at `claimed` comes after
+//! the barrier and finds it set. If the barrier comes after that, the watchdog finds `parked`
+//! cleared (or the next call's) and lets go. A thread that finds `claimed` set asks for the lock,
+//! under which the watchdog decides.
 
 #![allow(unsafe_code)] // a reactor behind a pointer that two threads may want
 
@@ -25,8 +26,8 @@ use crate::run::Run;
 use crate::tasks::Body;
 use crate::{Settings, Step, TaskId};
 
-/// The place of one thread. A thread that loses its reactor loses the seat with it, so a seat is lost at most
-/// once.
+/// The place of one thread. A thread that loses its reactor loses the seat with it, so a seat is
+/// lost at most once.
 pub(crate) struct Seat {
     /// The reactor, during a call; null at other times. Written by the seat's thread alone.
     parked: AtomicPtr<Run>,
@@ -75,8 +76,8 @@ impl Seat {
         seat.count();
         seat.task.store(task.0, Ordering::Relaxed);
         let run = Box::into_raw(run);
-        // Pairs with the load in `take_over`: who finds the pointer sees all that this thread did to the
-        // reactor.
+        // Pairs with the load in `take_over`: who finds the pointer sees all that this thread did
+        // to the reactor.
         seat.parked.store(run, Ordering::Release);
         Parked::In(seat, run)
     }
@@ -88,8 +89,8 @@ impl Seat {
         self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns a count that changes with each call, and the task of the call that is going on, if one is. A seat whose
-    /// reactor was taken looks as if its last call went on for ever.
+    /// Returns a count that changes with each call, and the task of the call that is going on, if
+    /// one is. A seat whose reactor was taken looks as if its last call went on for ever.
     pub(crate) fn look(&self) -> (u64, Option<TaskId>) {
         let within = !self.parked.load(Ordering::Acquire).is_null();
         let task = within.then(|| TaskId(self.task.load(Ordering::Relaxed)));
@@ -101,9 +102,9 @@ impl Seat {
         self.thread
     }
 
-    /// Takes the reactor from under the seat's thread, if that is still in the call that [`Seat::look`] counted as
-    /// `calls`. The called task's mailbox will be `alone`. Returns `None` if the call has ended, or if the reactor was
-    /// taken before.
+    /// Takes the reactor from under the seat's thread, if that is still in the call that
+    /// [`Seat::look`] counted as `calls`. The called task's mailbox will be `alone`. Returns `None`
+    /// if the call has ended, or if the reactor was taken before.
     pub(crate) fn take_over(&self, alone: Arc<Mailbox>, calls: u64) -> Option<Box<Run>> {
         let mut decision = lock(&self.decision);
         if matches!(*decision, Decision::Taken(_)) {
@@ -119,8 +120,9 @@ impl Seat {
             return None;
         }
         *decision = Decision::Taken(alone);
-        // SAFETY: the pointer comes from `Box::into_raw` in `park`. The thread is in the call still, so it will
-        // find the seat claimed (see the head) and the decision that the reactor is this thread's.
+        // SAFETY: the pointer comes from `Box::into_raw` in `park`. The thread is in the call
+        // still, so it will find the seat claimed (see the head) and the decision that the reactor
+        // is this thread's.
         Some(unsafe { Box::from_raw(found) })
     }
 
@@ -151,8 +153,9 @@ impl Parked<'_> {
                 if seat.claimed.load(Ordering::Acquire) && !seat.is_kept() {
                     return None;
                 }
-                // SAFETY: the pointer comes from `Box::into_raw` in `park`, and nobody took the reactor over: not
-                // before, by the decision, and not from now on, since `parked` is null.
+                // SAFETY: the pointer comes from `Box::into_raw` in `park`, and nobody took the
+                // reactor over: not before, by the decision, and not from now on, since `parked` is
+                // null.
                 Some(unsafe { Box::from_raw(run) })
             }
             Self::Kept(run) => Some(run),
@@ -196,7 +199,8 @@ impl Lost {
         Self(None)
     }
 
-    /// Goes on with the task on this thread, until it is done or leaves. `watches` were the lost reactor's.
+    /// Goes on with the task on this thread, until it is done or leaves. `watches` were the lost
+    /// reactor's.
     pub(crate) fn go_on(self, watches: &Watches) {
         // The stall is over, so making a thread waits for nothing. It took the one that stood by.
         crate::watchdog::prepare();

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// ([`Step::Behind`](crate::Step::Behind)).
 const MEMORY: Duration = Duration::from_millis(1);
 
-/// The two tasks that had work last: all that has to be known, so that it costs the same however many
-/// there are.
+/// The two tasks that had work last: all that has to be known, so that it costs the same however
+/// many there are.
 #[derive(Default)]
 pub(crate) struct Share {
     /// The last one's place, and when.

@@ -34,8 +34,8 @@ impl Sweeps {
         self.0.values().filter(|round| !round.tasks.is_empty()).map(|round| round.next).min()
     }
 
-    /// Moves every task whose time has come to `queue`, with its period. Each is to be asked and given back by
-    /// [`Sweeps::keep`], unless it ended.
+    /// Moves every task whose time has come to `queue`, with its period. Each is to be asked and
+    /// given back by [`Sweeps::keep`], unless it ended.
     pub(crate) fn take_due(&mut self, now: Instant, queue: &mut VecDeque<Due>) {
         self.0.retain(|_, round| !round.tasks.is_empty());
         for (period, round) in &mut self.0 {
@@ -47,8 +47,8 @@ impl Sweeps {
         }
     }
 
-    /// Has a task that was due asked again after its period. Its round may have gone: a reactor that goes on in another
-    /// thread looks for what is due before all of them were asked.
+    /// Has a task that was due asked again after its period. Its round may have gone: a reactor
+    /// that goes on in another thread looks for what is due before all of them were asked.
     pub(crate) fn keep(&mut self, (period, task): Due, now: Instant) {
         self.add(period, task, now);
     }

@@ -13,8 +13,8 @@ pub struct TaskId(pub(crate) u64);
 pub enum Step {
     /// Another step soon, after every other ready task had one.
     Busy,
-    /// The same, and more waits than one step takes: who has that much to do is not waited on for each
-    /// thing, so others may take their time ([`Context::is_shared`]).
+    /// The same, and more waits than one step takes: who has that much to do is not waited on for
+    /// each thing, so others may take their time ([`Context::is_shared`]).
     Behind,
     /// As `Busy`, but nothing was found: it looks at memory that no descriptor announces. For the
     /// time that the reactor polls before it sleeps this is no work.
@@ -54,8 +54,8 @@ pub trait Task: Send {
     /// Does a bounded amount of work.
     fn poll(&mut self, context: &mut Context<'_>) -> Step;
 
-    /// Asked after [`Step::Sweep`]: whether there may be something to do that no descriptor announces.
-    /// Quick, as thousands of tasks may be asked at a time.
+    /// Asked after [`Step::Sweep`]: whether there may be something to do that no descriptor
+    /// announces. Quick, as thousands of tasks may be asked at a time.
     fn stirs(&mut self) -> bool {
         true
     }

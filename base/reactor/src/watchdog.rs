@@ -1,14 +1,16 @@
 //! The thread that finds reactors asleep inside a call.
 //!
 //! No task sleeps in a call on purpose. A peer can make one sleep all the same: a page fault on
-//! memory that the peer takes away at that moment waits in the kernel. The watchdog looks at all reactors'
-//! threads at regular times. One that is inside the same call at two looks, and asleep at the second one,
-//! loses its reactor: a new thread goes on with all other tasks. A thread that is merely not scheduled, on a
-//! busy machine, is not asleep and keeps its reactor. A task whose calls each sleep for less than the time between two
-//! looks is found asleep at many looks, and loses the reactor for that.
+//! memory that the peer takes away at that moment waits in the kernel. The watchdog looks at all
+//! reactors' threads at regular times. One that is inside the same call at two looks, and asleep at
+//! the second one, loses its reactor: a new thread goes on with all other tasks. A thread that is
+//! merely not scheduled, on a busy machine, is not asleep and keeps its reactor. A task whose calls
+//! each sleep for less than the time between two looks is found asleep at many looks, and loses the
+//! reactor for that.
 //!
-//! The thread that goes on is there before it is needed ([`Standby`]): the page fault that a thread sleeps in may hold
-//! the lock of the process's mappings for reading, and making a thread writes them.
+//! The thread that goes on is there before it is needed ([`Standby`]): the page fault that a thread
+//! sleeps in may hold the lock of the process's mappings for reading, and making a thread writes
+//! them.
 //!
 //! The watchdog sleeps while all reactors do; the first one that wakes up wakes it.
 
@@ -76,7 +78,8 @@ pub(crate) fn watch(seat: &Arc<Seat>) {
 
 /// Wakes the watchdog if it sleeps. For the thread of `seat` after it has slept itself.
 pub(crate) fn wake(seat: &Seat) {
-    // Pairs with the fence in `rest`: either the watchdog sees the count, or this sees that it sleeps.
+    // Pairs with the fence in `rest`: either the watchdog sees the count, or this sees that it
+    // sleeps.
     seat.count();
     notify();
 }
@@ -116,7 +119,8 @@ fn rest() {
     drop(asleep.unwrap_or_else(|poisoned| poisoned.into_inner()));
 }
 
-/// Looks at all threads. Returns whether any has done something since the last look, or is inside a call.
+/// Looks at all threads. Returns whether any has done something since the last look, or is inside a
+/// call.
 fn look() -> bool {
     let mut asleep = Vec::new();
     let mut moved = false;
@@ -154,7 +158,8 @@ impl Watched {
         })
     }
 
-    /// Notes that `task` was found asleep. Returns whether it was so at too many looks of this window.
+    /// Notes that `task` was found asleep. Returns whether it was so at too many looks of this
+    /// window.
     fn sleeps_often(&mut self, task: TaskId) -> bool {
         let known = self.asleep.iter().position(|(one, _)| *one == task);
         let at = known.unwrap_or_else(|| {
@@ -176,8 +181,8 @@ fn is_asleep(thread: i32) -> bool {
     })
 }
 
-/// Has a thread stand by for the next stall, if none does. It may wait for a page fault of another thread's. Without
-/// one the next stall has to make it.
+/// Has a thread stand by for the next stall, if none does. It may wait for a page fault of another
+/// thread's. Without one the next stall has to make it.
 pub(crate) fn prepare() {
     if standby().is_none()
         && let Some(made) = make_standby()
@@ -203,9 +208,9 @@ fn standby() -> MutexGuard<'static, Option<Standby>> {
     STANDBY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Takes the reactor from a thread that sleeps in the call `calls`, and goes on with it on a new thread. Returns `false`
-/// and does nothing if the call has ended, or for lack of a thread or a descriptor: then the next look tries
-/// again.
+/// Takes the reactor from a thread that sleeps in the call `calls`, and goes on with it on a new
+/// thread. Returns `false` and does nothing if the call has ended, or for lack of a thread or a
+/// descriptor: then the next look tries again.
 fn rescue(seat: &Seat, calls: u64) -> bool {
     let Ok(mailbox) = Mailbox::new() else { return false };
     let mailbox = Arc::new(mailbox);

@@ -336,7 +336,8 @@ fn a_step_that_sleeps_holds_up_no_other_task() {
     drop(reactor);
 }
 
-/// No step of its lasts from one look of the watchdog's to the next but one; together they are most of the time.
+/// No step of its lasts from one look of the watchdog's to the next but one; together they are most
+/// of the time.
 #[test]
 fn a_task_that_sleeps_often_and_shortly_is_left_behind_too() {
     let reactor = reactor(Duration::ZERO);

@@ -12,8 +12,8 @@ const BUCKETS: usize = EXACT as usize + 57 * PER_OCTAVE;
 /// How often which value occurred, for percentiles. Values below 128 are kept exactly, larger ones
 /// to within 0.8 %; sum, least and greatest are exact. About 30 KiB; recording does not allocate.
 ///
-/// One thread records. Several threads have a histogram each, and whoever reads [merges](Self::merge)
-/// them.
+/// One thread records. Several threads have a histogram each, and whoever reads
+/// [merges](Self::merge) them.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Sparse", into = "Sparse")]
 pub struct Histogram {

@@ -129,7 +129,8 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
     });
     opened
         .inspect_err(|error| {
-            tracing::warn!(%error, "cannot enter a network namespace: of it only loopback is served");
+            let what = "cannot enter a network namespace: of it only loopback is served";
+            tracing::warn!(%error, "{what}");
         })
         .ok()
 }
@@ -198,8 +199,8 @@ impl Namespaces {
         }
     }
 
-    /// Returns the number of the namespace that the policy calls `tenant`, or `None` if no family is
-    /// in it. The kernel's names of the others do not count: other nodes have the same ones.
+    /// Returns the number of the namespace that the policy calls `tenant`, or `None` if no family
+    /// is in it. The kernel's names of the others do not count: other nodes have the same ones.
     pub fn named(&self, tenant: &str) -> Option<u32> {
         let is = |space: &Namespace| space.tenant.as_ref().is_some_and(|own| own.name == tenant);
         self.all.iter().find(|(_, space)| is(space)).map(|(number, _)| number)

@@ -168,7 +168,8 @@ impl Engine {
         slipway_peer::refuse_descriptors(&listener);
         let programs = Door::open(listener, PROGRAMS);
         if let Err(error) = place::share(&settings.socket) {
-            tracing::warn!(%error, folder = %folder(&settings.socket).display(), "containers find no engine");
+            let folder = folder(&settings.socket);
+            tracing::warn!(%error, folder = %folder.display(), "containers find no engine");
         }
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));

@@ -1,12 +1,12 @@
 //! Ethernet frames as a switch sees them: addresses, tags, and where the protocols above keep the
 //! addresses that a switch checks.
 //!
-//! IEEE 802.3 clause 3 (frames), IEEE 802.1Q clause 9 (tags), RFC 826 (ARP), RFC 791 (IPv4), RFC 8200
-//! (IPv6), RFC 4861 (neighbour discovery). Frames are without preamble and frame check sequence, which
-//! no software sees.
+//! IEEE 802.3 clause 3 (frames), IEEE 802.1Q clause 9 (tags), RFC 826 (ARP), RFC 791 (IPv4), RFC
+//! 8200 (IPv6), RFC 4861 (neighbour discovery). Frames are without preamble and frame check
+//! sequence, which no software sees.
 //!
-//! Everything here is a number, an offset or a small value; nothing reads memory of others. Not here:
-//! LLC frames beyond what their length field tells, 802.1ad, protocols above IP.
+//! Everything here is a number, an offset or a small value; nothing reads memory of others. Not
+//! here: LLC frames beyond what their length field tells, 802.1ad, protocols above IP.
 //!
 //! No dependencies.
 #![no_std]

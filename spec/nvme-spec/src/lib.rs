@@ -23,7 +23,9 @@
 
 /// A number of the wire with known names: any value is valid, known ones print their name.
 macro_rules! open_enum {
-    ($(#[$meta:meta])* $name:ident($repr:ty) { $($(#[$item:meta])* $variant:ident = $value:expr,)* }) => {
+    ($(#[$meta:meta])* $name:ident($repr:ty) {
+        $($(#[$item:meta])* $variant:ident = $value:expr,)*
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub $repr);

@@ -1,8 +1,10 @@
-//! Blocks of a pcapng file (IETF draft-ietf-opsawg-pcapng, sections 3 and 4) as a writer needs them: one
-//! section, one Ethernet interface with times in nanoseconds, its packets, and its statistics.
+//! Blocks of a pcapng file (IETF draft-ietf-opsawg-pcapng, sections 3 and 4) as a writer needs
+//! them: one section, one Ethernet interface with times in nanoseconds, its packets, and its
+//! statistics.
 //!
-//! Everything is written little-endian, which a reader finds out from the section's byte-order magic.
-//! Blocks and options are padded to four bytes. Not here: reading, name resolution, secrets, comments.
+//! Everything is written little-endian, which a reader finds out from the section's byte-order
+//! magic. Blocks and options are padded to four bytes. Not here: reading, name resolution, secrets,
+//! comments.
 //!
 //! No dependencies.
 #![no_std]
@@ -62,8 +64,8 @@ pub fn section(to: &mut impl Sink) {
     word(to, BYTES);
 }
 
-/// The Interface Description Block (section 4.2) of an Ethernet interface of which at most `snap` bytes of a
-/// packet are captured (0: all). A name longer than 255 bytes is cut.
+/// The Interface Description Block (section 4.2) of an Ethernet interface of which at most `snap`
+/// bytes of a packet are captured (0: all). A name longer than 255 bytes is cut.
 pub fn interface(to: &mut impl Sink, name: &str, snap: u32) {
     let mut end = name.len().min(255);
     while !name.is_char_boundary(end) {
@@ -84,8 +86,8 @@ pub fn interface(to: &mut impl Sink, name: &str, snap: u32) {
     word(to, bytes as u32);
 }
 
-/// An Enhanced Packet Block (section 4.3) of interface 0: `bytes` are the first of the packet's `len`, and
-/// `time` counts nanoseconds since the epoch.
+/// An Enhanced Packet Block (section 4.3) of interface 0: `bytes` are the first of the packet's
+/// `len`, and `time` counts nanoseconds since the epoch.
 pub fn packet(to: &mut impl Sink, time: u64, direction: Direction, len: u32, bytes: &[u8]) {
     // Type, length, interface, time (2), captured and original length; data; flags, end; length.
     let total = 28 + padded(bytes.len()) + 8 + 4 + 4;
@@ -101,8 +103,8 @@ pub fn packet(to: &mut impl Sink, time: u64, direction: Direction, len: u32, byt
     word(to, total as u32);
 }
 
-/// An Interface Statistics Block (section 4.6) of interface 0 at `time`: packets that passed, and those of
-/// them that there was no room for.
+/// An Interface Statistics Block (section 4.6) of interface 0 at `time`: packets that passed, and
+/// those of them that there was no room for.
 pub fn statistics(to: &mut impl Sink, time: u64, received: u64, dropped: u64) {
     // Type, length, interface, time (2); two options, end; length.
     const BYTES: u32 = 20 + 2 * 12 + 4 + 4;

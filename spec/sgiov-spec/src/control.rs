@@ -1,9 +1,9 @@
-//! Requests of a process and the engine's replies, one message each, in turn: a reply to every request but
-//! [`Request::Close`] and [`Request::Share`], which have none.
+//! Requests of a process and the engine's replies, one message each, in turn: a reply to every
+//! request but [`Request::Close`] and [`Request::Share`], which have none.
 //!
-//! A request has 64 bytes: operation `u32`, flags `u32`, number `u64`, then two addresses of 24 bytes each (16
-//! of the address, `u16` of the port, 6 of 0). A reply has 128 bytes: status `u32` (0, or a number of errno(3)),
-//! flags `u32`, numbers `u64` × 4, two addresses, and zeros.
+//! A request has 64 bytes: operation `u32`, flags `u32`, number `u64`, then two addresses of 24
+//! bytes each (16 of the address, `u16` of the port, 6 of 0). A reply has 128 bytes: status `u32`
+//! (0, or a number of errno(3)), flags `u32`, numbers `u64` × 4, two addresses, and zeros.
 
 use crate::Address;
 use crate::table::Place;
@@ -23,27 +23,30 @@ pub const DESCRIPTORS: usize = 4;
 /// What a process asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Begin a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the bell (an
-    /// eventfd that the family raises when the engine sleeps, see [`crate::table::ASLEEP`]). `EDQUOT`: the process's user, or
-    /// its network namespace, has as much of the engine as it may; this may also come before anything was asked for. A
-    /// process that does not attach within five seconds is hung up on.
+    /// Begin a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the
+    /// bell (an eventfd that the family raises when the engine sleeps, see
+    /// [`crate::table::ASLEEP`]). `EDQUOT`: the process's user, or its network namespace, has as
+    /// much of the engine as it may; this may also come before anything was asked for. A process
+    /// that does not attach within five seconds is hung up on.
     Attach {
         /// [`VERSION`].
         version: u32,
     },
-    /// The process is about to fork. The reply is [`Reply::Done`] with one descriptor: the child's connection,
-    /// which from now on holds all that this one holds, and knows all links that this one knows. The engine
-    /// makes the pair, since one that a process made could have both ends with the engine, and never end.
+    /// The process is about to fork. The reply is [`Reply::Done`] with one descriptor: the child's
+    /// connection, which from now on holds all that this one holds, and knows all links that this
+    /// one knows. The engine makes the pair, since one that a process made could have both ends
+    /// with the engine, and never end.
     Fork,
     /// The process, or a child that shares its memory, is about to execve(2). The reply is that to
-    /// [`Request::Fork`], and the connection a ticket: whoever has it may say [`Request::Resume`] over it, and
-    /// nothing else, within ten seconds.
+    /// [`Request::Fork`], and the connection a ticket: whoever has it may say [`Request::Resume`]
+    /// over it, and nothing else, within ten seconds.
     Exec,
-    /// Over a ticket: a new image of the process goes on. The reply is [`Reply::Attached`], with three
-    /// descriptors: the table, the bell, and the connection to go on with, which holds all that the ticket held
-    /// and knows no link. The ticket hangs up.
+    /// Over a ticket: a new image of the process goes on. The reply is [`Reply::Attached`], with
+    /// three descriptors: the table, the bell, and the connection to go on with, which holds all
+    /// that the ticket held and knows no link. The ticket hangs up.
     Resume,
-    /// The endpoint that this process holds with the lowest entry from `entry` on. [`Reply::Connected`], `ENOENT`.
+    /// The endpoint that this process holds with the lowest entry from `entry` on.
+    /// [`Reply::Connected`], `ENOENT`.
     Held {
         /// Entry of the table.
         entry: u64,
@@ -53,12 +56,14 @@ pub enum Request {
         /// A number, as [`Reply::Listening`]'s.
         listener: u64,
     },
-    /// Listen. With an address that is unspecified: on every address of the network namespace. The reply is
-    /// [`Reply::Listening`] with an eventfd, raised when a connection waits. `EADDRINUSE`, `EACCES`.
+    /// Listen. With an address that is unspecified: on every address of the network namespace. The
+    /// reply is [`Reply::Listening`] with an eventfd, raised when a connection waits. `EADDRINUSE`,
+    /// `EACCES`.
     ///
-    /// One descriptor may come with it: the kernel's own listening TCP socket of this address, which proves
-    /// that the kernel gave it to the process. An engine that was told to want a proof refuses without one
-    /// (`EACCES`); with one the address is the socket's own, whatever the message says.
+    /// One descriptor may come with it: the kernel's own listening TCP socket of this address,
+    /// which proves that the kernel gave it to the process. An engine that was told to want a proof
+    /// refuses without one (`EACCES`); with one the address is the socket's own, whatever the
+    /// message says.
     Listen {
         /// Where.
         at: Address,
@@ -79,8 +84,8 @@ pub enum Request {
         /// [`Reply::Listening`]'s.
         listener: u64,
     },
-    /// Connect. [`Reply::Connected`]; [`NOT_OURS`]: the kernel may have a way there; `ECONNREFUSED`, `EACCES`,
-    /// `EHOSTUNREACH`, `ENOBUFS`, `ETIMEDOUT`.
+    /// Connect. [`Reply::Connected`]; [`NOT_OURS`]: the kernel may have a way there;
+    /// `ECONNREFUSED`, `EACCES`, `EHOSTUNREACH`, `ENOBUFS`, `ETIMEDOUT`.
     Connect {
         /// Where to.
         to: Address,
@@ -92,25 +97,28 @@ pub enum Request {
         /// Entry of the table.
         entry: u64,
     },
-    /// From now on endpoints that this process accepts or connects may sleep on one eventfd with others of its own,
-    /// up to [`SHARERS`] of those whose other sides are one family: [`Reply::Connected`] says which do. Nobody
-    /// empties such an eventfd; who sleeps on it waits for its edge. No reply.
+    /// From now on endpoints that this process accepts or connects may sleep on one eventfd with
+    /// others of its own, up to [`SHARERS`] of those whose other sides are one family:
+    /// [`Reply::Connected`] says which do. Nobody empties such an eventfd; who sleeps on it waits
+    /// for its edge. No reply.
     Share {
         /// Or from now on none.
         on: bool,
     },
-    /// What the other side of an endpoint of this process sleeps on, which [`Reply::Connected`] left for later.
-    /// [`Reply::Done`] with one descriptor; `EAGAIN`: nobody has accepted it yet, or has it any more.
+    /// What the other side of an endpoint of this process sleeps on, which [`Reply::Connected`]
+    /// left for later. [`Reply::Done`] with one descriptor; `EAGAIN`: nobody has accepted it yet,
+    /// or has it any more.
     Peer {
         /// Entry of the table.
         entry: u64,
     },
-    /// What the engine serves: [`Reply::Report`] with a sealed memfd of JSON: all of it over the administrator's socket, and of
-    /// the own user in the own tenant over the programs'.
+    /// What the engine serves: [`Reply::Report`] with a sealed memfd of JSON: all of it over the
+    /// administrator's socket, and of the own user in the own tenant over the programs'.
     Report,
-    /// Serve a guest's socket function ([`crate::function`]). Over the administrator's socket alone, else `EPERM`. Two
-    /// descriptors come with it: a Unix socket that listens for the guest's VMM (vfio-user), and a memfd of JSON, sealed
-    /// against any change (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_WRITE`), which says the function's name, its tenant and its
+    /// Serve a guest's socket function ([`crate::function`]). Over the administrator's socket
+    /// alone, else `EPERM`. Two descriptors come with it: a Unix socket that listens for the
+    /// guest's VMM (vfio-user), and a memfd of JSON, sealed against any change (`F_SEAL_SHRINK`,
+    /// `F_SEAL_GROW`, `F_SEAL_WRITE`), which says the function's name, its tenant and its
     /// addresses. [`Reply::Done`]: the VMM may connect. The function is there until the VMM has
     /// come and gone or, if none came, until the connection ends over which it was asked for.
     Function {
@@ -119,8 +127,8 @@ pub enum Request {
     },
 }
 
-/// Status of a reply to [`Request::Connect`]: nobody listens there that the engine knows of, or policy leaves
-/// the address to the kernel (`EPROTONOSUPPORT`).
+/// Status of a reply to [`Request::Connect`]: nobody listens there that the engine knows of, or
+/// policy leaves the address to the kernel (`EPROTONOSUPPORT`).
 pub const NOT_OURS: u32 = 93;
 
 /// A connection as one family sees it.
@@ -157,15 +165,16 @@ pub enum Reply {
         /// The port.
         at: Address,
     },
-    /// A connection. Descriptors, in this order: the eventfd that the family sleeps on; if the other side is
-    /// not the engine, and unless `peer_later`, the eventfd that the other side sleeps on; with `new_link` the
-    /// link's arena.
+    /// A connection. Descriptors, in this order: the eventfd that the family sleeps on; if the
+    /// other side is not the engine, and unless `peer_later`, the eventfd that the other side
+    /// sleeps on; with `new_link` the link's arena.
     Connected {
         /// The family's side of it.
         endpoint: Endpoint,
         /// This process has not been given the link's arena yet.
         new_link: bool,
-        /// Those of its process that sleep on the same eventfd, by number: see [`Request::Share`]. 0: none.
+        /// Those of its process that sleep on the same eventfd, by number: see [`Request::Share`].
+        /// 0: none.
         group: u32,
         /// What the other side sleeps on is there when it is needed: see [`Request::Peer`].
         peer_later: bool,

@@ -1,9 +1,11 @@
-//! A guest's socket function: a PCI function by which an engine in a guest has the machine's engine carry its
-//! streams. The FIFOs' bytes lie in the guest's memory, where the machine's engine reads and writes them itself.
+//! A guest's socket function: a PCI function by which an engine in a guest has the machine's engine
+//! carry its streams. The FIFOs' bytes lie in the guest's memory, where the machine's engine reads
+//! and writes them itself.
 //!
 //! # The function
-//! [`VENDOR`]:[`DEVICE`], class [`CLASS`]; INTA# and one MSI-X vector. BAR 0, of 64 bits, has [`BAR`] bytes; registers are
-//! accessed with 4 bytes at multiples of 4, those of 8 bytes also in one access at a multiple of 8.
+//! [`VENDOR`]:[`DEVICE`], class [`CLASS`]; INTA# and one MSI-X vector. BAR 0, of 64 bits, has
+//! [`BAR`] bytes; registers are accessed with 4 bytes at multiples of 4, those of 8 bytes also in
+//! one access at a multiple of 8.
 //!
 //! | offset | what | access |
 //! |---|---|---|
@@ -16,12 +18,14 @@
 //! | 0x800, 0x900 | MSI-X table and pending bits | read, write |
 //! | 0x1000 | [`register::BELL`], `u32`: the device is to look, whatever is written | write |
 //!
-//! It runs, or is broken, when the write of 1 has ended; a reset has ended when the status reads 0, and before that a write of 1
-//! does nothing. One that is broken is so until it is reset; all its streams have ended, and it touches no
-//! memory of the guest's. Every other byte of the BAR reads 0, and writes there are lost.
+//! It runs, or is broken, when the write of 1 has ended; a reset has ended when the status reads 0,
+//! and before that a write of 1 does nothing. One that is broken is so until it is reset; all its
+//! streams have ended, and it touches no memory of the guest's. Every other byte of the BAR reads
+//! 0, and writes there are lost.
 //!
 //! # Control memory
-//! [`PIECE`] bytes, which the guest has filled with zeros before it made the arena in them and started the function.
+//! [`PIECE`] bytes, which the guest has filled with zeros before it made the arena in them and
+//! started the function.
 //!
 //! | offset | what | written by |
 //! |---|---|---|
@@ -33,33 +37,37 @@
 //! | [`HOST_OVERFLOW`] | `u64`, 1: a signal to the machine found no room, so that it has to look at every stream | guest; the machine writes 0 |
 //! | [`GUEST_OVERFLOW`] | `u64`, 1: a signal to the guest found no room | machine; the guest writes 0 |
 //!
-//! Who is about to sleep writes its word, passes a full barrier, and looks once more. The other passes a full barrier
-//! after what it did and before it looks at that word; if it is to tell, it writes 0 and tells. Wishes of stream 0 are
-//! not used.
+//! Who is about to sleep writes its word, passes a full barrier, and looks once more. The other
+//! passes a full barrier after what it did and before it looks at that word; if it is to tell, it
+//! writes 0 and tells. Wishes of stream 0 are not used.
 //!
-//! A signal ([`event`]) names a stream of one of the guest's arenas. To the machine: it was written to, read from,
-//! shut or ended, and the machine may have asked to be told of it. To the guest: raise what the stream's program sleeps
-//! on.
+//! A signal ([`event`]) names a stream of one of the guest's arenas. To the machine: it was written
+//! to, read from, shut or ended, and the machine may have asked to be told of it. To the guest:
+//! raise what the stream's program sleeps on.
 //!
 //! # Arenas
-//! Each lies at the beginning of a piece of [`PIECE`] bytes of guest-physical memory at a multiple of [`PIECE`] (a huge page,
-//! which stays where it is), and is no longer than that. The guest makes it, as one that is used
-//! across machines, and says where ([`Message::Arena`]). It stays there until the machine says that it
-//! is of no use to it any more ([`Message::ArenaFree`]); until then the piece is used for nothing else.
-//! The machine is the engine's side of every stream ([`Line::side`]), and says for itself which
-//! regions of what it writes are in use.
+//! Each lies at the beginning of a piece of [`PIECE`] bytes of guest-physical memory at a multiple
+//! of [`PIECE`] (a huge page, which stays where it is), and is no longer than that. The guest makes
+//! it, as one that is used across machines, and says where ([`Message::Arena`]). It stays there
+//! until the machine says that it is of no use to it any more ([`Message::ArenaFree`]); until then
+//! the piece is used for nothing else. The machine is the engine's side of every stream
+//! ([`Line::side`]), and says for itself which regions of what it writes are in use.
 //!
 //! # Messages
-//! [`MESSAGE`] bytes each: operation `u32`, number `u32`, three numbers `u64`, two addresses of 24 bytes (as in
-//! [`crate::control`]), zeros. Four addresses without ports, of 16 bytes, stand where those two begin. The guest begins with [`Message::Hello`], and what
-//! the machine answers first is [`Message::Welcome`]. What cannot be, in order or in content, breaks the function.
+//! [`MESSAGE`] bytes each: operation `u32`, number `u32`, three numbers `u64`, two addresses of 24
+//! bytes (as in [`crate::control`]), zeros. Four addresses without ports, of 16 bytes, stand where
+//! those two begin. The guest begins with [`Message::Hello`], and what the machine answers first is
+//! [`Message::Welcome`]. What cannot be, in order or in content, breaks the function.
+//!
+//! Over 500 lines: one protocol, with its registers, messages and memory.
 
 use crate::Address;
 use crate::words::{address, put_address, word32, word64};
 
 /// Vendor ID of the function.
 pub const VENDOR: u16 = 0x1af4;
-/// Device ID: of those that QEMU's documentation (`docs/specs/pci-ids`) leaves to experiments, which no driver claims.
+/// Device ID: of those that QEMU's documentation (`docs/specs/pci-ids`) leaves to experiments,
+/// which no driver claims.
 pub const DEVICE: u16 = 0x10f5;
 /// Class code: network controller, other.
 pub const CLASS: u32 = 0x02_80_00;
@@ -97,8 +105,9 @@ pub const BROKEN: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Broken {
-    /// Control memory or an arena is no piece of the guest's memory, to be read and written, that the machine
-    /// has mapped whole and can rely on: not aligned, out of range, or of a VMM that may take it away.
+    /// Control memory or an arena is no piece of the guest's memory, to be read and written, that
+    /// the machine has mapped whole and can rely on: not aligned, out of range, or of a VMM that
+    /// may take it away.
     Memory = 1,
     /// What lies there is no arena, or not one of the shape that it must have.
     Arena = 2,
@@ -207,8 +216,8 @@ pub struct Addresses {
 
 /// What one engine says to the other.
 ///
-/// A connection's number is the guest's: not in use when it is named first, and free when the machine has said
-/// [`Message::Refused`] or [`Message::Ended`].
+/// A connection's number is the guest's: not in use when it is named first, and free when the
+/// machine has said [`Message::Refused`] or [`Message::Ended`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// From the guest, first.
@@ -223,14 +232,15 @@ pub enum Message {
         /// Where it is: guest-physical.
         at: u64,
     },
-    /// From the guest: it wants to have the arena back; nothing new in it. [`Message::ArenaFree`] follows when its
-    /// streams have ended.
+    /// From the guest: it wants to have the arena back; nothing new in it. [`Message::ArenaFree`]
+    /// follows when its streams have ended.
     ArenaGone {
         /// Its number.
         arena: u32,
     },
-    /// From the guest: a program listens. An address that is unspecified: at each that the function was given; any
-    /// other than those is nobody's, and not an error. To listen once more at the same address is nothing new.
+    /// From the guest: a program listens. An address that is unspecified: at each that the function
+    /// was given; any other than those is nobody's, and not an error. To listen once more at the
+    /// same address is nothing new.
     Listen {
         /// Where.
         at: Address,
@@ -267,8 +277,8 @@ pub enum Message {
         /// A number of errno(3), not 0.
         errno: u32,
     },
-    /// From the guest: the program's side of the connection was closed; its last words are in the arena. Of one
-    /// that was not connected yet: it is not wanted any more.
+    /// From the guest: the program's side of the connection was closed; its last words are in the
+    /// arena. Of one that was not connected yet: it is not wanted any more.
     Closed {
         /// The connection.
         connection: u32,
@@ -296,8 +306,8 @@ pub enum Message {
         /// Where to: a listener's address.
         to: Address,
     },
-    /// From the machine: the machine will not touch the stream any more, and both its halves are finished. Once for
-    /// each that was connected or accepted, after one of its sides has ended.
+    /// From the machine: the machine will not touch the stream any more, and both its halves are
+    /// finished. Once for each that was connected or accepted, after one of its sides has ended.
     Ended {
         /// The connection.
         connection: u32,

@@ -1,10 +1,11 @@
 //! How a program and a socket engine talk: the control messages, and the memory that they share.
 //!
-//! A program (its library) *attaches* to an engine over a Unix socket of type `SOCK_SEQPACKET`. Processes
-//! that come of each other by fork(2) are a *family*: they share a [`table`] of open sockets, and each has a
-//! connection of its own ([`control::Request::Fork`]), by whose end the engine knows that the process has
-//! died. An open socket is an *endpoint*: an entry of the table and one side of a stream in an arena of FIFOs
-//! (`slipway_ring::cross`), whose other side is another family's, or the engine's.
+//! A program (its library) *attaches* to an engine over a Unix socket of type `SOCK_SEQPACKET`.
+//! Processes that come of each other by fork(2) are a *family*: they share a [`table`] of open
+//! sockets, and each has a connection of its own ([`control::Request::Fork`]), by whose end the
+//! engine knows that the process has died. An open socket is an *endpoint*: an entry of the table
+//! and one side of a stream in an arena of FIFOs (`slipway_ring::cross`), whose other side is
+//! another family's, or the engine's.
 //!
 //! - [`control`]: requests and replies;
 //! - [`table`]: the layout of a family's table;
@@ -20,7 +21,8 @@ pub mod link;
 pub mod table;
 mod words;
 
-/// An address and a port; IPv4 addresses are mapped into IPv6 (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2).
+/// An address and a port; IPv4 addresses are mapped into IPv6 (`::ffff:a.b.c.d`, RFC 4291 section
+/// 2.5.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     /// The address in network order.

@@ -1,26 +1,28 @@
 //! What two socket engines say to each other.
 //!
-//! Two engines that have streams of a tenant between them share a TCP connection for them. It begins with a
-//! handshake of TLS 1.3 (RFC 8446), in which both show a certificate. Within it each side sends one [`Hello`],
-//! the connecting one first. Then TLS is done: what follows are records (`slipway_warp::record`), sealed
-//! under keys that both derive from the session with the exporter (RFC 8446, section 7.5):
+//! Two engines that have streams of a tenant between them share a TCP connection for them. It
+//! begins with a handshake of TLS 1.3 (RFC 8446), in which both show a certificate. Within it each
+//! side sends one [`Hello`], the connecting one first. Then TLS is done: what follows are records
+//! (`slipway_warp::record`), sealed under keys that both derive from the session with the exporter
+//! (RFC 8446, section 7.5):
 //!
 //! - label [`EXPORTER`], context the tenant's name, 32 bytes;
 //! - of these a secret for each direction, [`TO_SERVER`] and [`TO_CLIENT`].
 //!
-//! So a tenant's bytes are under keys that belong to it alone, on a connection of its own. A record's
-//! payload is one frame after the other, none of them cut: a [`Frame`] of 16 bytes, and of some its body.
-//! All that is said about streams is therefore sealed as their bytes are.
+//! So a tenant's bytes are under keys that belong to it alone, on a connection of its own. A
+//! record's payload is one frame after the other, none of them cut: a [`Frame`] of 16 bytes, and of
+//! some its body. All that is said about streams is therefore sealed as their bytes are.
 //!
 //! # Streams
-//! Either side opens streams: the connecting one those with odd numbers, the other those with even ones.
-//! Number 0 is the connection. A number is used once.
+//! Either side opens streams: the connecting one those with odd numbers, the other those with even
+//! ones. Number 0 is the connection. A number is used once.
 //!
-//! Credit: a side may send as many bytes of a stream as the other has granted, [`Hello::window`] of them with
-//! the stream itself and what [`Kind::Credit`] adds. Bytes beyond it end the connection.
+//! Credit: a side may send as many bytes of a stream as the other has granted, [`Hello::window`] of
+//! them with the stream itself and what [`Kind::Credit`] adds. Bytes beyond it end the connection.
 //!
-//! All numbers are little-endian. A frame that cannot be ends the connection; so does one for a stream that
-//! never was, but not one for a stream that was: the two sides' last words may have crossed.
+//! All numbers are little-endian. A frame that cannot be ends the connection; so does one for a
+//! stream that never was, but not one for a stream that was: the two sides' last words may have
+//! crossed.
 
 use crate::Address;
 use crate::words::{address, put_address, word32, word64};
@@ -35,8 +37,8 @@ pub const TO_SERVER: &[u8] = b"to server";
 pub const TO_CLIENT: &[u8] = b"to client";
 /// Bytes of a frame without its body.
 pub const FRAME: usize = 16;
-/// Bytes of the body of [`Kind::Open`]: source and destination, each an address of 16 bytes, a port of 2, and
-/// 6 bytes of 0.
+/// Bytes of the body of [`Kind::Open`]: source and destination, each an address of 16 bytes, a port
+/// of 2, and 6 bytes of 0.
 pub const OPEN: usize = 48;
 /// Bytes of a record's payload, at most: what a side sets aside for one.
 pub const PAYLOAD: usize = 128 << 10;
@@ -114,7 +116,8 @@ impl core::fmt::Debug for Name {
 pub struct Hello {
     /// 0, or why not.
     pub status: u32,
-    /// Bytes of each stream that the other side may send before it gets credit: 1 to [`MAX_WINDOW`].
+    /// Bytes of each stream that the other side may send before it gets credit: 1 to
+    /// [`MAX_WINDOW`].
     pub window: u32,
     /// The records' cipher.
     pub cipher: Cipher,
@@ -226,7 +229,8 @@ impl Frame {
         bytes
     }
 
-    /// The first frame of `payload`, its body, and what follows. None: there cannot be such a frame, or it is cut.
+    /// The first frame of `payload`, its body, and what follows. None: there cannot be such a
+    /// frame, or it is cut.
     pub fn decode(payload: &[u8]) -> Option<(Self, &[u8], &[u8])> {
         let (head, rest) = payload.split_at_checked(FRAME)?;
         let kind = *KINDS.get(usize::from(head[0]).checked_sub(1)?)?;

@@ -1,6 +1,6 @@
-//! A family's table: a memfd that the engine makes, sealed against shrinking, and that the processes of one
-//! family share with the engine and with nobody else. What a family writes there is its own claim: the
-//! engine believes it as far as it concerns the family's own streams.
+//! A family's table: a memfd that the engine makes, sealed against shrinking, and that the
+//! processes of one family share with the engine and with nobody else. What a family writes there
+//! is its own claim: the engine believes it as far as it concerns the family's own streams.
 //!
 //! | offset | what | written by |
 //! |---|---|---|
@@ -53,11 +53,11 @@ pub const fn bytes(entries: usize, links_held: usize) -> usize {
     (signals(entries, links_held) + 128 + SIGNALS * 8).next_multiple_of(4096)
 }
 
-/// Words of an entry, by number. The engine writes [`entry::PLACE`] when it grants the entry; all others are
-/// the family's.
+/// Words of an entry, by number. The engine writes [`entry::PLACE`] when it grants the entry; all
+/// others are the family's.
 pub mod entry {
-    /// Bits 0-19 the stream in its arena, 20 the side, 21 the other side is the engine, 22 the other side is
-    /// of the same tenant, 32-47 the link, 63 in use. 0: free.
+    /// Bits 0-19 the stream in its arena, 20 the side, 21 the other side is the engine, 22 the
+    /// other side is of the same tenant, 32-47 the link, 63 in use. 0: free.
     pub const PLACE: usize = 0;
     /// The own tail (`slipway_ring::cross::Tail`).
     pub const TX_TAIL: usize = 1;
@@ -67,7 +67,8 @@ pub mod entry {
     pub const RX_HEAD: usize = 3;
     /// The other side's tail, as seen.
     pub const RX_SEEN: usize = 4;
-    /// Lock of the sending half: 0 free, else the thread id of the holder; a multiple of [`ENGINE`](super::ENGINE): the engine.
+    /// Lock of the sending half: 0 free, else the thread id of the holder; a multiple of
+    /// [`ENGINE`](super::ENGINE): the engine.
     pub const TX_LOCK: usize = 5;
     /// Lock of the receiving half.
     pub const RX_LOCK: usize = 6;
@@ -81,8 +82,8 @@ pub mod entry {
     pub const WORDS: usize = 16;
 }
 
-/// Holder of a lock: the engine, which only ever tries to take one, and gives up the regions of idle FIFOs
-/// under it.
+/// Holder of a lock: the engine, which only ever tries to take one, and gives up the regions of
+/// idle FIFOs under it.
 pub const ENGINE: u64 = 1 << 32;
 
 /// The word [`entry::PLACE`].

@@ -1,5 +1,5 @@
-//! Wire formats of *Virtual I/O Device (VIRTIO) Version 1.2* (OASIS, 2022): the parts that a network
-//! device over PCI and its driver share. Section numbers are of that document.
+//! Wire formats of *Virtual I/O Device (VIRTIO) Version 1.2* (OASIS, 2022): the parts that a
+//! network device over PCI and its driver share. Section numbers are of that document.
 //!
 //! - [`pci`]: identities, capabilities and registers of the PCI transport (section 4.1);
 //! - [`queue`]: split virtqueues (section 2.7);
@@ -40,15 +40,16 @@ bitflags::bitflags! {
     /// Feature bits that no device type owns (section 6).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct RingFeatures: u64 {
-        /// VIRTIO_F_INDIRECT_DESC: descriptors may refer to tables of descriptors (section 2.7.5.3).
+        /// VIRTIO_F_INDIRECT_DESC: descriptors may refer to tables of descriptors (section
+        /// 2.7.5.3).
         const INDIRECT_DESC = 1 << 28;
         /// VIRTIO_F_EVENT_IDX: either side says from which index on it wants to be notified
         /// (sections 2.7.7 and 2.7.10).
         const EVENT_IDX = 1 << 29;
         /// VIRTIO_F_VERSION_1: this specification, and no legacy one.
         const VERSION_1 = 1 << 32;
-        /// VIRTIO_F_ACCESS_PLATFORM: addresses are those of the platform's DMA, which need not be the
-        /// guest's physical ones.
+        /// VIRTIO_F_ACCESS_PLATFORM: addresses are those of the platform's DMA, which need not be
+        /// the guest's physical ones.
         const ACCESS_PLATFORM = 1 << 33;
         /// VIRTIO_F_RING_RESET: queues are reset one by one (section 2.6.1).
         const RING_RESET = 1 << 40;

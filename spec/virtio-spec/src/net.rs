@@ -8,8 +8,8 @@ use crate::{U16, U32};
 pub const DEVICE_TYPE: u16 = 1;
 
 bitflags::bitflags! {
-    /// Feature bits of a network device (section 5.1.3). "Guest" is what the driver can receive, "host"
-    /// what the device can.
+    /// Feature bits of a network device (section 5.1.3). "Guest" is what the driver can receive,
+    /// "host" what the device can.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Features: u64 {
         /// Device takes frames with a partial checksum.
@@ -64,7 +64,8 @@ bitflags::bitflags! {
 }
 
 impl Features {
-    /// What VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may name (section 5.1.6.5.8): the bits are the features'.
+    /// What VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may name (section 5.1.6.5.8): the bits are the
+    /// features'.
     pub const GUEST_OFFLOADS: Self = Self::GUEST_CSUM
         .union(Self::GUEST_TSO4)
         .union(Self::GUEST_TSO6)

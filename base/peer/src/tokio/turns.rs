@@ -8,14 +8,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Bin;
 
-/// Most bytes that a connection reads before others have their turn. The least frame has 9 bytes: a turn is
-/// under two thousand of them.
+/// Most bytes that a connection reads before others have their turn. The least frame has 9 bytes: a
+/// turn is under two thousand of them.
 const TURN: usize = 16 << 10;
 /// Most things of one peer that are to be closed before it is heard no more.
 const MOST_HELD: usize = 64;
 
-/// A connection that gives way to others after each `TURN` bytes read. HTTP/2 reads until nothing is left,
-/// and a peer can see to it that something always is. It breaks when the peer's bin holds too much.
+/// A connection that gives way to others after each `TURN` bytes read. HTTP/2 reads until nothing
+/// is left, and a peer can see to it that something always is. It breaks when the peer's bin holds
+/// too much.
 pub struct InTurns<S> {
     stream: S,
     bin: Bin,

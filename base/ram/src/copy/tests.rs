@@ -188,8 +188,8 @@ fn a_fault_of_other_code_still_ends_the_process() {
     unsafe { std::ptr::read_volatile(spans[0].io_vector().0) };
 }
 
-/// So does a bus error that somebody sends. (The standard library's handler, which was there before,
-/// takes the first as a reason to go back to the default.)
+/// So does a bus error that somebody sends. (The standard library's handler, which was there
+/// before, takes the first as a reason to go back to the default.)
 #[test]
 fn a_signal_that_was_sent_still_ends_the_process() {
     use std::os::unix::process::ExitStatusExt;

@@ -23,9 +23,9 @@ use std::ptr::addr_of;
 use std::sync::OnceLock;
 
 // Copies: a length of 16 to 64 in two or four accesses, one of 65 to 511 in pieces of 16 bytes, of
-// which the last may overlap the one before; from 512 on `rep movsb`, which the processors of the last ten years run at the speed of
-// the memory (measured here for 4 KiB from and to random places: as quick as AVX-512, without its
-// state to save). A shorter one in at most three accesses.
+// which the last may overlap the one before; from 512 on `rep movsb`, which the processors of the
+// last ten years run at the speed of the memory (measured here for 4 KiB from and to random places:
+// as quick as AVX-512, without its state to save). A shorter one in at most three accesses.
 std::arch::global_asm!(
     ".pushsection .text.slipway_ram_guest,\"ax\",@progbits",
     ".p2align 6",

@@ -28,7 +28,8 @@ pub fn fetch_to_write<T>(at: *const T, bytes: usize) {
 fn own_line(at: *const u8) {
     // SAFETY: a hint, as below; processors that do not know it do nothing.
     unsafe {
-        std::arch::asm!("prefetchw byte ptr [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+        std::arch::asm!("prefetchw byte ptr [{}]", in(reg) at,
+            options(nostack, preserves_flags, readonly));
     }
 }
 

@@ -18,7 +18,13 @@ const ENTRIES_A_PAGE: u64 = 256;
 impl Broker {
     pub(super) fn attach(&mut self, number: u32, version: u32) -> Result<Outcome, Errno> {
         if version != VERSION {
-            self.log.line("version", format_args!("a process speaks version {version} of the socket protocol, this engine {VERSION}"));
+            self.log.line(
+                "version",
+                format_args!(
+                    "a process speaks version {version} of the socket protocol, this engine \
+                     {VERSION}"
+                ),
+            );
             return Err(Errno::PROTONOSUPPORT);
         }
         let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;

@@ -18,7 +18,8 @@ use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
 use crate::remote::Remote;
 
-/// Ports that are given to who asks for none: the kernel's own range (`net.ipv4.ip_local_port_range`).
+/// Ports that are given to who asks for none: the kernel's own range
+/// (`net.ipv4.ip_local_port_range`).
 pub const PORTS: RangeInclusive<u16> = 32_768..=60_999;
 
 /// What is to be connected: by party, with its address.
@@ -45,7 +46,8 @@ impl Broker {
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let (namespace, id) = (there.namespace, there.peer.namespace);
         let not_ours = || Ok(Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new()));
-        // What the kernel's socket is bound to may be newer than what is known here; the kernel knows it.
+        // What the kernel's socket is bound to may be newer than what is known here; the kernel
+        // knows it.
         if !self.may_come_from(namespace, &to, &from) {
             return not_ours();
         }
@@ -54,7 +56,8 @@ impl Broker {
             return Ok(self.connect_remote(pair, to, from)?.unwrap_or(not_ours));
         };
         let Some(there) = self.listeners.get(listener) else { return not_ours() };
-        // The kernel has a listener of the same address, and its own way with those who come too fast.
+        // The kernel has a listener of the same address, and its own way with those who come too
+        // fast.
         if !there.has_room() {
             return not_ours();
         }
@@ -87,8 +90,8 @@ impl Broker {
         }
     }
 
-    /// Who listens at `to`, as seen from a network namespace: in the namespace itself, or in another one that
-    /// really has the address.
+    /// Who listens at `to`, as seen from a network namespace: in the namespace itself, or in
+    /// another one that really has the address.
     fn route(&mut self, namespace: u32, to: &Address) -> Option<u32> {
         // A namespace's own address is nobody else's to it.
         let own = |space: &mut Namespace| space.has(&to.ip);
@@ -106,8 +109,8 @@ impl Broker {
         self.listeners.find(one, to)
     }
 
-    /// Whether a connection to `to` can come from `wanted`, which a program says: an address of its namespace, since who
-    /// accepts believes it.
+    /// Whether a connection to `to` can come from `wanted`, which a program says: an address of its
+    /// namespace, since who accepts believes it.
     fn may_come_from(&mut self, namespace: u32, to: &Address, wanted: &Address) -> bool {
         let Some(space) = self.namespaces.get_mut(namespace) else { return false };
         let stays = |space: &mut Namespace| to.is_loopback() || space.has(&to.ip);
@@ -161,7 +164,8 @@ impl Broker {
                 self.is_within_limits(family.namespace, wanted)?;
             }
         }
-        // Who connects pays for both ends until somebody accepts, or those who wait at a listener would be its loss.
+        // Who connects pays for both ends until somebody accepts, or those who wait at a listener
+        // would be its loss.
         let account = self.account_of(pair).ok_or(Errno::CONNREFUSED)?;
         let held = [account.hold(Resource::Sockets, 1)?, account.hold(Resource::Sockets, 1)?];
         let link = self.link_between(a, b, &account)?;
@@ -170,7 +174,8 @@ impl Broker {
         let acceptors = acceptors.then(|| Bell::own(&account)).transpose()?;
         let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
         let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
-        // The connector's side; between a family and itself the sides' link numbers tell them apart.
+        // The connector's side; between a family and itself the sides' link numbers tell them
+        // apart.
         let connector = if a == b { Side::Zero } else { links::side_of(there, a) };
         let end = |(party, local): (Party, Address), held: Held| End {
             party,
@@ -204,7 +209,8 @@ impl Broker {
         Ok(number)
     }
 
-    /// Whom a new connection is counted against: who connects or, where that is elsewhere, who listens.
+    /// Whom a new connection is counted against: who connects or, where that is elsewhere, who
+    /// listens.
     fn account_of(&self, pair: &Pair) -> Option<Arc<Account>> {
         let family = |party: Party| match party {
             Party::Family(number) => self.families.get(number).map(|family| family.account.clone()),
@@ -324,7 +330,8 @@ impl Broker {
             stream: there.stream,
             side: side as u8,
             engine: theirs.party == Party::Engine,
-            // As it was granted; the word is the family's own by now, and of no use to it if it spoils it.
+            // As it was granted; the word is the family's own by now, and of no use to it if it
+            // spoils it.
             same_tenant: Place::decode(word).is_some_and(|place| place.same_tenant)
                 && self.are_one_tenant(family, theirs.party),
             link: link.ends[side as usize].number,

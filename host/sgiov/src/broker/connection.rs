@@ -24,14 +24,15 @@ pub struct End {
     pub closed: bool,
     /// The last word of its producer, when it was closed: where its bytes lie, as it says.
     pub last: Tail,
-    /// It counts against who accepted or connected; until somebody accepts, both ends do against who connected.
+    /// It counts against who accepted or connected; until somebody accepts, both ends do against
+    /// who connected.
     pub held: Held,
 }
 
 /// What the two ends of a connection sleep on.
 pub struct Bells {
-    /// By side. None: that end is closed, or the engine's, or nobody has accepted it and it is for later, or a
-    /// keeper has it.
+    /// By side. None: that end is closed, or the engine's, or nobody has accepted it and it is for
+    /// later, or a keeper has it.
     pub here: [Option<Bell>; 2],
     /// A keeper has those that are not shared, since both ends have been introduced.
     pub kept: Option<Kept>,
@@ -68,7 +69,8 @@ impl Connection {
         self.bells.here[side as usize].as_ref()
     }
 
-    /// An end, and what it alone sleeps on, count against this account from now on, if that has room.
+    /// An end, and what it alone sleeps on, count against this account from now on, if that has
+    /// room.
     pub fn count_against(&mut self, side: Side, account: &Arc<Account>) {
         if let Ok(held) = account.hold(Resource::Sockets, 1) {
             self.end_mut(side).held = held;

@@ -1,9 +1,10 @@
 //! A process becomes another program: what survives execve(2) is held by a ticket meanwhile.
 //!
-//! A ticket is a connection that holds all that the process held. The new image says [`Request::Resume`] over it,
-//! and goes on over a connection that nobody else can have: copies of the ticket that strayed into other programs
-//! are worth nothing then. One that nobody resumes, since the new image does not have the library, ends after
-//! [`PATIENCE`], and with it all that nobody else holds.
+//! A ticket is a connection that holds all that the process held. The new image says
+//! [`Request::Resume`] over it, and goes on over a connection that nobody else can have: copies of
+//! the ticket that strayed into other programs are worth nothing then. One that nobody resumes,
+//! since the new image does not have the library, ends after [`PATIENCE`], and with it all that
+//! nobody else holds.
 //!
 //! [`Request::Resume`]: slipway_sgiov_spec::control::Request::Resume
 

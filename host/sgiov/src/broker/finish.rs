@@ -1,9 +1,9 @@
 //! Endpoints end: closed by the last process that had them, or left behind by one that died.
 //!
-//! What the other side sees is what TCP has: after close(2) with nothing left to read the end of the stream,
-//! and with unread data a reset. A process that was killed is the same, but where it was in the middle of a
-//! send (it had the lock of the sending half): then its peer could take a piece for the whole, and sees a
-//! reset.
+//! What the other side sees is what TCP has: after close(2) with nothing left to read the end of
+//! the stream, and with unread data a reset. A process that was killed is the same, but where it
+//! was in the middle of a send (it had the lock of the sending half): then its peer could take a
+//! piece for the whole, and sees a reset.
 
 use slipway_ring::cross::index::{MAX_ORDER, PAGE};
 use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};

@@ -1,8 +1,8 @@
 //! Processes that have connected and not attached yet.
 //!
-//! Such a one holds a descriptor of the engine's and has said nothing that explains it. It is hung up on after
-//! [`PATIENCE`], and sooner if so many of the same account's come after it that more than [`WAITING`] wait: then the one
-//! goes that has waited longest.
+//! Such a one holds a descriptor of the engine's and has said nothing that explains it. It is hung
+//! up on after [`PATIENCE`], and sooner if so many of the same account's come after it that more
+//! than [`WAITING`] wait: then the one goes that has waited longest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -25,8 +25,8 @@ pub struct Greetings {
 }
 
 impl Greetings {
-    /// A client waits from now on. The first number is for [`Greetings::done`]; the second one is another client of the
-    /// same account, to be hung up on for it.
+    /// A client waits from now on. The first number is for [`Greetings::done`]; the second one is
+    /// another client of the same account, to be hung up on for it.
     pub fn wait(&mut self, client: u32, account: &Arc<Account>) -> (u64, Option<u32>) {
         let (number, account) = (self.next, Arc::as_ptr(account).addr());
         self.next += 1;

@@ -1,4 +1,5 @@
-//! Socket functions of guests: asked for by the administrator, served by [`Guests`](crate::guests::Guests).
+//! Socket functions of guests: asked for by the administrator, served by
+//! [`Guests`](crate::guests::Guests).
 
 use slipway_peer::Foreign;
 #[cfg(feature = "guests")]
@@ -40,7 +41,8 @@ impl Broker {
             }
         };
         let name = function.name.clone();
-        // Whoever asked has the socket as well: the copy that goes through the bin is closed last, or theirs is.
+        // Whoever asked has the socket as well: the copy that goes through the bin is closed last,
+        // or theirs is.
         let listener = listener.as_fd().try_clone_to_owned().map_err(super::lack)?;
         match guests.add(client, listener, function) {
             Ok(()) => Ok(Outcome::Answer(Reply::Done, Vec::new())),

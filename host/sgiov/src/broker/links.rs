@@ -169,7 +169,8 @@ impl Link {
     }
 }
 
-/// The side that `party` has in a link with another party; in one with itself the caller knows better.
+/// The side that `party` has in a link with another party; in one with itself the caller knows
+/// better.
 pub fn side_of(link: &Link, party: Party) -> Side {
     if link.ends[0].party == party { Side::Zero } else { Side::One }
 }
@@ -216,7 +217,8 @@ impl Links {
         self.all.iter()
     }
 
-    /// A family has ended: nothing new between it and others. The links that have no stream any more.
+    /// A family has ended: nothing new between it and others. The links that have no stream any
+    /// more.
     pub fn part(&mut self, family: Party) -> Vec<u32> {
         let keys: Vec<_> =
             self.between.keys().filter(|key| key.contains(&family)).copied().collect();
@@ -233,7 +235,8 @@ impl Links {
         empty
     }
 
-    /// A link without streams ends. What is left of it: its ends, to be forgotten by their parties, and its memory.
+    /// A link without streams ends. What is left of it: its ends, to be forgotten by their parties,
+    /// and its memory.
     pub fn remove(&mut self, number: u32) -> Option<Link> {
         let link = self.all.remove(number)?;
         let key = key(link.ends[0].party, link.ends[1].party);

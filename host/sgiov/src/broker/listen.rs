@@ -50,7 +50,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Whether one more connection may wait: as many as with the kernel, which is one more than it was told.
+    /// Whether one more connection may wait: as many as with the kernel, which is one more than it
+    /// was told.
     pub fn has_room(&self) -> bool {
         self.queue.len() <= self.backlog as usize
     }
@@ -93,8 +94,8 @@ impl Listeners {
         all
     }
 
-    /// The listener in `namespace` that `to` means: one of exactly this address before a wildcard, and of
-    /// several that share it each in turn.
+    /// The listener in `namespace` that `to` means: one of exactly this address before a wildcard,
+    /// and of several that share it each in turn.
     pub fn find(&mut self, namespace: u32, to: &Address) -> Option<u32> {
         let numbers = self.by_port.get(&to.port)?;
         let all = &self.all;

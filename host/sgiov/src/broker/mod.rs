@@ -1,13 +1,17 @@
-//! Who is there, who listens, who is connected to whom: what the engine does for requests, without its socket.
+//! Who is there, who listens, who is connected to whom: what the engine does for requests, without
+//! its socket.
 //!
-//! A [`Broker`] is told of clients that join and leave and of their requests, and says what to answer. It owns
-//! all memory and all descriptors that it gives out, so that what a process leaves behind is known by its
-//! connection's end alone: nothing that a process writes anywhere decides what is given back.
+//! A [`Broker`] is told of clients that join and leave and of their requests, and says what to
+//! answer. It owns all memory and all descriptors that it gives out, so that what a process leaves
+//! behind is known by its connection's end alone: nothing that a process writes anywhere decides
+//! what is given back.
 //!
-//! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two ends;
+//! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two
+//!   ends;
 //! - `attach`, `listen`, `connect`, `exec`: the requests; `finish`: how endpoints end;
 //! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
-//! - `sharing`: what ends of connections sleep on; `sweep`: memory of idle sockets; `report`: what people see.
+//! - `sharing`: what ends of connections sleep on; `sweep`: memory of idle sockets; `report`: what
+//!   people see.
 
 mod attach;
 mod connect;
@@ -104,7 +108,8 @@ impl Outcome {
     }
 }
 
-/// Limits of a tenant, a user or a network namespace do not allow it: to an application a lack of buffers.
+/// Limits of a tenant, a user or a network namespace do not allow it: to an application a lack of
+/// buffers.
 const LIMITED: Errno = Errno::DQUOT;
 
 impl From<Refused> for Errno {
@@ -158,8 +163,8 @@ impl Broker {
         broker
     }
 
-    /// Another policy, and settings for links to other nodes, from now on; or why there is none. What is connected
-    /// stays so.
+    /// Another policy, and settings for links to other nodes, from now on; or why there is none.
+    /// What is connected stays so.
     pub fn renew(&mut self, renewal: Result<Renewal, String>) {
         self.reloads.tried += 1;
         self.reloads.error = match renewal {
@@ -181,8 +186,8 @@ impl Broker {
         };
     }
 
-    /// A process has connected, by the administrator's socket or by that of programs. Its number, and that of another
-    /// process, to be hung up on for it.
+    /// A process has connected, by the administrator's socket or by that of programs. Its number,
+    /// and that of another process, to be hung up on for it.
     ///
     /// # Errors
     /// Its user or its network namespace have as much of the engine as they may: what it is told.
@@ -336,7 +341,8 @@ impl Broker {
     fn failed(&mut self, client: u32, errno: Errno) -> Outcome {
         if errno == LIMITED {
             let who = self.who(client);
-            let text = "its tenant, user or network namespace has as many sockets, or as much memory for them, as it may";
+            let text = "its tenant, user or network namespace has as many sockets, or as much \
+                        memory for them, as it may";
             self.log.line("limit", format_args!("process {who}: {text}"));
         }
         if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
@@ -381,7 +387,8 @@ impl Broker {
     }
 }
 
-/// What the system says when it has nothing left, and everything else, is a lack of buffers to an application.
+/// What the system says when it has nothing left, and everything else, is a lack of buffers to an
+/// application.
 fn lack(_: impl std::fmt::Display) -> Errno {
     Errno::NOBUFS
 }

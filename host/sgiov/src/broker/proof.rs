@@ -1,8 +1,9 @@
 //! Whether a socket that a program shows is the kernel's listener that it says.
 //!
-//! The kernel's answer may be long in coming: whoever has the socket can hold its lock for as long as he likes, as with a
-//! setsockopt(2) whose argument lies in memory that a FUSE server never gives. So the kernel is asked on the threads of the
-//! account's [`Bin`](slipway_peer::Bin), which may be lost, and the engine hears of it later.
+//! The kernel's answer may be long in coming: whoever has the socket can hold its lock for as long
+//! as he likes, as with a setsockopt(2) whose argument lies in memory that a FUSE server never
+//! gives. So the kernel is asked on the threads of the account's [`Bin`](slipway_peer::Bin), which
+//! may be lost, and the engine hears of it later.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Connections to other nodes and to guests: one end is the engine's, and a carrier ([`Remote`]) has it.
+//! Connections to other nodes and to guests: one end is the engine's, and a carrier ([`Remote`])
+//! has it.
 
 use std::os::fd::BorrowedFd;
 
@@ -133,8 +134,8 @@ impl Broker {
         self.enqueue(namespace, from, to)
     }
 
-    /// A connection from a guest of the tenant, to the one network namespace that has the address and that policy lets
-    /// it reach. Otherwise it is left to the guest's kernel.
+    /// A connection from a guest of the tenant, to the one network namespace that has the address
+    /// and that policy lets it reach. Otherwise it is left to the guest's kernel.
     fn guest_asks(
         &mut self,
         tenant: &str,

@@ -33,7 +33,8 @@ pub struct Report {
     pub connections_in_all: usize,
     /// Arenas; for the administrator.
     pub links: usize,
-    /// Shares of what carries streams to other nodes, as they were when somebody asked last; for the administrator.
+    /// Shares of what carries streams to other nodes, as they were when somebody asked last; for
+    /// the administrator.
     #[cfg(feature = "links")]
     #[serde(default)]
     pub shares: Option<SharesView>,
@@ -242,7 +243,8 @@ impl Broker {
         report
     }
 
-    /// The connections of families that are shown: not all of them where few are, since anybody may ask often.
+    /// The connections of families that are shown: not all of them where few are, since anybody may
+    /// ask often.
     fn of(&self, only: Option<(crate::peer::NamespaceId, u32)>) -> BTreeSet<u32> {
         let Some((space, uid)) = only else {
             return self.connections.iter().map(|(number, _)| number).collect();

@@ -1,13 +1,14 @@
 //! Endpoints of one process that sleep on one eventfd.
 //!
-//! An eventfd costs the kernel half a KiB, which is more than all the rest of a socket that does nothing. A process
-//! with very many connections, which waits for all of them in one place, needs to know soon that one of a few has
-//! something, and looks at those few itself ([`Request::Share`]). So up to [`SHARERS`] of them have one eventfd. It is one
-//! link's alone: whoever raises it, or spoils it, is of the family that all its endpoints are connected to.
+//! An eventfd costs the kernel half a KiB, which is more than all the rest of a socket that does
+//! nothing. A process with very many connections, which waits for all of them in one place, needs
+//! to know soon that one of a few has something, and looks at those few itself
+//! ([`Request::Share`]). So up to [`SHARERS`] of them have one eventfd. It is one link's alone:
+//! whoever raises it, or spoils it, is of the family that all its endpoints are connected to.
 //!
-//! Which process accepts a connection is not known when it begins. Where the last one that accepted shares, the
-//! connector gets nothing to raise at first, and asks when it needs it ([`Request::Peer`]): nobody can be
-//! asleep before.
+//! Which process accepts a connection is not known when it begins. Where the last one that accepted
+//! shares, the connector gets nothing to raise at first, and asks when it needs it
+//! ([`Request::Peer`]): nobody can be asleep before.
 //!
 //! [`Request::Share`]: slipway_sgiov_spec::control::Request::Share
 //! [`Request::Peer`]: slipway_sgiov_spec::control::Request::Peer
@@ -79,8 +80,8 @@ impl Broker {
         Outcome::Nothing
     }
 
-    /// What the other side of an endpoint sleeps on. Who asks is about to raise it, and may not be able to: so it is
-    /// raised here.
+    /// What the other side of an endpoint sleeps on. Who asks is about to raise it, and may not be
+    /// able to: so it is raised here.
     pub(super) fn peer(&mut self, client: u32, family: u32, entry: u64) -> Result<Outcome, Errno> {
         let entry = u32::try_from(entry).map_err(|_| Errno::BADF)?;
         let client = self.clients.get(client).ok_or(Errno::INVAL)?;
@@ -101,7 +102,8 @@ impl Broker {
         Ok(Outcome::Answer(Reply::Done, vec![bell.eventfd]))
     }
 
-    /// Both ends of a connection have been introduced: if there are many, a keeper has its eventfds from now on.
+    /// Both ends of a connection have been introduced: if there are many, a keeper has its eventfds
+    /// from now on.
     pub(super) fn keep(&mut self, connection: u32) {
         let Some(there) = self.connections.get_mut(connection) else { return };
         let is_remote = there.ends.iter().any(|end| end.party == Party::Engine);

@@ -1,10 +1,11 @@
 //! Memory of sockets that do nothing goes back to the system.
 //!
-//! The sweeper looks at endpoints a slice at a time, so that a request never waits long for it. An endpoint
-//! that has a region of its arena, whose bytes were all read and which has not moved since the sweeper saw it
-//! last, gives the region up ([`Stream::trim`]) under the lock of its sending half, which the sweeper only
-//! ever tries to take. A round that found no region doubles the time to the next one, up to ten seconds; a new
-//! connection makes it a second again. Without connections, and without links to forget, there are no rounds.
+//! The sweeper looks at endpoints a slice at a time, so that a request never waits long for it. An
+//! endpoint that has a region of its arena, whose bytes were all read and which has not moved since
+//! the sweeper saw it last, gives the region up ([`Stream::trim`]) under the lock of its sending
+//! half, which the sweeper only ever tries to take. A round that found no region doubles the time
+//! to the next one, up to ten seconds; a new connection makes it a second again. Without
+//! connections, and without links to forget, there are no rounds.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -126,7 +127,8 @@ impl Broker {
         self.sweep.holds = self.sweep.holds.wrapping_add(1);
         let hold = ENGINE + (u64::from(self.sweep.holds) << 33);
         let lock = &family.table.entry(end.entry)[entry::TX_LOCK];
-        // Acquire and release: what the last holder wrote is seen, and the next one sees what is written here.
+        // Acquire and release: what the last holder wrote is seen, and the next one sees what is
+        // written here.
         if lock.compare_exchange(0, hold, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;
         }
@@ -158,8 +160,8 @@ impl Broker {
         self.sweep.seen.remove(&key);
     }
 
-    /// Whether neither side of a connection has a reason to fear the other: who writes to it may wait for the engine, and the
-    /// engine for who has the file.
+    /// Whether neither side of a connection has a reason to fear the other: who writes to it may
+    /// wait for the engine, and the engine for who has the file.
     fn is_among_friends(&self, connection: &Connection) -> bool {
         let peer = |side: Side| match connection.end(side).party {
             Party::Family(family) => self.families.get(family).map(|family| &family.peer),

@@ -104,13 +104,14 @@ impl Control {
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
     }
 
-    /// Says what the machine is to tell of from now on. A full barrier and a look at all of it must follow.
+    /// Says what the machine is to tell of from now on. A full barrier and a look at all of it must
+    /// follow.
     pub fn sleep(&self, word: u64) {
         self.word(GUEST_ASLEEP).store(word, Ordering::Relaxed);
     }
 
-    /// Whether the machine's engine sleeps, and is to be told: that there is work for it, or room for its messages
-    /// too.
+    /// Whether the machine's engine sleeps, and is to be told: that there is work for it, or room
+    /// for its messages too.
     pub fn is_to_be_told(&self, work: bool, room: bool) -> bool {
         let what = if work { asleep::FOR_WORK } else { 0 } | if room { ROOM } else { 0 };
         // The machine stores the word and then looks once more; here it is the other way round.

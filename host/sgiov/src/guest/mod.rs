@@ -1,17 +1,18 @@
 //! The engine in a guest: its streams to other machines go through a socket function
 //! (`slipway_sgiov_spec::function`), a PCI function that the machine's engine serves.
 //!
-//! It is the same engine as on a host, for the same library. What is different is its [`Remote`]: the streams' other
-//! side is the machine's engine, which reads and writes the arenas in the guest's memory by itself, so that no byte
-//! passes through here. [`FunctionRemote`] says to it in messages what a `Remote` is asked, tells what it answers,
-//! and forwards the signals of both sides.
+//! It is the same engine as on a host, for the same library. What is different is its [`Remote`]:
+//! the streams' other side is the machine's engine, which reads and writes the arenas in the
+//! guest's memory by itself, so that no byte passes through here. [`FunctionRemote`] says to it in
+//! messages what a `Remote` is asked, tells what it answers, and forwards the signals of both
+//! sides.
 //!
 //! - [`Device`]: registers, interrupts and memory, as whoever has the function's driver gives them;
-//! - `control`: the control memory; `streams`: arenas and connections by both sides' names; `remote`: what the
-//!   engine asks; `turn`: messages and signals; `rest`: waking and sleeping.
+//! - `control`: the control memory; `streams`: arenas and connections by both sides' names;
+//!   `remote`: what the engine asks; `turn`: messages and signals; `rest`: waking and sleeping.
 //!
-//! All of it runs on the engine's thread, which sleeps when there is nothing to do; the machine interrupts it then,
-//! and programs raise their family's bell.
+//! All of it runs on the engine's thread, which sleeps when there is nothing to do; the machine
+//! interrupts it then, and programs raise their family's bell.
 //!
 //! [`Remote`]: crate::remote::Remote
 
@@ -28,7 +29,8 @@ use slipway_sgiov_spec::function::{BROKEN, Broken, VERSION};
 
 pub use remote::FunctionRemote;
 
-/// A piece of the guest's memory: `slipway_sgiov_spec::function::PIECE` bytes of zeros at a multiple of that.
+/// A piece of the guest's memory: `slipway_sgiov_spec::function::PIECE` bytes of zeros at a
+/// multiple of that.
 pub struct Piece {
     /// The words. They stay where they are as long as this value lives.
     pub memory: Lasting,
@@ -44,8 +46,8 @@ pub trait Device: Send {
     /// Writes 4 bytes of BAR 0 at a multiple of 4.
     fn write(&mut self, offset: u64, value: u32);
 
-    /// Readable when the function has interrupted. None: it cannot, and is looked at every millisecond while there is
-    /// somebody to look for.
+    /// Readable when the function has interrupted. None: it cannot, and is looked at every
+    /// millisecond while there is somebody to look for.
     fn interrupt(&self) -> Option<BorrowedFd<'_>>;
 
     /// Has taken notice of interrupts. The cause is read after this, which lowers the pin, and then

@@ -23,8 +23,8 @@ use crate::remote::{Event, Family, Line, Remote};
 const STREAMS: u32 = 32;
 /// Messages and signals of each kind that are taken before the engine's programs have their turn.
 pub(super) const TURN: usize = 256;
-/// How long it looks for more after the last work: an interrupt costs the guest several accesses that leave it,
-/// together about as long as this.
+/// How long it looks for more after the last work: an interrupt costs the guest several accesses
+/// that leave it, together about as long as this.
 pub(super) const POLL: Duration = Duration::from_micros(250);
 /// How long it does so before the engine's programs have their turn.
 pub(super) const SHIFT: Duration = Duration::from_millis(1);
@@ -32,7 +32,8 @@ pub(super) const SHIFT: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often one without interrupts is looked at.
 pub(super) const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// How often it is asked whether it is there still, while there are streams: one that is gone does not interrupt.
+/// How often it is asked whether it is there still, while there are streams: one that is gone does
+/// not interrupt.
 pub(super) const PULSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 /// At least so long after it was asked last.
 pub(super) const BETWEEN: Duration = Duration::from_millis(400);
@@ -41,7 +42,8 @@ pub(super) const INTERRUPT: u64 = u64::MAX;
 pub(super) const AGAIN: u64 = u64::MAX - 1;
 pub(super) const TIMER: u64 = u64::MAX - 2;
 
-/// Carries streams to where a socket function leads: other guests of its network, and programs of the machine.
+/// Carries streams to where a socket function leads: other guests of its network, and programs of
+/// the machine.
 pub struct FunctionRemote {
     pub(super) device: Box<dyn Device>,
     /// None: it is broken.
@@ -132,7 +134,8 @@ impl FunctionRemote {
         Ok(())
     }
 
-    /// Resets the function, and gives up the memory that it knows. What it may go on to touch stays as it is.
+    /// Resets the function, and gives up the memory that it knows. What it may go on to touch stays
+    /// as it is.
     fn stop(&mut self) {
         let control = self.control.take();
         if !reset(&mut *self.device) {
@@ -182,8 +185,8 @@ impl FunctionRemote {
             .ok()
     }
 
-    /// The machine carries nothing any more: all streams are broken off, and what is asked for from now on is the
-    /// kernel's.
+    /// The machine carries nothing any more: all streams are broken off, and what is asked for from
+    /// now on is the kernel's.
     pub(super) fn fail(&mut self, error: &FunctionError) {
         if self.control.is_none() {
             return;
@@ -379,7 +382,8 @@ impl FunctionRemote {
         Ok(arena)
     }
 
-    /// Takes the engine's side of a stream. None: the machine is not there, or does not know its arena.
+    /// Takes the engine's side of a stream. None: the machine is not there, or does not know its
+    /// arena.
     fn carry(&mut self, connection: u32, line: Line, connected: bool) -> Option<function::Line> {
         self.control.as_ref()?;
         let arena = self.arenas.number(&line.arena)?;

@@ -13,7 +13,8 @@ use super::{FunctionError, broken};
 use crate::remote::Family;
 
 impl FunctionRemote {
-    /// Works until there is nothing to do, or for so long that the engine's programs are to have their turn.
+    /// Works until there is nothing to do, or for so long that the engine's programs are to have
+    /// their turn.
     pub(super) fn work(&mut self) {
         self.wake();
         let begun = Instant::now();
@@ -111,7 +112,8 @@ impl FunctionRemote {
         self.families.values().for_each(|family| family.set_asleep(false));
     }
 
-    /// Has it looked at while there is somebody to look for: for its work, or for whether it is there.
+    /// Has it looked at while there is somebody to look for: for its work, or for whether it is
+    /// there.
     pub(super) fn look_or_not(&mut self) {
         let (anybody, period) = if self.device.interrupt().is_some() {
             (!self.streams.is_empty(), PULSE)

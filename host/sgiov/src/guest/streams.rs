@@ -109,7 +109,8 @@ impl Streams {
     }
 }
 
-/// Wakes the program of a stream. One that cannot be told without waiting is not waited for: its stream ends.
+/// Wakes the program of a stream. One that cannot be told without waiting is not waited for: its
+/// stream ends.
 fn raise(line: &Line) {
     if !slipway_peer::eventfd::raise(line.eventfd.as_fd()) {
         end(line);

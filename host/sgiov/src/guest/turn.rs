@@ -140,7 +140,8 @@ impl FunctionRemote {
             self.device.write(register::BELL, 1);
         }
         if let Some(number) = spoiled {
-            // Once for each family, which cannot begin anew but by attaching again. Only its own streams stall.
+            // Once for each family, which cannot begin anew but by attaching again. Only its own
+            // streams stall.
             tracing::warn!(
                 family = number,
                 "its signals cannot be, and are not looked at any more"

@@ -1,4 +1,5 @@
-//! Guests that are asked whether they take a connection: who does not answer in time is not waited for.
+//! Guests that are asked whether they take a connection: who does not answer in time is not waited
+//! for.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +12,11 @@ use super::carrying::{Carrying, number};
 use super::pair::Answerer;
 use crate::remote::Event;
 
-/// How long a guest may take. Less than a program waits for its engine: a guest that does not answer, because it
-/// is stopped for example, is not to look like the engine's end.
+/// How long a guest may take. Less than a program waits for its engine: a guest that does not
+/// answer, because it is stopped for example, is not to look like the engine's end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Questions that a guest may leave without an answer before it is not asked, and that it may have with the engine.
+/// Questions that a guest may leave without an answer before it is not asked, and that it may have
+/// with the engine.
 const UNANSWERED: usize = 1024;
 
 impl Carrying {
@@ -33,8 +35,8 @@ impl Carrying {
         self.message(guest, Message::Incoming { incoming: pair, from, to });
     }
 
-    /// Asks the engine for a guest, for whose kernel the connection is when it has too many questions there: also those
-    /// count that it does not wait for any more.
+    /// Asks the engine for a guest, for whose kernel the connection is when it has too many
+    /// questions there: also those count that it does not wait for any more.
     pub(super) fn ask_engine(&mut self, guest: u32, pair: u32, from: Address, to: Address) {
         let Some(asking) = self.guests.get_mut(&guest).filter(|guest| guest.asks < UNANSWERED)
         else {

@@ -1,9 +1,10 @@
-//! Families whose signals links take: what is for streams with guests is passed on to this side's thread.
+//! Families whose signals links take: what is for streams with guests is passed on to this side's
+//! thread.
 //!
-//! The links' thread does not know which entries those are, and this thread is not to be woken for all others. So
-//! each family has its claims, marks that this thread makes and the links' thread reads: an entry's first
-//! signal is passed on, and the next one when that was seen. So a program that raises signals without end has one
-//! under way for each of its entries.
+//! The links' thread does not know which entries those are, and this thread is not to be woken for
+//! all others. So each family has its claims, marks that this thread makes and the links' thread
+//! reads: an entry's first signal is passed on, and the next one when that was seen. So a program
+//! that raises signals without end has one under way for each of its entries.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -16,7 +17,8 @@ use super::Bell;
 use super::carrying::Command;
 use crate::table::ENTRIES;
 
-/// Entries of a part of the marks. A family's entries are its lowest numbers, so most have one part.
+/// Entries of a part of the marks. A family's entries are its lowest numbers, so most have one
+/// part.
 const PART: usize = 4096;
 
 #[derive(Debug)]
@@ -46,7 +48,8 @@ fn place(entry: usize) -> (usize, u64) {
 }
 
 impl Claims {
-    /// The entry is a stream's with a guest: to be said before anything is asked of the program by its FIFOs.
+    /// The entry is a stream's with a guest: to be said before anything is asked of the program by
+    /// its FIFOs.
     pub fn claim(&self, entry: u32) {
         let Some(part) = self.parts.get(entry as usize / PART) else { return };
         let fresh = || [const { AtomicU64::new(0) }; PART / 64];
@@ -69,7 +72,8 @@ impl Claims {
         let Some(entry) = entry else { return self.told.store(false, Ordering::SeqCst) };
         if let Some(part) = self.part(entry as usize) {
             let (word, bit) = place(entry as usize);
-            // Acquire: what was written before a signal that was not passed on is seen by who looks now.
+            // Acquire: what was written before a signal that was not passed on is seen by who looks
+            // now.
             part.told[word].fetch_and(!bit, Ordering::AcqRel);
         }
     }

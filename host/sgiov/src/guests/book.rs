@@ -81,8 +81,8 @@ impl Book {
         self.entries().remove(&guest);
     }
 
-    /// The guest that listens at `to` and that `tenant` may reach: one of its own, or, if policy says so, the one
-    /// that has the address.
+    /// The guest that listens at `to` and that `tenant` may reach: one of its own, or, if policy
+    /// says so, the one that has the address.
     pub fn route(&self, policy: &Policy, tenant: &str, to: &Address) -> Option<u32> {
         let entries = self.entries();
         let mut others = Vec::new();

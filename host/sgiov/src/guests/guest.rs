@@ -25,7 +25,8 @@ pub struct Guest {
     pub leaving: HashSet<u32>,
     /// Questions that it has not answered.
     pub unanswered: usize,
-    /// Questions of its that the engine has not answered. They outlast the channel, as their answers do.
+    /// Questions of its that the engine has not answered. They outlast the channel, as their
+    /// answers do.
     pub asks: usize,
     pub counts: Arc<Counts>,
 }

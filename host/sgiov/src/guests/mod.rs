@@ -1,15 +1,17 @@
 //! Guests: their socket functions, and their streams to each other and to programs of this node.
 //!
-//! [`Guests`] is asked by the engine's thread. Functions are served by a reactor (`serve`): what a guest's VMM
-//! does with the registers is done there. A thread of its own (`carrying`) has the channels of all guests and all
-//! streams that have a guest at one end at least: it speaks with the guests (`talk`), and copies from one end's FIFO
-//! into the other's, once (`pair`). It takes turns, with so many bytes for a stream in each; a stream with nothing to do is
-//! armed and costs nothing, and with none to do anything the thread sleeps (`sleep`). Beside links, whose thread
-//! takes programs' signals, it hears of its own streams from there (`beside`).
+//! [`Guests`] is asked by the engine's thread. Functions are served by a reactor (`serve`): what a
+//! guest's VMM does with the registers is done there. A thread of its own (`carrying`) has the
+//! channels of all guests and all streams that have a guest at one end at least: it speaks with the
+//! guests (`talk`), and copies from one end's FIFO into the other's, once (`pair`). It takes turns,
+//! with so many bytes for a stream in each; a stream with nothing to do is armed and costs nothing,
+//! and with none to do anything the thread sleeps (`sleep`). Beside links, whose thread takes
+//! programs' signals, it hears of its own streams from there (`beside`).
 //!
-//! Nothing a guest writes is believed: `slipway_sgiov_function` checks memory, messages and counters, and here a
-//! guest that names what is not its own, or uses a number twice, has its function broken. A stream that is
-//! spoiled ends alone. The end of a guest, for whatever reason, breaks its streams off, and their other ends see ECONNRESET.
+//! Nothing a guest writes is believed: `slipway_sgiov_function` checks memory, messages and
+//! counters, and here a guest that names what is not its own, or uses a number twice, has its
+//! function broken. A stream that is spoiled ends alone. The end of a guest, for whatever reason,
+//! breaks its streams off, and their other ends see ECONNRESET.
 
 mod asked;
 mod beside;
@@ -133,7 +135,8 @@ impl Guests {
         }
     }
 
-    /// Serves a function to whoever connects to `listener`, for as long as the crate's protocol says; `asker` asked.
+    /// Serves a function to whoever connects to `listener`, for as long as the crate's protocol
+    /// says; `asker` asked.
     ///
     /// # Errors
     /// `listener` is no Unix socket that listens; no descriptors or threads.

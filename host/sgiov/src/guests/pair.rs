@@ -75,7 +75,8 @@ impl End {
         told.unwrap_or(false)
     }
 
-    /// Both halves are finished, and its region is nobody's. For an end that its program has closed.
+    /// Both halves are finished, and its region is nobody's. For an end that its program has
+    /// closed.
     pub fn end(&mut self, guests: &BTreeMap<u32, Guest>) {
         if let Some((stream, regions)) = self.stream(guests) {
             stream.out.finish();
@@ -101,7 +102,8 @@ pub struct Pair {
     pub hot: bool,
     /// Looks that found nothing, one after the other.
     pub idle: u8,
-    /// When it was queued because it rests with memory that it may give up, and since when it rests.
+    /// When it was queued because it rests with memory that it may give up, and since when it
+    /// rests.
     pub resting: Option<(Instant, Instant)>,
 }
 
@@ -205,8 +207,8 @@ impl Pair {
         Ok(())
     }
 
-    /// The ends that are over: their programs have closed them, and what they had written was passed on, or never
-    /// will be.
+    /// The ends that are over: their programs have closed them, and what they had written was
+    /// passed on, or never will be.
     pub fn over(&self) -> [bool; 2] {
         let passed = |other: &Option<End>| other.as_ref().is_none_or(|other| other.finished);
         let [first, second] = &self.ends;
@@ -216,8 +218,8 @@ impl Pair {
         [is_over(first, second), is_over(second, first)]
     }
 
-    /// Asks both ends to be told of what there is to do next: `slipway_ring::cross::heavy` follows, and
-    /// [`Pair::settle`]. False: something cannot be, which the next turn sees to.
+    /// Asks both ends to be told of what there is to do next: `slipway_ring::cross::heavy` follows,
+    /// and [`Pair::settle`]. False: something cannot be, which the next turn sees to.
     pub fn wish(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
         if !self.opened || self.is_away(guests) {
             return true;

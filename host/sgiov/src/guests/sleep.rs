@@ -1,4 +1,5 @@
-//! How the thread comes to rest: streams say what they wait for, and then everybody is asked to wake it.
+//! How the thread comes to rest: streams say what they wait for, and then everybody is asked to
+//! wake it.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -15,8 +16,8 @@ const NAP: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_secs(1);
 
 impl Carrying {
-    /// Has those streams that had nothing to do for so many looks say what they wait for; they are not looked at any
-    /// more.
+    /// Has those streams that had nothing to do for so many looks say what they wait for; they are
+    /// not looked at any more.
     pub fn rest(&mut self, looks: u8) {
         // The number of a stream that has ended may be another's by now.
         self.hot.sort_unstable();

@@ -123,7 +123,8 @@ fn piece(memory: &Memory, at: u64) -> Lasting {
     Lasting::over(spans.pop().unwrap()).unwrap()
 }
 
-/// A guest signals what nobody has a stream of, as fast as it is heard: the others have their turns all the same.
+/// A guest signals what nobody has a stream of, as fast as it is heard: the others have their turns
+/// all the same.
 #[test]
 fn a_guests_signals_are_bounded_by_a_turn() {
     let mut rig = Rig::new();
@@ -133,7 +134,8 @@ fn a_guests_signals_are_bounded_by_a_turn() {
     assert_eq!(std::iter::from_fn(|| guest.driver.raise(9, 9).then_some(())).count(), SIGNALS);
 }
 
-/// A guest connects and goes, again and again, in one stream: the engine has so many questions of it at a time.
+/// A guest connects and goes, again and again, in one stream: the engine has so many questions of
+/// it at a time.
 #[test]
 fn a_guests_questions_are_bounded() {
     let mut rig = Rig::new();
@@ -163,8 +165,8 @@ fn a_guests_questions_are_bounded() {
     assert_eq!((rig.carrying.guests[&1].asks, rig.carrying.pairs.len()), (0, 0));
 }
 
-/// A guest is lost in the middle of its own answer: nothing of the stream that it named is left, as its number may be
-/// too large for the next arena.
+/// A guest is lost in the middle of its own answer: nothing of the stream that it named is left, as
+/// its number may be too large for the next arena.
 #[test]
 fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     let mut rig = Rig::new();
@@ -178,7 +180,8 @@ fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     let Some(Message::Incoming { incoming, .. }) = two.driver.hear() else { panic!() };
     assert!(one.driver.say(&Message::Closed { connection: 1 }));
     rig.turn();
-    // It wants to be told of everything, and there is no room for a signal and a counter that cannot be.
+    // It wants to be told of everything, and there is no room for a signal and a counter that
+    // cannot be.
     for side in [Side::Zero, Side::One] {
         let inbox = arena.inbox(15, side);
         inbox.data_wanted.store(u64::MAX, Ordering::Relaxed);
