@@ -14,7 +14,7 @@ use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
 
 use crate::policy::{Policy, Tenant};
-use crate::remote::{Event, Family, Line, Remote};
+use crate::remote::{Destined, Event, Family, Line, Remote};
 
 /// A connection that the carrier serves from the engine's side.
 struct Carried {
@@ -161,7 +161,8 @@ impl Carrier {
                 let incoming = self.next;
                 self.next += 1;
                 self.asked.insert(incoming, stream);
-                Some(Event::Incoming { incoming, tenant, from: source, to: destination })
+                let into = Destined::Tenant(tenant);
+                Some(Event::Incoming { incoming, into, from: source, to: destination })
             }
             News::Event(LinkEvent::Opened(stream)) => {
                 let connection = *self.streams.get(&stream)?;

@@ -37,6 +37,15 @@ pub struct Line {
     pub regions: Arc<[AtomicU64]>,
 }
 
+/// The network namespace on this node that a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destined {
+    /// The one that the policy gives this tenant's name.
+    Tenant(String),
+    /// The one that a listener of [`Remote::listens`] is in.
+    Namespace(u32),
+}
+
 /// An event that a carrier reports.
 #[derive(Debug)]
 pub enum Event {
@@ -56,8 +65,8 @@ pub enum Event {
     Incoming {
         /// The carrier's number for the request.
         incoming: u64,
-        /// The name of the tenant on this node that the request is for.
-        tenant: String,
+        /// The network namespace that the request is for.
+        into: Destined,
         /// The source address.
         from: Address,
         /// The destination address.
@@ -108,16 +117,16 @@ pub trait Remote: Send {
         let _ = arena;
     }
 
-    /// Reports that a program of the tenant listens at `at`; an unspecified address means all
-    /// addresses of the tenant. Called once for each listener. Only a carrier that has to announce
-    /// listeners needs this.
-    fn listens(&mut self, tenant: &str, at: Address) {
-        let _ = (tenant, at);
+    /// Reports that a program listens at `at` in the engine's network namespace of this number; an
+    /// unspecified address means all addresses of the namespace. Called once for each listener.
+    /// Only a carrier that has to announce listeners needs this.
+    fn listens(&mut self, namespace: u32, at: Address) {
+        let _ = (namespace, at);
     }
 
     /// Reports that a listener of [`Remote::listens`] has ended.
-    fn listens_no_more(&mut self, tenant: &str, at: Address) {
-        let _ = (tenant, at);
+    fn listens_no_more(&mut self, namespace: u32, at: Address) {
+        let _ = (namespace, at);
     }
 
     /// Reports that a family has ended. Its streams are finished by now, and the carrier goes on to

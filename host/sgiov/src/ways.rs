@@ -94,15 +94,15 @@ impl Remote for Ways {
         }
     }
 
-    fn listens(&mut self, tenant: &str, at: Address) {
+    fn listens(&mut self, namespace: u32, at: Address) {
         if let Some(links) = &mut self.links {
-            links.listens(tenant, at);
+            links.listens(namespace, at);
         }
     }
 
-    fn listens_no_more(&mut self, tenant: &str, at: Address) {
+    fn listens_no_more(&mut self, namespace: u32, at: Address) {
         if let Some(links) = &mut self.links {
-            links.listens_no_more(tenant, at);
+            links.listens_no_more(namespace, at);
         }
     }
 

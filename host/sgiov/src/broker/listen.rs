@@ -220,8 +220,8 @@ impl Broker {
         }
         let (at, eventfd) = (listener.at, listener.eventfd.clone());
         let listener = self.listeners.insert(listener);
-        if let Some((remote, space)) = self.remote.as_mut().zip(self.namespaces.get(namespace)) {
-            remote.listens(&space.name(), at);
+        if let Some(remote) = &mut self.remote {
+            remote.listens(namespace, at);
         }
         if let Some(client) = self.clients.get_mut(number) {
             client.listeners.insert(listener);
@@ -250,9 +250,8 @@ impl Broker {
     /// A process less has the listener. With the last one those who wait are broken off.
     pub(super) fn drop_listener(&mut self, listener: u32) {
         let Some(listener) = self.listeners.release(listener) else { return };
-        let space = self.namespaces.get(listener.namespace);
-        if let Some((remote, space)) = self.remote.as_mut().zip(space) {
-            remote.listens_no_more(&space.name(), listener.at);
+        if let Some(remote) = &mut self.remote {
+            remote.listens_no_more(listener.namespace, listener.at);
         }
         for connection in listener.queue {
             self.refuse(connection);

@@ -10,7 +10,7 @@ use slipway_sgiov_spec::control::Reply;
 use super::connect::Pair;
 use super::links::Party;
 use super::{Broker, Errno, Outcome};
-use crate::remote::{Event, Line, Remote};
+use crate::remote::{Destined, Event, Line, Remote};
 
 impl Broker {
     /// Asks the carrier, if it has a way to `to`. None: it has not.
@@ -101,8 +101,8 @@ impl Broker {
                 self.finish(connection, side, super::finish::How::Refused);
                 Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))
             }
-            Event::Incoming { incoming, tenant, from, to } => {
-                let answer = self.incoming(&tenant, from, to);
+            Event::Incoming { incoming, into, from, to } => {
+                let answer = self.incoming(&into, from, to);
                 let answer = answer.map_err(super::told);
                 if let Some(remote) = &mut self.remote {
                     remote.answer(incoming, answer);
@@ -125,8 +125,16 @@ impl Broker {
     }
 
     /// A connection from another node, which waits to be accepted.
-    fn incoming(&mut self, tenant: &str, from: Address, to: Address) -> Result<(u32, Line), Errno> {
-        let namespace = self.namespaces.named(tenant).ok_or(Errno::CONNREFUSED)?;
+    fn incoming(
+        &mut self,
+        into: &Destined,
+        from: Address,
+        to: Address,
+    ) -> Result<(u32, Line), Errno> {
+        let namespace = match into {
+            Destined::Tenant(name) => self.namespaces.named(name).ok_or(Errno::CONNREFUSED)?,
+            Destined::Namespace(number) => *number,
+        };
         let space = self.namespaces.get_mut(namespace).ok_or(Errno::CONNREFUSED)?;
         if to.is_loopback() || !space.has(&to.ip) {
             return Err(Errno::HOSTUNREACH);

@@ -60,8 +60,8 @@ pub struct FunctionRemote {
     pub(super) families: HashMap<u32, Family>,
     pub(super) arenas: Arenas,
     pub(super) streams: Streams,
-    /// By address: the tenants of the listeners there.
-    pub(super) listeners: HashMap<Address, Vec<String>>,
+    /// By address: the network namespaces of the listeners there.
+    pub(super) listeners: HashMap<Address, Vec<u32>>,
     /// The machine has answered.
     pub(super) welcome: bool,
     pub(super) events: Vec<Event>,
@@ -288,15 +288,15 @@ impl Remote for FunctionRemote {
         }
     }
 
-    fn listens(&mut self, tenant: &str, at: Address) {
+    fn listens(&mut self, namespace: u32, at: Address) {
         if !Self::is_listened_at(&at) {
             return;
         }
         let count = self.listeners.len();
         match self.listeners.get_mut(&at) {
-            Some(tenants) => tenants.push(tenant.into()),
+            Some(namespaces) => namespaces.push(namespace),
             None if count < LISTENERS => {
-                self.listeners.insert(at, vec![tenant.into()]);
+                self.listeners.insert(at, vec![namespace]);
                 self.say(Message::Listen { at });
             }
             None => tracing::warn!("too many listeners: other machines do not reach {}", show(&at)),
@@ -304,12 +304,12 @@ impl Remote for FunctionRemote {
         self.look_or_not();
     }
 
-    fn listens_no_more(&mut self, tenant: &str, at: Address) {
-        let Some(tenants) = self.listeners.get_mut(&at) else { return };
-        if let Some(own) = tenants.iter().position(|own| own == tenant) {
-            tenants.swap_remove(own);
+    fn listens_no_more(&mut self, namespace: u32, at: Address) {
+        let Some(namespaces) = self.listeners.get_mut(&at) else { return };
+        if let Some(own) = namespaces.iter().position(|own| *own == namespace) {
+            namespaces.swap_remove(own);
         }
-        if tenants.is_empty() {
+        if namespaces.is_empty() {
             self.listeners.remove(&at);
             self.say(Message::Unlisten { at });
         }

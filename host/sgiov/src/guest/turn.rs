@@ -8,7 +8,7 @@ use slipway_sgiov_spec::function::{Addresses, Message, event, register, stream_o
 use super::FunctionError;
 use super::remote::{FunctionRemote, TURN, raw};
 use crate::address::is_meant;
-use crate::remote::{Event, Remote};
+use crate::remote::{Destined, Event, Remote};
 
 impl FunctionRemote {
     /// One round of all there is to do. Whether there was something.
@@ -47,14 +47,11 @@ impl FunctionRemote {
                 self.streams.remove(connection).ok_or(unknown)?;
                 self.events.push(Event::Refused { connection, errno });
             }
-            Message::Incoming { incoming, from, to } => match self.tenant_at(&to) {
-                Some(tenant) => {
-                    self.events.push(Event::Incoming {
-                        incoming: incoming.into(),
-                        tenant,
-                        from,
-                        to,
-                    });
+            Message::Incoming { incoming, from, to } => match self.namespace_at(&to) {
+                Some(namespace) => {
+                    let into = Destined::Namespace(namespace);
+                    let incoming = incoming.into();
+                    self.events.push(Event::Incoming { incoming, into, from, to });
                 }
                 None => self.reject(incoming, raw(Errno::CONNREFUSED)),
             },
@@ -86,12 +83,13 @@ impl FunctionRemote {
         self.say(Message::Rejected { incoming, errno });
     }
 
-    /// The tenant that listens at `to`: exactly there before everywhere.
-    fn tenant_at(&self, to: &Address) -> Option<String> {
+    /// Returns the network namespace of a listener at `to`. One at exactly that address goes before
+    /// one at all addresses.
+    fn namespace_at(&self, to: &Address) -> Option<u32> {
         let exact = self.listeners.get(to);
         let mut others = self.listeners.iter();
-        let meant = || others.find(|(at, _)| is_meant(at, false, to)).map(|(_, tenants)| tenants);
-        exact.or_else(meant)?.first().cloned()
+        let meant = || others.find(|(at, _)| is_meant(at, false, to)).map(|(_, all)| all);
+        exact.or_else(meant)?.first().copied()
     }
 
     /// Streams that stirred on the machine's side: wakes their programs.
