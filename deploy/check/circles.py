@@ -45,9 +45,6 @@ TO_CUT = {
     ("backend/switch", ""): {
         "cutter decorators fan judge lookup port ports rules stats switch task": "the switch, its ports and the task that drives them know each other",
     },
-    ("backend/warp", ""): {
-        "key record transform": "an item is in the wrong module",
-    },
     ("base/reactor", ""): {
         "reactor run seat watchdog": "an item is in the wrong module",
     },
@@ -60,9 +57,6 @@ TO_CUT = {
             "queue recover serve spares state steps trace"
         ): "the controller is one object of 49 fields, cut into files",
     },
-    ("device/virtio-net", ""): {
-        "exchange path receive transmit": "an item is in the wrong module",
-    },
     ("front/cli", ""): {
         "args bench client endpoint image out report run session": "commands use each other's parts",
     },
@@ -71,9 +65,6 @@ TO_CUT = {
             "copies data descriptors epoll exec fds guard numbers open options polling process program real "
             "session transfer vectors"
         ): "the library's state is global",
-    },
-    ("host/hypervisor", "qemu"): {
-        "control launch vm": "an item is in the wrong module",
     },
     ("host/plane", ""): {
         (
@@ -86,19 +77,6 @@ TO_CUT = {
     },
     ("host/sgiov", "guests"): {
         "beside carrying": "an item is in the wrong module",
-    },
-    ("host/vfio-user", ""): {
-        "device parts server": "an item is in the wrong module",
-        "doorbells kept": "an item is in the wrong module",
-    },
-    ("host/vfio-user", "kept"): {
-        "inbox message": "an item is in the wrong module",
-    },
-    ("sandbox/agent", ""): {
-        "machine nvme stages": "an item is in the wrong module",
-    },
-    ("sandbox/image", ""): {
-        "manifest source spool": "an item is in the wrong module",
     },
     ("sandbox/runtime", ""): {
         "adopt boot function life network node sockets start": "a sandbox's steps get the whole node",

@@ -11,7 +11,7 @@
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 
-use crate::record::{HEADER, Header, TAG};
+use crate::header::{HEADER, Header, TAG};
 
 /// The number of records under one key: 2^24, at which AES-GCM with full records is well within RFC
 /// 8446, 5.5.

@@ -59,11 +59,13 @@
 //! instructions; `lz4_flex` and `zstd`; `zerocopy` for a record's header; `thiserror` for the
 //! errors.
 
+mod error;
 mod executor;
 mod fifo;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 pub mod generate;
+mod header;
 mod job;
 mod key;
 mod memory;
@@ -73,16 +75,17 @@ pub mod share;
 mod stretch;
 mod transform;
 
+pub use error::TransformError;
 pub use executor::{Class, Core, Executor, Simulated};
 pub use fifo::Fifo;
 pub use generate::{Needs, Piece, Pieces, Rule, Sizes};
+pub use header::{Header, HeaderError};
 pub use job::{Completion, Job, JobEnd, KeyId, Moved, Work};
 pub use key::{Cipher, KeyError, Opener, RECORDS_PER_KEY, Sealer, Secret};
 pub use memory::{Input, Output};
 pub use pipe::{BrokenFifo, Pipe, Sink, Source};
-pub use record::{Header, HeaderError};
 pub use stretch::Stretch;
-pub use transform::{Compression, Options, TransformError, Worker, records};
+pub use transform::{Compression, Options, Worker, records};
 
 #[cfg(test)]
 mod tests;

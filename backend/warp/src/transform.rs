@@ -6,11 +6,11 @@ use lz4_flex::block::{
 use slipway_ram::Fault;
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::key::{KeyError, Opener, Sealer};
+use crate::error::TransformError;
+use crate::header::{CHECKSUM, Flags, HEADER, Header, MAX_PAYLOAD, MAX_RECORD, TAG};
+use crate::key::{Opener, Sealer};
 use crate::memory::{Input, Output, copy_rings};
-use crate::record::{
-    self, CHECKSUM, Flags, HEADER, Header, HeaderError, MAX_PAYLOAD, MAX_RECORD, TAG,
-};
+use crate::record::{header_of, split};
 use crate::{Needs, Rule, Sizes};
 
 /// zstd's compression level: its fastest except for the negative ones.
@@ -40,56 +40,6 @@ pub struct Options {
     pub compression: Compression,
     /// Adds a CRC32C of the payload. A sealed record is protected without it.
     pub checksum: bool,
-}
-
-/// The reason why a transform failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TransformError {
-    /// The memory of a ring was unmapped or refused.
-    #[error("ring memory: {0}")]
-    Memory(#[from] Fault),
-    /// The output has no room for the result, the input exceeds a record, or the input is empty.
-    #[error("{input} bytes do not fit into {room}")]
-    NoRoom {
-        /// Bytes of input.
-        input: usize,
-        /// Bytes of room in the output.
-        room: usize,
-    },
-    /// The bytes are not a record.
-    #[error(transparent)]
-    Header(#[from] HeaderError),
-    /// The bytes are less than the whole record, or more.
-    #[error("{there} bytes of a record of {record}")]
-    NotWhole {
-        /// Bytes that were passed.
-        there: usize,
-        /// Bytes of the record.
-        record: usize,
-    },
-    /// The key cannot seal or open the record.
-    #[error(transparent)]
-    Key(#[from] KeyError),
-    /// The record is plain where a sealed one is expected, or sealed where a plain one is.
-    #[error("a record that is sealed, or that is not, against what was agreed")]
-    Sealing,
-    /// The checksum does not match the payload.
-    #[error("a wrong checksum")]
-    Checksum,
-    /// The body does not decompress to the payload's length.
-    #[error("a damaged compressed body")]
-    Compression,
-    /// An executor did less than its job said.
-    #[error("{done} bytes done of a piece of {given}")]
-    Short {
-        /// Bytes that it did.
-        done: usize,
-        /// Bytes of the job.
-        given: usize,
-    },
-    /// The executor has no such key.
-    #[error("no such key")]
-    NoKey,
 }
 
 /// Returns the [`Rule`] for making records of up to `most` bytes of payload, `sealed` or not. No
@@ -319,14 +269,14 @@ impl Worker {
         record: &mut [u8],
         output: &mut Output<'_>,
     ) -> Result<usize, TransformError> {
-        let header = Header::of(record)?;
+        let header = header_of(record)?;
         if header.flags.has(Flags::SEALED) != opener.is_some() {
             return Err(TransformError::Sealing);
         }
         if output.room() < header.payload {
             return Err(TransformError::NoRoom { input: header.payload, room: output.room() });
         }
-        let (raw, body) = record::split(record)?;
+        let (raw, body) = split(record)?;
         let body: &[u8] = match opener {
             Some(opener) => opener.open(&header, raw, body)?,
             None => body,

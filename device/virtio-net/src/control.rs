@@ -4,9 +4,9 @@ use slipway_ram::Memory;
 use slipway_switch::Mac;
 use slipway_virtio_spec::net::{Features, control as command};
 
+use crate::common::Lane;
 use crate::driven::Driven;
 use crate::filter::TABLE;
-use crate::path::Lane;
 use crate::queue::{Broken, Chain, Range};
 
 /// Most bytes of a command that are read: two tables of addresses, even if some are larger than

@@ -1,6 +1,6 @@
-//! Counters of frames and rings, which any thread may read.
+//! Counters of frames and rings, and a device's need of a reset: any thread may read them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A number that one thread counts and any thread reads.
 #[derive(Default)]
@@ -18,7 +18,7 @@ impl Count {
     }
 }
 
-/// Live counts of one device.
+/// Live counts of one device, and whether it needs a reset.
 #[derive(Default)]
 pub(crate) struct Live {
     pub shape: Count,
@@ -33,6 +33,7 @@ pub(crate) struct Live {
     pub arms: Count,
     /// Notifications, counted by the function's thread.
     pub notifications: Count,
+    broken: AtomicBool,
 }
 
 /// Counts since the device was made.
@@ -64,6 +65,16 @@ pub struct Counters {
 }
 
 impl Live {
+    /// Sets whether the path met an error that needs a reset.
+    pub fn set_broken(&self, broken: bool) {
+        self.broken.store(broken, Ordering::Release);
+    }
+
+    /// Returns whether the path met an error that needs a reset.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
     pub fn snapshot(&self) -> Counters {
         Counters {
             bad_shape: self.shape.get(),

@@ -16,12 +16,13 @@ use slipway_virtio_spec::net::{Config, Features, config_status};
 use slipway_virtio_spec::{Status, pci::isr};
 use zerocopy::IntoBytes;
 
+use crate::common::Rules;
 use crate::control::{Change, ControlQueue, execute};
 use crate::driven::Driven;
 use crate::exchange::Exchange;
 use crate::layout::{self, BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER};
 use crate::parts::FRAME_OVERHEAD;
-use crate::path::{DataPath, Rules};
+use crate::path::DataPath;
 use crate::registers::{Effect, Registers};
 use crate::{Counters, DevicePort, Parts, PartsError, Settings};
 
@@ -183,7 +184,7 @@ impl Device {
     /// Brings the device into the state that the registers ask for, as far as the port allows.
     /// Never waits.
     fn advance(&mut self) {
-        if self.away && self.exchange.is_broken() {
+        if self.away && self.exchange.live.is_broken() {
             self.need_reset();
         }
         self.fetch_path();
@@ -214,7 +215,7 @@ impl Device {
             self.path = Some(path);
             (self.away, self.recalled) = (false, false);
             self.exchange.settle();
-            if self.exchange.is_broken() {
+            if self.exchange.live.is_broken() {
                 self.need_reset();
             }
         }
@@ -240,9 +241,9 @@ impl Device {
         let mut path = match self.path.take() {
             Some(path) => path,
             None => {
-                let (memory, exchange) = (self.memory.clone(), Arc::clone(&self.exchange));
+                let (memory, live) = (self.memory.clone(), Arc::clone(&self.exchange.live));
                 let pairs = usize::from(self.settings.pairs);
-                Box::new(DataPath::new(memory, rules.clone(), exchange, pairs))
+                Box::new(DataPath::new(memory, rules.clone(), live, pairs))
             }
         };
         path.set_rules(rules);

@@ -1,8 +1,9 @@
 //! Makes queues from the registers.
 
 use crate::Device;
+use crate::common::Lane;
 use crate::control::ControlQueue;
-use crate::path::{DataPath, Lane};
+use crate::path::DataPath;
 use crate::queue::{Broken, Queue};
 use crate::receive::Receiver;
 use crate::registers::{QueueRegisters, Role};

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use slipway_switch::Waker;
 
+use crate::common::Rules;
 use crate::counters::Live;
-use crate::path::{DataPath, Rules};
+use crate::path::DataPath;
 
 /// State that function and port share.
 pub(crate) struct Exchange {
@@ -22,13 +23,11 @@ pub(crate) struct Exchange {
     /// The number of rules that the function gave, and how many of them the port follows by now.
     asked: AtomicU32,
     applied: AtomicU32,
-    /// `true` if the path met an error that needs a reset.
-    broken: AtomicBool,
     /// `true` while the driver runs.
     up: AtomicBool,
     /// The link state that the host set.
     link: AtomicBool,
-    pub live: Live,
+    pub live: Arc<Live>,
     slot: Mutex<Slot>,
 }
 
@@ -41,8 +40,8 @@ struct Slot {
     waker: Option<Waker>,
     /// `true` if the port is gone.
     closed: bool,
-    /// `true` if the function is gone. A path refers to the exchange: a path that stayed in this
-    /// slot would keep itself, and the guest's memory, alive for ever.
+    /// `true` if the function is gone. A path that comes back is dropped then: in this slot it
+    /// would keep the guest's memory alive for as long as the port lives.
     abandoned: bool,
 }
 
@@ -63,10 +62,9 @@ impl Exchange {
             for_function: AtomicBool::new(false),
             asked: AtomicU32::new(0),
             applied: AtomicU32::new(0),
-            broken: AtomicBool::new(false),
             up: AtomicBool::new(false),
             link: AtomicBool::new(true),
-            live: Live::default(),
+            live: Arc::default(),
             slot: Mutex::default(),
         })
     }
@@ -81,7 +79,7 @@ impl Exchange {
     /// Gives the path to the port. If the port is gone, the path comes back at once.
     pub fn send(&self, path: Box<DataPath>) {
         let mut slot = self.lock();
-        self.broken.store(false, Ordering::Relaxed);
+        self.live.set_broken(false);
         slot.recalled = false;
         if slot.closed {
             slot.to_function = Some(path);
@@ -153,10 +151,6 @@ impl Exchange {
         self.wake();
     }
 
-    pub fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
-    }
-
     pub fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::Release);
     }
@@ -215,10 +209,6 @@ impl Exchange {
             let given = slot.give_back(path);
             self.for_function.store(given, Ordering::Release);
         }
-    }
-
-    pub fn set_broken(&self) {
-        self.broken.store(true, Ordering::Release);
     }
 
     pub fn is_up(&self) -> bool {

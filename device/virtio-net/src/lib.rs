@@ -55,6 +55,7 @@
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`]. `queue` says why
 //! `virtio-queue` is not used.
 
+mod common;
 mod control;
 mod counters;
 mod device;

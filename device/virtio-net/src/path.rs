@@ -3,62 +3,16 @@
 
 use std::sync::Arc;
 
-use slipway_pci::Interrupt;
 use slipway_ram::{Memory, View};
 use slipway_switch::{Abilities, Burst, Delivered, Pick};
-use slipway_virtio_spec::net::Features;
 
-use crate::exchange::Exchange;
-use crate::filter::{Filter, Steering};
+use crate::common::{Common, Rules};
+use crate::counters::Live;
+use crate::filter::Steering;
 use crate::header::abilities;
-use crate::queue::{Broken, Queue};
+use crate::queue::Broken;
 use crate::receive::Receiver;
 use crate::transmit::Transmitter;
-
-/// The rules of the data path that may change while frames move.
-#[derive(Clone)]
-pub(crate) struct Rules {
-    /// The negotiated features, with only those of the driver's offloads that are on now.
-    pub features: Features,
-    /// Queue pairs in use.
-    pub pairs: u16,
-    /// Bytes of the longest frame that the driver may be given whole.
-    pub longest: usize,
-    pub filter: Filter,
-    /// The interrupt that tells the driver that the device needs a reset.
-    pub config: Option<Interrupt>,
-}
-
-/// One queue and its interrupt.
-pub(crate) struct Lane {
-    pub queue: Queue,
-    pub interrupt: Option<Interrupt>,
-}
-
-/// State that all lanes use.
-pub(crate) struct Common {
-    pub memory: Memory,
-    pub view: View,
-    pub rules: Rules,
-    pub steering: Steering,
-    pub exchange: Arc<Exchange>,
-}
-
-impl Common {
-    /// Makes the entries that `lane` reported visible to the driver, and interrupts once if the
-    /// driver wants that.
-    #[inline]
-    pub fn publish(&self, lane: &mut Lane) -> Result<(), Broken> {
-        lane.queue.publish(&self.memory)?;
-        if lane.queue.wants_interrupt(&self.memory)?
-            && let Some(interrupt) = &lane.interrupt
-        {
-            interrupt.signal();
-            self.exchange.live.interrupts.add(1);
-        }
-        Ok(())
-    }
-}
 
 pub(crate) struct DataPath {
     pub common: Common,
@@ -74,11 +28,11 @@ pub(crate) struct DataPath {
 
 impl DataPath {
     /// Makes a path for `pairs` queue pairs, none of them enabled.
-    pub fn new(memory: Memory, rules: Rules, exchange: Arc<Exchange>, pairs: usize) -> Self {
+    pub fn new(memory: Memory, rules: Rules, live: Arc<Live>, pairs: usize) -> Self {
         let abilities = abilities(rules.features);
         let (view, steering) = (View::new(memory.clone()), Steering::default());
         Self {
-            common: Common { view, memory, rules, steering, exchange },
+            common: Common { view, memory, rules, steering, live },
             receivers: (0..pairs).map(|_| None).collect(),
             transmitters: (0..pairs).map(|_| None).collect(),
             turn: 0,
@@ -105,7 +59,7 @@ impl DataPath {
     #[cold]
     fn fail(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
-            self.common.exchange.set_broken();
+            self.common.live.set_broken(true);
             if let Some(interrupt) = &self.common.rules.config {
                 interrupt.signal();
             }
@@ -174,7 +128,7 @@ impl DataPath {
             self.fail();
             return nothing;
         };
-        let live = &self.common.exchange.live;
+        let live = &self.common.live;
         if delivered.full + delivered.refused > 0 {
             live.no_buffer.add(delivered.full.into());
             live.too_large.add(delivered.refused.into());
@@ -213,7 +167,7 @@ impl DataPath {
         if self.broken {
             return false;
         }
-        self.common.exchange.live.arms.add(1);
+        self.common.live.arms.add(1);
         let mut more = false;
         for transmitter in self.transmitters.iter_mut().flatten() {
             match transmitter.lane.queue.arm(&self.common.memory) {

@@ -5,9 +5,9 @@ use slipway_switch::{Burst, Delivered, MAX_FRAME, Pick, Segmentation};
 use slipway_virtio_spec::net::{Features, HEADER};
 use zerocopy::IntoBytes;
 
+use crate::common::{Common, Lane};
 use crate::filter::{destination, typed};
 use crate::header::header;
-use crate::path::{Common, Lane};
 use crate::queue::{BATCH, Broken, Chain};
 use crate::slots::{Cursor, Slot};
 
@@ -75,7 +75,7 @@ impl Receiver {
         if filtered > 0 {
             // For the switch, filtered frames count as delivered.
             delivered.frames += filtered;
-            common.exchange.live.filtered.add(filtered.into());
+            common.live.filtered.add(filtered.into());
         }
         common.publish(&mut self.lane)?;
         Ok(delivered)

@@ -5,9 +5,9 @@ use slipway_switch::{Burst, MAX_FRAME};
 use slipway_virtio_spec::net::{HEADER, Header};
 use zerocopy::IntoBytes;
 
+use crate::common::{Common, Lane};
 use crate::counters::Count;
 use crate::header::{MIN_FRAME, offload};
-use crate::path::{Common, Lane};
 use crate::queue::{BATCH, Broken, Chain};
 use crate::slots::Slot;
 
@@ -85,7 +85,7 @@ impl Transmitter {
                     if slot.pin(&mut common.view, head, ranges, Access::Read).is_err() {
                         slot.len = 0;
                         slot.spans.clear();
-                        common.exchange.live.memory.add(1);
+                        common.live.memory.add(1);
                         self.malformed += 1;
                     } else if let Some(span) = slot.spans.first() {
                         span.prefetch(0);
@@ -107,7 +107,7 @@ impl Transmitter {
             return false;
         }
         let mut header = Header::default();
-        let live = &common.exchange.live;
+        let live = &common.live;
         if gather_header(&slot.spans, &mut header).is_err() {
             live.memory.add(1);
             self.malformed += 1;
@@ -151,7 +151,7 @@ impl Transmitter {
 /// Checks whether a chain may be a frame. The error is the counter of the cause.
 #[inline]
 fn check<'a>(chain: &Chain, common: &'a Common) -> Result<(), &'a Count> {
-    let live = &common.exchange.live;
+    let live = &common.live;
     if !chain.writable.is_empty() {
         return Err(&live.shape);
     }

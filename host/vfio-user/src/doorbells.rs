@@ -10,7 +10,7 @@ use slipway_keeper::Shelf;
 use slipway_pci::CellPage;
 use slipway_peer::Foreign;
 
-use crate::kept::DOORBELLS;
+use crate::slots::DOORBELLS;
 
 /// Doorbell cells in a memfd. Every client gets a file of its own, so that an earlier client cannot
 /// ring a later one's doorbells. The cells stay at one address nevertheless.

@@ -15,13 +15,13 @@ use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 use crate::channel::Channel;
 use crate::control::{Gone, Shared};
 use crate::device::Device;
-use crate::kept;
+use crate::keeping::Keeping;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::Listener;
-use crate::server::{Keeping, MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
+use crate::server::{MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;
-use crate::{Config, Control, EndpointParts};
+use crate::{Config, Control, EndpointParts, kept, slots};
 
 const CONTROL: u32 = 0;
 const LISTENER: u32 = 1;
@@ -172,7 +172,7 @@ impl Endpoint {
 
     /// Continues with the client that a predecessor had, if there is one.
     fn resume(&mut self, mut parts: kept::Parts, keeping: Keeping) -> std::io::Result<()> {
-        let socket = parts.found.remove(&kept::CLIENT);
+        let socket = parts.found.remove(&slots::CLIENT);
         let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
             self.kept = Some(Box::new(keeping));
             return Ok(());
@@ -507,11 +507,11 @@ fn listen(
     bin: &Bin,
 ) -> std::io::Result<(Listener, Option<KeptParts>)> {
     let Some((mut parts, keeping)) = kept else { return Ok((Listener::bind(config, bin)?, None)) };
-    let listener = match parts.found.remove(&kept::LISTENER) {
+    let listener = match parts.found.remove(&slots::LISTENER) {
         Some(socket) => Listener::resume(socket, config, bin)?,
         None => {
             let listener = Listener::bind(config, bin)?;
-            parts.shelf.put(kept::LISTENER, listener.file())?;
+            parts.shelf.put(slots::LISTENER, listener.file())?;
             listener
         }
     };

@@ -92,6 +92,7 @@ mod doorbells;
 mod endpoint;
 mod fault;
 mod interrupts;
+mod keeping;
 mod kept;
 mod lane;
 mod listener;
@@ -99,6 +100,7 @@ mod mask;
 mod pace;
 mod parts;
 mod server;
+mod slots;
 mod stats;
 mod version;
 mod wire;
@@ -113,10 +115,11 @@ pub use control::Control;
 pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
-pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, KEPT_VERSION, Kept};
+pub use kept::{KEPT_LEN, KEPT_VERSION, Kept};
 pub use lane::LaneHome;
 pub use parts::EndpointParts;
 pub use server::{MAX_HELD, MAX_HELD_BYTES};
+pub use slots::{HOST_SLOTS, KEPT_SLOTS};
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 
 pub mod client;

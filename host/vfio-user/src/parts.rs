@@ -10,9 +10,9 @@ use slipway_telemetry::{Clock, MonotonicClock};
 
 use crate::doorbells::SharedPage;
 use crate::interrupts::EventSink;
-use crate::kept;
-use crate::server::Keeping;
+use crate::keeping::Keeping;
 use crate::{Config, DoorbellMode, Kept};
+use crate::{kept, slots};
 
 /// The parts that a function is built from and that an endpoint then serves.
 pub struct EndpointParts {
@@ -48,7 +48,7 @@ impl EndpointParts {
         let mut own = Self::new(config);
         let mut parts = Box::new(kept.take_apart(&own.bin)?);
         let keeping = Keeping::new(&mut parts)?;
-        if parts.found.contains_key(&kept::CLIENT) {
+        if parts.found.contains_key(&slots::CLIENT) {
             keeping.map_regions(&mut own.map, &parts)?;
         }
         own.kept = Some((parts, keeping));
@@ -59,7 +59,7 @@ impl EndpointParts {
     pub fn has_client(&self) -> bool {
         let kept = self.kept.as_ref();
         kept.is_some_and(|(parts, keeping)| {
-            parts.found.contains_key(&kept::CLIENT) && keeping.client().is_some()
+            parts.found.contains_key(&slots::CLIENT) && keeping.client().is_some()
         })
     }
 
@@ -94,7 +94,7 @@ impl EndpointParts {
                 let page = match kept {
                     None => Arc::new(SharedPage::new(count)?),
                     Some((parts, keeping)) => {
-                        let found = parts.found.remove(&kept::DOORBELLS);
+                        let found = parts.found.remove(&slots::DOORBELLS);
                         if has_client && found.is_none() {
                             return Err(Error::other("the client's doorbells were not kept"));
                         }

@@ -202,5 +202,5 @@ fn service(
 /// Starts a task that records the driver's stage.
 fn watch_driver(stages: &Arc<Stages>, sysfs: &Path) {
     let (stages, sysfs) = (stages.clone(), sysfs.to_owned());
-    tokio::spawn(async move { stages.watch_driver(sysfs).await });
+    tokio::spawn(async move { nvme::record_first(&stages, sysfs).await });
 }

@@ -7,6 +7,7 @@
 //! `nvmeSnN`. The number N in a name is a count. The namespace identifier is in the attribute
 //! `nsid`.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,10 +15,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use slipway_agent_protocol::v1::BlockDevice;
 
 use crate::init::Device;
+use crate::stages::{self, Stages};
 use crate::{machine, uevent};
 
 /// The longest wait for a controller or a namespace to appear.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest wait for a namespace whose time is only for the record.
+const RECORD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A namespace of a controller.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,8 +44,15 @@ pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
     }
 }
 
+/// Waits for the first namespace and records its time.
+pub async fn record_first(stages: &Stages, sysfs: PathBuf) {
+    let probe = || Ok::<_, Infallible>(any(&sysfs).then(stages::now));
+    let Ok(at) = uevent::wait_for(RECORD_PATIENCE, probe).await;
+    stages.driver_ends(at);
+}
+
 /// Returns whether any namespace exists.
-pub fn any(sysfs: &Path) -> bool {
+fn any(sysfs: &Path) -> bool {
     let all = controllers(sysfs).unwrap_or_default();
     all.iter().any(|controller| !namespaces(controller).is_empty())
 }

@@ -1,18 +1,11 @@
 //! Times at which the guest reached its stages, in CLOCK_BOOTTIME, which starts with the guest's
 //! kernel.
 
-use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use slipway_agent_protocol::v1::GuestStage;
 use tokio::sync::watch;
-
-use crate::{nvme, uevent};
-
-/// The longest wait for a namespace, whose time is only for the record.
-const DRIVER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the time since the kernel started, in ns.
 pub fn now() -> u64 {
@@ -77,10 +70,8 @@ impl Stages {
         let _ = self.network_at.set(now());
     }
 
-    /// Waits for the first NVMe namespace and records its time.
-    pub async fn watch_driver(&self, sysfs: PathBuf) {
-        let probe = || Ok::<_, std::convert::Infallible>(nvme::any(&sysfs).then(now));
-        let Ok(at) = uevent::wait_for(DRIVER_PATIENCE, probe).await;
+    /// Records the time of the first NVMe namespace, or that there was none in time.
+    pub fn driver_ends(&self, at: Option<u64>) {
         *self.namespaces_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
     }
 
@@ -111,7 +102,7 @@ mod tests {
         };
         assert_eq!(names(&stages), ["kernel"]);
         stages.serving();
-        *stages.namespaces_at.lock().unwrap() = Some(9);
+        stages.driver_ends(Some(9));
         assert_eq!(names(&stages), ["kernel", "vf-driver", "agent"]);
         stages.network_begins();
         assert_eq!(stages.list().len(), 3);

@@ -51,6 +51,7 @@ mod limits;
 mod manifest;
 mod progress;
 mod reference;
+mod resolve;
 mod root;
 mod source;
 mod spool;

@@ -1,17 +1,13 @@
-//! Manifests and indexes: the way from the document that a name stands for to the list of layers to
-//! fetch.
+//! Manifests and indexes: their contents, and the checks that need nothing but them.
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde_json::Value;
 
 use crate::config::{self, Parsed};
-use crate::source::Fetcher;
 use crate::{Digest, Error, Limits, Result};
 
 /// The platform of sandboxes.
 pub(crate) const PLATFORM: &str = "linux/amd64";
-/// The deepest nesting of indexes, which may point to indexes; none in use is deeper.
-const MAX_NESTING: usize = 4;
 
 const MANIFESTS: [&str; 2] = [
     "application/vnd.oci.image.manifest.v1+json",
@@ -52,48 +48,16 @@ pub(crate) struct Plan {
     pub whiteouts: bool,
 }
 
-/// Parses the document `bytes`, follows indexes to the manifest for [`PLATFORM`], fetches the
-/// config and checks that they are consistent. `name` is for messages.
-pub(crate) async fn plan(
-    fetcher: &Fetcher,
-    mut bytes: Vec<u8>,
-    name: &str,
-    limits: &Limits,
-) -> Result<Plan> {
-    for _ in 0..MAX_NESTING {
-        let entry = match read(&bytes)? {
-            Document::Manifest(manifest) => {
-                return plan_manifest(fetcher, Digest::of(&bytes), &manifest, name, limits).await;
-            }
-            Document::Index(index) => choose(&index, name)?.clone(),
-        };
-        let digest = descriptor_digest(&entry)?;
-        check_size("a manifest", entry.size(), limits)?;
-        bytes = fetcher.manifest(&digest, entry.size()).await?;
+/// Refuses a manifest whose config is not a container image's.
+pub(crate) fn check_config_type(manifest: &ImageManifest, name: &str) -> Result<()> {
+    let kind = manifest.config().media_type().to_string();
+    match CONFIGS.contains(&kind.as_str()) {
+        true => Ok(()),
+        false => {
+            let reason = format!("it is no container image (its config is of type {kind})");
+            Err(Error::bad_document(name, reason))
+        }
     }
-    Err(Error::bad_document(name, "its indexes are nested too deep"))
-}
-
-async fn plan_manifest(
-    fetcher: &Fetcher,
-    digest: Digest,
-    manifest: &ImageManifest,
-    name: &str,
-    limits: &Limits,
-) -> Result<Plan> {
-    let config = manifest.config();
-    let kind = config.media_type().to_string();
-    if !CONFIGS.contains(&kind.as_str()) {
-        let reason = format!("it is no container image (its config is of type {kind})");
-        return Err(Error::bad_document(name, reason));
-    }
-    check_size("the image's config", config.size(), limits)?;
-    let config = fetcher.config(&descriptor_digest(config)?, config.size()).await?;
-    let config = config::parse(&config)?;
-    check_platform(&config, name)?;
-    let layers = layers(manifest, &config, name)?;
-    check_layers(&layers, limits, name)?;
-    Ok(Plan { digest, config, layers, whiteouts: true })
 }
 
 /// Refuses an image whose config is for another platform.
@@ -108,7 +72,8 @@ fn wrong_platform(name: &str, offers: String) -> Error {
     Error::WrongPlatform { image: name.to_owned(), wanted: PLATFORM, offers }
 }
 
-fn check_size(what: &str, size: u64, limits: &Limits) -> Result<()> {
+/// Refuses a document of a larger size than the limit.
+pub(crate) fn check_size(what: &str, size: u64, limits: &Limits) -> Result<()> {
     match size > limits.document_bytes {
         true => Err(Error::too_large(
             what,
@@ -118,7 +83,8 @@ fn check_size(what: &str, size: u64, limits: &Limits) -> Result<()> {
     }
 }
 
-fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> Result<Vec<Layer>> {
+/// Returns the layers of a manifest with their digests from the config, lowest first.
+pub(crate) fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> Result<Vec<Layer>> {
     let (layers, diff_ids) = (manifest.layers(), &config.diff_ids);
     if layers.len() != diff_ids.len() {
         let reason =
@@ -175,7 +141,8 @@ pub(crate) fn descriptor_digest(descriptor: &Descriptor) -> Result<Digest> {
     Ok(descriptor.digest().to_string().parse()?)
 }
 
-enum Document {
+/// A document that a name or an index stands for.
+pub(crate) enum Document {
     Manifest(Box<ImageManifest>),
     Index(Box<ImageIndex>),
 }
@@ -183,7 +150,7 @@ enum Document {
 /// Tells manifests from indexes by their media type, or without one by their fields. A document
 /// that could be read as both is refused, since two readers might disagree on what a digest stands
 /// for.
-fn read(bytes: &[u8]) -> Result<Document> {
+pub(crate) fn read(bytes: &[u8]) -> Result<Document> {
     let bad = |reason: String| Error::bad_document("the image's manifest", reason);
     let json: Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
     if !json.is_object() {
@@ -214,7 +181,7 @@ fn read(bytes: &[u8]) -> Result<Document> {
 }
 
 /// Returns the entry for [`PLATFORM`], or a single entry without a platform if there are no others.
-fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
+pub(crate) fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
     let mut silent = Vec::new();
     let mut offers = Vec::new();
     let mut fitting = None;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use slipway_telemetry::Clock;
 
 use super::{Class, Executor};
+use crate::TransformError;
 use crate::key::{Opener, Sealer};
 use crate::memory::{Input, Output};
-use crate::transform::{TransformError, Worker};
+use crate::transform::Worker;
 use crate::{Completion, Job, KeyId, Moved, Work};
 
 /// The key for one direction.

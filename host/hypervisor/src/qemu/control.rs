@@ -5,13 +5,16 @@
 //! endless stream of data is read in turns with the data of other connections.
 
 use std::path::Path;
+use std::time::Duration;
 
 use slipway_peer::Bin;
 use slipway_peer::tokio::{InTurns, Stream};
 
-use super::launch::ANSWER_DEADLINE;
 use super::qmp::Qmp;
 use crate::{Error, Result};
+
+/// The time that QEMU may take to answer. A hundred at once on two cores need some of it.
+pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Connects, and waits for QEMU's main loop: the greeting comes from a thread of its own before the
 /// machine is complete, `query-status` is answered after that.
@@ -27,8 +30,6 @@ pub(super) async fn connect(control: &Path) -> Result<Qmp> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// Sends `text` along with a descriptor that cannot be closed without waiting, or alone if the

@@ -1,40 +1,28 @@
 //! Launches a QEMU from a spec, and takes over one that another launcher left.
 
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::unix::pipe;
 
 use super::args::{self, Passed};
 use super::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
-use super::control::connect;
+use super::control::{ANSWER_DEADLINE, connect};
+use super::exit::{StderrTail, exit_of};
+use super::files::{RemoveOnDrop, listen, open_disk, open_socket};
 use super::qmp::Qmp;
 use super::vm::{QemuVm, Supervised};
 use crate::cage::Cage;
 use crate::process::{Launch, Process};
-use crate::{
-    Accel, EmulatedDisk, Error, LaunchTimes, LeftVm, Result, VmExit, VmRecord, VmSpec, accel,
-    process,
-};
-
-/// The time that QEMU may take to answer. A hundred at once on two cores need some of it.
-pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+use crate::{Accel, Error, LaunchTimes, LeftVm, Result, VmRecord, VmSpec, accel};
 
 /// The time that a QEMU that runs already may take to answer.
 const ADOPT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The time that a killed QEMU may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(10);
-
-/// The number of connections to the agent's port, or to the control channel, that may wait for
-/// QEMU.
-const BACKLOG: i32 = 4;
 
 /// The paths in a VM's directory that a successor of its launcher uses. The directory is the
 /// launcher's alone: QEMU gets all of these as descriptors.
@@ -165,8 +153,6 @@ pub(super) async fn adopt(left: &LeftVm) -> Result<QemuVm> {
     QemuVm::new(record.clone(), None, accel, qmp, supervised)
 }
 
-type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
-
 /// Waits until QEMU answers, closes its cage, and has its guest run.
 async fn start_up(
     process: &mut Process,
@@ -215,32 +201,6 @@ async fn answer(
     Err(Error::Died { exit: Box::new(exit_of(process, &mut stderr, None).await) })
 }
 
-/// Returns how a process that has ended did so.
-pub(super) async fn exit_of(
-    process: &mut Process,
-    stderr: &mut StderrTail,
-    qmp: Option<&Qmp>,
-) -> VmExit {
-    // Both pipes close with the process; the limit is for a descriptor that another process holds.
-    let limit = Duration::from_secs(2);
-    let stderr = match tokio::time::timeout(limit, stderr).await {
-        Ok(Ok(Ok(text))) => text,
-        _ => String::new(),
-    };
-    let reason = match qmp {
-        Some(qmp) => {
-            let _ = tokio::time::timeout(limit, qmp.drained()).await;
-            qmp.last_shutdown()
-        }
-        None => None,
-    };
-    let (code, signal) = match process.exited().await {
-        Ok(Some(status)) => process::code_and_signal(status),
-        _ => (None, None),
-    };
-    VmExit { code, signal, reason, stderr }
-}
-
 /// A process whose launch is not finished. Dropping this kills the process.
 struct Unfinished(Option<Process>);
 
@@ -271,89 +231,10 @@ impl Drop for Unfinished {
     }
 }
 
-/// Paths that are removed on drop, unless the owner is [finished](RemoveOnDrop::finish).
-struct RemoveOnDrop(Vec<PathBuf>);
-
-impl RemoveOnDrop {
-    fn finish(mut self) -> Vec<PathBuf> {
-        std::mem::take(&mut self.0)
-    }
-}
-
-impl Drop for RemoveOnDrop {
-    fn drop(&mut self) {
-        remove(&self.0);
-    }
-}
-
-/// Removes the files that a VM has left in its directory.
-pub(super) fn remove(paths: &[PathBuf]) {
-    for path in paths {
-        let _ = fs::remove_file(path);
-    }
-}
-
-/// Listens at `path`, which has mode 0600 before any client can connect. After an error no socket
-/// is left.
-fn listen(path: &Path) -> Result<OwnedFd> {
-    let failed = |source: io::Error| Error::file("listen on", path, source);
-    remove_stale(path).map_err(failed)?;
-    let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
-    let kind = SocketType::STREAM;
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
-        .and_then(|socket| rustix::net::bind(&socket, &address).map(|()| socket))
-        .map_err(|errno| failed(errno.into()))?;
-    let made = RemoveOnDrop(vec![path.to_owned()]);
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-        .and_then(|()| Ok(rustix::net::listen(&listener, BACKLOG)?))
-        .map_err(failed)?;
-    made.finish();
-    Ok(listener)
-}
-
-/// Removes a socket that an earlier run left. Any other file is an error.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file is in the way")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Opens a disk's file with the rights that the guest is to have. Returns it, and whether it is a
-/// block device.
-fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
-    use rustix::fs::FileType;
-    let failed = |source: io::Error| Error::file("use the disk", &disk.path, source);
-    let access = if disk.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // QEMU accepts a descriptor only if it has exactly the flags that QEMU would have opened it
-    // with.
-    let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
-    let fd =
-        rustix::fs::open(&disk.path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok((fd, false)),
-        FileType::BlockDevice => Ok((fd, true)),
-        _ => Err(failed(io::Error::other("it is neither a file nor a block device"))),
-    }
-}
-
-/// Opens a path-only descriptor of a socket.
-fn open_socket(path: &Path) -> Result<OwnedFd> {
-    let failed = |source: io::Error| Error::file("use the vfio-user socket", path, source);
-    let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| failed(errno.into()))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
-    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
-        return Err(failed(io::Error::other("it is no socket")));
-    }
-    Ok(fd)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::qemu::args::tests::spec;
 
@@ -398,19 +279,5 @@ mod tests {
         assert!(error.contains("cannot use the vfio-user socket") && error.contains("absent"));
         spec.vfio_user_sockets = vec![directory.path().join("console")];
         assert!(failure("true", &spec).await.to_string().contains("it is no socket"));
-    }
-
-    #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_a_file_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("agent");
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let _socket = listen(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        std::os::unix::net::UnixStream::connect(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        fs::write(&path, "precious").unwrap();
-        assert!(listen(&path).is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 }

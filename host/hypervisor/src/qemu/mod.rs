@@ -3,6 +3,8 @@
 mod args;
 mod console;
 mod control;
+mod exit;
+mod files;
 mod find;
 mod launch;
 mod probe;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
-use super::launch::{exit_of, remove};
+use super::exit::{StderrTail, exit_of};
+use super::files::remove;
 use super::qmp::Qmp;
 use crate::process::Process;
 use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, identity};
@@ -23,7 +24,7 @@ const LOG_DEADLINE: Duration = Duration::from_secs(2);
 /// The resources that the supervising task owns until the process has ended.
 pub(super) struct Supervised {
     pub(super) process: Process,
-    pub(super) stderr: JoinHandle<std::io::Result<String>>,
+    pub(super) stderr: StderrTail,
     /// The task that writes the console's log until the process has closed the pipe.
     pub(super) console: JoinHandle<std::io::Result<()>>,
     /// The paths that were made in the VM's directory.

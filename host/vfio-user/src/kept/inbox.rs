@@ -28,7 +28,7 @@ use slipway_ram::Lasting;
 use slipway_vfio_user_spec::{HEADER_LEN, Header};
 use zerocopy::FromBytes;
 
-use super::message::{Descriptors, HEADER, last_error, prepare};
+use super::call::{Descriptors, HEADER, last_error, prepare};
 use crate::fault;
 use crate::wire::{End, MAX_MESSAGE, Message};
 

@@ -1,16 +1,16 @@
 //! The progress of the current message, in lasting memory.
 
 use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use slipway_peer::{Bin, MAX_FILES};
+use slipway_peer::Bin;
 use slipway_ram::Lasting;
 
+use super::call::{Control, Descriptors, HEADER, last_error, prepare};
 use super::inbox::Inbox;
 use crate::doorbells::SharedPage;
 use crate::fault;
@@ -18,7 +18,6 @@ use crate::wire::{End, MAX_MESSAGE, Message};
 
 /// The largest number of calls that send a reply; each sends some bytes of it.
 const SENDS: usize = 60;
-pub(super) const HEADER: usize = size_of::<libc::mmsghdr>();
 /// The offset of the headers that the kernel writes to, after the words of state; a page in all.
 const HEADERS: usize = 128;
 const HEAD: usize = 4096;
@@ -249,7 +248,7 @@ impl Steps {
             let from = self.memory.as_ptr().wrapping_add(HEAD + sent);
             let mut part = libc::iovec { iov_base: from.cast(), iov_len: len - sent };
             let header = self.prepare(calls, &mut part);
-            let mut control = Control([0; 24]);
+            let mut control = Control::new();
             let file = match &self.page {
                 Some(page) if sent == 0 && self.get(PAGE) == 1 => {
                     Some(page.file().map_err(|_| Errno::MFILE)?)
@@ -310,107 +309,4 @@ impl Steps {
     fn set(&self, word: usize, value: u64) {
         self.memory.words()[word].store(value, Ordering::Release);
     }
-}
-
-/// Prepares a header for a call with one part. Its count stays as it is.
-///
-/// # Safety
-/// The header can be written to; it refers to `part` afterwards.
-pub(super) unsafe fn prepare(
-    header: *mut libc::mmsghdr,
-    part: &mut libc::iovec,
-) -> *mut libc::mmsghdr {
-    // SAFETY: zeros are a valid header; the caller vouches for the header's memory; the count is
-    // not touched.
-    unsafe {
-        let mut fresh: libc::msghdr = std::mem::zeroed();
-        fresh.msg_iov = part;
-        fresh.msg_iovlen = 1;
-        (&raw mut (*header).msg_hdr).write(fresh);
-    }
-    header
-}
-
-/// A buffer for one descriptor: a control header of 16 bytes, the descriptor's number, and padding
-/// that aligns the next header.
-#[repr(C, align(8))]
-struct Control([u8; 24]);
-
-impl Control {
-    /// Attaches a copy of `file` to the message of `header`.
-    fn attach(&mut self, header: *mut libc::mmsghdr, file: &OwnedFd) {
-        let len = size_of::<libc::c_int>() as u32;
-        // SAFETY: the header is in our mapping, and what it refers to is this buffer, which is
-        // aligned and has room for a control message with one descriptor (CMSG_SPACE is 24).
-        unsafe {
-            let message = &raw mut (*header).msg_hdr;
-            (*message).msg_control = self.0.as_mut_ptr().cast();
-            (*message).msg_controllen = libc::CMSG_SPACE(len) as _;
-            let first = libc::CMSG_FIRSTHDR(message);
-            (*first).cmsg_level = libc::SOL_SOCKET;
-            (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(len) as _;
-            libc::CMSG_DATA(first).cast::<libc::c_int>().write_unaligned(file.as_raw_fd());
-        }
-    }
-}
-
-/// The size in bytes of a control message with [`MAX_FILES`] descriptors.
-// SAFETY: computes a number.
-const ROOM: usize =
-    unsafe { libc::CMSG_SPACE((MAX_FILES * size_of::<libc::c_int>()) as u32) } as usize;
-
-/// A buffer with room for every descriptor of a message. The kernel closes descriptors without room
-/// in the calling thread, which may take as long as the client likes.
-#[repr(C, align(8))]
-pub(super) struct Descriptors(MaybeUninit<[u8; ROOM]>);
-
-impl Descriptors {
-    pub(super) fn new() -> Self {
-        Self(MaybeUninit::uninit())
-    }
-
-    /// Has the call with `header` store the message's descriptors here.
-    pub(super) fn attach(&mut self, header: *mut libc::mmsghdr) {
-        // SAFETY: the header is in our mapping.
-        unsafe {
-            let message = &raw mut (*header).msg_hdr;
-            (*message).msg_control = self.0.as_mut_ptr().cast();
-            (*message).msg_controllen = ROOM as _;
-        }
-    }
-
-    /// Hands the received descriptors to `bin` and returns their number.
-    ///
-    /// # Safety
-    /// A call with `header`, to which this was attached, has just succeeded. Called once.
-    pub(super) unsafe fn discard(&mut self, header: *mut libc::mmsghdr, bin: &Bin) -> usize {
-        let mut count = 0;
-        // SAFETY: the kernel filled in the control messages and their lengths; each descriptor is
-        // new and owned by nobody else.
-        unsafe {
-            let message = &raw mut (*header).msg_hdr;
-            let mut part = libc::CMSG_FIRSTHDR(message);
-            while !part.is_null() {
-                if ((*part).cmsg_level, (*part).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                    let bytes = (*part).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                    let files = libc::CMSG_DATA(part).cast::<libc::c_int>();
-                    for at in 0..bytes / size_of::<libc::c_int>() {
-                        let file = files.wrapping_add(at).read_unaligned();
-                        bin.discard(OwnedFd::from_raw_fd(file));
-                        count += 1;
-                    }
-                }
-                part = libc::CMSG_NXTHDR(message, part);
-            }
-        }
-        count
-    }
-}
-
-// SAFETY: computes a number.
-const _: () = assert!(unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } == 24);
-
-pub(super) fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -39,6 +39,7 @@
 //! send it. A client that is just connecting when the process is killed may find itself
 //! disconnected.
 
+mod call;
 mod inbox;
 mod message;
 mod state;
@@ -63,25 +64,13 @@ pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + inbox::LEN + state::LEN;
 pub const KEPT_VERSION: u32 = LAYOUT << 16 | state::VERSION;
 /// The version of the layout, without the session's state.
 const LAYOUT: u32 = 3;
-/// The number of shelf slots of one endpoint.
-pub const KEPT_SLOTS: u32 = slipway_keeper::SHELF;
-/// The slots that the endpoint leaves to its host.
-pub const HOST_SLOTS: std::ops::Range<u32> = 8..64;
-
-pub(crate) const LISTENER: u32 = 1;
-pub(crate) const CLIENT: u32 = 2;
-/// The slot of the doorbell page that the client maps.
-pub(crate) const DOORBELLS: u32 = 3;
-pub(crate) const LINES: std::ops::Range<u32> = 64..256;
-pub(crate) const REGIONS: std::ops::Range<u32> = 256..KEPT_SLOTS;
-
 /// The size of the doorbell cells in bytes: enough for 256 queue pairs.
 const CELLS_LEN: usize = 4096;
 
 /// The places for the state that an endpoint leaves to its successor, and the descriptors that its
 /// predecessor left.
 pub struct Kept {
-    /// A shelf with [`KEPT_SLOTS`] slots. The endpoint uses the slots outside of [`HOST_SLOTS`],
+    /// A shelf with [`KEPT_SLOTS`](crate::KEPT_SLOTS) slots. The endpoint uses the slots outside of [`HOST_SLOTS`](crate::HOST_SLOTS),
     /// but never the first one.
     pub shelf: Shelf,
     /// Lasting memory of [`KEPT_LEN`] bytes.

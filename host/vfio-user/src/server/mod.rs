@@ -21,11 +21,10 @@ use zerocopy::FromBytes;
 use crate::Config;
 use crate::channel::Channel;
 use crate::device::Device;
+use crate::keeping::Keeping;
 use crate::stats::{Live, add};
 use crate::version::{self, Negotiated};
 use crate::wire::{End, Message};
-
-pub(crate) use kept::Keeping;
 
 /// The cost that one turn may reach, so that clients share a thread fairly. A message costs one,
 /// plus one for every [`BYTES_PER_COST`] of registers that it accesses, plus one for every
@@ -262,7 +261,7 @@ impl Session {
                 if let Some(kept) = &mut self.kept {
                     // The kept state is written anew, including all regions.
                     self.cost += device.map.regions().len() / REGIONS_PER_COST;
-                    kept.lines_changed(device)?;
+                    kept.lines_changed(device.lines())?;
                 }
                 if routes {
                     self.live.stamp_first(&self.live.first_route_at);

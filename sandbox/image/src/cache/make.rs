@@ -13,7 +13,8 @@ use tempfile::TempPath;
 use super::index::{Index, Record, sync_dir};
 use super::lock::WorkLock;
 use super::{Cache, Image, now, remove_file};
-use crate::manifest::{self, Plan};
+use crate::manifest::Plan;
+use crate::resolve;
 use crate::root::merge::{MergeError, Merger};
 use crate::root::write;
 use crate::source::registry::{Access, Registry};
@@ -73,7 +74,7 @@ impl Cache {
         let bytes = registry.manifest(None, self.inner.limits.document_bytes).await?;
         let fetcher = Fetcher::Registry(Arc::new(registry));
         let name = reference.familiar();
-        let plan = manifest::plan(&fetcher, bytes, &name, &self.inner.limits).await?;
+        let plan = resolve::plan(&fetcher, bytes, &name, &self.inner.limits).await?;
         // The registry decides which image a tag stands for, and the user asked this registry.
         self.make(plan, fetcher, (vec![reference.clone()], Taken::Replace), progress).await
     }
@@ -167,7 +168,7 @@ impl Cache {
         let (bytes, name) = blocking(move || opened.choose(wanted.as_deref(), &limits)).await?;
         let place = local.place.clone();
         let fetcher = Fetcher::Local(local);
-        let plan = manifest::plan(&fetcher, bytes, &place, &self.inner.limits).await?;
+        let plan = resolve::plan(&fetcher, bytes, &place, &self.inner.limits).await?;
         let name = name.or_else(|| name_from_path(&path, tag.as_deref()));
         Ok((plan, fetcher, name.into_iter().collect()))
     }

@@ -18,7 +18,7 @@ async fn plan_of(layout: &Layout, tag: Option<&str>) -> Result<(Plan, Fetcher)> 
     let local = layout::Local::folder(layout.path().to_owned())?;
     let (bytes, _) = local.choose(tag, &limits)?;
     let fetcher = Fetcher::Local(Arc::new(local));
-    let plan = manifest::plan(&fetcher, bytes, "test", &limits).await?;
+    let plan = crate::resolve::plan(&fetcher, bytes, "test", &limits).await?;
     Ok((plan, fetcher))
 }
 
@@ -246,7 +246,7 @@ async fn plan_text(document: &str) -> Result<Plan> {
     let layout = Layout::empty();
     let local = layout::Local::folder(layout.path().to_owned())?;
     let fetcher = Fetcher::Local(Arc::new(local));
-    manifest::plan(&fetcher, document.as_bytes().to_vec(), "test", &Limits::default()).await
+    crate::resolve::plan(&fetcher, document.as_bytes().to_vec(), "test", &Limits::default()).await
 }
 
 #[tokio::test]

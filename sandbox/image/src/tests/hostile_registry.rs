@@ -93,7 +93,7 @@ impl Hostile {
     async fn plan(&self, limits: &Limits) -> Result<manifest::Plan> {
         let registry = self.registry(limits);
         let bytes = registry.manifest(None, limits.document_bytes).await?;
-        manifest::plan(&Fetcher::Registry(registry), bytes, "app", limits).await
+        crate::resolve::plan(&Fetcher::Registry(registry), bytes, "app", limits).await
     }
 
     fn assert_cut_off(&self, case: &str) {

@@ -1,0 +1,57 @@
+//! State that both directions of the data path use: its rules, its memory, and a queue with the
+//! queue's interrupt.
+
+use std::sync::Arc;
+
+use slipway_pci::Interrupt;
+use slipway_ram::{Memory, View};
+use slipway_virtio_spec::net::Features;
+
+use crate::counters::Live;
+use crate::filter::{Filter, Steering};
+use crate::queue::{Broken, Queue};
+
+/// The rules of the data path that may change while frames move.
+#[derive(Clone)]
+pub(crate) struct Rules {
+    /// The negotiated features, with only those of the driver's offloads that are on now.
+    pub features: Features,
+    /// Queue pairs in use.
+    pub pairs: u16,
+    /// Bytes of the longest frame that the driver may be given whole.
+    pub longest: usize,
+    pub filter: Filter,
+    /// The interrupt that tells the driver that the device needs a reset.
+    pub config: Option<Interrupt>,
+}
+
+/// One queue and its interrupt.
+pub(crate) struct Lane {
+    pub queue: Queue,
+    pub interrupt: Option<Interrupt>,
+}
+
+/// State that all lanes use.
+pub(crate) struct Common {
+    pub memory: Memory,
+    pub view: View,
+    pub rules: Rules,
+    pub steering: Steering,
+    pub live: Arc<Live>,
+}
+
+impl Common {
+    /// Makes the entries that `lane` reported visible to the driver, and interrupts once if the
+    /// driver wants that.
+    #[inline]
+    pub fn publish(&self, lane: &mut Lane) -> Result<(), Broken> {
+        lane.queue.publish(&self.memory)?;
+        if lane.queue.wants_interrupt(&self.memory)?
+            && let Some(interrupt) = &lane.interrupt
+        {
+            interrupt.signal();
+            self.live.interrupts.add(1);
+        }
+        Ok(())
+    }
+}

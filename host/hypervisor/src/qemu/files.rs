@@ -1,0 +1,116 @@
+//! The files and sockets that a QEMU is given as descriptors.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::{EmulatedDisk, Error, Result};
+
+/// The number of connections to the agent's port, or to the control channel, that may wait for
+/// QEMU.
+const BACKLOG: i32 = 4;
+
+/// Paths that are removed on drop, unless the owner is [finished](RemoveOnDrop::finish).
+pub(super) struct RemoveOnDrop(pub(super) Vec<PathBuf>);
+
+impl RemoveOnDrop {
+    pub(super) fn finish(mut self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for RemoveOnDrop {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+/// Removes the files that a VM has left in its directory.
+pub(super) fn remove(paths: &[PathBuf]) {
+    for path in paths {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Listens at `path`, which has mode 0600 before any client can connect. After an error no socket
+/// is left.
+pub(super) fn listen(path: &Path) -> Result<OwnedFd> {
+    let failed = |source: io::Error| Error::file("listen on", path, source);
+    remove_stale(path).map_err(failed)?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
+    let kind = SocketType::STREAM;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+        .and_then(|socket| rustix::net::bind(&socket, &address).map(|()| socket))
+        .map_err(|errno| failed(errno.into()))?;
+    let made = RemoveOnDrop(vec![path.to_owned()]);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+        .and_then(|()| Ok(rustix::net::listen(&listener, BACKLOG)?))
+        .map_err(failed)?;
+    made.finish();
+    Ok(listener)
+}
+
+/// Removes a socket that an earlier run left. Any other file is an error.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file is in the way")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens a disk's file with the rights that the guest is to have. Returns it, and whether it is a
+/// block device.
+pub(super) fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
+    use rustix::fs::FileType;
+    let failed = |source: io::Error| Error::file("use the disk", &disk.path, source);
+    let access = if disk.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // QEMU accepts a descriptor only if it has exactly the flags that QEMU would have opened it
+    // with.
+    let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
+    let fd =
+        rustix::fs::open(&disk.path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok((fd, false)),
+        FileType::BlockDevice => Ok((fd, true)),
+        _ => Err(failed(io::Error::other("it is neither a file nor a block device"))),
+    }
+}
+
+/// Opens a path-only descriptor of a socket.
+pub(super) fn open_socket(path: &Path) -> Result<OwnedFd> {
+    let failed = |source: io::Error| Error::file("use the vfio-user socket", path, source);
+    let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| failed(errno.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
+        return Err(failed(io::Error::other("it is no socket")));
+    }
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_file_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let _socket = listen(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(listen(&path).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+}
