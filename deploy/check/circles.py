@@ -42,9 +42,6 @@ MEANT = {
 }
 
 TO_CUT = {
-    ("backend/switch", ""): {
-        "cutter decorators fan judge lookup port ports rules stats switch task": "the switch, its ports and the task that drives them know each other",
-    },
     ("base/reactor", ""): {
         "reactor run seat watchdog": "an item is in the wrong module",
     },

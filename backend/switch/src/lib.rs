@@ -31,6 +31,7 @@ pub mod decorators;
 mod fan;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod index;
 mod judge;
 mod lookup;
 mod port;
@@ -42,16 +43,19 @@ mod switch;
 mod table;
 mod task;
 pub mod vnet;
+mod waker;
 
 pub use burst::{
     BURST, Builder, Burst, Frame, HEAD, MAX_FRAME, Offload, Pick, Reader, Segmentation,
 };
+pub use index::{MAX_PORTS, PortIndex};
 pub use lookup::{Key, Lookup, Station, Target};
-pub use port::{Abilities, Delivered, Port};
-pub use rules::{BadConfig, LinkSetting, PortConfig, VlanMode, Vlans, link_local};
+pub use port::{Abilities, LinkSetting, Port};
+pub use rules::{BadConfig, PortConfig, VlanMode, Vlans, link_local};
 pub use slipway_ethernet_spec::Mac;
 pub use slipway_rate::Rate;
-pub use stats::{Drop, PortStats};
-pub use switch::{MAX_PORTS, PortIndex, PortTurn, Switch};
+pub use stats::{Delivered, Drop, PortStats};
+pub use switch::{PortTurn, Switch};
 pub use table::{Learning, LearningOptions};
-pub use task::{Handle, Owner, Waker, spawn};
+pub use task::{Handle, Owner, spawn};
+pub use waker::Waker;

@@ -1,9 +1,11 @@
 //! The contract of a port.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use crate::decorators::{Layer, Timed};
-use crate::{Burst, Drop, LinkSetting, Pick, PortStats, Waker};
+use crate::burst::{Burst, Pick};
+use crate::stats::{Delivered, Drop, PortStats};
+use crate::waker::Waker;
 
 /// Kinds of frames that a port's peer can take without the switch's help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -25,29 +27,42 @@ impl Abilities {
     pub const NONE: Self = Self { checksum: false, tcp4: false, tcp6: false, udp: false };
 }
 
-/// The result of a delivery. Every pick is counted once, as delivered, without room, or refused;
-/// here, or later by [`Port::account`].
+/// The state of a port's link, as `ip link set … vf … state` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Delivered {
-    /// The number of frames that the peer has got.
-    pub frames: u32,
-    /// Bytes of those frames.
-    pub bytes: u64,
-    /// The number of frames for which there was no room.
-    pub full: u32,
-    /// The number of frames that the peer cannot take, because of their size or since its memory is
-    /// gone.
-    pub refused: u32,
+pub enum LinkSetting {
+    /// The state on the peer's side; the peer sees a carrier as long as its port is attached.
+    #[default]
+    Auto,
+    /// The state on the peer's side; the peer sees a carrier even after its switch has gone.
+    Up,
+    /// Down, whatever the peer says: nothing passes either way, and the peer sees no carrier.
+    Down,
 }
 
-impl Delivered {
-    /// Adds another delivery.
-    pub fn add(&mut self, other: &Self) {
-        self.frames += other.frames;
-        self.bytes += other.bytes;
-        self.full += other.full;
-        self.refused += other.refused;
-    }
+/// The kind of a decorator, by which it is found again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// A part of the port's impairment.
+    Impairment,
+    /// An observer, by the number that its owner gave it.
+    Observer(u64),
+}
+
+/// A port with timed work: frames wait in it.
+///
+/// The switch calls [`Timed::tick`] before each turn of the port and each delivery to it, and
+/// whenever [`Timed::due`] has passed.
+pub trait Timed {
+    /// Gives the peer the frames that are due at `now`, on the clock of [`crate::Switch::turn`].
+    /// Returns whether frames from the peer are due, for which the port wants a turn.
+    fn tick(&mut self, now: Duration) -> bool;
+
+    /// Returns the time when the next frame for the peer is due or, with `inward`, the next frame
+    /// in either direction. Returns `None` if none waits.
+    fn due(&mut self, inward: bool) -> Option<Duration>;
+
+    /// Drops and counts all frames that wait.
+    fn close(&mut self);
 }
 
 /// One end of a link to the switch. The *peer* is at the other end: a guest, a program, the host's

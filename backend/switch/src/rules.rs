@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use slipway_ethernet_spec::{Mac, arp, ethertype, ipv4, ipv6, protocol, tci};
 use slipway_rate::Rate;
 
+use crate::port::LinkSetting;
+
 /// A set of VLANs from 1 to 4094.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Vlans(Box<[u64; 64]>);
@@ -65,18 +67,6 @@ impl Default for VlanMode {
     fn default() -> Self {
         Self::Trunk { native: Some(1), allowed: Vlans::all() }
     }
-}
-
-/// The state of a port's link, as `ip link set … vf … state` has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum LinkSetting {
-    /// The state on the peer's side; the peer sees a carrier as long as its port is attached.
-    #[default]
-    Auto,
-    /// The state on the peer's side; the peer sees a carrier even after its switch has gone.
-    Up,
-    /// Down, whatever the peer says: nothing passes either way, and the peer sees no carrier.
-    Down,
 }
 
 /// Settings of a port. `vlans` and `max_frame` come first, since every frame to the port needs

@@ -1,7 +1,5 @@
 //! Counters of a port: the frames that passed, and those that were dropped, by cause.
 
-use crate::Delivered;
-
 /// The cause for which a frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -54,6 +52,31 @@ impl Drop {
         (Self::Loss, "loss"),
         (Self::Queue, "queue"),
     ];
+}
+
+/// The result of a delivery. Every pick is counted once, as delivered, without room, or refused;
+/// here, or later by [`Port::account`](crate::Port::account).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Delivered {
+    /// The number of frames that the peer has got.
+    pub frames: u32,
+    /// Bytes of those frames.
+    pub bytes: u64,
+    /// The number of frames for which there was no room.
+    pub full: u32,
+    /// The number of frames that the peer cannot take, because of their size or since its memory is
+    /// gone.
+    pub refused: u32,
+}
+
+impl Delivered {
+    /// Adds another delivery.
+    pub fn add(&mut self, other: &Self) {
+        self.frames += other.frames;
+        self.bytes += other.bytes;
+        self.full += other.full;
+        self.refused += other.refused;
+    }
 }
 
 /// Counters of a port since it was attached. *In* is from its peer, *out* to its peer.

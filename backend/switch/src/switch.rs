@@ -8,22 +8,18 @@ use std::time::Duration;
 use slipway_ram::{fetch, fetch_to_write};
 use slipway_rate::Bucket;
 
-use crate::Port;
 use crate::burst::{BURST, Burst, Pick};
 use crate::cutter::Cutter;
 use crate::decorators::{
-    Impairment, Layer, Observed, Observer, replace_innermost, strip, wrap_here, wrap_innermost,
+    Impairment, Observed, Observer, replace_innermost, strip, wrap_here, wrap_innermost,
 };
 use crate::fan::Fan;
+use crate::index::{MAX_PORTS, PortIndex};
 use crate::judge::{Kept, judge};
 use crate::lookup::{Key, Lookup, Station, Target};
-use crate::rules::{BadConfig, LinkSetting, PortConfig};
+use crate::port::{Layer, LinkSetting, Port};
+use crate::rules::{BadConfig, PortConfig};
 use crate::stats::{Drop, PortStats};
-
-/// The largest number of ports of a switch.
-pub const MAX_PORTS: usize = 4096;
-/// A port's number in its switch; reused after the port was detached.
-pub type PortIndex = u16;
 
 /// The number of frames by which a destination's settings are prefetched ahead.
 const SETTINGS_AHEAD: usize = 16;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 
 use crate::switch::PortTurn;
+use crate::waker::{Wake, Waker};
 use crate::{BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
 
 /// Turns of ports in one step of the task; other tasks of the reactor wait meanwhile.
@@ -119,18 +120,10 @@ impl Handle {
     }
 }
 
-/// Wakes a switch for one of its ports; see [`Port::attached`]. Any thread may use it.
-#[derive(Clone)]
-pub struct Waker {
-    handle: Handle,
-    port: PortIndex,
-}
-
-impl Waker {
-    /// Gives the port a turn.
-    pub fn wake(&self) {
+impl Wake for Handle {
+    fn wake(&self, port: PortIndex) {
         // A switch that has ended needs no wake-up.
-        let _ = self.handle.post(Message::Wake(self.port));
+        let _ = self.post(Message::Wake(port));
     }
 }
 
@@ -225,7 +218,8 @@ struct Running {
     awake: VecDeque<PortIndex>,
     /// The ports that may not send yet, each with the time from which it may.
     held: Vec<(Instant, PortIndex)>,
-    handle: Handle,
+    /// The way from ports to the task.
+    waking: Arc<dyn Wake>,
     /// The origin of the switch's clock.
     begin: Instant,
     aged: Instant,
@@ -265,7 +259,8 @@ impl Task for SwitchTask {
         }
         let (inbox, reactor) = (Arc::clone(&self.inbox), self.reactor.clone());
         let handle = Handle { inbox, reactor, task: context.id() };
-        self.running = self.fresh.take().map(|switch| Running::new(switch, handle, context.now()));
+        let waking = Arc::new(handle);
+        self.running = self.fresh.take().map(|switch| Running::new(switch, waking, context.now()));
         Ok(())
     }
 
@@ -293,9 +288,9 @@ impl Drop for SwitchTask {
 }
 
 impl Running {
-    fn new(switch: Switch, handle: Handle, now: Instant) -> Self {
+    fn new(switch: Switch, waking: Arc<dyn Wake>, now: Instant) -> Self {
         let (places, awake, held) = (Vec::new(), VecDeque::new(), Vec::new());
-        Self { switch, places, awake, held, handle, begin: now, aged: now }
+        Self { switch, places, awake, held, waking, begin: now, aged: now }
     }
 
     /// Handles messages. Returns `false` if the switch is to end.
@@ -315,7 +310,7 @@ impl Running {
         let places = self.places.len().max(usize::from(index) + 1);
         self.places.resize(places, PortState::default());
         let Some(port) = self.switch.port_mut(index) else { return };
-        port.attached(Waker { handle: self.handle.clone(), port: index });
+        port.attached(Waker::new(self.waking.clone(), index));
         let watched = port.descriptor().is_some_and(|descriptor| {
             context.watch(descriptor, Interest::Read, u32::from(index)).is_ok()
         });

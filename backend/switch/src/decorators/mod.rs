@@ -63,35 +63,10 @@ pub use observed::{Observed, Observer, Way, Ways};
 pub use queued::{ByDelay, ByRate, Queued, Schedule};
 pub use trace::{Counts, FrameKind, Summary, Trace, Tracing};
 
-use std::time::Duration;
+pub use crate::port::{Layer, Timed};
 
-use crate::{Port, PortStats};
-
-/// The kind of a decorator, by which it is found again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layer {
-    /// A part of the port's impairment.
-    Impairment,
-    /// An observer, by the number that its owner gave it.
-    Observer(u64),
-}
-
-/// A port with timed work: frames wait in it.
-///
-/// The switch calls [`Timed::tick`] before each turn of the port and each delivery to it, and
-/// whenever [`Timed::due`] has passed.
-pub trait Timed {
-    /// Gives the peer the frames that are due at `now`, on the clock of [`crate::Switch::turn`].
-    /// Returns whether frames from the peer are due, for which the port wants a turn.
-    fn tick(&mut self, now: Duration) -> bool;
-
-    /// Returns the time when the next frame for the peer is due or, with `inward`, the next frame
-    /// in either direction. Returns `None` if none waits.
-    fn due(&mut self, inward: bool) -> Option<Duration>;
-
-    /// Drops and counts all frames that wait.
-    fn close(&mut self);
-}
+use crate::PortStats;
+use crate::port::Port;
 
 /// Replaces the innermost port by the port that `wrap` makes of it.
 pub(crate) fn wrap_innermost(
