@@ -75,9 +75,6 @@ TO_CUT = {
     ("host/sgiov", "guests"): {
         "beside carrying": "an item is in the wrong module",
     },
-    ("sandbox/runtime", ""): {
-        "adopt boot function life network node sockets start": "a sandbox's steps get the whole node",
-    },
 }
 
 RAW = re.compile(r'b?r(#*)"')

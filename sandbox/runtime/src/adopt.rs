@@ -20,7 +20,6 @@ use crate::node::Node;
 use crate::record::{Record, SandboxState};
 use crate::running::{CONTAINER, Running};
 use crate::sandbox::Sandbox;
-use crate::start::agent_socket;
 use crate::stdio::{self, Input};
 use crate::{Error, Result, function, log, network};
 
@@ -103,7 +102,7 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     let run_dir = node.run_dir(&record.id);
     Some(LeftVm {
         record: record.vm.clone()?,
-        agent_socket: agent_socket(&run_dir),
+        agent_socket: node.agent_socket(&record.id),
         run_dir,
         console_log: node.store(&record.id).console(),
     })

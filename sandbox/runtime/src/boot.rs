@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use slipway_initramfs::Kernel;
+use slipway_initramfs::{Kernel, Sockets};
 use tokio::sync::OnceCell;
 
-use crate::config::Config;
+use crate::Result;
+use crate::config::{Config, find_library};
 use crate::files::Lane;
 use crate::lock::lock;
-use crate::{Result, sockets};
+
+/// The program of the socket engine in the guest.
+const SOCKETS_PROGRAM: &str = "slipway-guest-sockets";
 
 /// The files that a guest boots from.
 #[derive(Clone)]
@@ -41,11 +44,23 @@ impl Boot for Installed {
     fn files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles> {
         let cache = self.0.cache_dir();
         let agent = self.0.find_agent()?;
-        let sockets = if sockets { Some(sockets::files(&self.0)?) } else { None };
+        let sockets = if sockets { Some(socket_files(&self.0)?) } else { None };
         let kernel = Kernel::locate(kernel, &self.0.kernel_dir)?;
         let initramfs = slipway_initramfs::build(&kernel, &agent, sockets.as_ref(), &cache)?;
         Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
     }
+}
+
+/// Returns the host's files that a guest with sockets needs.
+///
+/// # Errors
+/// The errors of finding the engine and the library, with the paths that were tried.
+fn socket_files(config: &Config) -> Result<Sockets> {
+    Ok(Sockets {
+        engine: config.find_guest_program(SOCKETS_PROGRAM)?,
+        library: find_library("libslipway.so")?,
+        musl_library: find_library("libslipway-musl.so").ok(),
+    })
 }
 
 /// The kernel, and whether the sandbox has a socket function.

@@ -12,12 +12,12 @@ use slipway_hypervisor::{DiskModel, EmulatedDisk, GuestMemory, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
 
+use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Device, Record, Volume};
 use crate::running::CONTAINER;
 use crate::sandbox::Sandbox;
-use crate::start::{client_memory, process_spec};
-use crate::{Error, Result, network, volume};
+use crate::{Error, Result, network, process, volume};
 
 /// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
@@ -162,7 +162,7 @@ pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
             read_only: record.read_only,
         }),
         volumes: volumes(record),
-        process: Some(process_spec(&record.process)),
+        process: Some(process::agent_spec(&record.process)),
         hostname: record.hostname.clone(),
         privileged: record.privileged,
         names: network::names(record),

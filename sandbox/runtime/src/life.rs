@@ -16,8 +16,16 @@ use crate::{Error, Result, function, network, sockets};
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
 
+impl Node {
+    /// Starts a created sandbox. Returns at once; a task on the guests' thread runs the sandbox to
+    /// its end.
+    pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        self.guests.spawn(live(Arc::clone(self), Arc::clone(sandbox)));
+    }
+}
+
 /// Runs a sandbox from its start to its end. The record tells how it ended.
-pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = match start(&node, &sandbox).await {
         Ok(running) => running.wait(&sandbox).await,
         Err(error) => Err(sockets::blame(&sandbox.record(), error).await),

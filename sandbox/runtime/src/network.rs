@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use crate::agent::Agent;
+use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Network, Record};
 use crate::sandbox::Sandbox;
-use crate::start::client_memory;
 use crate::v1::RunSpec;
 use crate::{Error, Result, process};
 

@@ -1,5 +1,6 @@
 //! The container's process, from an image's configuration and the user's request.
 
+use slipway_agent_protocol::v1 as agent_v1;
 use slipway_image::ImageConfig;
 
 use crate::record::Process;
@@ -98,6 +99,26 @@ pub fn signal_number(name: &str) -> Option<u32> {
     let upper = name.to_ascii_uppercase();
     let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
     NAMES.iter().find(|(known, _)| *known == bare).map(|(_, number)| *number as u32)
+}
+
+/// Converts a process of the record to the agent's form.
+pub fn agent_spec(process: &Process) -> agent_v1::ProcessSpec {
+    let limits = process.limits.iter().map(|(name, soft, hard)| agent_v1::ResourceLimit {
+        name: name.clone(),
+        soft: *soft,
+        hard: *hard,
+    });
+    agent_v1::ProcessSpec {
+        args: process.args.clone(),
+        env: process.env.clone(),
+        cwd: process.cwd.clone(),
+        user: process.user.clone(),
+        terminal: process.terminal,
+        rows: process.rows,
+        columns: process.columns,
+        stdin: process.stdin,
+        limits: limits.collect(),
+    }
 }
 
 #[cfg(test)]

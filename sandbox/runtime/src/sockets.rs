@@ -14,35 +14,19 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
 use slipway_hypervisor::GuestMemory;
-use slipway_initramfs::Sockets;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_sgiov::{Function, Memory};
 
 use crate::agent::Agent;
-use crate::config::{Config, find_library};
+use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::Record;
-use crate::start::client_memory;
 use crate::{Error, Result};
 
 /// The name of the stage on the timeline.
 pub const STAGE: &str = "sockets";
 /// The deadline of the agent's call; the agent itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// The program of the engine in the guest.
-const PROGRAM: &str = "slipway-guest-sockets";
-
-/// Returns the host's files that a guest with sockets needs.
-///
-/// # Errors
-/// The errors of finding the engine and the library, with the paths that were tried.
-pub fn files(config: &Config) -> Result<Sockets> {
-    Ok(Sockets {
-        engine: config.find_guest_program(PROGRAM)?,
-        library: find_library("libslipway.so")?,
-        musl_library: find_library("libslipway-musl.so").ok(),
-    })
-}
 
 /// Checks that an engine serves at `engine`.
 ///

@@ -26,8 +26,6 @@ use crate::{Error, Result, function, log, name, network, sockets, stdio};
 /// Host memory that a VMM needs beside its guest's memory: QEMU's own, the translator's cache under
 /// software emulation, page tables.
 const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
-/// Guest memory that a VMM may have mapped at two addresses at once while it rearranges mappings.
-const MAPPED_TWICE_BYTES: u64 = 16 << 20;
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
@@ -145,20 +143,6 @@ fn limits(record: &Record) -> Limits {
     }
 }
 
-/// Returns the memory that a client of a function may pass: this guest's memory only. Otherwise a
-/// VMM could pass file after file, and the servers of the function would be charged for the pages
-/// that they touch.
-pub(crate) fn client_memory(memory: &GuestMemory) -> Result<plane_v1::ClientMemory> {
-    let (device, inode) = memory.identity()?;
-    let limit_bytes = memory.bytes() + MAPPED_TWICE_BYTES;
-    Ok(plane_v1::ClientMemory { limit_bytes, device, inode })
-}
-
-/// Returns the path of the socket that leads to the agent's port.
-pub fn agent_socket(run_dir: &Path) -> PathBuf {
-    run_dir.join("agent.sock")
-}
-
 /// Creates the directory of the sandbox's sockets. The VMM has no rights in it, since a later
 /// daemon trusts the names in it.
 fn make_run_dir(dir: &Path) -> Result<()> {
@@ -186,7 +170,7 @@ async fn vm_spec(
         kernel: boot.kernel,
         initramfs: boot.initramfs,
         cmdline: Vec::new(),
-        agent_socket: agent_socket(&run_dir),
+        agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets,
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
@@ -212,7 +196,7 @@ pub fn accelerator(word: &str) -> Result<AccelChoice> {
 
 /// Waits until the guest's agent answers. Fails when the VMM ends or the deadline passes.
 async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hello)> {
-    let socket = agent_socket(&node.run_dir(&sandbox.id));
+    let socket = node.agent_socket(&sandbox.id);
     let deadline = Duration::from_secs(node.config.boot_timeout_s);
     tokio::select! {
         connected = Agent::connect(&node.guests, &socket, &sandbox.bin) => match connected {
@@ -296,24 +280,4 @@ async fn container(
     let lane = sandbox.lane.clone();
     let carry = async move { carried.fanout.carry(agent, container, output, writer, lane).await };
     Ok(tokio::spawn(carry))
-}
-
-/// Converts a process of the record to the agent's form.
-pub fn process_spec(process: &crate::record::Process) -> agent_v1::ProcessSpec {
-    let limits = process.limits.iter().map(|(name, soft, hard)| agent_v1::ResourceLimit {
-        name: name.clone(),
-        soft: *soft,
-        hard: *hard,
-    });
-    agent_v1::ProcessSpec {
-        args: process.args.clone(),
-        env: process.env.clone(),
-        cwd: process.cwd.clone(),
-        user: process.user.clone(),
-        terminal: process.terminal,
-        rows: process.rows,
-        columns: process.columns,
-        stdin: process.stdin,
-        limits: limits.collect(),
-    }
 }

@@ -5,10 +5,10 @@ use slipway_agent_protocol::v1 as agent_v1;
 use super::{Sender, out};
 use crate::agent::{Agent, Ended, process};
 use crate::log;
+use crate::process;
 use crate::record::Process;
 use crate::running::CONTAINER;
 use crate::sandbox::Sandbox;
-use crate::start;
 use crate::stdio::{self, Pieces};
 use crate::v1::{self, run_out};
 
@@ -32,7 +32,7 @@ pub(super) fn exec_request(
     };
     agent_v1::ExecRequest {
         process: process(CONTAINER, exec_id),
-        spec: Some(start::process_spec(&asked)),
+        spec: Some(process::agent_spec(&asked)),
         privileged: spec.privileged || record.privileged,
     }
 }

@@ -1,0 +1,138 @@
+//! Creation of a sandbox: its record is checked and saved, and its network is joined.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use slipway_image::Image;
+use slipway_telemetry::Timeline;
+
+use crate::node::{Node, remove_files};
+use crate::record::{self, Record, SandboxState, Volume};
+use crate::sandbox::Sandbox;
+use crate::time::realtime_ns;
+use crate::v1::RunSpec;
+use crate::{Error, Result, name, network, process, sockets, start, volume};
+
+/// The least memory of a sandbox: with less, no kernel boots and mounts an image.
+const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
+
+impl Node {
+    /// Records a new sandbox.
+    ///
+    /// # Errors
+    /// An error that says in one line what is wrong with `spec`. Nothing of the sandbox is left
+    /// then.
+    pub async fn create(&self, spec: &RunSpec) -> Result<Arc<Sandbox>> {
+        let lane = self.lane();
+        let image = self.image(spec).await?;
+        let id = name::new_id();
+        let store = self.store(&id);
+        let (volumes, its) = (spec.volumes.clone(), store.clone());
+        let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
+        let record = self.record(spec, &image, id.clone(), volumes)?;
+        record::check_size(&record)?;
+        // An invalid kernel is refused here, since a start with it would fail.
+        self.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
+        if let Some(engine) = &record.sockets {
+            sockets::check(engine).await?;
+        }
+        let sandbox = Sandbox::new(record, store, lane);
+        self.enter(&sandbox)?;
+        if let Err(error) = self.keep(&sandbox, spec).await {
+            self.abandon(&sandbox).await;
+            return Err(error);
+        }
+        self.settled();
+        Ok(sandbox)
+    }
+
+    /// Removes a sandbox that was created and is not to be started.
+    pub(crate) async fn abandon(&self, sandbox: &Sandbox) {
+        for undone in [network::release(self, &sandbox.record()).await, remove_files(sandbox).await]
+        {
+            if let Err(error) = undone {
+                tracing::warn!(sandbox = sandbox.name, %error, "left by a sandbox not started");
+            }
+        }
+        self.forget(sandbox);
+        sandbox.give_up();
+    }
+
+    /// Saves a new sandbox's record, then joins its network.
+    async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
+        let store = sandbox.store.clone();
+        sandbox.lane.run(move || store.create()).await?;
+        sandbox.update(|_| {}).await?;
+        network::join(self, sandbox, spec).await
+    }
+
+    fn record(
+        &self,
+        spec: &RunSpec,
+        image: &Image,
+        id: String,
+        volumes: Vec<Volume>,
+    ) -> Result<Record> {
+        let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
+        name::check(&name)?;
+        start::accelerator(&spec.accelerator)?;
+        let signal = &image.config.stop_signal;
+        Ok(Record {
+            image: process::or(&spec.image, &image.digest.to_string()),
+            image_digest: image.digest.to_string(),
+            image_path: image.erofs_path.clone(),
+            state: SandboxState::Created,
+            created_ns: realtime_ns(),
+            exit_status: None,
+            reason: String::new(),
+            memory_bytes: memory(spec.memory_bytes, self.config.memory_bytes)?,
+            cpus: cpus(spec.cpus, self.config.cpus)?,
+            hostname: process::or(&spec.hostname, &name),
+            process: process::process(&image.config, spec)?,
+            stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
+            privileged: spec.privileged,
+            read_only: spec.read_only,
+            volumes,
+            kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),
+            accelerator: process::or(&spec.accelerator, &self.config.accelerator),
+            labels: spec.labels.clone().into_iter().collect(),
+            remove: spec.remove,
+            network: None,
+            sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
+            vmm_uid: None,
+            vm: None,
+            timeline: Timeline::new(name.clone()),
+            id,
+            name,
+        })
+    }
+}
+
+fn memory(asked: u64, otherwise: u64) -> Result<u64> {
+    let bytes = if asked == 0 { otherwise } else { asked };
+    if bytes < LEAST_MEMORY {
+        return Err(Error::Invalid(format!(
+            "{} of memory is too little for a sandbox: at least {} MiB",
+            if bytes < 1 << 20 { format!("{bytes} bytes") } else { format!("{} MiB", bytes >> 20) },
+            LEAST_MEMORY >> 20
+        )));
+    }
+    let host = rustix::system::sysinfo();
+    let total = (host.totalram as u64).saturating_mul(u64::from(host.mem_unit));
+    if bytes > total {
+        return Err(Error::Invalid(format!(
+            "{} MiB of memory is more than this host has, {} MiB",
+            bytes >> 20,
+            total >> 20
+        )));
+    }
+    Ok(bytes.next_multiple_of(1 << 20))
+}
+
+fn cpus(asked: u32, otherwise: u32) -> Result<u32> {
+    let cpus = if asked == 0 { otherwise } else { asked };
+    if cpus > 64 {
+        return Err(Error::Invalid(format!("{cpus} CPUs are too many for a sandbox: at most 64")));
+    }
+    Ok(cpus)
+}
