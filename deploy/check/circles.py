@@ -54,9 +54,6 @@ TO_CUT = {
             "queue recover serve spares state steps trace"
         ): "the controller is one object of 49 fields, cut into files",
     },
-    ("front/cli", ""): {
-        "args bench client endpoint image out report run session": "commands use each other's parts",
-    },
     ("front/preload", ""): {
         (
             "copies data descriptors epoll exec fds guard numbers open options polling process program real "

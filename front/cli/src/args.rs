@@ -2,6 +2,7 @@
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 mod bench;
+mod disk;
 mod endpoint;
 mod manage;
 mod network;
@@ -14,6 +15,7 @@ pub use bench::{
     BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
     StartupArgs, TargetArgs,
 };
+pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use manage::{
     ImageCommand, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs,

@@ -1,74 +1,16 @@
 //! `slipway endpoint`: serves NVMe functions to programs other than sandboxes.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use slipway_plane_api::v1;
-use slipway_plane_api::v1::disk::Kind;
 use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 use slipway_runtime::Config;
 
 use crate::args::{EndpointArgs, EndpointCommand, LimitArgs, NodeArgs};
 use crate::client::{connect_plane, refused};
-use crate::size::{parse_size, show};
+use crate::size::show;
 use crate::table::table;
-
-/// The value of one `--disk`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DiskArg(v1::Disk);
-
-impl FromStr for DiskArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!(
-                "\"{text}\": expected ram:SIZE, null:SIZE, file:PATH, overlay:PATH or disk:NAME"
-            )
-        };
-        // A disk's name contains no colon, so "NAME:ro" is a name with an option.
-        let (kind, rest) = match text.split_once(':') {
-            Some((name, "ro")) if !name.is_empty() => ("disk", name),
-            Some(parts) => parts,
-            None => ("disk", text),
-        };
-        let (plain, read_only) = match text.strip_suffix(":ro") {
-            Some(_) => (rest.strip_suffix(":ro").unwrap_or(rest), true),
-            None => (rest, false),
-        };
-        let kind = match kind {
-            "ram" => Kind::Ram(v1::RamDisk { size_bytes: parse_size(rest)? }),
-            "null" => Kind::Null(v1::NullDisk { size_bytes: parse_size(rest)? }),
-            "file" => {
-                let (path, pin) =
-                    plain.strip_suffix(":pin").map_or((plain, false), |path| (path, true));
-                Kind::File(v1::FileDisk { path: absolute(path)?, read_only, pin })
-            }
-            "overlay" => {
-                Kind::Overlay(v1::OverlayDisk { base_path: absolute(rest)?, limit_bytes: 0 })
-            }
-            "disk" if !plain.is_empty() => {
-                Kind::Named(v1::NamedDiskReference { name: plain.to_owned(), read_only })
-            }
-            _ => return Err(wrong()),
-        };
-        Ok(Self(v1::Disk { block_size: 0, kind: Some(kind) }))
-    }
-}
-
-impl DiskArg {
-    /// Returns the disk in the form of the plane's interface.
-    pub fn disk(&self) -> v1::Disk {
-        self.0.clone()
-    }
-}
-
-/// Makes a path absolute, since the daemon has another working directory.
-fn absolute(path: &str) -> Result<String, String> {
-    let full = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
-    Ok(full.to_string_lossy().into_owned())
-}
 
 /// Runs `slipway endpoint …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand) -> Result<i32> {
@@ -291,26 +233,6 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn disks() {
-        let kind = |text: &str| text.parse::<DiskArg>().unwrap().0.kind.unwrap();
-        assert_eq!(kind("ram:1M"), Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
-        let file = v1::FileDisk { path: "/a".into(), read_only: true, pin: false };
-        assert_eq!(kind("file:/a:ro"), Kind::File(file));
-        let file = v1::FileDisk { path: "/a".into(), read_only: false, pin: true };
-        assert_eq!(kind("file:/a:pin"), Kind::File(file));
-        let named =
-            |read_only| Kind::Named(v1::NamedDiskReference { name: "data".into(), read_only });
-        for (text, read_only) in
-            [("data", false), ("disk:data", false), ("data:ro", true), ("disk:data:ro", true)]
-        {
-            assert_eq!(kind(text), named(read_only), "{text}");
-        }
-        for bad in ["", ":", ":ro", "disk:", "disk::ro", "ram:x", "ram:1M:ro", "tape:1", "a:b:ro"] {
-            assert!(bad.parse::<DiskArg>().is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn limits() {

@@ -41,8 +41,8 @@ use clap::{CommandFactory, Parser};
 use slipway_runtime::Config;
 
 use crate::args::{BenchCommand, Cli, Command};
+use crate::out::OWN_FAILURE;
 use crate::out::complain;
-use crate::run::OWN_FAILURE;
 
 fn main() -> std::process::ExitCode {
     let cli = Cli::try_parse().unwrap_or_else(|error| end_usage(&error));

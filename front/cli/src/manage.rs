@@ -10,7 +10,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs};
 use crate::client::{Lost, next_daemon, refused};
 use crate::keeper;
-use crate::run::OWN_FAILURE;
+use crate::out::OWN_FAILURE;
 use crate::size::show;
 use crate::table::{ago, printable, table};
 

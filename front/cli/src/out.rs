@@ -5,6 +5,9 @@
 //! There are two exceptions: what this program draws itself ([`draw`]), and the output of
 //! containers (`run`, `exec`, `attach`, `logs`), which is passed on byte by byte.
 
+/// The exit status of `run` if Slipway, not the container, failed.
+pub const OWN_FAILURE: i32 = 125;
+
 /// Prints to standard output, with every control character but line breaks and tabs escaped. If the
 /// reader has left, as `head` does, the command ends successfully.
 pub fn print(text: std::fmt::Arguments<'_>) {
@@ -21,7 +24,7 @@ pub fn draw(text: std::fmt::Arguments<'_>) {
         if !left {
             eprintln!("slipway: cannot write the output: {error}");
         }
-        std::process::exit(if left { 0 } else { crate::run::OWN_FAILURE });
+        std::process::exit(if left { 0 } else { OWN_FAILURE });
     }
 }
 

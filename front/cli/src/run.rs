@@ -13,11 +13,9 @@ use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, refused};
+use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
 use crate::{image, keeper, progress, report};
-
-/// The exit status of `run` if Slipway, not the container, failed.
-pub const OWN_FAILURE: i32 = 125;
 
 /// Runs `slipway run`. Returns the exit status.
 pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {

@@ -6,8 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 
 use super::MachineArgs;
-use crate::bench::{DiskKind, Doorbells, Named};
-use crate::endpoint::DiskArg;
+use super::disk::{DiskArg, DiskKind, Doorbells, Named};
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {

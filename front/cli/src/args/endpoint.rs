@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
-use crate::endpoint::DiskArg;
+use super::disk::DiskArg;
 use crate::size::{parse_block_size, parse_duration, parse_size};
 
 #[derive(Debug, Subcommand)]

@@ -13,9 +13,9 @@ use slipway_bench::{Fault, Turns};
 
 use super::reports::{self, Report, write};
 use super::subjects;
-use super::target::{BenchDisk, DiskKind, Doorbells, Target};
+use super::target::{BenchDisk, Target};
 use super::vm;
-use crate::args::{BlockArgs, NodeArgs};
+use crate::args::{BlockArgs, DiskKind, Doorbells, NodeArgs};
 use crate::progress;
 
 /// The configurations that need no VM, with descriptions.

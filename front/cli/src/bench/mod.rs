@@ -23,7 +23,7 @@ pub use block::block;
 pub use packet::packet;
 pub use packet_target::serve as packet_target;
 pub use socket::{load as socket_load, socket};
-pub use target::{DiskKind, Doorbells, Named, serve as target};
+pub use target::serve as target;
 
 use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;

@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use slipway_bench::block::native::{Cpus, pin};
@@ -12,8 +11,7 @@ use slipway_plane_api::v1;
 use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 
 use super::scratch::Scratch;
-use crate::args::TargetArgs;
-use crate::size::{parse_size, show};
+use crate::args::{DiskKind, Doorbells, TargetArgs};
 
 /// The line that a target prints once its socket listens.
 const READY: &str = "ready";
@@ -21,54 +19,6 @@ const READY: &str = "ready";
 const ID: &str = "bench";
 /// The neighbour's endpoint id.
 const NEIGHBOUR: &str = "neighbour";
-
-/// How a target's clients ring doorbells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Doorbells {
-    Trapped,
-    Mapped,
-}
-
-/// The value of `--disk`: the kind of disk behind every target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DiskKind {
-    Ram(u64),
-    Null(u64),
-    File(PathBuf, u64),
-}
-
-impl FromStr for DiskKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("\"{text}\": expected ram:SIZE, null:SIZE or file:DIR:SIZE");
-        let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
-        let bytes = |size: &str| {
-            let bytes = parse_size(size)?;
-            let fits = bytes.is_multiple_of(1 << 20) && (1 << 20..=1 << 40).contains(&bytes);
-            if fits { Ok(bytes) } else { Err(format!("\"{size}\" is not whole MiB, up to 1T")) }
-        };
-        match kind {
-            "ram" => Ok(Self::Ram(bytes(rest)?)),
-            "null" => Ok(Self::Null(bytes(rest)?)),
-            "file" => {
-                let (dir, size) = rest.rsplit_once(':').ok_or_else(wrong)?;
-                Ok(Self::File(PathBuf::from(dir), bytes(size)?))
-            }
-            _ => Err(wrong()),
-        }
-    }
-}
-
-impl std::fmt::Display for DiskKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Ram(bytes) => write!(f, "RAM, {}", show(*bytes)),
-            Self::Null(bytes) => write!(f, "null, {}", show(*bytes)),
-            Self::File(dir, bytes) => write!(f, "file in {}, {}", dir.display(), show(*bytes)),
-        }
-    }
-}
 
 /// The disk for targets: its kind, and the folder for the targets' sockets and files, removed
 /// afterwards.
@@ -246,45 +196,4 @@ fn endpoint(
             ..Default::default()
         }),
     })
-}
-
-/// A name and a path, from `NAME=PATH`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
-    pub name: String,
-    pub path: PathBuf,
-}
-
-impl FromStr for Named {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
-            Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-                Ok(Self { name: name.to_owned(), path: path.into() })
-            }
-            _ => Err(format!("\"{text}\": expected NAME=PATH")),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn disks() {
-        assert_eq!("ram:64M".parse(), Ok(DiskKind::Ram(64 << 20)));
-        assert_eq!("file:/a:b:1G".parse(), Ok(DiskKind::File("/a:b".into(), 1 << 30)));
-        for bad in ["ram", "ram:", "ram:1K", "file:1M", "tape:1M", "null:0", "ram:2T"] {
-            assert!(bad.parse::<DiskKind>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn names() {
-        let named: Named = "spdk=/run/x=y".parse().unwrap();
-        assert_eq!((named.name.as_str(), named.path.as_path()), ("spdk", Path::new("/run/x=y")));
-        assert!(["", "x", "=x", "x="].iter().all(|bad| bad.parse::<Named>().is_err()));
-    }
 }

@@ -20,8 +20,7 @@ use slipway_bench::block::{RocksPlan, RocksReport, RocksSubject, Subject, measur
 use slipway_runtime::v1::volume_spec::Device;
 
 use super::scratch::Scratch;
-use super::target::DiskKind;
-use crate::args::{BlockArgs, NodeArgs};
+use crate::args::{BlockArgs, DiskKind, NodeArgs};
 use guest::Guests;
 use host::Host;
 use node::Node;
