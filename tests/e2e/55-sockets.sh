@@ -28,7 +28,7 @@ start() {
     started+=($!)
 }
 ours() { LD_PRELOAD=$library "$@"; }
-listens() { grep -qi ":$(printf '%04X' "$1") 0\{8\}:0000 0A" /proc/net/tcp; }
+listens() { engine_lists "$SLIPWAY_SOCKET" "$1"; }
 # What the kernel's loopback has carried, in bytes.
 carried() { awk '$1 == "lo:" { print $2 }' /proc/net/dev; }
 

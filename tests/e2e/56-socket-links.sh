@@ -106,7 +106,7 @@ http {
 }
 CONF
     run 2 nginx -e stderr -c "$work/nginx.conf" 2>nginx.log &
-    wait_until 20 listens 2 8080 || fail "nginx does not listen: $(cat nginx.log)"
+    wait_until 20 engine_lists socket2.sock 8080 || fail "nginx does not listen: $(cat nginx.log)"
     look by-engines run 1 timeout 20 curl -sS -o got http://192.0.2.2:8080/file || fail "curl: $(cat engine?.log)"
     [ "$(sha256sum <got)" = "$(sha256sum <file)" ] || fail "nginx's file is another one"
     [ "$total" -gt 4000000 ] || fail "the wire carried $total bytes of 4 million"
@@ -120,7 +120,7 @@ fi
 
 if command -v iperf3 >/dev/null; then
     run 2 iperf3 -s -B 192.0.2.2 >iperf3.log 2>&1 &
-    wait_until 20 listens 2 5201 || fail "iperf3 does not listen: $(cat iperf3.log)"
+    wait_until 20 engine_lists socket2.sock 5201 || fail "iperf3 does not listen: $(cat iperf3.log)"
     for how in '' -R '-P 16' --bidir; do
         before=$(carried)
         # shellcheck disable=SC2086 # words
@@ -169,7 +169,7 @@ meet() { run 1 timeout 30 python3 meet.py "$@" 2>&1; }
 keep() {
     end 2 9000 KILL
     run 2 python3 keep.py >keep.log 2>&1 &
-    wait_until 20 listens 2 9000 || fail "no server: $(cat keep.log)"
+    wait_until 20 engine_lists socket2.sock 9000 || fail "no server: $(cat keep.log)"
 }
 # end NODE PORT SIGNAL: ends who listens there.
 end() {
@@ -369,7 +369,7 @@ while by_engine() != [9001]:
 assert talk(kept), "what was open, after the signal"
 PYTHON
 on 2 slipway socket run --engine between.sock -- python3 echo.py >echo.log 2>&1 &
-for port in 9001 9002; do wait_until 20 listens 2 $port || fail "no server at $port: $(cat echo.log)"; done
+for port in 9001 9002; do wait_until 20 engine_lists between.sock $port || fail "no server at $port: $(cat echo.log)"; done
 on 1 slipway socket run --engine between.sock -- timeout 60 python3 rules.py "$between" >rules 2>&1 ||
     fail "policies that are read anew: $(cat rules between.log)"
 ok "a policy that is read anew: who connects then goes by it, to the engine or to the kernel; what was open stays"

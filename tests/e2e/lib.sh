@@ -52,6 +52,10 @@ wait_until() {
     done
 }
 
+# engine_lists SOCKET PORT: whether the socket engine lists a program that listens at the port. The kernel shows
+# the program a moment earlier, and a connection within that moment is the kernel's.
+engine_lists() { "$slipway" socket ls --json --engine "$1" | grep -q "\"address\": \"[^\"]*:$2\""; }
+
 state_of() { "$slipway" ps --json | python3 -c 'import json,sys
 print(next((s["state"] for s in json.load(sys.stdin) if s["name"] == sys.argv[1]), "gone"))' "$1"; }
 vmm_of() { "$slipway" ps --json | python3 -c 'import json,sys
