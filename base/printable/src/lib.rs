@@ -1,19 +1,19 @@
-//! Text from elsewhere, made fit for a terminal, a table and a log.
+//! Escaping of untrusted text for terminals, tables and logs.
 //!
-//! A registry's error message, the name in an archive, a guest's last words: whoever writes such
-//! text may put escape sequences into it that move the cursor, set the window's title or turn the
-//! reading direction. [`line()`] and [`block()`] replace every character that does more than show
-//! itself by an escape that names it. The escape is JSON's (`\u001b`), so that JSON stays the same
-//! document.
+//! A registry's error message, a name in an archive or a guest's last words can contain escape
+//! sequences that move the cursor, set the window's title or turn the reading direction. [`line()`]
+//! and [`block()`] replace every character that does more than show itself by an escape that names
+//! it. The escape is JSON's (`\u001b`), so that a JSON document keeps its meaning.
 //!
-//! The output of a container itself (`slipway run`, `slipway logs`) does not pass here: it is the
-//! program's own, as docker shows it.
+//! The output of a container itself (`slipway run`, `slipway logs`) is not escaped: it is shown as
+//! the program wrote it, as docker does.
 
-/// Longest text of an error message in characters; what is cut is marked by an ellipsis.
+/// Maximum length of an error message in characters; a longer one is cut and ends in an ellipsis.
 pub const MESSAGE: usize = 2000;
 
-/// One line of at most `most` characters of `text`: control and formatting characters, line breaks
-/// included, are escaped, and a longer text ends in an ellipsis. An escape counts as its length.
+/// Returns `text` as one line of at most `most` characters (at least the ellipsis). Control and
+/// formatting characters, line breaks included, are escaped, and a longer text is cut and ends in
+/// an ellipsis. Each character of an escape counts.
 pub fn line(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
     let mut count = 0;
@@ -28,7 +28,7 @@ pub fn line(text: &str, most: usize) -> String {
         }
         if count > most {
             out.truncate(before);
-            // An ellipsis takes the place of the last character, if there is room for anything.
+            // The ellipsis replaces the last character, if there is one.
             while count_above(&out, most) {
                 out.pop();
             }
@@ -39,12 +39,12 @@ pub fn line(text: &str, most: usize) -> String {
     out
 }
 
-/// Whether `out` and an ellipsis are more than `most` characters.
+/// Returns whether a non-empty `out` with an ellipsis exceeds `most` characters.
 fn count_above(out: &str, most: usize) -> bool {
     !out.is_empty() && out.chars().count() >= most
 }
 
-/// All of `text`, with line breaks and tabs as they are and every other control or formatting
+/// Returns all of `text` with line breaks and tabs kept and every other control or formatting
 /// character escaped.
 pub fn block(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -58,9 +58,9 @@ pub fn block(text: &str) -> String {
     out
 }
 
-/// Whether a terminal shows `c` and does nothing else. Control characters (C0, DEL, C1), line
-/// separators and Unicode's formatting characters (reading direction, zero width, tags) are not
-/// printable.
+/// Returns whether a terminal shows `c` and does nothing else. Control characters (C0, DEL, C1),
+/// line separators and Unicode's formatting characters (reading direction, zero width, tags) are
+/// not printable.
 pub fn is_printable(c: char) -> bool {
     let formats = matches!(
         c,
@@ -77,7 +77,7 @@ pub fn is_printable(c: char) -> bool {
     !c.is_control() && !formats
 }
 
-/// As JSON writes it: UTF-16 units of four digits each.
+/// Appends JSON's escape of `c`: its UTF-16 units, four hex digits each.
 fn escape(c: char, out: &mut String) {
     for unit in c.encode_utf16(&mut [0; 2]) {
         out.push_str(&format!("\\u{unit:04x}"));

@@ -1,33 +1,33 @@
-//! What a client's file promises about a mapping of it.
+//! Checks of a client's file: whether it may be mapped, and whether a mapping may lose pages.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::{FileType, SealFlags};
 
-/// Kinds of file systems (statfs(2), `f_type`).
+/// File system types (`f_type` of statfs(2)).
 mod magic {
-    /// Also memfds, which lie on a tmpfs of the kernel's own.
+    /// tmpfs, and the kernel's internal one, which memfds lie on.
     pub const TMPFS: u64 = 0x0102_1994;
     pub const HUGETLBFS: u64 = 0x9584_58f6;
 }
 
-/// A file that guest memory may lie in.
+/// Properties of a file that may back guest memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backing {
-    /// Mappings begin and end at multiples of this many bytes of the file.
+    /// Page size of the file in bytes: mappings begin and end at multiples of it.
     pub granule: usize,
-    /// A page can be missing at its first touch although the file is large enough.
+    /// A page may be missing at its first touch although the file is large enough.
     pub can_lose_pages: bool,
 }
 
-/// Looks at a client's file before it is mapped. Never waits.
+/// Inspects a client's file before it is mapped. Never blocks.
 ///
 /// # Errors
-/// `Unsupported` unless it is a regular file that lives in memory. A page fault on any other file
-/// waits for a disk, a network or a server: a client could pass a file that it serves itself (FUSE)
-/// and stall the thread that touches the memory for ever. So would fstat(2) and fstatfs(2) of such
-/// a file.
+/// `Unsupported` unless the file is a regular file that lives in memory. A page fault on any other
+/// file waits for a disk, a network or a server: a client could pass a file that it serves itself
+/// (FUSE) and stall the thread that touches the memory for ever. fstat(2) and fstatfs(2) of such a
+/// file would stall too, so they come after the check.
 pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
     let refused = || {
         let text = "guest memory must be a memfd or a regular file on tmpfs or hugetlbfs";
@@ -41,15 +41,15 @@ pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let page = rustix::param::page_size();
     match system.f_type as u64 {
-        // Pages of a hugetlbfs file come from a pool. A mapping reserves its pages, but the owner
-        // can punch a hole, which gives page and reservation back, whatever the seals say: with
-        // the pool empty the next touch is a SIGBUS.
+        // Pages of a hugetlbfs file come from a pool. A mapping can reserve its pages, but the
+        // owner can punch a hole, which gives page and reservation back, whatever the seals are:
+        // with the pool empty the next touch raises SIGBUS.
         magic::HUGETLBFS if regular => {
             let granule = usize::try_from(system.f_bsize).unwrap_or(page).max(page);
             Ok(Backing { granule, can_lose_pages: true })
         }
-        // A memfd's pages are bound by nothing but memory: a memory cgroup that is full kills
-        // somebody, it raises no SIGBUS. Only strict overcommit refuses a page at its first touch.
+        // A memfd's pages are limited by memory alone: a full memory cgroup kills a process, it
+        // raises no SIGBUS. Only strict overcommit refuses a page at its first touch.
         magic::TMPFS if regular => {
             Ok(Backing { granule: page, can_lose_pages: overcommit_is_strict() })
         }
@@ -57,13 +57,13 @@ pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
     }
 }
 
-/// Whether the file is sealed against shrinking and holds the whole range now. Only memfds can be
-/// sealed, so a sealed tmpfs file is none of a mounted tmpfs, whose size limit could make a touch
-/// of a hole a SIGBUS.
+/// Returns whether the file is sealed against shrinking and holds the whole range now. Only memfds
+/// can be sealed, so a sealed file is never on a mounted tmpfs, whose size limit could make a touch
+/// of a hole raise SIGBUS.
 pub(crate) fn cannot_shrink(file: BorrowedFd<'_>, offset: u64, len: usize) -> bool {
     let sealed =
         rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    // After the seals: from then on the size can only grow.
+    // After the check of the seals: from then on the size can only grow.
     sealed
         && rustix::fs::fstat(file).is_ok_and(|stat| {
             let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -71,8 +71,8 @@ pub(crate) fn cannot_shrink(file: BorrowedFd<'_>, offset: u64, len: usize) -> bo
         })
 }
 
-/// Whether the kernel may refuse a page for accounting's sake (`vm.overcommit_memory` = 2). Where
-/// it cannot be read it is taken to be so.
+/// Returns whether the kernel may refuse a page at its first touch (`vm.overcommit_memory` = 2),
+/// also if the setting cannot be read.
 pub(crate) fn overcommit_is_strict() -> bool {
     match std::fs::read_to_string("/proc/sys/vm/overcommit_memory") {
         Ok(text) => text.trim() == "2",

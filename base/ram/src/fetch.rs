@@ -1,7 +1,6 @@
-//! Hints to the processor.
+//! Prefetch hints.
 
-/// Has the processor fetch the line at `address`, soon to be read. A hint: the address need not be
-/// one.
+/// Prefetches the cache line at `address` for reading. A hint: `address` may be invalid.
 #[inline]
 pub fn fetch<T: ?Sized>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -14,12 +13,13 @@ pub fn fetch<T: ?Sized>(address: *const T) {
     let _ = address;
 }
 
-/// As [`fetch`], soon to be written: a line that another processor has is taken from it.
+/// Prefetches the cache line at `address` for writing: takes the line from another processor's
+/// cache. A hint: `address` may be invalid.
 #[inline]
 pub fn fetch_to_write<T: ?Sized>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing and never faults; where there is no such instruction it
-    // does nothing at all.
+    // SAFETY: a prefetch changes nothing and never faults; a processor without the instruction
+    // treats it as a no-op.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address.cast::<u8>(),
             options(nostack, preserves_flags));

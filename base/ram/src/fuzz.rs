@@ -1,18 +1,18 @@
-//! Entries of the fuzz targets.
+//! Entry points of the fuzz targets.
 
 use crate::{Access, DmaMap, Fault, Region, Removed, Span};
 
-/// Bytes of address space that the model covers, at the bottom and at the top.
+/// Bytes of address space that the model covers at the bottom, and as many at the top.
 const WINDOW: u64 = 1 << 14;
 
-/// A byte of the model: where it is mapped, what it holds and what it allows.
+/// A mapped byte of the model: its value and the address of its region.
 #[derive(Clone, Copy)]
 struct Cell {
     value: u8,
     region: u64,
 }
 
-/// The map and what it should hold.
+/// The map under test and its expected contents.
 struct Model {
     map: DmaMap,
     cells: Vec<Option<Cell>>,
@@ -23,7 +23,7 @@ struct Model {
 /// Runs the operations that `data` encodes, six bytes each, on a map and on a model of it.
 ///
 /// # Panics
-/// When they differ: that is the finding.
+/// If map and model differ: the fuzzer's finding.
 pub fn dma_map(data: &[u8]) {
     let cells = vec![None; 2 * WINDOW as usize];
     let mut model = Model { map: DmaMap::new(), cells, spans: Vec::new(), removed: Vec::new() };
@@ -39,13 +39,13 @@ pub fn dma_map(data: &[u8]) {
     assert!(model.removed.iter().all(Removed::is_idle), "nothing refers to removed memory");
 }
 
-/// Addresses around 0 and around the top of the address space.
+/// Returns an address among the lowest or the highest [`WINDOW`] bytes of the address space.
 fn address(low: u8, high: u8) -> u64 {
     let offset = u64::from(u16::from_le_bytes([low, high]) & 0x7fff);
     if offset < WINDOW { offset } else { (offset - WINDOW).wrapping_sub(WINDOW) }
 }
 
-/// The model's index of an address, if it covers it.
+/// Returns the model's index of an address, or `None` if the model does not cover it.
 fn index(iova: u64) -> Option<usize> {
     match iova {
         low if low < WINDOW => Some(low as usize),
@@ -70,7 +70,7 @@ impl Model {
         }
     }
 
-    /// The cells of a range, or the first address that is not mapped or follows the last one.
+    /// Returns the indices of a range's cells, or `None` if any byte is not mapped.
     fn range(&self, iova: u64, len: usize) -> Option<Vec<usize>> {
         (0..len as u64)
             .map(|offset| {
@@ -84,7 +84,7 @@ impl Model {
         let places: Option<Vec<usize>> =
             (0..len as u64).map(|offset| index(iova.checked_add(offset)?)).collect();
         let covered = places.filter(|places| !places.is_empty());
-        // A region that leaves the bottom window would be out of the model's sight.
+        // The model could not see all of a region that leaves the bottom window.
         if covered.is_none() && len > 0 && iova < WINDOW {
             return;
         }
@@ -119,7 +119,7 @@ impl Model {
         assert!(bytes.iter().copied().eq(held), "read {iova:#x}+{len:#x}");
     }
 
-    /// Stops at the first byte that is not mapped, as a device's write does.
+    /// Writes up to the first byte that is not mapped, as a device's write does.
     fn write(&mut self, iova: u64, len: usize, value: u8) {
         let written = self.map.memory().write(iova, &vec![value; len]);
         assert_eq!(written.is_ok(), self.range(iova, len).is_some());

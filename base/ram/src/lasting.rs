@@ -1,18 +1,18 @@
-//! Memory that outlives this process: what a successor reads to go on.
+//! Memory that outlives this process, from which a successor process goes on.
 //!
-//! A [`Lasting`] is a memfd, mapped shared, as words. Whoever keeps its descriptor (a keeper
-//! process) gives it to the next process, which maps the same bytes. A process that is killed stops
-//! between two instructions, so what it leaves is a prefix of its stores in program order: stores
-//! with release ordering are enough for "first this, then that", and no flush is needed. (Power
-//! loss is another matter: everything here is memory.)
+//! A [`Lasting`] is a memfd, mapped shared, as words. The keeper holds its descriptor and gives it
+//! to the next process, which maps the same bytes. A process that is killed stops between two
+//! instructions, so the memory holds a prefix of its stores in program order: stores with release
+//! ordering are enough for "first this, then that", and no flush is needed. (Power loss is another
+//! matter: everything here is memory.)
 //!
-//! [`Snapshots`] are values of any length that change whole or not at all: two places, and a word
-//! that says which of them counts.
+//! A [`Snapshots`] holds a value of variable length that changes atomically: two places, and a word
+//! that tells which of them is current.
 //!
-//! The bytes are this program's own, of this or of an earlier version: a successor checks what it
-//! reads and refuses what it does not understand, but nobody hostile writes here. Who shares such
-//! words with another party, in a descriptor that it passed on or over memory of that party
-//! ([`Lasting::over`]), believes nothing that it reads there.
+//! The bytes were written by this program, of this or of an earlier version: a successor validates
+//! them and refuses unknown contents, but no attacker writes here. Words that are shared with
+//! another party, through a passed descriptor or over that party's memory ([`Lasting::over`]), are
+//! untrusted.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -24,13 +24,14 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::pages::{self, Pages};
 use crate::{Access, Span};
 
-/// Bytes of a huge page, and their alignment.
+/// Size and alignment of a huge page in bytes.
 const HUGE: usize = 2 << 20;
-/// A file up to so many bytes is closed and unmapped by whoever drops it; a larger one elsewhere.
+/// Largest file in bytes that the dropping thread closes and unmaps itself; a disposal thread takes
+/// larger ones.
 const AT_ONCE: u64 = 32 << 20;
 
-/// Words in memory that outlives the process, in a guest's, or on the heap for tests. Cheap to
-/// clone.
+/// 64-bit words in a memfd that outlives the process, in guest memory, or on the heap for tests.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Lasting {
     memory: Arc<Memory>,
@@ -44,18 +45,18 @@ struct Memory {
     holder: Holder,
 }
 
-/// Whose the memory is, until it is dropped.
+/// Owner of the memory, which decides how it is freed.
 enum Holder {
-    /// Mapped from this file.
+    /// Memory mapped from this file.
     File(OwnedFd),
-    /// A piece of another party's memory, pinned.
+    /// A pinned piece of another party's memory.
     Span(#[allow(dead_code)] Span), // held, not read
     Heap,
-    /// Only while it is dropped.
+    /// Placeholder during the drop.
     None,
 }
 
-// SAFETY: the words are reached as atomics only.
+// SAFETY: the words are accessed as atomics only.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -65,7 +66,7 @@ impl Drop for Memory {
         match std::mem::replace(&mut self.holder, Holder::None) {
             Holder::File(file) => {
                 let len = rustix::fs::fstat(&file).map_or(u64::MAX, |stat| stat.st_size as u64);
-                // SAFETY: mapped in `map` with this length; borrows of the words have ended.
+                // SAFETY: mapped in `map` with this length; all borrows of the words have ended.
                 let pages = unsafe { Pages::new(self.base.cast(), self.words * 8, 1) };
                 // The last close frees all of the file's pages.
                 if len > AT_ONCE {
@@ -83,40 +84,40 @@ impl Drop for Memory {
 }
 
 impl Lasting {
-    /// `bytes` zero bytes, rounded up to whole pages, in a memfd. Pages cost nothing until they are
-    /// written.
+    /// Creates a memfd of `bytes` zero bytes, rounded up to whole pages. Pages take no memory until
+    /// they are written.
     ///
     /// # Errors
-    /// No descriptors or no address space left.
+    /// If no descriptor or no address space is left.
     pub fn new(name: &str, bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.next_multiple_of(rustix::param::page_size());
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
-        // A mapping of it cannot lose its pages then.
+        // So that a mapping of the file cannot lose its pages.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(file, bytes)
     }
 
-    /// A huge page of 2 MiB, of zeros, in a memfd of its own: physically contiguous, and it stays
-    /// where it is.
+    /// Creates a zeroed huge page of 2 MiB in a memfd of its own. It is physically contiguous and
+    /// does not move.
     ///
     /// # Errors
-    /// No huge page is free (`vm.nr_hugepages`), or no descriptor.
+    /// If no huge page is free (`vm.nr_hugepages`), or no descriptor is left.
     pub fn huge(name: &str) -> std::io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file =
             rustix::fs::memfd_create(name, flags | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?;
         rustix::fs::ftruncate(&file, HUGE as u64)?;
-        // Now, or a touch would raise SIGBUS.
+        // Allocates the page now: otherwise a touch could raise SIGBUS.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, HUGE as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(file, HUGE)
     }
 
-    /// The words of a piece of another party's memory. None: it may not be both read and written,
-    /// its owner may take it away (a touch would raise SIGBUS), or it does not begin at a multiple
-    /// of 8.
+    /// Returns the words of a pinned piece of another party's memory. Returns `None` if the region
+    /// does not allow both reads and writes, if its owner may take it away (a touch would raise
+    /// SIGBUS), if the address is not a multiple of 8, or if it is shorter than a word.
     pub fn over(span: Span) -> Option<Self> {
         let (base, len) = span.io_vector();
         let words = len / 8;
@@ -128,19 +129,21 @@ impl Lasting {
         })
     }
 
-    /// What a predecessor left in `file`.
+    /// Maps the memory that a predecessor left in `file`.
     ///
     /// # Errors
-    /// `InvalidData` when the file is no such memory; what mmap(2) says.
+    /// `InvalidData` if the file is empty, no multiple of 8 bytes or not sealed against shrinking;
+    /// errors of fstat(2) and mmap(2).
     pub fn of(file: OwnedFd) -> std::io::Result<Self> {
         let bytes = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         Self::beginning_of(file, bytes)
     }
 
-    /// The first `bytes` bytes of such a file, whose rest is of another kind.
+    /// Maps the first `bytes` bytes of a predecessor's file, whose rest holds something else.
     ///
     /// # Errors
-    /// As for [`Lasting::of`]; `InvalidData` also when there are fewer.
+    /// As for [`Lasting::of`]; also `InvalidData` if the file is shorter than `bytes`, or `bytes`
+    /// is 0 or no multiple of 8.
     pub fn beginning_of(file: OwnedFd, bytes: usize) -> std::io::Result<Self> {
         let held = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         let sealed =
@@ -154,7 +157,8 @@ impl Lasting {
 
     fn map(file: OwnedFd, bytes: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of this
+        // process.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, &file, 0)?
         };
@@ -163,14 +167,15 @@ impl Lasting {
         Ok(Self { memory: Arc::new(memory), start: 0, len: words })
     }
 
-    /// The same on the heap: for tests, whose "next process" is the next object.
+    /// Returns zeroed words on the heap, for tests whose "next process" is the next object.
     pub fn heap(bytes: usize) -> Self {
         let words: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let (len, base) = (words.len(), Box::into_raw(words).cast());
         Self { memory: Arc::new(Memory { base, words: len, holder: Holder::Heap }), start: 0, len }
     }
 
-    /// The descriptor to keep; None on the heap, and over another party's memory.
+    /// Returns the descriptor to give to the keeper. Returns `None` on the heap and over another
+    /// party's memory.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory.holder {
             Holder::File(file) => Some(file.as_fd()),
@@ -178,8 +183,8 @@ impl Lasting {
         }
     }
 
-    /// Whether pages of it that hold nothing can be given back, and got anew: they are small ones
-    /// of a file of its own. What is punched out of a huge page's file is only ever all of it.
+    /// Returns whether unused pages can be freed and allocated anew: only ordinary pages of a memfd
+    /// can. A hole in a huge page's file can only be the whole page.
     pub fn has_small_pages(&self) -> bool {
         self.file().is_some_and(|file| {
             rustix::fs::fstatfs(file)
@@ -187,17 +192,17 @@ impl Lasting {
         })
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len * 8
     }
 
-    /// Whether there is none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first `bytes` bytes, a multiple of 8, and the rest; None when there are fewer.
+    /// Splits after the first `bytes` bytes, a multiple of 8. Returns `None` if there are fewer.
     pub fn split(&self, bytes: usize) -> Option<(Self, Self)> {
         let words = bytes / 8;
         let rest = self.len.checked_sub(words)?;
@@ -205,20 +210,21 @@ impl Lasting {
         Some((part(self.start, words), part(self.start + words, rest)))
     }
 
-    /// The words.
+    /// Returns the words.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: aligned to 8 bytes at least and mapped, or allocated, or pinned, for as long as
-        // `memory` lives; the file is sealed against shrinking, and so is what a span is of that is
-        // not guarded; `split` keeps parts within the whole. All access by this process is atomic.
+        // `memory` lives; the file is sealed against shrinking, and so is the file of a span that
+        // is not guarded; `split` keeps parts within the whole. All access by this process is
+        // atomic.
         unsafe {
             let base = self.memory.base.cast::<AtomicU64>().add(self.start);
             std::slice::from_raw_parts(base, self.len)
         }
     }
 
-    /// Where the bytes are, for system calls that write to them: valid as long as this value, at
-    /// one address.
+    /// Returns the address of the bytes, for system calls that write to them. It is valid, and
+    /// stays the same, as long as this value lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.words().as_ptr().cast_mut().cast()
     }
@@ -240,10 +246,11 @@ impl Lasting {
     }
 }
 
-/// A value of up to a certain length that changes whole or not at all.
+/// A value of bounded length that changes atomically.
 ///
-/// The first word counts the changes; the value of change `n` is in place `n % 2`, whose own length
-/// is in words 1 and 2. A change writes the place that does not count, then the word.
+/// Word 0 counts the changes; the value of change `n` is in place `n % 2`, and the lengths of the
+/// two places' values are in words 1 and 2. A change writes the place that is not current, then
+/// word 0.
 pub struct Snapshots {
     head: Lasting,
     places: [Lasting; 2],
@@ -252,14 +259,15 @@ pub struct Snapshots {
 impl Snapshots {
     const HEAD: usize = 64;
 
-    /// In all of `memory`. Values may be a little shorter than half of it.
+    /// Uses all of `memory`, of which a value may fill a little less than half. Returns `None` if
+    /// `memory` is shorter than the header.
     pub fn new(memory: &Lasting) -> Option<Self> {
         let (head, rest) = memory.split(Self::HEAD)?;
         let (first, second) = rest.split(rest.len() / 16 * 8)?;
         Some(Self { head, places: [first, second] })
     }
 
-    /// Replaces the value. False, and nothing changed, when it is too long.
+    /// Replaces the value. Returns `false`, with nothing changed, if it is too long.
     #[must_use]
     pub fn store(&self, value: &[u8]) -> bool {
         let words = self.head.words();
@@ -270,12 +278,12 @@ impl Snapshots {
         }
         self.places[at].store_bytes(value);
         words[1 + at].store(value.len() as u64, Ordering::Relaxed);
-        // Release: whoever sees the count sees the value.
+        // Release: a reader that sees the count sees the value.
         words[0].store(next, Ordering::Release);
         true
     }
 
-    /// The value; None when there never was one.
+    /// Returns the value, or `None` if none was stored or its length is invalid.
     pub fn load(&self) -> Option<Vec<u8>> {
         let words = self.head.words();
         let count = words[0].load(Ordering::Acquire);
@@ -303,7 +311,7 @@ mod tests {
         }
         assert!(!snapshots.store(&[1; 4096]));
         assert_eq!(snapshots.load().unwrap(), b"");
-        // Half of a change: the place that does not count.
+        // Half of a change: only the place that is not current was written.
         snapshots.places[0].store_bytes(b"garbage");
         assert_eq!(snapshots.load().unwrap(), b"");
     }
@@ -334,7 +342,7 @@ mod tests {
         assert_eq!(sealed.words()[0].load(Ordering::Relaxed), 1);
     }
 
-    /// Needs a free huge page; without one there is nothing to see but the error.
+    /// Needs a free huge page; without one the test ends at once.
     #[test]
     fn a_huge_page_is_whole() {
         let Ok(page) = Lasting::huge("test") else { return };

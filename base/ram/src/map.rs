@@ -1,6 +1,6 @@
-//! The DMA map of one client and the device's view of it.
+//! The DMA map of one client and the devices' view of it.
 //!
-//! Over 500 lines: the table of mappings, with the rules by which it changes under its readers.
+//! Over 500 lines: the table of regions, with the rules by which it changes under its readers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use slipway_peer::Bin;
 
 use crate::{Access, Fault, Mapping, Permissions, Remote, Span, pages};
 
-/// Most regions that one client may map: QEMU needs a few dozen; the cap bounds what a hostile
-/// client makes us hold.
+/// Maximum number of regions of one client: QEMU needs a few dozen; the cap bounds the memory that
+/// a hostile client can make this process hold.
 pub const MAX_REGIONS: usize = 4096;
 
-/// A stretch of a client's I/O virtual address space.
+/// A contiguous range of a client's I/O virtual address space.
 #[derive(Clone)]
 pub struct Region {
     len: u64,
@@ -30,7 +30,7 @@ enum Backing {
 }
 
 impl Region {
-    /// Memory of a file of this process's own: as [`Region::of_peer`] with a bin that all such
+    /// Maps memory of this process's own file, like [`Region::of_peer`] with a bin that all such
     /// regions share.
     ///
     /// # Errors
@@ -44,11 +44,12 @@ impl Region {
         Self::of_peer(file, offset, len, permissions, pages::own())
     }
 
-    /// Memory of a file that a client passed: `len` bytes at `offset`, neither of them necessarily
-    /// a multiple of a page. Once nobody refers to it, it is unmapped through the client's `bin`.
+    /// Maps `len` bytes at `offset` of a file that a client passed; neither must be a multiple of a
+    /// page. After the last reference is dropped, the memory is unmapped through the client's
+    /// `bin`.
     ///
     /// # Errors
-    /// As for [`Mapping::file`]: all of them are the client's fault but a lack of memory.
+    /// As for [`Mapping::file`]: all are the client's fault except a lack of memory.
     pub fn of_peer(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -61,12 +62,12 @@ impl Region {
         Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
     }
 
-    /// Memory that is reached by messages.
+    /// Returns memory that is accessed by messages to the client.
     pub fn remote(remote: Arc<dyn Remote>, len: u64, permissions: Permissions) -> Self {
         Self { len, permissions, backing: Backing::Remote(remote) }
     }
 
-    /// Zeroed heap memory that any device may read and write: for tests.
+    /// Returns zeroed heap memory that devices may read and write, for tests.
     pub fn heap(len: usize) -> Self {
         Self {
             len: len as u64,
@@ -75,80 +76,80 @@ impl Region {
         }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it is reached by messages only.
+    /// Returns whether the region is accessed by messages only.
     pub fn is_remote(&self) -> bool {
         matches!(self.backing, Backing::Remote(_))
     }
 
-    /// Whether its owner may take it away (see [`Mapping::is_guarded`]).
+    /// Returns whether the owner may take the memory away (see [`Mapping::is_guarded`]).
     pub fn is_guarded(&self) -> bool {
         matches!(&self.backing, Backing::Mapped(mapping) if mapping.is_guarded())
     }
 }
 
-/// Why a region was not added or removed.
+/// Reason for which a region was not added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// Zero bytes, or past the end of the 64-bit address space. (Ending with its last byte is
-    /// fine.)
+    /// The region is empty, or goes past the end of the 64-bit address space. (Ending with its last
+    /// byte is fine.)
     #[error("the region is empty or wraps the address space")]
     BadRange,
-    /// Overlaps a region that is there.
+    /// The region overlaps one that is mapped.
     #[error("the region overlaps one that is mapped")]
     Overlap,
     /// No region has exactly this address and length.
     #[error("no region is mapped at exactly this range")]
     NotMapped,
-    /// [`MAX_REGIONS`] are there already.
+    /// [`MAX_REGIONS`] are mapped already.
     #[error("the client mapped too many regions")]
     TooMany,
 }
 
-/// Regions by address, ascending. There are few and they change rarely, so a sorted vector is found
-/// through fastest.
+/// Regions by ascending address. They are few and change rarely, so a sorted vector is searched
+/// fastest.
 #[derive(Clone, Default)]
 struct Table(Vec<(u64, Region)>);
 
 impl Table {
-    /// How many regions begin at or below `iova`.
+    /// Returns the number of regions that begin at or below `iova`.
     fn up_to(&self, iova: u64) -> usize {
         self.0.partition_point(|(start, _)| *start <= iova)
     }
 
-    /// The region that begins nearest below `iova`, or there.
+    /// Returns the last region that begins at or below `iova`.
     fn below(&self, iova: u64) -> Option<&(u64, Region)> {
         self.0.get(self.up_to(iova).checked_sub(1)?)
     }
 }
 
-/// The owner's side of a client's address space: regions come and go here.
+/// The owner's side of a client's address space, where regions are added and removed.
 #[derive(Default)]
 pub struct DmaMap {
     shared: Arc<Shared>,
 }
 
-/// What owner and views share.
+/// State shared by the owner and the views.
 #[derive(Default)]
 struct Shared {
     table: ArcSwap<Table>,
-    /// Counts the changes of `table`; goes up after each.
+    /// Number of changes of `table`; incremented after each one.
     version: AtomicU64,
 }
 
 impl Shared {
     fn store(&self, table: Table) -> Arc<Table> {
         let old = self.table.swap(Arc::new(table));
-        // Pairs with the acquire in `version`: who sees the count sees the table.
+        // Pairs with the acquire in `version`: a reader of the new count sees the new table.
         self.version.fetch_add(1, Ordering::Release);
         old
     }
@@ -162,14 +163,15 @@ impl Shared {
 pub struct Removed(Region);
 
 impl Removed {
-    /// Whether no request in flight refers to the memory any more. A clone of the region counts
-    /// as one. Message-only memory has no spans and is always idle.
+    /// Returns whether nothing refers to the memory any more: no span of a request in flight, no
+    /// [`View`]'s table and no clone of the region. Message-only memory has no spans and is always
+    /// idle.
     pub fn is_idle(&self) -> bool {
         match &self.0.backing {
             Backing::Mapped(mapping) => {
                 let idle = Arc::strong_count(mapping) == 1;
-                // The count is read without ordering. Pairs with the release in the drop of the
-                // last span on another thread: what was done through it is over.
+                // `strong_count` has no ordering. The fence pairs with the release in the drop of
+                // the last span on another thread: all accesses through that span are over.
                 fence(Ordering::Acquire);
                 idle
             }
@@ -179,12 +181,12 @@ impl Removed {
 }
 
 impl DmaMap {
-    /// An empty map.
+    /// Returns an empty map.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The view for devices; any number of them, on any thread.
+    /// Returns a view for devices; there may be any number of views, on any thread.
     pub fn memory(&self) -> Memory {
         Memory { shared: Arc::clone(&self.shared) }
     }
@@ -192,9 +194,9 @@ impl DmaMap {
     /// Adds `region` at `iova`.
     ///
     /// # Errors
-    /// [`MapError`]; nothing has changed then.
+    /// [`MapError`]; the map is unchanged then.
     pub fn add(&mut self, iova: u64, region: Region) -> Result<(), MapError> {
-        // By its last byte, since the end of a region at the top of the address space is 2^64.
+        // Compares last bytes, since the end of a region at the top of the address space is 2^64.
         let last = region.len.checked_sub(1).and_then(|length| iova.checked_add(length));
         let last = last.ok_or(MapError::BadRange)?;
         let mut table = Table::clone(&self.shared.table.load());
@@ -225,19 +227,19 @@ impl DmaMap {
         Ok(Removed(region))
     }
 
-    /// Removes everything.
+    /// Removes all regions and returns them.
     pub fn clear(&mut self) -> Vec<Removed> {
         let old = self.shared.store(Table::default());
         old.0.iter().map(|(_, region)| Removed(region.clone())).collect()
     }
 
-    /// Every region: address, region.
+    /// Returns all regions with their addresses, in ascending order.
     pub fn regions(&self) -> Vec<(u64, Region)> {
         self.shared.table.load().0.clone()
     }
 }
 
-/// A device's view of a client's memory. Cheap to clone; takes no lock.
+/// A device's view of a client's memory. Cheap to clone; lookups take no lock.
 #[derive(Clone)]
 pub struct Memory {
     shared: Arc<Shared>,
@@ -250,7 +252,7 @@ impl std::fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// `len` bytes of heap at address 0, for tests.
+    /// Returns `len` zeroed bytes of heap at address 0, for tests.
     pub fn heap(len: usize) -> Self {
         let table = Table(vec![(0, Region::heap(len))]);
         Self {
@@ -261,7 +263,7 @@ impl Memory {
     /// Copies guest memory at `iova` into `into`. The range may cross regions.
     ///
     /// # Errors
-    /// [`Fault`]; `into` then holds nothing meaningful.
+    /// [`Fault`]; the contents of `into` are then unspecified.
     pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault> {
         let mut done = 0;
         self.walk(iova, into.len(), Access::Read, |piece| {
@@ -274,7 +276,7 @@ impl Memory {
     /// Copies `from` to guest memory at `iova`. The range may cross regions.
     ///
     /// # Errors
-    /// [`Fault`]; part of the range may have been written when a client's memory vanished.
+    /// [`Fault`]; the bytes before the fault may have been written.
     pub fn write(&self, iova: u64, from: &[u8]) -> Result<(), Fault> {
         let mut done = 0;
         self.walk(iova, from.len(), Access::Write, |piece| {
@@ -300,8 +302,8 @@ impl Memory {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Stores the little-endian 32-bit word at `iova`, with release ordering, in one access:
-    /// whoever sees it sees all that was written before.
+    /// Stores the little-endian 32-bit word at `iova`, with release ordering, in one access: a
+    /// reader that sees the word sees all earlier writes.
     ///
     /// # Errors
     /// [`Fault`]. A word that crosses regions or is message-only is copied instead.
@@ -316,8 +318,8 @@ impl Memory {
         self.write(iova, &value.to_le_bytes())
     }
 
-    /// Stores 16 bytes, little-endian, at `iova` so that whoever sees the last four sees all of
-    /// them: an entry of a ring with its valid bit in the last word.
+    /// Stores 16 bytes, little-endian, at `iova` so that a reader that sees the last four sees all
+    /// of them: an entry of a ring with its valid bit in the last word.
     ///
     /// # Errors
     /// [`Fault`].
@@ -332,8 +334,8 @@ impl Memory {
         self.store_u32(iova.wrapping_add(12), (bits >> 96) as u32)
     }
 
-    /// Pins `len` bytes at `iova` and appends them to `spans`, joined with the last one where they
-    /// follow it. Message-only memory has no spans: its caller bounces through [`Span::heap`] and
+    /// Pins `len` bytes at `iova` and appends them to `spans`, joined with the last span where they
+    /// follow it. Message-only memory has no spans: the caller bounces through [`Span::heap`] and
     /// [`Memory::read`] / [`Memory::write`].
     ///
     /// # Errors
@@ -348,7 +350,7 @@ impl Memory {
         self.walk(iova, len, access, |piece| append(&piece, spans))
     }
 
-    /// Whether any byte of the range is message-only, up to the first that is not mapped.
+    /// Returns whether any byte of the range, up to the first unmapped one, is message-only.
     pub fn is_remote(&self, iova: u64, len: usize) -> bool {
         let mut remote = false;
         let _ = self.pieces(iova, len, |piece| {
@@ -368,7 +370,7 @@ impl Memory {
         self.pieces(iova, len, |piece| visit(piece.allowing(access)?))
     }
 
-    /// Visits the parts of the range region by region. Stops at the first error.
+    /// Visits the range's parts in each region, in order. Stops at the first error.
     fn pieces(
         &self,
         iova: u64,
@@ -378,16 +380,18 @@ impl Memory {
         pieces(&self.shared.table.load(), iova, left, visit)
     }
 
-    /// Counts the changes of the map. What was pinned is what is mapped as long as it stays.
+    /// Returns the number of changes of the map. Spans pinned at this version match the map as long
+    /// as the number stays the same.
     pub fn version(&self) -> u64 {
         self.shared.version()
     }
 }
 
-/// A device's view that keeps the map's table between lookups, so that one costs next to nothing.
+/// A device's view that caches the map's table between lookups, so that a lookup costs next to
+/// nothing.
 ///
-/// It sees a change of the map at its next lookup. Until then it keeps what was removed alive, as a
-/// span does: a device lets go ([`View::release`]) when it is quiesced.
+/// A view sees a change of the map at its next lookup. Until then it keeps removed regions alive,
+/// as a span does: a device releases it ([`View::release`]) when it is quiesced.
 pub struct View {
     memory: Memory,
     version: u64,
@@ -395,18 +399,17 @@ pub struct View {
 }
 
 impl View {
-    /// A view of `memory` that keeps nothing yet.
+    /// Returns a view of `memory` that caches nothing yet.
     pub fn new(memory: Memory) -> Self {
         Self { memory, version: 0, table: None }
     }
 
-    /// Pins the ranges (address, bytes) that `ranges` gives and makes `spans` consist of exactly
-    /// them, in order, joined where one follows the other. Spans that are there already are used
-    /// again, so pass those of an earlier request: where they are of the same mapping, no count of
-    /// references changes.
+    /// Pins the `ranges` (address, bytes) and makes `spans` consist of exactly them, in order,
+    /// joined where one follows the other. Existing spans are reused, so pass those of an earlier
+    /// request: where the mapping is the same, no reference count changes.
     ///
     /// # Errors
-    /// As for [`Memory::pin`]; `spans` then holds nothing meaningful.
+    /// As for [`Memory::pin`]; the contents of `spans` are then unspecified.
     pub fn pin(
         &mut self,
         ranges: impl Iterator<Item = (u64, usize)>,
@@ -427,13 +430,13 @@ impl View {
         Ok(())
     }
 
-    /// Lets go of the map's table.
+    /// Drops the cached table.
     pub fn release(&mut self) {
         self.table = None;
     }
 }
 
-/// Visits the parts of the range region by region. Stops at the first error.
+/// Visits the range's parts in each region, in order. Stops at the first error.
 fn pieces(
     table: &Table,
     mut iova: u64,
@@ -447,7 +450,7 @@ fn pieces(
         left -= len;
         match iova.checked_add(len as u64) {
             Some(next) => iova = next,
-            // That was the last byte of the address space; nothing follows it.
+            // The piece ended with the last byte of the address space; nothing follows it.
             None if left == 0 => return Ok(()),
             None => return Err(Fault::Unmapped { iova, len: left as u64 }),
         }
@@ -455,7 +458,7 @@ fn pieces(
     Ok(())
 }
 
-/// Appends the piece, joined with the last span where it follows that.
+/// Appends the piece to `spans`, joined with the last span where it follows that.
 fn append(piece: &Piece<'_>, spans: &mut Vec<Span>) -> Result<(), Fault> {
     let span = piece.span()?;
     if !spans.last_mut().is_some_and(|last| last.join(&span)) {
@@ -472,7 +475,7 @@ struct Piece<'a> {
     len: usize,
 }
 
-/// As much of `iova..iova + len` as its region holds.
+/// Returns the part of `iova..iova + len` that lies in the region of `iova`.
 fn find(table: &Table, iova: u64, len: usize) -> Result<Piece<'_>, Fault> {
     let unmapped = Fault::Unmapped { iova, len: len as u64 };
     let (start, region) = table.below(iova).ok_or(unmapped)?;
@@ -509,7 +512,7 @@ impl Piece<'_> {
         }
     }
 
-    /// The mapping, when all of the `len` bytes lie in it.
+    /// Returns the mapping if all of the `len` bytes lie in it.
     fn whole(&self, len: usize) -> Option<&Mapping> {
         match &self.region.backing {
             Backing::Mapped(mapping) if self.len == len => Some(mapping),
@@ -517,7 +520,7 @@ impl Piece<'_> {
         }
     }
 
-    /// Joins the piece with the last of the first `used` spans, or makes it the next of them.
+    /// Joins the piece with the last of the first `used` spans, or stores it as the next one.
     #[inline]
     fn pin(&self, spans: &mut Vec<Span>, used: &mut usize) -> Result<(), Fault> {
         let Backing::Mapped(mapping) = &self.region.backing else {

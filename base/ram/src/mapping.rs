@@ -1,4 +1,4 @@
-//! A stretch of host memory that backs guest memory: a mapped file, heap, or a message channel.
+//! Host memory that backs guest memory: a mapped file, heap, or a message channel.
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
@@ -10,15 +10,15 @@ use crate::backing::{self, Backing};
 use crate::pages::Pages;
 use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
 
-/// Memory that is reached by messages only: a client that passed no descriptor for it.
+/// Memory of a client that passed no descriptor for it: accessed by messages only.
 ///
-/// An implementation may block until its own deadline; therefore it is called on a thread that
-/// serves no other client.
+/// An implementation may block until its own deadline, so call it on a thread that serves no other
+/// client.
 pub trait Remote: Send + Sync {
     /// Fills `into` from address `iova` of the client.
     ///
     /// # Errors
-    /// [`Fault::Remote`] when the client refused, vanished or was too slow.
+    /// [`Fault::Remote`] if the client refused, vanished or was too slow.
     fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault>;
 
     /// Writes `from` to address `iova` of the client.
@@ -30,7 +30,7 @@ pub trait Remote: Send + Sync {
 
 /// Bytes in this process's address space that back guest memory.
 ///
-/// Nobody may form a reference to them: the owner of the file changes them at will.
+/// No code may form a reference to the bytes: the owner of the file changes them at will.
 pub struct Mapping {
     base: *mut u8,
     len: usize,
@@ -39,9 +39,9 @@ pub struct Mapping {
     owner: Owner,
 }
 
-/// What `base` points into, and how it is given back.
+/// Origin of the memory at `base`, which decides how it is freed.
 enum Owner {
-    /// Unmapped by `bin`'s thread.
+    /// A mapped file, unmapped by `bin`'s thread.
     File {
         start: *mut c_void,
         len: usize,
@@ -59,17 +59,17 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes at `offset` of `file`, shared. Neither must be a multiple of a page: what
-    /// is mapped around them is never reached. Guarded unless nothing that the file's owner does
-    /// can take a page away (see the crate's head).
+    /// Maps `len` bytes at `offset` of `file`, shared. Neither must be a multiple of a page: bytes
+    /// that are mapped around them are never accessed. The mapping is guarded unless the file's
+    /// owner cannot take a page away (see the crate's head).
     ///
-    /// The mapping is unmapped through `bin`, the file owner's, whoever drops it: that may take
-    /// seconds, and may be the last close of the file.
+    /// Whichever thread drops the mapping, the bin of the file's owner, `bin`, unmaps it: that may
+    /// take seconds, and may be the last close of the file.
     ///
     /// # Errors
-    /// `InvalidInput` for zero bytes or a range beyond what a file can have; `Unsupported` for a
-    /// file of a kind that could stall whoever touches the mapping; whatever mmap(2) says:
-    /// permission, no memory, no huge pages.
+    /// `InvalidInput` for zero bytes or a length that overflows; `Unsupported` for a file of a kind
+    /// that could stall a thread that touches the mapping; errors of fstat(2), sigaction(2) and
+    /// mmap(2): a range beyond the largest file, permission, no memory.
     pub fn file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -79,7 +79,7 @@ impl Mapping {
     ) -> std::io::Result<Self> {
         let Backing { granule, can_lose_pages } = backing::inspect(file)?;
         copy::prepare()?;
-        // Remainders of a granule, which is a `usize`.
+        // Lossless: the remainder is below a granule, which is a `usize`.
         let head = (offset % granule as u64) as usize;
         let whole = len.checked_add(head).and_then(|end| end.checked_next_multiple_of(granule));
         let whole = whole.filter(|_| len > 0).ok_or(std::io::ErrorKind::InvalidInput)?;
@@ -87,24 +87,27 @@ impl Mapping {
         prot.set(ProtFlags::READ, permissions.read);
         prot.set(ProtFlags::WRITE, permissions.write);
         let (any, from) = (std::ptr::null_mut(), offset - head as u64);
-        // Not reserved: a client that names a large file of huge pages must not have the host's
-        // pool set aside for it. Such files are guarded, so a page that is missing is a fault.
+        // Not reserved: a client that passes a large file of huge pages must not have the host's
+        // pool set aside for it. Such files are guarded, so a missing page is a [`Fault::Gone`].
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of this
+        // process.
         let start = unsafe { rustix::mm::mmap(any, whole, prot, flags, file, from)? };
-        // What a guest keeps in its memory is no business of this process's core dump.
-        // SAFETY: the mapping just made; the advice changes no byte.
+        // Guest memory does not belong in this process's core dump.
+        // SAFETY: the range is the mapping just made; the advice changes no byte.
         let _ = unsafe { rustix::mm::madvise(start, whole, Advice::LinuxDontDump) };
-        // After mmap: who seals and sizes the file in between only errs on the guarded side.
+        // After mmap: an owner that seals and sizes the file in between only errs on the guarded
+        // side.
         let guarded = can_lose_pages || !backing::cannot_shrink(file, offset, len);
         let base = start.cast::<u8>().wrapping_add(head);
         let owner = Owner::File { start, len: whole, granule, bin: bin.clone() };
         Ok(Self { base, len, permissions, guarded, owner })
     }
 
-    /// `len` zeroed bytes of heap, for unit tests and bounce buffers.
+    /// Returns `len` zeroed bytes of heap, for unit tests and bounce buffers.
     pub fn heap(len: usize) -> Self {
-        // Only the raw pointer is kept: moving a box would claim that nothing else points into it.
+        // Only the raw pointer is kept: moving a box would assert that no other pointer into it
+        // exists.
         let words = Box::into_raw(vec![0_u64; len.div_ceil(8)].into_boxed_slice());
         Self {
             base: words.cast(),
@@ -115,61 +118,62 @@ impl Mapping {
         }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the owner may take the memory away, so that a copy can find it gone.
+    /// Returns whether the owner may take the memory away, so that a copy can find it gone.
     pub fn is_guarded(&self) -> bool {
         self.guarded
     }
 
-    /// Whether it is heap.
+    /// Returns whether the memory is heap.
     pub(crate) fn is_heap(&self) -> bool {
         matches!(self.owner, Owner::Heap { .. })
     }
 
-    /// What may be done with it.
+    /// Returns the accesses that the memory allows.
     #[inline]
     pub(crate) fn permissions(&self) -> Permissions {
         self.permissions
     }
 
-    /// Address of byte `offset`, for a system call that the kernel checks (an I/O vector).
+    /// Returns the address of byte `offset`, for a system call in which the kernel checks it (an
+    /// I/O vector).
     ///
     /// # Panics
-    /// When `offset..offset + len` leaves the mapping: the caller has checked it.
+    /// If `offset..offset + len` leaves the mapping; callers have checked it.
     #[inline]
     pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "span out of mapping");
-        // SAFETY: within the mapping, by the assertion.
+        // SAFETY: the assertion keeps the address within the mapping.
         unsafe { self.base.add(offset) }
     }
 
-    /// Copies from `offset` into `into`. False: the memory is gone.
+    /// Copies from `offset` into `into`. Returns `false` if the memory is gone.
     #[inline]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         let from = self.address(offset, into.len());
-        // SAFETY: within the mapping, which stays as long as `self`, and readable (the callers
-        // checked the permission); `file` prepared for its pages to go.
+        // SAFETY: the range is within the mapping, which stays as long as `self`, and readable (the
+        // callers checked the permission); `file` called `copy::prepare`, so its pages may go.
         unsafe { copy::read(from, into, self.guarded) }
     }
 
-    /// Copies `from` to `offset`. False: the memory is gone.
+    /// Copies `from` to `offset`. Returns `false` if the memory is gone.
     #[inline]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let to = self.address(offset, from.len());
-        // SAFETY: as for `read`, writable.
+        // SAFETY: as for `read`; the callers checked that the range is writable.
         unsafe { copy::write(to, from, self.guarded) }
     }
 
-    /// Copies `len` bytes from `offset` to `into`. False: the memory is gone.
+    /// Copies `len` bytes from `offset` to `into`. Returns `false` if the memory is gone.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes, and does not overlap the mapping.
@@ -179,7 +183,7 @@ impl Mapping {
         unsafe { copy::read_raw(from, into, len, self.guarded) }
     }
 
-    /// Copies `len` bytes from `from` to `offset`. False: the memory is gone.
+    /// Copies `len` bytes from `from` to `offset`. Returns `false` if the memory is gone.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, and does not overlap the mapping.
@@ -189,29 +193,31 @@ impl Mapping {
         unsafe { copy::write_raw(to, from, len, self.guarded) }
     }
 
-    /// Copies `len` bytes from `offset` to `at` of `to`. False: memory of one of them is gone.
+    /// Copies `len` bytes from `offset` to byte `at` of `to`. Returns `false` if memory on either
+    /// side is gone.
     #[inline]
     pub(crate) fn copy_to(&self, offset: usize, to: &Self, at: usize, len: usize) -> bool {
         let (from, into) = (self.address(offset, len), to.address(at, len));
-        // SAFETY: as for `read` and `write`. Where the ranges overlap, since both are one client's
-        // memory, what that client gets is a mix of its own bytes.
+        // SAFETY: as for `read` and `write`. Ranges overlap only if both are one client's memory;
+        // that client then gets a mix of its own bytes.
         unsafe { copy::between(into, from, len, self.guarded || to.guarded) }
     }
 
-    /// Has the processor fetch the line that `offset` lies in: a hint, wherever that is.
+    /// Prefetches the cache line of byte `offset`, which must lie in the mapping, for reading.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         fetch(self.address(offset, 1));
     }
 
-    /// As [`Mapping::prefetch`], soon to be written: a line that another processor has is taken
-    /// from it.
+    /// Prefetches the cache line of byte `offset`, which must lie in the mapping, for writing:
+    /// takes the line from another processor's cache.
     #[inline]
     pub(crate) fn prefetch_to_write(&self, offset: usize) {
         fetch_to_write(self.address(offset, 1));
     }
 
-    /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.
+    /// Loads the little-endian 32-bit word at `offset` with acquire ordering. Returns `None` if the
+    /// memory is gone.
     #[inline]
     pub(crate) fn load_u32(&self, offset: usize) -> Option<u32> {
         let from = self.address(offset, 4);
@@ -219,14 +225,16 @@ impl Mapping {
         unsafe { copy::load_u32(from, self.guarded) }.map(u32::from_le)
     }
 
-    /// Stores the little-endian word at `offset`, releasing. False: the memory is gone.
+    /// Stores the little-endian 32-bit word at `offset` with release ordering. Returns `false` if
+    /// the memory is gone.
     pub(crate) fn store_u32(&self, offset: usize, word: u32) -> bool {
         let to = self.address(offset, 4);
         // SAFETY: as for `write`.
         unsafe { copy::store_u32(to, word.to_le(), self.guarded) }
     }
 
-    /// As [`Mapping::load_u32`], for 16 bits.
+    /// Loads the little-endian 16-bit word at `offset` with acquire ordering. Returns `None` if the
+    /// memory is gone.
     #[inline]
     pub(crate) fn load_u16(&self, offset: usize) -> Option<u16> {
         let from = self.address(offset, 2);
@@ -234,7 +242,8 @@ impl Mapping {
         unsafe { copy::load_u16(from, self.guarded) }.map(u16::from_le)
     }
 
-    /// As [`Mapping::store_u32`], for 16 bits.
+    /// Stores the little-endian 16-bit word at `offset` with release ordering. Returns `false` if
+    /// the memory is gone.
     #[inline]
     pub(crate) fn store_u16(&self, offset: usize, word: u16) -> bool {
         let to = self.address(offset, 2);
@@ -242,8 +251,8 @@ impl Mapping {
         unsafe { copy::store_u16(to, word.to_le(), self.guarded) }
     }
 
-    /// Stores 16 bytes, little-endian, the last four with or after all others. False: the memory is
-    /// gone.
+    /// Stores 16 bytes, little-endian, the last four with or after all others. Returns `false` if
+    /// the memory is gone.
     #[inline]
     pub(crate) fn publish(&self, offset: usize, bits: u128) -> bool {
         let to = self.address(offset, 16);
@@ -256,10 +265,11 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         match &self.owner {
             Owner::File { start, len, granule, bin } => {
-                // SAFETY: mapped by `file` with this length; no span refers to it any more.
+                // SAFETY: mapped by `file` with this length; this was the last reference, so no
+                // span is left.
                 bin.discard_memory(unsafe { Pages::new(*start, *len, *granule) }, *len);
             }
-            // SAFETY: from `Box::into_raw` in `heap`, and given back once.
+            // SAFETY: the pointer comes from `Box::into_raw` in `heap`, and is freed once.
             Owner::Heap { words } => drop(unsafe { Box::from_raw(*words) }),
         }
     }

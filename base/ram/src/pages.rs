@@ -1,7 +1,7 @@
-//! Giving mappings back without waiting.
+//! Unmapping without blocking.
 //!
 //! munmap(2) of gigabytes that were touched takes seconds, and so does the last close of a memfd,
-//! which unmapping may be. A thread that serves others does neither: it hands the mapping to a
+//! which an unmapping may be. A thread that serves others does neither: it hands the mapping to a
 //! [`Bin`].
 
 use std::ffi::c_void;
@@ -9,35 +9,35 @@ use std::sync::LazyLock;
 
 use slipway_peer::Bin;
 
-/// Bytes that one call unmaps at most: other threads of the process wait for page faults and
-/// mappings of their own for about as long as it takes, a few milliseconds. Smaller mappings of
-/// this process's own memory are unmapped at once.
+/// Maximum number of bytes that one call unmaps, unless a huge page is larger: for about as long as
+/// the call takes, a few milliseconds, page faults and mmap(2) of other threads wait. Mappings of
+/// this process's own memory up to this size are unmapped at once.
 const SLICE: usize = 32 << 20;
 
-/// For memory that is no peer's.
+/// Bin for memory that belongs to no peer.
 static OWN: LazyLock<Bin> = LazyLock::new(Bin::new);
 
-/// The bin for memory of this process's own.
+/// Returns the bin for this process's own memory.
 pub(crate) fn own() -> &'static Bin {
     &OWN
 }
 
-/// A mapping that nobody uses any more. It is unmapped when this is dropped, slice by slice.
+/// An unused mapping. Dropping it unmaps it, slice by slice.
 pub(crate) struct Pages {
     start: *mut c_void,
     len: usize,
-    /// Bytes for one call: a power of two.
+    /// Maximum number of bytes for one call: a power of two.
     step: usize,
 }
 
-// SAFETY: nobody refers to the addresses, which any thread may unmap.
+// SAFETY: nothing refers to the addresses, which any thread may unmap.
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// The `len` bytes at `start`, of pages of `granule` bytes.
+    /// Takes the `len` bytes at `start`, in pages of `granule` bytes.
     ///
     /// # Safety
-    /// They are whole mappings of the caller's, and nobody uses them from now on.
+    /// The range consists of whole mappings of the caller, and is unused from now on.
     pub(crate) unsafe fn new(start: *mut c_void, len: usize, granule: usize) -> Self {
         Self { start, len, step: SLICE.max(granule) }
     }
@@ -52,10 +52,10 @@ impl Drop for Pages {
         let mut at = 0;
         while at < self.len {
             let from = self.start.cast::<u8>().wrapping_add(at);
-            // Ends at multiples of a step, which no huge page crosses.
+            // Each part ends at a multiple of a step, which no huge page crosses.
             let part = (self.step - from.addr() % self.step).min(self.len - at);
-            // SAFETY: by the contract of `new`; each part is unmapped once. Addresses that are free
-            // by now may be another mapping's, and are not touched again.
+            // SAFETY: by the contract of `new`; each part is unmapped once. Unmapped addresses may
+            // belong to another mapping by now, and are not touched again.
             #[allow(clippy::disallowed_methods, reason = "this is the form that others use")]
             let _ = unsafe { rustix::mm::munmap(from.cast(), part) };
             at += part;
@@ -63,12 +63,12 @@ impl Drop for Pages {
     }
 }
 
-/// Unmaps `len` bytes at `start`, memory of this process's own: at once if there are few, or else
-/// on another thread. The caller never waits for long.
+/// Unmaps `len` bytes of this process's own memory at `start`: at once up to 32 MiB, otherwise on a
+/// disposal thread. The caller never waits for long.
 ///
 /// # Safety
-/// They are whole mappings of the caller's, of pages of the machine's usual size, and nobody uses
-/// them from now on.
+/// The range consists of whole mappings of the caller, in pages of the machine's base size, and is
+/// unused from now on.
 pub unsafe fn unmap(start: *mut u8, len: usize) {
     // SAFETY: by this function's own contract.
     let pages = unsafe { Pages::new(start.cast(), len, 1) };
@@ -95,7 +95,7 @@ mod tests {
         file
     }
 
-    /// Whether this process has any page of the memfd of this name mapped.
+    /// Returns whether any page of the memfd `name` is mapped in this process.
     fn is_mapped(name: &str) -> bool {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         maps.contains(&format!("/memfd:{name} "))
@@ -109,7 +109,7 @@ mod tests {
         !is_mapped(name)
     }
 
-    /// Its drop waits until it is told to go on.
+    /// A value whose drop blocks until the test sends to it.
     struct Sleeper(Receiver<()>);
 
     impl Drop for Sleeper {
@@ -129,7 +129,7 @@ mod tests {
                 unsafe { rustix::mm::mmap(any, len, protection, MapFlags::SHARED, &file, 0) };
             let start = start.unwrap();
             let rest = start.cast::<u8>().wrapping_add(skip).cast();
-            // SAFETY: mapped above, and used by nobody.
+            // SAFETY: mapped above, and unused.
             drop(unsafe { Pages::new(rest, len - skip, 4096) });
             assert_eq!(is_mapped(&name), skip > 0);
             // SAFETY: as above.

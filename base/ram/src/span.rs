@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::{Access, Fault, Mapping, Permissions, pages};
 
-/// A contiguous piece of guest memory in this process, pinned: the mapping stays as long as the
-/// span lives. What a disk reads into and writes from.
+/// A contiguous, pinned piece of guest memory in this process: the mapping stays as long as the
+/// span lives. Disks read into spans and write from them.
 #[derive(Clone)]
 pub struct Span {
     mapping: Arc<Mapping>,
@@ -27,13 +27,13 @@ impl Span {
         Self { mapping, offset, len, iova }
     }
 
-    /// `len` zeroed bytes of heap: a bounce buffer.
+    /// Returns `len` zeroed bytes of heap: a bounce buffer.
     pub fn heap(len: usize) -> Self {
         Self::new(Arc::new(Mapping::heap(len)), 0, len, 0)
     }
 
-    /// `len` bytes at `offset` of `file`, mapped shared, to be read and written: as one region of a
-    /// client's memory, for who shares memory without a DMA map.
+    /// Maps `len` bytes at `offset` of `file`, shared, readable and writable, like one region of a
+    /// client's memory: for memory that is shared without a DMA map.
     ///
     /// # Errors
     /// As for [`Mapping::file`].
@@ -42,50 +42,51 @@ impl Span {
         Ok(Self::new(Arc::new(mapping), 0, len, 0))
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it is memory of this process alone: a bounce buffer.
+    /// Returns whether the span is memory of this process alone: a bounce buffer.
     pub fn is_heap(&self) -> bool {
         self.mapping.is_heap()
     }
 
-    /// Whether its owner may take the memory away: only copies through this handle are safe then.
+    /// Returns whether the owner may take the memory away: then only copies through this handle are
+    /// safe.
     pub fn is_guarded(&self) -> bool {
         self.mapping.is_guarded()
     }
 
-    /// Whether its region allows the access.
+    /// Returns whether the region allows `access`.
     pub(crate) fn allows(&self, access: Access) -> bool {
         self.mapping.permissions().allow(access)
     }
 
-    /// The client's address of the first byte; 0 for a bounce buffer.
+    /// Returns the client's address of the first byte; 0 for a bounce buffer.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// The part `offset..offset + len` of this span.
+    /// Returns the part `offset..offset + len` of this span.
     ///
     /// # Panics
-    /// When that leaves the span: a programmer's error.
+    /// If the part leaves the span: a programmer's error.
     pub fn slice(&self, offset: usize, len: usize) -> Self {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "slice out of span");
         Self { offset: self.offset + offset, len, iova: self.at(offset), ..self.clone() }
     }
 
-    /// The memory around this span: what its mapping has between the multiples of `granule`, a
-    /// power of two, that the span lies between, by addresses of this process. None for heap, for
-    /// memory that its owner may take away, and for a span with such a multiple inside. Its IOVA
-    /// says nothing.
+    /// Returns the memory around this span: the part of its mapping in the same block of `granule`
+    /// bytes, a power of two, aligned by addresses of this process. The result's IOVA is
+    /// meaningless. Returns `None` for heap, for memory that its owner may take away, and for a
+    /// span that crosses a block boundary.
     pub fn around(&self, granule: usize) -> Option<Self> {
         let base = self.mapping.address(0, 0).addr();
         let (start, end) = (base + self.offset, base + self.offset + self.len);
@@ -98,25 +99,26 @@ impl Span {
         Some(Self { offset: begin, len: past - begin, iova: 0, mapping: Arc::clone(&self.mapping) })
     }
 
-    /// Makes this span the part `offset..offset + len` of `whole`, as [`Span::slice`] would:
-    /// without counting references where both are of the same mapping, so that a span that is used
-    /// over and over costs a few stores.
+    /// Makes this span the part `offset..offset + len` of `whole`, like [`Span::slice`]. No
+    /// reference count changes if both have the same mapping, so that reusing a span over and over
+    /// costs a few stores.
     ///
     /// # Panics
-    /// When that leaves `whole`: a programmer's error.
+    /// If the part leaves `whole`: a programmer's error.
     #[inline]
     pub fn assign(&mut self, whole: &Self, offset: usize, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= whole.len), "slice out of span");
         self.renew(&whole.mapping, whole.offset + offset, len, whole.at(offset));
     }
 
-    /// Appends `next` when it follows this span directly in the same mapping. False: it does not.
+    /// Appends `next` if it directly follows this span in the same mapping and in the client's
+    /// address space. Returns whether it does.
     pub fn join(&mut self, next: &Self) -> bool {
         self.extend(&next.mapping, next.offset, next.len, next.iova)
     }
 
-    /// Makes this span name another place, without counting references when it is of the same
-    /// mapping: an atomic change of a count would wait for all copies before it.
+    /// Makes this span refer to another range. No reference count changes if the mapping is the
+    /// same: an atomic change of a count would wait for all copies before it.
     #[inline]
     pub(crate) fn renew(&mut self, mapping: &Arc<Mapping>, offset: usize, len: usize, iova: u64) {
         debug_assert!(offset + len <= mapping.len());
@@ -126,7 +128,8 @@ impl Span {
         (self.offset, self.len, self.iova) = (offset, len, iova);
     }
 
-    /// As [`Span::join`] for a place that is no span yet.
+    /// Appends a range if it directly follows this span, like [`Span::join`]. Returns whether it
+    /// does.
     pub(crate) fn extend(
         &mut self,
         mapping: &Arc<Mapping>,
@@ -143,14 +146,14 @@ impl Span {
         follows
     }
 
-    /// Copies bytes from `offset` of the span into `into`.
+    /// Copies from `offset` of the span into `into`.
     ///
     /// # Errors
-    /// [`Fault::Gone`] when the owner took the memory away, [`Fault::Denied`] when its region does
-    /// not allow the access.
+    /// [`Fault::Gone`] if the owner took the memory away, [`Fault::Denied`] if the region does not
+    /// allow the access.
     ///
     /// # Panics
-    /// When the range leaves the span.
+    /// If the range leaves the span.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         assert!(offset.checked_add(into.len()).is_some_and(|end| end <= self.len), "out of span");
@@ -161,11 +164,11 @@ impl Span {
     /// Copies `from` to `offset` of the span.
     ///
     /// # Errors
-    /// [`Fault::Gone`] when the owner took the memory away, [`Fault::Denied`] when its region does
-    /// not allow the access.
+    /// [`Fault::Gone`] if the owner took the memory away, [`Fault::Denied`] if the region does not
+    /// allow the access.
     ///
     /// # Panics
-    /// When the range leaves the span.
+    /// If the range leaves the span.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len), "out of span");
@@ -173,15 +176,16 @@ impl Span {
         self.outcome(self.mapping.write(self.offset + offset, from), offset)
     }
 
-    /// Copies `len` bytes from `offset` of the span to `at` of `to`, in one go: memory of two
-    /// parties, each of whom may change its own meanwhile. What is copied is then any mix.
+    /// Copies `len` bytes from `offset` of the span to byte `at` of `to` without a buffer in
+    /// between. The owners of both sides may change their memory meanwhile; the copy is then any
+    /// mix of old and new.
     ///
     /// # Errors
-    /// [`Fault::Gone`] when one of the owners took the memory away, with the address in `self`
-    /// (whose of the two it was is not told); [`Fault::Denied`] when a region does not allow it.
+    /// [`Fault::Gone`] if either owner took the memory away, always with the address in `self`;
+    /// [`Fault::Denied`] if a region does not allow the access.
     ///
     /// # Panics
-    /// When a range leaves its span.
+    /// If a range leaves its span.
     #[inline]
     pub fn copy_to(&self, offset: usize, to: &Self, at: usize, len: usize) -> Result<(), Fault> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "out of span");
@@ -192,7 +196,8 @@ impl Span {
         self.outcome(there, offset)
     }
 
-    /// Has the processor fetch the line that `offset` lies in, soon to be read. A hint.
+    /// Prefetches the cache line of byte `offset` for reading. Ignored if `offset` is outside the
+    /// span.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         if offset < self.len {
@@ -200,7 +205,8 @@ impl Span {
         }
     }
 
-    /// As [`Span::prefetch`], soon to be written.
+    /// Prefetches the cache line of byte `offset` for writing. Ignored if `offset` is outside the
+    /// span.
     #[inline]
     pub fn prefetch_to_write(&self, offset: usize) {
         if offset < self.len {
@@ -214,7 +220,7 @@ impl Span {
     /// As for [`Span::read`].
     ///
     /// # Panics
-    /// When the word leaves the span.
+    /// If the word leaves the span.
     #[inline]
     pub fn load_u32(&self, offset: usize) -> Result<u32, Fault> {
         assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "word out of span");
@@ -229,7 +235,7 @@ impl Span {
     /// As for [`Span::write`].
     ///
     /// # Panics
-    /// When the word leaves the span.
+    /// If the word leaves the span.
     #[inline]
     pub fn store_u32(&self, offset: usize, value: u32) -> Result<(), Fault> {
         assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "word out of span");
@@ -237,13 +243,13 @@ impl Span {
         self.outcome(self.mapping.store_u32(self.offset + offset, value), offset)
     }
 
-    /// As [`Span::load_u32`], for 16 bits.
+    /// Loads the little-endian 16-bit word at `offset` in one access, with acquire ordering.
     ///
     /// # Errors
     /// As for [`Span::read`].
     ///
     /// # Panics
-    /// When the word leaves the span.
+    /// If the word leaves the span.
     #[inline]
     pub fn load_u16(&self, offset: usize) -> Result<u16, Fault> {
         assert!(offset.checked_add(2).is_some_and(|end| end <= self.len), "word out of span");
@@ -252,13 +258,13 @@ impl Span {
         word.ok_or(Fault::Gone { iova: self.at(offset) })
     }
 
-    /// As [`Span::store_u32`], for 16 bits.
+    /// Stores the little-endian 16-bit word at `offset` in one access, with release ordering.
     ///
     /// # Errors
     /// As for [`Span::write`].
     ///
     /// # Panics
-    /// When the word leaves the span.
+    /// If the word leaves the span.
     #[inline]
     pub fn store_u16(&self, offset: usize, value: u16) -> Result<(), Fault> {
         assert!(offset.checked_add(2).is_some_and(|end| end <= self.len), "word out of span");
@@ -266,13 +272,14 @@ impl Span {
         self.outcome(self.mapping.store_u16(self.offset + offset, value), offset)
     }
 
-    /// Stores 16 bytes at `offset` as [`Memory::publish`](crate::Memory::publish) does.
+    /// Stores 16 bytes at `offset`, little-endian, like
+    /// [`Memory::publish`](crate::Memory::publish).
     ///
     /// # Errors
     /// As for [`Span::write`].
     ///
     /// # Panics
-    /// When the range leaves the span.
+    /// If the range leaves the span.
     #[inline]
     pub fn publish(&self, offset: usize, bits: u128) -> Result<(), Fault> {
         assert!(offset.checked_add(16).is_some_and(|end| end <= self.len), "out of span");
@@ -280,13 +287,14 @@ impl Span {
         self.outcome(self.mapping.publish(self.offset + offset, bits), offset)
     }
 
-    /// As [`Span::read`], to memory that is no slice of Rust's: what others change meanwhile.
+    /// Copies `len` bytes from `offset` of the span to `into`: for memory that others may change
+    /// meanwhile and that therefore is no Rust slice.
     ///
     /// # Errors
     /// As for [`Span::read`].
     ///
     /// # Panics
-    /// When the range leaves the span.
+    /// If the range leaves the span.
     ///
     /// # Safety
     /// `into` is valid for writes of `len` bytes, and does not overlap the span.
@@ -298,13 +306,14 @@ impl Span {
         self.outcome(there, offset)
     }
 
-    /// As [`Span::write`], from memory that is no slice of Rust's: what others change meanwhile.
+    /// Copies `len` bytes from `from` to `offset` of the span: for memory that others may change
+    /// meanwhile and that therefore is no Rust slice.
     ///
     /// # Errors
     /// As for [`Span::write`].
     ///
     /// # Panics
-    /// When the range leaves the span.
+    /// If the range leaves the span.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, and does not overlap the span.
@@ -321,15 +330,15 @@ impl Span {
         self.outcome(there, offset)
     }
 
-    /// Address and length for a system call's I/O vector. The kernel answers a vanished page with
-    /// `EFAULT`; the caller must not dereference the address itself and must keep the span until
+    /// Returns address and length for a system call's I/O vector. The kernel answers a vanished
+    /// page with `EFAULT`; the caller must not dereference the address and must keep the span until
     /// the call has ended.
     pub fn io_vector(&self) -> (*mut u8, usize) {
         (self.mapping.address(self.offset, self.len), self.len)
     }
 
-    /// Checked at `pin` for the access named there; a second check keeps a span that was pinned
-    /// for the other one from touching pages that are not mapped for it.
+    /// Checks the permission again: `pin` checked only the access named there, and a span pinned
+    /// for the other one must not touch pages that are not mapped for it.
     #[inline]
     fn allow(&self, access: Access, offset: usize) -> Result<(), Fault> {
         if self.allows(access) {
@@ -343,7 +352,8 @@ impl Span {
         if there { Ok(()) } else { Err(Fault::Gone { iova: self.at(offset) }) }
     }
 
-    /// Address of byte `offset`. The end of a span at the top of the address space is 0.
+    /// Returns the client's address of byte `offset`. The end of a span at the top of the address
+    /// space is 0.
     #[inline]
     fn at(&self, offset: usize) -> u64 {
         self.iova.wrapping_add(offset as u64)

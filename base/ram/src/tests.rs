@@ -1,6 +1,6 @@
-//! Tests of the map and of mappings of real files.
+//! Tests of the DMA map and of mappings of real files.
 //!
-//! Over 500 lines: tests of one contract, that of memory which a peer may take away.
+//! Over 500 lines: tests of one contract, for memory that a peer may take away.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn map(regions: impl IntoIterator<Item = (u64, Region)>) -> DmaMap {
     map
 }
 
-/// Message-only memory that answers with its address and remembers what was written.
+/// Message-only memory that fills reads with the address's low byte and records writes.
 #[derive(Default)]
 struct Echo(std::sync::Mutex<Vec<(u64, Vec<u8>)>>);
 
@@ -374,7 +374,7 @@ fn truncation_races_with_copies() {
                     Err(other) => panic!("{other}"),
                 }
             }
-            // Enough of both, or so many rounds that one of them never happens here.
+            // Enough of both outcomes, or so many rounds that one of them never happens here.
             if round > 200 && (whole > 0 && gone > 0) || round > 20_000 {
                 break;
             }
@@ -410,7 +410,7 @@ fn huge_pages_are_guarded_and_need_no_aligned_range() {
     let region = Region::mapped(fd.as_fd(), 0x3000, 0x1000, Permissions::READ_WRITE).unwrap();
     assert!(region.is_guarded());
     let map = map([(0, region)]);
-    // No page was reserved for it: where the pool is empty, a touch is a fault and no SIGBUS.
+    // No page was reserved for the mapping: with the pool empty, a touch is a fault and no SIGBUS.
     if let Err(fault) = map.memory().write(0xffc, &[1, 2, 3, 4]) {
         assert!(matches!(fault, Fault::Gone { .. }), "{fault}");
         println!("SKIPPED: huge_pages_are_guarded: needs a free huge page (vm.nr_hugepages)");
@@ -444,7 +444,7 @@ fn another_thread_sees_regions_come_and_go() {
     for _ in 0..2_000 {
         map.add(0x1000, mapped(&fd, 0, 4096)).unwrap();
         let removed = map.remove(0x1000, 4096).unwrap();
-        // A reader that has the old table may still hold it; it lets go.
+        // A reader with the old table may still hold the mapping for a moment.
         while !removed.is_idle() {
             std::thread::yield_now();
         }
@@ -487,7 +487,7 @@ fn a_window_follows_the_map() {
     assert!(map.remove(0x1000, 0x1000).unwrap().is_idle(), "a window that was released");
     assert!(window.span(&memory).is_none());
     assert!(window.read(&memory, 4, &mut byte).is_err());
-    // In two regions it is read all the same, and in no one piece.
+    // A window across two regions can be read, but has no single span.
     map.add(0x1000, Region::heap(0x900)).unwrap();
     map.add(0x1900, Region::heap(0x700)).unwrap();
     memory.write(0x1900, &[9]).unwrap();
@@ -508,7 +508,7 @@ fn around_a_span_is_memory_of_its_mapping() {
         assert_eq!(address.addr(), first.max(base));
         assert_eq!(address.addr() + len, (first + GRANULE).min(base + 0xd000));
     }
-    // The first multiple inside, wherever the kernel put the mapping.
+    // Offset of the first multiple of the granule inside the mapping, wherever the kernel put it.
     let edge = (base + 1).next_multiple_of(GRANULE) - base;
     assert!(whole.slice(edge, GRANULE).around(GRANULE).is_some());
     assert!(whole.slice(edge, GRANULE + 1).around(GRANULE).is_none());

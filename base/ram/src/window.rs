@@ -1,40 +1,41 @@
-//! A ring of guest memory, kept pinned.
+//! A queue's ring in guest memory, kept pinned between accesses.
 
 use crate::{Access, Fault, Memory, Span};
 
-/// The memory of a queue. Its addresses are looked up once and again when the client's map has
-/// changed, not with every entry.
+/// The guest memory of a queue. Its addresses are looked up at the first access and again after a
+/// change of the client's map, not with every entry.
 pub struct Window {
     base: u64,
     len: usize,
     access: Access,
-    /// The map's version at the last lookup.
+    /// Version of the map at the last lookup.
     version: u64,
     place: Place,
 }
 
 enum Place {
     Unknown,
-    /// All of it in one piece.
+    /// The whole window is one span.
     Pinned(Span),
-    /// Not mapped, in several regions, or message-only: every access looks for itself.
+    /// The window is not mapped, in several regions, message-only, or does not allow the access:
+    /// each access is looked up on its own.
     Elsewhere,
 }
 
 impl Window {
-    /// The `len` bytes at `base`, of which nothing is looked up yet. `access` is the one that the
-    /// region must allow for the memory to be pinned; others are checked as they are made.
+    /// Returns a window of `len` bytes at `base` without looking it up. The memory is pinned if its
+    /// region allows `access`; otherwise permissions are checked at each access.
     pub fn new(base: u64, len: usize, access: Access) -> Self {
         Self { base, len, access, version: 0, place: Place::Unknown }
     }
 
-    /// Fills `into` from `offset` on.
+    /// Copies from `offset` of the window into `into`.
     ///
     /// # Errors
     /// [`Fault`].
     ///
     /// # Panics
-    /// When the range leaves the window, here and below: a programmer's error.
+    /// If the range leaves the pinned window: a programmer's error.
     pub fn read(&mut self, memory: &Memory, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         match self.span(memory) {
             Some(span) => span.read(offset, into),
@@ -42,7 +43,7 @@ impl Window {
         }
     }
 
-    /// Has the processor fetch what lies at `offset`, where the memory is pinned already.
+    /// Prefetches the cache line at `offset` if the memory is pinned already.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         if let Place::Pinned(span) = &self.place {
@@ -50,8 +51,8 @@ impl Window {
         }
     }
 
-    /// Stores an entry of 16 bytes, little-endian, so that whoever sees its last four sees all of
-    /// it.
+    /// Stores an entry of 16 bytes, little-endian, so that a reader that sees its last four bytes
+    /// sees all of it.
     ///
     /// # Errors
     /// [`Fault`].
@@ -66,13 +67,13 @@ impl Window {
         }
     }
 
-    /// Lets go of the memory until it is used again.
+    /// Unpins the memory until the next access.
     pub fn release(&mut self) {
         self.place = Place::Unknown;
     }
 
-    /// All of it in one piece, for whoever makes many accesses in a row. None: it is not mapped, in
-    /// several regions, message-only, or does not allow the access.
+    /// Returns the whole window as one span, for many accesses in a row. Returns `None` if the
+    /// window is not mapped, in several regions, message-only, or does not allow the access.
     #[inline]
     pub fn span(&mut self, memory: &Memory) -> Option<&Span> {
         let version = memory.version();

@@ -1,14 +1,14 @@
-//! Rates with a burst, and what is left of one.
+//! Rate limiting with a burst: token buckets.
 //!
-//! A token bucket, kept as the one time at which it will be full again (the generic cell rate
-//! algorithm of ITU-T I.371): something may start while that lies less than the burst's time ahead,
-//! and then moves it by its own cost. So nothing is refilled, what is idle costs nothing, and the
-//! time at which something held back may start is known.
+//! A bucket is stored as one time, at which it will be full again (the generic cell rate algorithm
+//! of ITU-T I.371). An operation may start while that time is less than the burst's duration ahead,
+//! and then moves it by its own cost. So nothing is refilled, an idle bucket costs nothing, and the
+//! time at which a delayed operation may start is known.
 //!
-//! What is larger than the burst starts when the bucket is not empty, and what follows waits until
-//! it is paid for.
+//! An operation larger than the burst starts as soon as the bucket is not empty; later ones wait
+//! until it is paid for.
 //!
-//! Times are those of any one clock, from its own beginning. No dependencies.
+//! Times are read from any one clock, counted from its own start. No dependencies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,86 +18,87 @@ use std::time::Duration;
 pub struct Rate {
     /// Units per second, at least 1.
     pub per_second: u64,
-    /// Units that may come at once after a pause; 0 stands for a tenth of a second's.
+    /// Units that may be taken at once after a pause; 0 means the units of a tenth of a second.
     pub burst: u64,
 }
 
-/// Parts of a nanosecond that costs are counted in: a byte at 10 GB/s takes a tenth of one.
+/// Ticks in a nanosecond, the unit of costs: a byte at 10 GB/s takes a tenth of a nanosecond.
 const TICKS: u128 = 1 << 16;
 const SECOND: u128 = 1_000_000_000 * TICKS;
 
-/// How far a rate is used up.
+/// A token bucket for one thread.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     rate: Rate,
-    /// When it will be full again, in ticks.
+    /// Time at which the bucket will be full again, in ticks.
     full_at: u128,
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     pub fn new(rate: Rate) -> Self {
         let burst = if rate.burst == 0 { rate.per_second.div_ceil(10) } else { rate.burst };
         let per_second = rate.per_second.max(1);
         Self { rate: Rate { per_second, burst: burst.max(1) }, full_at: 0 }
     }
 
-    /// The time that `units` take.
+    /// Returns the ticks that `units` take.
     fn cost(&self, units: u64) -> u128 {
         u128::from(units) * SECOND / u128::from(self.rate.per_second)
     }
 
-    /// When something may start: one unit is there. (What starts may cost more.)
+    /// Returns the time at which the next operation may start: when one unit is available, even if
+    /// the operation costs more.
     pub fn opens_at(&self) -> Duration {
         let ticks = (self.full_at + self.cost(1)).saturating_sub(self.cost(self.rate.burst));
         Duration::from_nanos(u64::try_from(ticks.div_ceil(TICKS)).unwrap_or(u64::MAX))
     }
 
-    /// Something of `units` starts at `now`.
+    /// Takes `units` for an operation that starts at `now`.
     pub fn take(&mut self, units: u64, now: Duration) {
         self.full_at = self.full_at.max(now.as_nanos() * TICKS) + self.cost(units);
     }
 }
 
-/// Parts of a nanosecond that a [`SharedBucket`] counts in: so its times reach for 36 years.
+/// Ticks in a nanosecond for a [`SharedBucket`]: its 64-bit times reach 18 years.
 const SHARED_TICKS: u128 = 1 << 5;
 
-/// A bucket that several threads take from, without a lock: the rate holds for all of them
-/// together. Two that look at the same moment may both start, so there may be one too many for each
-/// thread besides the first; what they take is paid for all the same.
+/// A lock-free bucket that several threads take from; the rate holds for all of them together.
+/// Threads that check at the same moment may all start, so there may be one excess operation for
+/// each thread besides the first; their units are paid for all the same.
 #[derive(Debug)]
 pub struct SharedBucket {
     rate: Rate,
-    /// When it will be full again, in parts of a nanosecond.
+    /// Time at which the bucket will be full again, in ticks of `SHARED_TICKS`.
     full_at: AtomicU64,
 }
 
 impl SharedBucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     pub fn new(rate: Rate) -> Self {
         Self { rate: Bucket::new(rate).rate, full_at: AtomicU64::new(0) }
     }
 
-    /// The time that `units` take.
+    /// Returns the ticks that `units` take.
     fn cost(&self, units: u64) -> u64 {
         let second = 1_000_000_000 * SHARED_TICKS;
         let ticks = (u128::from(units) * second).div_ceil(u128::from(self.rate.per_second));
         u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 
-    /// As [`Bucket::opens_at`].
+    /// Returns the time at which the next operation may start, like [`Bucket::opens_at`].
     pub fn opens_at(&self) -> Duration {
         let ahead = self.full_at.load(Ordering::Relaxed).saturating_add(self.cost(1));
         let ticks = ahead.saturating_sub(self.cost(self.rate.burst));
         Duration::from_nanos(ticks.div_ceil(SHARED_TICKS as u64))
     }
 
-    /// As [`Bucket::take`].
+    /// Takes `units` for an operation that starts at `now`, like [`Bucket::take`].
     pub fn take(&self, units: u64, now: Duration) {
         let now = u64::try_from(now.as_nanos() * SHARED_TICKS).unwrap_or(u64::MAX);
         let cost = self.cost(units);
         let taken = |full_at: u64| Some(full_at.max(now).saturating_add(cost));
-        // Nothing else is published by it. It cannot fail: there is always a next value.
+        // Relaxed: it publishes nothing else. It cannot fail: `taken` always returns a value.
         let _ = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
     }
 }
@@ -106,7 +107,7 @@ impl SharedBucket {
 mod tests {
     use super::*;
 
-    /// What starts within `millis` ms, units of `units`, as soon as each may.
+    /// Returns how many operations of `units` start within `millis` ms, each as soon as it may.
     fn started(bucket: &SharedBucket, millis: u64, units: u64) -> u64 {
         let (mut now, mut count) = (Duration::ZERO, 0);
         while now < Duration::from_millis(millis) {
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn a_shared_bucket_has_the_burst_and_then_the_rate() {
         let bucket = SharedBucket::new(Rate { per_second: 1000, burst: 50 });
-        // The last may be due just after the end.
+        // The last one may be due just after the end.
         assert!((1049..=1050).contains(&started(&bucket, 1000, 1)));
         let bucket = SharedBucket::new(Rate { per_second: 10_000_000_000, burst: 4096 });
         let expected = 10_000_000 / 4096;

@@ -1,29 +1,31 @@
-//! What wakes a thread that sleeps in epoll: an eventfd, which stays readable until it is silenced.
+//! The wake-up of a thread that sleeps in epoll: an eventfd, which stays readable until it is
+//! silenced.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 
-/// Rings from any thread; whoever watches its descriptor finds it readable until it is silenced.
+/// An eventfd that any thread can ring. Its descriptor, watched by epoll, is readable until it is
+/// silenced.
 pub struct Bell(OwnedFd);
 
 impl Bell {
-    /// One that does not ring.
+    /// Returns a silent bell.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// If no descriptor is left.
     pub fn new() -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(rustix::event::eventfd(0, flags)?))
     }
 
-    /// Rings, or goes on ringing. Never waits.
+    /// Makes the descriptor readable. Never blocks.
     pub fn ring(&self) {
-        // It can only fail when the counter is full, and then it rings already.
+        // Fails only if the counter is full, and then the bell rings already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Ends the ringing. Never waits.
+    /// Makes the descriptor unreadable until the next ring. Never blocks.
     pub fn silence(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }

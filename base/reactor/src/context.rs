@@ -1,4 +1,4 @@
-//! What a task sees of its reactor.
+//! A task's view of its reactor.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::event::epoll;
 
 use crate::TaskId;
 
-/// What to wait for on a descriptor. Errors and hang-ups are always reported.
+/// The readiness to wait for on a descriptor. Errors and hang-ups are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Readable.
@@ -48,11 +48,12 @@ pub struct Event {
 struct Watch {
     task: TaskId,
     token: u32,
-    /// A duplicate, so that it can be removed from epoll whatever the task has done with its own.
+    /// A duplicate of the task's descriptor, so that epoll can remove it even if the task has
+    /// closed its own.
     file: OwnedFd,
 }
 
-/// Every watched descriptor, by the key of its epoll event.
+/// All watched descriptors, by the keys of their epoll events.
 #[derive(Default)]
 struct Table {
     by_key: HashMap<u64, Watch>,
@@ -60,14 +61,14 @@ struct Table {
 }
 
 /// The descriptors that a reactor waits for. The lock is taken by the reactor's thread, by steps
-/// that change what they watch, and by a thread that lost the reactor (see `seat`): hardly ever by
-/// two at once.
+/// that change their watches, and by a thread that lost the reactor (see `seat`): it is hardly ever
+/// contended.
 pub(crate) struct Watches {
     pub(crate) epoll: OwnedFd,
     table: Mutex<Table>,
 }
 
-/// The mailbox's bell.
+/// Key of the epoll events of the mailbox's bell.
 pub(crate) const BELL: u64 = 0;
 
 impl Watches {
@@ -83,7 +84,7 @@ impl Watches {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Returns the task and the token of an event; `None` for a descriptor that was removed after
+    /// Returns the task and the token of an event, or `None` if the descriptor was removed after
     /// epoll reported it.
     pub(crate) fn owner(&self, key: u64) -> Option<(TaskId, u32)> {
         self.table().by_key.get(&key).map(|watch| (watch.task, watch.token))
@@ -119,7 +120,7 @@ impl Watches {
         }
     }
 
-    /// Forgets all descriptors of a task whose [`Body`](crate::tasks::Body) is elsewhere.
+    /// Removes all descriptors of a task without the list in its [`Body`](crate::tasks::Body).
     pub(crate) fn forget_task(&self, task: TaskId) {
         let keys: Vec<u64> = {
             let table = self.table();
@@ -130,7 +131,7 @@ impl Watches {
     }
 }
 
-/// The reactor, as a task's step sees it.
+/// A task step's view of the reactor.
 pub struct Context<'a> {
     pub(crate) id: TaskId,
     pub(crate) now: Instant,
@@ -143,47 +144,47 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The task's name on this reactor.
+    /// Returns the task's number on this reactor.
     pub fn id(&self) -> TaskId {
         self.id
     }
 
-    /// The time, read once per round.
+    /// Returns the time, which is read at most once per round.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// For how long after the last work the reactor looks for more before it sleeps, at present. A
-    /// task that polls shared memory, which no descriptor announces, goes on
-    /// [`crate::Step::Looking`] for as long.
+    /// Returns how long, at present, the reactor polls after the last work before it sleeps. A task
+    /// that polls shared memory, which no descriptor announces, returns [`crate::Step::Looking`]
+    /// for as long.
     pub fn poll_budget(&self) -> Duration {
         self.poll_budget
     }
 
-    /// Whether another task of the reactor had work within the last millisecond and did all of it
-    /// in its steps: steps should then be short, as that task waits meanwhile, or will.
+    /// Returns whether another task of the reactor had work within the last millisecond and kept up
+    /// with it ([`crate::Step::Busy`]). Steps should then be short, as that task waits for them.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Whether the task slept in a step for so long that its reactor went on without it. It then
-    /// has a thread of its own, where it harms no other task, until it is done or leaves
-    /// ([`crate::Step::Leave`]).
+    /// Returns whether the task slept in a step for so long that its reactor went on without it.
+    /// The task then has a thread of its own, where it delays no other task, until it is done or
+    /// leaves ([`crate::Step::Leave`]).
     pub fn is_alone(&self) -> bool {
         self.alone
     }
 
-    /// The descriptors found ready since the last step.
+    /// Returns the descriptors found ready since the last step.
     pub fn events(&self) -> &[Event] {
         self.events
     }
 
     /// Watches `file` under the task's own number `token`, level-triggered, until the task ends or
-    /// [`Context::unwatch`]. A duplicate of the descriptor is kept. A token watched already is
-    /// watched anew.
+    /// calls [`Context::unwatch`]. The reactor keeps a duplicate of the descriptor. If the token is
+    /// watched already, `file` replaces its descriptor.
     ///
     /// # Errors
-    /// What dup(2) and epoll_ctl(2) say; a regular file cannot be watched.
+    /// Errors of dup(2) and epoll_ctl(2); a regular file cannot be watched.
     pub fn watch(
         &mut self,
         file: BorrowedFd<'_>,
@@ -197,10 +198,10 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Waits for something else on a watched descriptor. An unknown token is ignored.
+    /// Changes the readiness to wait for on a watched descriptor. An unknown token is ignored.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Errors of epoll_ctl(2).
     pub fn rewatch(&mut self, token: u32, interest: Interest) -> std::io::Result<()> {
         match self.watched.iter().find(|(watched, _)| *watched == token) {
             Some((_, key)) => self.watches.modify(*key, interest),
@@ -208,7 +209,7 @@ impl Context<'_> {
         }
     }
 
-    /// Forgets a descriptor. An unknown token is ignored.
+    /// Stops watching a descriptor. An unknown token is ignored.
     pub fn unwatch(&mut self, token: u32) {
         if let Some(index) = self.watched.iter().position(|(watched, _)| *watched == token) {
             let (_, key) = self.watched.swap_remove(index);

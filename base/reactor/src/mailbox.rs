@@ -1,4 +1,5 @@
-//! How other threads reach a reactor. The argument that no wake-up is lost is in the crate's head.
+//! Messages of other threads to a reactor. The argument that no wake-up is lost is in the crate's
+//! head.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use super::outside::{Arc, Bell, Mutex, MutexGuard};
 use crate::{Task, TaskId};
 
-/// The reactor has ended.
+/// Error: the reactor has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the reactor has ended")]
 pub struct Stopped;
@@ -21,7 +22,7 @@ pub(crate) struct Mailbox {
     queue: Mutex<Queue>,
     bell: Bell,
     next_id: AtomicU64,
-    /// Time of rounds with work, in ns: written by the reactor's thread alone.
+    /// Time of rounds with work, in ns; written by the reactor's thread alone.
     busy_ns: AtomicU64,
 }
 
@@ -56,20 +57,20 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Silences the bell, then takes every message: in this order, see the crate's head.
+    /// Silences the bell, then takes all messages: the order matters, see the crate's head.
     pub(crate) fn take(&self) -> Vec<Message> {
         self.bell.silence();
         std::mem::take(&mut self.lock().messages)
     }
 
-    /// Refuses messages from now on and gives back those that nobody will read.
+    /// Refuses messages from now on. Returns those that are still unread.
     pub(crate) fn close(&self) -> Vec<Message> {
         let mut queue = self.lock();
         queue.closed = true;
         std::mem::take(&mut queue.messages)
     }
 
-    /// As [`Mailbox::close`] when no message waits. Whether it did.
+    /// Refuses messages from now on if none is waiting. Returns whether messages are refused.
     pub(crate) fn close_if_empty(&self) -> bool {
         let mut queue = self.lock();
         queue.closed |= queue.messages.is_empty();
@@ -81,7 +82,7 @@ impl Mailbox {
         self.lock().closed
     }
 
-    /// The reactor's thread had work for so long.
+    /// Adds `time` of the reactor's thread with work.
     pub(crate) fn worked(&self, time: Duration) {
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let before = self.busy_ns.load(Ordering::Relaxed);
@@ -98,7 +99,7 @@ impl Mailbox {
     }
 }
 
-/// A reactor as other threads see it. Cheap to clone; outlives the reactor harmlessly.
+/// A reactor as other threads see it. Cheap to clone; harmless after the reactor has ended.
 #[derive(Clone)]
 pub struct Handle {
     pub(crate) mailbox: Arc<Mailbox>,
@@ -115,13 +116,14 @@ impl Handle {
         Ok(id)
     }
 
-    /// How long its tasks have had work, all together and since it started: the time of rounds in
-    /// which none only looked. Of two readings the difference says how busy the thread was between.
+    /// Returns the total time of rounds in which any task had work since the reactor started. A
+    /// step that returns `Idle`, `Sweep` or `Looking` does not count as work. The difference of two
+    /// readings tells how busy the thread was in between.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.mailbox.busy_ns.load(Ordering::Relaxed))
     }
 
-    /// Lets a task have a step. Nothing happens when it has ended.
+    /// Has the reactor poll a task. Does nothing if the task has ended.
     ///
     /// # Errors
     /// [`Stopped`].

@@ -1,14 +1,16 @@
-//! How long a reactor polls before it sleeps, learned from how long it slept.
+//! The time for which a reactor polls before it sleeps, learned from the lengths of its sleeps.
 
 use std::time::Duration;
 
-/// The least is this part of the most: a look that costs little and meets what comes at once.
+/// The shortest polling time is the longest one divided by this: it costs little CPU and still
+/// catches work that comes at once.
 const LEAST: u32 = 8;
 
-/// A polling time that follows the traffic. Doubles when work came so soon after falling asleep
-/// that polling on, up to the most, would have met it: the sleep and the wake-up, some tens of
-/// microseconds, were the greater part of the wait. Halves when it came later: polling was in vain.
-/// So a stream with short gaps is polled through, and one with long gaps costs little CPU.
+/// A polling time that follows the traffic. It doubles if work came within the longest polling time
+/// after the reactor fell asleep: polling would have caught it, and the sleep and the wake-up, some
+/// tens of microseconds, were the greater part of the wait. It halves if work came later: polling
+/// was in vain. So a stream with short gaps is polled through, and a stream with long gaps costs
+/// little CPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Polling {
     most: Duration,
@@ -16,17 +18,17 @@ pub(crate) struct Polling {
 }
 
 impl Polling {
-    /// Begins with the most.
+    /// Begins with the longest polling time, `most`.
     pub(crate) fn new(most: Duration) -> Self {
         Self { most, now: most }
     }
 
-    /// How long to poll after the last work.
+    /// Returns how long to poll after the last work.
     pub(crate) fn budget(&self) -> Duration {
         self.now
     }
 
-    /// Work came after a sleep of this length.
+    /// Adapts to a sleep of length `time` that ended with work.
     pub(crate) fn slept(&mut self, time: Duration) {
         let wanted = if time <= self.most { self.now * 2 } else { self.now / 2 };
         self.now = wanted.clamp(self.most / LEAST, self.most);

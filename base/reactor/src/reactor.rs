@@ -1,4 +1,4 @@
-//! The thread.
+//! A reactor's thread: its settings, start and end.
 
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -9,23 +9,24 @@ use crate::run::{Run, Worker};
 use crate::seat::Seat;
 use crate::{Handle, Task, watchdog};
 
-/// How a reactor behaves.
+/// Settings of a reactor.
 #[derive(Clone)]
 pub struct Settings {
     /// The thread's name; Linux shows the first 15 bytes.
     pub name: String,
-    /// The CPU that the thread is pinned to, if it is.
+    /// CPU that the thread is pinned to, if any.
     pub cpu: Option<usize>,
-    /// How long, at most, the thread looks for events without sleeping after the last work; an
-    /// eighth of it at least. In between it follows how long the thread slept until work came.
-    /// Zero: it sleeps at once. Longer is quicker (an idle CPU is slow to wake) and burns more of
-    /// the CPU.
+    /// Longest time for which the thread polls for events after the last work before it sleeps; the
+    /// shortest is an eighth of it. In between the time follows how long the thread slept until
+    /// work came. With zero the thread sleeps at once. A longer time lowers latency (an idle CPU is
+    /// slow to wake) and burns more CPU.
     pub poll_budget: Duration,
-    /// Ends when its last task has ended, instead of waiting for more.
+    /// Makes the reactor end with its last task instead of waiting for more.
     pub exit_when_empty: bool,
-    /// Told of every task that was dropped because it panicked or could not start.
+    /// Called with the reason for every task that was dropped because it panicked or could not
+    /// start.
     pub on_panic: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Told, on another thread, of every task that slept in a step and was left behind with a
+    /// Called, on another thread, for every task that slept in a step and was left behind with a
     /// thread of its own.
     pub on_stall: Arc<dyn Fn(&str) + Send + Sync>,
 }
@@ -43,20 +44,21 @@ impl Default for Settings {
     }
 }
 
-/// A running reactor. Dropping it ends the thread, drops its tasks and waits for that; it does not
-/// wait for tasks that were left behind because they sleep
+/// A running reactor. Dropping it stops the thread and waits until the reactor's tasks are dropped;
+/// it does not wait for tasks that were left behind because they sleep
 /// ([`Context::is_alone`](crate::Context::is_alone)).
 pub struct Reactor {
     handle: Handle,
-    /// Closed when the reactor and its tasks are gone. `None`: nobody waits for that.
+    /// Channel that is closed when the reactor and its tasks are dropped. `None` if nothing waits
+    /// for that.
     ended: Mutex<Option<Receiver<()>>>,
 }
 
 impl Reactor {
-    /// Starts a thread with no tasks (with `exit_when_empty` it still waits for its first one).
+    /// Starts a reactor with no tasks (with `exit_when_empty` it still waits for its first one).
     ///
     /// # Errors
-    /// No descriptors or threads left, a CPU that cannot be used, or a kernel without
+    /// If no descriptor or thread is left, the CPU cannot be used, or the kernel has no
     /// membarrier(2).
     pub fn spawn(settings: Settings) -> std::io::Result<Self> {
         watchdog::start()?;
@@ -78,7 +80,7 @@ impl Reactor {
         Ok(Self { handle, ended: Mutex::new(Some(ended)) })
     }
 
-    /// Starts a thread that owns `task` and ends with it; nobody waits for the thread.
+    /// Starts a reactor for `task` that ends with its last task; nothing waits for its thread.
     ///
     /// # Errors
     /// As for [`Reactor::spawn`]; the task is handed back.
@@ -92,7 +94,7 @@ impl Reactor {
             Err(error) => return Err((error, task)),
         };
         let handle = reactor.handle();
-        // The thread waits for its first task, so it cannot have stopped.
+        // Cannot fail: the thread waits for its first task, so it has not ended.
         let _ = handle.add(task);
         reactor.take_ended();
         Ok(handle)
@@ -102,7 +104,7 @@ impl Reactor {
         self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
-    /// How other threads reach it.
+    /// Returns a handle for other threads.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -112,16 +114,16 @@ impl Drop for Reactor {
     fn drop(&mut self) {
         if let Some(ended) = self.take_ended() {
             let _ = self.handle.mailbox.push(Message::Stop);
-            // Nothing is ever sent: this waits for the other end to be dropped.
+            // Nothing is ever sent: this waits until the other end is dropped.
             let _ = ended.recv();
         }
     }
 }
 
-/// Runs a reactor on this thread until it ends, or until it goes on elsewhere because a task sleeps
-/// here.
+/// Runs a reactor on this thread until it ends, or until it goes on in another thread because a
+/// task sleeps in this one.
 pub(crate) fn drive(run: Box<Run>) {
-    // One that has a single task needs no seat: nothing else waits while that sleeps.
+    // A reactor with a single task needs no seat: nothing else waits while that task sleeps.
     let seat = (!run.is_for_one_task()).then(Seat::taken);
     if let Some(seat) = &seat {
         watchdog::watch(seat);
@@ -129,7 +131,7 @@ pub(crate) fn drive(run: Box<Run>) {
     Worker::new(&run, seat).run(run);
 }
 
-/// Pins this thread to `cpu`, if there is one.
+/// Pins this thread to `cpu`, if given.
 pub(crate) fn pin(cpu: Option<usize>) -> std::io::Result<()> {
     let Some(cpu) = cpu else { return Ok(()) };
     if cpu >= rustix::thread::CpuSet::MAX_CPU {

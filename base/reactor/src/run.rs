@@ -1,9 +1,9 @@
 //! The loop of a reactor's thread.
 //!
-//! [`Run`] is the reactor: all that belongs to it. A [`Worker`] is a thread that has it, and gives
-//! it up to its seat for the length of each call into a task. A worker that does not find it there
-//! afterwards has lost it: the call slept, and another thread went on with everything but the task
-//! that was called (`seat`).
+//! [`Run`] is the reactor with all its state. A [`Worker`] is a thread that runs it, and parks it
+//! in its seat for the length of each call into a task. A worker that does not find it there
+//! afterwards has lost it: the call slept, and another thread went on with everything but the
+//! called task (`seat`).
 //!
 //! Over 500 lines: the loop of a reactor, with all reasons for which it goes on, sleeps or ends.
 
@@ -26,13 +26,13 @@ use crate::sweep::{Due, Sweeps};
 use crate::tasks::{Body, Slot, Tasks};
 use crate::{Context, Event, Settings, Step, Task, TaskId, watchdog};
 
-/// Events taken from the kernel at a time.
+/// Maximum number of events taken from the kernel at a time.
 const EVENTS_PER_WAIT: usize = 128;
-/// Rounds of a single task that find nothing take less time than reading the clock: that is read
-/// with every such number of them.
+/// Number of rounds of a single ready task without work per reading of the clock: such a round
+/// takes less time than the reading.
 const ROUNDS_PER_READING: u32 = 8;
-/// Time between two looks at the kernel while tasks are busy: a look costs a system call, a round
-/// may cost far less. It is also how much later a busy reactor sees an event.
+/// Time between two looks for kernel events while tasks are busy: a look costs a system call, a
+/// round may cost far less. It is also the delay with which a busy reactor sees an event.
 const LOOK_PERIOD: Duration = Duration::from_micros(20);
 
 /// A reactor.
@@ -41,34 +41,35 @@ pub(crate) struct Run {
     mailbox: Arc<Mailbox>,
     watches: Arc<Watches>,
     tasks: Tasks,
-    /// Places of the tasks to be polled, each once.
+    /// Places of the ready tasks, each once.
     ready: VecDeque<usize>,
     deadlines: BTreeSet<(Instant, TaskId)>,
     polling: Polling,
     sweeps: Sweeps,
-    /// Tasks whose time to be asked has come.
+    /// Tasks that are due for [`Task::stirs`].
     due: VecDeque<Due>,
-    /// Messages that were taken from the mailbox.
+    /// Messages taken from the mailbox and not handled yet.
     mail: VecDeque<Message>,
     share: Share,
-    /// Mailboxes of tasks that went to threads of their own, for messages that still come here.
+    /// Mailboxes of tasks that were left behind on threads of their own, for messages that still
+    /// come here.
     elsewhere: HashMap<TaskId, Arc<Mailbox>>,
-    /// The task that is being called.
+    /// Place of the task that is being called.
     called: Option<usize>,
-    /// When there was work last.
+    /// Time of the last work.
     last_work: Instant,
-    /// How long the thread slept, until work shows that the sleep is over.
+    /// Time slept since the last work, over several sleeps; `None` if the thread has not slept.
     slept: Option<Duration>,
     had_task: bool,
     stopping: bool,
-    /// It is the reactor of one task that another one went on without.
+    /// Set for the reactor of a task that another reactor left behind.
     alone: bool,
-    /// Tells whoever stops the reactor that it and its tasks are gone: the last field that is
-    /// dropped.
+    /// Its drop tells the thread that stops the reactor that the reactor and its tasks are dropped:
+    /// must be the last field.
     _ended: Option<Sender<()>>,
 }
 
-/// The reactor, and what a call returned. `Err`: the reactor is another thread's by now.
+/// The reactor and a call's result, or `Err` if another thread has the reactor by now.
 type Turn<T> = Result<(Box<Run>, T), Box<Lost>>;
 
 impl Run {
@@ -101,7 +102,7 @@ impl Run {
         }))
     }
 
-    /// Goes on with one task, which keeps its number, and ends with it.
+    /// Runs one task that was left behind, which keeps its number, and ends with it.
     pub(crate) fn run_alone(mut self: Box<Self>, id: TaskId, task: Box<dyn Task>) {
         self.alone = true;
         let worker = Worker::new(&self, None);
@@ -110,8 +111,8 @@ impl Run {
         }
     }
 
-    /// Goes on without the task that is being called. Its descriptors are forgotten, and messages
-    /// for it are sent to `mailbox` from now on. Returns the task's number.
+    /// Removes the task that is being called. Its descriptors are no longer watched, and messages
+    /// for it are forwarded to `mailbox` from now on. Returns the task's number.
     pub(crate) fn abandon_called(&mut self, mailbox: Arc<Mailbox>) -> Option<TaskId> {
         let slot = self.tasks.remove(self.called.take()?)?;
         if let Some(deadline) = slot.deadline {
@@ -123,12 +124,13 @@ impl Run {
         Some(slot.id)
     }
 
-    /// Returns whether a call that sleeps would hold up nothing else.
+    /// Returns whether the reactor is meant for a single task, so that a call that sleeps delays no
+    /// other.
     pub(crate) fn is_for_one_task(&self) -> bool {
         self.settings.exit_when_empty
     }
 
-    /// There was work at `now`.
+    /// Notes that there was work at `now`.
     fn worked(&mut self, now: Instant) {
         self.last_work = now;
         if let Some(slept) = self.slept.take() {
@@ -136,7 +138,7 @@ impl Run {
         }
     }
 
-    /// Returns whether the last task has ended and the reactor shall end with it.
+    /// Returns whether the reactor ends because its last task has ended.
     fn finished(&self) -> bool {
         (self.settings.exit_when_empty || self.alone)
             && self.had_task
@@ -149,7 +151,7 @@ impl Run {
         next.min().map(|at| at.saturating_duration_since(now))
     }
 
-    /// Makes tasks ready whose time has come.
+    /// Makes tasks ready whose deadline has come, and takes the tasks that are due for a sweep.
     fn expire(&mut self, now: Instant) {
         while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
             self.deadlines.pop_first();
@@ -173,7 +175,7 @@ impl Run {
             readable: flags.intersects(F::IN | F::RDHUP | broken),
             writable: flags.intersects(F::OUT | broken),
         };
-        // A busy task is looked at several times between two of its steps.
+        // Events of a busy task may be reported several times between two of its steps.
         match body.events.iter_mut().find(|old| old.token == token) {
             Some(old) => *old = event,
             None => body.events.push(event),
@@ -190,7 +192,7 @@ impl Run {
         }
     }
 
-    /// Wakes a task of this reactor, or one that has a thread of its own by now.
+    /// Wakes a task of this reactor, or one that was left behind on a thread of its own.
     fn wake(&mut self, id: TaskId) {
         if let Some(mailbox) = self.elsewhere.get(&id)
             && mailbox.push(Message::Wake(id)).is_err()
@@ -200,8 +202,7 @@ impl Run {
         self.enqueue(id);
     }
 
-    /// Notes what the task at `place` wants after a step that returned `step`. Returns the task if
-    /// it goes.
+    /// Applies the request `step` of the task at `place`. Returns the task if it is done or leaves.
     fn settle(&mut self, place: usize, step: Step) -> Option<Slot> {
         let slot = self.tasks.at(place)?;
         let wanted = match step {
@@ -233,7 +234,7 @@ impl Run {
     }
 }
 
-/// A thread that has a reactor.
+/// A thread that runs a reactor.
 pub(crate) struct Worker {
     seat: Option<Arc<Seat>>,
     settings: Arc<Settings>,
@@ -242,17 +243,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// On the thread that runs it. Without a seat nobody goes on with the reactor while a call
-    /// sleeps.
+    /// Returns the worker for the thread that will run `run`. Without a seat the reactor stalls
+    /// while a call sleeps.
     pub(crate) fn new(run: &Run, seat: Option<Arc<Seat>>) -> Self {
         let (settings, watches) = (run.settings.clone(), run.watches.clone());
         Self { seat, settings, watches, alone: run.alone }
     }
 
-    /// Runs until the reactor ends, or goes on with a task that the reactor went on without.
+    /// Runs the reactor until it ends. If another thread took it over, runs the task that was left
+    /// behind here.
     pub(crate) fn run(self, run: Box<Run>) {
         match self.turns(run) {
-            // Tasks that were sent and never started are dropped with the rest.
+            // Drops tasks that were sent and never started.
             Ok((run, ())) => drop(run.mailbox.close()),
             Err(lost) => lost.go_on(&self.watches),
         }
@@ -261,7 +263,7 @@ impl Worker {
     fn turns(&self, mut run: Box<Run>) -> Turn<()> {
         let mut last_look = run.last_work;
         let (mut now, mut rounds, mut worked) = (run.last_work, 0, false);
-        // What the thread before this one left undone.
+        // Messages that the reactor's previous thread left unhandled.
         (run, ()) = self.handle_mail(run)?;
         while !run.stopping {
             if rounds == 0 || run.ready.len() != 1 {
@@ -303,7 +305,7 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// Looks for events; sleeps when there was no work for long enough.
+    /// Looks for events, and sleeps if there was no work for the polling time.
     fn wait(&self, run: Box<Run>, now: Instant) -> Turn<()> {
         if now.duration_since(run.last_work) < run.polling.budget() {
             let (mut run, found) = self.look(run, Some(Duration::ZERO))?;
@@ -315,7 +317,7 @@ impl Worker {
         let until = run.until_deadline(now);
         let (mut run, found) = self.look(run, until)?;
         let woken = Instant::now();
-        // Several sleeps until there is work, because of deadlines, are one.
+        // Several sleeps until there is work, caused by deadlines, count as one.
         let slept = run.slept.unwrap_or_default() + woken.duration_since(now);
         run.slept = Some(slept);
         if found {
@@ -324,8 +326,8 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// Asks the kernel for events, for at most `timeout` (`None`: for ever). Returns whether there
-    /// were any.
+    /// Waits for kernel events for at most `timeout` (`None`: for ever). Returns whether there were
+    /// any.
     fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> Turn<bool> {
         let sleeps = timeout != Some(Duration::ZERO);
         let timeout = timeout.map(|time| Timespec {
@@ -389,12 +391,12 @@ impl Worker {
         if let Some(slot) = run.tasks.remove(place) {
             (run, ()) = self.end(run, slot, drop)?;
         }
-        // Ends the loop's wait when the only task of an `exit_when_empty` reactor could not start.
+        // Ends the loop if the only task of an `exit_when_empty` reactor could not start.
         run.stopping |= run.finished();
         Ok((run, ()))
     }
 
-    /// Makes tasks ready that stir.
+    /// Calls [`Task::stirs`] of the tasks that are due, and makes those ready that return `true`.
     fn sweep(&self, mut run: Box<Run>, now: Instant) -> Turn<()> {
         while let Some(due @ (period, (id, place))) = run.due.pop_front() {
             let Some(slot) = run.tasks.at(place) else { continue };
@@ -405,7 +407,7 @@ impl Worker {
             if run.tasks.at(place).is_some_and(|slot| slot.queued) {
                 continue;
             }
-            // A task that panics here has a step, in which it is dropped if it does so again.
+            // A task that panics here has a step; if it panics in that, too, it is dropped.
             let stirs;
             (run, stirs) = self.call(run, place, (now, false), |task, _| (task.stirs(), None))?;
             if stirs.unwrap_or(true) {
@@ -415,8 +417,7 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// One step for every task that was ready when the round began. Returns whether any of them had
-    /// work.
+    /// Polls every task that was ready when the round began. Returns whether any of them had work.
     fn round(&self, mut run: Box<Run>, now: Instant) -> Turn<bool> {
         let mut worked = false;
         for _ in 0..run.ready.len() {
@@ -444,8 +445,8 @@ impl Worker {
         Ok((run, worked))
     }
 
-    /// Calls into the task at `place`, with the reactor in the seat meanwhile. Returns `None` if
-    /// the task panicked. `act` returns the step besides, if the call is one.
+    /// Calls into the task at `place`, with the reactor parked meanwhile. Returns `None` if the
+    /// task panicked. `act` also returns the step if the call is one.
     fn call<T>(
         &self,
         mut run: Box<Run>,
@@ -462,8 +463,9 @@ impl Worker {
         let Body { id, task, watched, events } = &mut *body;
         let (id, alone, watches) = (*id, self.alone, &*self.watches);
         let mut context = Context { id, now, poll_budget, shared, alone, events, watched, watches };
-        // The task is dropped after a panic and never looked at again, so nothing can observe a
-        // broken invariant of its; the context's calls do not panic half-way.
+        // A task that panics in `start` or a step is dropped, so nothing can observe its broken
+        // invariants; after a panic in `stirs` only its own next step can. The context's calls do
+        // not panic half-way.
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| act(&mut **task, &mut context)));
         let outcome = report(&*self.settings.on_panic, outcome);
         let Some(mut run) = parked.back() else {
@@ -482,7 +484,7 @@ impl Worker {
         Ok((run, outcome.map(|(value, _)| value)))
     }
 
-    /// Forgets the descriptors of a task and hands the task to `last`, with the reactor in the seat
+    /// Stops watching a task's descriptors and passes the task to `last`, with the reactor parked
     /// meanwhile.
     fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> Turn<()> {
         let Some(body) = slot.body else { return Ok((run, ())) };
@@ -490,7 +492,7 @@ impl Worker {
             self.watches.forget(*key);
         }
         let parked = Seat::park(self.seat.as_deref(), run, body.id);
-        // A destructor may panic as well as a step.
+        // A destructor may panic, too.
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| last(body.task)));
         report(&*self.settings.on_panic, outcome);
         match parked.back() {
@@ -500,7 +502,7 @@ impl Worker {
     }
 }
 
-/// Tells of a panic. Returns `None` if there was one.
+/// Reports a panic to `on_panic`. Returns `None` if there was one.
 fn report<T>(on_panic: &dyn Fn(&str), outcome: std::thread::Result<T>) -> Option<T> {
     outcome
         .map_err(|panic| {

@@ -1,17 +1,17 @@
-//! Where a reactor is while its thread is inside a call into a task.
+//! The place of a reactor while its thread is inside a call into a task.
 //!
-//! The thread parks the reactor before the call and takes it back after it. If the thread falls
+//! The thread parks the reactor before the call and takes it back afterwards. If the thread falls
 //! asleep in the call, the watchdog may take the reactor instead, once, and have a new thread go on
-//! with all tasks but the one that was called.
+//! with all tasks but the called one.
 //!
-//! # Whose the reactor is
-//! The thread's way costs two stores and a load, since it goes it for each call. After the call it
-//! clears `parked` and *then* looks at `claimed`; the watchdog sets `claimed` and *then* looks at
-//! `parked`, with membarrier(2) in between, which puts a full barrier into the thread wherever that
-//! is. If the barrier comes before the thread clears `parked`, its look at `claimed` comes after
-//! the barrier and finds it set. If the barrier comes after that, the watchdog finds `parked`
-//! cleared (or the next call's) and lets go. A thread that finds `claimed` set asks for the lock,
-//! under which the watchdog decides.
+//! # Which thread owns the reactor
+//! The thread's side takes a few plain stores and one load, since it runs at each call. After the
+//! call the thread clears `parked` and *then* looks at `claimed`; the watchdog sets `claimed` and
+//! *then* looks at `parked`, with membarrier(2) in between, which puts a full barrier into the
+//! thread wherever it is. If the barrier comes before the thread clears `parked`, its look at
+//! `claimed` comes after the barrier and finds it set. If the barrier comes after that, the
+//! watchdog finds `parked` cleared (or the next call's) and gives up. A thread that finds `claimed`
+//! set takes the lock, under which the watchdog decides.
 
 #![allow(unsafe_code)] // a reactor behind a pointer that two threads may want
 
@@ -26,16 +26,16 @@ use crate::run::Run;
 use crate::tasks::Body;
 use crate::{Settings, Step, TaskId};
 
-/// The place of one thread. A thread that loses its reactor loses the seat with it, so a seat is
-/// lost at most once.
+/// The seat of one thread. A thread that loses its reactor loses the seat with it, so a reactor is
+/// taken from a seat at most once.
 pub(crate) struct Seat {
-    /// The reactor, during a call; null at other times. Written by the seat's thread alone.
+    /// The reactor during a call; null at other times. Written by the seat's thread alone.
     parked: AtomicPtr<Run>,
-    /// The watchdog decides whether to take the reactor, or has taken it.
+    /// Set while the watchdog decides whether to take the reactor, and after it has taken it.
     claimed: AtomicBool,
-    /// What was decided.
+    /// The watchdog's decision.
     decision: Mutex<Decision>,
-    /// Counts calls. Written by the seat's thread alone.
+    /// Count of calls and wake-ups. Written by the seat's thread alone.
     calls: AtomicU64,
     /// The task of the last call. Written by the seat's thread alone.
     task: AtomicU64,
@@ -45,18 +45,18 @@ pub(crate) struct Seat {
 
 enum Decision {
     Stays,
-    /// Another thread has the reactor. The called task has this mailbox from now on.
+    /// Another thread has the reactor. This is the called task's mailbox from now on.
     Taken(Arc<Mailbox>),
 }
 
-/// A reactor in its seat, or, for a thread without one, at hand.
+/// A reactor in its seat, or kept at hand by a thread without a seat.
 pub(crate) enum Parked<'a> {
     In(&'a Seat, *mut Run),
     Kept(Box<Run>),
 }
 
 impl Seat {
-    /// Makes a seat of the calling thread.
+    /// Returns a seat for the calling thread.
     pub(crate) fn taken() -> Arc<Self> {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         Arc::new(Self {
@@ -76,35 +76,35 @@ impl Seat {
         seat.count();
         seat.task.store(task.0, Ordering::Relaxed);
         let run = Box::into_raw(run);
-        // Pairs with the load in `take_over`: who finds the pointer sees all that this thread did
-        // to the reactor.
+        // Pairs with the load in `take_over`: a thread that reads the pointer sees all changes of
+        // the reactor by this thread.
         seat.parked.store(run, Ordering::Release);
         Parked::In(seat, run)
     }
 
-    /// Changes the count of calls. For the seat's thread alone.
+    /// Increments the count of calls. For the seat's thread alone.
     #[inline]
     pub(crate) fn count(&self) {
         let calls = self.calls.load(Ordering::Relaxed);
         self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns a count that changes with each call, and the task of the call that is going on, if
-    /// one is. A seat whose reactor was taken looks as if its last call went on for ever.
+    /// Returns a count that changes with each call, and the task of the call in progress, if any. A
+    /// seat whose reactor was taken looks as if that call were in progress until it ends.
     pub(crate) fn look(&self) -> (u64, Option<TaskId>) {
         let within = !self.parked.load(Ordering::Acquire).is_null();
         let task = within.then(|| TaskId(self.task.load(Ordering::Relaxed)));
         (self.calls.load(Ordering::Relaxed), task)
     }
 
-    /// Returns the number of the seat's thread.
+    /// Returns the kernel's number of the seat's thread.
     pub(crate) fn thread(&self) -> i32 {
         self.thread
     }
 
-    /// Takes the reactor from under the seat's thread, if that is still in the call that
-    /// [`Seat::look`] counted as `calls`. The called task's mailbox will be `alone`. Returns `None`
-    /// if the call has ended, or if the reactor was taken before.
+    /// Takes the reactor from the seat's thread, if that is still in the call that [`Seat::look`]
+    /// counted as `calls`. `alone` becomes the called task's mailbox. Returns `None` if the call
+    /// has ended, if the reactor was taken before, or if membarrier(2) failed.
     pub(crate) fn take_over(&self, alone: Arc<Mailbox>, calls: u64) -> Option<Box<Run>> {
         let mut decision = lock(&self.decision);
         if matches!(*decision, Decision::Taken(_)) {
@@ -113,26 +113,27 @@ impl Seat {
         self.claimed.store(true, Ordering::Relaxed);
         let barrier = membarrier(MembarrierCommand::PrivateExpedited);
         let found = self.parked.load(Ordering::Acquire);
-        // Whoever finds the pointer of a later call finds its count too.
+        // The acquire above makes the count of a later call visible with its pointer.
         let same = self.calls.load(Ordering::Relaxed) == calls;
         if found.is_null() || !same || barrier.is_err() {
             self.claimed.store(false, Ordering::Relaxed);
             return None;
         }
         *decision = Decision::Taken(alone);
-        // SAFETY: the pointer comes from `Box::into_raw` in `park`. The thread is in the call
-        // still, so it will find the seat claimed (see the head) and the decision that the reactor
-        // is this thread's.
+        // SAFETY: the pointer comes from `Box::into_raw` in `park`. The thread is still in the
+        // call, so it will find the seat claimed (see the head) and read the decision that the
+        // reactor is the caller's.
         Some(unsafe { Box::from_raw(found) })
     }
 
-    /// Returns whether the reactor is the thread's still. It finds the seat claimed.
+    /// Returns whether the seat's thread, which found the seat claimed, still owns the reactor.
     #[cold]
     fn is_kept(&self) -> bool {
         matches!(*lock(&self.decision), Decision::Stays)
     }
 
-    /// Returns the mailbox of the task that was called when the reactor was taken over.
+    /// Returns the mailbox of the task that was being called when the reactor was taken over.
+    /// Returns `None` if the reactor was not taken.
     fn mailbox(&self) -> Option<Arc<Mailbox>> {
         match &*lock(&self.decision) {
             Decision::Stays => None,
@@ -148,12 +149,13 @@ impl Parked<'_> {
         match self {
             Self::In(seat, run) => {
                 seat.parked.store(std::ptr::null_mut(), Ordering::Release);
-                // For the compiler; the processor's part is the membarrier in `take_over`.
+                // A barrier for the compiler; the processor's barrier is the membarrier in
+                // `take_over`.
                 compiler_fence(Ordering::SeqCst);
                 if seat.claimed.load(Ordering::Acquire) && !seat.is_kept() {
                     return None;
                 }
-                // SAFETY: the pointer comes from `Box::into_raw` in `park`, and nobody took the
+                // SAFETY: the pointer comes from `Box::into_raw` in `park`, and no thread took the
                 // reactor over: not before, by the decision, and not from now on, since `parked` is
                 // null.
                 Some(unsafe { Box::from_raw(run) })
@@ -163,15 +165,15 @@ impl Parked<'_> {
     }
 }
 
-/// Lets the process use the barrier.
+/// Registers the process for membarrier(2).
 ///
 /// # Errors
-/// The kernel has none (before Linux 4.14), or a filter refuses it.
+/// If the kernel has no membarrier (before Linux 4.14), or a filter refuses it.
 pub(crate) fn register() -> std::io::Result<()> {
     Ok(membarrier(MembarrierCommand::RegisterPrivateExpedited)?)
 }
 
-/// What a thread has left that lost its reactor: the task that slept, if there is one.
+/// The remainder of a thread that lost its reactor: the task that slept, if there still is one.
 pub(crate) struct Lost(Option<Left>);
 
 struct Left {
@@ -182,7 +184,7 @@ struct Left {
 }
 
 impl Lost {
-    /// The call into `body`'s task returned `step`, or something else than a step.
+    /// Keeps `body`, whose task's call returned `step`, or `None` if it was no call of a step.
     pub(crate) fn new(
         seat: Option<&Seat>,
         settings: &Arc<Settings>,
@@ -194,18 +196,18 @@ impl Lost {
         Self(mailbox.map(|mailbox| Left { body, step, mailbox, settings }))
     }
 
-    /// The task is gone already.
+    /// Returns the remainder of a thread whose task is gone already.
     pub(crate) fn nothing() -> Self {
         Self(None)
     }
 
-    /// Goes on with the task on this thread, until it is done or leaves. `watches` were the lost
-    /// reactor's.
+    /// Runs the task on this thread until it is done or leaves. `watches` are the lost reactor's.
     pub(crate) fn go_on(self, watches: &Watches) {
-        // The stall is over, so making a thread waits for nothing. It took the one that stood by.
+        // The stall is over, so making a thread does not block. The rescue used up the standby
+        // thread.
         crate::watchdog::prepare();
         let Some(Left { body, step, mailbox, settings }) = self.0 else { return };
-        // What the rest of the call watched.
+        // Removes descriptors that the call watched after the reactor was taken.
         watches.forget_task(body.id);
         let Body { id, task, .. } = *body;
         match step {

@@ -1,25 +1,25 @@
-//! Who has the reactor beside a task.
+//! Detection of other tasks that share the reactor.
 
 use std::time::{Duration, Instant};
 
-/// For how long after its last work a task counts as one that others have to be quick for. Long
-/// against the pauses of somebody who sends one command at a time, short against a human's patience
-/// for a neighbour's full speed. One that is behind with its work does not count
+/// Time after its last work for which a task counts as one that others must keep steps short for.
+/// Long against the pauses of a peer that sends one command at a time, short against a human's
+/// patience for a neighbour's full speed. A task with a backlog does not count
 /// ([`Step::Behind`](crate::Step::Behind)).
 const MEMORY: Duration = Duration::from_millis(1);
 
-/// The two tasks that had work last: all that has to be known, so that it costs the same however
-/// many there are.
+/// Times of the last work of the two latest tasks: enough to answer for every task, at the same
+/// cost however many there are.
 #[derive(Default)]
 pub(crate) struct Share {
-    /// The last one's place, and when.
+    /// Place of the task that had work last, and the time.
     latest: Option<(usize, Instant)>,
-    /// When another one than `latest` had work last.
+    /// Time at which a task other than `latest` had work last.
     other: Option<Instant>,
 }
 
 impl Share {
-    /// The task at `place` had work at `now`.
+    /// Notes that the task at `place` had work at `now`.
     pub(crate) fn worked(&mut self, place: usize, now: Instant) {
         if let Some((latest, at)) = self.latest
             && latest != place
@@ -29,7 +29,7 @@ impl Share {
         self.latest = Some((place, now));
     }
 
-    /// Whether another task than that at `place` had work lately.
+    /// Returns whether a task other than that at `place` had work lately.
     pub(crate) fn is_shared(&self, place: usize, now: Instant) -> bool {
         let other = match self.latest {
             Some((latest, at)) if latest != place => Some(at),

@@ -1,26 +1,28 @@
-//! Tasks that are asked at regular times whether anything has stirred: one timer for all of them.
+//! Periodic checks of tasks for work ([`Task::stirs`](crate::Task::stirs)): one timer for all tasks
+//! of a period.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::TaskId;
 
-/// The tasks of one period.
+/// The tasks of one period, and the time of their next check.
 struct Round {
     next: Instant,
-    /// Each with its place among the reactor's tasks: a search for each would be most of a sweep.
+    /// Each task with its place among the reactor's tasks: searching for each would take most of a
+    /// sweep.
     tasks: Vec<(TaskId, usize)>,
 }
 
-/// A task whose time has come: its period, its number and its place.
+/// A task that is due for a check: its period, its number and its place.
 pub(crate) type Due = (Duration, (TaskId, usize));
 
-/// Every task that sweeps, by its period.
+/// All tasks that are swept, by period.
 #[derive(Default)]
 pub(crate) struct Sweeps(BTreeMap<Duration, Round>);
 
 impl Sweeps {
-    /// From now on `task`, which is a number and a place, is asked every `period`.
+    /// Adds `task`, a number and a place, to be checked every `period`.
     pub(crate) fn add(&mut self, period: Duration, task: (TaskId, usize), now: Instant) {
         let round = self.0.entry(period);
         let round = round.or_insert_with(|| Round { next: now + period, tasks: Vec::new() });
@@ -29,26 +31,26 @@ impl Sweeps {
         }
     }
 
-    /// When a task is asked next.
+    /// Returns the time of the next check.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.0.values().filter(|round| !round.tasks.is_empty()).map(|round| round.next).min()
     }
 
-    /// Moves every task whose time has come to `queue`, with its period. Each is to be asked and
-    /// given back by [`Sweeps::keep`], unless it ended.
+    /// Moves every due task to `queue`, with its period. The caller checks each one and returns it
+    /// by [`Sweeps::keep`], unless the task has ended.
     pub(crate) fn take_due(&mut self, now: Instant, queue: &mut VecDeque<Due>) {
         self.0.retain(|_, round| !round.tasks.is_empty());
         for (period, round) in &mut self.0 {
             if round.next <= now {
-                // A reactor that was late does not catch up.
+                // A late reactor does not catch up on missed checks.
                 round.next = now + *period;
                 queue.extend(round.tasks.drain(..).map(|task| (*period, task)));
             }
         }
     }
 
-    /// Has a task that was due asked again after its period. Its round may have gone: a reactor
-    /// that goes on in another thread looks for what is due before all of them were asked.
+    /// Puts a due task back for its next check. Its round may have been removed: a reactor that
+    /// goes on in another thread takes due tasks before all earlier ones were checked.
     pub(crate) fn keep(&mut self, (period, task): Due, now: Instant) {
         self.add(period, task, now);
     }
@@ -82,7 +84,7 @@ mod tests {
         assert_eq!(sweeps.next(), Some(start + long));
         assert_eq!(asked(&mut sweeps, long * 5, false), [3]);
         assert_eq!(sweeps.next(), None);
-        // One that was due when its round went.
+        // A task that was due when its round was removed.
         let mut queue = VecDeque::new();
         sweeps.take_due(start + long * 6, &mut queue);
         sweeps.keep((long, (TaskId(3), 2)), start + long * 6);

@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use crate::{Event, Task, TaskId};
 
-/// What a step takes along: the task itself, and what only its steps look at.
+/// The part of a task that a step needs: the task itself, and state that only its steps use.
 pub(crate) struct Body {
     pub(crate) id: TaskId,
     pub(crate) task: Box<dyn Task>,
-    /// Watched descriptors by the task's tokens: the keys of their epoll events.
+    /// Watched descriptors: the task's tokens with the keys of their epoll events.
     pub(crate) watched: Vec<(u32, u64)>,
     /// Descriptors found ready since the last step.
     pub(crate) events: Vec<Event>,
 }
 
-/// What the reactor knows of a task.
+/// The reactor's state of a task.
 pub(crate) struct Slot {
     pub(crate) id: TaskId,
     /// `None` during a call into the task.
     pub(crate) body: Option<Box<Body>>,
     pub(crate) deadline: Option<Instant>,
-    /// How often the task is asked whether it stirs.
+    /// Period of [`Task::stirs`], if the task is swept.
     pub(crate) sweep: Option<Duration>,
-    /// The task is among the ready ones already.
+    /// Set while the task is in the queue of ready tasks.
     pub(crate) queued: bool,
 }
 
@@ -34,7 +34,7 @@ impl Slot {
     }
 }
 
-/// Tasks at places of their own, so that a step needs no search and moves nothing.
+/// Tasks, each at a fixed place, so that a step needs no search and moves nothing.
 #[derive(Default)]
 pub(crate) struct Tasks {
     places: Vec<Option<Slot>>,

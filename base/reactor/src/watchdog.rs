@@ -1,18 +1,18 @@
-//! The thread that finds reactors asleep inside a call.
+//! The thread that finds reactors that sleep inside a call.
 //!
-//! No task sleeps in a call on purpose. A peer can make one sleep all the same: a page fault on
-//! memory that the peer takes away at that moment waits in the kernel. The watchdog looks at all
-//! reactors' threads at regular times. One that is inside the same call at two looks, and asleep at
-//! the second one, loses its reactor: a new thread goes on with all other tasks. A thread that is
+//! No task sleeps in a call on purpose, but a peer can make one sleep: a page fault on memory that
+//! the peer takes away at that moment waits in the kernel. The watchdog looks at all reactors'
+//! threads at regular times. A thread that is inside the same call at two looks, and asleep at the
+//! second one, loses its reactor: a new thread goes on with all other tasks. A thread that is
 //! merely not scheduled, on a busy machine, is not asleep and keeps its reactor. A task whose calls
-//! each sleep for less than the time between two looks is found asleep at many looks, and loses the
-//! reactor for that.
+//! each sleep for less than the time between two looks is found asleep at many looks; its thread
+//! loses the reactor for that.
 //!
-//! The thread that goes on is there before it is needed ([`Standby`]): the page fault that a thread
-//! sleeps in may hold the lock of the process's mappings for reading, and making a thread writes
-//! them.
+//! The thread that goes on is made before it is needed ([`Standby`]): the page fault that a thread
+//! sleeps in may hold the lock of the process's mappings for reading, and making a thread takes
+//! that lock for writing.
 //!
-//! The watchdog sleeps while all reactors do; the first one that wakes up wakes it.
+//! The watchdog sleeps while all reactors do; the first reactor that wakes up wakes it.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Sender, channel};
@@ -24,28 +24,29 @@ use crate::mailbox::Mailbox;
 use crate::run::Run;
 use crate::seat::Seat;
 
-/// Time between two looks. A call that sleeps is found within twice this.
+/// Time between two looks. A sleeping call is found within twice this time.
 const PERIOD: Duration = Duration::from_millis(15);
-/// Looks at which no reactor has done anything, before the watchdog sleeps.
+/// Number of consecutive looks without activity of any reactor after which the watchdog sleeps.
 const PATIENCE: u32 = 20;
-/// Looks that are counted together: about a second.
+/// Number of looks in a window, over which sleeps are counted: about a second.
 const WINDOW: u32 = 64;
-/// Looks of a window at which a task may be found asleep in different calls.
+/// Maximum number of looks in a window that may find a task asleep in different calls.
 const MOST_ASLEEP: u32 = 8;
 
-/// Bytes of stack that a reactor's steps mostly do with.
+/// Bytes of stack that are enough for most steps of a reactor.
 const STACK: usize = 64 << 10;
 
 struct Watched {
     seat: Weak<Seat>,
-    /// Its count of calls at the last look.
+    /// The seat's count of calls at the last look.
     calls: u64,
-    /// Looks of this window, and at how many of them each task was found asleep.
+    /// Number of looks in this window.
     looks: u32,
+    /// Tasks that were found asleep in this window, with the number of such looks.
     asleep: Vec<(TaskId, u32)>,
 }
 
-/// A thread that waits for a reactor to go on with.
+/// The channel to a thread that waits for a reactor to go on with.
 type Standby = Sender<Box<Run>>;
 
 static STANDBY: Mutex<Option<Standby>> = Mutex::new(None);
@@ -53,10 +54,10 @@ static SEATS: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 static WOKEN: Condvar = Condvar::new();
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
-/// Starts the watchdog's thread, once in a process.
+/// Starts the watchdog's thread, once per process.
 ///
 /// # Errors
-/// No thread left, or a kernel without membarrier(2).
+/// If no thread is left, or the kernel has no membarrier(2).
 pub(crate) fn start() -> std::io::Result<()> {
     static STARTED: Mutex<bool> = Mutex::new(false);
     let mut started = STARTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -69,17 +70,17 @@ pub(crate) fn start() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Watches a seat until it is dropped.
+/// Watches a seat until the seat is dropped.
 pub(crate) fn watch(seat: &Arc<Seat>) {
     let (seat, asleep) = (Arc::downgrade(seat), Vec::new());
     seats().push(Watched { seat, calls: 0, looks: 0, asleep });
     notify();
 }
 
-/// Wakes the watchdog if it sleeps. For the thread of `seat` after it has slept itself.
+/// Wakes the watchdog if it sleeps. Called by the thread of `seat` after it has slept itself.
 pub(crate) fn wake(seat: &Seat) {
-    // Pairs with the fence in `rest`: either the watchdog sees the count, or this sees that it
-    // sleeps.
+    // `notify`'s fence pairs with the one in `rest`: either the watchdog sees the new count, or
+    // this thread sees that the watchdog sleeps.
     seat.count();
     notify();
 }
@@ -110,7 +111,7 @@ fn rest() {
     ASLEEP.store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     let seats = seats();
-    // A reactor that slept until now may not have seen that the watchdog sleeps.
+    // A reactor that has just woken up may not have seen that the watchdog sleeps.
     if seats.iter().any(Watched::has_moved) {
         ASLEEP.store(false, Ordering::Relaxed);
         return;
@@ -119,8 +120,8 @@ fn rest() {
     drop(asleep.unwrap_or_else(|poisoned| poisoned.into_inner()));
 }
 
-/// Looks at all threads. Returns whether any has done something since the last look, or is inside a
-/// call.
+/// Looks at all reactors' threads and rescues reactors from sleeping ones. Returns whether any
+/// thread has done something since the last look, or is inside a call.
 fn look() -> bool {
     let mut asleep = Vec::new();
     let mut moved = false;
@@ -158,7 +159,7 @@ impl Watched {
         })
     }
 
-    /// Notes that `task` was found asleep. Returns whether it was so at too many looks of this
+    /// Counts that `task` was found asleep. Returns whether it was at too many looks of this
     /// window.
     fn sleeps_often(&mut self, task: TaskId) -> bool {
         let known = self.asleep.iter().position(|(one, _)| *one == task);
@@ -181,8 +182,8 @@ fn is_asleep(thread: i32) -> bool {
     })
 }
 
-/// Has a thread stand by for the next stall, if none does. It may wait for a page fault of another
-/// thread's. Without one the next stall has to make it.
+/// Makes the standby thread for the next stall, if there is none. May wait for another thread's
+/// page fault. Without a standby thread the next rescue has to make it.
 pub(crate) fn prepare() {
     if standby().is_none()
         && let Some(made) = make_standby()
@@ -195,7 +196,7 @@ fn make_standby() -> Option<Standby> {
     let (give, given) = channel::<Box<Run>>();
     let builder = std::thread::Builder::new().name("standby".into());
     let made = builder.spawn(move || {
-        // The pages of its stack are there from now on.
+        // Touches the pages of the stack, so that they are present later.
         std::hint::black_box(&mut [0_u8; STACK]);
         if let Ok(run) = given.recv() {
             take_place(run);
@@ -208,13 +209,14 @@ fn standby() -> MutexGuard<'static, Option<Standby>> {
     STANDBY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Takes the reactor from a thread that sleeps in the call `calls`, and goes on with it on a new
-/// thread. Returns `false` and does nothing if the call has ended, or for lack of a thread or a
-/// descriptor: then the next look tries again.
+/// Takes the reactor from a thread that sleeps in the call counted as `calls`, and goes on with it
+/// on a new thread. Returns `false` and does nothing if the call has ended, or if no thread or
+/// descriptor is left: then the next look tries again.
 fn rescue(seat: &Seat, calls: u64) -> bool {
     let Ok(mailbox) = Mailbox::new() else { return false };
     let mailbox = Arc::new(mailbox);
-    // The new thread exists before the reactor is taken: there is no way to give it back.
+    // The new thread must exist before the reactor is taken, since the reactor cannot be given
+    // back.
     let waiting = standby().take();
     let Some(give) = waiting.or_else(make_standby) else { return false };
     let Some(mut run) = seat.take_over(mailbox.clone(), calls) else {
@@ -225,12 +227,12 @@ fn rescue(seat: &Seat, calls: u64) -> bool {
     if run.abandon_called(mailbox).is_some() {
         on_stall("a task slept in a step; it has a thread of its own now");
     }
-    // The thread waits for it.
+    // Cannot fail: the thread waits for the reactor.
     let _ = give.send(run);
     true
 }
 
-/// Runs a reactor whose thread was lost, under that thread's name and on its CPU.
+/// Runs a reactor that was taken from its thread, under that thread's name and on its CPU.
 fn take_place(run: Box<Run>) {
     let settings = run.settings.clone();
     if let Ok(name) = std::ffi::CString::new(settings.name.as_bytes()) {

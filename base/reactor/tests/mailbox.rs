@@ -1,5 +1,6 @@
-//! Loom goes through every interleaving of messages to a reactor that falls asleep:
-//! `src/mailbox.rs`, as it is, on loom's locks. A lost wake-up is a deadlock here.
+//! Loom tests of the mailbox: every interleaving (up to 3 preemptions) of messages to a reactor
+//! that falls asleep, with `src/mailbox.rs` itself on loom's locks. A lost wake-up is a deadlock
+//! here.
 #![allow(dead_code)] // the module is used in part
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
@@ -9,7 +10,8 @@ mod mailbox;
 mod outside {
     pub use loom::sync::{Arc, Mutex, MutexGuard};
 
-    /// An eventfd: rung until it is silenced, and waited for as epoll waits, level-triggered.
+    /// A model of the eventfd: readable until it is silenced, and waited for level-triggered, like
+    /// epoll.
     pub struct Bell {
         rung: Mutex<bool>,
         told: loom::sync::Condvar,

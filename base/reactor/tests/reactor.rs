@@ -1,4 +1,4 @@
-//! Reactors with real threads, pipes and eventfds.
+//! Tests of reactors with real threads, pipes and eventfds.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use slipway_reactor::{Context, Interest, Reactor, Settings, Step, Task};
 
-/// A task made of a closure and, perhaps, a descriptor to watch.
+/// A task made of a closure and an optional descriptor to watch.
 struct Closure<F>(Option<OwnedFd>, F);
 
 impl<F: FnMut(&mut Context<'_>) -> Step + Send> Task for Closure<F> {
@@ -116,7 +116,7 @@ fn others_are_quick_for_who_does_little_and_not_for_who_is_behind() {
         let mut steps = 0;
         let other = move |context: &mut Context<'_>| {
             steps += 1;
-            // The first steps are before the other task's.
+            // The first steps may come before the other task's first one.
             if steps < 10 {
                 return Step::Behind;
             }
@@ -254,7 +254,7 @@ fn a_cpu_that_is_not_there_is_an_error() {
     assert!(Reactor::spawn(settings).is_err());
 }
 
-/// Sleeps in its first step until it is told to go on.
+/// Returns a task that blocks in its first step until `told` receives, and then steps with `after`.
 fn sleeper(
     told: Receiver<()>,
     mut after: impl FnMut(&mut Context<'_>) -> Step + Send + 'static,
@@ -277,7 +277,7 @@ fn a_step_that_sleeps_holds_up_no_other_task() {
     let reactor = Reactor::spawn(settings).unwrap();
     let handle = reactor.handle();
     let (steps, stepped) = channel();
-    // Watched, due, swept, busy: whatever a task waits for goes on.
+    // Tasks that wait for a descriptor, a deadline and a sweep.
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let file = reader.try_clone().unwrap();
     let watching = steps.clone();
@@ -313,7 +313,7 @@ fn a_step_that_sleeps_holds_up_no_other_task() {
         .unwrap();
     next(&is_stalled);
     stepped.try_iter().for_each(drop);
-    // All of them have steps after the stall, and new tasks are taken, while the one sleeps.
+    // All of them have steps after the stall, and new tasks are taken, while the one task sleeps.
     rustix::io::write(&writer, b"x").unwrap();
     for wanted in ["watched", "due", "swept"] {
         while next(&stepped) != wanted {}
@@ -327,7 +327,7 @@ fn a_step_that_sleeps_holds_up_no_other_task() {
         .unwrap();
     while next(&stepped) != "added" {}
     assert!(is_after.try_recv().is_err(), "it sleeps still");
-    // It goes on on a thread of its own, and its wakes find it there.
+    // The sleeper goes on on a thread of its own, and wakes reach it there.
     wake.send(()).unwrap();
     let (_, own) = next(&is_after);
     assert_eq!(next(&is_after), (true, own));
@@ -336,8 +336,8 @@ fn a_step_that_sleeps_holds_up_no_other_task() {
     drop(reactor);
 }
 
-/// No step of its lasts from one look of the watchdog's to the next but one; together they are most
-/// of the time.
+/// No step lasts from one look of the watchdog to the next but one; together the steps take most of
+/// the time.
 #[test]
 fn a_task_that_sleeps_often_and_shortly_is_left_behind_too() {
     let reactor = reactor(Duration::ZERO);
@@ -380,7 +380,7 @@ fn a_task_that_was_left_behind_may_leave() {
         }
     }
     first.handle().add(Box::new(Mover(Some(told), second.handle(), arrived))).unwrap();
-    // The first reactor serves others by now, which shows that it has left the task behind.
+    // The first reactor serves other tasks, which shows that it has left the sleeping one behind.
     let (sender, receiver) = channel();
     first.handle().add(task(move |_| sender.send(()).map_or(Step::Done, |()| Step::Done))).unwrap();
     next(&receiver);

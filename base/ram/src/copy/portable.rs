@@ -1,10 +1,10 @@
-//! Copies for machines without routines of their own: guarded ones go through the kernel
+//! Copies for machines other than x86-64: guarded ones go through the kernel
 //! (`process_vm_readv(2)`), which answers a vanished page with a short count, not a signal.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 
-/// Nothing to prepare.
+/// Does nothing: no handler is needed here.
 ///
 /// # Errors
 /// None.
@@ -12,24 +12,25 @@ pub(crate) fn prepare() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Copies `into.len()` bytes from guest memory. False: some of it is gone.
+/// Copies `into.len()` bytes from guest memory. Returns `false` if any of it is gone.
 ///
 /// # Safety
-/// `guest` lies in a mapping that holds as many bytes, readable, and stays mapped for the call; its
-/// pages may go if `guarded`.
+/// `guest` points to as many readable bytes of one mapping, which stays mapped during the call; its
+/// pages may go only if `guarded`.
 pub(crate) unsafe fn read(guest: *const u8, into: &mut [u8], guarded: bool) -> bool {
     if guarded {
         return through_kernel(guest.cast_mut(), into.as_mut_ptr(), into.len(), false);
     }
-    // SAFETY: by this function's contract; `into` is ours and cannot overlap it.
+    // SAFETY: by this function's contract; `into` is this process's own and cannot overlap `guest`.
     unsafe { copy(guest, into.as_mut_ptr(), into.len()) };
     true
 }
 
-/// As [`read`], to memory of this process that is no slice of Rust's, as others change it.
+/// Copies `len` bytes from guest memory to `into`, which others may change meanwhile and which
+/// therefore is no Rust slice. Returns `false` if any of the guest memory is gone.
 ///
 /// # Safety
-/// As for [`read`]; `into` is writable for `len` bytes and does not overlap the guest's.
+/// As for [`read`]; `into` is writable for `len` bytes and does not overlap the guest memory.
 pub(crate) unsafe fn read_raw(guest: *const u8, into: *mut u8, len: usize, guarded: bool) -> bool {
     if guarded {
         return through_kernel(guest.cast_mut(), into, len, false);
@@ -39,10 +40,11 @@ pub(crate) unsafe fn read_raw(guest: *const u8, into: *mut u8, len: usize, guard
     true
 }
 
-/// As [`write`], from memory of this process that is no slice of Rust's, as others change it.
+/// Copies `len` bytes to guest memory from `from`, which others may change meanwhile and which
+/// therefore is no Rust slice. Returns `false` if any of the guest memory is gone.
 ///
 /// # Safety
-/// As for [`write`]; `from` is readable for `len` bytes and does not overlap the guest's.
+/// As for [`write`]; `from` is readable for `len` bytes and does not overlap the guest memory.
 pub(crate) unsafe fn write_raw(guest: *mut u8, from: *const u8, len: usize, guarded: bool) -> bool {
     if guarded {
         return through_kernel(guest, from.cast_mut(), len, true);
@@ -52,10 +54,10 @@ pub(crate) unsafe fn write_raw(guest: *mut u8, from: *const u8, len: usize, guar
     true
 }
 
-/// Copies `from` to guest memory. False: some of it is gone.
+/// Copies `from` to guest memory. Returns `false` if any of it is gone.
 ///
 /// # Safety
-/// As for [`read`], writable.
+/// As for [`read`], with writable bytes.
 pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], guarded: bool) -> bool {
     if guarded {
         return through_kernel(guest, from.as_ptr().cast_mut(), from.len(), true);
@@ -65,17 +67,18 @@ pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], guarded: bool) -> bool {
     true
 }
 
-/// Copies between two mappings. False: some of either is gone.
+/// Copies between two mappings. Returns `false` if any of either is gone.
 ///
 /// # Safety
 /// As for [`read`] of `from` and for [`write`] of `to`.
 pub(crate) unsafe fn between(to: *mut u8, from: *const u8, len: usize, guarded: bool) -> bool {
-    // SAFETY: by this function's contract; the kernel checks both sides, and what is not guarded on
-    // either does not go.
+    // SAFETY: by this function's contract; if `guarded`, the kernel checks both sides; otherwise no
+    // page of either side goes.
     unsafe { read_raw(from, to, len, guarded) }
 }
 
-/// Loads a word with acquire ordering; in one access where it is not guarded.
+/// Loads a 32-bit word with acquire ordering; in one access if it is aligned and not guarded.
+/// Returns `None` if the memory is gone.
 ///
 /// # Safety
 /// As for [`read`], for four bytes.
@@ -92,7 +95,8 @@ pub(crate) unsafe fn load_u32(guest: *const u8, guarded: bool) -> Option<u32> {
     there.then_some(u32::from_ne_bytes(bytes))
 }
 
-/// Stores a word with release ordering; in one access where it is not guarded.
+/// Stores a 32-bit word with release ordering; in one access if it is aligned and not guarded.
+/// Returns `false` if the memory is gone.
 ///
 /// # Safety
 /// As for [`write`], for four bytes.
@@ -108,7 +112,8 @@ pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, guarded: bool) -> bool
     unsafe { write(guest, &word.to_ne_bytes(), guarded) }
 }
 
-/// As [`load_u32`], for 16 bits.
+/// Loads a 16-bit word with acquire ordering; in one access if it is aligned and not guarded.
+/// Returns `None` if the memory is gone.
 ///
 /// # Safety
 /// As for [`read`], for two bytes.
@@ -125,7 +130,8 @@ pub(crate) unsafe fn load_u16(guest: *const u8, guarded: bool) -> Option<u16> {
     there.then_some(u16::from_ne_bytes(bytes))
 }
 
-/// As [`store_u32`], for 16 bits.
+/// Stores a 16-bit word with release ordering; in one access if it is aligned and not guarded.
+/// Returns `false` if the memory is gone.
 ///
 /// # Safety
 /// As for [`write`], for two bytes.
@@ -141,7 +147,8 @@ pub(crate) unsafe fn store_u16(guest: *mut u8, word: u16, guarded: bool) -> bool
     unsafe { write(guest, &word.to_ne_bytes(), guarded) }
 }
 
-/// Stores 16 bytes so that whoever sees one of the last four sees all of the rest.
+/// Stores 16 bytes so that a reader that sees the last four sees all of the rest. Returns `false`
+/// if the memory is gone.
 ///
 /// # Safety
 /// As for [`write`], for 16 bytes.
@@ -154,8 +161,8 @@ pub(crate) unsafe fn publish(guest: *mut u8, bits: u128, guarded: bool) -> bool 
     }
 }
 
-/// The C library's memmove behind a pointer whose value the compiler cannot know: see the parent
-/// module for why.
+/// Calls the C library's memmove through a pointer whose value the compiler cannot know: see the
+/// parent module for the reason.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes.
@@ -171,11 +178,12 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 fn through_kernel(guest: *mut u8, own: *mut u8, len: usize, to_guest: bool) -> bool {
     let mut done = 0;
     while done < len {
-        // SAFETY: `done < len`, both ranges were checked for `len` bytes by the callers.
+        // SAFETY: `done < len`, and the callers checked both ranges for `len` bytes.
         let (guest, own) = unsafe { (guest.add(done), own.add(done)) };
         let local = libc::iovec { iov_base: own.cast(), iov_len: len - done };
         let remote = libc::iovec { iov_base: guest.cast(), iov_len: len - done };
-        // SAFETY: `own` is valid for the length; the kernel checks `guest` itself.
+        // SAFETY: the kernel checks both ranges itself; they are valid except for pages that have
+        // gone.
         let copied = unsafe {
             let pid = libc::getpid();
             match to_guest {

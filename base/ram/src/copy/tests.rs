@@ -1,4 +1,4 @@
-//! Tests of the routines against files whose owner takes pages away.
+//! Tests of the copy routines against files whose owner takes pages away.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,7 +66,8 @@ fn sixteen_bytes_are_published_wherever_they_lie() {
     assert_eq!(memory.publish(64, bits), Err(Fault::Gone { iova: 64 }));
 }
 
-/// Copies of every kind on `memory` of `len` bytes; counts what was whole and what was gone.
+/// Makes copies of every kind on `memory` of `len` bytes until `stop`; counts successful ones in
+/// `counts[0]` and gone ones in `counts[1]`.
 fn copy_until(stop: &AtomicBool, memory: &Memory, len: usize, counts: &[AtomicU64; 2]) {
     let mut bytes = vec![1; len];
     let mut spans = Vec::new();
@@ -95,7 +96,8 @@ fn copy_until(stop: &AtomicBool, memory: &Memory, len: usize, counts: &[AtomicU6
     }
 }
 
-/// Takes pages away `rounds` times under copies on three threads; gives what they found.
+/// Calls `take`, which takes pages away, `rounds` times under copies on three threads. Returns the
+/// numbers of successful and of gone copies.
 fn storm(file: &OwnedFd, len: usize, rounds: u32, take: impl Fn()) -> (u64, u64) {
     let (_map, memory) = mapped(file, len);
     let stop = AtomicBool::new(false);
@@ -108,7 +110,7 @@ fn storm(file: &OwnedFd, len: usize, rounds: u32, take: impl Fn()) -> (u64, u64)
             take();
             std::thread::yield_now();
         }
-        // However the threads were scheduled: each kind of outcome is certain in the end.
+        // Makes sure of at least one outcome of each kind, however the threads were scheduled.
         rustix::fs::ftruncate(file, 0).unwrap();
         while counts[1].load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
@@ -139,7 +141,7 @@ fn a_file_truncated_under_running_copies_is_an_error_of_theirs() {
 fn a_huge_page_taken_away_under_running_copies_is_an_error_of_theirs() {
     const LEN: usize = 2 << 20;
     let file = unsealed(LEN, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
-    // A page must be had, or every touch is a fault and nothing is raced with.
+    // Needs an allocated page: otherwise every touch is a fault and there is no race.
     let free = file.as_ref().is_some_and(|file| {
         rustix::fs::fallocate(file, FallocateFlags::empty(), 0, LEN as u64).is_ok()
     });
@@ -156,10 +158,10 @@ fn a_huge_page_taken_away_under_running_copies_is_an_error_of_theirs() {
     println!("{whole} copies whole, {gone} gone");
 }
 
-/// Set in a child that is to die of a signal of its own making.
+/// Environment variable that is set in a child that is to die of a signal it raises itself.
 const CHILD: &str = "SLIPWAY_RAM_DIES";
 
-/// Runs the test `name` of this binary again, as a child that knows it by [`CHILD`].
+/// Runs the test `name` of this binary again, in a child process with [`CHILD`] set.
 fn child(name: &str) -> std::process::ExitStatus {
     let binary = std::env::current_exe().unwrap();
     let name = format!("copy::tests::{name}");
@@ -169,7 +171,7 @@ fn child(name: &str) -> std::process::ExitStatus {
     command.stdout(silent()).stderr(silent()).status().unwrap()
 }
 
-/// A bus error that is not a routine's ends the process as ever.
+/// A bus error outside the copy routines ends the process as without a handler.
 #[test]
 fn a_fault_of_other_code_still_ends_the_process() {
     use std::os::unix::process::ExitStatusExt;
@@ -184,12 +186,12 @@ fn a_fault_of_other_code_still_ends_the_process() {
     memory.pin(0, PAGE, Access::Write, &mut spans).unwrap();
     rustix::fs::ftruncate(&file, 0).unwrap();
     assert!(memory.read(0, &mut [0]).is_err());
-    // SAFETY: mapped and readable as far as the compiler knows; this is where the child dies.
+    // SAFETY: mapped and readable as far as the compiler knows; the child dies here of SIGBUS.
     unsafe { std::ptr::read_volatile(spans[0].io_vector().0) };
 }
 
-/// So does a bus error that somebody sends. (The standard library's handler, which was there
-/// before, takes the first as a reason to go back to the default.)
+/// A sent SIGBUS ends the process, too. (The standard library's handler, which was installed
+/// before, reacts to the first one by restoring the default action.)
 #[test]
 fn a_signal_that_was_sent_still_ends_the_process() {
     use std::os::unix::process::ExitStatusExt;

@@ -1,31 +1,32 @@
 //! Copies that survive a fault without a system call.
 //!
-//! All instructions that touch guest memory lie between two labels. A page of a client's file that
-//! is not there raises SIGBUS at one of them; the handler finds the program counter in that range,
-//! moves it to the landing pad behind it, and returns. The landing pad returns "gone" to the
-//! caller of the routine: the routines are leaves, they keep nothing on the stack and change no
-//! register that a caller relies on, so at each of their instructions that is a proper return.
-//! This is how an operating system's kernel copies from user memory (its exception table), with
-//! one landing pad for all.
+//! All instructions that touch guest memory lie between two labels. A missing page of a client's
+//! file raises SIGBUS at one of them; the handler finds the program counter in that range, moves it
+//! to the landing pad behind the range, and returns. The landing pad returns "gone" to the caller
+//! of the routine: the routines are leaves, they keep nothing on the stack and change no register
+//! that a caller relies on, so that is a proper return at each of their instructions. An operating
+//! system's kernel copies from user memory in the same way (its exception table); here one landing
+//! pad serves all.
 //!
-//! Any other SIGBUS goes to whoever handled it before [`prepare`]: the handler that was installed,
-//! or the default, which ends the process as if there were no handler here. That includes broken
-//! memory (`BUS_MCEERR_AR`) and signals that somebody sent, wherever the program counter is. Code
-//! that replaces the handler later must hand on what it does not know, and no thread that touches
-//! guest memory may block SIGBUS: the kernel ends a process that faults with the signal blocked.
+//! Any other SIGBUS goes to the handler that was installed before [`prepare`], or to the default,
+//! which ends the process as if there were no handler here. That includes broken memory
+//! (`BUS_MCEERR_AR`) and signals sent by a process, wherever the program counter is. Code that
+//! replaces the handler later must forward every SIGBUS that is not its own, and no thread that
+//! touches guest memory may block SIGBUS: the kernel ends a process that faults with the signal
+//! blocked.
 //!
-//! The handler allocates nothing, takes no lock, makes no system call for a fault of ours, and does
-//! not touch `errno`.
+//! The handler allocates nothing, takes no lock, makes no system call for a fault of these
+//! routines, and does not touch `errno`.
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::addr_of;
 use std::sync::OnceLock;
 
-// Copies: a length of 16 to 64 in two or four accesses, one of 65 to 511 in pieces of 16 bytes, of
-// which the last may overlap the one before; from 512 on `rep movsb`, which the processors of the
-// last ten years run at the speed of the memory (measured here for 4 KiB from and to random places:
-// as quick as AVX-512, without its state to save). A shorter one in at most three accesses.
+// Copies by length: below 16 in at most three accesses; 16 to 64 in two or four; 65 to 511 in
+// pieces of 16 bytes, of which the last may overlap the one before; from 512 on `rep movsb`, which
+// the processors of the last ten years run at the speed of the memory (measured here for 4 KiB from
+// and to random places: as quick as AVX-512, without its state to save).
 std::arch::global_asm!(
     ".pushsection .text.slipway_ram_guest,\"ax\",@progbits",
     ".p2align 6",
@@ -199,7 +200,7 @@ std::arch::global_asm!(
     ".popsection",
 );
 
-/// What the load routine returns, in two registers.
+/// Result of the load routines, in two registers.
 #[repr(C)]
 struct Loaded {
     gone: u64,
@@ -217,60 +218,64 @@ unsafe extern "C" {
     fn slipway_ram_publish(to: *mut u8, first: u64, last: u64) -> u64;
 }
 
-/// Copies `into.len()` bytes from guest memory. False: some of it is gone.
+/// Copies `into.len()` bytes from guest memory. Returns `false` if any of it is gone.
 ///
 /// # Safety
-/// `guest` lies in a mapping that holds as many bytes, readable, and stays mapped for the call; its
-/// pages may go. [`prepare`] has succeeded unless they cannot.
+/// `guest` points to as many readable bytes of one mapping, which stays mapped during the call. If
+/// its pages may go, [`prepare`] has succeeded.
 #[inline]
 pub(crate) unsafe fn read(guest: *const u8, into: &mut [u8], _guarded: bool) -> bool {
-    // SAFETY: `into` is ours to write and cannot overlap a guest's mapping, `guest` is readable by
-    // the caller's word; what is not there ends at the landing pad. By the C calling convention the
-    // routine changes nothing else.
+    // SAFETY: `into` is exclusively borrowed and cannot overlap a guest's mapping; `guest` is
+    // readable by this function's contract; a fault at a missing page ends at the landing pad. By
+    // the C calling convention the routine changes nothing else.
     unsafe { slipway_ram_copy(into.as_mut_ptr(), guest, into.len()) == 0 }
 }
 
-/// As [`read`], to memory of this process that is no slice of Rust's, as others change it.
+/// Copies `len` bytes from guest memory to `into`, which others may change meanwhile and which
+/// therefore is no Rust slice. Returns `false` if any of the guest memory is gone.
 ///
 /// # Safety
-/// As for [`read`]; `into` is writable for `len` bytes and does not overlap the guest's.
+/// As for [`read`]; `into` is writable for `len` bytes and does not overlap the guest memory.
 #[inline]
 pub(crate) unsafe fn read_raw(guest: *const u8, into: *mut u8, len: usize, _: bool) -> bool {
     // SAFETY: as for `read`.
     unsafe { slipway_ram_copy(into, guest, len) == 0 }
 }
 
-/// As [`write`], from memory of this process that is no slice of Rust's, as others change it.
+/// Copies `len` bytes to guest memory from `from`, which others may change meanwhile and which
+/// therefore is no Rust slice. Returns `false` if any of the guest memory is gone.
 ///
 /// # Safety
-/// As for [`write`]; `from` is readable for `len` bytes and does not overlap the guest's.
+/// As for [`write`]; `from` is readable for `len` bytes and does not overlap the guest memory.
 #[inline]
 pub(crate) unsafe fn write_raw(guest: *mut u8, from: *const u8, len: usize, _: bool) -> bool {
     // SAFETY: as for `write`.
     unsafe { slipway_ram_copy(guest, from, len) == 0 }
 }
 
-/// Copies between two mappings. False: some of either is gone.
+/// Copies between two mappings. Returns `false` if any of either is gone.
 ///
 /// # Safety
 /// As for [`read`] of `from` and for [`write`] of `to`.
 #[inline]
 pub(crate) unsafe fn between(to: *mut u8, from: *const u8, len: usize, _: bool) -> bool {
-    // SAFETY: as for `read` and `write`; what is not there on either side ends at the landing pad.
+    // SAFETY: as for `read` and `write`; a fault at a missing page of either side ends at the
+    // landing pad.
     unsafe { slipway_ram_copy(to, from, len) == 0 }
 }
 
-/// Copies `from` to guest memory. False: some of it is gone.
+/// Copies `from` to guest memory. Returns `false` if any of it is gone.
 ///
 /// # Safety
-/// As for [`read`], writable.
+/// As for [`read`], with writable bytes.
 #[inline]
 pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], _guarded: bool) -> bool {
     // SAFETY: as for `read`, with the roles exchanged.
     unsafe { slipway_ram_copy(guest, from.as_ptr(), from.len()) == 0 }
 }
 
-/// Loads a word in one access, with acquire ordering: this machine orders loads after a load.
+/// Loads a 32-bit word in one access, with acquire ordering: x86-64 does not reorder a load with
+/// later accesses. Returns `None` if the memory is gone.
 ///
 /// # Safety
 /// As for [`read`], for four bytes.
@@ -280,7 +285,8 @@ pub(crate) unsafe fn load_u32(guest: *const u8, _guarded: bool) -> Option<u32> {
     (loaded.gone == 0).then_some(loaded.word as u32)
 }
 
-/// Stores a word in one access, with release ordering: this machine orders stores.
+/// Stores a 32-bit word in one access, with release ordering: x86-64 does not reorder a store with
+/// earlier accesses. Returns `false` if the memory is gone.
 ///
 /// # Safety
 /// As for [`write`], for four bytes.
@@ -289,7 +295,7 @@ pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, _guarded: bool) -> boo
     unsafe { slipway_ram_store(guest, word) == 0 }
 }
 
-/// As [`load_u32`], for 16 bits.
+/// Loads a 16-bit word in one access, with acquire ordering. Returns `None` if the memory is gone.
 ///
 /// # Safety
 /// As for [`read`], for two bytes.
@@ -300,7 +306,8 @@ pub(crate) unsafe fn load_u16(guest: *const u8, _guarded: bool) -> Option<u16> {
     (loaded.gone == 0).then_some(loaded.word as u16)
 }
 
-/// As [`store_u32`], for 16 bits.
+/// Stores a 16-bit word in one access, with release ordering. Returns `false` if the memory is
+/// gone.
 ///
 /// # Safety
 /// As for [`write`], for two bytes.
@@ -310,23 +317,25 @@ pub(crate) unsafe fn store_u16(guest: *mut u8, word: u16, _guarded: bool) -> boo
     unsafe { slipway_ram_store_half(guest, word.into()) == 0 }
 }
 
-/// Stores 16 bytes so that whoever sees one of the last eight sees all of the rest.
+/// Stores 16 bytes so that a reader that sees any of the last eight sees all of the rest, if
+/// `guest` is aligned to 8 bytes (a store across cache lines may be torn). Returns `false` if the
+/// memory is gone.
 ///
 /// # Safety
 /// As for [`write`], for 16 bytes.
 #[inline]
 pub(crate) unsafe fn publish(guest: *mut u8, bits: u128, _guarded: bool) -> bool {
-    // SAFETY: as for `write`; two stores of 8 bytes, which this machine keeps in order.
+    // SAFETY: as for `write`. The two stores of 8 bytes stay in order on x86-64.
     unsafe { slipway_ram_publish(guest, bits as u64, (bits >> 64) as u64) == 0 }
 }
 
-/// Who handled SIGBUS before.
+/// The action for SIGBUS before [`prepare`].
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler, once per process.
+/// Installs the SIGBUS handler, once per process.
 ///
 /// # Errors
-/// What sigaction(2) says: only a filter of system calls can forbid it.
+/// Errors of sigaction(2): only a system-call filter can forbid it.
 pub(crate) fn prepare() -> io::Result<()> {
     static OUTCOME: OnceLock<Result<(), i32>> = OnceLock::new();
     let outcome = OUTCOME
@@ -337,15 +346,15 @@ pub(crate) fn prepare() -> io::Result<()> {
 fn install() -> io::Result<()> {
     // SAFETY: all zeros is a valid `sigaction`.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: only asks; `previous` is a `sigaction` of ours.
+    // SAFETY: only queries; `previous` is valid for writes.
     check(unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) })?;
-    // Before the handler can run: it must know whom to hand on to.
+    // Before the handler can run: the handler forwards to it.
     let _ = PREVIOUS.set(previous);
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_bus_error;
     action.sa_sigaction = handler as usize;
-    // On the alternative stack, where a thread has one: the handler before may need it.
+    // On the alternative stack, where a thread has one: the previous handler may need it.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the signature that SA_SIGINFO asks for and is async-signal-safe.
     check(unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) })
@@ -356,15 +365,15 @@ fn check(result: c_int) -> io::Result<()> {
 }
 
 extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes both, valid for the handler's run, and nobody else has them.
+    // SAFETY: the kernel passes both pointers, valid during the handler and used by nothing else.
     let (code, counter) = unsafe {
         let context = &mut *context.cast::<libc::ucontext_t>();
         ((*info).si_code, &mut context.uc_mcontext.gregs[libc::REG_RIP as usize])
     };
     let (first, gone) =
         (addr_of!(slipway_ram_guest_first) as u64, addr_of!(slipway_ram_guest_gone) as u64);
-    // A page that is not there, met by one of the routines. Not a signal that somebody sent, and
-    // not broken memory, which is no client's fault.
+    // A missing page, touched by one of the routines. Excluded are signals sent by a process, and
+    // broken memory, which is no client's fault.
     if code == libc::BUS_ADRERR && (first..gone).contains(&(*counter as u64)) {
         *counter = gone as i64;
         return;
@@ -372,18 +381,18 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     hand_on(signal, info, context);
 }
 
-/// Leaves the signal to whoever handled it before.
+/// Forwards the signal to the previous handler or default.
 fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     type Plain = extern "C" fn(c_int);
     type Informed = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     let Some(previous) = PREVIOUS.get() else { return };
     match previous.sa_sigaction {
-        // Sent, and to be ignored. (A fault cannot be.)
-        // SAFETY: the kernel's, valid for the handler's run.
+        // A sent signal that is to be ignored. (A fault cannot be ignored.)
+        // SAFETY: the kernel's pointer, valid during the handler.
         libc::SIG_IGN if unsafe { (*info).si_code } <= 0 => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The instruction faults again when we return, and the default ends the process; a
-            // signal that was sent is raised anew for that.
+            // The instruction faults again after the return, and the default ends the process; a
+            // sent signal is raised anew for that.
             // SAFETY: all zeros is SIG_DFL with no flags; both calls are async-signal-safe.
             unsafe {
                 let default: libc::sigaction = std::mem::zeroed();
