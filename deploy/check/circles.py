@@ -60,12 +60,6 @@ TO_CUT = {
             "session transfer vectors"
         ): "the library's state is global",
     },
-    ("host/plane", ""): {
-        (
-            "attach balance capture disk disks endpoint keep memory_ports network plane ports service snoop "
-            "switches wakes"
-        ): "the plane is one object, cut into files",
-    },
     ("host/sgiov", ""): {
         "place server": "an item is in the wrong module",
     },

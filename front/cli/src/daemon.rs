@@ -285,7 +285,7 @@ async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
         // Endpoints, disks and memory ports change only by requests over connections, so
         // `connected` covers them.
         let disks = !plane.list_disks().is_empty();
-        let served = !plane.list().is_empty() || disks || plane.count_ports() > 0;
+        let served = !plane.list().is_empty() || disks || plane.fabric().count_ports() > 0;
         let busy = node.live() > 0 || connected_now > 0 || served;
         changes.borrow_and_update();
         tokio::select! {

@@ -70,3 +70,28 @@ where
         }))
         .await
 }
+
+/// Checks an id or a name that a request gives to an endpoint, a disk, a switch or a port: 1 to 64
+/// ASCII letters, digits, `-`, `_` and `.`.
+///
+/// # Errors
+/// A message that names the id and the rule.
+pub fn check_id(id: &str) -> Result<(), String> {
+    let fits = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    if fits && (1..=64).contains(&id.len()) {
+        return Ok(());
+    }
+    Err(format!("\"{id}\" is no id: 1 to 64 letters, digits, '-', '_' or '.'"))
+}
+
+#[cfg(test)]
+mod id_tests {
+    use super::check_id;
+
+    #[test]
+    fn ids_that_would_leave_a_directory_are_refused() {
+        for bad in ["", "a/b", "ä", &"x".repeat(65)] {
+            assert!(check_id(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use slipway_reactor::Handle;
 
-use crate::plane::{Endpoints, Slot};
+use crate::table::{Endpoints, Slot};
 
 /// The time between two measurements.
 const PERIOD: Duration = Duration::from_millis(250);

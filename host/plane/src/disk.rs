@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 
 use slipway_block::{
     Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, SharedDisk, open_file,
@@ -11,11 +10,8 @@ use slipway_block::{
 use slipway_plane_api::v1;
 
 use crate::Error;
-use crate::disks::{Disks, Named};
-
-/// The size of a logical block in bytes, unless the description has another: every guest supports
-/// it.
-const BLOCK_SIZE: u32 = 512;
+use crate::disks::{Disks, Named, block_size};
+use crate::keep::Lasts;
 
 /// An open disk with the properties that a host needs.
 pub struct Opened {
@@ -27,14 +23,6 @@ pub struct Opened {
     /// The named disk, if the disk is one.
     pub named: Option<Named>,
     /// The content of a disk in memory that is to outlive the process.
-    pub content: Option<OwnedFd>,
-}
-
-/// The resources for opening a disk that is to outlive the process.
-pub struct Lasts {
-    /// The witness, a locked file that each io_uring refers to; see the head of `keep`.
-    pub witness: Arc<OwnedFd>,
-    /// The content that a disk in memory had under a predecessor.
     pub content: Option<OwnedFd>,
 }
 
@@ -104,11 +92,6 @@ fn spread(
     };
     let (disk, lanes) = open_all(&shared, read_only, lanes)?;
     Ok(Opened { disk, lanes, kind, named: None, content })
-}
-
-/// Returns the size of a logical block in bytes.
-pub fn block_size(disk: &v1::Disk) -> u32 {
-    if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size }
 }
 
 fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Result<Opened, Error> {

@@ -8,9 +8,12 @@ use slipway_block::{FileOptions, SharedDisk};
 use slipway_plane_api::v1;
 
 use crate::Error;
-use crate::disk::block_size;
-use crate::endpoint::{check_id, uuid};
+use crate::id::{check_id, uuid};
 use crate::keep::DiskPlace;
+
+/// The size of a logical block in bytes, unless the description has another: every guest supports
+/// it.
+const BLOCK_SIZE: u32 = 512;
 
 /// A named disk, without its users.
 #[derive(Clone)]
@@ -154,6 +157,11 @@ impl Disks {
     pub fn remove(&self, name: &str) -> Option<Named> {
         self.lock().remove(name)
     }
+}
+
+/// Returns the size of a logical block in bytes.
+pub fn block_size(disk: &v1::Disk) -> u32 {
+    if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size }
 }
 
 #[cfg(test)]

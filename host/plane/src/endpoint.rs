@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
+use slipway_fabric::SwitchHandle;
 use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
@@ -17,100 +17,19 @@ use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, MemoryFile, RegionKind, Stats,
 };
 
-use crate::attach::{Door, namespace, rates};
-use crate::disk::{self, Lasts, Opened};
+use crate::disk::{self, Opened};
 use crate::disks::Disks;
-use crate::keep::KeptPlace;
+use crate::door::{Door, namespace, rates};
+use crate::id::check_id;
+use crate::keep::{KeptPlace, Lasts};
 use crate::network::{self, Attached};
-use crate::snoop;
-use crate::switches::Fabric;
 use crate::wakes::{Wakes, watch_all};
+use crate::{Error, snoop};
 
 /// The longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
 /// The number of queue pairs that a function offers: as many as its sandbox could have CPUs.
 const QUEUE_PAIRS: u16 = 64;
-
-/// The reason for which a request to the plane failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The request is invalid.
-    #[error("{0}")]
-    Invalid(String),
-    /// An endpoint with this id exists.
-    #[error("an endpoint called \"{0}\" is there already")]
-    Exists(String),
-    /// No endpoint has this id.
-    #[error("there is no endpoint \"{0}\"")]
-    Unknown(String),
-    /// The endpoint is being traced already.
-    #[error("somebody snoops on endpoint \"{0}\" already; one at a time can")]
-    Snooped(String),
-    /// A disk with this name exists.
-    #[error("a disk called \"{0}\" is there already")]
-    ExistingDisk(String),
-    /// No disk has this name.
-    #[error("there is no disk \"{0}\"")]
-    UnknownDisk(String),
-    /// An endpoint uses the disk.
-    #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
-    DiskInUse(String, String),
-    /// The endpoint is no NVMe controller.
-    #[error("endpoint \"{0}\" is a network function and has no disks")]
-    Network(String),
-    /// The endpoint has no such namespace.
-    #[error("endpoint \"{0}\" has no such namespace or disk")]
-    UnknownNamespace(String),
-    /// A switch with this name exists.
-    #[error("a switch called \"{0}\" is there already")]
-    ExistingSwitch(String),
-    /// No switch has this name.
-    #[error("there is no switch \"{0}\"")]
-    UnknownSwitch(String),
-    /// No switch has a port of this name or index.
-    #[error("there is no port \"{0}\"; `slipway port ls` lists ports")]
-    UnknownPort(String),
-    /// Several switches have a port of this name.
-    #[error("there is a port \"{0}\" in more than one network: say which as NETWORK/PORT")]
-    AmbiguousPort(String),
-    /// A TAP interface could not be opened.
-    #[error("cannot have the TAP interface {name}: {source}")]
-    Tap {
-        /// The name of the interface.
-        name: String,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// A memory port with this name exists.
-    #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
-    ExistingPort(String),
-    /// No memory port has this name.
-    #[error("there is no memory port \"{0}\"; `slipway port ls` lists ports")]
-    UnknownMemoryPort(String),
-    /// A port cannot have these settings.
-    #[error(transparent)]
-    Port(#[from] slipway_switch::BadConfig),
-    /// A running controller refused a change.
-    #[error(transparent)]
-    Change(#[from] ChangeError),
-    /// A disk could not be opened.
-    #[error(transparent)]
-    Disk(#[from] slipway_block::OpenError),
-    /// The controller refused its parts.
-    #[error(transparent)]
-    Controller(#[from] slipway_nvme::PartsError),
-    /// The socket could not be made.
-    #[error("cannot serve {}: {source}", path.display())]
-    Socket {
-        /// The path of the socket.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// No descriptors, memory or threads are left.
-    #[error("out of resources: {0}")]
-    Resources(String),
-}
 
 /// The control thread's record of an endpoint that a reactor serves.
 pub struct Served {
@@ -155,7 +74,7 @@ impl Served {
     pub fn create(
         request: &v1::CreateEndpointRequest,
         disks: &Disks,
-        fabric: Option<&Fabric>,
+        switch: Option<&SwitchHandle>,
         reactors: Vec<(usize, Handle)>,
         mut place: Option<KeptPlace>,
     ) -> Result<Self, Error> {
@@ -167,15 +86,18 @@ impl Served {
         let unserved = |source| Error::Socket { path: socket.clone(), source };
         let nobody = || Error::Invalid("an endpoint needs a reactor".to_owned());
         let (_, handle) = reactors.first().ok_or_else(nobody)?;
-        let (endpoint, kind) = match (&request.virtio_net, fabric) {
-            (Some(net), Some(fabric)) => {
+        let (endpoint, kind) = match (&request.virtio_net, switch) {
+            (Some(net), Some(switch)) => {
                 let parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
                 let (device, attached) =
-                    network::make(&request.id, net, &parts, fabric, place.as_ref())?;
+                    network::make(&request.id, net, &parts, switch, place.as_ref())?;
                 let endpoint = Endpoint::new(config, parts, Box::new(device), Vec::new(), handle);
                 (endpoint.map_err(unserved)?, FunctionKind::Network(attached))
             }
-            (Some(net), None) => return Err(Error::UnknownSwitch(net.switch.clone())),
+            (Some(net), None) => {
+                let unknown = slipway_fabric::Error::UnknownSwitch(net.switch.clone());
+                return Err(unknown.into());
+            }
             (None, _) => nvme(request, &wanted, config, (disks, &reactors), place.as_mut())?,
         };
         let control = endpoint.control();
@@ -446,14 +368,6 @@ fn regions(stats: &Stats) -> Vec<v1::DmaRegion> {
     regions.collect()
 }
 
-pub fn check_id(id: &str) -> Result<(), Error> {
-    let fits = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-    if fits && (1..=64).contains(&id.len()) {
-        return Ok(());
-    }
-    Err(Error::Invalid(format!("\"{id}\" is no id: 1 to 64 letters, digits, '-', '_' or '.'")))
-}
-
 fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Result<Config, Error> {
     let path = &request.socket_path;
     if !path.starts_with('/') || path.len() > SOCKET_PATH {
@@ -518,35 +432,4 @@ fn interrupts(parts: &EndpointParts) -> Vec<Interrupt> {
 fn serial(id: &str, wanted: &str) -> String {
     let text = if wanted.is_empty() { id } else { wanted };
     text.chars().take(20).collect()
-}
-
-/// Returns a UUID that depends on the endpoint and the namespace only, so that a guest finds its
-/// disk again. It has version 8 (free form) of RFC 9562, since nothing about it is random.
-pub fn uuid(id: &str, nsid: u32) -> [u8; 16] {
-    let digest = Sha256::new().chain_update(nsid.to_be_bytes()).chain_update(id).finalize();
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&digest[..16]);
-    bytes[6] = 0x80 | (bytes[6] & 0x0f);
-    bytes[8] = 0x80 | (bytes[8] & 0x3f);
-    bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uuids_are_stable_distinct_and_of_version_8() {
-        let one = uuid("a", 1);
-        assert_eq!(one, uuid("a", 1));
-        assert_ne!(one, uuid("a", 2));
-        assert_eq!((one[6] >> 4, one[8] >> 6), (8, 2));
-    }
-
-    #[test]
-    fn ids_that_would_leave_a_directory_are_refused() {
-        for bad in ["", "a/b", "ä", &"x".repeat(65)] {
-            assert!(check_id(bad).is_err(), "{bad:?}");
-        }
-    }
 }

@@ -10,9 +10,7 @@
 //!   of running endpoints, by messages to their controllers.
 //! - `balance` assigns each endpoint to a reactor, or to several if its controller has lanes, and
 //!   moves it if its reactor has too much to do.
-//! - `switches` holds the switches. A packet function is a port of a switch, and so is a memory
-//!   port (`memory_ports`), at whose socket a program of this host gets its rings.
-//! - `ports` changes single ports of switches, and `capture` records the frames of a port.
+//! - [`Plane::fabric`] holds the switches. A network function (`network`) is a port of a switch.
 //! - `service` answers the calls of `slipway-plane-api`. It runs on the control thread and touches
 //!   no device: it sends messages to reactors and reads counters.
 //! - `keep` leaves the parts of an endpoint with a keeper process, from which the next daemon
@@ -25,21 +23,20 @@
 
 mod attach;
 mod balance;
-mod capture;
 mod disk;
 mod disks;
+mod door;
 mod endpoint;
+mod error;
+mod id;
 mod keep;
-mod memory_ports;
 mod network;
 mod plane;
-mod ports;
 mod service;
-mod settings;
 mod snoop;
-mod switches;
+mod table;
 mod wakes;
 
-pub use endpoint::Error;
+pub use error::Error;
 pub use plane::{Plane, Settings};
 pub use service::Service;

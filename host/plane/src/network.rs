@@ -4,13 +4,14 @@ use std::net::IpAddr;
 
 use slipway_pci::{Function, Interrupt};
 use slipway_plane_api::v1;
-use slipway_switch::{BadConfig, Handle, LinkSetting, Mac, PortConfig, PortIndex, Rate, VlanMode};
+use slipway_switch::{BadConfig, Handle, Mac, PortConfig, PortIndex};
 use slipway_vfio_user::EndpointParts;
 use slipway_virtio_net::{Device, DevicePort, Parts, PartsError, Settings, vectors};
 
+use slipway_fabric::{SwitchHandle, link, max_rate, vlans};
+
 use crate::Error;
 use crate::keep::KeptPlace;
-use crate::switches::Fabric;
 
 /// The MTU of a function whose request has none.
 const MTU: u16 = 1500;
@@ -35,13 +36,13 @@ impl Drop for Attached {
 /// where the predecessor was.
 ///
 /// # Errors
-/// [`Error::Invalid`] for settings that no function can have; [`Error::Port`] for an address that
+/// [`Error::Invalid`] for settings that no function can have; [`Error::Fabric`] for an address that
 /// another port has. Nothing is attached then.
 pub fn make(
     id: &str,
     wanted: &v1::VirtioNet,
     parts: &EndpointParts,
-    fabric: &Fabric,
+    switch: &SwitchHandle,
     place: Option<&KeptPlace>,
 ) -> Result<(Device, Attached), Error> {
     let settings = settings(wanted)?;
@@ -62,15 +63,15 @@ pub fn make(
     } else {
         device.reset();
     }
-    Ok((device, attach(port, config, fabric)?))
+    Ok((device, attach(port, config, switch)?))
 }
 
-fn attach(port: DevicePort, config: PortConfig, fabric: &Fabric) -> Result<Attached, Error> {
-    let switch = fabric.handle.clone();
+fn attach(port: DevicePort, config: PortConfig, switch: &SwitchHandle) -> Result<Attached, Error> {
+    let switch = switch.handle.clone();
     let attached = switch.call(move |owner| owner.attach(Box::new(port), config));
     let attached: Result<PortIndex, BadConfig> =
         attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
-    Ok(Attached { port: attached?, switch })
+    Ok(Attached { port: attached.map_err(slipway_fabric::Error::Port)?, switch })
 }
 
 fn settings(wanted: &v1::VirtioNet) -> Result<Settings, Error> {
@@ -104,28 +105,4 @@ fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig,
         // The function itself refuses frames longer than its MTU that are not to be segmented.
         ..PortConfig::default()
     })
-}
-
-/// Returns the VLAN mode of a port: access to `vlan`, or, for 0, the default trunk, whose frames
-/// carry tags of their own.
-pub fn vlans(vlan: u32) -> Result<VlanMode, Error> {
-    let access = || match u16::try_from(vlan) {
-        Ok(vlan) => Ok(VlanMode::Access(vlan)),
-        Err(_) => Err(BadConfig::Vlan(u16::MAX).into()),
-    };
-    if vlan == 0 { Ok(VlanMode::default()) } else { access() }
-}
-
-/// Converts a link setting to the switch's type.
-pub fn link(link: v1::PortLink) -> LinkSetting {
-    match link {
-        v1::PortLink::Auto => LinkSetting::Auto,
-        v1::PortLink::On => LinkSetting::Up,
-        v1::PortLink::Off => LinkSetting::Down,
-    }
-}
-
-/// Returns a rate with the default burst.
-pub fn max_rate(per_second: u64) -> Rate {
-    Rate { per_second, burst: 0 }
 }

@@ -2,23 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use slipway_fabric::Fabric;
 use slipway_keeper::Keeper;
 use slipway_plane_api::v1;
-use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_reactor::{Handle, Reactor};
 use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::balance::{Balancer, Loads};
-use crate::capture::Captures;
 use crate::disks::Disks;
 use crate::endpoint::Served;
 use crate::keep::{Keep, KeptPlace, MOST_LANES};
-use crate::memory_ports::MemoryPorts;
-use crate::switches::Switches;
-use crate::{Error, Service, snoop};
+use crate::table::{Endpoints, Slot};
+use crate::{Error, snoop};
 
 /// The time that an endpoint may take to finish its I/O and end. A disk that hangs longer is
 /// reported, and its endpoint ends when the disk responds.
@@ -58,42 +56,10 @@ struct Shared {
     reactors: Vec<Reactor>,
     keep: Option<Keep>,
     disks: Disks,
-    switches: Switches,
-    captures: Captures,
-    memory_ports: MemoryPorts,
+    fabric: Fabric,
     /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
     /// Write-locked while a disk is resized and its users are told.
     sizes: RwLock<()>,
-    /// Held while a caller changes a port's settings, until they are stored as well.
-    port_settings: Mutex<()>,
-}
-
-/// The record of an id, which is also taken while its endpoint is made or removed.
-pub(crate) enum Slot {
-    /// The endpoint is being made or removed; it counts towards the load of these reactors.
-    Reserved(Vec<usize>),
-    Served(Box<Served>),
-}
-
-impl Slot {
-    /// Returns the numbers of the endpoint's reactors.
-    fn reactors(&self) -> &[usize] {
-        match self {
-            Self::Reserved(reactors) => reactors,
-            Self::Served(served) => served.reactors(),
-        }
-    }
-}
-
-/// All endpoints, by id.
-#[derive(Default)]
-pub(crate) struct Endpoints(Mutex<BTreeMap<String, Slot>>);
-
-impl Endpoints {
-    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
-        // The map is changed in single calls: a panic leaves it consistent.
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
 }
 
 impl Plane {
@@ -160,7 +126,7 @@ impl Plane {
         let loads = Arc::new(Loads::new(handles.len()));
         let balancer = match handles.len() {
             1 => None,
-            _ => Some(Balancer::start(handles, endpoints.clone(), loads.clone())?),
+            _ => Some(Balancer::start(handles.clone(), endpoints.clone(), loads.clone())?),
         };
         let shared = Shared {
             stamps: OnceLock::new(),
@@ -168,33 +134,12 @@ impl Plane {
             _balancer: balancer,
             loads,
             reactors,
+            fabric: Fabric::new(handles, keep.is_some()),
             keep,
             disks: Disks::default(),
-            switches: Switches::default(),
-            captures: Captures::default(),
-            memory_ports: MemoryPorts::default(),
             sizes: RwLock::default(),
-            port_settings: Mutex::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
-    }
-
-    /// Returns the gRPC service for the plane.
-    pub fn service(&self) -> Service {
-        Service::new(self.clone())
-    }
-
-    /// Connects a channel to the service within this process.
-    ///
-    /// # Errors
-    /// No descriptors are left.
-    pub async fn connect(&self) -> Result<tonic::transport::Channel, tonic::transport::Error> {
-        let (ours, theirs) = tokio::io::duplex(64 << 10);
-        let router =
-            tonic::transport::Server::builder().add_service(PlaneServer::new(self.service()));
-        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
-        tokio::spawn(router.serve_with_incoming(incoming));
-        slipway_plane_api::over(ours).await
     }
 
     /// Makes an endpoint; blocks while disks are opened.
@@ -211,11 +156,11 @@ impl Plane {
         place: Option<KeptPlace>,
     ) -> Result<v1::Endpoint, Error> {
         let id = request.id.clone();
-        let fabric = match (&request.virtio_net, &place) {
+        let switch = match (&request.virtio_net, &place) {
             (None, _) => None,
-            (Some(net), None) => Some(self.switch(&net.switch)?),
+            (Some(net), None) => Some(self.fabric().switch(&net.switch)?),
             // The switch is made, or taken over, later.
-            (Some(net), Some(_)) => Some(self.switch_or_new(&net.switch)?),
+            (Some(net), Some(_)) => Some(self.fabric().switch_or_new(&net.switch)?),
         };
         let reactors = {
             let mut endpoints = self.lock();
@@ -231,8 +176,8 @@ impl Plane {
                 None => counts.len(),
             };
             // A network function begins on the reactor of its switch.
-            let reactors = match &fabric {
-                Some(fabric) => vec![fabric.reactor],
+            let reactors = match &switch {
+                Some(switch) => vec![switch.reactor],
                 None => self.shared.loads.choose(counts, lanes.min(most)),
             };
             endpoints.insert(id.clone(), Slot::Reserved(reactors.clone()));
@@ -248,7 +193,7 @@ impl Plane {
         let reactors = reactors.into_iter().map(handle).collect();
         let disks = &self.shared.disks;
         match place
-            .and_then(|place| Served::create(request, disks, fabric.as_ref(), reactors, place))
+            .and_then(|place| Served::create(request, disks, switch.as_ref(), reactors, place))
         {
             Ok(served) => {
                 let described = served.describe();
@@ -346,29 +291,36 @@ impl Plane {
         self.with_endpoint(id, |served| served.relocate(reactor, &handle))
     }
 
-    /// Returns the captures at ports.
-    pub(crate) fn captures(&self) -> &Captures {
-        &self.shared.captures
+    /// Returns the switches, with their ports and captures.
+    pub fn fabric(&self) -> &Fabric {
+        &self.shared.fabric
     }
 
-    /// Returns the switches.
-    pub(crate) fn switches(&self) -> &Switches {
-        &self.shared.switches
+    /// Removes a switch; blocks until its ports are gone.
+    ///
+    /// # Errors
+    /// [`Error::Fabric`] if there is no such switch.
+    pub fn remove_switch(&self, name: &str) -> Result<(), Error> {
+        self.fabric().remove_switch(name)?;
+        // Functions that had a port at the switch tell their drivers that the carrier is gone.
+        self.each_endpoint(|_, served| served.look_at_link());
+        Ok(())
     }
 
-    /// Returns the memory ports.
-    pub(crate) fn memory_ports(&self) -> &MemoryPorts {
-        &self.shared.memory_ports
-    }
-
-    /// Returns the number of reactors, which is at least one.
-    pub(crate) fn reactors(&self) -> usize {
-        self.shared.reactors.len()
-    }
-
-    /// Returns the reactor `index`, modulo their number.
-    pub(crate) fn reactor(&self, index: usize) -> Handle {
-        self.shared.reactors[index % self.reactors()].handle()
+    /// Changes settings of a port; blocks until the switch has adopted them and they are stored for
+    /// a successor.
+    ///
+    /// # Errors
+    /// Those of [`Fabric::set_port`]; [`Error::Invalid`] if the settings cannot be kept. Nothing has
+    /// changed then.
+    pub fn set_port(&self, request: &v1::SetPortRequest) -> Result<v1::SwitchPort, Error> {
+        self.fabric().set_port(request, |port| {
+            match self.with_endpoint(&port.name, |served| served.port_changed(port)) {
+                // Ports of no function are not stored: the creator of their switch makes them anew.
+                Err(Error::Unknown(_)) => Ok(()),
+                kept => kept?,
+            }
+        })
     }
 
     /// Returns the named disks.
@@ -389,11 +341,6 @@ impl Plane {
     /// Locks the sizes for writing: while the guard is held, no named disk is being attached.
     pub(crate) fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
         self.shared.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Locks port settings: while the guard is held, no other caller changes them.
-    pub(crate) fn port_settings_change(&self) -> MutexGuard<'_, ()> {
-        self.shared.port_settings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Calls `look` with an endpoint while all endpoints are locked: `look` must be short and wait

@@ -4,6 +4,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use slipway_plane_api::v1;
+use slipway_plane_api::v1::plane_server::PlaneServer;
 
 use crate::{Error, Plane};
 
@@ -12,9 +13,23 @@ pub struct Service {
     plane: Plane,
 }
 
-impl Service {
-    pub(crate) fn new(plane: Plane) -> Self {
-        Self { plane }
+impl Plane {
+    /// Returns the gRPC service for the plane.
+    pub fn service(&self) -> Service {
+        Service { plane: self.clone() }
+    }
+
+    /// Connects a channel to the service within this process.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub async fn connect(&self) -> Result<tonic::transport::Channel, tonic::transport::Error> {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let router =
+            tonic::transport::Server::builder().add_service(PlaneServer::new(self.service()));
+        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
+        tokio::spawn(router.serve_with_incoming(incoming));
+        slipway_plane_api::over(ours).await
     }
 }
 
@@ -25,35 +40,26 @@ impl From<Error> for Status {
             Error::Invalid(_) | Error::Controller(_) | Error::Change(_) | Error::Network(_) => {
                 Self::invalid_argument(message)
             }
-            Error::Port(slipway_switch::BadConfig::Full) => Self::resource_exhausted(message),
-            Error::Port(_) => Self::invalid_argument(message),
-            Error::Exists(_)
-            | Error::ExistingDisk(_)
-            | Error::ExistingSwitch(_)
-            | Error::ExistingPort(_) => Self::already_exists(message),
-            Error::Unknown(_)
-            | Error::UnknownDisk(_)
-            | Error::UnknownNamespace(_)
-            | Error::UnknownPort(_)
-            | Error::UnknownMemoryPort(_)
-            | Error::UnknownSwitch(_) => Self::not_found(message),
-            Error::AmbiguousPort(_) => Self::invalid_argument(message),
-            Error::Tap { .. } => Self::failed_precondition(message),
+            Error::Exists(_) | Error::ExistingDisk(_) => Self::already_exists(message),
+            Error::Unknown(_) | Error::UnknownDisk(_) | Error::UnknownNamespace(_) => {
+                Self::not_found(message)
+            }
             Error::Disk(_) | Error::DiskInUse(..) | Error::Socket { .. } | Error::Snooped(_) => {
                 Self::failed_precondition(message)
             }
             Error::Resources(_) => Self::resource_exhausted(message),
+            Error::Fabric(error) => error.into(),
         }
     }
 }
 
 /// Runs work that may block on files outside of the control thread.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+async fn blocking<T: Send + 'static, E: Into<Status> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<Response<T>, Status> {
     let outcome = tokio::task::spawn_blocking(work).await;
     let outcome = outcome.map_err(|error| Status::internal(error.to_string()))?;
-    Ok(Response::new(outcome?))
+    outcome.map(Response::new).map_err(Into::into)
 }
 
 #[tonic::async_trait]
@@ -164,7 +170,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::CreateSwitchRequest>,
     ) -> Result<Response<v1::Switch>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || plane.create_switch(&request)).await
+        blocking(move || plane.fabric().create_switch(&request)).await
     }
 
     async fn remove_switch(
@@ -180,7 +186,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::CreatePortRequest>,
     ) -> Result<Response<v1::MemoryPort>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || plane.create_port(&request)).await
+        blocking(move || plane.fabric().create_port(&request)).await
     }
 
     async fn remove_port(
@@ -188,7 +194,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::RemovePortRequest>,
     ) -> Result<Response<v1::RemovePortReply>, Status> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
-        blocking(move || plane.remove_port(&name).map(|()| v1::RemovePortReply {})).await
+        blocking(move || plane.fabric().remove_port(&name).map(|()| v1::RemovePortReply {})).await
     }
 
     async fn list_switches(
@@ -196,7 +202,9 @@ impl v1::plane_server::Plane for Service {
         _: Request<v1::ListSwitchesRequest>,
     ) -> Result<Response<v1::ListSwitchesReply>, Status> {
         let plane = self.plane.clone();
-        blocking(move || Ok(v1::ListSwitchesReply { switches: plane.list_switches() })).await
+        let switches =
+            move || Ok(v1::ListSwitchesReply { switches: plane.fabric().list_switches() });
+        blocking::<_, Error>(switches).await
     }
 
     async fn impair_port(
@@ -204,7 +212,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::ImpairPortRequest>,
     ) -> Result<Response<v1::SwitchPort>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || plane.impair_port(&request)).await
+        blocking(move || plane.fabric().impair_port(&request)).await
     }
 
     async fn capture_port(
@@ -212,7 +220,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::CapturePortRequest>,
     ) -> Result<Response<Self::CapturePortStream>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || plane.capture_port(&request).map(ReceiverStream::new)).await
+        blocking(move || plane.fabric().capture_port(&request).map(ReceiverStream::new)).await
     }
 
     async fn trace_port(
@@ -220,7 +228,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::TracePortRequest>,
     ) -> Result<Response<Self::TracePortStream>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || plane.trace_port(&request).map(ReceiverStream::new)).await
+        blocking(move || plane.fabric().trace_port(&request).map(ReceiverStream::new)).await
     }
 
     async fn set_port(

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use slipway_fabric::Error as FabricError;
 use slipway_keeper::{Keeper, Shelf};
 use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
@@ -131,6 +132,7 @@ fn plane(reactors: u32) -> (Plane, tempfile::TempDir) {
 
 fn switch(plane: &Plane, name: &str) {
     plane
+        .fabric()
         .create_switch(&v1::CreateSwitchRequest { name: name.into(), ..Default::default() })
         .unwrap();
 }
@@ -153,7 +155,7 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        let ports = &plane.list_switches()[0].ports;
+        let ports = &plane.fabric().list_switches()[0].ports;
         assert_eq!(ports.len(), 2);
         assert!(ports.iter().all(|port| port.up && port.frames_in >= 20 && port.frames_out >= 20));
         // Memory is mapped and unmapped under a running function.
@@ -166,7 +168,7 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
         }
         drop((two, second));
         plane.remove("net-2").unwrap();
-        assert_eq!(plane.list_switches()[0].ports.len(), 1);
+        assert_eq!(plane.fabric().list_switches()[0].ports.len(), 1);
         // The address is free again.
         plane.create(&request(directory.path(), 2, "blue")).unwrap();
         let (mut two, _second) = drive(&directory.path().join("2"));
@@ -187,7 +189,7 @@ fn what_no_function_can_have_is_one_clear_line_and_leaves_nothing() {
         assert!(!socket.exists(), "{error}");
         (error, socket)
     };
-    assert!(matches!(refuse(&at(1)).0, Error::UnknownSwitch(_)));
+    assert!(matches!(refuse(&at(1)).0, Error::Fabric(FabricError::UnknownSwitch(_))));
     switch(&plane, "blue");
     let with = |change: fn(&mut v1::VirtioNet)| {
         let mut request = at(1);
@@ -209,8 +211,8 @@ fn what_no_function_can_have_is_one_clear_line_and_leaves_nothing() {
     plane.create(&at(1)).unwrap();
     let mut same = at(2);
     same.virtio_net.as_mut().unwrap().mac = mac(1);
-    assert!(matches!(refuse(&same).0, Error::Port(_)));
-    assert_eq!((plane.list().len(), plane.list_switches()[0].ports.len()), (1, 1));
+    assert!(matches!(refuse(&same).0, Error::Fabric(FabricError::Port(_))));
+    assert_eq!((plane.list().len(), plane.fabric().list_switches()[0].ports.len()), (1, 1));
     let limit = v1::LimitEndpointRequest { endpoint_id: "net-1".into(), limits: None };
     assert!(matches!(plane.limit(&limit), Err(Error::Network(_))));
 }
@@ -242,7 +244,7 @@ fn settings_of_a_port_change_under_its_driver() {
     let dropped = |port: &v1::SwitchPort| *port.dropped_out.get("down").unwrap_or(&0);
     one.transmit[0].push(&mut one.arena, &Header::default(), &frame(1, 2, 64), &[]).unwrap();
     one.flush(0).unwrap();
-    wait_for(|| (dropped(&plane.list_switches()[0].ports[1]) == 1).then_some(()));
+    wait_for(|| (dropped(&plane.fabric().list_switches()[0].ports[1]) == 1).then_some(()));
     assert!(plane.set_port(&link(v1::PortLink::Auto)).unwrap().up);
     carrier(&mut two, true);
     assert!(cross(&mut one, &mut two, &frame(1, 2, 65)));
@@ -267,11 +269,21 @@ fn settings_of_a_port_change_under_its_driver() {
 
     for bad in [rate(Rate::MaxRate(0)), vlan("net-1", 4095), vlan("net-1", 65_536 + 7)] {
         let error = plane.set_port(&bad).unwrap_err();
-        assert!(matches!(error, Error::Port(_)) && !error.to_string().contains('\n'), "{error}");
+        assert!(
+            matches!(error, Error::Fabric(FabricError::Port(_)))
+                && !error.to_string().contains('\n'),
+            "{error}"
+        );
     }
-    assert!(matches!(plane.set_port(&of("net-3")), Err(Error::UnknownPort(_))));
-    assert!(matches!(plane.set_port(&at("red", "net-1")), Err(Error::UnknownSwitch(_))));
-    assert_eq!(plane.list_switches()[0].ports[0].vlan, 7);
+    assert!(matches!(
+        plane.set_port(&of("net-3")),
+        Err(Error::Fabric(FabricError::UnknownPort(_)))
+    ));
+    assert!(matches!(
+        plane.set_port(&at("red", "net-1")),
+        Err(Error::Fabric(FabricError::UnknownSwitch(_)))
+    ));
+    assert_eq!(plane.fabric().list_switches()[0].ports[0].vlan, 7);
     // A removed switch takes the carrier away.
     plane.set_port(&link(v1::PortLink::On)).unwrap();
     plane.remove_switch("blue").unwrap();
@@ -297,7 +309,7 @@ fn the_planes_process() {
             Err(error) => panic!("{error}"),
         }
     }
-    let mut ports: Vec<_> = plane.list_switches()[0]
+    let mut ports: Vec<_> = plane.fabric().list_switches()[0]
         .ports
         .iter()
         .map(|port| (port.name.clone(), port.mac.clone()))
@@ -307,7 +319,7 @@ fn the_planes_process() {
     // Settings that a predecessor changed are kept.
     let (port, changed) = ("net-1".to_owned(), directory.join("changed"));
     if changed.exists() {
-        let ports = plane.list_switches().remove(0).ports;
+        let ports = plane.fabric().list_switches().remove(0).ports;
         assert!(ports.iter().all(|one| one.trust == (one.name == port)), "{ports:?}");
     } else {
         let trust = Some(true);

@@ -60,7 +60,7 @@ pub fn serve(args: &PacketTargetArgs) -> Result<i32> {
         pin(&args.cpu)?;
     }
     let plane = Plane::new(Settings::default())?;
-    plane.create_switch(&v1::CreateSwitchRequest {
+    plane.fabric().create_switch(&v1::CreateSwitchRequest {
         name: SWITCH.to_owned(),
         ..Default::default()
     })?;

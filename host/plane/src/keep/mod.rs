@@ -46,6 +46,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The number of the shelf that holds the named disks; endpoints have the shelves below.
 const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
 
+/// The resources for opening a disk that is to outlive the process.
+pub struct Lasts {
+    /// The witness, a locked file that each io_uring refers to; see the head of this module.
+    pub witness: Arc<OwnedFd>,
+    /// The content that a disk in memory had under a predecessor.
+    pub content: Option<OwnedFd>,
+}
+
 /// A plane's keeper.
 pub struct Keep {
     keeper: Arc<Keeper>,

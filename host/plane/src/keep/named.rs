@@ -8,8 +8,8 @@ use slipway_keeper::Shelf;
 use slipway_plane_api::v1;
 use slipway_ram::{Lasting, Snapshots};
 
+use super::Lasts;
 use crate::Error;
-use crate::disk::Lasts;
 
 /// The slots of one disk: its memory, its content.
 pub const SLOTS: u32 = 2;

@@ -10,8 +10,8 @@ use slipway_plane_api::v1;
 use slipway_ram::{Lasting, Snapshots};
 use slipway_vfio_user::{HOST_SLOTS, KEPT_LEN, Kept};
 
+use super::Lasts;
 use crate::Error;
-use crate::disk::Lasts;
 
 /// The size in bytes of the memory for two copies of the description.
 pub const DESCRIPTION_LEN: usize = 256 << 10;

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_peer::{Bin, Foreign};
 use slipway_plane_api::v1;
 
-use crate::Error;
+use crate::error::Error;
 
 /// The number of clients that may wait to be accepted.
 const BACKLOG: i32 = 16;

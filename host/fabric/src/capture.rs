@@ -18,8 +18,10 @@ use slipway_switch::{Handle, PortIndex};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::ports::{FoundPort, port_text, ways};
-use crate::{Error, Plane};
+use crate::error::Error;
+use crate::fabric::Fabric;
+use crate::port::ways;
+use crate::ports::{FoundPort, port_text};
 
 /// The largest number of concurrent captures and traces: each takes about 10 MiB and a thread.
 const MOST: usize = 16;
@@ -40,7 +42,7 @@ const REPORTED: usize = 4096;
 /// The time between two reports of a trace.
 const REPORT: Duration = Duration::from_millis(200);
 
-/// The plane's captures.
+/// The fabric's captures.
 #[derive(Default)]
 pub struct Captures {
     next: AtomicU64,
@@ -70,7 +72,7 @@ impl Drop for Session {
 type Sender<T> = mpsc::Sender<Result<T, Status>>;
 type Receiver<T> = mpsc::Receiver<Result<T, Status>>;
 
-impl Plane {
+impl Fabric {
     /// Captures the frames of a port until the receiver of the chunks is dropped; blocks until the
     /// capture has begun.
     ///
@@ -131,18 +133,18 @@ impl Plane {
         port: Option<&v1::PortReference>,
         make: impl FnOnce() -> Result<(O, R), Error>,
     ) -> Result<(Session, String, R), Error> {
-        let FoundPort { fabric, index, name } = self.find_port(port)?;
-        let captures = self.captures();
+        let FoundPort { switch, index, name } = self.find_port(port)?;
+        let captures = &self.captures;
         let running = Arc::clone(&captures.running);
         if running.fetch_add(1, Ordering::Relaxed) >= MOST {
             running.fetch_sub(1, Ordering::Relaxed);
             return Err(Error::Resources(format!("{MOST} captures run already")));
         }
         let number = captures.next.fetch_add(1, Ordering::Relaxed);
-        let session = Session { handle: fabric.handle.clone(), index, number, running };
+        let session = Session { handle: switch.handle.clone(), index, number, running };
         let (observer, reader) = make()?;
         let wanted = name.clone();
-        let begun = fabric.handle.call(move |owner| {
+        let begun = switch.handle.call(move |owner| {
             // Another port may have got the index meanwhile.
             let same = owner.switch().config(index).is_some_and(|config| config.name == wanted);
             same && owner.switch().observe(index, number, Box::new(observer)).is_ok()

@@ -1,11 +1,14 @@
 //! Changes settings of ports while frames pass.
 
-use slipway_plane_api::v1;
-use slipway_switch::{BadConfig, PortConfig, VlanMode};
+use std::sync::PoisonError;
 
-use crate::network::{link, max_rate, vlans};
+use slipway_plane_api::v1;
+use slipway_switch::{BadConfig, LinkSetting, PortConfig, Rate, VlanMode};
+
+use crate::error::Error;
+use crate::fabric::Fabric;
+use crate::port;
 use crate::ports::{FoundPort, port_text};
-use crate::{Error, Plane, switches};
 
 /// The changes to a port's settings; `None` leaves a setting as it is.
 struct Change {
@@ -44,41 +47,36 @@ impl Change {
     }
 }
 
-impl Plane {
-    /// Changes settings of a port; blocks until the switch has adopted them and they are stored for
-    /// a successor.
+impl Fabric {
+    /// Changes settings of a port; blocks until the switch has adopted them and `store` has stored
+    /// them for a successor.
     ///
     /// # Errors
     /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`] if no port can have the
-    /// settings; [`Error::Invalid`] if the settings cannot be kept. Nothing has changed then.
-    pub fn set_port(&self, request: &v1::SetPortRequest) -> Result<v1::SwitchPort, Error> {
+    /// settings; the error of `store`. Nothing has changed then.
+    pub fn set_port<E: From<Error>>(
+        &self,
+        request: &v1::SetPortRequest,
+        store: impl Fn(&v1::SwitchPort) -> Result<(), E>,
+    ) -> Result<v1::SwitchPort, E> {
         let found = self.find_port(request.port.as_ref())?;
         let change = Change::of(request)?;
         // Held until the settings are stored, so that the stored settings are those that the switch
         // adopted last.
-        let _alone = self.port_settings_change();
+        let _alone = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         let unknown = || Error::UnknownPort(port_text(request.port.as_ref()));
         let (former, port) = match configure(&found, |config| change.apply(config)) {
-            None | Some(Err(BadConfig::NoSuchPort)) => return Err(unknown()),
-            Some(changed) => changed?,
+            None | Some(Err(BadConfig::NoSuchPort)) => return Err(unknown().into()),
+            Some(changed) => changed.map_err(Error::Port)?,
         };
-        self.store_port(&port).inspect_err(|_| {
+        store(&port).inspect_err(|_| {
             // A port that was removed meanwhile has no settings.
             if let Some(Ok((_, port))) = configure(&found, |config| *config = former) {
                 // The former settings were stored before, so storing them succeeds.
-                let _ = self.store_port(&port);
+                let _ = store(&port);
             }
         })?;
         Ok(port)
-    }
-
-    /// Stores the settings for the port of a successor.
-    fn store_port(&self, port: &v1::SwitchPort) -> Result<(), Error> {
-        match self.with_endpoint(&port.name, |served| served.port_changed(port)) {
-            // Ports of no function are not stored: the creator of their switch makes them anew.
-            Err(Error::Unknown(_)) => Ok(()),
-            kept => kept?,
-        }
     }
 }
 
@@ -89,15 +87,39 @@ fn configure(
     change: impl FnOnce(&mut PortConfig) + Send + 'static,
 ) -> Option<Result<(PortConfig, v1::SwitchPort), BadConfig>> {
     let (index, name) = (found.index, found.name.clone());
-    let changed = found.fabric.handle.call(move |owner| {
+    let changed = found.switch.handle.call(move |owner| {
         // Another port may have got the index meanwhile.
         let former = owner.switch().config(index).filter(|config| config.name == name);
         let former = former.cloned().ok_or(BadConfig::NoSuchPort)?;
         let mut config = former.clone();
         change(&mut config);
         owner.configure(index, config)?;
-        let port = switches::port(owner, index).ok_or(BadConfig::NoSuchPort)?;
+        let port = port::port(owner, index).ok_or(BadConfig::NoSuchPort)?;
         Ok((former, port))
     });
     changed.ok()
+}
+
+/// Returns the VLAN mode of a port: access to `vlan`, or, for 0, the default trunk, whose frames
+/// carry tags of their own.
+pub fn vlans(vlan: u32) -> Result<VlanMode, Error> {
+    let access = || match u16::try_from(vlan) {
+        Ok(vlan) => Ok(VlanMode::Access(vlan)),
+        Err(_) => Err(BadConfig::Vlan(u16::MAX).into()),
+    };
+    if vlan == 0 { Ok(VlanMode::default()) } else { access() }
+}
+
+/// Converts a link setting to the switch's type.
+pub fn link(link: v1::PortLink) -> LinkSetting {
+    match link {
+        v1::PortLink::Auto => LinkSetting::Auto,
+        v1::PortLink::On => LinkSetting::Up,
+        v1::PortLink::Off => LinkSetting::Down,
+    }
+}
+
+/// Returns a rate with the default burst.
+pub fn max_rate(per_second: u64) -> Rate {
+    Rate { per_second, burst: 0 }
 }

@@ -17,14 +17,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use slipway_plane_api::v1;
+use slipway_plane_api::{check_id, v1};
 use slipway_ring::Geometry;
 use slipway_switch::ports::UnpluggedPort;
-use slipway_switch::{Mac, PortConfig, PortIndex};
+use slipway_switch::{Handle, Mac, PortConfig, PortIndex};
 
-use crate::endpoint::check_id;
-use crate::switches::Fabric;
-use crate::{Error, Plane};
+use crate::error::Error;
+use crate::fabric::Fabric;
 use gate::{Gate, Keyhole};
 use listener::Listener;
 
@@ -36,7 +35,7 @@ struct Port {
     switch: String,
     index: PortIndex,
     socket: String,
-    fabric: Fabric,
+    handle: Handle,
     gate: Keyhole,
 }
 
@@ -73,38 +72,38 @@ impl Port {
         self.gate.close(CLOSE);
         let index = self.index;
         // An error means that the switch is gone, and its ports with it.
-        let _ = self.fabric.handle.call(move |owner| drop(owner.detach(index)));
+        let _ = self.handle.call(move |owner| drop(owner.detach(index)));
     }
 }
 
-impl Plane {
+impl Fabric {
     /// Makes a memory port; blocks. On return its socket accepts a client.
     ///
     /// # Errors
     /// [`Error`]; nothing is left then.
     pub fn create_port(&self, request: &v1::CreatePortRequest) -> Result<v1::MemoryPort, Error> {
         let name = &request.name;
-        check_id(name)?;
+        check_id(name).map_err(Error::Invalid)?;
         let geometry = geometry(request)?;
         let config = port_config(request)?;
-        let mut ports = self.memory_ports().lock();
+        let mut ports = self.memory_ports.lock();
         if ports.contains_key(name) {
             return Err(Error::ExistingPort(name.clone()));
         }
-        let fabric = self.switch(&request.switch)?;
+        let switch = self.switch(&request.switch)?;
         let listener = Listener::bind(&request.socket_path, request.owner.as_ref())?;
         let mac = config.mac.map_or([0; 6], |mac| mac.0);
-        let attached =
-            fabric.handle.call(move |owner| owner.attach(Box::new(UnpluggedPort), config));
+        let handle = switch.handle.clone();
+        let attached = handle.call(move |owner| owner.attach(Box::new(UnpluggedPort), config));
         let index = attached.map_err(|_| Error::UnknownSwitch(request.switch.clone()))??;
-        let reactor = self.reactor(fabric.reactor);
-        let gate = Gate::spawn(&reactor, listener, (fabric.handle.clone(), index), geometry, mac);
+        let gate =
+            Gate::spawn(self.reactor(&switch), listener, (handle.clone(), index), geometry, mac);
         let gate = gate.map_err(|error| {
-            let _ = fabric.handle.run(move |owner| drop(owner.detach(index)));
+            let _ = handle.run(move |owner| drop(owner.detach(index)));
             Error::Resources(error.to_string())
         })?;
         let (switch, socket) = (request.switch.clone(), request.socket_path.clone());
-        ports.insert(name.clone(), Port { switch, index, socket, fabric, gate });
+        ports.insert(name.clone(), Port { switch, index, socket, handle, gate });
         Ok(v1::MemoryPort {
             name: name.clone(),
             switch: request.switch.clone(),
@@ -117,7 +116,7 @@ impl Plane {
     /// # Errors
     /// [`Error::UnknownMemoryPort`].
     pub fn remove_port(&self, name: &str) -> Result<(), Error> {
-        let mut ports = self.memory_ports().lock();
+        let mut ports = self.memory_ports.lock();
         let port = ports.remove(name).ok_or_else(|| Error::UnknownMemoryPort(name.to_owned()))?;
         // Under the lock: a caller that then makes a port of this name finds the socket's path
         // free.
@@ -127,7 +126,7 @@ impl Plane {
 
     /// Returns the number of memory ports.
     pub fn count_ports(&self) -> usize {
-        self.memory_ports().lock().len()
+        self.memory_ports.lock().len()
     }
 }
 

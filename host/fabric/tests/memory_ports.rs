@@ -1,4 +1,4 @@
-//! Memory ports of a plane: programs on sockets, in Rust and in C, that reach each other through a
+//! Memory ports: programs on sockets, in Rust and in C, that reach each other through a
 //! switch; clients that connect, disconnect and misbehave.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 #![allow(clippy::disallowed_methods, reason = "the tests are their own peers")]
@@ -16,23 +16,26 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
-use slipway_plane::{Error, Plane, Settings};
+use slipway_fabric::{Error, Fabric};
 use slipway_plane_api::v1;
 use slipway_port::{Error as PortError, Port};
+use slipway_reactor::{Reactor, Settings};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Rig {
-    plane: Plane,
+    fabric: Fabric,
+    _reactor: Reactor,
     dir: tempfile::TempDir,
 }
 
 impl Rig {
     fn new() -> Self {
-        let plane = Plane::new(Settings::default()).unwrap();
+        let reactor = Reactor::spawn(Settings::default()).unwrap();
+        let fabric = Fabric::new(vec![reactor.handle()], false);
         let named = v1::CreateSwitchRequest { name: "net".to_owned(), ..Default::default() };
-        plane.create_switch(&named).unwrap();
-        Self { plane, dir: tempfile::tempdir().unwrap() }
+        fabric.create_switch(&named).unwrap();
+        Self { fabric, _reactor: reactor, dir: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -50,13 +53,13 @@ impl Rig {
     }
 
     fn make(&self, name: &str, number: u8) -> Port {
-        self.plane.create_port(&self.request(name, number)).unwrap();
+        self.fabric.create_port(&self.request(name, number)).unwrap();
         Port::connect(self.path(name)).unwrap()
     }
 
     fn stats(&self, name: &str) -> v1::SwitchPort {
         let name = format!("memory:{name}");
-        let switches = self.plane.list_switches();
+        let switches = self.fabric.list_switches();
         switches[0].ports.iter().find(|port| port.name == name).unwrap().clone()
     }
 
@@ -147,20 +150,20 @@ fn a_port_has_one_client_at_a_time_and_outlives_it() {
     b.send(&[frame(2, 1, 60)]).unwrap();
     assert_eq!(next(&mut again), frame(2, 1, 60));
     // The port is removed while it has a client.
-    rig.plane.remove_port("a").unwrap();
+    rig.fabric.remove_port("a").unwrap();
     assert!(matches!(again.wait(Some(PATIENCE)), Err(PortError::Gone)));
     assert!(matches!(again.check(), Err(PortError::Gone)));
     assert!(!rig.path("a").exists());
     assert!(matches!(again.reconnect(Duration::ZERO), Err(PortError::Connect { .. })));
     // The port is made again: the client continues.
-    rig.plane.create_port(&rig.request("a", 1)).unwrap();
+    rig.fabric.create_port(&rig.request("a", 1)).unwrap();
     again.reconnect(PATIENCE).unwrap();
     b.send(&[frame(2, 1, 70)]).unwrap();
     assert_eq!(next(&mut again), frame(2, 1, 70));
     // A removed switch removes its ports.
-    rig.plane.remove_switch("net").unwrap();
+    rig.fabric.remove_switch("net").unwrap();
     assert!(matches!(b.wait(Some(PATIENCE)), Err(PortError::Gone)));
-    assert_eq!(rig.plane.count_ports(), 0);
+    assert_eq!(rig.fabric.count_ports(), 0);
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn what_no_port_can_be_is_refused() {
     let with = |change: &dyn Fn(&mut v1::CreatePortRequest)| {
         let mut request = good.clone();
         change(&mut request);
-        rig.plane.create_port(&request).unwrap_err()
+        rig.fabric.create_port(&request).unwrap_err()
     };
     assert!(matches!(with(&|r| r.name = "a/b".into()), Error::Invalid(_)));
     assert!(matches!(with(&|r| r.slots = 100), Error::Invalid(_)));
@@ -183,12 +186,12 @@ fn what_no_port_can_be_is_refused() {
     std::fs::write(rig.path("a"), "").unwrap();
     assert!(matches!(with(&|_| ()), Error::Socket { .. }));
     std::fs::remove_file(rig.path("a")).unwrap();
-    rig.plane.create_port(&good).unwrap();
+    rig.fabric.create_port(&good).unwrap();
     assert!(matches!(with(&|_| ()), Error::ExistingPort(_)));
     assert!(matches!(with(&|r| r.name = "b".into()), Error::Socket { .. }));
-    assert!(matches!(rig.plane.remove_port("b"), Err(Error::UnknownMemoryPort(_))));
+    assert!(matches!(rig.fabric.remove_port("b"), Err(Error::UnknownMemoryPort(_))));
     // The refused requests left nothing.
-    assert_eq!(rig.plane.list_switches()[0].ports.len(), 1);
+    assert_eq!(rig.fabric.list_switches()[0].ports.len(), 1);
 }
 
 fn raw(path: &Path) -> OwnedFd {
@@ -203,7 +206,7 @@ fn raw(path: &Path) -> OwnedFd {
 fn whoever_misbehaves_harms_nobody_else() {
     let rig = Rig::new();
     let mut b = rig.make("b", 2);
-    rig.plane.create_port(&rig.request("a", 1)).unwrap();
+    rig.fabric.create_port(&rig.request("a", 1)).unwrap();
     // Many silent connections, and some that send something else than a greeting.
     let silent: Vec<_> = (0..40).map(|_| raw(&rig.path("a"))).collect();
     for text in [&b"hello"[..], &[0; 16], &[0xff; 4000]] {
@@ -256,8 +259,8 @@ fn a_program_in_c_sends_and_receives() {
     const OWN: u32 = 3000;
     let rig = Rig::new();
     let Some(program) = compile(rig.dir.path()) else { return };
-    rig.plane.create_port(&v1::CreatePortRequest { slots: 4096, ..rig.request("c", 3) }).unwrap();
-    rig.plane.create_port(&v1::CreatePortRequest { slots: 4096, ..rig.request("a", 1) }).unwrap();
+    rig.fabric.create_port(&v1::CreatePortRequest { slots: 4096, ..rig.request("c", 3) }).unwrap();
+    rig.fabric.create_port(&v1::CreatePortRequest { slots: 4096, ..rig.request("a", 1) }).unwrap();
     let mut a = Port::connect(rig.path("a")).unwrap();
     let mut program = Command::new(program);
     program.arg(rig.path("c")).arg(OWN.to_string()).stdout(Stdio::piped());
@@ -287,7 +290,7 @@ fn a_program_in_c_sends_and_receives() {
             .all(|(at, byte)| *byte == (at as u32 * 7 + number) as u8);
         assert!(good, "payload of frame {number}");
     }
-    rig.plane.remove_port("c").unwrap();
+    rig.fabric.remove_port("c").unwrap();
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(child.wait().unwrap().success());
@@ -315,7 +318,7 @@ fn send_lingering(to: &OwnedFd, bytes: &[u8]) -> (TcpStream, Result<usize, Errno
 fn descriptors_that_cannot_be_closed_hold_nobody_up() {
     let rig = Rig::new();
     let (mut a, mut b) = (rig.make("a", 1), rig.make("b", 2));
-    rig.plane.create_port(&rig.request("c", 3)).unwrap();
+    rig.fabric.create_port(&rig.request("c", 3)).unwrap();
     let hello = slipway_ring::Hello { takes: slipway_ring::Takes::default() }.encode();
     let mut kept = Vec::new();
     // With and without a valid greeting. The second message is not read.
@@ -348,5 +351,5 @@ fn descriptors_that_cannot_be_closed_hold_nobody_up() {
     c.reconnect(PATIENCE).unwrap();
     assert_eq!(c.send(&[&there]).unwrap(), 1);
     assert_eq!(next(&mut b), there);
-    rig.plane.remove_port("c").unwrap();
+    rig.fabric.remove_port("c").unwrap();
 }

@@ -1,0 +1,70 @@
+//! Errors of the fabric.
+
+use std::path::PathBuf;
+
+use slipway_switch::BadConfig;
+
+/// The reason for which a request to the fabric failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// A switch with this name exists.
+    #[error("a switch called \"{0}\" is there already")]
+    ExistingSwitch(String),
+    /// No switch has this name.
+    #[error("there is no switch \"{0}\"")]
+    UnknownSwitch(String),
+    /// No switch has a port of this name or index.
+    #[error("there is no port \"{0}\"; `slipway port ls` lists ports")]
+    UnknownPort(String),
+    /// Several switches have a port of this name.
+    #[error("there is a port \"{0}\" in more than one network: say which as NETWORK/PORT")]
+    AmbiguousPort(String),
+    /// A TAP interface could not be opened.
+    #[error("cannot have the TAP interface {name}: {source}")]
+    Tap {
+        /// The name of the interface.
+        name: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A memory port with this name exists.
+    #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
+    ExistingPort(String),
+    /// No memory port has this name.
+    #[error("there is no memory port \"{0}\"; `slipway port ls` lists ports")]
+    UnknownMemoryPort(String),
+    /// A port cannot have these settings.
+    #[error(transparent)]
+    Port(#[from] BadConfig),
+    /// The socket of a memory port could not be made.
+    #[error("cannot serve {}: {source}", path.display())]
+    Socket {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// No descriptors, memory or threads are left.
+    #[error("out of resources: {0}")]
+    Resources(String),
+}
+
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error {
+            Error::Port(BadConfig::Full) | Error::Resources(_) => Self::resource_exhausted(message),
+            Error::Invalid(_) | Error::AmbiguousPort(_) | Error::Port(_) => {
+                Self::invalid_argument(message)
+            }
+            Error::ExistingSwitch(_) | Error::ExistingPort(_) => Self::already_exists(message),
+            Error::UnknownPort(_) | Error::UnknownMemoryPort(_) | Error::UnknownSwitch(_) => {
+                Self::not_found(message)
+            }
+            Error::Tap { .. } | Error::Socket { .. } => Self::failed_precondition(message),
+        }
+    }
+}

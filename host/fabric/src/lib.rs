@@ -1,0 +1,29 @@
+//! The switches of a node: their table, their ports, and what is done to ports while frames pass.
+//!
+//! The pieces:
+//! - [`Fabric`] owns the table of switches. Each switch is a task of a reactor; its ports are
+//!   network functions, TAP interfaces and memory ports.
+//! - `memory_ports`: a port for a program of this host, which gets its rings at a socket.
+//! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
+//!   `capture` records their frames. `port` converts a port for the interface.
+//!
+//! All of this runs on the control thread and on threads of its own: it touches no frame, but sends
+//! messages to the reactors.
+//!
+//! Not here: the functions behind ports (`slipway-virtio-net`), addresses and names of networks
+//! (`slipway-network`).
+//!
+//! Dependencies: `rustix` for the sockets of memory ports, `tokio` for the queues of captures,
+//! `tonic` for their errors, `thiserror` for [`Error`], `tracing` for the daemon's log.
+
+mod capture;
+mod error;
+mod fabric;
+mod memory_ports;
+mod port;
+mod ports;
+mod settings;
+
+pub use error::Error;
+pub use fabric::{Fabric, SwitchHandle};
+pub use settings::{link, max_rate, vlans};

@@ -1,0 +1,60 @@
+//! Errors of the plane.
+
+use std::path::PathBuf;
+
+use slipway_nvme::ChangeError;
+
+/// The reason for which a request to the plane failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// An endpoint with this id exists.
+    #[error("an endpoint called \"{0}\" is there already")]
+    Exists(String),
+    /// No endpoint has this id.
+    #[error("there is no endpoint \"{0}\"")]
+    Unknown(String),
+    /// The endpoint is being traced already.
+    #[error("somebody snoops on endpoint \"{0}\" already; one at a time can")]
+    Snooped(String),
+    /// A disk with this name exists.
+    #[error("a disk called \"{0}\" is there already")]
+    ExistingDisk(String),
+    /// No disk has this name.
+    #[error("there is no disk \"{0}\"")]
+    UnknownDisk(String),
+    /// An endpoint uses the disk.
+    #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
+    DiskInUse(String, String),
+    /// The endpoint is no NVMe controller.
+    #[error("endpoint \"{0}\" is a network function and has no disks")]
+    Network(String),
+    /// The endpoint has no such namespace.
+    #[error("endpoint \"{0}\" has no such namespace or disk")]
+    UnknownNamespace(String),
+    /// A running controller refused a change.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    /// A disk could not be opened.
+    #[error(transparent)]
+    Disk(#[from] slipway_block::OpenError),
+    /// The controller refused its parts.
+    #[error(transparent)]
+    Controller(#[from] slipway_nvme::PartsError),
+    /// The socket could not be made.
+    #[error("cannot serve {}: {source}", path.display())]
+    Socket {
+        /// The path of the socket.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// No descriptors, memory or threads are left.
+    #[error("out of resources: {0}")]
+    Resources(String),
+    /// The switches refused a request.
+    #[error(transparent)]
+    Fabric(#[from] slipway_fabric::Error),
+}
