@@ -57,6 +57,7 @@ mod polling;
 mod reactor;
 mod run;
 mod seat;
+mod settings;
 mod share;
 mod sweep;
 mod task;
@@ -73,5 +74,6 @@ mod outside {
 pub use bell::Bell;
 pub use context::{Context, Event, Interest};
 pub use mailbox::{Handle, Stopped};
-pub use reactor::{Reactor, Settings};
+pub use reactor::Reactor;
+pub use settings::Settings;
 pub use task::{Step, Task, TaskId};

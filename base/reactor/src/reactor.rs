@@ -1,48 +1,11 @@
-//! A reactor's thread: its settings, start and end.
+//! A reactor's thread: its start and its end.
 
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::mailbox::{Mailbox, Message};
-use crate::run::{Run, Worker};
-use crate::seat::Seat;
-use crate::{Handle, Task, watchdog};
-
-/// Settings of a reactor.
-#[derive(Clone)]
-pub struct Settings {
-    /// The thread's name; Linux shows the first 15 bytes.
-    pub name: String,
-    /// CPU that the thread is pinned to, if any.
-    pub cpu: Option<usize>,
-    /// Longest time for which the thread polls for events after the last work before it sleeps; the
-    /// shortest is an eighth of it. In between the time follows how long the thread slept until
-    /// work came. With zero the thread sleeps at once. A longer time lowers latency (an idle CPU is
-    /// slow to wake) and burns more CPU.
-    pub poll_budget: Duration,
-    /// Makes the reactor end with its last task instead of waiting for more.
-    pub exit_when_empty: bool,
-    /// Called with the reason for every task that was dropped because it panicked or could not
-    /// start.
-    pub on_panic: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Called, on another thread, for every task that slept in a step and was left behind with a
-    /// thread of its own.
-    pub on_stall: Arc<dyn Fn(&str) + Send + Sync>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            name: "reactor".into(),
-            cpu: None,
-            poll_budget: Duration::from_micros(200),
-            exit_when_empty: false,
-            on_panic: Arc::new(|what| eprintln!("reactor: a task was dropped: {what}")),
-            on_stall: Arc::new(|what| eprintln!("reactor: {what}")),
-        }
-    }
-}
+use crate::run::{Run, drive, pin};
+use crate::{Handle, Settings, Task, watchdog};
 
 /// A running reactor. Dropping it stops the thread and waits until the reactor's tasks are dropped;
 /// it does not wait for tasks that were left behind because they sleep
@@ -118,26 +81,4 @@ impl Drop for Reactor {
             let _ = ended.recv();
         }
     }
-}
-
-/// Runs a reactor on this thread until it ends, or until it goes on in another thread because a
-/// task sleeps in this one.
-pub(crate) fn drive(run: Box<Run>) {
-    // A reactor with a single task needs no seat: nothing else waits while that task sleeps.
-    let seat = (!run.is_for_one_task()).then(Seat::taken);
-    if let Some(seat) = &seat {
-        watchdog::watch(seat);
-    }
-    Worker::new(&run, seat).run(run);
-}
-
-/// Pins this thread to `cpu`, if given.
-pub(crate) fn pin(cpu: Option<usize>) -> std::io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    if cpu >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(std::io::ErrorKind::InvalidInput.into());
-    }
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }

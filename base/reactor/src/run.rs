@@ -515,3 +515,25 @@ fn report<T>(on_panic: &dyn Fn(&str), outcome: std::thread::Result<T>) -> Option
         })
         .ok()
 }
+
+/// Runs a reactor on this thread until it ends, or until it goes on in another thread because a
+/// task sleeps in this one.
+pub(crate) fn drive(run: Box<Run>) {
+    // A reactor with a single task needs no seat: nothing else waits while that task sleeps.
+    let seat = (!run.is_for_one_task()).then(Seat::taken);
+    if let Some(seat) = &seat {
+        watchdog::watch(seat);
+    }
+    Worker::new(&run, seat).run(run);
+}
+
+/// Pins this thread to `cpu`, if given.
+pub(crate) fn pin(cpu: Option<usize>) -> std::io::Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}

@@ -238,8 +238,8 @@ fn take_place(run: Box<Run>) {
     if let Ok(name) = std::ffi::CString::new(settings.name.as_bytes()) {
         let _ = rustix::thread::set_name(&name);
     }
-    let _ = crate::reactor::pin(settings.cpu);
-    crate::reactor::drive(run);
+    let _ = crate::run::pin(settings.cpu);
+    crate::run::drive(run);
 }
 
 fn seats() -> MutexGuard<'static, Vec<Watched>> {

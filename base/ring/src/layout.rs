@@ -1,6 +1,30 @@
-//! The numbers of a link's layout, as in the tables of the crate's head.
+//! The shape of a link, and the numbers of its layout as in the tables of the crate's head.
 
-use crate::Geometry;
+/// The shape of a link, which both rings have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The number of slots of a ring: a power of two, 16 to 32,768.
+    pub slots: u32,
+    /// The number of bytes that a slot holds: a multiple of 64, 64 to 65,536.
+    pub payload: u32,
+}
+
+impl Default for Geometry {
+    /// Returns 512 slots of 2,048 bytes: about 2 MiB.
+    fn default() -> Self {
+        Self { slots: 512, payload: 2048 }
+    }
+}
+
+impl Geometry {
+    /// Returns whether a link may have this shape.
+    pub fn is_possible(&self) -> bool {
+        self.slots.is_power_of_two()
+            && (16..=32_768).contains(&self.slots)
+            && self.payload.is_multiple_of(64)
+            && (64..=65_536).contains(&self.payload)
+    }
+}
 
 /// The first word of a link.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"slipring");

@@ -91,7 +91,8 @@ mod sleep;
 
 pub use descriptor::{Descriptor, Segmentation};
 pub use hello::{Hello, PROTOCOL, Takes, Welcome};
-pub use link::{Geometry, Link};
+pub use layout::Geometry;
+pub use link::Link;
 pub use ring::{Broken, Consumer, Producer};
 
 /// The full barrier between [`Producer::publish`] and [`Producer::must_tell`].

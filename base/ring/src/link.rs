@@ -5,43 +5,8 @@ use std::sync::atomic::Ordering;
 
 use slipway_ram::{Lasting, Span};
 
-use crate::layout::{self, MAGIC, RINGS as PAGE, VERSION};
+use crate::layout::{Geometry, MAGIC, RINGS as PAGE, VERSION, ring_size};
 use crate::ring::{Consumer, Producer, Ring};
-
-/// The shape of a link, which both rings have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// The number of slots of a ring: a power of two, 16 to 32,768.
-    pub slots: u32,
-    /// The number of bytes that a slot holds: a multiple of 64, 64 to 65,536.
-    pub payload: u32,
-}
-
-impl Default for Geometry {
-    /// Returns 512 slots of 2,048 bytes: about 2 MiB.
-    fn default() -> Self {
-        Self { slots: 512, payload: 2048 }
-    }
-}
-
-impl Geometry {
-    /// Returns whether a link may have this shape.
-    pub fn is_possible(&self) -> bool {
-        self.slots.is_power_of_two()
-            && (16..=32_768).contains(&self.slots)
-            && self.payload.is_multiple_of(64)
-            && (64..=65_536).contains(&self.payload)
-    }
-
-    pub(crate) fn stride(&self) -> usize {
-        layout::stride(self)
-    }
-
-    /// Returns the size of a ring in bytes, up to the place where the next may begin.
-    fn ring(&self) -> usize {
-        layout::ring_size(self)
-    }
-}
 
 /// A link's memory.
 #[derive(Clone)]
@@ -60,7 +25,7 @@ impl Link {
         if !geometry.is_possible() {
             return Err(std::io::ErrorKind::InvalidInput.into());
         }
-        let words = Lasting::new("slipway-link", PAGE + 2 * geometry.ring())?;
+        let words = Lasting::new("slipway-link", PAGE + 2 * ring_size(&geometry))?;
         let header = [MAGIC, VERSION, geometry.slots.into(), geometry.payload.into()];
         for (word, value) in words.words().iter().zip(header) {
             word.store(value, Ordering::Relaxed);
@@ -78,7 +43,7 @@ impl Link {
         let number = |at: usize| u32::try_from(word(at)).unwrap_or(0);
         let geometry = Geometry { slots: number(2), payload: number(3) };
         let known = word(0) == MAGIC && word(1) == VERSION && geometry.is_possible();
-        if !known || words.len() < PAGE + 2 * geometry.ring() {
+        if !known || words.len() < PAGE + 2 * ring_size(&geometry) {
             let text = "a file that is no link of packet rings, or of another version";
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
         }
@@ -87,7 +52,7 @@ impl Link {
 
     fn of(words: Lasting, geometry: Geometry) -> std::io::Result<Self> {
         let file = words.file().ok_or(std::io::ErrorKind::InvalidInput)?;
-        let whole = Span::file(file, 0, PAGE + 2 * geometry.ring())?;
+        let whole = Span::file(file, 0, PAGE + 2 * ring_size(&geometry))?;
         Ok(Self { words, whole, geometry })
     }
 
@@ -112,7 +77,7 @@ impl Link {
     }
 
     fn ring(&self, number: usize) -> Ring {
-        let at = PAGE + number * self.geometry.ring();
+        let at = PAGE + number * ring_size(&self.geometry);
         // The length was made, or checked, to hold both rings.
         let rest = self.words.split(at).map_or_else(|| self.words.clone(), |(_, rest)| rest);
         Ring::new(rest, &self.whole, at, &self.geometry)

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use slipway_ram::{Lasting, Span, fetch, fetch_to_write};
 
-use crate::link::Geometry;
-use crate::{Descriptor, layout, sleep};
+use crate::layout::{self, Geometry};
+use crate::{Descriptor, sleep};
 
 /// The head's index in the words of a ring, of 8 bytes each.
 const HEAD: usize = layout::HEAD / 8;
@@ -52,7 +52,7 @@ impl Ring {
     /// If there are too few words for such a ring: a programmer's error.
     pub fn new(words: Lasting, whole: &Span, at: usize, geometry: &Geometry) -> Self {
         let from = layout::data(geometry);
-        let len = geometry.slots as usize * geometry.stride();
+        let len = geometry.slots as usize * layout::stride(geometry);
         assert!(words.len() >= from + len, "a ring beyond its memory");
         let data = whole.slice(at + from, len);
         let first = NonNull::from(words.words()).cast();
@@ -61,7 +61,7 @@ impl Ring {
             slots: words.as_ptr().wrapping_add(from),
             mask: geometry.slots - 1,
             // The stride is at most 65,536 + 64.
-            stride: geometry.stride() as u32,
+            stride: layout::stride(geometry) as u32,
             memory: Arc::new(Memory { words, data }),
         }
     }

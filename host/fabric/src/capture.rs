@@ -19,9 +19,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::error::Error;
-use crate::fabric::Fabric;
-use crate::port::ways;
-use crate::ports::{FoundPort, port_text};
+use crate::port::{FoundPort, ways};
 
 /// The largest number of concurrent captures and traces: each takes about 10 MiB and a thread.
 const MOST: usize = 16;
@@ -70,16 +68,18 @@ impl Drop for Session {
 }
 
 type Sender<T> = mpsc::Sender<Result<T, Status>>;
-type Receiver<T> = mpsc::Receiver<Result<T, Status>>;
+/// The receiver of a capture's chunks or of a trace's reports.
+pub type Receiver<T> = mpsc::Receiver<Result<T, Status>>;
 
-impl Fabric {
+impl Captures {
     /// Captures the frames of a port until the receiver of the chunks is dropped; blocks until the
     /// capture has begun.
     ///
     /// # Errors
-    /// Those of `find_port`; [`Error::Resources`].
-    pub fn capture_port(
+    /// [`Error::UnknownPort`] if the port is gone; [`Error::Resources`].
+    pub fn capture(
         &self,
+        port: FoundPort,
         request: &v1::CapturePortRequest,
     ) -> Result<Receiver<v1::CaptureChunk>, Error> {
         let snap = if request.snap_bytes == 0 { SNAP } else { request.snap_bytes.min(SNAP) };
@@ -92,7 +92,7 @@ impl Fabric {
         let recorder = || {
             record(what).map_err(|error| Error::Resources(format!("no memory to capture: {error}")))
         };
-        let (session, name, captured) = self.observe(request.port.as_ref(), recorder)?;
+        let (session, name, captured) = self.observe(port, recorder)?;
         let (sender, chunks) = mpsc::channel(QUEUE);
         let writer = Writer { captured, snap, chunk: v1::CaptureChunk::default(), missed: 0 };
         spawn(move || {
@@ -106,9 +106,10 @@ impl Fabric {
     /// dropped; blocks until the trace has begun.
     ///
     /// # Errors
-    /// Those of `find_port`; [`Error::Resources`].
-    pub fn trace_port(
+    /// [`Error::UnknownPort`] if the port is gone; [`Error::Resources`].
+    pub fn trace(
         &self,
+        port: FoundPort,
         request: &v1::TracePortRequest,
     ) -> Result<Receiver<v1::TraceReport>, Error> {
         let headers = match request.headers_per_second {
@@ -117,7 +118,7 @@ impl Fabric {
         };
         let ways = ways(request.direction());
         let trace = || Ok(Trace::new(headers, ways, now));
-        let (session, _, tracing) = self.observe(request.port.as_ref(), trace)?;
+        let (session, _, tracing) = self.observe(port, trace)?;
         let (sender, reports) = mpsc::channel(QUEUE);
         spawn(move || {
             report(&tracing, &sender);
@@ -130,17 +131,16 @@ impl Fabric {
     /// passed on.
     fn observe<O: Observer + 'static, R>(
         &self,
-        port: Option<&v1::PortReference>,
+        port: FoundPort,
         make: impl FnOnce() -> Result<(O, R), Error>,
     ) -> Result<(Session, String, R), Error> {
-        let FoundPort { switch, index, name } = self.find_port(port)?;
-        let captures = &self.captures;
-        let running = Arc::clone(&captures.running);
+        let FoundPort { switch, index, name } = port;
+        let running = Arc::clone(&self.running);
         if running.fetch_add(1, Ordering::Relaxed) >= MOST {
             running.fetch_sub(1, Ordering::Relaxed);
             return Err(Error::Resources(format!("{MOST} captures run already")));
         }
-        let number = captures.next.fetch_add(1, Ordering::Relaxed);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
         let session = Session { handle: switch.handle.clone(), index, number, running };
         let (observer, reader) = make()?;
         let wanted = name.clone();
@@ -151,7 +151,7 @@ impl Fabric {
         });
         match begun {
             Ok(true) => Ok((session, name, reader)),
-            _ => Err(Error::UnknownPort(port_text(port))),
+            _ => Err(Error::UnknownPort(name)),
         }
     }
 }

@@ -7,21 +7,11 @@ use slipway_plane_api::{check_id, v1};
 use slipway_switch::ports::TapPort;
 use slipway_switch::{Handle, Learning, LearningOptions, PortConfig, PortIndex, Switch};
 
-use crate::capture::Captures;
+use crate::capture::{Captures, Receiver};
 use crate::error::Error;
 use crate::memory_ports::MemoryPorts;
 use crate::port::port;
-
-/// The control thread's handle to a switch. Clones refer to the same switch.
-#[derive(Clone)]
-pub struct SwitchHandle {
-    /// The means to reach the switch.
-    pub handle: Handle,
-    /// The number of the switch's reactor.
-    pub reactor: usize,
-    /// The switch was made by a request. Otherwise it exists because an endpoint needs it.
-    made: bool,
-}
+use crate::switch::SwitchHandle;
 
 /// The switches of a node, with their ports and captures.
 pub struct Fabric {
@@ -29,8 +19,8 @@ pub struct Fabric {
     /// The TAP interfaces outlive the process.
     lasting: bool,
     switches: Mutex<BTreeMap<String, SwitchHandle>>,
-    pub(crate) memory_ports: MemoryPorts,
-    pub(crate) captures: Captures,
+    memory_ports: MemoryPorts,
+    captures: Captures,
     /// Held while a caller changes a port's settings, until they are stored as well.
     pub(crate) settings: Mutex<()>,
 }
@@ -52,11 +42,6 @@ impl Fabric {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, SwitchHandle>> {
         // The map is changed in single calls: a panic leaves it consistent.
         self.switches.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Returns the reactor of a switch.
-    pub(crate) fn reactor(&self, switch: &SwitchHandle) -> &slipway_reactor::Handle {
-        &self.reactors[switch.reactor]
     }
 
     /// Returns the switch `name`.
@@ -172,6 +157,52 @@ impl Fabric {
             port.socket_path = socket.unwrap_or_default();
         }
         v1::Switch { name: name.to_owned(), ports }
+    }
+
+    /// Makes a memory port; blocks. On return its socket accepts a client.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub fn create_port(&self, request: &v1::CreatePortRequest) -> Result<v1::MemoryPort, Error> {
+        let switch = self.switch(&request.switch)?;
+        self.memory_ports.create(request, &switch, &self.reactors[switch.reactor])
+    }
+
+    /// Disconnects a memory port's client and removes the port; blocks.
+    ///
+    /// # Errors
+    /// [`Error::UnknownMemoryPort`].
+    pub fn remove_port(&self, name: &str) -> Result<(), Error> {
+        self.memory_ports.remove(name)
+    }
+
+    /// Returns the number of memory ports.
+    pub fn count_ports(&self) -> usize {
+        self.memory_ports.count()
+    }
+
+    /// Captures the frames of a port until the receiver of the chunks is dropped; blocks until the
+    /// capture has begun.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`], [`Error::Resources`].
+    pub fn capture_port(
+        &self,
+        request: &v1::CapturePortRequest,
+    ) -> Result<Receiver<v1::CaptureChunk>, Error> {
+        self.captures.capture(self.find_port(request.port.as_ref())?, request)
+    }
+
+    /// Counts the frames of a port and reports some of them until the receiver of the reports is
+    /// dropped; blocks until the trace has begun.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`], [`Error::Resources`].
+    pub fn trace_port(
+        &self,
+        request: &v1::TracePortRequest,
+    ) -> Result<Receiver<v1::TraceReport>, Error> {
+        self.captures.trace(self.find_port(request.port.as_ref())?, request)
     }
 }
 

@@ -23,7 +23,9 @@ mod memory_ports;
 mod port;
 mod ports;
 mod settings;
+mod switch;
 
 pub use error::Error;
-pub use fabric::{Fabric, SwitchHandle};
+pub use fabric::Fabric;
 pub use settings::{link, max_rate, vlans};
+pub use switch::SwitchHandle;

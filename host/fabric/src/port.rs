@@ -1,10 +1,27 @@
-//! A port as the interface shows it: settings, counters, impairment.
+//! A port: its place, and what the interface shows of it (settings, counters, impairment).
 
 use std::time::Duration;
 
 use slipway_plane_api::v1;
 use slipway_switch::decorators::{Impairment, Ways};
 use slipway_switch::{LinkSetting, Owner, PortIndex, Rate, VlanMode};
+
+use crate::switch::SwitchHandle;
+
+/// A port that was found. It may be removed before it is used.
+pub struct FoundPort {
+    /// The switch of the port.
+    pub switch: SwitchHandle,
+    /// The port's number at its switch.
+    pub index: PortIndex,
+    /// The port's name.
+    pub name: String,
+}
+
+/// Returns the port's name as the user wrote it.
+pub fn port_text(port: Option<&v1::PortReference>) -> String {
+    port.map(|port| port.port.clone()).unwrap_or_default()
+}
 
 /// Returns a port with its settings and counters, or `None` if there is no such port.
 pub fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPort> {

@@ -4,18 +4,9 @@ use slipway_plane_api::v1;
 use slipway_switch::PortIndex;
 
 use crate::error::Error;
-use crate::fabric::{Fabric, SwitchHandle};
-use crate::port::{port, wanted};
-
-/// A port that was found. It may be removed before it is used.
-pub struct FoundPort {
-    /// The switch of the port.
-    pub switch: SwitchHandle,
-    /// The port's number at its switch.
-    pub index: PortIndex,
-    /// The port's name.
-    pub name: String,
-}
+use crate::fabric::Fabric;
+use crate::port::{FoundPort, port, port_text, wanted};
+use crate::switch::SwitchHandle;
 
 impl Fabric {
     /// Finds a port by its name or, failing that, its index; blocks.
@@ -68,11 +59,6 @@ impl Fabric {
         let unknown = || Error::UnknownPort(port_text(request.port.as_ref()));
         changed.map_err(|_| unknown())??.ok_or_else(unknown)
     }
-}
-
-/// Returns the port's name as the user wrote it.
-pub fn port_text(port: Option<&v1::PortReference>) -> String {
-    port.map(|port| port.port.clone()).unwrap_or_default()
 }
 
 /// Returns all ports of a switch, or none if the switch has ended.

@@ -7,8 +7,7 @@ use slipway_switch::{BadConfig, LinkSetting, PortConfig, Rate, VlanMode};
 
 use crate::error::Error;
 use crate::fabric::Fabric;
-use crate::port;
-use crate::ports::{FoundPort, port_text};
+use crate::port::{self, FoundPort, port_text};
 
 /// The changes to a port's settings; `None` leaves a setting as it is.
 struct Change {

@@ -49,6 +49,7 @@ mod ask;
 mod broker;
 #[cfg(feature = "links")]
 mod carrier;
+mod error;
 mod function;
 pub mod guest;
 #[cfg(feature = "guests")]
@@ -73,6 +74,7 @@ pub use ask::{is_served, raise_descriptor_limit, reload, report, serve_function}
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 #[cfg(feature = "links")]
 pub use carrier::{Carrier, CarrierError};
+pub use error::Error;
 pub use function::{Function, Memory};
 #[cfg(feature = "guests")]
 pub use guests::GuestReport;
@@ -80,7 +82,7 @@ pub use keeper::ends_within;
 pub use place::{SHARED, administration, folder};
 pub use policy::{Policy, PolicyError, Tenant};
 pub use reload::{Reload, Renewal};
-pub use server::{Engine, Error, Settings, Stop};
+pub use server::{Engine, Settings, Stop};
 #[cfg(feature = "links")]
 pub use slipway_link::{
     ExecutorCapacity, ResourceShare, Settings as LinkSettings, SharesView, TenantShare,

@@ -15,6 +15,7 @@ use slipway_peer::Bin;
 use slipway_sgiov_spec::control::Reply;
 
 use crate::broker::{Broker, Outcome};
+use crate::error::Error;
 use crate::place::{self, Own, SHARED, folder};
 use crate::policy::Policy;
 use crate::reload::{Reload, Renewal};
@@ -62,37 +63,6 @@ pub struct Settings {
     pub remote: Option<Box<dyn Remote>>,
     /// Serves guests' socket functions (feature `guests`).
     pub guests: bool,
-}
-
-/// The reason why an engine could not start, or has ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Another engine has the lock.
-    #[error("another socket engine serves {}", .0.display())]
-    Busy(PathBuf),
-    /// Something at the path is in the way of an engine.
-    #[error("no engine can have the path {}: {why}", path.display())]
-    Path {
-        /// The path.
-        path: PathBuf,
-        /// The system's error.
-        why: std::io::Error,
-    },
-    /// An error of the system.
-    #[error("the socket engine failed: {0}")]
-    System(std::io::Error),
-}
-
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Self::System(error)
-    }
-}
-
-impl From<Errno> for Error {
-    fn from(errno: Errno) -> Self {
-        Self::System(errno.into())
-    }
 }
 
 /// Ends an engine, from another thread or from a signal handler.

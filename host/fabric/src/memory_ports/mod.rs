@@ -23,7 +23,7 @@ use slipway_switch::ports::UnpluggedPort;
 use slipway_switch::{Handle, Mac, PortConfig, PortIndex};
 
 use crate::error::Error;
-use crate::fabric::Fabric;
+use crate::switch::SwitchHandle;
 use gate::{Gate, Keyhole};
 use listener::Listener;
 
@@ -76,28 +76,32 @@ impl Port {
     }
 }
 
-impl Fabric {
-    /// Makes a memory port; blocks. On return its socket accepts a client.
+impl MemoryPorts {
+    /// Makes a memory port at `switch`, a task of `reactor`; blocks. On return its socket accepts a
+    /// client.
     ///
     /// # Errors
     /// [`Error`]; nothing is left then.
-    pub fn create_port(&self, request: &v1::CreatePortRequest) -> Result<v1::MemoryPort, Error> {
+    pub fn create(
+        &self,
+        request: &v1::CreatePortRequest,
+        switch: &SwitchHandle,
+        reactor: &slipway_reactor::Handle,
+    ) -> Result<v1::MemoryPort, Error> {
         let name = &request.name;
         check_id(name).map_err(Error::Invalid)?;
         let geometry = geometry(request)?;
         let config = port_config(request)?;
-        let mut ports = self.memory_ports.lock();
+        let mut ports = self.lock();
         if ports.contains_key(name) {
             return Err(Error::ExistingPort(name.clone()));
         }
-        let switch = self.switch(&request.switch)?;
         let listener = Listener::bind(&request.socket_path, request.owner.as_ref())?;
         let mac = config.mac.map_or([0; 6], |mac| mac.0);
         let handle = switch.handle.clone();
         let attached = handle.call(move |owner| owner.attach(Box::new(UnpluggedPort), config));
         let index = attached.map_err(|_| Error::UnknownSwitch(request.switch.clone()))??;
-        let gate =
-            Gate::spawn(self.reactor(&switch), listener, (handle.clone(), index), geometry, mac);
+        let gate = Gate::spawn(reactor, listener, (handle.clone(), index), geometry, mac);
         let gate = gate.map_err(|error| {
             let _ = handle.run(move |owner| drop(owner.detach(index)));
             Error::Resources(error.to_string())
@@ -115,8 +119,8 @@ impl Fabric {
     ///
     /// # Errors
     /// [`Error::UnknownMemoryPort`].
-    pub fn remove_port(&self, name: &str) -> Result<(), Error> {
-        let mut ports = self.memory_ports.lock();
+    pub fn remove(&self, name: &str) -> Result<(), Error> {
+        let mut ports = self.lock();
         let port = ports.remove(name).ok_or_else(|| Error::UnknownMemoryPort(name.to_owned()))?;
         // Under the lock: a caller that then makes a port of this name finds the socket's path
         // free.
@@ -125,8 +129,8 @@ impl Fabric {
     }
 
     /// Returns the number of memory ports.
-    pub fn count_ports(&self) -> usize {
-        self.memory_ports.lock().len()
+    pub fn count(&self) -> usize {
+        self.lock().len()
     }
 }
 

@@ -1,0 +1,36 @@
+//! Errors of an engine as a whole.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+/// The reason why an engine could not start, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another engine has the lock.
+    #[error("another socket engine serves {}", .0.display())]
+    Busy(PathBuf),
+    /// Something at the path is in the way of an engine.
+    #[error("no engine can have the path {}: {why}", path.display())]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        why: std::io::Error,
+    },
+    /// An error of the system.
+    #[error("the socket engine failed: {0}")]
+    System(std::io::Error),
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno.into())
+    }
+}
