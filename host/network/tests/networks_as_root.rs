@@ -103,7 +103,7 @@ fn a_network_comes_up_and_goes_with_its_rules_as_root() {
         let text = rules();
         assert!(text.contains("tcp dport 18080 dnat ip to 10.213.0.2:80"), "{text}");
         assert!(text.contains("masquerade"), "{text}");
-        let switches = rig.plane.list_switches();
+        let switches = rig.plane.fabric().list_switches();
         assert_eq!(switches[0].ports[0].name, "tap:slip0");
         // A sandbox that joins without ports changes no rule.
         rig.networks.join(&request("b", "default", &[])).await.unwrap();
@@ -116,7 +116,7 @@ fn a_network_comes_up_and_goes_with_its_rules_as_root() {
         rig.networks.leave("b").await.unwrap();
         rig.networks.remove("default").await.unwrap();
         assert_eq!((devices().len(), rules().as_str()), (0, ""));
-        assert!(rig.plane.list_switches().is_empty());
+        assert!(rig.plane.fabric().list_switches().is_empty());
     });
 }
 
@@ -228,7 +228,7 @@ fn what_a_dead_daemon_left_is_taken_up_or_given_back_as_root() {
 /// Ends a daemon's threads without a chance to clean up, and waits until they are gone, as a
 /// successor would.
 async fn leave_behind(rig: Rig) {
-    for switch in rig.plane.list_switches() {
+    for switch in rig.plane.fabric().list_switches() {
         rig.plane.remove_switch(&switch.name).unwrap();
     }
     drop(rig);
@@ -351,9 +351,9 @@ fn memory_ports_outlive_the_daemon_as_root() {
         // Another daemon starts after the last one ended without a chance to clean up.
         drop(rig);
         let rig = open(dir.path()).await;
-        assert_eq!(rig.plane.count_ports(), 0);
+        assert_eq!(rig.plane.fabric().count_ports(), 0);
         reconcile_when_gone(&rig).await;
-        assert_eq!((rig.plane.count_ports(), devices().len()), (2, 2));
+        assert_eq!((rig.plane.fabric().count_ports(), devices().len()), (2, 2));
         assert!(Path::new(&made.socket_path).exists());
         for name in ["gen", "long"] {
             rig.networks.remove_port(name).await.unwrap();
@@ -431,7 +431,7 @@ fn what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root() {
             let live = BTreeSet::from(["a".to_owned()]);
             let error = networks.reconcile(&live).await.unwrap_err().to_string();
             assert!(error.contains("names"), "{error}");
-            assert_eq!((plane.list_switches().len(), devices().len()), (1, 1));
+            assert_eq!((plane.fabric().list_switches().len(), devices().len()), (1, 1));
             // The next sandbox that joins triggers another attempt, for all.
             assert!(networks.join(&request("b", "default", &[])).await.is_err());
             drop(blocker);
@@ -442,7 +442,7 @@ fn what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root() {
                 networks.leave(id).await.unwrap();
             }
             networks.remove("default").await.unwrap();
-            assert_eq!((plane.list_switches().len(), devices().len()), (0, 0));
+            assert_eq!((plane.fabric().list_switches().len(), devices().len()), (0, 0));
         },
     );
 }

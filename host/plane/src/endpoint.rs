@@ -1,6 +1,4 @@
 //! Assembles an endpoint from disks, controller and socket.
-//!
-//! Over 500 lines: to be cut: endpoints that are new, and endpoints that a daemon left.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

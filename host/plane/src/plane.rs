@@ -311,8 +311,8 @@ impl Plane {
     /// a successor.
     ///
     /// # Errors
-    /// Those of [`Fabric::set_port`]; [`Error::Invalid`] if the settings cannot be kept. Nothing has
-    /// changed then.
+    /// Those of [`Fabric::set_port`]; [`Error::Invalid`] if the settings cannot be kept. Nothing
+    /// has changed then.
     pub fn set_port(&self, request: &v1::SetPortRequest) -> Result<v1::SwitchPort, Error> {
         self.fabric().set_port(request, |port| {
             match self.with_endpoint(&port.name, |served| served.port_changed(port)) {

@@ -12,8 +12,8 @@ use crate::{Digest, Error, Limits, Result, config};
 /// The deepest nesting of indexes, which may point to indexes; none in use is deeper.
 const MAX_NESTING: usize = 4;
 
-/// Parses the document `bytes`, follows indexes to the manifest for [`PLATFORM`](crate::manifest::PLATFORM), fetches the
-/// config and checks that they are consistent. `name` is for messages.
+/// Parses the document `bytes`, follows indexes to the manifest for the platform of sandboxes,
+/// fetches the config and checks that they are consistent. `name` is for messages.
 pub(crate) async fn plan(
     fetcher: &Fetcher,
     mut bytes: Vec<u8>,

@@ -1,6 +1,6 @@
 //! A node: the table of its sandboxes, and the resources that they share.
 //!
-//! What is done to sandboxes is in modules of their own: `create`, `life`, `recover`.
+//! The modules `create`, `life` and `recover` act on sandboxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -70,7 +70,7 @@ const CELLS_LEN: usize = 4096;
 /// The places for the state that an endpoint leaves to its successor, and the descriptors that its
 /// predecessor left.
 pub struct Kept {
-    /// A shelf with [`KEPT_SLOTS`](crate::KEPT_SLOTS) slots. The endpoint uses the slots outside of [`HOST_SLOTS`](crate::HOST_SLOTS),
+    /// A shelf with `KEPT_SLOTS` slots. The endpoint uses the slots outside of `HOST_SLOTS`,
     /// but never the first one.
     pub shelf: Shelf,
     /// Lasting memory of [`KEPT_LEN`] bytes.
