@@ -1,6 +1,10 @@
 //! The task of an endpoint: a listening socket, a function, and at most one client.
 //!
-//! Over 500 lines: the states of one task. To be cut when they become types.
+//! Over 500 lines: the states of one task, each with its steps.
+
+mod connection;
+mod entrance;
+mod ready;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,7 +13,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use slipway_pci::Function;
-use slipway_peer::{Bin, Foreign, Peer};
+use slipway_peer::{Foreign, Peer};
 use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 
 use crate::channel::Channel;
@@ -22,12 +26,9 @@ use crate::server::{MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;
 use crate::{Config, Control, EndpointParts, kept, slots};
-
-const CONTROL: u32 = 0;
-const LISTENER: u32 = 1;
-const CLIENT: u32 = 2;
-const UNMASK: u32 = 3;
-const FIRST_WAKE: u32 = 4;
+use connection::Connection;
+use entrance::{Entrance, listen};
+use ready::{CLIENT, CONTROL, FIRST_WAKE, LISTENER, Ready, UNMASK};
 
 /// The interval at which a function that does not become quiet is asked again.
 const RECHECK: Duration = Duration::from_millis(1);
@@ -62,27 +63,13 @@ pub struct Endpoint {
     state: EndpointState,
     device: Device,
     wakes: Vec<OwnedFd>,
-    listener: Listener,
+    entrance: Entrance,
     home: Handle,
+    residence: Residence,
     /// The state for a successor, while no session has it.
     kept: Option<Box<Keeping>>,
-    /// The endpoint is on a reactor of its own.
-    private: bool,
-    /// The endpoint is moving to a reactor of its own.
-    moving: bool,
-    /// The endpoint slept in the step in which it began to move to a reactor of its own, so it
-    /// stays there.
-    slept: bool,
     /// The time at which the current step began.
     began: Instant,
-    /// The endpoint has ended, except for requests that the function still holds.
-    ended: bool,
-    /// The last turn left messages unread.
-    more: bool,
-    /// The listening socket is watched, as far as the reactor was told.
-    listening: bool,
-    /// The time at which to accept again after an error.
-    accept_at: Option<Instant>,
     shared: Arc<Shared>,
     /// The lanes' entrances. Declared after the function, for which the lanes work.
     lanes: Doors,
@@ -91,8 +78,30 @@ pub struct Endpoint {
 
 enum EndpointState {
     Listening,
-    Connected { session: Box<Session>, since: Instant, interest: Interest },
-    Draining { deadline: Instant, retry_at: Instant },
+    Connected(Connection),
+    /// Cleaning up after a client.
+    Draining {
+        deadline: Instant,
+        retry_at: Instant,
+        /// The client had a thread of its own.
+        private: bool,
+    },
+    /// The endpoint has ended, except for requests that the function still holds.
+    Ended,
+}
+
+/// The reactor that the endpoint is on.
+#[derive(Clone, Copy)]
+enum Residence {
+    /// Its home, or a reactor of its own for as long as its client needs one.
+    Returning,
+    /// On the way to a reactor of its own, for its client.
+    Moving {
+        /// The endpoint slept in the step in which it left, so it stays on the new reactor.
+        slept: bool,
+    },
+    /// A reactor of its own, for good.
+    Staying,
 }
 
 impl Endpoint {
@@ -153,16 +162,10 @@ impl Endpoint {
             state: EndpointState::Listening,
             device,
             wakes,
-            listener,
+            entrance: Entrance { listener, watched: true, retry_at: None },
             home: home.clone(),
-            private: false,
-            moving: false,
-            slept: false,
+            residence: Residence::Returning,
             began: Instant::now(),
-            ended: false,
-            more: false,
-            listening: true,
-            accept_at: None,
             kept: None,
             lanes: Doors::default(),
             _gone: Gone::new(&shared),
@@ -185,12 +188,7 @@ impl Endpoint {
         let session = Session::resume_kept(channel, self.config.clone(), live, keeping, around);
         let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
         self.device.pace.kick();
-        self.more = true;
-        self.state = EndpointState::Connected {
-            session: Box::new(session),
-            since: Instant::now(),
-            interest: Interest::Read,
-        };
+        self.state = EndpointState::Connected(Connection::new(session, Instant::now()));
         Ok(())
     }
 
@@ -229,7 +227,7 @@ impl Endpoint {
             if things > MAX_HELD || bytes > MAX_HELD_BYTES {
                 return Err(std::io::Error::other("too much of earlier clients cannot be closed"));
             }
-            let Some((socket, peer)) = self.listener.accept()? else { return Ok(()) };
+            let Some((socket, peer)) = self.entrance.listener.accept()? else { return Ok(()) };
             let allowed = self.config.allowed_uid.is_none_or(|uid| uid == peer.uid);
             if allowed && matches!(self.state, EndpointState::Listening) {
                 self.connect(socket, peer, context)?;
@@ -260,18 +258,12 @@ impl Endpoint {
         let wire = Wire::new(socket, &self.device.bin, self.config.max_queued_bytes);
         let channel = Channel::new(wire, self.config.remote_deadline);
         let live = self.shared.live.clone();
-        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: self.private });
+        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
         let mut session = Session::new(channel, self.config.clone(), live);
         // An endpoint that has served a client returns home first, so this changes nothing.
-        let _ = session.settle_on_thread(&mut self.device, self.private);
+        let _ = session.settle_on_thread(&mut self.device, false);
         session.kept = self.kept.take();
-        let since = context.now();
-        self.state = EndpointState::Connected {
-            session: Box::new(session),
-            since,
-            interest: Interest::Read,
-        };
-        self.more = true;
+        self.state = EndpointState::Connected(Connection::new(session, context.now()));
         Ok(())
     }
 
@@ -279,12 +271,15 @@ impl Endpoint {
     /// looks at one descriptor after the other, and the next client may connect between the two
     /// looks.
     fn client_leaves(&self) -> bool {
-        let EndpointState::Connected { session, .. } = &self.state else { return false };
-        session.channel.with(|wire| wire.is_hung_up())
+        let EndpointState::Connected(connection) = &self.state else { return false };
+        connection.session.channel.with(|wire| wire.is_hung_up())
     }
 
     fn disconnect(&mut self, why: &str, context: &mut Context<'_>) {
-        let EndpointState::Connected { session, .. } = &mut self.state else { return };
+        let EndpointState::Connected(Connection { session, private, .. }) = &mut self.state else {
+            return;
+        };
+        let private = *private;
         session.channel.hang_up();
         if let Some(mut kept) = session.kept.take() {
             kept.disconnect();
@@ -294,16 +289,19 @@ impl Endpoint {
         context.unwatch(CLIENT);
         self.device.unroute();
         self.shared.live.disconnected(why);
-        self.more = false;
         let now = context.now();
         let deadline = now + self.config.reply_deadline;
-        self.state = EndpointState::Draining { deadline, retry_at: now };
+        self.state = EndpointState::Draining { deadline, retry_at: now, private };
     }
 
     /// Serves the client. Returns false if the client must move to a thread of its own.
     fn serve(&mut self, ready: Ready, context: &mut Context<'_>) -> bool {
         let now = context.now();
-        let EndpointState::Connected { session, since, .. } = &mut self.state else { return true };
+        let EndpointState::Connected(Connection { session, since, more, private, .. }) =
+            &mut self.state
+        else {
+            return true;
+        };
         if session.is_pending() && ready.client {
             // The socket is not watched for input now, so this is a hang-up or an error.
             self.disconnect("the client hung up while a request waited", context);
@@ -314,13 +312,13 @@ impl Endpoint {
             self.disconnect("the client did not negotiate in time", context);
             return true;
         }
-        let kept = self.private && session.channel.has_kept();
-        if !(ready.client || ready.output || self.more || kept || session.is_pending()) {
+        let kept = *private && session.channel.has_kept();
+        if !(ready.client || ready.output || *more || kept || session.is_pending()) {
             return true;
         }
         match session.turn(&mut self.device, now) {
             Ok(SessionTurn::Move) => return false,
-            Ok(turn) => self.more = turn == SessionTurn::More,
+            Ok(turn) => *more = turn == SessionTurn::More,
             Err(end) => self.disconnect(&end.to_string(), context),
         }
         true
@@ -332,23 +330,33 @@ impl Endpoint {
         let Some(home) = self.shared.take_home() else { return false };
         self.home = home;
         // On a thread of its own, the endpoint moves when its client disconnects, or never.
-        !self.private && !self.stays(context) && !self.shared.is_closing()
+        !self.is_private() && !self.stays(context) && !self.shared.is_closing()
     }
 
     /// Returns whether the endpoint has a thread of its own for good.
     fn stays(&self, context: &Context<'_>) -> bool {
-        context.is_alone() || self.slept
+        context.is_alone() || matches!(self.residence, Residence::Staying)
     }
 
-    /// Answers the client that needs a thread of its own: this is that thread, or it could not be
-    /// started.
-    fn settle(&mut self, context: &mut Context<'_>) {
-        let EndpointState::Connected { session, .. } = &mut self.state else { return };
-        if self.private {
+    /// Returns whether the client, or the one that is being cleaned up after, has a thread of its
+    /// own.
+    fn is_private(&self) -> bool {
+        match &self.state {
+            EndpointState::Connected(connection) => connection.private,
+            EndpointState::Draining { private, .. } => *private,
+            EndpointState::Listening | EndpointState::Ended => false,
+        }
+    }
+
+    /// Answers the client that needs a thread of its own: this is that thread if `private`, or it
+    /// could not be started.
+    fn settle(&mut self, private: bool, context: &mut Context<'_>) {
+        let EndpointState::Connected(connection) = &mut self.state else { return };
+        if private {
             self.shared.live.moved();
         }
-        self.more = true;
-        if let Err(end) = session.settle_on_thread(&mut self.device, self.private) {
+        (connection.more, connection.private) = (true, private);
+        if let Err(end) = connection.session.settle_on_thread(&mut self.device, private) {
             self.disconnect(&end.to_string(), context);
         }
     }
@@ -360,12 +368,15 @@ impl Endpoint {
     /// Events are checked separately: closing and poking are events, and so is room for output,
     /// which only a message creates.
     fn is_only_served(&self) -> bool {
-        let EndpointState::Connected { session, .. } = &self.state else { return false };
+        let EndpointState::Connected(Connection { session, more, private, .. }) = &self.state
+        else {
+            return false;
+        };
         self.device.mapped.is_some()
-            && !self.more
-            && !self.private
-            && self.accept_at.is_none()
-            && self.listening
+            && !more
+            && !private
+            && self.entrance.retry_at.is_none()
+            && self.entrance.watched
             && session.is_negotiated()
             && !session.is_pending()
             && !session.is_quiescing()
@@ -374,37 +385,41 @@ impl Endpoint {
     /// Polls the function if there is a reason to.
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
-            EndpointState::Connected { session, .. } if session.is_quiescing() => false,
-            EndpointState::Connected { .. } => {
+            EndpointState::Connected(connection) if connection.session.is_quiescing() => false,
+            EndpointState::Connected(_) => {
                 ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
             }
             EndpointState::Listening => ready.wake || self.device.pace.is_due(now),
-            EndpointState::Draining { .. } => false,
+            EndpointState::Draining { .. } | EndpointState::Ended => false,
         };
         if wanted {
             self.device.poll(now);
         }
     }
 
-    /// Cleans up after the last client. Returns whether that is done.
-    fn drain(&mut self, context: &mut Context<'_>) -> bool {
+    /// Cleans up after the last client. Returns `None` until that is done, then whether that client
+    /// had a thread of its own.
+    fn drain(&mut self, context: &mut Context<'_>) -> Option<bool> {
         let now = context.now();
-        let EndpointState::Draining { deadline, retry_at } = &mut self.state else { return false };
+        let EndpointState::Draining { deadline, retry_at, private } = &mut self.state else {
+            return None;
+        };
         if now < *retry_at {
-            return false;
+            return None;
         }
         if !self.device.function.quiesce() && now < *deadline {
-            return false;
+            return None;
         }
+        let private = *private;
         if self.device.renew().is_err() {
             // There is no memory for new doorbells, and the old client could still ring the old
             // ones.
             *retry_at = now + RETRY;
-            return false;
+            return None;
         }
         self.shared.live.mapped(&self.device.map);
         self.state = EndpointState::Listening;
-        true
+        Some(private)
     }
 
     /// Unmasks the pin for the client, after the poll that may have deasserted it.
@@ -424,52 +439,45 @@ impl Endpoint {
                 None => context.unwatch(UNMASK),
             }
         }
-        let accepts =
-            !matches!(self.state, EndpointState::Draining { .. }) && self.accept_at.is_none();
-        // Both were watched before, so changing their interest does not fail.
-        if accepts != self.listening {
-            self.listening = accepts;
-            let wanted = if accepts { Interest::Read } else { Interest::None };
-            let _ = context.rewatch(LISTENER, wanted);
+        self.entrance.watch(self.admits(), context);
+        if let EndpointState::Connected(connection) = &mut self.state {
+            connection.watch(context);
         }
-        if let EndpointState::Connected { session, interest, .. } = &mut self.state {
-            let wanted = match (session.is_pending(), session.has_output()) {
-                (false, false) => Interest::Read,
-                (false, true) => Interest::Both,
-                (true, false) => Interest::None,
-                (true, true) => Interest::Write,
-            };
-            if wanted != *interest {
-                *interest = wanted;
-                let _ = context.rewatch(CLIENT, wanted);
-            }
-        }
+    }
+
+    /// Returns whether the state admits connections: while a client is connected, others are
+    /// accepted and disconnected.
+    fn admits(&self) -> bool {
+        matches!(self.state, EndpointState::Listening | EndpointState::Connected(_))
     }
 
     /// Does the last step. A function that still holds requests may wait for its medium when it is
     /// dropped, which must not delay the reactor.
     fn end(&mut self) -> Step {
-        self.ended = !self.device.function.quiesce();
-        if self.ended { Step::Leave } else { Step::Done }
+        if self.device.function.quiesce() {
+            return Step::Done;
+        }
+        self.state = EndpointState::Ended;
+        Step::Leave
     }
 
     /// Returns the step that the endpoint requires next.
     fn next(&mut self, context: &Context<'_>) -> Step {
         let now = context.now();
-        let (pending, quiescing, handshake) = match &self.state {
-            EndpointState::Listening => (false, false, None),
-            EndpointState::Connected { session, since, .. } => {
+        let (pending, quiescing, more, handshake) = match &self.state {
+            EndpointState::Listening | EndpointState::Ended => (false, false, false, None),
+            EndpointState::Connected(Connection { session, since, more, .. }) => {
                 let handshake =
                     (!session.is_negotiated()).then(|| *since + self.config.handshake_deadline);
-                (session.is_pending(), session.is_quiescing(), handshake)
+                (session.is_pending(), session.is_quiescing(), *more, handshake)
             }
             EndpointState::Draining { retry_at, .. } => {
                 return Step::Idle(Some((*retry_at).max(now + RECHECK)));
             }
         };
-        let connected = matches!(self.state, EndpointState::Connected { .. });
+        let connected = matches!(self.state, EndpointState::Connected(_));
         let hot = connected && self.device.pace.is_hot(now, context.poll_budget());
-        if !quiescing && self.more && !pending {
+        if !quiescing && more && !pending {
             return Step::Busy;
         }
         if !quiescing && self.device.pace.is_busy() {
@@ -492,62 +500,10 @@ impl Endpoint {
             }
         }
         let recheck = pending.then(|| now + RECHECK);
-        let times = [self.device.pace.deadline(), sweep, recheck, handshake, self.accept_at];
+        let retry = self.entrance.retry_at;
+        let times = [self.device.pace.deadline(), sweep, recheck, handshake, retry];
         let until = times.into_iter().flatten().min();
         if sleeps { Step::Sweep(period, until) } else { Step::Idle(until) }
-    }
-}
-
-type KeptParts = (Box<kept::Parts>, Keeping);
-
-/// Listens, on a predecessor's socket if there is one.
-fn listen(
-    config: &Config,
-    kept: Option<KeptParts>,
-    bin: &Bin,
-) -> std::io::Result<(Listener, Option<KeptParts>)> {
-    let Some((mut parts, keeping)) = kept else { return Ok((Listener::bind(config, bin)?, None)) };
-    let listener = match parts.found.remove(&slots::LISTENER) {
-        Some(socket) => Listener::resume(socket, config, bin)?,
-        None => {
-            let listener = Listener::bind(config, bin)?;
-            parts.shelf.put(slots::LISTENER, listener.file())?;
-            listener
-        }
-    };
-    Ok((listener, Some((parts, keeping))))
-}
-
-/// The descriptors of the endpoint that are ready.
-#[derive(Clone, Copy, Default)]
-struct Ready {
-    control: bool,
-    listener: bool,
-    /// Readable, or broken.
-    client: bool,
-    /// The client's socket has room for output again.
-    output: bool,
-    /// The client has signalled the eventfd that unmasks the pin.
-    unmask: bool,
-    wake: bool,
-}
-
-impl Ready {
-    fn new(context: &Context<'_>) -> Self {
-        let mut ready = Self::default();
-        for event in context.events() {
-            match event.token {
-                CONTROL => ready.control = true,
-                LISTENER => ready.listener = true,
-                CLIENT => {
-                    ready.client |= event.readable;
-                    ready.output |= event.writable;
-                }
-                UNMASK => ready.unmask = true,
-                _ => ready.wake = true,
-            }
-        }
-        ready
     }
 }
 
@@ -557,29 +513,22 @@ impl Task for Endpoint {
             self.shared.live.stalls.fetch_add(1, Ordering::Relaxed);
         }
         context.watch(self.shared.bell(), Interest::Read, CONTROL)?;
-        context.watch(self.listener.file(), Interest::Read, LISTENER)?;
-        self.listening = true;
+        context.watch(self.entrance.listener.file(), Interest::Read, LISTENER)?;
+        self.entrance.watched = true;
         self.device.note_unmasking();
         for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
-        if !std::mem::take(&mut self.moving) {
-            // The client of a predecessor, or this endpoint's client from its time on another
-            // reactor.
-            if let EndpointState::Connected { session, interest, .. } = &mut self.state {
-                *interest = Interest::Read;
-                session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
-                self.more = true;
-            }
-            return Ok(());
+        if let EndpointState::Connected(connection) = &mut self.state {
+            connection.arrive(context)?;
+            connection.more = true;
         }
-        self.private = !self.shared.move_failed.swap(false, Ordering::AcqRel);
-        self.slept &= self.private;
-        if let EndpointState::Connected { session, interest, .. } = &mut self.state {
-            *interest = Interest::Read;
-            session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
+        if let Residence::Moving { slept } = self.residence {
+            let moved = !self.shared.move_failed.swap(false, Ordering::AcqRel);
+            let stays = moved && slept;
+            self.residence = if stays { Residence::Staying } else { Residence::Returning };
+            self.settle(moved, context);
         }
-        self.settle(context);
         Ok(())
     }
 
@@ -614,31 +563,27 @@ impl Task for Endpoint {
         // still connected.
         if !self.serve(ready, context) {
             if !self.stays(context) {
-                self.moving = true;
+                self.residence = Residence::Moving { slept: false };
                 return Step::Leave;
             }
-            self.private = true;
-            self.settle(context);
+            self.settle(true, context);
         }
         self.poll_device(ready, now);
         if ready.unmask {
             self.unmask_pin(context);
         }
-        if self.drain(context) {
+        if let Some(private) = self.drain(context) {
             if self.shared.is_closing() {
                 return self.end();
             }
-            if std::mem::take(&mut self.private) && !self.stays(context) {
+            if private && !self.stays(context) {
                 return Step::Leave;
             }
         }
-        if self.accept_at.is_some_and(|at| at <= now) {
-            self.accept_at = None;
-        }
-        let accepts =
-            !matches!(self.state, EndpointState::Draining { .. }) && self.accept_at.is_none();
+        self.entrance.pause_ends(now);
+        let accepts = self.admits() && self.entrance.retry_at.is_none();
         if accepts && ready.listener && !self.client_leaves() && self.accept(context).is_err() {
-            self.accept_at = Some(now + RETRY);
+            self.entrance.retry_at = Some(now + RETRY);
         }
         self.watch(context);
         self.next(context)
@@ -649,21 +594,20 @@ impl Task for Endpoint {
     }
 
     fn leave(mut self: Box<Self>) {
-        if self.ended {
+        if matches!(self.state, EndpointState::Ended) {
             // If no thread can be started to wait on, the reactor's thread waits.
             let last = std::thread::Builder::new().name("closing".into());
             let _ = last.spawn(move || drop(self));
             return;
         }
-        if !self.moving {
-            self.private = false;
+        let Residence::Moving { slept } = &mut self.residence else {
             // If the home reactor has ended, the endpoint is dropped, as it would be there.
             let home = self.home.clone();
             let _ = home.add(self);
             return;
-        }
+        };
         if self.began.elapsed() > LONG_STEP {
-            self.slept = true;
+            *slept = true;
             self.shared.live.stalls.fetch_add(1, Ordering::Relaxed);
         }
         let (home, shared) = (self.home.clone(), self.shared.clone());
