@@ -22,7 +22,7 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, libslipway.so, those that run in guests
+build: ## the programs: target/release/slipway, slipway-bench, libslipway.so, those that run in guests
 	@deploy/setup/setup.sh build
 	cargo build --release --locked --package slipway-cli --package slipway-preload
 	@deploy/build-musl.sh $(TARGET)
@@ -64,7 +64,8 @@ bench: build ## start-up of sandboxes, stage by stage; disks under load
 	$(TARGET)/release/slipway bench block --native --quick
 
 install: build ## install to PREFIX (/usr/local), with completions and man pages
-	install -D -m 755 $(TARGET)/release/slipway $(DESTDIR)$(PREFIX)/bin/slipway
+	install -D -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
+	    -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
 	    zsh/site-functions fish/vendor_completions.d)
 	cd $(DESTDIR)$(PREFIX)/share && \

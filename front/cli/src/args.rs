@@ -50,6 +50,22 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// Measure what Slipway does, beside what others do.
+#[derive(Debug, Parser)]
+#[command(
+    name = "slipway-bench",
+    bin_name = "slipway bench",
+    version,
+    max_term_width = 100,
+    propagate_version = true
+)]
+pub struct BenchCli {
+    #[command(flatten)]
+    pub node: NodeArgs,
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
 /// Which node's files and daemon are meant.
 #[derive(Clone, Debug, Args)]
 pub struct NodeArgs {

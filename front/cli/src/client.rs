@@ -159,7 +159,7 @@ impl Starting {
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
         let from = file.metadata()?.len();
-        let child = Command::new(std::env::current_exe()?)
+        let child = Command::new(slipway_bench::slipway()?)
             .args(["daemon", "--ends-when-idle", "--config"])
             .arg(std::path::absolute(&args.config)?)
             .arg("--run-dir")

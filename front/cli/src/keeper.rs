@@ -37,7 +37,7 @@ pub fn connect(config: &Config) -> Result<Keeper> {
     if let Ok(keeper) = Keeper::connect(&socket) {
         return Ok(keeper);
     }
-    let mut child = Command::new(std::env::current_exe()?)
+    let mut child = Command::new(slipway_bench::slipway()?)
         .arg("keeper")
         .arg("--run-dir")
         .arg(&config.run_dir)

@@ -200,7 +200,7 @@ impl App {
 /// Returns the command that runs a program on a side of `way`.
 fn program(way: &Way, role: Role, name: &str) -> Result<Command> {
     let path = match name {
-        OWN => std::env::current_exe()?,
+        OWN => crate::slipway()?,
         name => find(&[name]).with_context(|| format!("{name} is not installed"))?,
     };
     let mut command = Command::new("taskset");

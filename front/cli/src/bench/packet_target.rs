@@ -36,7 +36,7 @@ impl Drop for Target {
 
 /// Starts a target with its sockets in `directory`.
 pub fn start(directory: &Path, cpus: &Cpus) -> Result<Box<dyn Any>> {
-    let program = std::env::current_exe().context("which program this is")?;
+    let program = slipway_bench::slipway().context("which program this is")?;
     let mut command = Command::new(program);
     command.args(["bench", "packet-target", "--directory"]).arg(directory);
     for cpu in &cpus.target {

@@ -172,7 +172,7 @@ struct Shared {
 
 impl Shared {
     fn new(engine: Option<&Path>) -> Result<Self> {
-        let program = std::env::current_exe().context("which program this is")?;
+        let program = slipway_bench::slipway().context("which program this is")?;
         let engine = engine.unwrap_or(&program).to_owned();
         let build = Build { engine, beside: program.clone() };
         let program = vec![program.into(), "bench".into(), "socket-load".into()];

@@ -106,7 +106,7 @@ impl Target {
         let (name, file) = disk.make()?;
         let program = match program {
             Some(program) => program.to_owned(),
-            None => std::env::current_exe().context("which program this is")?,
+            None => slipway_bench::slipway().context("which program this is")?,
         };
         let mode = if doorbells == Doorbells::Mapped { "mapped" } else { "trapped" };
         let mut command = Command::new(&program);

@@ -79,7 +79,7 @@ fn start(socket: &Path) -> Result<()> {
     let log = socket.with_extension("log");
     let file = OpenOptions::new().create(true).append(true).open(&log);
     let file = file.with_context(|| format!("cannot write {}", log.display()))?;
-    let mut child = Command::new(std::env::current_exe()?)
+    let mut child = Command::new(slipway_bench::slipway()?)
         .args(["socket", "engine", "--ends-when-idle", "--socket"])
         .arg(socket)
         .current_dir("/")

@@ -1,9 +1,12 @@
-//! The `slipway` command line, for people.
+//! The command lines of `slipway` and of `slipway-bench`, for people.
 //!
 //! `args` is the command line as data; every other file is one group of commands. `daemon`,
 //! `keeper` and `socket engine` serve. The other commands are clients of the daemon's socket
 //! (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`, `man` and benchmarks
 //! without guests, which need no daemon.
+//!
+//! Benchmarks are a program of their own, `slipway-bench`, which is installed beside `slipway` and
+//! which `slipway bench` becomes: the program that runs containers carries none of them.
 //!
 //! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
@@ -36,16 +39,39 @@ mod socket;
 mod table;
 mod volume;
 
-use anyhow::Result;
+use std::ffi::OsString;
+
+use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use slipway_runtime::Config;
 
-use crate::args::{BenchCommand, Cli, Command};
-use crate::out::OWN_FAILURE;
-use crate::out::complain;
+use crate::args::{BenchCli, BenchCommand, Cli, Command};
+use crate::out::{OWN_FAILURE, complain};
 
-fn main() -> std::process::ExitCode {
+/// Runs the program `slipway`, and ends it.
+pub fn slipway() -> ! {
     let cli = Cli::try_parse().unwrap_or_else(|error| end_usage(&error));
+    end(dispatch(&cli))
+}
+
+/// Runs the program `slipway-bench`, and ends it.
+pub fn slipway_bench() -> ! {
+    let cli = BenchCli::try_parse().unwrap_or_else(|error| end_usage(&error));
+    end(measure(&cli))
+}
+
+/// Ends the program after its command.
+fn end(outcome: Result<i32>) -> ! {
+    let status = outcome.unwrap_or_else(|error| {
+        complain(&error);
+        OWN_FAILURE
+    });
+    // A normal return would wait for threads that read a terminal.
+    std::process::exit(status);
+}
+
+/// Has the program write its log to standard error.
+fn log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SLIPWAY_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -53,12 +79,6 @@ fn main() -> std::process::ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
-    let status = dispatch(&cli).unwrap_or_else(|error| {
-        complain(&error);
-        OWN_FAILURE
-    });
-    // A normal return would wait for threads that read a terminal.
-    std::process::exit(status);
 }
 
 /// Prints help and version as clap does, and a usage error as one line, with the usual status 2.
@@ -76,6 +96,7 @@ fn end_usage(error: &clap::Error) -> ! {
 }
 
 fn dispatch(cli: &Cli) -> Result<i32> {
+    log();
     match &cli.command {
         Command::Completions { shell } => {
             clap_complete::generate(*shell, &mut Cli::command(), "slipway", &mut std::io::stdout());
@@ -88,23 +109,67 @@ fn dispatch(cli: &Cli) -> Result<i32> {
         }
         // These commands read the settings themselves, if they need them.
         Command::Socket(args) => return socket::command(&cli.node, args),
-        Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
-        Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
-        Command::Bench(BenchCommand::Socket(args)) => return bench::socket(args),
-        Command::Bench(BenchCommand::SocketLoad(args)) => return bench::socket_load(args),
-        Command::Bench(BenchCommand::Target(args)) => return bench::target(args),
-        Command::Bench(BenchCommand::PacketTarget(args)) => return bench::packet_target(args),
+        Command::Bench(_) => return becomes_bench(),
         _ => {}
     }
     let config = client::config(&cli.node)?;
     if matches!(cli.command, Command::Keeper) {
         return keeper::serve(&config);
     }
+    block_on(command(cli, config))
+}
+
+/// Runs a command to its end.
+fn block_on(command: impl Future<Output = Result<i32>>) -> Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(command(cli, config));
+    let outcome = runtime.block_on(command);
     // A blocked helper thread must not delay the end of the command.
     runtime.shutdown_background();
     outcome
+}
+
+/// Replaces this program by that of the benchmarks, with the same arguments.
+fn becomes_bench() -> Result<i32> {
+    use std::os::unix::process::CommandExt;
+    let program = slipway_bench::slipway()?.with_file_name(slipway_bench::BENCH);
+    let error = std::process::Command::new(&program)
+        .arg0("slipway bench")
+        .args(bench_arguments(std::env::args_os().skip(1)))
+        .exec();
+    Err(error)
+        .with_context(|| format!("cannot run {}: `make install` brings it", program.display()))
+}
+
+/// Returns the arguments of `slipway` without the word `bench`. Only options of the node, each with
+/// a value, may come before that word.
+fn bench_arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let (mut kept, mut value, mut found) = (Vec::new(), false, false);
+    for argument in all {
+        let is_word = !found && !value && !argument.as_encoded_bytes().starts_with(b"--");
+        value = !found && !value && !is_word && !argument.as_encoded_bytes().contains(&b'=');
+        found |= is_word;
+        if !is_word {
+            kept.push(argument);
+        }
+    }
+    kept
+}
+
+/// Runs a benchmark.
+fn measure(cli: &BenchCli) -> Result<i32> {
+    log();
+    match &cli.command {
+        BenchCommand::Block(args) => bench::block(&cli.node, args),
+        BenchCommand::Packet(args) => bench::packet(args),
+        BenchCommand::Socket(args) => bench::socket(args),
+        BenchCommand::SocketLoad(args) => bench::socket_load(args),
+        BenchCommand::Target(args) => bench::target(args),
+        BenchCommand::PacketTarget(args) => bench::packet_target(args),
+        BenchCommand::Startup(args) => {
+            let config = client::config(&cli.node)?;
+            block_on(bench::startup(&cli.node, &config, args))
+        }
+    }
 }
 
 async fn command(cli: &Cli, config: Config) -> Result<i32> {
@@ -122,10 +187,6 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Port(command) => return port::command(&cli.node, &config, command).await,
         Command::Pktgen(command) => return pktgen::command(&config, command).await,
         Command::Doctor(args) => return doctor::doctor(&config, args).await,
-        Command::Bench(BenchCommand::Startup(args)) => {
-            return bench::startup(&cli.node, &config, args).await;
-        }
-        Command::Bench(_) => return Ok(0),
         Command::Daemon(args) => return daemon::serve(config, args).await,
         Command::Completions { .. } | Command::Man { .. } => return Ok(0),
         _ => {}
@@ -149,7 +210,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn the_command_lines_are_consistent() {
         Cli::command().debug_assert();
+        BenchCli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_arguments_of_a_benchmark_are_those_of_slipway_without_a_word() {
+        let kept = |all: &[&str]| bench_arguments(all.iter().map(OsString::from));
+        assert_eq!(kept(&["bench", "block", "--quick"]), ["block", "--quick"]);
+        let before = ["--run-dir", "bench", "--config=bench", "bench", "socket", "bench"];
+        assert_eq!(kept(&before), ["--run-dir", "bench", "--config=bench", "socket", "bench"]);
     }
 }

@@ -1,0 +1,5 @@
+//! The program `slipway-bench`: what `slipway bench` runs.
+
+fn main() {
+    slipway_cli::slipway_bench();
+}

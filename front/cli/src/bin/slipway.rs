@@ -1,0 +1,5 @@
+//! The program `slipway`.
+
+fn main() {
+    slipway_cli::slipway();
+}
