@@ -4,7 +4,7 @@ use libc::{c_int, c_void, size_t, sockaddr, socklen_t, ssize_t};
 use slipway_socket::Errno;
 
 use crate::fds;
-use crate::guard::guard;
+use crate::guard::{assert_fits, guard};
 use crate::real::sys;
 use crate::transfer::{discard, from, into, recv_all, send_all};
 
@@ -157,13 +157,4 @@ pub unsafe extern "C" fn __recvfrom_chk(
     assert_fits(length, room);
     // SAFETY: the caller guarantees valid pointers.
     unsafe { recvfrom(fd, buffer, length, flags, sender, sender_length) }
-}
-
-/// Ends a program that would write beyond its buffer, as `_FORTIFY_SOURCE` promises.
-pub fn assert_fits(length: usize, room: usize) {
-    if length > room {
-        let text = "*** buffer overflow detected ***: terminated\n";
-        sys!(SYS_write, 2, text.as_ptr(), text.len());
-        std::process::abort();
-    }
 }

@@ -93,9 +93,7 @@ pub fn has_ours() -> bool {
 
 /// Adds a child to each connection's count of users (`child`), or removes it again.
 fn count(child: bool) {
-    crate::process::streams_of_all(
-        |endpoint| if child { endpoint.hold() } else { endpoint.let_go() },
-    );
+    fds::streams_of_all(|endpoint| if child { endpoint.hold() } else { endpoint.let_go() });
 }
 
 /// A ticket at the number where the next image looks for it.

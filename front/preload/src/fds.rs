@@ -14,7 +14,7 @@ use slipway_socket::Endpoint;
 use slipway_socket::hidden::NUMBERS;
 
 use crate::epoll::Set;
-use crate::open::Listener;
+use crate::listener::Listener;
 use slipway_socket::lock::Lock;
 
 /// The kind of a descriptor.
@@ -279,5 +279,18 @@ pub fn recount() {
         // One for each number, and one for `object`.
         let numbers = object.numbers.load(Ordering::Relaxed);
         object.refs.store(numbers + 1, Ordering::Relaxed);
+    }
+}
+
+/// Calls `each` once for each connection of the living family, however many numbers it has.
+pub fn streams_of_all(mut each: impl FnMut(&Endpoint)) {
+    let round = next_round();
+    for (_, object) in all(0, c_int::MAX - 1) {
+        if let Some(stream) = object.stream()
+            && object.is_first_in(round)
+            && !stream.endpoint.family().is_dead()
+        {
+            each(&stream.endpoint);
+        }
     }
 }

@@ -1,10 +1,11 @@
-//! Nothing unwinds into C.
+//! The limits of calls from C: nothing unwinds into C, and nothing is written beyond a buffer whose
+//! size the compiler knew.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use slipway_socket::Errno;
 
-use crate::real::fail;
+use crate::real::{fail, sys};
 
 /// Runs `call` and returns its result, or -1 with errno set if `call` failed. A panic is `EIO`.
 #[inline]
@@ -13,5 +14,14 @@ pub fn guard(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
         Ok(Ok(count)) => count as isize,
         Ok(Err(errno)) => fail(errno),
         Err(_) => fail(Errno::IO),
+    }
+}
+
+/// Ends a program that would write beyond its buffer, as `_FORTIFY_SOURCE` promises.
+pub fn assert_fits(length: usize, room: usize) {
+    if length > room {
+        let text = "*** buffer overflow detected ***: terminated\n";
+        sys!(SYS_write, 2, text.as_ptr(), text.len());
+        std::process::abort();
     }
 }

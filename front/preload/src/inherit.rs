@@ -12,10 +12,11 @@ use slipway_socket::{Address, Family, Listening, Opened, option};
 use crate::descriptors::{self, What};
 use crate::fds::{self, DescriptorKind, Stream};
 use crate::guard::guard;
+use crate::listener::Listener;
 use crate::numbers::Numbers;
-use crate::open::{Listener, own_address};
+use crate::open::own_address;
 use crate::real::{self, sys};
-use crate::{exec, program, session};
+use crate::{attach, exec, program, session};
 
 /// The loader calls `begin` before the program's main function.
 #[used]
@@ -67,7 +68,7 @@ fn go_on(ticket: OwnedFd) {
     }
     match Family::resume(ticket) {
         Ok(family) => {
-            session::adopt(&family);
+            attach::adopt(&family);
             connections(&family, &found);
             listeners(&family, found.listeners);
         }
@@ -137,5 +138,5 @@ fn is_same(a: &Address, b: &Address) -> bool {
 }
 
 fn inode(fd: c_int) -> u64 {
-    rustix::fs::fstat(crate::open::borrowed(fd)).map_or(0, |stat| stat.st_ino)
+    rustix::fs::fstat(crate::real::borrowed(fd)).map_or(0, |stat| stat.st_ino)
 }

@@ -36,6 +36,8 @@
 #![allow(clippy::missing_safety_doc)] // the manual page of each function is the contract
 #![allow(missing_docs)] // the manual page of each function is the documentation
 
+mod address;
+mod attach;
 mod copies;
 mod data;
 mod descriptors;
@@ -45,6 +47,7 @@ mod fds;
 mod files;
 mod guard;
 mod inherit;
+mod listener;
 mod numbers;
 mod open;
 mod options;
@@ -54,6 +57,9 @@ mod process;
 mod program;
 mod real;
 mod session;
+mod signals;
 mod spawn;
+mod syscall;
+mod time;
 mod transfer;
 mod vectors;

@@ -1,107 +1,19 @@
 //! Makes and ends connections: connect(2), listen(2), accept(2), shutdown(2).
 
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use libc::{c_int, sockaddr, sockaddr_in, socklen_t};
+use libc::{c_int, sockaddr, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
-use slipway_socket::{Address, Deadline, Errno, Family, NotConnected, Opened, option};
+use slipway_socket::{Address, Deadline, Errno, NotConnected, Opened, option};
 
-use crate::epoll;
+use crate::address::{read_address, write_address};
 use crate::fds::{self, DescriptorKind, Ref, Stream};
 use crate::guard::guard;
+use crate::listener::Listener;
 use crate::real::{self, fail, sys};
-use crate::session;
-use crate::transfer::{interrupted, restarts};
-
-/// A kernel listener that also has a queue at the engine. The kernel's socket is made non-blocking,
-/// so that no thread waits for one of the two queues alone.
-pub struct Listener {
-    pub family: Arc<Family>,
-    pub number: u64,
-    /// An eventfd that is readable when a connection waits in the engine's queue.
-    pub eventfd: Hidden,
-    pub domain: c_int,
-    /// The backlog that the program gave to listen(2).
-    pub backlog: c_int,
-    /// Monotonic milliseconds before which the listener is not registered again.
-    pub not_before: AtomicU64,
-    /// The program's own `O_NONBLOCK` setting.
-    pub nonblock: AtomicBool,
-    /// `SO_RCVTIMEO` in milliseconds, read when the socket began to listen.
-    pub timeout: AtomicI32,
-}
-
-impl Listener {
-    /// Sets `O_NONBLOCK`. Sets it on the eventfd, too, where the next image of this process finds
-    /// it; nobody ever blocks on that eventfd.
-    pub fn set_nonblock(&self, nonblock: bool) {
-        self.nonblock.store(nonblock, Ordering::Relaxed);
-        let flags = if nonblock { libc::O_NONBLOCK } else { 0 };
-        sys!(SYS_fcntl, self.eventfd.as_raw_fd(), libc::F_SETFL, flags);
-    }
-
-    pub fn end(&self) {
-        self.family.unlisten(self.number);
-    }
-}
-
-/// Reads the IP address in `address`, or returns `None` if it is of another family.
-///
-/// # Safety
-/// `length` bytes can be read at `address`.
-pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Option<Address> {
-    if address.is_null() || length < 2 {
-        return None;
-    }
-    // SAFETY: the caller guarantees `length` readable bytes, at least 2.
-    let family = c_int::from(unsafe { address.cast::<libc::sa_family_t>().read_unaligned() });
-    if family == libc::AF_INET && length as usize >= size_of::<sockaddr_in>() {
-        // SAFETY: the caller guarantees `length` bytes, and that is enough.
-        let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
-        return Some(Address::v4(v4.sin_addr.s_addr.to_ne_bytes(), u16::from_be(v4.sin_port)));
-    }
-    // RFC 2133's structure is 4 bytes shorter and suffices.
-    if family == libc::AF_INET6 && length as usize >= 24 {
-        // SAFETY: the 24 bytes that are read are there.
-        let bytes = unsafe { address.cast::<[u8; 24]>().read_unaligned() };
-        let ip = std::array::from_fn(|at| bytes[8 + at]);
-        return Some(Address { ip, port: u16::from_be_bytes([bytes[2], bytes[3]]) });
-    }
-    None
-}
-
-/// Writes `address` in the format of `domain`, cut to the room that the caller has.
-///
-/// # Safety
-/// The contract of getsockname(2).
-pub unsafe fn write_address(
-    address: Address,
-    domain: c_int,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) {
-    if to.is_null() || length.is_null() {
-        return;
-    }
-    let mut bytes = [0; 28];
-    bytes[..2].copy_from_slice(&(domain as libc::sa_family_t).to_ne_bytes());
-    bytes[2..4].copy_from_slice(&address.port.to_be_bytes());
-    let size = if domain == libc::AF_INET {
-        bytes[4..8].copy_from_slice(&address.as_v4().unwrap_or_default());
-        16
-    } else {
-        bytes[8..24].copy_from_slice(&address.ip);
-        28
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe {
-        let room = (*length as usize).min(size);
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), room);
-        *length = size as socklen_t;
-    }
-}
+use crate::signals::{interrupted, restarts};
+use crate::{attach, epoll, session};
 
 /// Returns the local address of a kernel socket.
 pub fn own_address(fd: c_int) -> Option<Address> {
@@ -151,7 +63,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     if real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Some(0) || is_connected(fd) {
         return Err(NotConnected::NotOurs);
     }
-    let family = session::family().ok_or(NotConnected::NotOurs)?;
+    let family = attach::family().ok_or(NotConnected::NotOurs)?;
     let to = if !to.is_unspecified() {
         to
     } else if domain == libc::AF_INET {
@@ -262,7 +174,7 @@ fn register(
     nonblock: bool,
     timeout: i32,
 ) -> Option<Listener> {
-    let family = session::family()?;
+    let family = attach::family()?;
     let at = own_address(fd)?;
     let option = |level, name| real::option(fd, level, name).unwrap_or(0);
     let shared = option(libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
@@ -461,10 +373,4 @@ fn shut(object: &Ref, how: c_int) -> Result<usize, Errno> {
     }
     epoll::touch(object);
     Ok(0)
-}
-
-/// Borrows `fd` for a call that does not close it.
-pub fn borrowed<'a>(fd: c_int) -> BorrowedFd<'a> {
-    // SAFETY: the program's own descriptor, which it has open during the call.
-    unsafe { BorrowedFd::borrow_raw(fd) }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use slipway_socket::{Endpoint, Errno, option};
 
+use crate::address::write_address;
 use crate::fds::{self, DescriptorKind, Stream};
 use crate::guard::guard;
-use crate::open::write_address;
 use crate::real::{self, fail, sys};
 
 /// On/off options that are stored but have no effect, each with the bit that stores it.

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
-use crate::data::assert_fits;
 use crate::fds::{self, DescriptorKind, Ref};
-use crate::guard::guard;
+use crate::guard::{assert_fits, guard};
 use crate::polled::{Polled, SetOwner};
 use crate::real::{self, sys};
 use crate::session;
+use crate::time::after;
 
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// The longest sleeps in nanoseconds. The first is usual: another thread may drain the eventfd
@@ -88,11 +88,6 @@ pub unsafe extern "C" fn __ppoll_chk(
     assert_fits(count as usize * size_of::<pollfd>(), room);
     // SAFETY: the caller guarantees valid pointers.
     unsafe { ppoll(fds, count, timeout, mask) }
-}
-
-pub fn after(time: &timespec) -> Deadline {
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(1 << 32);
-    Deadline::after(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
@@ -225,7 +220,7 @@ fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
             edge = Some(Edge::new()?);
         }
         if let Some(edge) = &edge {
-            edge.add(&stream.endpoint, crate::open::borrowed(set[at].fd))?;
+            edge.add(&stream.endpoint, crate::real::borrowed(set[at].fd))?;
         }
     }
     if let Some(edge) = &edge {
@@ -267,7 +262,7 @@ fn poll_kernel(
     Ok(polled.tell(set, |fd, object| {
         // Not if the number was reused meanwhile: the eventfd's count is meant for its new owner.
         if fds::get(fd).is_some_and(|now| identity(&now) == object) {
-            slipway_peer::eventfd::drain(crate::open::borrowed(fd));
+            slipway_peer::eventfd::drain(crate::real::borrowed(fd));
         }
     }))
 }

@@ -22,23 +22,10 @@ fn current() -> Option<Arc<Family>> {
     FAMILY.hold().clone()
 }
 
-/// Calls `each` once for each connection of the living family, however many numbers it has.
-pub fn streams_of_all(mut each: impl FnMut(&slipway_socket::Endpoint)) {
-    let round = fds::next_round();
-    for (_, object) in fds::all(0, i32::MAX - 1) {
-        if let Some(stream) = object.stream()
-            && object.is_first_in(round)
-            && !stream.endpoint.family().is_dead()
-        {
-            each(&stream.endpoint);
-        }
-    }
-}
-
 extern "C" fn prepare() {
     let connection = current().filter(|family| !family.is_dead()).and_then(|family| {
         let connection = family.fork().ok()?;
-        streams_of_all(slipway_socket::Endpoint::hold);
+        fds::streams_of_all(slipway_socket::Endpoint::hold);
         Some(connection)
     });
     PREPARED.take();

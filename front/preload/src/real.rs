@@ -15,6 +15,8 @@ macro_rules! sys {
 }
 pub(crate) use sys;
 
+use std::os::fd::BorrowedFd;
+
 use libc::c_int;
 use slipway_socket::Errno;
 
@@ -56,47 +58,6 @@ fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_
     result
 }
 
-/// syscall(2), which libuv closes and accepts with. In C it is variadic; six integer arguments are
-/// passed the same way.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
-    number: libc::c_long,
-    a: libc::c_long,
-    b: libc::c_long,
-    c: libc::c_long,
-    d: libc::c_long,
-    e: libc::c_long,
-    f: libc::c_long,
-) -> libc::c_long {
-    use crate::{copies, open, vectors};
-    // SAFETY: the caller vouches for the arguments, which have these types.
-    unsafe {
-        match number {
-            libc::SYS_close => copies::close(a as c_int).into(),
-            libc::SYS_close_range => {
-                copies::close_range(a as libc::c_uint, b as libc::c_uint, c as c_int).into()
-            }
-            libc::SYS_dup3 => copies::dup3(a as c_int, b as c_int, c as c_int).into(),
-            libc::SYS_accept4 => {
-                open::accept4(a as c_int, pointer(b), pointer(c), d as c_int).into()
-            }
-            libc::SYS_sendmmsg => {
-                vectors::sendmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int).into()
-            }
-            libc::SYS_recvmmsg => {
-                let timeout = pointer(e);
-                vectors::recvmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int, timeout)
-                    .into()
-            }
-            _ => call(number, [a, b, c, d, e, f]),
-        }
-    }
-}
-
-fn pointer<T>(argument: libc::c_long) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(argument as usize)
-}
-
 /// Returns errno of this thread.
 pub fn errno() -> c_int {
     // SAFETY: libc's own variable of this thread.
@@ -136,4 +97,10 @@ pub fn tcp_domain(fd: c_int) -> Option<c_int> {
 
 pub fn close(fd: c_int) -> c_int {
     sys!(SYS_close, fd) as c_int
+}
+
+/// Borrows `fd` for a call that does not close it.
+pub fn borrowed<'a>(fd: c_int) -> BorrowedFd<'a> {
+    // SAFETY: the program's own descriptor, which it has open during the call.
+    unsafe { BorrowedFd::borrow_raw(fd) }
 }

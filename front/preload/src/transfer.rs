@@ -6,37 +6,13 @@ use libc::{c_int, c_void, size_t};
 use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch, fetch_to_write, option};
 
 use crate::fds::Stream;
-use crate::open::borrowed;
-use crate::real::{self, sys};
+use crate::real::borrowed;
+use crate::signals::{restarts, sigpipe};
 
 /// The most bytes of the next connection's memory that are prefetched while this one is served.
 const AHEAD: usize = 4 << 10;
 /// Bytes that are copied at a time where an intermediate copy is needed.
 pub const PIECE: usize = 16 << 10;
-
-pub fn interrupted() -> bool {
-    real::errno() == libc::EINTR
-}
-
-/// Returns whether an interrupted call is restarted (signal(7)): every installed handler has
-/// `SA_RESTART`. The kernel does not tell which signal interrupted the call.
-pub fn restarts() -> bool {
-    (1..=64).all(|signal| {
-        // The kernel's `struct sigaction`: handler, flags, restorer, mask.
-        let mut action = [0u64; 4];
-        let got = sys!(SYS_rt_sigaction, signal, 0, action.as_mut_ptr(), 8);
-        let handled = got == 0 && action[0] > 1;
-        !handled || action[1] & libc::SA_RESTART as u64 != 0
-    })
-}
-
-/// Sends `SIGPIPE` to this thread, as the kernel does on a write to a closed connection.
-#[cold]
-fn sigpipe() {
-    let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    let process = rustix::process::getpid().as_raw_nonzero().get();
-    sys!(SYS_tgkill, process, thread, libc::SIGPIPE);
-}
 
 pub fn may_wait(stream: &Stream, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !stream.endpoint.has(option::NONBLOCK)

@@ -10,9 +10,9 @@ use super::control::control;
 use super::{EDGE, ENGINE, GROUP, IN, Set};
 use crate::fds::{self, DescriptorKind};
 use crate::guard::guard;
-use crate::polling::after;
 use crate::real::{self, sys};
 use crate::session;
+use crate::time::after;
 
 /// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
