@@ -1,4 +1,5 @@
-//! What all fuzz targets share: an allocator that refuses to be talked into gigabytes.
+//! The allocator of all fuzz targets, which refuses allocations of a size that only a hostile
+//! length can ask for.
 //!
 //! The engine's own limit looks at resident memory, and a buffer that a hostile length made huge
 //! but that nobody touched is not resident. So every target counts an allocation above

@@ -1,3 +1,3 @@
-//! What two socket engines begin with.
+//! The handshake of two socket engines.
 #![no_main]
 slipway_fuzz::target!(slipway_link::fuzz::hello);

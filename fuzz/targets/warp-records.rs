@@ -1,3 +1,3 @@
-//! What another engine sends: records that are none, damaged ones, honest ones.
+//! Records of another engine: valid, damaged, and arbitrary bytes.
 #![no_main]
 slipway_fuzz::target!(slipway_warp::fuzz::records);

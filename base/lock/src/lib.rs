@@ -36,9 +36,10 @@ use rustix::io::Errno;
 
 /// Between two looks at a lock that another process holds.
 const LOOK: Duration = Duration::from_millis(2);
-/// What only the owner may open.
+/// The mode of a file that only its owner may open.
 const OURS: u32 = 0o600;
-/// Closed to others by now, but they may still have it open: to be replaced.
+/// The mode of a file that is closed to others by now but that they may still have open. It is to
+/// be replaced.
 const MARKED: u32 = 0o700;
 /// Read of /proc/locks and of /proc/PID/status at most, bytes: both grow with what strangers do.
 const PROC_MOST: u64 = 1 << 20;
@@ -51,7 +52,7 @@ pub enum Error {
     Held {
         /// The lock's file.
         path: PathBuf,
-        /// Who holds it, as far as the kernel tells.
+        /// The holders of the lock, as far as the kernel tells.
         holders: Holders,
     },
     /// Something else is where the lock's file should be.
@@ -59,7 +60,7 @@ pub enum Error {
     Unfit {
         /// The lock's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         reason: String,
     },
     /// A system call failed.
@@ -92,8 +93,8 @@ pub struct Holder {
 }
 
 impl Holders {
-    /// Whether all holders are known and are neither root nor this process's user: then nobody
-    /// holds the lock who is meant to.
+    /// Returns whether all holders are known and are neither root nor this process's user, so that
+    /// none of them is meant to hold the lock.
     pub fn are_strangers(&self) -> bool {
         let me = rustix::process::geteuid().as_raw();
         let stranger = |holder: &Holder| holder.uid.is_some_and(|uid| uid != 0 && uid != me);
@@ -259,8 +260,9 @@ fn held(path: &Path) -> Error {
     Error::Held { path: path.to_owned(), holders: holders(path) }
 }
 
-/// Who holds a lock on the file at `path`, by /proc/locks; nobody where the kernel does not tell (a
-/// process in another PID namespace, a file system with device numbers of its own).
+/// Returns the holders of a lock on the file at `path`, by /proc/locks. The list is empty where the
+/// kernel does not tell (a process in another PID namespace, a file system with device numbers of
+/// its own).
 pub fn holders(path: &Path) -> Holders {
     let Ok(meta) = std::fs::symlink_metadata(path) else { return Holders::default() };
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));

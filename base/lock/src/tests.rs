@@ -25,7 +25,7 @@ fn mode_of(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// What the attacker does to a file: open it for reading and lock it, for as long as this lives.
+/// An attacker that has opened a file for reading and locks it for as long as this lives.
 struct Attacker(Child);
 
 impl Attacker {

@@ -66,7 +66,7 @@ pub struct Link {
     pub up: bool,
 }
 
-/// What to change of a link; what is `None` stays.
+/// The changes to a link; a field that is `None` leaves its property as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkChange {
     /// Up or down.

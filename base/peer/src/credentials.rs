@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The process at the other end of a Unix socket.
 //!
 //! Dependencies: `libc` for `SO_PEERCRED`. rustix's type has no room for process 0, which is what
 //! the kernel says of a peer in another PID namespace.
@@ -23,10 +23,10 @@ impl Peer {
     /// The user of a socket without a peer: nobody's id, root's least of all.
     pub const NOBODY: u32 = u32::MAX;
 
-    /// Who is at the other end of `socket`.
+    /// Returns the process at the other end of `socket`.
     ///
     /// # Errors
-    /// What getsockopt(2) says: `socket` is no socket.
+    /// The error of getsockopt(2): `socket` is no socket.
     pub fn of(socket: impl AsFd) -> std::io::Result<Self> {
         let mut found = libc::ucred { pid: 0, uid: Self::NOBODY, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;

@@ -69,7 +69,7 @@ impl Context {
         if made < 0 { Err(std::io::Error::last_os_error()) } else { Ok(Self { id, nowhere }) }
     }
 
-    /// Whether the eventfd was raised; not when there is no room for another request.
+    /// Raises the eventfd. Returns `false` if there is no room for another request.
     fn ring(&self, eventfd: BorrowedFd<'_>) -> bool {
         static BYTE: u8 = 0;
         let mut block = ControlBlock {
@@ -152,7 +152,7 @@ impl Notifier {
     }
 }
 
-/// What a thread raises with.
+/// The means with which a thread raises eventfds.
 enum Means {
     Own(Context),
     Shared,

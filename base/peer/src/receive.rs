@@ -13,14 +13,14 @@ use crate::{Bin, Foreign};
 /// Descriptors that the kernel takes in one message at most: `SCM_MAX_FD` of linux/net/scm.h.
 pub const MAX_FILES: usize = 253;
 
-/// What came with one call.
+/// The result of one call: bytes and descriptors.
 #[derive(Debug)]
 pub struct Received {
     /// Bytes that were stored; 0 at the end of a stream.
     pub bytes: usize,
     /// All descriptors that came.
     pub files: Vec<Foreign>,
-    /// What the kernel says of the message: `TRUNC` if a datagram was longer than the buffers.
+    /// The kernel's flags of the message: `TRUNC` if a datagram was longer than the buffers.
     pub flags: ReturnFlags,
 }
 

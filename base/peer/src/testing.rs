@@ -1,4 +1,4 @@
-//! What tests play hostile peers with.
+//! The means of tests that play hostile peers.
 
 use std::io::{ErrorKind, Result, Write};
 use std::net::{TcpListener, TcpStream};

@@ -56,7 +56,7 @@ fn a_connection_with_unread_descriptors_is_closed_elsewhere() {
     assert!(ends(move || Bin::new().discard(here)));
 }
 
-/// What the tests above are about: without a bin the thread sleeps.
+/// The attack that the tests above defend against: without a bin the thread sleeps.
 #[test]
 fn a_plain_close_waits() {
     let (socket, other) = lingering().unwrap();

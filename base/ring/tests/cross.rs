@@ -6,7 +6,7 @@
 #[path = "../src/cross/index.rs"]
 mod index;
 
-/// What `index` has around it.
+/// The atomics and barriers that `index` uses, as loom's.
 mod outside {
     use loom::sync::atomic::fence;
     pub use loom::sync::atomic::{AtomicU64, Ordering};

@@ -5,7 +5,7 @@
 #[path = "../src/sleep.rs"]
 mod sleep;
 
-/// What `sleep` has around it.
+/// The atomics and barriers that `sleep` uses, as loom's.
 mod outside {
     pub use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }

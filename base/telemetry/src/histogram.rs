@@ -159,7 +159,7 @@ impl Histogram {
         self.greatest
     }
 
-    /// What was counted, as pairs of a value (to within 0.8 %) and how often, in ascending order.
+    /// Returns the counts as pairs of a value (to within 0.8 %) and its number, in ascending order.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
         let used = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         used.map(|(index, count)| (middle(index), *count))

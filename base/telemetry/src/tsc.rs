@@ -41,7 +41,7 @@ mod imp {
         unsafe { _rdtsc() }
     }
 
-    /// Whether the counter runs at one rate in all states of the processor.
+    /// Returns whether the counter runs at one rate in all states of the processor.
     fn is_invariant() -> bool {
         const ADVANCED_POWER_MANAGEMENT: u32 = 0x8000_0007;
         __cpuid(0x8000_0000).eax >= ADVANCED_POWER_MANAGEMENT

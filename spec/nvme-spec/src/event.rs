@@ -1,8 +1,8 @@
 //! Asynchronous events (section 5.2).
 
 open_enum! {
-    /// What kind of event, which is also what is masked until its log is read (section 5.2.1,
-    /// bits 2:0).
+    /// The type of an event. Events of a type are masked until the log of the last one is read
+    /// (section 5.2.1, bits 2:0).
     EventType(u8) {
         /// Error status.
         Error = 0,

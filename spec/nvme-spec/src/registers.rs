@@ -42,7 +42,7 @@ pub const fn head_doorbell(queue: u16) -> usize {
 /// VS of this revision: 1.4.0 (section 3.1.2).
 pub const VERSION_1_4: u32 = 0x0001_0400;
 
-/// What CAP says (section 3.1.1); fields that are absent are zero.
+/// The controller capabilities register, CAP (section 3.1.1). Fields that are not listed are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(pub u64);
 

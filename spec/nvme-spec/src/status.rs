@@ -16,17 +16,17 @@ impl Status {
         self.0 & 0x7ff
     }
 
-    /// Whether the command did what it should.
+    /// Returns whether the command succeeded.
     pub const fn is_success(self) -> bool {
         self.code() == 0
     }
 
-    /// Whether "do not retry" is set.
+    /// Returns whether "do not retry" is set.
     pub const fn do_not_retry(self) -> bool {
         self.0 & DO_NOT_RETRY != 0
     }
 
-    /// Whether "more" is set.
+    /// Returns whether "more" is set.
     pub const fn has_more(self) -> bool {
         self.0 & MORE != 0
     }

@@ -29,7 +29,7 @@ mod option {
     pub const STATISTICS_DROPPED: u16 = 5;
 }
 
-/// Whether a packet came to the interface or left it (section 4.3.1).
+/// The direction of a packet at its interface (section 4.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Direction {
@@ -39,7 +39,7 @@ pub enum Direction {
     Outbound = 2,
 }
 
-/// Whatever blocks are written to.
+/// The destination of blocks.
 pub trait Sink {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]);

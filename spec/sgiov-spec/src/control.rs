@@ -20,7 +20,7 @@ pub const SHARERS: usize = 16;
 /// At most so many descriptors come with a message.
 pub const DESCRIPTORS: usize = 4;
 
-/// What a process asks for.
+/// A request of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Begin a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the
@@ -105,15 +105,15 @@ pub enum Request {
         /// Or from now on none.
         on: bool,
     },
-    /// What the other side of an endpoint of this process sleeps on, which [`Reply::Connected`]
-    /// left for later. [`Reply::Done`] with one descriptor; `EAGAIN`: nobody has accepted it yet,
-    /// or has it any more.
+    /// Asks for the eventfd that the other side of an endpoint of this process sleeps on, which
+    /// [`Reply::Connected`] left for later. The reply is [`Reply::Done`] with one descriptor, or
+    /// `EAGAIN` if no process has accepted the connection yet, or none has it any more.
     Peer {
         /// Entry of the table.
         entry: u64,
     },
-    /// What the engine serves: [`Reply::Report`] with a sealed memfd of JSON: all of it over the
-    /// administrator's socket, and of the own user in the own tenant over the programs'.
+    /// Asks for a report: [`Reply::Report`] with a sealed memfd of JSON. It covers everything over
+    /// the administrator's socket, and the own user in the own tenant over the programs' socket.
     Report,
     /// Serve a guest's socket function ([`crate::function`]). Over the administrator's socket
     /// alone, else `EPERM`. Two descriptors come with it: a Unix socket that listens for the
@@ -144,7 +144,7 @@ pub struct Endpoint {
     pub peer: Address,
 }
 
-/// What the engine answers.
+/// An answer of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Not done: a number of errno(3).
@@ -176,7 +176,8 @@ pub enum Reply {
         /// Those of its process that sleep on the same eventfd, by number: see [`Request::Share`].
         /// 0: none.
         group: u32,
-        /// What the other side sleeps on is there when it is needed: see [`Request::Peer`].
+        /// Set if the other side's eventfd is to be asked for when it is needed: see
+        /// [`Request::Peer`].
         peer_later: bool,
     },
     /// A report is in the descriptor that comes with it.
@@ -274,7 +275,7 @@ impl Request {
         bytes
     }
 
-    /// What somebody said; None: no request, or none of this version.
+    /// Returns the request in `bytes`, or `None` if they hold no request of this version.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; REQUEST] = bytes.try_into().ok()?;
         let (op, flags, number) = (word32(bytes, 0)?, word32(bytes, 4)?, word64(bytes, 8)?);
@@ -336,7 +337,7 @@ impl Reply {
         bytes
     }
 
-    /// What the engine said; None: no reply.
+    /// Returns the reply in `bytes`, or `None` if they hold none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; REPLY] = bytes.try_into().ok()?;
         let (status, flags) = (word32(bytes, 0)?, word32(bytes, 4)?);

@@ -18,46 +18,47 @@
 //! | 0x800, 0x900 | MSI-X table and pending bits | read, write |
 //! | 0x1000 | [`register::BELL`], `u32`: the device is to look, whatever is written | write |
 //!
-//! It runs, or is broken, when the write of 1 has ended; a reset has ended when the status reads 0,
-//! and before that a write of 1 does nothing. One that is broken is so until it is reset; all its
-//! streams have ended, and it touches no memory of the guest's. Every other byte of the BAR reads
-//! 0, and writes there are lost.
+//! The function runs, or is broken, when the write of 1 has ended. A reset has ended when the
+//! status reads 0; before that a write of 1 has no effect. A broken function stays broken until it
+//! is reset: all its streams have ended, and it accesses no memory of the guest. Every other byte
+//! of the BAR reads 0, and writes there have no effect.
 //!
 //! # Control memory
-//! [`PIECE`] bytes, which the guest has filled with zeros before it made the arena in them and
-//! started the function.
+//! The control memory has [`PIECE`] bytes. The guest fills it with zeros before it makes the arena
+//! in it and starts the function.
 //!
 //! | offset | what | written by |
 //! |---|---|---|
 //! | 0 | an arena of FIFOs (`slipway_ring::cross::Arena`) with [`CONTROL_STREAMS`] stream and [`CONTROL_PAGES`] pages an area: side [`GUEST`] is the guest's, and stream 0 carries [`Message`]s both ways | both |
 //! | [`TO_HOST`] | signals of [`SIGNALS`] events (`slipway_ring::cross::Signals`) to the machine | both |
 //! | [`TO_GUEST`] | the same to the guest | both |
-//! | [`HOST_ASLEEP`] | `u64`: what the machine is to be told of, by the bell ([`asleep`]) | machine; who tells writes 0 |
-//! | [`GUEST_ASLEEP`] | `u64`: what the guest is to be told of, by an interrupt | guest; who tells writes 0 |
+//! | [`HOST_ASLEEP`] | `u64`: the events for which the guest rings the bell ([`asleep`]) | machine; the guest writes 0 when it rings |
+//! | [`GUEST_ASLEEP`] | `u64`: the events for which the machine interrupts the guest | guest; the machine writes 0 when it interrupts |
 //! | [`HOST_OVERFLOW`] | `u64`, 1: a signal to the machine found no room, so that it has to look at every stream | guest; the machine writes 0 |
 //! | [`GUEST_OVERFLOW`] | `u64`, 1: a signal to the guest found no room | machine; the guest writes 0 |
 //!
-//! Who is about to sleep writes its word, passes a full barrier, and looks once more. The other
-//! passes a full barrier after what it did and before it looks at that word; if it is to tell, it
-//! writes 0 and tells. Wishes of stream 0 are not used.
+//! A side that is about to sleep writes its word, passes a full barrier, and looks for work once
+//! more. The other side passes a full barrier between its own stores and its look at that word. If
+//! the word asks for a wake-up, it writes 0 and wakes the sleeper. Wishes of stream 0 are not used.
 //!
-//! A signal ([`event`]) names a stream of one of the guest's arenas. To the machine: it was written
-//! to, read from, shut or ended, and the machine may have asked to be told of it. To the guest:
-//! raise what the stream's program sleeps on.
+//! A signal ([`event`]) names a stream of one of the guest's arenas. To the machine it means that
+//! the stream was written to, read from, shut or ended, and that the machine may have asked for a
+//! wake-up. To the guest it means that the eventfd of the stream's program is to be raised.
 //!
 //! # Arenas
-//! Each lies at the beginning of a piece of [`PIECE`] bytes of guest-physical memory at a multiple
-//! of [`PIECE`] (a huge page, which stays where it is), and is no longer than that. The guest makes
-//! it, as one that is used across machines, and says where ([`Message::Arena`]). It stays there
-//! until the machine says that it is of no use to it any more ([`Message::ArenaFree`]); until then
-//! the piece is used for nothing else. The machine is the engine's side of every stream
-//! ([`Line::side`]), and says for itself which regions of what it writes are in use.
+//! Each arena lies at the beginning of a piece of [`PIECE`] bytes of guest-physical memory at a
+//! multiple of [`PIECE`] (a huge page, which the guest's kernel does not move), and is no longer
+//! than that. The guest makes the arena, as one that is used across machines, and reports its
+//! address ([`Message::Arena`]). The arena stays there until the machine reports that it no longer
+//! uses it ([`Message::ArenaFree`]); until then the guest uses the piece for nothing else. The
+//! machine is the engine's side of every stream ([`Line::side`]), and allocates the regions that it
+//! writes.
 //!
 //! # Messages
 //! [`MESSAGE`] bytes each: operation `u32`, number `u32`, three numbers `u64`, two addresses of 24
 //! bytes (as in [`crate::control`]), zeros. Four addresses without ports, of 16 bytes, stand where
-//! those two begin. The guest begins with [`Message::Hello`], and what the machine answers first is
-//! [`Message::Welcome`]. What cannot be, in order or in content, breaks the function.
+//! those two begin. The guest begins with [`Message::Hello`], and the machine's first answer is
+//! [`Message::Welcome`]. A message that is invalid, in order or in content, breaks the function.
 //!
 //! Over 500 lines: one protocol, with its registers, messages and memory.
 
@@ -90,7 +91,7 @@ pub mod register {
     pub const CONTROL: u64 = 0x10;
     /// Where the control memory is.
     pub const MEMORY: u64 = 0x18;
-    /// Whether the device asked for attention.
+    /// The cause of an interrupt: bit 0 if the device asked for attention.
     pub const CAUSE: u64 = 0x20;
     /// The bell.
     pub const BELL: u64 = 0x1000;
@@ -109,9 +110,9 @@ pub enum Broken {
     /// the machine has mapped whole and can rely on: not aligned, out of range, or of a VMM that
     /// may take it away.
     Memory = 1,
-    /// What lies there is no arena, or not one of the shape that it must have.
+    /// The memory at an address holds no arena, or one of the wrong shape.
     Arena = 2,
-    /// Counters that cannot be.
+    /// Counters are invalid.
     Spoiled = 3,
     /// A message that cannot be.
     Message = 4,
@@ -153,7 +154,7 @@ pub const HOST_OVERFLOW: usize = HOST_ASLEEP + 128;
 /// Offset of the word that has the guest look at every stream.
 pub const GUEST_OVERFLOW: usize = HOST_ASLEEP + 192;
 
-/// What a sleeper wants to be told of.
+/// The events that a sleeper wants to be woken for.
 pub mod asleep {
     /// Nothing: it is awake.
     pub const AWAKE: u64 = 0;
@@ -214,7 +215,7 @@ pub struct Addresses {
     pub ips: [[u8; 16]; ADDRESSES],
 }
 
-/// What one engine says to the other.
+/// A message between the two engines.
 ///
 /// A connection's number is the guest's: not in use when it is named first, and free when the
 /// machine has said [`Message::Refused`] or [`Message::Ended`].
@@ -256,9 +257,9 @@ pub enum Message {
         connection: u32,
         /// The engine's side of it.
         line: Line,
-        /// Who connects.
+        /// The source address.
         from: Address,
-        /// Where to.
+        /// The destination address.
         to: Address,
     },
     /// From the guest: the answer to [`Message::Incoming`].
@@ -301,9 +302,9 @@ pub enum Message {
     Incoming {
         /// The machine's number for it.
         incoming: u32,
-        /// Who connects.
+        /// The source address.
         from: Address,
-        /// Where to: a listener's address.
+        /// The destination address, a listener's.
         to: Address,
     },
     /// From the machine: the machine will not touch the stream any more, and both its halves are
@@ -352,7 +353,7 @@ struct Fields {
 }
 
 impl Message {
-    /// Whether it is one of those that the guest sends.
+    /// Returns whether the guest sends this message, not the machine.
     pub fn is_guests(&self) -> bool {
         self.fields().op < op::WELCOME
     }
@@ -412,7 +413,7 @@ impl Message {
         }
     }
 
-    /// What somebody said; None: no message, or none of this version.
+    /// Returns the message in `bytes`, or `None` if they hold no message of this version.
     pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Self> {
         let (op, number) = (word32(bytes, 0)?, word32(bytes, 4)?);
         let word = |at: usize| word64(bytes, 8 + at * 8);

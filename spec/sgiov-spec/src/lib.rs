@@ -49,12 +49,12 @@ impl Address {
         (prefix == Self::MAPPED).then(|| [rest[0], rest[1], rest[2], rest[3]])
     }
 
-    /// Whether it is the wildcard of either family.
+    /// Returns whether this is the unspecified address of either IP version.
     pub fn is_unspecified(&self) -> bool {
         self.ip == [0; 16] || self.as_v4() == Some([0; 4])
     }
 
-    /// Whether it is a loopback address of either family.
+    /// Returns whether this is a loopback address of either IP version.
     pub fn is_loopback(&self) -> bool {
         self.as_v4().is_some_and(|ip| ip[0] == 127) || self.ip == Self::LOOPBACK
     }

@@ -1,28 +1,29 @@
-//! What two socket engines say to each other.
+//! The protocol between two socket engines.
 //!
-//! Two engines that have streams of a tenant between them share a TCP connection for them. It
-//! begins with a handshake of TLS 1.3 (RFC 8446), in which both show a certificate. Within it each
-//! side sends one [`Hello`], the connecting one first. Then TLS is done: what follows are records
-//! (`slipway_warp::record`), sealed under keys that both derive from the session with the exporter
-//! (RFC 8446, section 7.5):
+//! Two engines share one TCP connection for the streams of a tenant. The connection begins with a
+//! TLS 1.3 handshake (RFC 8446), in which both engines show a certificate. Within TLS each side
+//! sends one [`Hello`], the connecting one first. After that TLS is no longer used: records follow
+//! (`slipway_warp::record`), sealed under keys that both sides derive from the session with the
+//! exporter (RFC 8446, section 7.5):
 //!
 //! - label [`EXPORTER`], context the tenant's name, 32 bytes;
-//! - of these a secret for each direction, [`TO_SERVER`] and [`TO_CLIENT`].
+//! - from these a secret for each direction, [`TO_SERVER`] and [`TO_CLIENT`].
 //!
-//! So a tenant's bytes are under keys that belong to it alone, on a connection of its own. A
-//! record's payload is one frame after the other, none of them cut: a [`Frame`] of 16 bytes, and of
-//! some its body. All that is said about streams is therefore sealed as their bytes are.
+//! So a tenant's bytes are sealed under keys of that tenant alone, on a connection of its own. The
+//! payload of a record is a sequence of whole frames: a [`Frame`] of 16 bytes, and the body of
+//! those kinds that have one. Messages about streams are therefore sealed like the bytes of
+//! streams.
 //!
 //! # Streams
-//! Either side opens streams: the connecting one those with odd numbers, the other those with even
-//! ones. Number 0 is the connection. A number is used once.
+//! Either side opens streams: the connecting side with odd numbers, the other with even numbers.
+//! Number 0 is the connection. A number is used once.
 //!
 //! Credit: a side may send as many bytes of a stream as the other has granted, [`Hello::window`] of
 //! them with the stream itself and what [`Kind::Credit`] adds. Bytes beyond it end the connection.
 //!
-//! All numbers are little-endian. A frame that cannot be ends the connection; so does one for a
-//! stream that never was, but not one for a stream that was: the two sides' last words may have
-//! crossed.
+//! All numbers are little-endian. An invalid frame ends the connection, and so does a frame for a
+//! stream that never existed. A frame for a stream that has ended does not: it may have crossed the
+//! other side's last frame.
 
 use crate::Address;
 use crate::words::{address, put_address, word32, word64};
@@ -31,9 +32,9 @@ use crate::words::{address, put_address, word32, word64};
 pub const VERSION: u32 = 1;
 /// Label of the exporter.
 pub const EXPORTER: &[u8] = b"EXPORTER-slipway-link-1";
-/// What the secret of the connecting side's records is derived with.
+/// The label from which the secret of the connecting side's records is derived.
 pub const TO_SERVER: &[u8] = b"to server";
-/// What the secret of the accepting side's records is derived with.
+/// The label from which the secret of the accepting side's records is derived.
 pub const TO_CLIENT: &[u8] = b"to client";
 /// Bytes of a frame without its body.
 pub const FRAME: usize = 16;
@@ -68,7 +69,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// None: too long, empty, or with other characters.
+    /// Returns the name, or `None` if it is too long, empty, or has other characters.
     pub fn new(name: &str) -> Option<Self> {
         let printable = name.bytes().all(|byte| byte.is_ascii_graphic());
         if !printable || name.is_empty() || name.len() > NAME {
@@ -121,9 +122,9 @@ pub struct Hello {
     pub window: u32,
     /// The records' cipher.
     pub cipher: Cipher,
-    /// Who says this; its certificate has this name.
+    /// The name of the sending engine, which its certificate has as well.
     pub engine: Name,
-    /// Whose streams the connection is for.
+    /// The tenant whose streams the connection carries.
     pub tenant: Name,
 }
 
@@ -143,7 +144,7 @@ impl Hello {
         bytes
     }
 
-    /// What somebody said. None: none of this version.
+    /// Returns the hello in `bytes`, or `None` if it is not of this version.
     pub fn decode(bytes: &[u8; HELLO]) -> Option<Self> {
         let cipher = match bytes[20] {
             1 => Cipher::Aes128Gcm,
@@ -163,7 +164,7 @@ impl Hello {
     }
 }
 
-/// What a frame is about.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A program connects: the stream begins. Body: [`Open`].
@@ -211,9 +212,9 @@ const KINDS: [Kind; 10] = [
 /// | 8 | value, `u64`; 0 where a kind has none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is about.
+    /// The kind of the frame.
     pub kind: Kind,
-    /// Which stream.
+    /// The number of the stream.
     pub stream: u32,
     /// As the kind has it.
     pub value: u64,
@@ -229,8 +230,8 @@ impl Frame {
         bytes
     }
 
-    /// The first frame of `payload`, its body, and what follows. None: there cannot be such a
-    /// frame, or it is cut.
+    /// Returns the first frame of `payload`, its body, and the rest. Returns `None` if the frame is
+    /// invalid or cut off.
     pub fn decode(payload: &[u8]) -> Option<(Self, &[u8], &[u8])> {
         let (head, rest) = payload.split_at_checked(FRAME)?;
         let kind = *KINDS.get(usize::from(head[0]).checked_sub(1)?)?;
@@ -283,7 +284,7 @@ impl Open {
         bytes
     }
 
-    /// None: not as long, or something where zeros are.
+    /// Returns the body in `bytes`, or `None` if it has another length or a reserved byte is not 0.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let open = Self { source: address(bytes, 0)?, destination: address(bytes, 24)? };
         (open.encode() == *bytes).then_some(open)

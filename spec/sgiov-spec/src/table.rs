@@ -112,7 +112,7 @@ impl Place {
             | 1 << 63
     }
 
-    /// None: the entry is free.
+    /// Returns the entry, or `None` if it is free.
     pub fn decode(word: u64) -> Option<Self> {
         (word >> 63 != 0).then_some(Self {
             stream: (word & 0xf_ffff) as u32,

@@ -2,7 +2,7 @@
 
 use crate::Address;
 
-/// The number at `at`; None: the message is too short, here and below.
+/// Returns the number at `at`, or `None` if the message is too short, as the functions below do.
 pub(crate) fn word32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }

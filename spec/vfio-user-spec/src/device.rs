@@ -85,7 +85,7 @@ pub mod capability {
     pub const SPARSE_MMAP: u16 = 1;
 }
 
-/// What every region capability begins with (*VFIO cap header format*).
+/// The header of every region capability (*VFIO cap header format*).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CapabilityHeader {

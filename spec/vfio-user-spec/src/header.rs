@@ -56,17 +56,17 @@ impl Header {
         header
     }
 
-    /// Whether it claims to be a reply.
+    /// Returns whether the message claims to be a reply.
     pub fn is_reply(&self) -> bool {
         self.flags.get() & flag::TYPE_MASK == flag::REPLY
     }
 
-    /// Whether it claims to be a command.
+    /// Returns whether the message claims to be a command.
     pub fn is_command(&self) -> bool {
         self.flags.get() & flag::TYPE_MASK == flag::COMMAND
     }
 
-    /// Whether the sender wants no reply.
+    /// Returns whether the sender wants no reply.
     pub fn no_reply(&self) -> bool {
         self.flags.get() & flag::NO_REPLY != 0
     }

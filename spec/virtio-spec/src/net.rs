@@ -64,8 +64,8 @@ bitflags::bitflags! {
 }
 
 impl Features {
-    /// What VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may name (section 5.1.6.5.8): the bits are the
-    /// features'.
+    /// The offloads that VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may name (section 5.1.6.5.8), by the
+    /// bits of their features.
     pub const GUEST_OFFLOADS: Self = Self::GUEST_CSUM
         .union(Self::GUEST_TSO4)
         .union(Self::GUEST_TSO6)

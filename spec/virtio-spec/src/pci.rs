@@ -12,7 +12,7 @@ pub const DEVICE_BASE: u16 = 0x1040;
 /// (section 4.1.5.1.2).
 pub const NO_VECTOR: u16 = 0xffff;
 
-/// What a capability points to (section 4.1.4).
+/// Types of the structures that capabilities point to (section 4.1.4).
 pub mod config_type {
     /// Common configuration.
     pub const COMMON: u8 = 1;
@@ -39,7 +39,7 @@ pub struct Capability {
     pub next: u8,
     /// Generic PCI field: bytes of the capability.
     pub len: u8,
-    /// What it points to: [`config_type`].
+    /// The type of the structure that the capability points to: [`config_type`].
     pub config_type: u8,
     /// BAR number, 0 to 5.
     pub bar: u8,

@@ -117,8 +117,8 @@ pub mod used {
 /// Alignment of the descriptor area (section 2.7).
 pub const DESCRIPTOR_ALIGN: u64 = 16;
 
-/// Whether an index that went from `old` to `new` passed `event`: whoever asked for `event` is to
-/// be notified (section 2.7.7, `vring_need_event`).
+/// Returns whether an index that went from `old` to `new` has passed `event`, so that the side that
+/// asked for `event` is to be notified (section 2.7.7, `vring_need_event`).
 pub const fn passes(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -50,7 +50,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Whether there can be such an arena.
+    /// Returns whether an arena may have this shape.
     pub fn is_possible(&self) -> bool {
         (1..=1 << 20).contains(&self.streams) && (self.streams..1 << 22).contains(&self.pages)
     }
@@ -63,7 +63,8 @@ impl Shape {
         self.pages as usize * PAGE
     }
 
-    /// The one with so many streams and as many pages as fit in `bytes`. None: not a page for each.
+    /// Returns the shape with this many streams and as many pages as fit in `bytes`. Returns `None`
+    /// if there is not a page for each stream.
     pub fn filling(streams: u32, bytes: usize) -> Option<Self> {
         let none = Self { streams, pages: 0 };
         let pages = bytes.checked_sub(none.areas())? / 2 / PAGE;
@@ -185,7 +186,7 @@ impl Arena {
         self
     }
 
-    /// Whether the other side is another machine's.
+    /// Returns whether the other side is on another machine.
     #[inline]
     pub fn is_across_machines(&self) -> bool {
         self.across_machines
@@ -202,10 +203,10 @@ impl Arena {
         self.words.file()
     }
 
-    /// What the other side of stream `number` writes and `side` reads.
+    /// Returns the words of stream `number` that the other side writes and `side` reads.
     ///
     /// # Panics
-    /// When there is no such stream: a programmer's error.
+    /// If the arena has no such stream: a programmer's error.
     #[inline]
     pub fn inbox(&self, number: u32, side: Side) -> Inbox<'_> {
         assert!(number < self.shape.streams, "no such stream");

@@ -84,7 +84,7 @@ impl Tail {
         self.0 & POSITION
     }
 
-    /// Where the bytes between head and tail lie; None: there are none.
+    /// Returns the region with the bytes between head and tail, or `None` if there are none.
     #[inline]
     pub fn region(self) -> Option<Region> {
         let class = (self.0 >> CLASS_SHIFT & CLASS_BITS) as u32;
@@ -112,13 +112,13 @@ impl Tail {
         Self(self.0 & !POSITION | self.0.wrapping_add(count) & POSITION)
     }
 
-    /// Whether nothing comes after it.
+    /// Returns whether nothing follows this position.
     #[inline]
     pub fn is_end(self) -> bool {
         self.0 & END != 0
     }
 
-    /// Whether the stream was broken off.
+    /// Returns whether the stream was reset.
     #[inline]
     pub fn is_reset(self) -> bool {
         self.0 & RESET != 0
@@ -144,9 +144,8 @@ pub struct Inbox<'a> {
     pub space_wanted: &'a AtomicU64,
 }
 
-/// What a side knows for itself of one direction, in memory that the other side cannot write. As it
-/// may be shared between forked processes these are atomics; a lock of the owner's goes around
-/// their use.
+/// A side's private state of one direction, in memory that the other side cannot write. Forked
+/// processes may share it, so its words are atomics; the owner holds a lock while it uses them.
 #[derive(Clone, Copy)]
 pub struct Own<'a> {
     /// The own counter: a [`Tail`], or a head.
@@ -165,8 +164,8 @@ impl Own<'_> {
     }
 }
 
-/// Whether a wish in the own inbox is fulfilled with `position`, or with `always`; takes it away
-/// then.
+/// Returns whether a wish in the own inbox is fulfilled by `position`, or by `always`, and takes
+/// the wish back if so.
 #[inline]
 fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
     let wish = wanted.load(Ordering::Relaxed);
@@ -180,9 +179,9 @@ fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
 /// The producer's side of the indices.
 #[derive(Clone, Copy)]
 pub struct Sending<'a> {
-    /// What the other side writes.
+    /// The words that the other side writes.
     pub mine: Inbox<'a>,
-    /// What this side writes.
+    /// The words that this side writes.
     pub theirs: Inbox<'a>,
     /// `own`: the tail; `seen`: the head.
     pub state: Own<'a>,
@@ -222,7 +221,7 @@ impl Sending<'_> {
         Ok(used)
     }
 
-    /// Whether this side waits for an empty FIFO, to make it larger.
+    /// Returns whether this side waits for an empty FIFO so that it can make the FIFO larger.
     #[inline]
     pub fn is_pinched(&self) -> bool {
         self.state.seen() & PINCHED != 0
@@ -234,12 +233,12 @@ impl Sending<'_> {
         self.state.seen.store(self.state.seen() & !PINCHED | bit, Ordering::Relaxed);
     }
 
-    /// Whether the other side will not read what is written from now on.
+    /// Returns whether the other side will not read bytes that are written from now on.
     pub fn is_shut(&self) -> bool {
         self.mine.head.load(Ordering::Relaxed) & (END | RESET) != 0
     }
 
-    /// Whether the other side broke the stream off.
+    /// Returns whether the other side reset the stream.
     pub fn is_reset(&self) -> bool {
         self.mine.head.load(Ordering::Relaxed) & RESET != 0
     }
@@ -290,7 +289,8 @@ impl Sending<'_> {
         self.theirs.space_wanted.store(WANTED | until, Ordering::Relaxed);
     }
 
-    /// Whether it is so already; takes the wish back then, and nobody may tell.
+    /// Returns whether the wish is fulfilled already. If so, takes it back, and the other side may
+    /// not wake this one.
     ///
     /// # Errors
     /// [`Spoiled`].
@@ -316,9 +316,9 @@ impl Sending<'_> {
 /// The consumer's side of the indices.
 #[derive(Clone, Copy)]
 pub struct Receiving<'a> {
-    /// What the other side writes.
+    /// The words that the other side writes.
     pub mine: Inbox<'a>,
-    /// What this side writes.
+    /// The words that this side writes.
     pub theirs: Inbox<'a>,
     /// `own`: the head; `seen`: the tail.
     pub state: Own<'a>,
@@ -366,7 +366,7 @@ impl Receiving<'_> {
         Ok(available)
     }
 
-    /// Whether a region lies within the other side's area.
+    /// Returns whether a region lies within the other side's area.
     #[inline]
     pub(super) fn fits(&self, region: Region) -> bool {
         region.order <= MAX_ORDER && region.page + (1 << region.order) <= self.pages
@@ -415,7 +415,8 @@ impl Receiving<'_> {
         self.theirs.data_wanted.store(WANTED | until, Ordering::Relaxed);
     }
 
-    /// Whether it is so already; takes the wish back then, and nobody may tell.
+    /// Returns whether the wish is fulfilled already. If so, takes it back, and the other side may
+    /// not wake this one.
     ///
     /// # Errors
     /// [`Spoiled`].

@@ -1,11 +1,12 @@
-//! What `index` has around it; its loom test has atomics of loom's there, and full barriers.
+//! The atomics and barriers that `index` uses. Its loom test puts loom's atomics and full barriers
+//! in their place.
 //!
-//! Of the two barriers that a sleeper and who tells it need, the teller's is on the path of every
-//! message and the sleeper's is not. So the sleeper pays for both: membarrier(2) has every
-//! processor that runs a process of this kind pass a full barrier, and then the teller needs none
-//! but against the compiler. A process registers for that with its first arena. Where the kernel,
-//! or a seccomp filter, does not let it, it tells with full barriers and cannot be sure to be told
-//! by others: [`is_told_surely`].
+//! A sleeper and the side that wakes it need a barrier each. The waking side's is on the path of
+//! every message, the sleeper's is not. So the sleeper pays for both: membarrier(2) makes every
+//! processor that runs a process of this kind pass a full barrier, and the waking side then needs a
+//! barrier against the compiler only. A process registers for that with its first arena. Where the
+//! kernel or a seccomp filter refuses, the process wakes others with full barriers, and cannot rely
+//! on being woken by them: [`is_told_surely`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, compiler_fence};
@@ -27,8 +28,8 @@ pub(crate) fn register() -> bool {
     })
 }
 
-/// Whether who sleeps in this process is surely told. If not, it is not to sleep longer than a
-/// millisecond or so before it looks again.
+/// Returns whether a sleeper in this process is woken reliably. If not, it must not sleep longer
+/// than a millisecond or so before it looks again.
 pub fn is_told_surely() -> bool {
     register()
 }

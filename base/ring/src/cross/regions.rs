@@ -1,4 +1,4 @@
-//! Who has which of an area's larger regions.
+//! The owners of an area's larger regions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -61,8 +61,9 @@ impl<'a> Regions<'a> {
         Region { page: stream, order: 0 }
     }
 
-    /// A region of the smallest class that has `bytes` bytes at least, or the largest class, or of
-    /// the next smaller class that has one left. None: no larger region than `than` is left.
+    /// Takes a region of the smallest class with at least `bytes` bytes, or of the largest class,
+    /// or of the next smaller class that has one left. Returns `None` if no larger region than
+    /// `than` is left.
     pub fn take(&self, bytes: usize, than: Option<Region>) -> Option<Region> {
         let least = than.map_or(0, |region| region.order + 1);
         let fitting = |order: u32| Region { page: 0, order }.len() >= bytes;
@@ -123,7 +124,7 @@ impl<'a> Regions<'a> {
         })
     }
 
-    /// Whether the bit was not set by another thread meanwhile.
+    /// Sets the bit. Returns `false` if another thread has set it meanwhile.
     fn set(&self, word: usize, bit: u32) -> bool {
         self.bits[word].fetch_or(1 << bit, Ordering::Relaxed) & 1 << bit == 0
     }

@@ -36,15 +36,15 @@ impl Signals {
         (EVENTS + events) * 8
     }
 
-    /// One side of the FIFO in `words`, from its beginning. None: `words` do not hold a power of
-    /// two of events.
+    /// Returns one side of the FIFO in `words`, from its beginning. Returns `None` if `words` do
+    /// not hold a power of two of events.
     pub fn new(words: Lasting, events: usize) -> Option<Self> {
         let fits = events.is_power_of_two() && words.len() >= Self::bytes(events);
         fits.then(|| Self { words, mask: events as u64 - 1, own: 0, seen: 0 })
     }
 
-    /// The same side of the same FIFO, in `words` from now on: it was unmapped and is mapped again.
-    /// None: as for [`Signals::new`].
+    /// Returns the same side of the same FIFO, which was unmapped and is mapped again as `words`.
+    /// Returns `None` as [`Signals::new`] does.
     pub fn onto(&self, words: Lasting) -> Option<Self> {
         let (own, seen) = (self.own, self.seen);
         Self::new(words, self.mask as usize + 1).map(|fresh| Self { own, seen, ..fresh })
@@ -74,7 +74,7 @@ impl Signals {
         Ok(Ok(()))
     }
 
-    /// Whether there is an event to take, or a counter that cannot be.
+    /// Returns whether there is an event to take, or an invalid counter.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.words.words()[TAIL].load(Ordering::Acquire) != self.own

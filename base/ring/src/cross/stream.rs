@@ -39,9 +39,9 @@ pub struct Stream<'a> {
     arena: &'a Arena,
     number: u32,
     side: Side,
-    /// What this side writes.
+    /// The half that this side writes.
     pub out: Sending<'a>,
-    /// What this side reads.
+    /// The half that this side reads.
     pub into: Receiving<'a>,
 }
 
@@ -194,12 +194,12 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// A larger region for a FIFO that has too little for what is to be written: at once when it is
-    /// empty, else when it has been, until when nothing is written to one that is full and smaller
-    /// than it may be.
+    /// Gives the FIFO a larger region if its own is too small for the bytes to be written: at once
+    /// if the FIFO is empty, else once it has been drained. Until then nothing is written to a full
+    /// FIFO that is smaller than it may be.
     ///
-    /// None is larger than it must be: a FIFO goes through all of its region in turn, and with
-    /// thousands of streams it is the caches' room that decides how fast all are.
+    /// A FIFO gets no larger region than it needs: a FIFO goes through all of its region in turn,
+    /// and with thousands of streams the capacity of the caches decides how fast all of them are.
     fn fit(&self, used: u64, wanted: usize, most: usize, regions: Regions<'_>) {
         let size = self.out.tail().size();
         if used == 0 {
@@ -227,7 +227,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Whether there is memory for `new`.
+    /// Moves the FIFO to region `new`. Returns `false` if there is no memory for it.
     fn move_to(&self, new: Region, now: Option<Region>, regions: Regions<'_>) -> bool {
         if self.arena.reserve(self.side, new).is_err() {
             regions.give(new);

@@ -61,8 +61,8 @@ impl Stream<'_> {
     }
 }
 
-/// What is left of two stretches behind their first `done` bytes, up to the end of the one that
-/// this begins in.
+/// Returns the rest of two stretches behind their first `done` bytes, up to the end of the stretch
+/// that the rest begins in.
 fn part<P: Copy + Advance>(stretches: &[(P, usize); 2], done: usize) -> (P, usize) {
     let [(first, held), (second, more)] = *stretches;
     if done < held {
