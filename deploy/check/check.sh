@@ -30,9 +30,7 @@ part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warning
 part docs docs_without_warnings
 part fuzz-lock fuzz_lock
 part documents python3 deploy/check/docs.py
-# Comments of base but for the rings, of spec, fuzz and parts of host/sgiov are still to be rewritten.
-part words python3 deploy/check/words.py backend device sandbox front host/{family,hypervisor,keeper,link,network,plane} \
-    host/{plane-api,port,socket,socket-tokio,vfio-user} host/sgiov/{tests,examples}
+part words python3 deploy/check/words.py
 part layout python3 deploy/check/layout.py
 part circles python3 deploy/check/circles.py
 part figures python3 deploy/check/figures.py

@@ -18,11 +18,11 @@ use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
 use crate::remote::Remote;
 
-/// Ports that are given to who asks for none: the kernel's own range
+/// Ports for connections whose program asks for none: the kernel's own range
 /// (`net.ipv4.ip_local_port_range`).
 pub const PORTS: RangeInclusive<u16> = 32_768..=60_999;
 
-/// What is to be connected: by party, with its address.
+/// The two parties of a connection to make, each with its address.
 pub struct Pair {
     pub connector: (Party, Address),
     pub acceptor: (Party, Address),
@@ -30,7 +30,7 @@ pub struct Pair {
     pub namespace: NamespaceId,
     /// The connector's process, where it is not the engine.
     pub client: Option<u32>,
-    /// What the acceptor sleeps on is decided when it accepts.
+    /// Set if the acceptor's eventfd is chosen when it accepts.
     pub later: bool,
 }
 
@@ -90,10 +90,10 @@ impl Broker {
         }
     }
 
-    /// Who listens at `to`, as seen from a network namespace: in the namespace itself, or in
-    /// another one that really has the address.
+    /// Returns the listener at `to` as seen from a network namespace: in the namespace itself, or
+    /// in the one other namespace that has the address. Returns `None` if there is none.
     fn route(&mut self, namespace: u32, to: &Address) -> Option<u32> {
-        // A namespace's own address is nobody else's to it.
+        // To a namespace its own address belongs to no other.
         let own = |space: &mut Namespace| space.has(&to.ip);
         if to.is_loopback() || self.namespaces.get_mut(namespace).is_some_and(own) {
             return self.listeners.find(namespace, to);
@@ -109,8 +109,8 @@ impl Broker {
         self.listeners.find(one, to)
     }
 
-    /// Whether a connection to `to` can come from `wanted`, which a program says: an address of its
-    /// namespace, since who accepts believes it.
+    /// Returns whether a connection to `to` can come from `wanted`, the source that a program asks
+    /// for. It must be an address of the program's namespace, since the acceptor trusts it.
     fn may_come_from(&mut self, namespace: u32, to: &Address, wanted: &Address) -> bool {
         let Some(space) = self.namespaces.get_mut(namespace) else { return false };
         let stays = |space: &mut Namespace| to.is_loopback() || space.has(&to.ip);
@@ -219,7 +219,7 @@ impl Broker {
         family(pair.connector.0).or_else(|| family(pair.acceptor.0))
     }
 
-    /// Whether a tenant may have so many endpoints more.
+    /// Checks that a tenant may have `wanted` more endpoints.
     fn is_within_limits(&self, namespace: u32, wanted: u32) -> Result<(), Errno> {
         let Some(space) = self.namespaces.get(namespace) else { return Ok(()) };
         let Some(tenant) = &space.tenant else { return Ok(()) };
@@ -267,7 +267,8 @@ impl Broker {
         }
     }
 
-    /// Whether neither has a reason to fear the other's eventfd.
+    /// Returns whether the two parties belong to one user in one namespace, so that neither has to
+    /// protect itself from the other's eventfd.
     fn are_one_tenant(&self, family: u32, other: Party) -> bool {
         let Party::Family(other) = other else { return false };
         let (Some(a), Some(b)) = (self.families.get(family), self.families.get(other)) else {

@@ -29,14 +29,14 @@ pub struct End {
     pub held: Held,
 }
 
-/// What the two ends of a connection sleep on.
+/// The eventfds that the two ends of a connection sleep on.
 pub struct Bells {
-    /// By side. None: that end is closed, or the engine's, or nobody has accepted it and it is for
-    /// later, or a keeper has it.
+    /// By side. `None` if that end is closed or the engine's, if it was not accepted yet and its
+    /// eventfd is chosen later, or if a keeper has the eventfd.
     pub here: [Option<Bell>; 2],
-    /// A keeper has those that are not shared, since both ends have been introduced.
+    /// The keeper of the eventfds that are not shared, once both ends have been introduced.
     pub kept: Option<Kept>,
-    /// The connector has not asked yet for what the acceptor sleeps on.
+    /// The connector has not asked for the acceptor's eventfd yet.
     pub later: bool,
 }
 
@@ -64,7 +64,8 @@ impl Connection {
         &self.ends[side as usize]
     }
 
-    /// What `side` sleeps on, if it is here and not closed.
+    /// Returns the eventfd that `side` sleeps on, or `None` if the end is closed or the eventfd is
+    /// not here.
     pub fn bell(&self, side: Side) -> Option<&Bell> {
         self.bells.here[side as usize].as_ref()
     }

@@ -22,11 +22,11 @@ pub struct Family {
     pub account: Arc<Account>,
     /// Its descriptors, and its table's mapping.
     _held: [Held; 2],
-    /// Who began it.
+    /// The process that began the family.
     pub peer: Peer,
     /// Its network namespace, by number.
     pub namespace: u32,
-    /// What it raises when the engine sleeps.
+    /// The eventfd that the family raises when the engine sleeps.
     pub bell: Arc<OwnedFd>,
     /// Connections of its processes.
     pub members: HashSet<u32>,
@@ -66,7 +66,7 @@ impl Family {
         self.free.len() as u32 + (ENTRIES - self.entries.len() as u32) >= entries
     }
 
-    /// An entry for one side of a connection. None: there is none left.
+    /// Takes an entry for one side of a connection. Returns `None` if none is left.
     pub fn take_entry(&mut self, connection: u32, side: Side) -> Option<u32> {
         if let Some(entry) = self.free.pop() {
             self.entries[entry as usize] = Some((connection, side));

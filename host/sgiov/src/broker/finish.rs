@@ -1,9 +1,9 @@
 //! Endpoints end: closed by the last process that had them, or left behind by one that died.
 //!
-//! What the other side sees is what TCP has: after close(2) with nothing left to read the end of
-//! the stream, and with unread data a reset. A process that was killed is the same, but where it
-//! was in the middle of a send (it had the lock of the sending half): then its peer could take a
-//! piece for the whole, and sees a reset.
+//! The other side sees the same as with TCP: the end of the stream after close(2) with nothing left
+//! to read, and a reset with unread data. A process that was killed looks the same, unless it was
+//! in the middle of a send (it held the lock of the sending half): its peer could take a part of a
+//! message for the whole, so it sees a reset.
 
 use slipway_ring::cross::index::{MAX_ORDER, PAGE};
 use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};
@@ -179,7 +179,7 @@ fn finish_stream(
     there.out.tail()
 }
 
-/// Whether it is the engine that has a lock.
+/// Returns whether the holder of a lock is the engine.
 pub fn is_engine(holder: u64) -> bool {
     holder as u32 == 0
 }

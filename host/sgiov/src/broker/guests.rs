@@ -61,7 +61,7 @@ impl Broker {
         }
     }
 
-    /// Whether a function is served.
+    /// Returns whether any guest's function is served.
     pub fn has_guests(&self) -> bool {
         let guests = self.remote.as_ref().and_then(|ways| ways.guests.as_ref());
         guests.is_some_and(|guests| !guests.is_empty())

@@ -17,7 +17,7 @@ pub const DESCRIPTORS: u64 = 2;
 /// Streams of a link whose arena the engine makes. A pair of families that needs more has several.
 pub const STREAMS: u32 = 4096;
 
-/// Who a side of a link is.
+/// The party at a side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Party {
     /// A family, by its number.

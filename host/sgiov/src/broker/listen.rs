@@ -1,4 +1,4 @@
-//! Who listens where, and who waits to be accepted.
+//! Listeners by address, and the connections that wait to be accepted.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -50,8 +50,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Whether one more connection may wait: as many as with the kernel, which is one more than it
-    /// was told.
+    /// Returns whether one more connection may wait. As with the kernel, one more than the backlog
+    /// may wait.
     pub fn has_room(&self) -> bool {
         self.queue.len() <= self.backlog as usize
     }
@@ -126,7 +126,8 @@ impl Listeners {
         })
     }
 
-    /// Whether as many listen at exactly this address as may.
+    /// Returns whether the largest number of listeners that may share an address listens at this
+    /// one.
     fn is_full(&self, namespace: u32, at: &Address) -> bool {
         let numbers = self.by_port.get(&at.port).into_iter().flatten();
         let there = numbers.filter_map(|number| self.all.get(*number));

@@ -1,17 +1,17 @@
-//! Who is there, who listens, who is connected to whom: what the engine does for requests, without
-//! its socket.
+//! The engine's state and its answers to requests, without its socket: clients, listeners,
+//! connections.
 //!
-//! A [`Broker`] is told of clients that join and leave and of their requests, and says what to
-//! answer. It owns all memory and all descriptors that it gives out, so that what a process leaves
-//! behind is known by its connection's end alone: nothing that a process writes anywhere decides
-//! what is given back.
+//! A [`Broker`] gets the arrival, the requests and the departure of clients, and returns answers.
+//! It owns all memory and all descriptors that it hands out, so the end of a process's connection
+//! alone tells what the process leaves behind: nothing that a process writes anywhere decides what
+//! is released.
 //!
 //! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two
 //!   ends;
 //! - `attach`, `listen`, `connect`, `exec`: the requests; `finish`: how endpoints end;
 //! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
-//! - `sharing`: what ends of connections sleep on; `sweep`: memory of idle sockets; `report`: what
-//!   people see.
+//! - `sharing`: the eventfds of connections' ends; `sweep`: memory of idle sockets; `report`: the
+//!   report for people.
 
 mod attach;
 mod connect;
@@ -88,9 +88,9 @@ struct Client {
     proves: Option<Asked>,
 }
 
-/// What to do after a request.
+/// The action after a request.
 pub enum Outcome {
-    /// Nothing.
+    /// No action.
     Nothing,
     /// Answer it, with these descriptors.
     Answer(Reply, Vec<Arc<OwnedFd>>),
@@ -118,7 +118,7 @@ impl From<Refused> for Errno {
     }
 }
 
-/// What an application is told.
+/// Returns the number of errno(3) that an application gets.
 fn told(errno: Errno) -> u32 {
     let errno = if errno == LIMITED { Errno::NOBUFS } else { errno };
     errno.raw_os_error().unsigned_abs()
@@ -337,7 +337,7 @@ impl Broker {
         outcome.unwrap_or_else(|errno| self.failed(client, errno))
     }
 
-    /// What a client is told of a request that failed.
+    /// Logs why a request failed, and returns the answer to its client.
     fn failed(&mut self, client: u32, errno: Errno) -> Outcome {
         if errno == LIMITED {
             let who = self.who(client);
@@ -387,15 +387,14 @@ impl Broker {
     }
 }
 
-/// What the system says when it has nothing left, and everything else, is a lack of buffers to an
-/// application.
+/// Converts an error of the system to the one that an application gets: a lack of buffers.
 fn lack(_: impl std::fmt::Display) -> Errno {
     Errno::NOBUFS
 }
 
 #[cfg(any(test, feature = "fuzz"))]
 impl Broker {
-    /// Whether nobody is there, and nothing of anybody.
+    /// Returns whether there are no clients, and nothing is left of any.
     pub fn is_empty(&self) -> bool {
         self.clients.len() == 0
             && self.families.len() == 0

@@ -1,9 +1,10 @@
-//! Whether a socket that a program shows is the kernel's listener that it says.
+//! The proof that a socket which a program hands over is the kernel's listener at the address that
+//! the program names.
 //!
-//! The kernel's answer may be long in coming: whoever has the socket can hold its lock for as long
-//! as he likes, as with a setsockopt(2) whose argument lies in memory that a FUSE server never
-//! gives. So the kernel is asked on the threads of the account's [`Bin`](slipway_peer::Bin), which
-//! may be lost, and the engine hears of it later.
+//! The kernel's answer may take long: a process that has the socket can hold its lock for as long
+//! as it likes, for example in a setsockopt(2) whose argument lies in memory that a FUSE server
+//! never provides. So the kernel is asked on the threads of the account's
+//! [`Bin`](slipway_peer::Bin), which may be lost, and the engine gets the answer later.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,13 +18,13 @@ use super::listen::Wanted;
 use super::{Broker, Errno, Outcome};
 use crate::peer::Peer;
 
-/// What a client waits for.
+/// The request of a client that waits for a proof.
 pub struct Asked {
     number: u64,
     wanted: Wanted,
 }
 
-/// What was found.
+/// The result of looking at a socket.
 struct Found {
     client: u32,
     number: u64,
@@ -98,7 +99,7 @@ impl Broker {
         Ok(Outcome::Nothing)
     }
 
-    /// What was found of sockets: outcomes for clients that waited.
+    /// Returns the outcomes for clients whose sockets were looked at.
     pub fn proven(&mut self) -> Vec<(u32, Outcome)> {
         let Some(proofs) = &self.proofs else { return Vec::new() };
         slipway_peer::eventfd::drain(proofs.wake.as_fd());

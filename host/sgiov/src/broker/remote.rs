@@ -13,7 +13,7 @@ use super::{Broker, Errno, Outcome};
 use crate::remote::{Destined, Event, Line, Remote};
 
 impl Broker {
-    /// Asks the carrier, if it has a way to `to`. None: it has not.
+    /// Has the carrier connect to `to`. Returns `None` if the carrier has no way there.
     pub(super) fn connect_remote(
         &mut self,
         (client, family): (u32, u32),
@@ -68,7 +68,7 @@ impl Broker {
         })
     }
 
-    /// What the carrier's events are told by.
+    /// Returns the descriptor that is readable when the carrier has events.
     pub fn remote_wakes(&self) -> Option<BorrowedFd<'_>> {
         self.remote.as_ref().map(|remote| remote.wakes())
     }

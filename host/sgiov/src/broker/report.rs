@@ -1,4 +1,4 @@
-//! What people see.
+//! The report for people.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::remote::Remote;
 /// Connections that a report lists one by one, where the rest is counted, and listeners.
 const LISTED: usize = 10_000;
 
-/// What the engine serves.
+/// The programs, listeners and connections that the engine serves.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// By network namespace.
     pub tenants: Vec<TenantReport>,
     /// Families of processes.
     pub families: Vec<FamilyReport>,
-    /// Who listens, up to 10,000 of them.
+    /// Listeners, up to 10,000 of them.
     pub listeners: Vec<ListenerReport>,
-    /// Who is connected, up to 10,000 of them.
+    /// Connections, up to 10,000 of them.
     pub connections: Vec<ConnectionReport>,
     /// All connections.
     pub connections_in_all: usize,
@@ -112,11 +112,11 @@ pub struct ListenerReport {
 /// A connection; of an end whose family has ended the number is 0.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionReport {
-    /// Who connected: address.
+    /// The connector's address.
     pub from: String,
     /// Number of the process that began its family; 0: on another node, or gone.
     pub from_pid: i32,
-    /// Who accepted: address.
+    /// The acceptor's address.
     pub to: String,
     /// As `from_pid`.
     pub to_pid: i32,
@@ -282,7 +282,7 @@ fn tenants_of(guests: &[crate::GuestReport]) -> Vec<TenantReport> {
     tenants.into_values().collect()
 }
 
-/// What the kernel calls a process; nothing, when it has ended.
+/// Returns the kernel's name of a process, which is empty if the process has ended.
 fn program(pid: i32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().chars().filter(|letter| !letter.is_control()).collect()

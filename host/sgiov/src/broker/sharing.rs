@@ -24,7 +24,7 @@ use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
 use crate::accounts::{Account, Held, Resource};
 
-/// What an end sleeps on.
+/// The eventfd that an end of a connection sleeps on.
 #[derive(Clone)]
 pub struct Bell {
     pub eventfd: Arc<OwnedFd>,
@@ -54,7 +54,7 @@ impl Group {
 }
 
 impl Broker {
-    /// What a new endpoint of `client` on `link` sleeps on.
+    /// Returns the eventfd for a new endpoint of `client` on `link`.
     pub(super) fn bell_for(&mut self, client: u32, link: u32) -> Result<Bell, Errno> {
         let client = self.clients.get_mut(client).ok_or(Errno::INVAL)?;
         if !client.shares {
@@ -80,8 +80,8 @@ impl Broker {
         Outcome::Nothing
     }
 
-    /// What the other side of an endpoint sleeps on. Who asks is about to raise it, and may not be
-    /// able to: so it is raised here.
+    /// Answers with the eventfd that the other side of an endpoint sleeps on. The asking process is
+    /// about to raise the eventfd and may not be able to, so it is raised here.
     pub(super) fn peer(&mut self, client: u32, family: u32, entry: u64) -> Result<Outcome, Errno> {
         let entry = u32::try_from(entry).map_err(|_| Errno::BADF)?;
         let client = self.clients.get(client).ok_or(Errno::INVAL)?;

@@ -29,9 +29,9 @@ const SLICE: u32 = 4096;
 /// How long a link stays without streams: who connects anew does not pay for a new one.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How far the sweeper is.
+/// The sweeper's progress.
 pub struct Sweep {
-    /// The connection to go on with; None: between two rounds.
+    /// The connection to continue with, or `None` between two rounds.
     at: Option<u32>,
     next: Option<Instant>,
     pause: Duration,
@@ -64,7 +64,8 @@ fn let_go((table, number, hold): &(Table, u32, u64)) {
 }
 
 impl Broker {
-    /// When [`Broker::sweep`] has something to do. None: nothing, until there are connections.
+    /// Returns the time at which [`Broker::sweep`] has something to do, or `None` while there are
+    /// no connections.
     pub fn next_sweep(&mut self) -> Option<Instant> {
         if self.sweep.at.is_some() {
             return Some(Instant::now());
@@ -160,8 +161,9 @@ impl Broker {
         self.sweep.seen.remove(&key);
     }
 
-    /// Whether neither side of a connection has a reason to fear the other: who writes to it may
-    /// wait for the engine, and the engine for who has the file.
+    /// Returns whether both sides of a connection belong to one user in one namespace. A process
+    /// that writes to the connection may wait for the engine, and the engine for the process that
+    /// has the file.
     fn is_among_friends(&self, connection: &Connection) -> bool {
         let peer = |side: Side| match connection.end(side).party {
             Party::Family(family) => self.families.get(family).map(|family| &family.peer),

@@ -13,7 +13,7 @@ use super::{FunctionError, Piece};
 
 /// Bytes of messages that may be under way to the machine.
 const MOST: usize = 64 << 10;
-/// What the machine's word has when it waits for room for its messages.
+/// The bit of the machine's word that is set while it waits for room for its messages.
 const ROOM: u64 = asleep::FOR_WORK_AND_ROOM & !asleep::FOR_WORK;
 
 const SPOILED: FunctionError = FunctionError::Protocol("a counter that cannot be");
@@ -67,7 +67,7 @@ impl Control {
         }
     }
 
-    /// What the machine said next.
+    /// Returns the machine's next message.
     pub fn receive(&self) -> Result<Option<Message>, FunctionError> {
         let (count, ended) = self.stream().available().map_err(|_| SPOILED)?;
         if ended {
@@ -98,20 +98,21 @@ impl Control {
         self.to_guest.take().map_err(|_| SPOILED)
     }
 
-    /// Whether any stream may have stirred there.
+    /// Returns whether signals were lost, so that any stream may have changed on the machine's
+    /// side.
     pub fn overflowed(&self) -> bool {
         let word = self.word(GUEST_OVERFLOW);
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
     }
 
-    /// Says what the machine is to tell of from now on. A full barrier and a look at all of it must
-    /// follow.
+    /// Sets the events for which the machine interrupts from now on. A full barrier and a look for
+    /// all of them must follow.
     pub fn sleep(&self, word: u64) {
         self.word(GUEST_ASLEEP).store(word, Ordering::Relaxed);
     }
 
-    /// Whether the machine's engine sleeps, and is to be told: that there is work for it, or room
-    /// for its messages too.
+    /// Returns whether the machine's engine sleeps and wants to be woken for `work`, or for `room`
+    /// for its messages.
     pub fn is_to_be_told(&self, work: bool, room: bool) -> bool {
         let what = if work { asleep::FOR_WORK } else { 0 } | if room { ROOM } else { 0 };
         // The machine stores the word and then looks once more; here it is the other way round.

@@ -46,8 +46,8 @@ pub trait Device: Send {
     /// Writes 4 bytes of BAR 0 at a multiple of 4.
     fn write(&mut self, offset: u64, value: u32);
 
-    /// Readable when the function has interrupted. None: it cannot, and is looked at every
-    /// millisecond while there is somebody to look for.
+    /// Returns a descriptor that is readable when the function has interrupted. Returns `None` if
+    /// the function cannot interrupt: it is then polled every millisecond while it is in use.
     fn interrupt(&self) -> Option<BorrowedFd<'_>>;
 
     /// Has taken notice of interrupts. The cause is read after this, which lowers the pin, and then
@@ -67,7 +67,7 @@ pub trait Device: Send {
 /// Why a socket function is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum FunctionError {
-    /// What answers is another device.
+    /// Another device answers.
     #[error("no socket function: its first register reads {0:#x}")]
     Other(u64),
     /// It speaks a version that this engine does not know.
@@ -93,7 +93,7 @@ impl From<rustix::io::Errno> for FunctionError {
     }
 }
 
-/// What a status says, if it says that the function is broken.
+/// Returns the reason in a status that says that the function is broken, or `None`.
 fn broken(status: u32) -> Option<FunctionError> {
     let reasons = [
         (Broken::Memory, "the machine cannot rely on the guest's memory"),

@@ -46,16 +46,16 @@ pub(super) const TIMER: u64 = u64::MAX - 2;
 /// the machine.
 pub struct FunctionRemote {
     pub(super) device: Box<dyn Device>,
-    /// None: it is broken.
+    /// The control memory, or `None` if the function is broken.
     pub(super) control: Option<Control>,
-    /// To be said as soon as there is room.
+    /// Messages that are sent as soon as there is room.
     pub(super) waiting: VecDeque<Message>,
     pub(super) epoll: OwnedFd,
     /// Raised when there is more to do than a turn had room for.
     pub(super) again: OwnedFd,
     pub(super) timer: OwnedFd,
     pub(super) is_looking: bool,
-    /// When it was asked last whether it is there.
+    /// The time at which the device was last asked for its status.
     pub(super) asked: Instant,
     pub(super) families: HashMap<u32, Family>,
     pub(super) arenas: Arenas,
@@ -234,7 +234,7 @@ fn begin(device: &mut dyn Device) -> Result<Piece, FunctionError> {
     Ok(device.piece()?)
 }
 
-/// Whether the device touches no memory any more.
+/// Resets the device. Returns whether it has ended all accesses to memory.
 fn reset(device: &mut dyn Device) -> bool {
     device.write(register::CONTROL, 0);
     let begun = Instant::now();
@@ -382,8 +382,8 @@ impl FunctionRemote {
         Ok(arena)
     }
 
-    /// Takes the engine's side of a stream. None: the machine is not there, or does not know its
-    /// arena.
+    /// Takes the engine's side of a stream. Returns `None` if the function is broken, or the
+    /// machine does not know the stream's arena.
     fn carry(&mut self, connection: u32, line: Line, connected: bool) -> Option<function::Line> {
         self.control.as_ref()?;
         let arena = self.arenas.number(&line.arena)?;

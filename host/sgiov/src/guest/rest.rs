@@ -72,7 +72,7 @@ impl FunctionRemote {
         }
     }
 
-    /// Whether it runs still.
+    /// Reads the function's status, and ends it if it is broken.
     fn ask(&mut self) {
         self.asked = Instant::now();
         if let Some(error) = broken(self.device.read(register::STATUS)) {

@@ -35,7 +35,7 @@ impl Arenas {
         self.0.iter().find(|(_, own)| own.words().as_ptr() == at).map(|(number, _)| *number)
     }
 
-    /// Whether it was one.
+    /// Removes an arena. Returns whether it existed.
     pub fn remove(&mut self, number: u32) -> bool {
         self.0.remove(&number).is_some()
     }

@@ -20,7 +20,7 @@ impl FunctionRemote {
         Ok(heard || stirred || forwarded || said)
     }
 
-    /// What the machine says.
+    /// Handles the machine's messages. Returns whether there were any.
     fn hear(&mut self) -> Result<bool, FunctionError> {
         let mut some = false;
         for _ in 0..TURN {

@@ -87,7 +87,7 @@ impl Carrying {
         None
     }
 
-    /// Who connected hears that nobody answered. The answer may still come.
+    /// Refuses a connection that was not answered in time. The answer may still come.
     fn without_answer(&mut self, guest: u32, pair: u32) {
         let Some(end) = self.pairs.get_mut(pair).and_then(|pair| pair.ends[0].take()) else {
             return;

@@ -59,7 +59,7 @@ impl Claims {
         part.claimed[word].fetch_or(bit, Ordering::AcqRel);
     }
 
-    /// It is not any more.
+    /// Gives the entry up.
     pub fn give_up(&self, entry: u32) {
         if let Some(part) = self.part(entry as usize) {
             let (word, bit) = place(entry as usize);
@@ -67,18 +67,19 @@ impl Claims {
         }
     }
 
-    /// A signal was seen; the next one is passed on again. None: that any may have stirred.
+    /// Notes that a signal was seen, so that the next one is passed on again. `None` stands for the
+    /// signal that any entry may have changed.
     pub fn seen(&self, entry: Option<u32>) {
         let Some(entry) = entry else { return self.told.store(false, Ordering::SeqCst) };
         if let Some(part) = self.part(entry as usize) {
             let (word, bit) = place(entry as usize);
-            // Acquire: what was written before a signal that was not passed on is seen by who looks
-            // now.
+            // Acquire: the thread that looks now sees the writes before a signal that was not
+            // passed on.
             part.told[word].fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
-    /// Whether a signal of the entry is to be passed on.
+    /// Returns whether a signal of the entry is to be passed on.
     fn tell(&self, entry: usize) -> bool {
         let Some(part) = self.part(entry) else { return false };
         let (word, bit) = place(entry);
@@ -91,7 +92,7 @@ impl Claims {
     }
 }
 
-/// What the links' thread passes a family's signals to.
+/// The receiver to which the links' thread passes a family's signals.
 pub struct Ear {
     pub family: u32,
     pub claims: Arc<Claims>,

@@ -21,9 +21,9 @@ pub struct GuestReport {
     pub tenant: String,
     /// Its addresses.
     pub addresses: Vec<String>,
-    /// Whether the engine in it runs.
+    /// Set while the engine in the guest runs.
     pub running: bool,
-    /// Where its programs listen.
+    /// The addresses at which the guest's programs listen.
     pub listeners: Vec<String>,
     /// Open streams.
     pub streams: u64,
@@ -33,7 +33,7 @@ pub struct GuestReport {
     pub received: u64,
 }
 
-/// What is counted of a guest, by the thread that carries.
+/// Counters of a guest, written by the carrying thread.
 #[derive(Default)]
 pub struct Counts {
     pub running: AtomicBool,
@@ -120,12 +120,13 @@ impl Book {
         Addresses { count: own.len().min(ADDRESSES) as u32, ips }
     }
 
-    /// Whether the guest has the address, and which one it has first of the same family.
+    /// Returns whether the guest has the address.
     pub fn has(&self, guest: u32, ip: &[u8; 16]) -> bool {
         self.entries().get(&guest).is_some_and(|entry| entry.ips.contains(ip))
     }
 
-    /// A program of the guest listens. False: it has more listeners than it may.
+    /// Adds a listener of the guest. Returns `false` if the guest has more listeners than it may
+    /// have.
     pub fn listen(&self, guest: u32, at: Address) -> bool {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&guest) else { return true };

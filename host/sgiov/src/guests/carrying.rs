@@ -39,7 +39,7 @@ pub const BACKLOG: usize = 1024;
 /// Number in epoll of what wakes the thread, beyond those of families.
 pub const WAKE: u64 = u64::MAX;
 
-/// What is to be done.
+/// A command to the carrying thread.
 pub enum Command {
     Add {
         guest: u32,
@@ -48,11 +48,11 @@ pub enum Command {
     },
     Remove(u32),
     Family(u32, Family),
-    /// A family whose signals somebody else takes.
+    /// A family whose signals the links' thread takes.
     Beside(u32, Arc<Claims>),
-    /// An entry of such a one has stirred. None: any may have.
+    /// An entry of a family of [`Command::Beside`] has signalled. `None`: any entry may have.
     Stirred(u32, Option<u32>),
-    /// The signals of such a one cannot be.
+    /// The signals of a family of [`Command::Beside`] are invalid.
     Spoiled(u32),
     FamilyEnded(u32),
     Policy(Policy),
@@ -71,7 +71,7 @@ pub enum Command {
     Stop,
 }
 
-/// What is told.
+/// News of the carrying thread.
 pub enum News {
     Event(Event),
     /// A guest's VMM has gone.
@@ -91,7 +91,7 @@ pub struct Carrying {
     /// The same, by family and entry.
     pub entries: HashMap<(u32, u32), u32>,
     pub families: HashMap<u32, Family>,
-    /// Those whose signals somebody else takes.
+    /// Families whose signals the links' thread takes.
     pub beside: HashMap<u32, Arc<Claims>>,
     pub hot: Vec<u32>,
     /// Pairs whose program could not be told of something: they are broken off.
@@ -161,7 +161,7 @@ impl Carrying {
         }
     }
 
-    /// Does what it is told. None: to end.
+    /// Carries out the commands. Returns `None` if the thread is to end.
     fn obey(&mut self) -> Option<bool> {
         let mut some = false;
         while let Ok(command) = self.commands.try_recv() {

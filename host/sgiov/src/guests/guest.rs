@@ -11,9 +11,9 @@ use super::book::Counts;
 pub struct Guest {
     pub peer: Peer,
     pub control: Control,
-    /// None: the guest has not started its function.
+    /// The channel to the guest, or `None` if the guest has not started its function.
     pub channel: Option<Channel>,
-    /// It said hello.
+    /// The guest has sent its hello.
     pub greeted: bool,
     /// The channel holds no memory for now.
     pub suspended: bool,

@@ -1,4 +1,4 @@
-//! What programs of this node signal, and whose streams with guests that concerns.
+//! Signals of this node's programs, and the streams with guests that they concern.
 
 use rustix::event::epoll;
 use slipway_family::Family;
@@ -55,9 +55,9 @@ impl Carrying {
         some
     }
 
-    /// What a family signalled to somebody else.
+    /// Handles a signal of a family that the links' thread has taken.
     pub(super) fn stirred(&mut self, number: u32, entry: Option<u32>) {
-        // Before the look, or what comes meanwhile would be lost.
+        // Before the look, or a signal that comes meanwhile would be lost.
         if let Some(claims) = self.beside.get(&number) {
             claims.seen(entry);
         }

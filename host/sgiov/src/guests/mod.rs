@@ -162,7 +162,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Who asked for functions has gone: those that no VMM came to are not wanted any more.
+    /// Removes the functions of a client that has gone, except those that a VMM has connected to.
     pub fn asker_left(&mut self, asker: u32) {
         let unused = |served: &Served| served.asker == asker && !served.was_used();
         let all = self.served.iter().filter(|(_, served)| unused(served));
@@ -179,17 +179,17 @@ impl Guests {
         }
     }
 
-    /// Whether no function is served.
+    /// Returns whether no function is served.
     pub fn is_empty(&self) -> bool {
         self.served.is_empty()
     }
 
-    /// Whether the connection is one of these.
+    /// Returns whether the connection is one with a guest.
     pub fn has(&self, connection: u32) -> bool {
         self.connections.contains(&connection)
     }
 
-    /// What people see.
+    /// Returns the report of all guests.
     pub fn report(&self) -> Vec<GuestReport> {
         self.book.report()
     }

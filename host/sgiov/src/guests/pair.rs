@@ -42,7 +42,7 @@ impl End {
         Self { who, own, left: false, finished: false, shut: false, wishes }
     }
 
-    /// Its stream. None: its memory is not there now.
+    /// Returns the end's stream, or `None` if the stream's memory is not mapped at present.
     fn stream<'a>(&'a self, guests: &'a BTreeMap<u32, Guest>) -> Option<(Stream<'a>, Regions<'a>)> {
         let (arena, bits, number, side) = match &self.who {
             Who::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
@@ -91,35 +91,35 @@ impl End {
 
 /// See the module's head.
 pub struct Pair {
-    /// Who connected, and who accepted. None: not there yet, or over.
+    /// The connecting end and the accepting end. `None` if an end is not there yet, or has ended.
     pub ends: [Option<End>; 2],
-    /// Whom an answer is awaited of.
+    /// The party whose answer is awaited.
     pub awaits: Option<Answerer>,
-    /// When it was asked for, of a guest.
+    /// The time at which a guest was asked for it.
     pub asked: Option<Instant>,
     pub opened: bool,
-    /// It is looked at in every turn.
+    /// Set if the pair is looked at in every turn.
     pub hot: bool,
-    /// Looks that found nothing, one after the other.
+    /// Consecutive looks that found nothing.
     pub idle: u8,
-    /// When it was queued because it rests with memory that it may give up, and since when it
-    /// rests.
+    /// Set while the pair is idle and queued to give up memory: the time at which it was queued,
+    /// and the time since which it is idle.
     pub resting: Option<(Instant, Instant)>,
 }
 
-/// Who answers whether a connection is accepted.
+/// The party that answers whether a connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answerer {
-    /// The engine, which this guest asks.
+    /// The engine, on the request of this guest.
     Engine(u32),
     Guest(u32),
 }
 
-/// What a turn did.
+/// The result of a turn.
 #[derive(Default)]
 pub struct Done {
     pub worked: bool,
-    /// By end: its program is to be told.
+    /// By end: set if its program is to be woken.
     pub tell: [bool; 2],
     /// Bytes that came from each end.
     pub bytes: [u64; 2],
@@ -142,7 +142,7 @@ impl Pair {
         done
     }
 
-    /// Whether the memory of an end is not there for now.
+    /// Returns whether the memory of an end is not mapped at present.
     fn is_away(&self, guests: &BTreeMap<u32, Guest>) -> bool {
         self.ends.iter().flatten().any(|end| end.stream(guests).is_none())
     }
@@ -251,7 +251,7 @@ impl Pair {
         true
     }
 
-    /// Whether there is something to do now.
+    /// Takes the wishes of both ends back. Returns whether there is something to do now.
     pub fn settle(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
         let mut some = false;
         for end in self.ends.iter_mut().flatten() {
@@ -277,7 +277,7 @@ impl Pair {
         }
     }
 
-    /// Whether one of its FIFOs has memory.
+    /// Returns whether one of the pair's FIFOs has memory.
     pub fn has_memory(&self) -> bool {
         self.ends.iter().flatten().any(|end| end.last().region().is_some())
     }

@@ -13,7 +13,7 @@ use crate::Memory;
 /// A function that is served.
 pub struct Served {
     control: Control,
-    /// Who asked for it.
+    /// The client that asked for the function.
     pub asker: u32,
 }
 
@@ -22,7 +22,7 @@ impl Served {
         self.control.clone()
     }
 
-    /// Whether a VMM ever came.
+    /// Returns whether a VMM has ever connected.
     pub fn was_used(&self) -> bool {
         self.control.stats().connections > 0
     }
@@ -33,7 +33,7 @@ impl Served {
     }
 }
 
-/// Whether a VMM came and has gone.
+/// Returns whether a VMM has connected and gone.
 pub fn is_over(control: &Control) -> bool {
     let stats = control.stats();
     stats.connections > 0 && stats.client.is_none()

@@ -1,4 +1,4 @@
-//! What guests say, how connections begin, and how they end.
+//! Messages of guests, and the beginning and end of connections.
 
 use std::sync::atomic::Ordering;
 
@@ -83,7 +83,7 @@ impl Carrying {
         }
     }
 
-    /// Whether a guest is asked for this answer.
+    /// Checks that this answer is awaited of the guest.
     fn awaited_of(&self, guest: u32, incoming: u32) -> Result<(), Broken> {
         let pair = self.pairs.get(incoming);
         let asked = pair.is_some_and(|pair| pair.awaits == Some(Answerer::Guest(guest)));
@@ -222,7 +222,7 @@ impl Carrying {
         }
     }
 
-    /// Who connected hears that nothing comes of it.
+    /// Refuses the connection to the connecting end.
     pub(super) fn refuse(&mut self, end: End, errno: u32) {
         match end.who {
             Who::Host { connection, line } => {
@@ -259,7 +259,7 @@ impl Carrying {
         }
     }
 
-    /// An end was closed. None: it was already.
+    /// Ends one end of a pair. Returns `None` if it has ended already.
     fn left(&mut self, number: u32, end: usize) -> Option<()> {
         let pair = self.pairs.get_mut(number)?;
         let there = pair.ends[end].as_mut()?;

@@ -38,7 +38,7 @@ impl Entrance {
     }
 }
 
-/// What a predecessor left, and the endpoint's state for a successor.
+/// The parts that a predecessor left, and the state for a successor.
 pub type KeptParts = (Box<kept::Parts>, Keeping);
 
 /// Listens, on a predecessor's socket if there is one.
