@@ -52,9 +52,6 @@ TO_CUT = {
             "queue recover serve spares state steps trace"
         ): "the controller is one object of 49 fields, cut into files",
     },
-    ("host/sgiov", "guests"): {
-        "beside carrying": "an item is in the wrong module",
-    },
 }
 
 RAW = re.compile(r'b?r(#*)"')

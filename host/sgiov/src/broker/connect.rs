@@ -267,8 +267,8 @@ impl Broker {
         }
     }
 
-    /// Returns whether the two parties belong to one user in one namespace, so that neither has to
-    /// protect itself from the other's eventfd.
+    /// Returns whether the two parties are of one tenant, user and container, so that neither has
+    /// to protect itself from the other's eventfd.
     fn are_one_tenant(&self, family: u32, other: Party) -> bool {
         let Party::Family(other) = other else { return false };
         let (Some(a), Some(b)) = (self.families.get(family), self.families.get(other)) else {

@@ -1,20 +1,15 @@
-//! Families whose signals links take: what is for streams with guests is passed on to this side's
-//! thread.
+//! Claims: which signals of a family the links' thread passes on to the guests' thread.
 //!
-//! The links' thread does not know which entries those are, and this thread is not to be woken for
-//! all others. So each family has its claims, marks that this thread makes and the links' thread
-//! reads: an entry's first signal is passed on, and the next one when that was seen. So a program
-//! that raises signals without end has one under way for each of its entries.
+//! Where an engine has links and guests, the links' thread takes all signals of families. It does
+//! not know which entries belong to streams with guests, and must not wake the guests' thread for
+//! the others. So each family has its claims, marks that the guests' thread makes and the links'
+//! thread reads: the first signal of a claimed entry is passed on, and the next one once the first
+//! was seen. So a program that raises signals without end has one in flight for each of its
+//! entries.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock};
-use std::task::Wake;
 
-use slipway_family::Beside;
-
-use super::Bell;
-use super::carrying::Command;
 use crate::table::ENTRIES;
 
 /// Entries of a part of the marks. A family's entries are its lowest numbers, so most have one
@@ -32,7 +27,7 @@ struct Part {
 pub struct Claims {
     parts: Box<[OnceLock<Box<Part>>]>,
     /// That any may have stirred is under way.
-    told: AtomicBool,
+    pub told: AtomicBool,
 }
 
 impl Default for Claims {
@@ -80,7 +75,7 @@ impl Claims {
     }
 
     /// Returns whether a signal of the entry is to be passed on.
-    fn tell(&self, entry: usize) -> bool {
+    pub fn tell(&self, entry: usize) -> bool {
         let Some(part) = self.part(entry) else { return false };
         let (word, bit) = place(entry);
         part.claimed[word].load(Ordering::Acquire) & bit != 0
@@ -89,41 +84,6 @@ impl Claims {
 
     fn part(&self, entry: usize) -> Option<&Part> {
         self.parts.get(entry / PART)?.get().map(Box::as_ref)
-    }
-}
-
-/// The receiver to which the links' thread passes a family's signals.
-pub struct Ear {
-    pub family: u32,
-    pub claims: Arc<Claims>,
-    pub commands: Sender<Command>,
-    pub wake: Arc<Bell>,
-}
-
-impl Ear {
-    fn command(&self, command: Command) {
-        if self.commands.send(command).is_ok() {
-            self.wake.wake_by_ref();
-        }
-    }
-}
-
-impl Beside for Ear {
-    fn stirred(&self, entry: u64) {
-        let known = u32::try_from(entry).ok().filter(|entry| self.claims.tell(*entry as usize));
-        if let Some(entry) = known {
-            self.command(Command::Stirred(self.family, Some(entry)));
-        }
-    }
-
-    fn overflowed(&self) {
-        if !self.claims.told.swap(true, Ordering::SeqCst) {
-            self.command(Command::Stirred(self.family, None));
-        }
-    }
-
-    fn spoiled(&self) {
-        self.command(Command::Spoiled(self.family));
     }
 }
 

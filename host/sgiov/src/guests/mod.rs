@@ -17,6 +17,7 @@ mod asked;
 mod beside;
 mod book;
 mod carrying;
+mod ear;
 mod guest;
 mod hearing;
 mod pair;
@@ -40,10 +41,11 @@ use crate::Function;
 use crate::policy::Policy;
 use crate::remote::{Event, Line, Remote};
 
-use beside::{Claims, Ear};
+use beside::Claims;
 use book::Book;
 pub use book::GuestReport;
 use carrying::{Carrying, Command, News};
+use ear::Ear;
 use serve::Served;
 
 /// Of [`Event::Incoming`]'s numbers: a guest asks.
