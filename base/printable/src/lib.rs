@@ -13,10 +13,11 @@ pub const MESSAGE: usize = 2000;
 
 /// Returns `text` as one line of at most `most` characters (at least the ellipsis). Control and
 /// formatting characters, line breaks included, are escaped, and a longer text is cut and ends in
-/// an ellipsis. Each character of an escape counts.
+/// an ellipsis. Each character of an escape counts, and no escape is cut.
 pub fn line(text: &str, most: usize) -> String {
     let mut out = String::with_capacity(text.len().min(most));
-    let mut count = 0;
+    // The characters of `out`, and the bytes of its beginning that leaves room for an ellipsis.
+    let (mut count, mut beginning) = (0, 0);
     for c in text.chars() {
         let before = out.len();
         if is_printable(c) {
@@ -27,21 +28,15 @@ pub fn line(text: &str, most: usize) -> String {
             count += out.len() - before;
         }
         if count > most {
-            out.truncate(before);
-            // The ellipsis replaces the last character, if there is one.
-            while count_above(&out, most) {
-                out.pop();
-            }
+            out.truncate(beginning);
             out.push('…');
             break;
         }
+        if count < most {
+            beginning = out.len();
+        }
     }
     out
-}
-
-/// Returns whether a non-empty `out` with an ellipsis exceeds `most` characters.
-fn count_above(out: &str, most: usize) -> bool {
-    !out.is_empty() && out.chars().count() >= most
 }
 
 /// Returns all of `text` with line breaks and tabs kept and every other control or formatting
@@ -103,6 +98,7 @@ mod tests {
     fn a_line_has_a_longest_length() {
         assert_eq!(line("12345", 5), "12345");
         assert_eq!(line("123456", 5), "1234…");
+        assert_eq!((line("\x1bab", 6), line("a\x1bb", 7)), ("…".into(), "a…".into()));
         for most in 1..20 {
             for text in ["\x1b\x1b\x1b\x1b", "ab\x1bcd\x1b", &"é".repeat(30)] {
                 assert!(line(text, most).chars().count() <= most, "{most} {text:?}");
