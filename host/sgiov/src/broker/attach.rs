@@ -1,4 +1,4 @@
-//! Families begin, grow by fork, and end.
+//! The beginning of families, their growth by fork, and their end.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::accounts::Resource;
 use crate::remote::Remote;
 use crate::table::{ENTRIES, LINKS};
 
-/// Entries of a child's of which the engine's memory counts as one descriptor.
+/// The number of a child's entries whose memory in the engine counts as one descriptor.
 const ENTRIES_A_PAGE: u64 = 256;
 
 impl Broker {
@@ -29,7 +29,7 @@ impl Broker {
         }
         let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
         let (peer, account) = (client.peer.clone(), client.account.clone());
-        // What may fail comes first.
+        // Steps that may fail come first.
         let held = [
             account.hold(Resource::Descriptors, family::DESCRIPTORS)?,
             account.hold(Resource::Mappings, 1)?,
@@ -56,7 +56,7 @@ impl Broker {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).map_err(lack)?;
         let client = self.clients.get(parent).ok_or(Errno::INVAL)?;
-        // What the engine remembers of a child's entries is counted in pages, a descriptor each.
+        // The engine's memory of a child's entries is counted in pages, each as a descriptor.
         let remembers = client.held.len() as u64 / ENTRIES_A_PAGE;
         let connection = client.account.hold(Resource::Descriptors, 1 + remembers)?;
         crate::wire::bound_replies(std::os::fd::AsFd::as_fd(&ours));
@@ -90,7 +90,7 @@ impl Broker {
         Ok(Outcome::Forked { client, ours, theirs: std::sync::Arc::new(theirs) })
     }
 
-    /// The last process of a family has gone; all that its processes held is finished already.
+    /// Ends a family whose last process has gone. All that its processes held is finished already.
     pub(super) fn end_family(&mut self, number: u32) {
         if let Some(remote) = &mut self.remote {
             remote.family_ended(number);
@@ -105,12 +105,12 @@ impl Broker {
                 space.past.1 = space.past.1.wrapping_add(received);
             }
             self.namespaces.leave(family.namespace);
-            // What it wrote into its table goes with it, which takes its time.
+            // The table's memory is freed with it, which takes time.
             family.account.clone().bin.discard_value(family);
         }
     }
 
-    /// A link that has no streams ends: its parties forget it.
+    /// Ends a link that has no streams: its parties forget it.
     pub(super) fn end_link(&mut self, number: u32) {
         let Some(link) = self.links.remove(number) else { return };
         link.cleaning.end();

@@ -1,4 +1,4 @@
-//! Connections begin.
+//! The beginning of connections.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Pair {
     pub acceptor: (Party, Address),
     /// The connector's network namespace.
     pub namespace: NamespaceId,
-    /// The connector's process, where it is not the engine.
+    /// The connector's process, or `None` if the connector is the engine.
     pub client: Option<u32>,
     /// Set if the acceptor's eventfd is chosen when it accepts.
     pub later: bool,
@@ -46,8 +46,8 @@ impl Broker {
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let (namespace, id) = (there.namespace, there.peer.namespace);
         let not_ours = || Ok(Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new()));
-        // What the kernel's socket is bound to may be newer than what is known here; the kernel
-        // knows it.
+        // The address that the kernel's socket is bound to may be newer than the addresses known
+        // here. The connection is left to the kernel, which knows it.
         if !self.may_come_from(namespace, &to, &from) {
             return not_ours();
         }
@@ -56,8 +56,8 @@ impl Broker {
             return Ok(self.connect_remote(pair, to, from)?.unwrap_or(not_ours));
         };
         let Some(there) = self.listeners.get(listener) else { return not_ours() };
-        // The kernel has a listener of the same address, and its own way with those who come too
-        // fast.
+        // The kernel has a listener at the same address, and its own treatment of connections that
+        // come too fast.
         if !there.has_room() {
             return not_ours();
         }
@@ -80,7 +80,7 @@ impl Broker {
         self.introduce(client, family, connection, side)
     }
 
-    /// The connector's process has its end.
+    /// Notes that the connector's process has its end.
     pub(super) fn hold(&mut self, client: u32, connection: u32) {
         let Some(there) = self.connections.get_mut(connection) else { return };
         let end = there.end_mut(there.connector);
@@ -104,7 +104,7 @@ impl Broker {
             |number: u32| self.namespaces.get(number).and_then(|space| space.tenant.as_ref());
         let name = |number: u32| tenant(number).map(|tenant| tenant.name.as_str());
         there.retain(|number| self.policy.allows(name(namespace), name(*number), to));
-        // Of two namespaces that have the same address the kernel knows which one is meant.
+        // If two namespaces have the same address, only the kernel knows which one is meant.
         let [one] = there[..] else { return None };
         self.listeners.find(one, to)
     }
@@ -119,7 +119,8 @@ impl Broker {
             || (!wanted.is_loopback() && space.has(&wanted.ip))
     }
 
-    /// The connector's address, with a port of its own; it is taken until [`Broker::release_port`].
+    /// Returns the connector's address with a port of its own, which is in use until
+    /// [`Broker::release_port`].
     pub(super) fn source(
         &mut self,
         namespace: u32,
@@ -153,7 +154,7 @@ impl Broker {
         Err(Errno::ADDRNOTAVAIL)
     }
 
-    /// A connection, with entries in both families' tables. Either all of it, or nothing.
+    /// Makes a connection with entries in both families' tables, all of it or nothing.
     pub(super) fn join_pair(&mut self, pair: &Pair) -> Result<u32, Errno> {
         let (a, b) = (pair.connector.0, pair.acceptor.0);
         for party in [a, b] {
@@ -164,8 +165,8 @@ impl Broker {
                 self.is_within_limits(family.namespace, wanted)?;
             }
         }
-        // Who connects pays for both ends until somebody accepts, or those who wait at a listener
-        // would be its loss.
+        // Both ends count against the connector until the connection is accepted; otherwise
+        // connections that wait at a listener would use up the listener's account.
         let account = self.account_of(pair).ok_or(Errno::CONNREFUSED)?;
         let held = [account.hold(Resource::Sockets, 1)?, account.hold(Resource::Sockets, 1)?];
         let link = self.link_between(a, b, &account)?;
@@ -174,8 +175,8 @@ impl Broker {
         let acceptors = acceptors.then(|| Bell::own(&account)).transpose()?;
         let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
         let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
-        // The connector's side; between a family and itself the sides' link numbers tell them
-        // apart.
+        // The connector's side. In a link of a family with itself the sides differ by their link
+        // numbers.
         let connector = if a == b { Side::Zero } else { links::side_of(there, a) };
         let end = |(party, local): (Party, Address), held: Held| End {
             party,
@@ -209,8 +210,8 @@ impl Broker {
         Ok(number)
     }
 
-    /// Whom a new connection is counted against: who connects or, where that is elsewhere, who
-    /// listens.
+    /// Returns the account of a new connection: the connector's or, if the connector is on another
+    /// node, the listener's.
     fn account_of(&self, pair: &Pair) -> Option<Arc<Account>> {
         let family = |party: Party| match party {
             Party::Family(number) => self.families.get(number).map(|family| family.account.clone()),
@@ -228,7 +229,7 @@ impl Broker {
         if sockets && memory { Ok(()) } else { Err(super::LIMITED) }
     }
 
-    /// Bytes of the arenas that a namespace's families share.
+    /// Returns the size in bytes of the arenas that a namespace's families share.
     fn memory_of(&self, namespace: u32) -> u64 {
         let is_its = |party: Party| match party {
             Party::Family(number) => {
@@ -242,7 +243,7 @@ impl Broker {
         blocks.map(|stat| stat.st_blocks.unsigned_abs() * 512).sum()
     }
 
-    /// An entry for one end, in its family's table.
+    /// Writes the entry of one end into its family's table.
     fn grant(&mut self, number: u32, side: Side) {
         let Some(connection) = self.connections.get(number) else { return };
         let Some(link) = self.links.get(connection.link) else { return };
@@ -277,7 +278,7 @@ impl Broker {
         a.peer.is_as(&b.peer)
     }
 
-    /// A link between the two that has room, or a new one.
+    /// Returns a link between the two parties that has room, or makes one.
     fn link_between(&mut self, a: Party, b: Party, account: &Arc<Account>) -> Result<u32, Errno> {
         if let Some(link) = self.links.with_room(a, b) {
             return Ok(link);
@@ -314,7 +315,7 @@ impl Broker {
         Ok(link)
     }
 
-    /// Tells a process all that it needs for its side of a connection.
+    /// Returns the answer that gives a process its side of a connection.
     pub(super) fn introduce(
         &mut self,
         client: u32,
@@ -331,8 +332,8 @@ impl Broker {
             stream: there.stream,
             side: side as u8,
             engine: theirs.party == Party::Engine,
-            // As it was granted; the word is the family's own by now, and of no use to it if it
-            // spoils it.
+            // As granted. The family may have changed the word since then, to its own disadvantage
+            // only.
             same_tenant: Place::decode(word).is_some_and(|place| place.same_tenant)
                 && self.are_one_tenant(family, theirs.party),
             link: link.ends[side as usize].number,
@@ -342,7 +343,9 @@ impl Broker {
         let mut files = vec![bell.eventfd.clone()];
         let peer_later = !place.engine && other.is_none() && !theirs.closed;
         if !place.engine && !peer_later {
-            // Who has closed it already need not be told of anything: one's own does.
+            // An other side that has closed its end already is not woken any more, so the own
+            // eventfd
+                // serves in its place.
             files.push(other.unwrap_or(bell).eventfd.clone());
         }
         let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);

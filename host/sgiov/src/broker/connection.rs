@@ -11,21 +11,22 @@ use crate::accounts::{Account, Held, Resource};
 use crate::keeper::Kept;
 use crate::peer::NamespaceId;
 
-/// One end.
+/// One end of a connection.
 pub struct End {
     pub party: Party,
-    /// The family's entry.
+    /// The end's entry in its family's table.
     pub entry: u32,
-    /// Its address.
+    /// The end's address.
     pub local: Address,
-    /// Processes that have it open.
+    /// The number of processes that have the end open.
     pub holders: u32,
-    /// Nobody has it any more, and its half of the stream is finished.
+    /// Set when no process has the end any more and its half of the stream is finished.
     pub closed: bool,
-    /// The last word of its producer, when it was closed: where its bytes lie, as it says.
+    /// The tail that its producer had written when the end was closed: the region of its bytes,
+    /// according to the producer.
     pub last: Tail,
-    /// It counts against who accepted or connected; until somebody accepts, both ends do against
-    /// who connected.
+    /// The share of the account of the acceptor or the connector. Until the connection is accepted,
+    /// both ends count against the connector.
     pub held: Held,
 }
 
@@ -41,7 +42,7 @@ pub struct Bells {
 }
 
 impl Bells {
-    /// Eventfds here that no other connection has.
+    /// Returns the number of eventfds here that belong to this connection alone.
     pub fn own(&self) -> usize {
         self.here.iter().flatten().filter(|bell| bell.group == 0).count()
     }
@@ -50,12 +51,12 @@ impl Bells {
 pub struct Connection {
     pub link: u32,
     pub stream: u32,
-    /// By side.
+    /// The ends, by side.
     pub ends: [End; 2],
     pub bells: Bells,
-    /// The side that connected, whose port is taken until the end.
+    /// The side that connected, whose port is in use until the connection ends.
     pub connector: Side,
-    /// The connector's network namespace, whose port it has.
+    /// The connector's network namespace, in which the port is in use.
     pub namespace: NamespaceId,
 }
 
@@ -70,8 +71,8 @@ impl Connection {
         self.bells.here[side as usize].as_ref()
     }
 
-    /// An end, and what it alone sleeps on, count against this account from now on, if that has
-    /// room.
+    /// Counts an end, and its eventfd if that is its own, against this account from now on, if the
+    /// account has room.
     pub fn count_against(&mut self, side: Side, account: &Arc<Account>) {
         if let Ok(held) = account.hold(Resource::Sockets, 1) {
             self.end_mut(side).held = held;

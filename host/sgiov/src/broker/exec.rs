@@ -1,10 +1,10 @@
-//! A process becomes another program: what survives execve(2) is held by a ticket meanwhile.
+//! execve(2): a ticket holds the endpoints that survive it until the new image resumes them.
 //!
-//! A ticket is a connection that holds all that the process held. The new image says
-//! [`Request::Resume`] over it, and goes on over a connection that nobody else can have: copies of
-//! the ticket that strayed into other programs are worth nothing then. One that nobody resumes,
-//! since the new image does not have the library, ends after [`PATIENCE`], and with it all that
-//! nobody else holds.
+//! A ticket is a connection that holds everything the process held. The new image sends
+//! [`Request::Resume`] over it, and continues over a new connection that no other process can have:
+//! copies of the ticket that other programs inherited are worthless then. A ticket that is not
+//! resumed, since the new image does not have the library, ends after [`PATIENCE`], and with it
+//! everything that no other process holds.
 //!
 //! [`Request::Resume`]: slipway_sgiov_spec::control::Request::Resume
 
@@ -17,7 +17,7 @@ use slipway_sgiov_spec::control::Reply;
 use super::{Broker, Errno, Outcome, lack};
 use crate::table::{ENTRIES, LINKS};
 
-/// How long a ticket is good for.
+/// The time for which a ticket is valid.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Broker {
@@ -40,7 +40,7 @@ impl Broker {
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
         client.ticket = None;
-        // The new image says so when it does.
+        // The new image says whether it shares eventfds.
         client.shares = false;
         client.given.clear();
         let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
@@ -66,12 +66,12 @@ impl Broker {
         Ok(Outcome::Answer(reply, vec![there.eventfd.clone()]))
     }
 
-    /// When the oldest ticket ends.
+    /// Returns the time at which the oldest ticket ends.
     pub fn next_ticket(&self) -> Option<Instant> {
         self.tickets.front().map(|(until, _)| *until)
     }
 
-    /// A client whose ticket nobody has resumed in time: hang up on it.
+    /// Returns a client whose ticket was not resumed in time, and which is to be disconnected.
     pub fn expired_ticket(&mut self) -> Option<u32> {
         while let Some((until, client)) = self.tickets.front().copied() {
             if until > Instant::now() {

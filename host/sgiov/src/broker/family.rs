@@ -1,4 +1,4 @@
-//! A family: processes that come of each other by fork, and share a table.
+//! A family: processes that descend from one process by fork, and share a table.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -13,22 +13,22 @@ use crate::accounts::{Account, Held};
 use crate::peer::Peer;
 use crate::table::{ENTRIES, LINKS, Table};
 
-/// Descriptors that a family costs: two of its table, and its bell.
+/// The number of descriptors that a family costs: two for its table, and its eventfd.
 pub const DESCRIPTORS: u64 = 3;
 
 pub struct Family {
     pub table: Table,
-    /// Whom it is counted against.
+    /// The account that the family counts against.
     pub account: Arc<Account>,
-    /// Its descriptors, and its table's mapping.
+    /// The account's shares for its descriptors and for its table's mapping.
     _held: [Held; 2],
     /// The process that began the family.
     pub peer: Peer,
-    /// Its network namespace, by number.
+    /// The number of the family's network namespace.
     pub namespace: u32,
     /// The eventfd that the family raises when the engine sleeps.
     pub bell: Arc<OwnedFd>,
-    /// Connections of its processes.
+    /// The clients that are the family's processes.
     pub members: HashSet<u32>,
     /// By entry: the connection, and the family's side of it.
     entries: Vec<Option<(u32, Side)>>,
@@ -40,7 +40,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// One without a network namespace's number yet.
+    /// Returns a family whose network namespace has no number yet.
     pub fn new(peer: Peer, account: Arc<Account>, held: [Held; 2]) -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags)?);
@@ -95,7 +95,7 @@ impl Family {
         *self.entries.get(entry as usize)?
     }
 
-    /// Entries in use.
+    /// Returns the entries in use, each with its connection and side.
     pub fn entries(&self) -> impl Iterator<Item = (u32, u32, Side)> {
         let used = |(entry, place): (usize, &Option<(u32, Side)>)| {
             place.map(|(connection, side)| (entry as u32, connection, side))
@@ -103,7 +103,8 @@ impl Family {
         self.entries.iter().enumerate().filter_map(used)
     }
 
-    /// Bytes sent and received by all endpoints that it ever had, as it says.
+    /// Returns the bytes sent and received by all endpoints that the family ever had, by its own
+    /// counters.
     pub fn totals(&self) -> (u64, u64) {
         self.entries().fold(self.past, |(sent, received), (entry, ..)| {
             let word = |word| self.table.word(entry, word);
@@ -112,7 +113,7 @@ impl Family {
         })
     }
 
-    /// A number that the family has for no link. It is taken by [`Family::set_link`].
+    /// Returns a number that the family uses for no link, and that [`Family::set_link`] takes.
     pub fn free_link(&self, but: Option<u16>) -> Option<u16> {
         let taken =
             |number: &u16| self.links.get(usize::from(*number)).is_some_and(Option::is_some);

@@ -1,4 +1,4 @@
-//! Endpoints end: closed by the last process that had them, or left behind by one that died.
+//! The end of endpoints: closed by the last process that had them, or left by a process that died.
 //!
 //! The other side sees the same as with TCP: the end of the stream after close(2) with nothing left
 //! to read, and a reset with unread data. A process that was killed looks the same, unless it was
@@ -16,7 +16,7 @@ use crate::remote::Remote;
 use crate::table::Table;
 
 impl Broker {
-    /// One end of a connection, by its family's entry.
+    /// Returns the end of a connection with this entry of its family.
     pub(super) fn end_of(&mut self, family: u32, entry: u32) -> Option<&mut End> {
         let (connection, side) = self.families.get(family)?.entry(entry)?;
         Some(self.connections.get_mut(connection)?.end_mut(side))
@@ -31,7 +31,7 @@ impl Broker {
         Outcome::Nothing
     }
 
-    /// A process less has the endpoint. The last one ends it.
+    /// Removes one process from the holders of an endpoint. The last one ends the endpoint.
     pub(super) fn drop_holder(&mut self, family: u32, entry: u32, killed: bool) {
         let Some(end) = self.end_of(family, entry) else { return };
         end.holders = end.holders.saturating_sub(1);
@@ -43,7 +43,7 @@ impl Broker {
         }
     }
 
-    /// A connection that nobody accepts any more.
+    /// Refuses a connection that will not be accepted any more.
     pub(super) fn refuse(&mut self, connection: u32) {
         if let Some(there) = self.connections.get(connection) {
             let side = there.connector.other();
@@ -51,7 +51,7 @@ impl Broker {
         }
     }
 
-    /// One end of a connection has ended.
+    /// Ends one end of a connection.
     pub(super) fn finish(&mut self, number: u32, side: Side, how: How) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         if connection.end(side).closed {
@@ -91,7 +91,7 @@ impl Broker {
         }
     }
 
-    /// The carrier has done with its side of a connection.
+    /// Ends the carrier's side of a connection.
     pub(super) fn finish_engine(&mut self, number: u32, last: Tail) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         let Some(end) = connection.ends.iter_mut().find(|end| end.party == Party::Engine) else {
@@ -103,7 +103,7 @@ impl Broker {
         }
     }
 
-    /// Both ends are closed: memory, stream and port are free.
+    /// Releases the memory, the stream and the port of a connection whose ends are both closed.
     fn release(&mut self, number: u32) {
         let Some(connection) = self.connections.remove(number) else { return };
         self.release_connector(&connection);
@@ -115,7 +115,7 @@ impl Broker {
         for (end, side) in connection.ends.iter().zip([Side::Zero, Side::One]) {
             let Some(region) = within(end.last, &link.arena) else { continue };
             if region.order == 0 {
-                // The stream's own page, which the next connection or the link's end finds.
+                // The stream's own page stays for the next connection, until the link ends.
                 continue;
             }
             let there = link.ends[side as usize];
@@ -145,16 +145,17 @@ impl Broker {
     }
 }
 
-/// How an endpoint ends.
+/// The reason for which an endpoint ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     Closed,
     Killed,
-    /// Nobody ever had it.
+    /// No process ever had it.
     Refused,
 }
 
-/// Finishes both halves of a stream for a side that has ended. The last word of its producer.
+/// Finishes both halves of a stream for a side that has ended. Returns the last tail of its
+/// producer.
 fn finish_stream(
     table: &Table,
     number: u32,
@@ -167,7 +168,7 @@ fn finish_stream(
     let there = Stream::new(arena, stream, side, out, into);
     let unread = there.into.refresh() != Ok(0);
     let holder = table.word(number, entry::TX_LOCK);
-    // A process, and not the sweeper.
+    // The holder is a process, not the sweeper.
     let halfway = how == How::Killed && holder != 0 && !is_engine(holder);
     if unread || halfway || how == How::Refused {
         there.out.reset();
@@ -184,7 +185,7 @@ pub fn is_engine(holder: u64) -> bool {
     holder as u32 == 0
 }
 
-/// Where a producer says that its bytes lie, if that can be.
+/// Returns the region that a producer's tail names, or `None` if the region is invalid.
 pub fn within(tail: Tail, arena: &Arena) -> Option<Region> {
     let region = tail.region()?;
     let pages = region.len().div_ceil(PAGE);

@@ -1,8 +1,8 @@
-//! Processes that have connected and not attached yet.
+//! Clients that have connected and not attached yet.
 //!
-//! Such a one holds a descriptor of the engine's and has said nothing that explains it. It is hung
-//! up on after [`PATIENCE`], and sooner if so many of the same account's come after it that more
-//! than [`WAITING`] wait: then the one goes that has waited longest.
+//! Such a client costs the engine a descriptor and has given no reason for it. It is disconnected
+//! after [`PATIENCE`], and earlier if more than [`WAITING`] clients of its account wait: the oldest
+//! one is disconnected then.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,23 +10,24 @@ use std::time::{Duration, Instant};
 
 use crate::accounts::Account;
 
-/// How long a process may take to attach.
+/// The time that a process may take to attach.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Processes of an account that may wait at a time.
+/// The number of processes of an account that may wait at a time.
 const WAITING: usize = 256;
 
-/// Those that wait, by the order in which they came.
+/// The waiting clients, in the order in which they came.
 #[derive(Default)]
 pub struct Greetings {
     next: u64,
     all: BTreeMap<u64, (Instant, u32, usize)>,
-    /// By account: its address is its own for as long as one of its processes is here.
+    /// The waiting clients of each account. An account is identified by its address in memory,
+    /// which is unique as long as one of its processes is connected.
     of: HashMap<usize, BTreeSet<u64>>,
 }
 
 impl Greetings {
-    /// A client waits from now on. The first number is for [`Greetings::done`]; the second one is
-    /// another client of the same account, to be hung up on for it.
+    /// Adds a waiting client. Returns a number for [`Greetings::done`], and another client of the
+    /// same account that is to be disconnected in exchange, if there are too many.
     pub fn wait(&mut self, client: u32, account: &Arc<Account>) -> (u64, Option<u32>) {
         let (number, account) = (self.next, Arc::as_ptr(account).addr());
         self.next += 1;
@@ -38,7 +39,7 @@ impl Greetings {
         (number, surplus)
     }
 
-    /// It has attached, or gone.
+    /// Removes a client that has attached or gone.
     pub fn done(&mut self, number: u64) {
         let Some((_, _, account)) = self.all.remove(&number) else { return };
         if let Some(waiting) = self.of.get_mut(&account) {
@@ -49,12 +50,12 @@ impl Greetings {
         }
     }
 
-    /// When the patience with the one ends that has waited longest.
+    /// Returns the time at which the oldest client is to be disconnected.
     pub fn next(&self) -> Option<Instant> {
         self.all.first_key_value().map(|(_, (until, ..))| *until)
     }
 
-    /// A client that has waited for too long.
+    /// Returns a client that has waited for too long.
     pub fn overdue(&self) -> Option<u32> {
         let (_, (until, client, _)) = self.all.first_key_value()?;
         (*until <= Instant::now()).then_some(*client)

@@ -1,4 +1,4 @@
-//! Socket functions of guests: asked for by the administrator, served by
+//! Socket functions of guests: requested by the administrator, served by
 //! [`Guests`](crate::guests::Guests).
 
 use slipway_peer::Foreign;
@@ -21,7 +21,7 @@ impl Broker {
 
         use crate::Function;
 
-        // A user id is not enough: root in a container has root's.
+        // A user id is not enough: root in a container has the user id of root.
         if self.clients.get(client).is_none_or(|client| !client.administers) {
             return Err(Errno::PERM);
         }
@@ -41,8 +41,8 @@ impl Broker {
             }
         };
         let name = function.name.clone();
-        // Whoever asked has the socket as well: the copy that goes through the bin is closed last,
-        // or theirs is.
+        // The client has the socket as well, so the copy here is never the last one that is closed
+        // unless it goes through the bin.
         let listener = listener.as_fd().try_clone_to_owned().map_err(super::lack)?;
         match guests.add(client, listener, function) {
             Ok(()) => Ok(Outcome::Answer(Reply::Done, Vec::new())),
@@ -54,7 +54,7 @@ impl Broker {
         }
     }
 
-    /// A process has gone that may have asked for functions.
+    /// Ends the functions of a client that has gone, if it asked for any.
     pub(super) fn asker_left(&mut self, client: u32) {
         if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
             guests.asker_left(client);
@@ -70,7 +70,7 @@ impl Broker {
 
 #[cfg(not(feature = "guests"))]
 impl Broker {
-    /// This engine serves programs alone.
+    /// Refuses the request: this engine serves programs only.
     pub(super) fn serve_function(
         &mut self,
         _: u32,

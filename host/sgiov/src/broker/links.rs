@@ -12,9 +12,10 @@ use crate::accounts::Held;
 use crate::slab::Slab;
 use crate::table::Table;
 
-/// Descriptors that a link costs: two of its arena.
+/// The number of descriptors that a link costs: two for its arena.
 pub const DESCRIPTORS: u64 = 2;
-/// Streams of a link whose arena the engine makes. A pair of families that needs more has several.
+/// The number of streams of a link whose arena the engine makes. Two families that need more have
+/// several links.
 pub const STREAMS: u32 = 4096;
 
 /// The party at a side of a link.
@@ -22,13 +23,13 @@ pub const STREAMS: u32 = 4096;
 pub enum Party {
     /// A family, by its number.
     Family(u32),
-    /// The engine itself: what is beyond is on another node.
+    /// The engine itself, on behalf of another node or a guest.
     Engine,
     /// A family that has ended.
     Gone,
 }
 
-/// A side's party, and what that party calls the link.
+/// The party at a side, and the party's number of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     pub party: Party,
@@ -37,53 +38,56 @@ pub struct End {
 
 pub struct Link {
     pub arena: Arena,
-    /// The arena's descriptor, to be sent.
+    /// The arena's descriptor, which families get.
     pub file: Arc<OwnedFd>,
     pub ends: [End; 2],
-    /// With the engine at one end: which regions of its area it has in use.
+    /// If the engine is at one end: the regions of its area that it uses.
     pub bits: Option<Arc<[AtomicU64]>>,
-    /// The arena is the carrier's, which is told of its end.
+    /// Set if the arena is the carrier's, which is to be told of its end.
     pub supplied: bool,
     free: Vec<u32>,
     next: u32,
     pub live: u32,
-    /// Its descriptors, and its arena's mapping: they count against who connected first.
+    /// The shares for its descriptors and its arena's mapping, which count against the party that
+    /// connected first.
     _held: [Held; 2],
-    /// Since when it has no stream.
+    /// The time since which the link has no stream.
     pub idle: Option<Instant>,
-    /// Pages that are on their way back.
+    /// Pages that are being released.
     pub cleaning: Cleaning,
 }
 
-/// Pages of a link that another thread gives back ([`Arena::punch`]).
+/// Pages of a link that another thread releases ([`Arena::punch`]).
 #[derive(Clone, Default)]
 pub struct Cleaning(Arc<Mutex<Cleaned>>);
 
 #[derive(Default)]
 struct Cleaned {
-    /// Streams whose own page of a side is on its way: another connection's bytes would go with it.
+    /// Streams whose own page of a side is being released. They are not reused meanwhile, or
+    /// another connection's bytes would be lost with the page.
     streams: HashSet<(u32, u8)>,
-    /// The link has ended: bits in its families' tables are another link's.
+    /// Set when the link has ended: the bits in its families' tables are another link's from then
+    /// on.
     over: bool,
 }
 
 impl Cleaning {
-    /// Nothing under the lock waits.
+    /// Locks the state. No code under the lock waits.
     fn hold(&self) -> MutexGuard<'_, Cleaned> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The link has ended.
+    /// Notes that the link has ended.
     pub fn end(&self) {
         self.hold().over = true;
     }
 
-    /// A side's own page of a stream is on its way.
+    /// Notes that a side's own page of a stream is being released.
     pub fn begin(&self, stream: u32, side: Side) {
         self.hold().streams.insert((stream, side as u8));
     }
 
-    /// It is back.
+    /// Notes that a side's own page of a stream was released.
     pub fn done(&self, stream: u32, side: Side) {
         self.hold().streams.remove(&(stream, side as u8));
     }
@@ -93,7 +97,7 @@ impl Cleaning {
         [Side::Zero, Side::One].iter().any(|side| cleaned.streams.contains(&(stream, *side as u8)))
     }
 
-    /// Gives a region's pages back and then the region, whose bit is a family's.
+    /// Releases a region's pages and then the region, whose bit is in a family's table.
     pub fn give(&self, arena: &Arena, side: Side, region: Region, (table, link): (Table, u16)) {
         let (cleaning, shape) = (self.clone(), arena.shape());
         arena.punch(side, region, move || {
@@ -137,7 +141,7 @@ impl Link {
         whole && (self.next < self.streams() || !self.free.is_empty())
     }
 
-    /// A stream, of which nothing is left that either side wrote when it was another's, or since.
+    /// Takes an unused stream. Nothing is left in it of what earlier connections wrote.
     pub fn take_stream(&mut self) -> Option<u32> {
         let free = |stream: &u32| !self.cleaning.is_under_way(*stream);
         let free = self.free.iter().rposition(free).map(|at| self.free.swap_remove(at));
@@ -153,7 +157,7 @@ impl Link {
         Some(stream)
     }
 
-    /// The stream may be another connection's from now on: both ends are closed.
+    /// Gives back a stream whose ends are both closed.
     pub fn give_stream(&mut self, stream: u32) {
         self.free.push(stream);
         self.live -= 1;
@@ -162,15 +166,16 @@ impl Link {
         }
     }
 
-    /// Gives all pages back, whoever has it mapped still. What it costs counts until that is done.
+    /// Releases all pages, even if processes still have the arena mapped. The link's costs count
+    /// until that is done.
     pub fn punch(self) {
         let arena = self.arena.clone();
         arena.punch_all(move || drop(self));
     }
 }
 
-/// The side that `party` has in a link with another party; in one with itself the caller knows
-/// better.
+/// Returns the side that `party` has in a link with another party. Not meant for a link of a party
+/// with itself.
 pub fn side_of(link: &Link, party: Party) -> Side {
     if link.ends[0].party == party { Side::Zero } else { Side::One }
 }
@@ -187,13 +192,13 @@ fn key(a: Party, b: Party) -> [Party; 2] {
 }
 
 impl Links {
-    /// A link between the two that has a stream left.
+    /// Returns a link between the two parties that has a stream left.
     pub fn with_room(&self, a: Party, b: Party) -> Option<u32> {
         let mut links = self.between.get(&key(a, b))?.iter().rev();
         links.find(|number| self.all.get(**number).is_some_and(Link::has_room)).copied()
     }
 
-    /// A link in an arena of its own, or in the one that the carrier has `supplied`.
+    /// Adds a link in an arena of its own, or in the one that the carrier has `supplied`.
     pub fn add(
         &mut self,
         ends: [End; 2],
@@ -217,8 +222,8 @@ impl Links {
         self.all.iter()
     }
 
-    /// A family has ended: nothing new between it and others. The links that have no stream any
-    /// more.
+    /// Notes that a family has ended, so that its links get no new streams. Returns its links
+    /// without streams.
     pub fn part(&mut self, family: Party) -> Vec<u32> {
         let keys: Vec<_> =
             self.between.keys().filter(|key| key.contains(&family)).copied().collect();
@@ -235,8 +240,7 @@ impl Links {
         empty
     }
 
-    /// A link without streams ends. What is left of it: its ends, to be forgotten by their parties,
-    /// and its memory.
+    /// Removes a link without streams, and returns it: its parties are still to forget it.
     pub fn remove(&mut self, number: u32) -> Option<Link> {
         let link = self.all.remove(number)?;
         let key = key(link.ends[0].party, link.ends[1].party);
@@ -249,7 +253,7 @@ impl Links {
         Some(link)
     }
 
-    /// Those that have had no stream for so long.
+    /// Returns the links that have had no stream for this long.
     pub fn idle(&self, for_long: std::time::Duration) -> Vec<u32> {
         let is_idle = |link: &Link| link.idle.is_some_and(|since| since.elapsed() >= for_long);
         self.all.iter().filter(|(_, link)| is_idle(link)).map(|(number, _)| number).collect()

@@ -16,14 +16,15 @@ use crate::address::{collide, is_meant};
 use crate::remote::Remote;
 use crate::slab::Slab;
 
-/// Connections that may wait at one listener, at most.
+/// The largest number of connections that may wait at one listener.
 const BACKLOG: u32 = 4096;
-/// Listeners that may share an address: everybody who connects to its port looks at all of them.
+/// The number of listeners that may share an address: each connection to the port looks at all of
+/// them.
 const SHARING: usize = 1024;
-/// Ports below it are for who shows the kernel's socket.
+/// Ports below this one require a proof by the kernel's socket.
 const PRIVILEGED: u16 = 1024;
 
-/// As [`slipway_sgiov_spec::control::Request::Listen`] has it.
+/// The fields of [`slipway_sgiov_spec::control::Request::Listen`].
 pub struct Wanted {
     pub at: Address,
     pub backlog: u32,
@@ -39,11 +40,11 @@ pub struct Listener {
     shared: bool,
     uid: u32,
     pub backlog: u32,
-    /// Connections that wait.
+    /// Connections that wait to be accepted.
     pub queue: VecDeque<u32>,
     pub eventfd: Arc<OwnedFd>,
     holders: u32,
-    /// Its eventfd.
+    /// The account's share for its eventfd.
     _held: Held,
     /// The process that accepted last shares eventfds.
     pub shares: bool,
@@ -83,7 +84,7 @@ impl Listeners {
         }
     }
 
-    /// Namespaces in which somebody listens that `to` could mean.
+    /// Returns the namespaces with a listener that `to` could mean.
     pub fn namespaces(&self, to: &Address) -> Vec<u32> {
         let numbers = self.by_port.get(&to.port).into_iter().flatten();
         let listeners = numbers.filter_map(|number| self.all.get(*number));
@@ -94,8 +95,8 @@ impl Listeners {
         all
     }
 
-    /// The listener in `namespace` that `to` means: one of exactly this address before a wildcard,
-    /// and of several that share it each in turn.
+    /// Returns the listener in `namespace` that `to` means. One at exactly this address precedes
+    /// one at all addresses, and listeners that share an address take turns.
     pub fn find(&mut self, namespace: u32, to: &Address) -> Option<u32> {
         let numbers = self.by_port.get(&to.port)?;
         let all = &self.all;
@@ -141,7 +142,7 @@ impl Listeners {
         number
     }
 
-    /// One holder less. The listener, if that was the last.
+    /// Removes one holder. Returns the listener if that was the last one.
     fn release(&mut self, number: u32) -> Option<Listener> {
         let listener = self.all.get_mut(number)?;
         listener.holders -= 1;
@@ -185,7 +186,7 @@ impl Broker {
         }
     }
 
-    /// The same where it may.
+    /// Listens, after the proof that the program may.
     pub(super) fn listen_at(
         &mut self,
         number: u32,
@@ -248,7 +249,8 @@ impl Broker {
         Ok(Outcome::Answer(Reply::Done, Vec::new()))
     }
 
-    /// A process less has the listener. With the last one those who wait are broken off.
+    /// Removes one process from the holders of a listener. With the last one, waiting connections
+    /// are reset.
     pub(super) fn drop_listener(&mut self, listener: u32) {
         let Some(listener) = self.listeners.release(listener) else { return };
         if let Some(remote) = &mut self.remote {
@@ -299,7 +301,7 @@ impl Broker {
         outcome
     }
 
-    /// A connection that could not be accepted now is the next one again.
+    /// Puts a connection that could not be accepted now back to the front of the queue.
     fn waits_on(&mut self, listener: u32, connection: u32) {
         if let Some(there) = self.listeners.get_mut(listener) {
             there.queue.push_front(connection);
