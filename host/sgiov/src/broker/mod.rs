@@ -58,33 +58,33 @@ use sweep::Sweep;
 
 pub use report::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 
-/// A number of errno(3), as replies carry it.
+/// An error as replies carry it: a number of errno(3).
 pub(crate) type Errno = rustix::io::Errno;
 
-/// One process, at the other end of a control connection.
+/// A process at the other end of a control connection.
 struct Client {
     peer: Peer,
-    /// Whom all that the process has is counted against.
+    /// The account that everything the process has counts against.
     account: Arc<Account>,
-    /// Its connection.
+    /// The account's share for its connection.
     _connection: Held,
-    /// It came by the administrator's socket.
+    /// Set if it connected to the administrator's socket.
     administers: bool,
-    /// It has not attached yet: its number among those.
+    /// Its number in [`Greetings`], or `None` once it has attached.
     greets: Option<u64>,
     family: Option<u32>,
-    /// Entries that it has open.
+    /// The entries that it has open.
     held: BTreeSet<u32>,
-    /// Listeners that it has open.
+    /// The listeners that it has open.
     listeners: BTreeSet<u32>,
-    /// Links of the family whose arenas it has been given.
+    /// The family's links whose arenas it has got.
     given: HashSet<u16>,
-    /// It is a ticket, until then.
+    /// The time until which it is a ticket, or `None` if it is a process.
     ticket: Option<Instant>,
-    /// Its new endpoints may share an eventfd, and which one, by link.
+    /// Set if its new endpoints may share an eventfd.
     shares: bool,
     groups: HashMap<u32, Group>,
-    /// It waits for what the kernel says of its listening socket.
+    /// Its request that waits for the proof of its listening socket.
     proves: Option<Asked>,
 }
 
@@ -92,13 +92,13 @@ struct Client {
 pub enum Outcome {
     /// No action.
     Nothing,
-    /// Answer it, with these descriptors.
+    /// Answer, with these descriptors.
     Answer(Reply, Vec<Arc<OwnedFd>>),
     /// Answer with the child's end; the client with this number talks over the engine's end.
     Forked { client: u32, ours: OwnedFd, theirs: Arc<OwnedFd> },
     /// Answer, and talk with the client over this from now on.
     Moved { reply: Reply, files: Vec<Arc<OwnedFd>>, ours: OwnedFd },
-    /// The client does not keep to the protocol: hang up.
+    /// Disconnect the client, which does not keep to the protocol.
     HangUp(&'static str),
 }
 
@@ -108,8 +108,8 @@ impl Outcome {
     }
 }
 
-/// Limits of a tenant, a user or a network namespace do not allow it: to an application a lack of
-/// buffers.
+/// The error if limits of a tenant, a user or a network namespace are reached. An application gets
+/// a lack of buffers for it.
 const LIMITED: Errno = Errno::DQUOT;
 
 impl From<Refused> for Errno {
@@ -140,14 +140,14 @@ pub struct Broker {
     listeners: Listeners,
     sweep: Sweep,
     remote: Option<Ways>,
-    /// Families that could not be told of something without waiting: they are hung up on.
+    /// Families that could not be woken without waiting. They are disconnected.
     unheard: BTreeSet<u32>,
     /// Clients that wait for another node, by connection.
     pending: HashMap<u32, u32>,
-    /// Clients that are tickets, and until when, the oldest first.
+    /// Clients that are tickets, each with the time of its end, the oldest first.
     tickets: VecDeque<(Instant, u32)>,
     policy: Policy,
-    /// Listen wants a proof.
+    /// Set if listening at any port requires a proof.
     pub proof: bool,
     proofs: Option<Proofs>,
     pub log: Log,
@@ -155,7 +155,7 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// One that knows `policy`, and reaches other nodes and guests through `remote`.
+    /// Returns a broker with `policy` that reaches other nodes and guests through `remote`.
     pub fn new(policy: Policy, remote: Option<Ways>) -> Self {
         let proofs = Proofs::new().ok();
         let broker = Self { policy, remote, proofs, ..Self::default() };
@@ -163,8 +163,8 @@ impl Broker {
         broker
     }
 
-    /// Another policy, and settings for links to other nodes, from now on; or why there is none.
-    /// What is connected stays so.
+    /// Uses another policy, and other settings for links to other nodes, from now on; or records
+    /// why reading them failed. Connections stay open.
     pub fn renew(&mut self, renewal: Result<Renewal, String>) {
         self.reloads.tried += 1;
         self.reloads.error = match renewal {
@@ -186,11 +186,11 @@ impl Broker {
         };
     }
 
-    /// A process has connected, by the administrator's socket or by that of programs. Its number,
-    /// and that of another process, to be hung up on for it.
+    /// Adds a process that has connected to the administrator's socket or to the programs'. Returns
+    /// its number, and the number of another process that is to be disconnected in exchange.
     ///
     /// # Errors
-    /// Its user or its network namespace have as much of the engine as they may: what it is told.
+    /// The error for the process, if its user or its network namespace has reached its limits.
     pub fn join(&mut self, peer: Peer, administers: bool) -> Result<(u32, Option<u32>), u32> {
         let joined = self.join_as(peer, administers).inspect_err(|(uid, namespace)| {
             let text = "of the engine as they may: none of their programs can attach";
@@ -213,7 +213,7 @@ impl Broker {
         } else {
             account.hold(Resource::Descriptors, 1).map_err(|_| who)?
         };
-        // One descriptor of the namespace does for all of its processes.
+        // One descriptor of the namespace serves all of its processes.
         let peer = Peer { file: account.namespace.clone(), ..peer };
         let client = Client {
             peer,
@@ -241,38 +241,38 @@ impl Broker {
         Ok((number, surplus))
     }
 
-    /// When a process is to be hung up on that has not attached.
+    /// Returns the time at which a process that has not attached is to be disconnected.
     pub fn next_greeting(&self) -> Option<Instant> {
         self.greetings.next()
     }
 
-    /// A process that has not attached in time: hang up on it.
+    /// Returns a process that has not attached in time, and which is to be disconnected.
     pub fn overdue(&self) -> Option<u32> {
         self.greetings.overdue()
     }
 
-    /// Where a client's connection goes.
+    /// Returns the bin that closes a client's connection.
     pub fn bin(&self, client: u32) -> Option<Bin> {
         self.clients.get(client).map(|client| client.account.bin.clone())
     }
 
-    /// Where descriptors go that a client sends.
+    /// Returns the bin that closes the descriptors that a client sends.
     pub fn sent(&self, client: u32) -> Option<Bin> {
         self.clients.get(client).map(|client| client.account.sent.clone())
     }
 
-    /// Families that are there.
+    /// Returns the number of families.
     pub fn families(&self) -> usize {
         self.families.len()
     }
 
-    /// A client, for people to read.
+    /// Returns a description of a client for logs.
     pub fn who(&self, client: u32) -> String {
         let Some(client) = self.clients.get(client) else { return "that is gone".into() };
         format!("{} of user {}", client.peer.pid, client.peer.uid)
     }
 
-    /// Raises an eventfd of a family's. A family that cannot be told is not waited for.
+    /// Raises a family's eventfd. A family that cannot be woken without waiting is disconnected.
     fn tell(&mut self, eventfd: &OwnedFd, party: Party) {
         if !slipway_peer::eventfd::raise(eventfd.as_fd())
             && let Party::Family(family) = party
@@ -281,7 +281,7 @@ impl Broker {
         }
     }
 
-    /// A process of a family that could not be told of something: hang up on it.
+    /// Returns a process of a family that could not be woken, and which is to be disconnected.
     pub fn unheard(&mut self) -> Option<u32> {
         while let Some(family) = self.unheard.first().copied() {
             let there = self.families.get(family);
@@ -293,7 +293,7 @@ impl Broker {
         None
     }
 
-    /// Does what a client asks for.
+    /// Carries out a client's request.
     pub fn request(&mut self, client: u32, request: Request, files: Vec<Foreign>) -> Outcome {
         let there = self.clients.get(client);
         let administers = there.is_some_and(|client| client.administers);
@@ -308,7 +308,7 @@ impl Broker {
         let outcome = match (request, family) {
             (Request::Attach { version }, None) => {
                 let attached = self.attach(client, version);
-                // Not what a socket would say: the library passes the reason on.
+                // No error of a socket: the library logs the reason.
                 return match attached {
                     Err(LIMITED) => self.full(client),
                     other => other.unwrap_or_else(Outcome::refused),
@@ -355,7 +355,7 @@ impl Broker {
         Outcome::refused(errno)
     }
 
-    /// A process cannot attach.
+    /// Logs that a process cannot attach, and returns the answer.
     fn full(&mut self, client: u32) -> Outcome {
         let who = self.who(client);
         let text =
@@ -364,7 +364,7 @@ impl Broker {
         Outcome::Answer(Reply::Refused(LIMITED.raw_os_error().unsigned_abs()), Vec::new())
     }
 
-    /// A client's connection has ended, and with it all that it held.
+    /// Removes a client whose connection has ended, and everything that it held.
     pub fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.remove(number) else { return };
         if let Some(greets) = client.greets {
@@ -404,13 +404,13 @@ impl Broker {
             && self.namespaces.is_empty()
     }
 
-    /// A round of the sweeper that is due.
+    /// Runs a whole round of the sweeper.
     pub fn sweep_now(&mut self) {
         self.sweep.due();
         self.sweep();
     }
 
-    /// All that families can write.
+    /// Returns all memory that families can write.
     pub fn writable(&self) -> Vec<slipway_ram::Lasting> {
         let tables = self.families.iter().map(|(_, family)| family.table.memory().clone());
         let arenas = self.links.iter().filter_map(|(_, link)| {

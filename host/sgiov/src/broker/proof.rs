@@ -28,11 +28,11 @@ pub struct Asked {
 struct Found {
     client: u32,
     number: u64,
-    /// Where the socket listens, if it does.
+    /// The address at which the socket listens, or `None` if it does not.
     at: Option<Address>,
 }
 
-/// Looks at a socket as it is dropped.
+/// A value that looks at a socket when it is dropped.
 struct Look {
     client: u32,
     number: u64,
@@ -52,7 +52,7 @@ impl Drop for Look {
     }
 }
 
-/// Looks that are under way.
+/// Looks in flight.
 pub struct Proofs {
     found: Receiver<Found>,
     finds: Sender<Found>,
@@ -69,12 +69,12 @@ impl Proofs {
 }
 
 impl Broker {
-    /// Readable when [`Broker::proven`] has something.
+    /// Returns the descriptor that is readable when [`Broker::proven`] has results.
     pub fn proofs_wake(&self) -> Option<BorrowedFd<'_>> {
         self.proofs.as_ref().map(|proofs| proofs.wake.as_fd())
     }
 
-    /// Has the kernel asked what a client's socket is.
+    /// Has the kernel asked about a client's socket.
     pub(super) fn prove(
         &mut self,
         number: u32,
@@ -112,7 +112,7 @@ impl Broker {
         Found { client: number, number: asked, at }: Found,
     ) -> Option<(u32, Outcome)> {
         let client = self.clients.get_mut(number)?;
-        // The number may be another client's by now.
+        // The client's number may have been reused by now.
         let Asked { wanted, .. } = client.proves.take_if(|proves| proves.number == asked)?;
         let family = client.family?;
         let outcome = match at {

@@ -1,5 +1,5 @@
-//! Connections to other nodes and to guests: one end is the engine's, and a carrier ([`Remote`])
-//! has it.
+//! Connections to other nodes and to guests. One end is the engine's, and a carrier ([`Remote`])
+//! serves it.
 
 use std::os::fd::BorrowedFd;
 
@@ -48,7 +48,7 @@ impl Broker {
         Ok(Some(Outcome::Nothing))
     }
 
-    /// The engine's side of a connection, for the carrier.
+    /// Returns the engine's side of a connection, for the carrier.
     fn line(&self, number: u32) -> Option<Line> {
         let connection = self.connections.get(number)?;
         let link = self.links.get(connection.link)?;
@@ -73,7 +73,7 @@ impl Broker {
         self.remote.as_ref().map(|remote| remote.wakes())
     }
 
-    /// Does what the carrier's events ask for. Outcomes for clients that waited.
+    /// Handles the carrier's events. Returns outcomes for clients that waited.
     pub fn remote_events(&mut self) -> Vec<(u32, Outcome)> {
         let events = self.remote.as_mut().map(|remote| remote.events()).unwrap_or_default();
         events.into_iter().filter_map(|event| self.remote_event(event)).collect()
@@ -124,7 +124,7 @@ impl Broker {
         }
     }
 
-    /// A connection from another node, which waits to be accepted.
+    /// Makes a connection from another node, which then waits to be accepted.
     fn incoming(
         &mut self,
         into: &Destined,
@@ -142,8 +142,9 @@ impl Broker {
         self.enqueue(namespace, from, to)
     }
 
-    /// A connection from a guest of the tenant, to the one network namespace that has the address
-    /// and that policy lets it reach. Otherwise it is left to the guest's kernel.
+    /// Makes a connection from a guest of the tenant to the one network namespace that has the
+    /// address and that policy lets the guest reach. If there is none, the connection is left to
+    /// the guest's kernel.
     fn guest_asks(
         &mut self,
         tenant: &str,

@@ -15,13 +15,14 @@ use crate::address::{ip, show};
 #[cfg(feature = "links")]
 use crate::remote::Remote;
 
-/// Connections that a report lists one by one, where the rest is counted, and listeners.
+/// The number of connections, and of listeners, that a report lists one by one. The rest is
+/// counted.
 const LISTED: usize = 10_000;
 
 /// The programs, listeners and connections that the engine serves.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// By network namespace.
+    /// The tenants, by network namespace.
     pub tenants: Vec<TenantReport>,
     /// Families of processes.
     pub families: Vec<FamilyReport>,
@@ -29,12 +30,12 @@ pub struct Report {
     pub listeners: Vec<ListenerReport>,
     /// Connections, up to 10,000 of them.
     pub connections: Vec<ConnectionReport>,
-    /// All connections.
+    /// The number of all connections.
     pub connections_in_all: usize,
-    /// Arenas; for the administrator.
+    /// The number of arenas; for the administrator only.
     pub links: usize,
-    /// Shares of what carries streams to other nodes, as they were when somebody asked last; for
-    /// the administrator.
+    /// The shares of the carrier of streams to other nodes, as of the last report; for the
+    /// administrator only.
     #[cfg(feature = "links")]
     #[serde(default)]
     pub shares: Option<SharesView>,
@@ -42,83 +43,84 @@ pub struct Report {
     #[cfg(feature = "guests")]
     #[serde(default)]
     pub guests: Vec<crate::GuestReport>,
-    /// Reading policy and links anew; for the administrator.
+    /// Reloads of policy and links; for the administrator only.
     #[serde(default)]
     pub reloads: Reloads,
 }
 
-/// How often policy and links were read anew, and what came of it.
+/// The number of reloads of policy and links, and the last error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloads {
-    /// How often it was tried.
+    /// The number of attempts.
     pub tried: u64,
-    /// Why the last try changed nothing.
+    /// The error of the last attempt, or `None` if it succeeded.
     pub error: Option<String>,
 }
 
 /// A network namespace, or a tenant of guests.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantReport {
-    /// Its name of the policy, or its number, as `net:[4026531840]`.
+    /// The policy's name of it, or the kernel's, as `net:[4026531840]`.
     pub name: String,
-    /// Addresses but loopback's.
+    /// Addresses other than loopback's.
     pub addresses: Vec<String>,
-    /// Families in it, or guests.
+    /// The number of its families, or of its guests.
     pub families: u32,
-    /// Open endpoints.
+    /// The number of open endpoints.
     pub endpoints: u32,
-    /// Bytes sent by families that are there.
+    /// Bytes sent by its present families.
     pub sent: u64,
-    /// Bytes received by families that are there.
+    /// Bytes received by its present families.
     pub received: u64,
 }
 
-/// Processes that come of each other by fork.
+/// A family: processes that descend from one process by fork.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FamilyReport {
-    /// Number of the process that began it.
+    /// The id of the process that began it.
     pub pid: i32,
-    /// Name of its program, as the kernel has it.
+    /// The kernel's name of its program.
     pub program: String,
-    /// Its user.
+    /// The user id of the process that began it.
     pub uid: u32,
     /// Its tenant.
     pub tenant: String,
-    /// Processes.
+    /// The number of its processes.
     pub processes: usize,
-    /// Open endpoints.
+    /// The number of open endpoints.
     pub endpoints: usize,
-    /// Bytes that they sent.
+    /// Bytes that its endpoints sent.
     pub sent: u64,
-    /// Bytes that they received.
+    /// Bytes that its endpoints received.
     pub received: u64,
 }
 
 /// A listener.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerReport {
-    /// Where.
+    /// The address at which it listens.
     pub address: String,
-    /// Number of the process that began its family.
+    /// The id of the process that began its family.
     pub pid: i32,
     /// Its tenant.
     pub tenant: String,
-    /// Connections that wait.
+    /// The number of connections that wait.
     pub waiting: usize,
-    /// How many may.
+    /// The number of connections that may wait.
     pub backlog: u32,
 }
 
-/// A connection; of an end whose family has ended the number is 0.
+/// A connection.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionReport {
     /// The connector's address.
     pub from: String,
-    /// Number of the process that began its family; 0: on another node, or gone.
+    /// The id of the process that began the connector's family; 0 if that is on another node, or
+    /// has ended.
     pub from_pid: i32,
     /// The acceptor's address.
     pub to: String,
-    /// As `from_pid`.
+    /// The id of the process that began the acceptor's family, as `from_pid`.
     pub to_pid: i32,
     /// Bytes that the connector sent.
     pub sent: u64,
@@ -137,14 +139,14 @@ impl Broker {
         Ok(Outcome::Answer(reply, vec![Arc::new(file)]))
     }
 
-    /// All of it for the administrator, or what families of one tenant and user have.
+    /// Makes the report: all of it for the administrator, or the part of one tenant and user.
     fn report(&mut self, only: Option<(crate::peer::NamespaceId, u32)>) -> Report {
         let shown = |family: &super::Family| {
             only.is_none_or(|(space, uid)| family.peer.namespace == space && family.peer.uid == uid)
         };
         let mut report = Report {
             links: if only.is_none() { self.links.iter().count() } else { 0 },
-            // An error names what stands in the policy.
+            // An error quotes the policy.
             reloads: if only.is_none() { self.reloads.clone() } else { Reloads::default() },
             ..Report::default()
         };
@@ -205,7 +207,7 @@ impl Broker {
             if report.connections.len() >= LISTED {
                 continue;
             }
-            // Of an end that is closed the other one knows as much.
+            // The counters of a closed end are taken from the other end.
             let word = |mine: usize, theirs: usize| match (from, to) {
                 (Some(family), _) => family.table.word(ends[0].entry, mine),
                 (None, Some(family)) => family.table.word(ends[1].entry, theirs),
@@ -243,8 +245,8 @@ impl Broker {
         report
     }
 
-    /// The connections of families that are shown: not all of them where few are, since anybody may
-    /// ask often.
+    /// Returns the connections of the families in a report. It does not look at all connections for
+    /// a report of few families, since any program may ask often.
     fn of(&self, only: Option<(crate::peer::NamespaceId, u32)>) -> BTreeSet<u32> {
         let Some((space, uid)) = only else {
             return self.connections.iter().map(|(number, _)| number).collect();
@@ -260,7 +262,7 @@ impl Broker {
     }
 }
 
-/// Guests, by tenant.
+/// Returns guests by tenant.
 #[cfg(feature = "guests")]
 fn tenants_of(guests: &[crate::GuestReport]) -> Vec<TenantReport> {
     let mut tenants = std::collections::BTreeMap::<&str, TenantReport>::new();

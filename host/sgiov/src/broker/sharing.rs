@@ -1,14 +1,14 @@
 //! Endpoints of one process that sleep on one eventfd.
 //!
-//! An eventfd costs the kernel half a KiB, which is more than all the rest of a socket that does
-//! nothing. A process with very many connections, which waits for all of them in one place, needs
-//! to know soon that one of a few has something, and looks at those few itself
-//! ([`Request::Share`]). So up to [`SHARERS`] of them have one eventfd. It is one link's alone:
-//! whoever raises it, or spoils it, is of the family that all its endpoints are connected to.
+//! An eventfd costs the kernel half a KiB, more than the rest of an idle socket. A process with
+//! very many connections that waits for all of them in one place only needs to know that one of a
+//! few connections has an event, and looks at those few itself ([`Request::Share`]). So up to
+//! [`SHARERS`] of its endpoints share one eventfd. The eventfd belongs to one link: only the family
+//! that all its endpoints are connected to can raise it or spoil it.
 //!
-//! Which process accepts a connection is not known when it begins. Where the last one that accepted
-//! shares, the connector gets nothing to raise at first, and asks when it needs it
-//! ([`Request::Peer`]): nobody can be asleep before.
+//! The process that will accept a connection is not known when the connection begins. If the
+//! process that accepted last shares eventfds, the connector gets no eventfd at first, and asks for
+//! it when it needs one ([`Request::Peer`]): no acceptor can be asleep before that.
 //!
 //! [`Request::Share`]: slipway_sgiov_spec::control::Request::Share
 //! [`Request::Peer`]: slipway_sgiov_spec::control::Request::Peer
@@ -28,14 +28,14 @@ use crate::accounts::{Account, Held, Resource};
 #[derive(Clone)]
 pub struct Bell {
     pub eventfd: Arc<OwnedFd>,
-    /// The number of those that sleep on it; 0: it is one end's own.
+    /// The number of the group that sleeps on it, or 0 if it is one end's own.
     pub group: u32,
-    /// Whom it is counted against.
+    /// The account's share for it.
     pub held: Arc<Held>,
 }
 
 impl Bell {
-    /// One of its own.
+    /// Makes an eventfd for one end.
     pub fn own(account: &Arc<Account>) -> Result<Self, Errno> {
         let held = Arc::new(account.hold(Resource::Descriptors, 1)?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -48,7 +48,7 @@ pub struct Group(Bell);
 
 impl Group {
     fn has_room(&self) -> bool {
-        // One is the group's own.
+        // One reference is the group's own.
         Arc::strong_count(&self.0.eventfd) <= SHARERS
     }
 }
@@ -63,7 +63,8 @@ impl Broker {
         if let Some(Group(bell)) = client.groups.get(&link).filter(|group| group.has_room()) {
             return Ok(bell.clone());
         }
-        // No keeper takes one that is shared: who has many of them gets others.
+        // No keeper takes a shared eventfd, so a client with many descriptors gets eventfds of its
+        // own.
         if client.account.is_large(Resource::Descriptors) {
             return Bell::own(&client.account);
         }
@@ -102,15 +103,15 @@ impl Broker {
         Ok(Outcome::Answer(Reply::Done, vec![bell.eventfd]))
     }
 
-    /// Both ends of a connection have been introduced: if there are many, a keeper has its eventfds
-    /// from now on.
+    /// Hands the eventfds of a connection whose ends have both been introduced to a keeper, if the
+    /// engine has many descriptors.
     pub(super) fn keep(&mut self, connection: u32) {
         let Some(there) = self.connections.get_mut(connection) else { return };
         let is_remote = there.ends.iter().any(|end| end.party == Party::Engine);
         let (Some(first), Some(second)) = (there.bell(Side::Zero), there.bell(Side::One)) else {
             return;
         };
-        // The connector may still ask for the acceptor's, which stays here if it is shared.
+        // The connector may still ask for the acceptor's eventfd, which stays here if it is shared.
         let is_asked_for = there.bells.later
             && there.bell(there.connector.other()).is_some_and(|bell| bell.group == 0);
         let is_large = |bell: &Bell| bell.held.account().is_large(Resource::Descriptors);

@@ -1,4 +1,4 @@
-//! Memory of sockets that do nothing goes back to the system.
+//! The sweeper, which gives memory of idle sockets back to the system.
 //!
 //! The sweeper looks at endpoints a slice at a time, so that a request never waits long for it. An
 //! endpoint that has a region of its arena, whose bytes were all read and which has not moved since
@@ -20,13 +20,13 @@ use super::finish::within;
 use super::links::Party;
 use crate::table::Table;
 
-/// From one round to the next, when there is something to sweep.
+/// The time from one round to the next while there is something to sweep.
 const SOON: Duration = Duration::from_secs(1);
-/// The same, when there was nothing for long.
+/// The longest time between two rounds, after many rounds that found nothing.
 const LATE: Duration = Duration::from_secs(10);
-/// Connections that are looked at before others have their turn.
+/// The number of connections that are looked at before requests have their turn.
 const SLICE: u32 = 4096;
-/// How long a link stays without streams: who connects anew does not pay for a new one.
+/// The time for which a link stays without streams, so that the next connection finds it.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// The sweeper's progress.
@@ -37,9 +37,9 @@ pub struct Sweep {
     pause: Duration,
     /// Regions met in this round.
     met: u32,
-    /// Where endpoints with a region were when last seen: by connection and side, their tails.
+    /// The tails of endpoints with a region when they were last seen, by connection and side.
     seen: HashMap<(u32, u8), u64>,
-    /// Tells the engine's holds of locks apart.
+    /// A number that distinguishes the engine's holds of locks.
     holds: u32,
 }
 
@@ -51,13 +51,13 @@ impl Default for Sweep {
 
 #[cfg(any(test, feature = "fuzz"))]
 impl Sweep {
-    /// It is time for a round.
+    /// Makes a round due.
     pub fn due(&mut self) {
         self.next = Some(Instant::now());
     }
 }
 
-/// Gives up the lock of an entry's sending half, if it is this hold's still.
+/// Releases the lock of an entry's sending half, if this hold still has it.
 fn let_go((table, number, hold): &(Table, u32, u64)) {
     let lock = &table.entry(*number)[entry::TX_LOCK];
     let _ = lock.compare_exchange(*hold, 0, Ordering::Release, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Broker {
         Some(*self.sweep.next.get_or_insert_with(|| Instant::now() + SOON))
     }
 
-    /// A connection is new: the next round is soon.
+    /// Has the next round begin soon, for a new connection.
     pub(super) fn sweep_soon(&mut self) {
         let soon = Instant::now() + SOON;
         self.sweep.pause = SOON;
@@ -87,7 +87,7 @@ impl Broker {
         }
     }
 
-    /// A slice of a round, if it is time.
+    /// Sweeps a slice of a round, if one is due.
     pub fn sweep(&mut self) {
         let due = self.next_sweep().is_some_and(|next| next <= Instant::now());
         if !due {
@@ -128,14 +128,14 @@ impl Broker {
         self.sweep.holds = self.sweep.holds.wrapping_add(1);
         let hold = ENGINE + (u64::from(self.sweep.holds) << 33);
         let lock = &family.table.entry(end.entry)[entry::TX_LOCK];
-        // Acquire and release: what the last holder wrote is seen, and the next one sees what is
-        // written here.
+        // Acquire and release: this hold sees the writes of the last one, and the next one sees
+        // the writes of this one.
         if lock.compare_exchange(0, hold, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;
         }
         let (out, into) = family.table.halves(end.entry);
         let stream = Stream::new(&link.arena, connection.stream, side, out, into);
-        // A family may say that its bytes lie where its area does not reach.
+        // A family may name a region outside of its area.
         let own = Regions::own(connection.stream);
         let region = within(stream.out.tail(), &link.arena)
             .filter(|region| *region != own || self.is_among_friends(connection))
@@ -143,7 +143,7 @@ impl Broker {
         let place = (family.table.clone(), end.entry, hold);
         match region {
             Some(region) if region == own => {
-                // The next write goes there again, so it waits until the page has gone.
+                // The next write goes to the same page, so it waits until the page is released.
                 let (cleaning, number) = (link.cleaning.clone(), connection.stream);
                 cleaning.begin(number, side);
                 link.arena.punch(side, region, move || {
@@ -161,7 +161,7 @@ impl Broker {
         self.sweep.seen.remove(&key);
     }
 
-    /// Returns whether both sides of a connection belong to one user in one namespace. A process
+    /// Returns whether both sides of a connection are of one tenant, user and container. A process
     /// that writes to the connection may wait for the engine, and the engine for the process that
     /// has the file.
     fn is_among_friends(&self, connection: &Connection) -> bool {
@@ -172,7 +172,7 @@ impl Broker {
         peer(Side::Zero).zip(peer(Side::One)).is_some_and(|(one, other)| one.is_as(other))
     }
 
-    /// A connection has ended: its number may be another's soon.
+    /// Forgets a connection that has ended, since its number may soon be another connection's.
     pub(super) fn forget_swept(&mut self, number: u32) {
         for side in [0, 1] {
             self.sweep.seen.remove(&(number, side));

@@ -1,4 +1,4 @@
-//! The control memory: messages and signals both ways, and who sleeps.
+//! The control memory: messages and signals both ways, and the sleepers' words.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -11,7 +11,7 @@ use slipway_sgiov_spec::function::{
 
 use super::{FunctionError, Piece};
 
-/// Bytes of messages that may be under way to the machine.
+/// The number of bytes of messages that may be in flight to the machine.
 const MOST: usize = 64 << 10;
 /// The bit of the machine's word that is set while it waits for room for its messages.
 const ROOM: u64 = asleep::FOR_WORK_AND_ROOM & !asleep::FOR_WORK;
@@ -21,12 +21,12 @@ const SPOILED: FunctionError = FunctionError::Protocol("a counter that cannot be
 pub struct Control {
     memory: Lasting,
     arena: Arena,
-    /// Tail, head seen, head, tail seen of the stream of messages.
+    /// This side's private words of the stream of messages: tail, head seen, head, tail seen.
     own: [AtomicU64; 4],
     bits: Box<[AtomicU64]>,
     to_host: Signals,
     to_guest: Signals,
-    /// Its guest-physical address.
+    /// The guest-physical address of the control memory.
     pub at: u64,
 }
 
@@ -57,7 +57,7 @@ impl Control {
         Stream::new(&self.arena, 0, Side::Zero, out, into)
     }
 
-    /// Says something to the machine. False: there is no room now.
+    /// Sends a message to the machine. Returns `false` if there is no room now.
     pub fn send(&self, message: &Message) -> Result<bool, FunctionError> {
         let regions = Regions::new(&self.bits, self.arena.shape());
         match self.stream().write(&message.encode(), MOST, regions, || {}) {
@@ -83,17 +83,17 @@ impl Control {
         message.map(Some).ok_or(FunctionError::Protocol("a message that cannot be"))
     }
 
-    /// A stream stirred on this side.
+    /// Signals an event of a stream to the machine.
     pub fn signal(&mut self, event: u64) -> Result<(), FunctionError> {
         match self.to_host.raise(event).map_err(|_| SPOILED)? {
             Ok(()) => {}
-            // Release: what was done before it is seen.
+            // Release: the machine sees what was done before this store.
             Err(_) => self.word(HOST_OVERFLOW).store(1, Ordering::Release),
         }
         Ok(())
     }
 
-    /// A stream that stirred on the machine's side.
+    /// Takes the machine's next signal of a stream, or `None`.
     pub fn take_signal(&mut self) -> Result<Option<u64>, FunctionError> {
         self.to_guest.take().map_err(|_| SPOILED)
     }
@@ -115,7 +115,8 @@ impl Control {
     /// for its messages.
     pub fn is_to_be_told(&self, work: bool, room: bool) -> bool {
         let what = if work { asleep::FOR_WORK } else { 0 } | if room { ROOM } else { 0 };
-        // The machine stores the word and then looks once more; here it is the other way round.
+        // The machine stores the word and then looks for work; this side stores work and then looks
+        // at the word.
         fence(Ordering::SeqCst);
         let word = self.word(HOST_ASLEEP);
         let wanted = word.load(Ordering::Relaxed) & what != 0;

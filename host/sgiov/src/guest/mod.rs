@@ -1,18 +1,18 @@
 //! The engine in a guest: its streams to other machines go through a socket function
 //! (`slipway_sgiov_spec::function`), a PCI function that the machine's engine serves.
 //!
-//! It is the same engine as on a host, for the same library. What is different is its [`Remote`]:
-//! the streams' other side is the machine's engine, which reads and writes the arenas in the
-//! guest's memory by itself, so that no byte passes through here. [`FunctionRemote`] says to it in
-//! messages what a `Remote` is asked, tells what it answers, and forwards the signals of both
-//! sides.
+//! The engine is the same as on a host, for the same library, except for its [`Remote`]: the other
+//! side of the streams is the machine's engine, which reads and writes the arenas in the guest's
+//! memory by itself, so that no byte passes through here. [`FunctionRemote`] turns the calls of a
+//! `Remote` into messages, turns the machine's answers into events, and forwards the signals of
+//! both sides.
 //!
-//! - [`Device`]: registers, interrupts and memory, as whoever has the function's driver gives them;
-//! - `control`: the control memory; `streams`: arenas and connections by both sides' names;
-//!   `remote`: what the engine asks; `turn`: messages and signals; `rest`: waking and sleeping.
+//! - [`Device`]: registers, interrupts and memory, as the function's driver provides them;
+//! - `control`: the control memory; `streams`: arenas and connections by both sides' numbers;
+//!   `remote`: the engine's calls; `turn`: messages and signals; `rest`: waking and sleeping.
 //!
-//! All of it runs on the engine's thread, which sleeps when there is nothing to do; the machine
-//! interrupts it then, and programs raise their family's bell.
+//! All of it runs on the engine's thread. The thread sleeps when there is nothing to do, and is
+//! woken by the machine's interrupt or by the eventfd of a family.
 //!
 //! [`Remote`]: crate::remote::Remote
 
@@ -32,13 +32,13 @@ pub use remote::FunctionRemote;
 /// A piece of the guest's memory: `slipway_sgiov_spec::function::PIECE` bytes of zeros at a
 /// multiple of that.
 pub struct Piece {
-    /// The words. They stay where they are as long as this value lives.
+    /// The memory. It stays mapped at its address as long as this value lives.
     pub memory: Lasting,
-    /// Their guest-physical address.
+    /// The guest-physical address of the memory.
     pub at: u64,
 }
 
-/// A socket function, as its driver gives it.
+/// A socket function, as its driver provides it.
 pub trait Device: Send {
     /// Reads 4 bytes of BAR 0 at a multiple of 4.
     fn read(&mut self, offset: u64) -> u32;
@@ -50,39 +50,39 @@ pub trait Device: Send {
     /// the function cannot interrupt: it is then polled every millisecond while it is in use.
     fn interrupt(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Has taken notice of interrupts. The cause is read after this, which lowers the pin, and then
-    /// [`Device::unmask`] follows.
+    /// Acknowledges interrupts. The caller then reads the cause, which lowers the pin, and calls
+    /// [`Device::unmask`].
     fn take_interrupt(&mut self);
 
-    /// The function may interrupt again.
+    /// Lets the function interrupt again.
     fn unmask(&mut self);
 
-    /// A new piece of memory.
+    /// Returns a new piece of memory.
     ///
     /// # Errors
-    /// There is none left.
+    /// No memory is left.
     fn piece(&mut self) -> std::io::Result<Piece>;
 }
 
-/// Why a socket function is of no use.
+/// The reason for which a socket function cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FunctionError {
     /// Another device answers.
     #[error("no socket function: its first register reads {0:#x}")]
     Other(u64),
-    /// It speaks a version that this engine does not know.
+    /// The function has a version that this engine does not know.
     #[error("the socket function has version {0}, this engine knows {VERSION}")]
     Version(u32),
-    /// It does not end a reset, or neither runs nor says why not.
+    /// The function does not end a reset, or neither runs nor reports a fault.
     #[error("the socket function does not {0}")]
     Stuck(&'static str),
-    /// It says that it is broken.
+    /// The function reports that it is broken.
     #[error("the socket function is broken: {0}")]
     Broken(&'static str),
-    /// The machine's engine says what cannot be.
+    /// The machine's engine sent an invalid message or signal.
     #[error("the machine's engine does not keep to the protocol: {0}")]
     Protocol(&'static str),
-    /// No memory, no descriptors.
+    /// No memory or descriptors are left.
     #[error("the socket function needs a huge page of 2 MiB and descriptors: {0}")]
     System(#[from] std::io::Error),
 }

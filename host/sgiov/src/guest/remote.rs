@@ -19,31 +19,32 @@ use super::{Device, FunctionError, Piece, broken};
 use crate::address::show;
 use crate::remote::{Event, Family, Line, Remote};
 
-/// Streams of an arena. A family that needs more has several.
+/// The number of streams of an arena. A family that needs more has several arenas.
 const STREAMS: u32 = 32;
-/// Messages and signals of each kind that are taken before the engine's programs have their turn.
+/// The number of messages, and of signals, that are taken before the engine's programs have their
+/// turn.
 pub(super) const TURN: usize = 256;
-/// How long it looks for more after the last work: an interrupt costs the guest several accesses
-/// that leave it, together about as long as this.
+/// The time for which it polls after the last work. An interrupt costs the guest several exits,
+/// which together take about as long.
 pub(super) const POLL: Duration = Duration::from_micros(250);
-/// How long it does so before the engine's programs have their turn.
+/// The time for which it polls before the engine's programs have their turn.
 pub(super) const SHIFT: Duration = Duration::from_millis(1);
-/// How long a reset may take.
+/// The time that a reset may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often one without interrupts is looked at.
+/// The interval at which a function without interrupts is polled.
 pub(super) const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// How often it is asked whether it is there still, while there are streams: one that is gone does
-/// not interrupt.
+/// The interval at which the function's status is read while there are streams: a function that is
+/// gone does not interrupt.
 pub(super) const PULSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-/// At least so long after it was asked last.
+/// The shortest time between two readings of the status.
 pub(super) const BETWEEN: Duration = Duration::from_millis(400);
 
 pub(super) const INTERRUPT: u64 = u64::MAX;
 pub(super) const AGAIN: u64 = u64::MAX - 1;
 pub(super) const TIMER: u64 = u64::MAX - 2;
 
-/// Carries streams to where a socket function leads: other guests of its network, and programs of
-/// the machine.
+/// The carrier by a socket function: to other guests of its network, and to programs of the
+/// machine.
 pub struct FunctionRemote {
     pub(super) device: Box<dyn Device>,
     /// The control memory, or `None` if the function is broken.
@@ -51,7 +52,7 @@ pub struct FunctionRemote {
     /// Messages that are sent as soon as there is room.
     pub(super) waiting: VecDeque<Message>,
     pub(super) epoll: OwnedFd,
-    /// Raised when there is more to do than a turn had room for.
+    /// An eventfd that is raised when there is more to do than a turn had room for.
     pub(super) again: OwnedFd,
     pub(super) timer: OwnedFd,
     pub(super) is_looking: bool,
@@ -86,7 +87,7 @@ impl FunctionRemote {
         {
             device.write(register::MEMORY + half as u64 * 4, value);
         }
-        // From here on the machine may touch the memory, until a reset has ended.
+        // From here on the machine may access the memory, until a reset has ended.
         device.write(register::CONTROL, 1);
         let (waiting, families, arenas, streams, listeners) = Default::default();
         let (is_looking, welcome, events) = Default::default();
@@ -134,8 +135,8 @@ impl FunctionRemote {
         Ok(())
     }
 
-    /// Resets the function, and gives up the memory that it knows. What it may go on to touch stays
-    /// as it is.
+    /// Resets the function and releases the memory that the machine knows. If the reset does not
+    /// end, the memory stays allocated, since the machine may still access it.
     fn stop(&mut self) {
         let control = self.control.take();
         if !reset(&mut *self.device) {
@@ -144,7 +145,7 @@ impl FunctionRemote {
         self.arenas = Arenas::default();
     }
 
-    /// Says something to the machine, now or when there is room.
+    /// Sends a message to the machine, now or when there is room.
     pub(super) fn say(&mut self, message: Message) {
         if self.control.is_none() {
             return;
@@ -152,12 +153,12 @@ impl FunctionRemote {
         self.waiting.push_back(message);
         let said = self.send();
         if self.checked(said).is_some() && !self.waiting.is_empty() {
-            // The machine is to tell of room.
+            // The next rest asks the machine to interrupt when there is room.
             slipway_family::wake(&self.again);
         }
     }
 
-    /// Says what waits, as far as there is room. Whether something was said.
+    /// Sends waiting messages as far as there is room. Returns whether any was sent.
     pub(super) fn send(&mut self) -> Result<bool, FunctionError> {
         let Some(control) = &self.control else { return Ok(false) };
         let mut some = false;
@@ -174,19 +175,19 @@ impl FunctionRemote {
         Ok(some)
     }
 
-    /// An error ends all there is.
+    /// Ends the function after an error, and returns the value otherwise.
     pub(super) fn checked<T>(&mut self, outcome: Result<T, FunctionError>) -> Option<T> {
         outcome
             .map_err(|error| {
-                // The status says it better, if it says something.
+                // A reason in the status is more precise.
                 let error = broken(self.device.read(register::STATUS)).unwrap_or(error);
                 self.fail(&error);
             })
             .ok()
     }
 
-    /// The machine carries nothing any more: all streams are broken off, and what is asked for from
-    /// now on is the kernel's.
+    /// Stops using the function: all streams are reset, and later connections are left to the
+    /// kernel.
     pub(super) fn fail(&mut self, error: &FunctionError) {
         if self.control.is_none() {
             return;
@@ -208,7 +209,7 @@ impl FunctionRemote {
         if let Some(interrupt) = self.device.interrupt() {
             let _ = epoll::delete(&self.epoll, interrupt);
         }
-        // The engine is to hear of the events.
+        // The engine has to take the events.
         slipway_family::wake(&self.again);
     }
 
@@ -217,7 +218,7 @@ impl FunctionRemote {
     }
 }
 
-/// Makes sure of what the device is, and resets it; memory for its control.
+/// Checks that the device is a socket function and resets it. Returns memory for its control.
 fn begin(device: &mut dyn Device) -> Result<Piece, FunctionError> {
     let low = u64::from(device.read(register::MAGIC));
     let magic = low | u64::from(device.read(register::MAGIC + 4)) << 32;
@@ -270,7 +271,8 @@ impl Remote for FunctionRemote {
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        // Without it the family's signals are seen only while others wake this engine.
+        // Without the watch, the family's signals are seen only when something else wakes this
+        // engine.
         if watch(&self.epoll, family.bell(), number.into()).is_ok() {
             family.set_asleep(true);
             self.families.insert(number, family);

@@ -1,4 +1,4 @@
-//! How [`FunctionRemote`] wakes, polls, and comes to rest.
+//! Waking, polling and sleeping of [`FunctionRemote`].
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -13,8 +13,7 @@ use super::{FunctionError, broken};
 use crate::remote::Family;
 
 impl FunctionRemote {
-    /// Works until there is nothing to do, or for so long that the engine's programs are to have
-    /// their turn.
+    /// Works until there is nothing to do, or until it is the turn of the engine's programs.
     pub(super) fn work(&mut self) {
         self.wake();
         let begun = Instant::now();
@@ -47,7 +46,7 @@ impl FunctionRemote {
         }
     }
 
-    /// Takes notice of what woke it.
+    /// Handles the events that woke the thread.
     fn wake(&mut self) {
         let none = epoll::EventFlags::empty();
         let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
@@ -89,13 +88,15 @@ impl FunctionRemote {
         }
     }
 
-    /// Says that it sleeps, and looks once more. False: there was something.
+    /// Announces that this side sleeps, and looks for work once more. Returns `false` if there was
+    /// some.
     fn rest(&mut self) -> Result<bool, FunctionError> {
         let full = !self.waiting.is_empty();
         let Some(control) = &self.control else { return Ok(true) };
         control.sleep(if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK });
         self.families.values().for_each(|family| family.set_asleep(true));
-        // Those who tell pass one too, between what they did and their look at these words.
+        // Pairs with the barrier of the machine and of families, between their stores and their
+        // look at these words.
         fence(Ordering::SeqCst);
         if !self.turn()? {
             return Ok(true);
@@ -104,7 +105,7 @@ impl FunctionRemote {
         Ok(false)
     }
 
-    /// Says that it is awake: nobody need wake it.
+    /// Announces that this side is awake.
     fn rise(&self) {
         if let Some(control) = &self.control {
             control.sleep(asleep::AWAKE);
@@ -112,8 +113,8 @@ impl FunctionRemote {
         self.families.values().for_each(|family| family.set_asleep(false));
     }
 
-    /// Has it looked at while there is somebody to look for: for its work, or for whether it is
-    /// there.
+    /// Starts or stops the timer by which the function is polled while it is in use: for work, or
+    /// for whether it still exists.
     pub(super) fn look_or_not(&mut self) {
         let (anybody, period) = if self.device.interrupt().is_some() {
             (!self.streams.is_empty(), PULSE)

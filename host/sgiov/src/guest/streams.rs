@@ -1,4 +1,4 @@
-//! Arenas and connections, by this engine's names and by the machine's.
+//! Arenas and connections, by this engine's numbers and by the machine's.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -9,15 +9,15 @@ use slipway_sgiov_spec::function::{self, ARENAS};
 
 use crate::remote::Line;
 
-/// A connection whose other side is the machine's.
+/// A connection whose other side is the machine.
 pub struct Carried {
     pub line: Line,
     pub place: function::Line,
-    /// The machine has said so, or it was the machine's own wish.
+    /// Set if the machine has confirmed the connection, or has made it.
     pub connected: bool,
 }
 
-/// Arenas in pieces of memory, by number; a number is free when the machine has said so.
+/// Arenas in pieces of memory, by number. A number is unused once the machine has released it.
 #[derive(Default)]
 pub struct Arenas(HashMap<u32, Arena>);
 
@@ -67,7 +67,7 @@ impl Streams {
         let carried = self.all.remove(&connection)?;
         let at = (carried.place.arena, carried.place.stream);
         self.by_place.remove(&at);
-        // The entry may be another stream's by now: the program has closed this one.
+        // The program has closed this stream, so the entry may be another stream's by now.
         let entry = (carried.line.family, carried.line.entry);
         if self.by_entry.get(&entry) == Some(&at) {
             self.by_entry.remove(&entry);
@@ -83,13 +83,13 @@ impl Streams {
         self.all.keys().copied().collect()
     }
 
-    /// Arena and stream of a family's entry.
+    /// Returns the arena and the stream of a family's entry.
     pub fn place(&self, family: u32, entry: u64) -> Option<(u32, u32)> {
         let entry = u32::try_from(entry).ok()?;
         self.by_entry.get(&(family, entry)).copied()
     }
 
-    /// Arenas and streams of all of a family's entries.
+    /// Returns the arenas and streams of all entries of a family.
     pub fn places(&self, family: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let own = move |(key, _): &(&(u32, u32), &(u32, u32))| key.0 == family;
         self.by_entry.iter().filter(own).map(|(_, place)| *place)
@@ -103,29 +103,28 @@ impl Streams {
         }
     }
 
-    /// Wakes the programs of all.
+    /// Wakes the programs of all streams.
     pub fn raise_all(&self) {
         self.all.values().for_each(|carried| raise(&carried.line));
     }
 }
 
-/// Wakes the program of a stream. One that cannot be told without waiting is not waited for: its
-/// stream ends.
+/// Wakes the program of a stream. If the program cannot be woken without waiting, its stream ends.
 fn raise(line: &Line) {
     if !slipway_peer::eventfd::raise(line.eventfd.as_fd()) {
         end(line);
     }
 }
 
-/// Breaks a stream off in the machine's name, which does not touch it any more.
+/// Resets a stream on behalf of the machine, which no longer accesses it.
 pub fn break_off(line: &Line) {
     end(line);
-    // A program that cannot be told sees it when it looks next, which is within a second.
+    // A program that cannot be woken sees the reset at its next look, within a second.
     let _ = slipway_peer::eventfd::raise(line.eventfd.as_fd());
 }
 
 fn end(line: &Line) {
-    // What the machine has said last is what it would go on from.
+    // Continue from the machine's last published counters.
     let said = line.arena.inbox(line.stream, line.side.other());
     let words = [said.tail, said.head]
         .map(|word| AtomicU64::new(word.load(std::sync::atomic::Ordering::Acquire)));

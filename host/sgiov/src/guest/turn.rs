@@ -11,7 +11,7 @@ use crate::address::is_meant;
 use crate::remote::{Destined, Event, Remote};
 
 impl FunctionRemote {
-    /// One round of all there is to do. Whether there was something.
+    /// Does one round of all kinds of work. Returns whether there was any.
     pub(super) fn turn(&mut self) -> Result<bool, FunctionError> {
         let heard = self.hear()?;
         let stirred = self.take_signals()?;
@@ -92,7 +92,7 @@ impl FunctionRemote {
         exact.or_else(meant)?.first().copied()
     }
 
-    /// Streams that stirred on the machine's side: wakes their programs.
+    /// Takes the machine's signals and wakes the programs of their streams.
     fn take_signals(&mut self) -> Result<bool, FunctionError> {
         let Some(control) = &mut self.control else { return Ok(false) };
         let mut some = control.overflowed();
@@ -107,7 +107,7 @@ impl FunctionRemote {
         Ok(some)
     }
 
-    /// Streams that stirred on this side: tells the machine.
+    /// Forwards the families' signals to the machine.
     fn forward_signals(&mut self) -> Result<bool, FunctionError> {
         let Some(control) = &mut self.control else { return Ok(false) };
         let (mut some, mut spoiled) = (false, None);
@@ -138,7 +138,7 @@ impl FunctionRemote {
             self.device.write(register::BELL, 1);
         }
         if let Some(number) = spoiled {
-            // Once for each family, which cannot begin anew but by attaching again. Only its own
+            // Logged once per family, which can recover only by attaching again. Only its own
             // streams stall.
             tracing::warn!(
                 family = number,
