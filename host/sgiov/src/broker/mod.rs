@@ -124,7 +124,7 @@ fn told(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
 }
 
-/// See the module's head.
+/// The engine's state, and its answers to requests.
 #[derive(Default)]
 pub struct Broker {
     accounts: Accounts,

@@ -1,5 +1,5 @@
-//! Guests that are asked whether they take a connection: who does not answer in time is not waited
-//! for.
+//! Requests to guests to accept a connection. A guest that does not answer in time is no longer
+//! waited for.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,16 @@ use super::carrying::{Carrying, number};
 use super::pair::Answerer;
 use crate::remote::Event;
 
-/// How long a guest may take. Less than a program waits for its engine: a guest that does not
-/// answer, because it is stopped for example, is not to look like the engine's end.
+/// The time that a guest may take. It is shorter than a program waits for its engine, so that a
+/// guest that does not answer, for example since it is stopped, does not look like the engine's
+/// end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Questions that a guest may leave without an answer before it is not asked, and that it may have
-/// with the engine.
+/// The number of requests that a guest may leave unanswered before it gets no more, and that it may
+/// have in flight to the engine.
 const UNANSWERED: usize = 1024;
 
 impl Carrying {
-    /// Asks a guest whether it takes a connection.
+    /// Asks a guest to accept a connection.
     pub(super) fn ask(&mut self, guest: u32, pair: u32, from: Address, to: Address) {
         let Some(asked) = self.guests.get_mut(&guest) else { return };
         if asked.unanswered >= UNANSWERED {
@@ -35,8 +36,8 @@ impl Carrying {
         self.message(guest, Message::Incoming { incoming: pair, from, to });
     }
 
-    /// Asks the engine for a guest, for whose kernel the connection is when it has too many
-    /// questions there: also those count that it does not wait for any more.
+    /// Asks the engine to accept a connection of a guest. A guest with too many requests there has
+    /// to use its kernel; requests that the guest no longer waits for count as well.
     pub(super) fn ask_engine(&mut self, guest: u32, pair: u32, from: Address, to: Address) {
         let Some(asking) = self.guests.get_mut(&guest).filter(|guest| guest.asks < UNANSWERED)
         else {
@@ -48,7 +49,7 @@ impl Carrying {
         self.say(Event::FromGuest { incoming, tenant, from, to });
     }
 
-    /// The engine has answered.
+    /// Notes that the engine has answered.
     pub(super) fn engine_answers(&mut self, pair: u32) {
         let Some(Answerer::Engine(guest)) = self.pairs.get(pair).and_then(|pair| pair.awaits)
         else {
@@ -59,17 +60,17 @@ impl Carrying {
         }
     }
 
-    /// A guest has answered.
+    /// Notes that a guest has answered.
     pub(super) fn answers(&mut self, guest: u32) {
         if let Some(guest) = self.guests.get_mut(&guest) {
             guest.unanswered = guest.unanswered.saturating_sub(1);
         }
     }
 
-    /// Tells those who have waited long enough. When to look again.
+    /// Refuses connections that have waited for too long. Returns the time until the next look.
     pub(super) fn give_up(&mut self) -> Option<Duration> {
         while let Some((at, pair)) = self.asked.front().copied() {
-            // The number may be another pair's by now.
+            // The number may have been reused for another pair.
             let awaits = self.pairs.get(pair).filter(|there| there.asked == Some(at));
             let guest = match awaits.and_then(|pair| pair.awaits) {
                 Some(Answerer::Guest(guest)) => Some(guest),

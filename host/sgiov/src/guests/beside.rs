@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::table::ENTRIES;
 
-/// Entries of a part of the marks. A family's entries are its lowest numbers, so most have one
-/// part.
+/// The number of entries in a part of the marks. A family uses its lowest entries, so most families
+/// have one part.
 const PART: usize = 4096;
 
 #[derive(Debug)]
 struct Part {
     claimed: [AtomicU64; PART / 64],
-    /// A signal is under way.
+    /// Entries with a signal in flight.
     told: [AtomicU64; PART / 64],
 }
 
-/// A family's entries that have streams with guests.
+/// The entries of a family that have streams with guests.
 pub struct Claims {
     parts: Box<[OnceLock<Box<Part>>]>,
-    /// That any may have stirred is under way.
+    /// Set while the signal that any entry may have changed is in flight.
     pub told: AtomicBool,
 }
 
@@ -37,14 +37,14 @@ impl Default for Claims {
     }
 }
 
-/// The word of an entry, and its bit there.
+/// Returns the word of an entry, and its bit there.
 fn place(entry: usize) -> (usize, u64) {
     (entry % PART / 64, 1 << (entry % 64))
 }
 
 impl Claims {
-    /// The entry is a stream's with a guest: to be said before anything is asked of the program by
-    /// its FIFOs.
+    /// Claims the entry for a stream with a guest. To be called before the FIFOs ask the program
+    /// for a wake-up.
     pub fn claim(&self, entry: u32) {
         let Some(part) = self.parts.get(entry as usize / PART) else { return };
         let fresh = || [const { AtomicU64::new(0) }; PART / 64];
@@ -107,7 +107,7 @@ mod tests {
         }
         claims.claim(7);
         assert!(!claims.tell(6) && !claims.tell(7 + PART) && !claims.tell(usize::MAX));
-        // What was under way for a stream that has ended does not keep the next one's.
+        // A signal in flight for a stream that has ended does not hold back the next stream's.
         assert!(claims.tell(7));
         claims.give_up(7);
         claims.claim(7);

@@ -1,4 +1,4 @@
-//! Which guests there are, what they may be called, and where they listen: both threads read it.
+//! The table of guests, with their addresses and listeners, which both threads read.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::policy::Policy;
 /// A guest with a socket function.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestReport {
-    /// Its name, as who started it says.
+    /// The name that its creator gave it.
     pub name: String,
     /// Its tenant.
     pub tenant: String,
@@ -25,11 +25,11 @@ pub struct GuestReport {
     pub running: bool,
     /// The addresses at which the guest's programs listen.
     pub listeners: Vec<String>,
-    /// Open streams.
+    /// The number of open streams.
     pub streams: u64,
     /// Bytes that its programs sent.
     pub sent: u64,
-    /// Bytes that they received.
+    /// Bytes that its programs received.
     pub received: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Of a counter that one thread writes.
+    /// Adds to a counter that one thread writes.
     pub fn add(counter: &AtomicU64, by: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl Entry {
     }
 }
 
-/// See the module's head.
+/// The table of guests.
 #[derive(Default)]
 pub struct Book(Mutex<HashMap<u32, Entry>>);
 
@@ -81,8 +81,8 @@ impl Book {
         self.entries().remove(&guest);
     }
 
-    /// The guest that listens at `to` and that `tenant` may reach: one of its own, or, if policy
-    /// says so, the one that has the address.
+    /// Returns the guest that listens at `to` and that `tenant` may reach: a guest of the same
+    /// tenant or, if policy allows it, the one other guest that has the address.
     pub fn route(&self, policy: &Policy, tenant: &str, to: &Address) -> Option<u32> {
         let entries = self.entries();
         let mut others = Vec::new();
@@ -94,11 +94,11 @@ impl Book {
                 others.push(*guest);
             }
         }
-        // Of two that have the same address nobody knows which one is meant.
+        // If two guests have the same address, it is unknown which one is meant.
         if let [one] = others[..] { Some(one) } else { None }
     }
 
-    /// Its tenant, and its name for people to read.
+    /// Returns the guest's tenant, and its name for logs.
     pub fn who(&self, guest: u32) -> Option<(String, String)> {
         let entries = self.entries();
         let function = &entries.get(&guest)?.function;
@@ -109,7 +109,7 @@ impl Book {
         self.entries().get(&guest).map(|entry| entry.counts.clone()).unwrap_or_default()
     }
 
-    /// As the guest is told them.
+    /// Returns the guest's addresses as it gets them in a message.
     pub fn addresses(&self, guest: u32) -> Addresses {
         let mut ips = [[0; 16]; ADDRESSES];
         let entries = self.entries();

@@ -1,4 +1,4 @@
-//! The thread that speaks with guests and carries their streams.
+//! The thread that exchanges messages with guests and carries their streams.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
@@ -26,17 +26,17 @@ use crate::policy::Policy;
 use crate::remote::{Event, Line};
 use crate::slab::Slab;
 
-/// How long it looks for more after the last work before it sleeps.
+/// The time for which the thread polls after the last work before it sleeps.
 const POLL: Duration = Duration::from_micros(50);
-/// Looks that find nothing after which a stream is armed.
+/// The number of looks without a result after which a stream is armed.
 const PATIENCE: u8 = 64;
-/// Signals of a guest or a family that are taken at a time.
+/// The number of signals of a guest or a family that are taken at a time.
 pub const SIGNALS: usize = 1024;
-/// Messages of a guest that are heard at a time.
+/// The number of messages of a guest that are handled at a time.
 const MESSAGES: usize = 64;
-/// Messages that a guest may leave unread before it is not heard.
+/// The number of messages that a guest may leave unread before its own messages wait.
 pub const BACKLOG: usize = 1024;
-/// Number in epoll of what wakes the thread, beyond those of families.
+/// The datum in epoll of the eventfd that wakes the thread; families have lower ones.
 pub const WAKE: u64 = u64::MAX;
 
 /// A command to the carrying thread.
@@ -78,7 +78,7 @@ pub enum News {
     Gone(u32),
 }
 
-/// A number of errno(3), as messages carry it.
+/// Returns the number of errno(3) that messages carry.
 pub fn number(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
 }
@@ -86,19 +86,19 @@ pub fn number(errno: Errno) -> u32 {
 pub struct Carrying {
     pub guests: BTreeMap<u32, Guest>,
     pub pairs: Slab<Pair>,
-    /// Pairs of lines of this node's programs: by connection.
+    /// Pairs with a program of this node, by connection.
     pub hosts: HashMap<u32, u32>,
-    /// The same, by family and entry.
+    /// Pairs with a program of this node, by family and entry.
     pub entries: HashMap<(u32, u32), u32>,
     pub families: HashMap<u32, Family>,
     /// Families whose signals the links' thread takes.
     pub beside: HashMap<u32, Arc<Claims>>,
     pub hot: Vec<u32>,
-    /// Pairs whose program could not be told of something: they are broken off.
+    /// Pairs whose program could not be woken. They are reset.
     deaf: Vec<u32>,
-    /// Pairs that rest, and since when, as they say themselves.
+    /// Idle pairs, each with the time at which it was queued ([`Pair::resting`]).
     pub resting: VecDeque<(Instant, u32)>,
-    /// Pairs that a guest was asked about, and when.
+    /// Pairs that a guest was asked to accept, each with the time of the request.
     pub asked: VecDeque<(Instant, u32)>,
     pub book: Arc<Book>,
     pub policy: Policy,
@@ -196,7 +196,7 @@ impl Carrying {
         self.told |= self.news.send(News::Event(event)).is_ok();
     }
 
-    /// Looks at every guest. Whether there was something to do.
+    /// Looks at every guest. Returns whether there was something to do.
     fn attend(&mut self) -> bool {
         let (mut worked, mut next) = (false, self.guests.keys().next().copied());
         while let Some(guest) = next {
@@ -232,7 +232,8 @@ impl Carrying {
         }
         let mut stirred = Vec::new();
         let mut worked = channel.flush()?;
-        // Counted are signals, not streams: a guest may signal for ever what it has no stream of.
+        // Signals are counted, not streams: a guest may signal entries without a stream for
+            // ever.
         for _ in 0..SIGNALS {
             let Some(stream) = channel.signal()? else { break };
             stirred.extend(guest.streams.get(&stream));
@@ -259,7 +260,7 @@ impl Carrying {
         }
     }
 
-    /// A guest did what cannot be.
+    /// Breaks the function of a guest that violated the protocol.
     pub fn break_off(&mut self, number: u32, why: Broken) {
         let (_, name) = self.book.who(number).unwrap_or_default();
         self.log.line(
@@ -274,7 +275,7 @@ impl Carrying {
         self.lose(number);
     }
 
-    /// A stream is to be looked at.
+    /// Has a stream looked at.
     pub fn stir(&mut self, number: u32) {
         if let Some(pair) = self.pairs.get_mut(number)
             && !std::mem::replace(&mut pair.hot, true)
@@ -284,7 +285,7 @@ impl Carrying {
         }
     }
 
-    /// A turn of every stream that has something to do. Whether one had.
+    /// Gives a turn to every stream that has something to do. Returns whether any had.
     fn carry(&mut self) -> bool {
         let mut worked = false;
         for number in std::mem::take(&mut self.hot) {
@@ -324,7 +325,7 @@ impl Carrying {
         }
     }
 
-    /// Tells an end's program.
+    /// Wakes the program of an end.
     pub fn tell_end(&mut self, number: u32, end: usize) {
         let Some(end) = self.pairs.get(number).and_then(|pair| pair.ends[end].as_ref()) else {
             return;
@@ -332,7 +333,7 @@ impl Carrying {
         match &end.who {
             Who::Host { line, .. } => {
                 if !slipway_peer::eventfd::raise(line.eventfd.as_fd()) {
-                    // Who cannot be told without waiting is not waited for: the stream ends.
+                    // A program that cannot be woken without waiting loses its stream.
                     self.deaf.push(number);
                 }
             }
@@ -346,7 +347,7 @@ impl Carrying {
         }
     }
 
-    /// Breaks off streams whose program could not be told. Whether there were any.
+    /// Resets streams whose program could not be woken. Returns whether there were any.
     fn give_up_deaf(&mut self) -> bool {
         let deaf = std::mem::take(&mut self.deaf);
         for number in &deaf {
@@ -354,12 +355,12 @@ impl Carrying {
             self.reset(*number, 1);
             self.stir(*number);
         }
-        // Told of the reset they were not, either: it is there when they look next.
+        // These programs were not woken for the reset either. They see it at their next look.
         self.deaf.clear();
         !deaf.is_empty()
     }
 
-    /// Passes on what happened.
+    /// Passes the news on to the engine's thread.
     pub fn tell(&mut self) {
         for guest in self.guests.values_mut() {
             if let Some(channel) = &mut guest.channel {
@@ -371,7 +372,7 @@ impl Carrying {
         }
     }
 
-    /// A guest's channel is over: its streams are broken off.
+    /// Resets the streams of a guest whose channel has ended.
     pub fn lose(&mut self, number: u32) {
         self.book.unlisten(number, None);
         let Some(guest) = self.guests.get_mut(&number) else { return };
@@ -394,7 +395,7 @@ impl Carrying {
         for pair in asked {
             self.refused(pair, number_of_refusal());
         }
-        // The last that refers to the guest's memory.
+        // The last reference to the guest's memory.
         drop(channel);
     }
 }

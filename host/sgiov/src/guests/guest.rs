@@ -1,4 +1,4 @@
-//! One guest: its channel, and which of its streams is which.
+//! One guest: its channel, and the pairs of its streams.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,18 +15,18 @@ pub struct Guest {
     pub channel: Option<Channel>,
     /// The guest has sent its hello.
     pub greeted: bool,
-    /// The channel holds no memory for now.
+    /// Set while the channel maps no memory.
     pub suspended: bool,
-    /// By connection: the pair, and the end of it.
+    /// The pair, and the guest's end of it, by connection.
     pub connections: HashMap<u32, (u32, usize)>,
-    /// By arena and stream.
+    /// The connection, by arena and stream.
     pub streams: HashMap<(u32, u32), u32>,
-    /// Arenas that the guest wants to have back.
+    /// Arenas that the guest wants back.
     pub leaving: HashSet<u32>,
-    /// Questions that it has not answered.
+    /// The number of requests that the guest has not answered.
     pub unanswered: usize,
-    /// Questions of its that the engine has not answered. They outlast the channel, as their
-    /// answers do.
+    /// The number of the guest's requests that the engine has not answered. They outlast the
+    /// channel, as their answers do.
     pub asks: usize,
     pub counts: Arc<Counts>,
 }
@@ -48,7 +48,8 @@ impl Guest {
         }
     }
 
-    /// An arena that it wants back and that no stream is in any more.
+    /// Removes an arena that the guest wants back and that holds no stream any more. Returns whether
+    /// there was such an arena.
     pub fn take_free(&mut self, arena: u32) -> bool {
         let used = self.streams.keys().any(|(of, _)| *of == arena);
         if used || !self.leaving.remove(&arena) {

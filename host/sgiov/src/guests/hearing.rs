@@ -7,16 +7,17 @@ use super::carrying::{Carrying, SIGNALS};
 use crate::remote::Line;
 
 impl Carrying {
-    /// A family is there whose signals come here.
+    /// Adds a family whose signals this thread takes.
     pub(super) fn join(&mut self, number: u32, family: Family) {
         let data = epoll::EventData::new_u64(number.into());
-        // Without it the family's signals are seen only while others keep this thread awake.
+        // Without the watch, the family's signals are seen only while something else keeps this
+        // thread awake.
         if epoll::add(&self.epoll, family.bell(), data, epoll::EventFlags::IN).is_ok() {
             self.families.insert(number, family);
         }
     }
 
-    /// A family has ended.
+    /// Removes a family that has ended.
     pub(super) fn part(&mut self, number: u32) {
         self.beside.remove(&number);
         if let Some(family) = self.families.remove(&number) {
@@ -24,7 +25,7 @@ impl Carrying {
         }
     }
 
-    /// Takes families' signals. Whether there were any.
+    /// Takes families' signals. Returns whether there were any.
     pub fn listen(&mut self) -> bool {
         let (mut stirred, mut some, mut spoiled) = (Vec::new(), false, None);
         for (number, family) in &mut self.families {
@@ -68,13 +69,13 @@ impl Carrying {
         pairs.into_iter().for_each(|pair| self.stir(pair));
     }
 
-    /// Streams with a family's programs.
+    /// Returns the pairs with programs of a family.
     fn of_family(&self, number: u32) -> Vec<u32> {
         let all = self.entries.iter().filter(|((of, _), _)| *of == number);
         all.map(|(_, pair)| *pair).collect()
     }
 
-    /// A stream with a guest has this end at a program.
+    /// Records that a pair has this end at a program.
     pub fn enter_host(&mut self, connection: u32, line: &Line, pair: u32) {
         self.hosts.insert(connection, pair);
         self.entries.insert((line.family, line.entry), pair);
@@ -83,7 +84,7 @@ impl Carrying {
         }
     }
 
-    /// It has no more.
+    /// Forgets a pair's end at a program.
     pub fn forget_host(&mut self, connection: u32, line: &Line) {
         self.hosts.remove(&connection);
         self.entries.remove(&(line.family, line.entry));
@@ -92,7 +93,8 @@ impl Carrying {
         }
     }
 
-    /// A family's signals cannot be: nothing of it would be noticed any more.
+    /// Resets the streams of a family whose signals are invalid, since its events would not be
+    /// noticed any more.
     pub(super) fn spoiled(&mut self, number: u32) {
         let text = "a program's signals cannot be: its streams to guests are broken off";
         self.log.line("family", format_args!("{text}"));

@@ -1,17 +1,18 @@
 //! Guests: their socket functions, and their streams to each other and to programs of this node.
 //!
-//! [`Guests`] is asked by the engine's thread. Functions are served by a reactor (`serve`): what a
-//! guest's VMM does with the registers is done there. A thread of its own (`carrying`) has the
-//! channels of all guests and all streams that have a guest at one end at least: it speaks with the
-//! guests (`talk`), and copies from one end's FIFO into the other's, once (`pair`). It takes turns,
-//! with so many bytes for a stream in each; a stream with nothing to do is armed and costs nothing,
-//! and with none to do anything the thread sleeps (`sleep`). Beside links, whose thread takes
-//! programs' signals, it hears of its own streams from there (`beside`).
+//! The engine's thread calls [`Guests`]. A reactor serves the functions (`serve`): accesses of a
+//! guest's VMM to registers are handled there. A thread of its own (`carrying`) has the channels of
+//! all guests and all streams with a guest at one end at least. It exchanges messages with the
+//! guests (`talk`), and copies bytes once, from one end's FIFO into the other's (`pair`). In each
+//! turn every stream moves a limited number of bytes. A stream with nothing to do is armed and
+//! costs nothing, and if no stream has anything to do the thread sleeps (`sleep`). In an engine
+//! with links, whose thread takes the programs' signals, this thread gets its own streams' signals
+//! from there (`beside`).
 //!
-//! Nothing a guest writes is believed: `slipway_sgiov_function` checks memory, messages and
-//! counters, and here a guest that names what is not its own, or uses a number twice, has its
-//! function broken. A stream that is spoiled ends alone. The end of a guest, for whatever reason,
-//! breaks its streams off, and their other ends see ECONNRESET.
+//! Nothing that a guest writes is trusted: `slipway_sgiov_function` checks memory, messages and
+//! counters, and here the function of a guest that names something it does not own, or uses a
+//! number twice, is broken. A stream with invalid counters ends alone. The end of a guest, for
+//! whatever reason, resets its streams, and their other ends see ECONNRESET.
 
 mod asked;
 mod beside;
@@ -48,7 +49,7 @@ use carrying::{Carrying, Command, News};
 use ear::Ear;
 use serve::Served;
 
-/// Of [`Event::Incoming`]'s numbers: a guest asks.
+/// The bit of [`Event::Incoming`]'s numbers that marks requests of guests.
 pub const GUESTS: u64 = 1 << 63;
 
 /// An eventfd that wakes the thread.
@@ -70,7 +71,7 @@ impl Wake for Bell {
     }
 }
 
-/// See the module's head.
+/// The guests of an engine, for the engine's thread.
 pub struct Guests {
     commands: Sender<Command>,
     wake: Arc<Bell>,
@@ -78,9 +79,9 @@ pub struct Guests {
     notice: Arc<Bell>,
     book: Arc<Book>,
     policy: Policy,
-    /// Functions, by guest.
+    /// The functions, by guest.
     served: HashMap<u32, Served>,
-    /// Connections that have a line here.
+    /// Connections with an end here.
     connections: HashSet<u32>,
     next: u32,
     reactor: Option<Reactor>,
@@ -91,7 +92,7 @@ impl Guests {
     /// Starts the thread.
     ///
     /// # Errors
-    /// No descriptors, or no thread to be had.
+    /// No descriptors or threads are left.
     pub fn start(policy: Policy) -> std::io::Result<Self> {
         let (wake, notice) = (Bell::new()?, Bell::new()?);
         let (commands, theirs) = channel();
@@ -117,13 +118,13 @@ impl Guests {
         })
     }
 
-    /// Another policy goes for who connects from now on.
+    /// Uses another policy for connections from now on.
     pub fn go_by(&mut self, policy: Policy) {
         self.policy = policy.clone();
         self.command(Command::Policy(policy));
     }
 
-    /// A family is there whose signals somebody else takes, of what is returned.
+    /// Adds a family whose signals the links' thread takes. Returns the family for that thread.
     pub fn family_beside(&mut self, number: u32, family: Family) -> Family {
         let claims = Arc::<Claims>::default();
         self.command(Command::Beside(number, claims.clone()));
@@ -137,11 +138,11 @@ impl Guests {
         }
     }
 
-    /// Serves a function to whoever connects to `listener`, for as long as the crate's protocol
-    /// says; `asker` asked.
+    /// Serves a function to the VMM that connects to `listener`, for as long as the crate's
+    /// protocol says. `asker` is the client that requested it.
     ///
     /// # Errors
-    /// `listener` is no Unix socket that listens; no descriptors or threads.
+    /// `listener` is no listening Unix socket; no descriptors or threads are left.
     pub fn add(
         &mut self,
         asker: u32,
@@ -173,7 +174,7 @@ impl Guests {
     }
 
     fn remove(&mut self, guest: u32) {
-        // The function gives its memory back as its channel ends, which the command sees to.
+        // The command ends the channel, with which the function releases its memory.
         if let Some(served) = self.served.remove(&guest) {
             served.close();
             self.book.remove(guest);
@@ -228,7 +229,7 @@ impl Remote for Guests {
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
         self.connections.insert(connection);
-        // None: it has stopped listening since it was asked for.
+        // `None` if the guest has stopped listening since the request.
         let guest = self.book.route(&self.policy, tenant, &to);
         self.command(Command::Connect { connection, guest, from, to, line });
     }

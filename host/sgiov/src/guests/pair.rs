@@ -1,4 +1,4 @@
-//! A stream with a guest at one end at least: two ends, and what goes from one to the other.
+//! A stream with a guest at one end at least: its two ends, and the transfer between them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,29 +10,29 @@ use slipway_sgiov_spec::function;
 use super::guest::Guest;
 use crate::remote::Line;
 
-/// Bytes that go one way in a turn.
+/// The number of bytes that move one way in a turn.
 const TURN: usize = 256 << 10;
-/// Longest FIFO, in bytes.
+/// The length of the longest FIFO in bytes.
 const MOST: usize = 512 << 10;
 
-/// Whose an end is.
+/// The owner of an end.
 pub enum Who {
     Host { connection: u32, line: Line },
     Guest { guest: u32, connection: u32, line: function::Line },
 }
 
-/// One end.
+/// One end of a pair.
 pub struct End {
     pub who: Who,
-    /// The engine's own counters: tail, head seen, head, tail seen.
+    /// The engine's private words: tail, head seen, head, tail seen.
     own: [AtomicU64; 4],
-    /// Its program has closed it.
+    /// The program has closed the end.
     pub left: bool,
-    /// Nothing is written to it any more.
+    /// Nothing is written to the end any more.
     finished: bool,
-    /// Nothing is read from it any more.
+    /// Nothing is read from the end any more.
     shut: bool,
-    /// Data, or space, was asked for and not yet looked for again.
+    /// The wishes for data and for space that were made and not looked at again.
     wishes: (bool, bool),
 }
 
@@ -48,7 +48,7 @@ impl End {
             Who::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
             Who::Guest { guest, line, .. } => {
                 let channel = guests.get(guest)?.channel.as_ref()?;
-                // Another arena of this number, after the guest began anew, may be smaller.
+                // After the guest has started anew, the arena with this number may be smaller.
                 let there = channel.arena(line.arena);
                 let (arena, bits) = there.filter(|(a, _)| line.stream < a.shape().streams)?;
                 let side = if line.side == 0 { Side::Zero } else { Side::One };
@@ -60,12 +60,12 @@ impl End {
         Some((Stream::new(arena, number, side, out, into), Regions::new(bits, arena.shape())))
     }
 
-    /// The last word of what was written to it.
+    /// Returns the last tail that was written to the end.
     pub fn last(&self) -> Tail {
         Tail(self.own[0].load(Ordering::Relaxed))
     }
 
-    /// Breaks it off. Whether its program is to be told.
+    /// Resets the end. Returns whether its program is to be woken.
     pub fn reset(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
         let told = self.stream(guests).map(|(stream, _)| {
             let told = [stream.out.reset(), stream.into.reset()];
@@ -75,8 +75,7 @@ impl End {
         told.unwrap_or(false)
     }
 
-    /// Both halves are finished, and its region is nobody's. For an end that its program has
-    /// closed.
+    /// Finishes both halves of an end that its program has closed, and releases its region.
     pub fn end(&mut self, guests: &BTreeMap<u32, Guest>) {
         if let Some((stream, regions)) = self.stream(guests) {
             stream.out.finish();
@@ -89,7 +88,7 @@ impl End {
     }
 }
 
-/// See the module's head.
+/// A stream with a guest at one end at least.
 pub struct Pair {
     /// The connecting end and the accepting end. `None` if an end is not there yet, or has ended.
     pub ends: [Option<End>; 2],
@@ -132,7 +131,7 @@ impl Pair {
         Self { ends, awaits, asked, opened, hot, idle, resting }
     }
 
-    /// Moves what there is to move, both ways, so much of it.
+    /// Moves bytes both ways, up to the limit of a turn.
     pub fn turn(&mut self, guests: &BTreeMap<u32, Guest>) -> Done {
         let mut done = Done::default();
         if self.opened && !self.is_away(guests) {
@@ -156,7 +155,7 @@ impl Pair {
             return;
         }
         let Some(target) = target else {
-            // Nobody reads it any more.
+            // The other end is not read any more.
             source.shut = true;
             done.tell[from] |= source.stream(guests).is_some_and(|(stream, _)| stream.into.shut());
             done.worked = true;
@@ -175,7 +174,7 @@ impl Pair {
                 done.worked = true;
             }
             Err(_) => {
-                // One of them was broken off, or said what cannot be: so is the other.
+                // One end was reset or has invalid counters, so the other one is reset, too.
                 done.tell[from] |= source.reset(guests);
                 done.tell[to] |= target.reset(guests);
                 done.worked = true;
@@ -207,8 +206,8 @@ impl Pair {
         Ok(())
     }
 
-    /// The ends that are over: their programs have closed them, and what they had written was
-    /// passed on, or never will be.
+    /// Returns, by end, whether the end is over: its program has closed it, and its bytes were
+    /// passed on or never will be.
     pub fn over(&self) -> [bool; 2] {
         let passed = |other: &Option<End>| other.as_ref().is_none_or(|other| other.finished);
         let [first, second] = &self.ends;
@@ -218,8 +217,9 @@ impl Pair {
         [is_over(first, second), is_over(second, first)]
     }
 
-    /// Asks both ends to be told of what there is to do next: `slipway_ring::cross::heavy` follows,
-    /// and [`Pair::settle`]. False: something cannot be, which the next turn sees to.
+    /// Makes wishes at both ends for the next work. `slipway_ring::cross::heavy` and
+    /// [`Pair::settle`] must follow. Returns `false` if counters are invalid, which the next turn
+    /// handles.
     pub fn wish(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
         if !self.opened || self.is_away(guests) {
             return true;
@@ -263,13 +263,13 @@ impl Pair {
         some
     }
 
-    /// Gives up the memory of FIFOs that are empty.
+    /// Releases the memory of empty FIFOs.
     pub fn trim(&self, guests: &BTreeMap<u32, Guest>) {
         for end in self.ends.iter().flatten().filter(|end| !end.finished) {
             let Some((stream, regions)) = end.stream(guests) else { continue };
             match &end.who {
                 Who::Host { line, .. } => _ = stream.trim(line.regions.clone()),
-                // Its pages are the guest's own, and stay.
+                // The pages are the guest's own, and stay.
                 Who::Guest { .. } => {
                     stream.untie().into_iter().for_each(|region| regions.give(region));
                 }

@@ -27,7 +27,7 @@ impl Served {
         self.control.stats().connections > 0
     }
 
-    /// Ends it, soon.
+    /// Has the function end soon.
     pub fn close(&self) {
         self.control.close();
     }
@@ -39,10 +39,10 @@ pub fn is_over(control: &Control) -> bool {
     stats.connections > 0 && stats.client.is_none()
 }
 
-/// Serves one on `reactor`.
+/// Serves a function on `reactor`.
 ///
 /// # Errors
-/// `listener` is no Unix socket that listens; no descriptors.
+/// `listener` is no listening Unix socket; no descriptors are left.
 pub fn serve(
     asker: u32,
     listener: OwnedFd,
@@ -50,7 +50,7 @@ pub fn serve(
     peer: Waker,
     reactor: &Handle,
 ) -> std::io::Result<(Served, Peer)> {
-    // Where it listens is whoever's it is.
+    // The path of the socket belongs to the party that made it.
     let mut config = Config::at("");
     if let Some(Memory { bytes, device, inode }) = memory {
         config.max_dma_bytes = bytes;

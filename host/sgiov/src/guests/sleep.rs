@@ -1,5 +1,5 @@
-//! How the thread comes to rest: streams say what they wait for, and then everybody is asked to
-//! wake it.
+//! The way of the thread to sleep: streams make their wishes, and then all peers are asked to wake
+//! the thread.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -10,16 +10,15 @@ use slipway_ring::cross::{heavy, is_told_surely};
 
 use super::carrying::{BACKLOG, Carrying, News, WAKE};
 
-/// For how long it sleeps where a program cannot be sure to wake it.
+/// The longest sleep where a program's wake-up is not reliable.
 const NAP: Duration = Duration::from_millis(1);
-/// How long a stream rests before its memory is given up.
+/// The time for which a stream is idle before its memory is released.
 const REST: Duration = Duration::from_secs(1);
 
 impl Carrying {
-    /// Has those streams that had nothing to do for so many looks say what they wait for; they are
-    /// not looked at any more.
+    /// Arms the streams that had nothing to do for `looks` looks. They are not looked at any more.
     pub fn rest(&mut self, looks: u8) {
-        // The number of a stream that has ended may be another's by now.
+        // The number of a stream that has ended may have been reused.
         self.hot.sort_unstable();
         self.hot.dedup();
         let (rested, mut hot): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.hot)
@@ -55,11 +54,12 @@ impl Carrying {
             }
         }
         self.hot = hot;
-        // Also where the thread never sleeps, or the queue would grow.
+        // Also done if the thread never sleeps, or the queue would grow.
         self.trim();
     }
 
-    /// Gives up memory of streams that have rested long enough. When to look again.
+    /// Releases memory of streams that have been idle for long enough. Returns the time until the
+    /// next look.
     fn trim(&mut self) -> Option<Duration> {
         let now = Instant::now();
         while let Some((queued, number)) = self.resting.front().copied() {
@@ -69,10 +69,10 @@ impl Carrying {
             }
             self.resting.pop_front();
             let Some(pair) = self.pairs.get_mut(number) else { continue };
-            // Or the number is another pair's by now.
+            // Otherwise the number was reused for another pair.
             let Some((_, since)) = pair.resting.filter(|(of, _)| *of == queued) else { continue };
             if now.saturating_duration_since(since) < REST {
-                // It has worked meanwhile: its turn comes after those that are due.
+                // The pair has worked meanwhile, so it is queued behind those that are due.
                 pair.resting = Some((now, since));
                 self.resting.push_back((now, number));
                 continue;
@@ -85,7 +85,7 @@ impl Carrying {
         None
     }
 
-    /// Sleeps until something is told, unless something was meanwhile.
+    /// Sleeps until it is woken, unless something has happened meanwhile.
     pub fn sleep(&mut self) {
         self.look_for_vmms();
         let answer = self.give_up();
@@ -97,7 +97,7 @@ impl Carrying {
         self.families.values().for_each(|family| family.set_asleep(true));
         heavy();
         let channels = self.guests.values_mut().filter_map(|guest| guest.channel.as_mut());
-        // All of them, so that each has its word.
+        // All channels, so that the word of each is set.
         let quiet = channels
             .fold(true, |quiet, channel| channel.sleep(channel.backlog() < BACKLOG) & quiet);
         if quiet && !self.listen() {
@@ -108,7 +108,7 @@ impl Carrying {
         channels.for_each(slipway_sgiov_function::Channel::awake);
     }
 
-    /// Tells of functions whose VMM has gone.
+    /// Reports functions whose VMM has gone.
     pub fn look_for_vmms(&mut self) {
         for (number, guest) in &self.guests {
             if super::serve::is_over(&guest.control) {
@@ -136,7 +136,8 @@ impl Carrying {
                 }
             };
             if !drained {
-                // Its own program sees to it that it never is: no harm but its own share of wakes.
+                // The program itself keeps its bell from being armed, which costs only its own
+                // share of wake-ups.
                 std::thread::yield_now();
             }
         }

@@ -13,7 +13,7 @@ use super::pair::{Answerer, End, Pair, Who};
 use crate::remote::{Event, Line};
 
 impl Carrying {
-    /// Says something to a guest. One that has gone meanwhile hears nothing.
+    /// Sends a message to a guest, unless the guest has gone meanwhile.
     pub(super) fn message(&mut self, guest: u32, message: Message) {
         let channel = self.guests.get_mut(&guest).and_then(|guest| guest.channel.as_mut());
         if let Some(Err(why)) = channel.map(|channel| channel.say(&message)) {
@@ -21,10 +21,10 @@ impl Carrying {
         }
     }
 
-    /// A guest said something.
+    /// Handles a guest's message.
     ///
     /// # Errors
-    /// [`Broken`]: it cannot be.
+    /// [`Broken`] if the message is invalid.
     pub(super) fn talk(&mut self, number: u32, message: Message) -> Result<(), Broken> {
         let book = self.book.clone();
         let Some(guest) = self.guests.get_mut(&number) else { return Ok(()) };
@@ -90,7 +90,7 @@ impl Carrying {
         asked.then_some(()).ok_or(Broken::Message)
     }
 
-    /// An end for what a guest names: a connection and a stream that are not in use.
+    /// Returns an end for a connection and a stream that a guest names and that are not in use.
     fn guest_end(
         &self,
         number: u32,
@@ -106,7 +106,7 @@ impl Carrying {
         fits.then(end).ok_or(Broken::Message)
     }
 
-    /// A guest's end is one of a pair from now on.
+    /// Records that a guest's end belongs to a pair.
     fn enter(&mut self, pair: u32, end: usize) {
         let Some(Who::Guest { guest, connection, line }) =
             self.pairs.get(pair).and_then(|pair| pair.ends[end].as_ref()).map(|end| &end.who)
@@ -155,7 +155,7 @@ impl Carrying {
         Ok(())
     }
 
-    /// A program of this node connects to a guest.
+    /// Connects a program of this node to a guest.
     pub(super) fn connect(
         &mut self,
         (connection, line): (u32, Line),
@@ -176,7 +176,7 @@ impl Carrying {
         self.ask(guest, pair, from, to);
     }
 
-    /// The engine's answer to a guest's connection.
+    /// Handles the engine's answer to a guest's connection.
     pub(super) fn answered(&mut self, incoming: u32, answer: Result<(u32, Line), u32>) {
         self.engine_answers(incoming);
         let (connection, line) = match answer {
@@ -184,23 +184,23 @@ impl Carrying {
             Err(errno) => return self.refused(incoming, errno),
         };
         if self.pairs.get(incoming).is_none() {
-            // Cannot be, as a pair waits for its answer.
+            // Does not happen, as a pair waits for its answer.
             return self.say(Event::Ended { connection, last: Tail::default() });
         }
         self.enter_host(connection, &line, incoming);
         self.accepted(incoming, End::new(Who::Host { connection, line }));
     }
 
-    /// The second end is there.
+    /// Adds the second end of a pair.
     fn accepted(&mut self, number: u32, end: End) {
         let Some(pair) = self.pairs.get_mut(number) else { return };
         pair.ends[1] = Some(end);
         (pair.awaits, pair.opened) = (None, true);
-        // Before anything is said: a guest may be lost by what it is told, and its streams with it.
+        // Before any message: sending one may end the guest, and its streams with it.
         self.enter(number, 1);
         let Some(pair) = self.pairs.get(number) else { return };
         match pair.ends[0].as_ref().map(|end| &end.who) {
-            // It did not wait for it.
+            // The connecting end did not wait for it.
             None => self.reset(number, 1),
             Some(Who::Host { connection, .. }) => {
                 let connection = *connection;
@@ -214,7 +214,7 @@ impl Carrying {
         self.stir(number);
     }
 
-    /// There will be no second end.
+    /// Ends a pair that will have no second end.
     pub(super) fn refused(&mut self, number: u32, errno: u32) {
         let Some(mut pair) = self.pairs.remove(number) else { return };
         if let Some(end) = pair.ends[0].take() {
@@ -245,7 +245,7 @@ impl Carrying {
         }
     }
 
-    /// A program of this node has closed its side.
+    /// Notes that a program of this node has closed its side.
     pub(super) fn closed(&mut self, connection: u32) {
         let Some(pair) = self.hosts.get(&connection).copied() else { return };
         let is_it = |end: &Option<End>| {
@@ -269,13 +269,13 @@ impl Carrying {
         if pair.opened {
             self.stir(number);
         } else {
-            // It does not wait for the answer, which is still to come.
+            // The end does not wait for the answer, which is still to come.
             self.end(number, end);
         }
         Some(())
     }
 
-    /// Breaks an end off.
+    /// Resets an end.
     pub(super) fn reset(&mut self, number: u32, end: usize) {
         let there = self.pairs.get_mut(number).and_then(|pair| pair.ends[end].as_mut());
         if there.is_some_and(|there| there.reset(&self.guests)) {
@@ -283,14 +283,14 @@ impl Carrying {
         }
     }
 
-    /// The other end of this one is gone without a word.
+    /// Resets an end whose other end is gone.
     pub(super) fn partner_lost(&mut self, number: u32, end: usize) {
         self.reset(number, end);
         self.stir(number);
         self.drop_empty(number);
     }
 
-    /// An end is over: nobody here touches its stream any more.
+    /// Ends an end: its stream is not accessed here any more.
     pub(super) fn end(&mut self, number: u32, end: usize) {
         let Some(pair) = self.pairs.get_mut(number) else { return };
         let opened = pair.opened;
@@ -316,7 +316,7 @@ impl Carrying {
         self.drop_empty(number);
     }
 
-    /// A pair without ends, and without an answer to come, is none.
+    /// Removes a pair that has no ends and waits for no answer.
     fn drop_empty(&mut self, number: u32) {
         let pair = self.pairs.get(number);
         if pair.is_some_and(|p| p.ends.iter().all(Option::is_none) && p.awaits.is_none()) {

@@ -1,4 +1,4 @@
-//! Turns of the thread with guests that are hostile, on heap memory.
+//! Turns of the thread with hostile guests, on heap memory.
 
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixListener;
@@ -19,10 +19,10 @@ use super::*;
 use crate::Function;
 
 const PROTONOSUPPORT: u32 = 93;
-/// Words of signals before the events: where their reader says how far it is.
+/// The words of signals before the events, with the reader's position.
 const HEAD: usize = 64;
 
-/// The thread, whose turns the test takes.
+/// The thread's state, whose turns the test takes.
 struct Rig {
     carrying: Carrying,
     _commands: Sender<Command>,
@@ -43,7 +43,8 @@ impl Rig {
         Self { carrying, _commands: commands, news, reactor, dir }
     }
 
-    /// A guest that has started its function and said hello. Its address is 10.9.0.`number`.
+    /// Returns a guest that has started its function and sent its hello. Its address is
+    /// 10.9.0.`number`.
     fn guest(&mut self, number: u32) -> Hostile {
         let listener = UnixListener::bind(self.dir.path().join(number.to_string())).unwrap();
         let handle = self.reactor.handle();
@@ -123,8 +124,8 @@ fn piece(memory: &Memory, at: u64) -> Lasting {
     Lasting::over(spans.pop().unwrap()).unwrap()
 }
 
-/// A guest signals what nobody has a stream of, as fast as it is heard: the others have their turns
-/// all the same.
+/// A guest signals entries without streams as fast as they are taken. The others still have their
+/// turns.
 #[test]
 fn a_guests_signals_are_bounded_by_a_turn() {
     let mut rig = Rig::new();
@@ -134,8 +135,8 @@ fn a_guests_signals_are_bounded_by_a_turn() {
     assert_eq!(std::iter::from_fn(|| guest.driver.raise(9, 9).then_some(())).count(), SIGNALS);
 }
 
-/// A guest connects and goes, again and again, in one stream: the engine has so many questions of
-/// it at a time.
+/// A guest connects and closes again and again in one stream. The engine gets a bounded number of
+/// its requests at a time.
 #[test]
 fn a_guests_questions_are_bounded() {
     let mut rig = Rig::new();
@@ -156,7 +157,7 @@ fn a_guests_questions_are_bounded() {
     }
     assert_eq!(asked.len(), 1024);
     assert_eq!(last, Some(Message::Refused { connection: 1499, errno: PROTONOSUPPORT }));
-    // It begins anew, and owes the engine its patience still.
+    // The guest starts anew, and its requests to the engine still count.
     rig.carrying.break_off(1, Broken::Message);
     assert_eq!(rig.carrying.guests[&1].asks, 1024);
     for incoming in asked {
@@ -165,8 +166,8 @@ fn a_guests_questions_are_bounded() {
     assert_eq!((rig.carrying.guests[&1].asks, rig.carrying.pairs.len()), (0, 0));
 }
 
-/// A guest is lost in the middle of its own answer: nothing of the stream that it named is left, as
-/// its number may be too large for the next arena.
+/// A guest is lost in the middle of its own answer. Nothing is left of the stream that it named,
+/// whose number may be too large for the next arena.
 #[test]
 fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     let mut rig = Rig::new();
@@ -180,8 +181,8 @@ fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     let Some(Message::Incoming { incoming, .. }) = two.driver.hear() else { panic!() };
     assert!(one.driver.say(&Message::Closed { connection: 1 }));
     rig.turn();
-    // It wants to be told of everything, and there is no room for a signal and a counter that
-    // cannot be.
+    // The guest asks to be woken for everything, there is no room for a signal, and a counter is
+    // invalid.
     for side in [Side::Zero, Side::One] {
         let inbox = arena.inbox(15, side);
         inbox.data_wanted.store(u64::MAX, Ordering::Relaxed);
