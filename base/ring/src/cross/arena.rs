@@ -14,11 +14,11 @@ use super::index::{Inbox, PAGE, Region};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"slipfifo");
 const VERSION: u64 = 1;
-/// Regions of an arena that may wait to be given back.
+/// The number of regions of an arena that may wait for their pages to be released.
 const PUNCHES: usize = 4096;
 
-/// Words of an inbox: two lines, so that looking for a wish, which is rare, never waits for the
-/// line of the counters, which the other side keeps writing.
+/// The number of words of an inbox. It fills two cache lines, so that a look for a wish, which is
+/// rare, never waits for the line of the counters, which the other side keeps writing.
 const INBOX: usize = 16;
 /// The word at which inboxes begin.
 const INBOXES: usize = PAGE / 8;
@@ -33,19 +33,19 @@ pub enum Side {
 }
 
 impl Side {
-    /// The other one.
+    /// Returns the other side.
     #[inline]
     pub fn other(self) -> Self {
         if self == Self::Zero { Self::One } else { Self::Zero }
     }
 }
 
-/// How large an arena is. Only address space: pages cost nothing until they are written.
+/// The size of an arena. It is address space only: pages cost nothing until they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Streams: 1 to 2^20.
+    /// The number of streams: 1 to 2^20.
     pub streams: u32,
-    /// Pages of 4,096 bytes in each of the two areas: `streams` to 2^22 - 1.
+    /// The number of pages of 4,096 bytes in each of the two areas: `streams` to 2^22 - 1.
     pub pages: u32,
 }
 
@@ -72,7 +72,7 @@ impl Shape {
         shape.is_possible().then_some(shape)
     }
 
-    /// Bytes of its file.
+    /// Returns the size of the arena's file in bytes.
     pub fn bytes(&self) -> usize {
         self.areas() + 2 * self.area()
     }
@@ -84,18 +84,19 @@ pub struct Arena {
     words: Lasting,
     shape: Shape,
     across_machines: bool,
-    /// Pages come and go as they are used.
+    /// Set if pages are allocated and released one by one. Pages of a huge page, or of memory
+    /// without a file, stay.
     has_small_pages: bool,
-    /// Where pages are given back.
+    /// The bin on whose threads pages are released.
     bin: Bin,
-    /// This side made it: an engine does, whose threads serve many.
+    /// Set if this side made the arena, as an engine does, whose threads serve many peers.
     made_here: bool,
 }
 
-/// Gives pages back.
+/// The mode of fallocate(2) that releases pages.
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
-/// Gives pages back as it is dropped.
+/// Releases pages when it is dropped.
 struct Punch<F: FnOnce()> {
     arena: Arena,
     range: (u64, u64),
@@ -104,7 +105,7 @@ struct Punch<F: FnOnce()> {
 
 impl<F: FnOnce()> Drop for Punch<F> {
     fn drop(&mut self) {
-        // Pages that stay cost memory and nothing else.
+        // Pages that cannot be released cost memory and nothing else.
         let _ = self.arena.fallocate(PUNCH, self.range);
         if let Some(then) = self.then.take() {
             then();
@@ -113,10 +114,10 @@ impl<F: FnOnce()> Drop for Punch<F> {
 }
 
 impl Arena {
-    /// A new one, in memory of its own.
+    /// Makes an arena in memory of its own.
     ///
     /// # Errors
-    /// `InvalidInput`: there is no such shape. Whatever the system says when there is no memory.
+    /// `InvalidInput` if the shape is invalid; the system's error if there is no memory.
     pub fn new(shape: Shape) -> std::io::Result<Self> {
         if !shape.is_possible() {
             return Err(ErrorKind::InvalidInput.into());
@@ -125,12 +126,12 @@ impl Arena {
         Ok(Self { made_here: true, ..Self::made(words, shape, false) })
     }
 
-    /// A new one in memory that is there, of zeros, for both sides of a guest's boundary: whoever
-    /// opens it takes it for one across machines. In a huge page, and in memory that is no file's,
-    /// all its pages stay.
+    /// Makes an arena in existing memory of zeros, between a guest and its host: a process that
+    /// opens it treats it as one across machines. In a huge page, and in memory without a file, all
+    /// its pages stay allocated.
     ///
     /// # Errors
-    /// `InvalidInput`: there is no such shape, or it does not fit.
+    /// `InvalidInput` if the shape is invalid or does not fit.
     pub fn within(words: Lasting, shape: Shape) -> std::io::Result<Self> {
         if !shape.is_possible() || words.len() < shape.bytes() {
             return Err(ErrorKind::InvalidInput.into());
@@ -147,15 +148,15 @@ impl Arena {
         Self::of(words, shape, across_machines)
     }
 
-    /// The arena that somebody else made.
+    /// Opens an arena that another process made.
     ///
     /// # Errors
-    /// `InvalidData`: it is none, or of another version.
+    /// `InvalidData` if the file is no arena, or is of another version.
     pub fn open(file: OwnedFd) -> std::io::Result<Self> {
         Self::over(Lasting::of(file)?)
     }
 
-    /// The arena that somebody else made in `words`.
+    /// Opens an arena that another process made in `words`.
     ///
     /// # Errors
     /// As for [`Arena::open`].
@@ -178,8 +179,8 @@ impl Arena {
         Self { words, shape, across_machines, has_small_pages, bin: Bin::new(), made_here: false }
     }
 
-    /// The same, whose other side is a guest or its host: a barrier of this machine's is none of
-    /// theirs.
+    /// Returns the arena as one whose other side is a guest or the host: a barrier on this machine
+    /// does not reach the other side's processors.
     #[must_use]
     pub fn across_machines(mut self) -> Self {
         self.across_machines = true;
@@ -192,13 +193,13 @@ impl Arena {
         self.across_machines
     }
 
-    /// Its shape.
+    /// Returns the arena's shape.
     #[inline]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The file that it lies in, to be passed on.
+    /// Returns the arena's file, to be passed on.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.words.file()
     }
@@ -218,7 +219,7 @@ impl Arena {
         Inbox { tail, head, data_wanted, space_wanted }
     }
 
-    /// All that both sides said of stream `number` is as in the beginning.
+    /// Clears the inboxes of both sides of stream `number`.
     pub fn clear(&self, number: u32) {
         for side in [Side::Zero, Side::One] {
             let inbox = self.inbox(number, side);
@@ -228,11 +229,11 @@ impl Arena {
         }
     }
 
-    /// Where `region` of the area that `writer` writes is in this process, for as long as this
+    /// Returns the address of `region` of the area that `writer` writes, valid for as long as this
     /// value lives. The other side may change the bytes at any time.
     ///
     /// # Panics
-    /// When it lies beyond the area: a programmer's error.
+    /// If the region lies beyond the area: a programmer's error.
     #[inline]
     pub fn address(&self, writer: Side, region: Region) -> *mut u8 {
         let end = region.page as usize * PAGE + region.len();
@@ -240,29 +241,30 @@ impl Arena {
         self.words.as_ptr().wrapping_add(self.offset(writer, region))
     }
 
-    /// The same as an offset in the file.
+    /// Returns the offset of `region` of the area that `writer` writes, in bytes of the arena.
     #[inline]
     pub fn offset(&self, writer: Side, region: Region) -> usize {
         self.shape.areas() + writer as usize * self.shape.area() + region.page as usize * PAGE
     }
 
-    /// Makes sure that the region's pages are there, so that writing to them cannot fail. They
-    /// always are in a huge page, and in memory that is no file's.
+    /// Allocates the region's pages, so that writes to them cannot fail. In a huge page, and in
+    /// memory without a file, they are always allocated.
     ///
-    /// By faults and not by fallocate(2), which waits for the file's lock: the other party can keep
-    /// that for ever, with a write(2) to the file from memory that somebody else never gives.
+    /// The pages are faulted in. fallocate(2) would wait for the file's lock, which the other party
+    /// can hold for ever, with a write(2) to the file from memory that a third party never
+    /// provides.
     ///
     /// # Errors
-    /// There is no memory left. In an arena that the other side made the region has no pages then.
+    /// No memory is left. In an arena that the other side made, the region then has no pages.
     pub fn reserve(&self, writer: Side, region: Region) -> std::io::Result<()> {
         if !self.has_small_pages {
             return Ok(());
         }
         let reserved = self.populate(writer, region);
         if reserved.is_err() && !self.made_here {
-            // Some pages are there. They would leave a program that is at its group's limit without
-            // memory for anything else, another thread included. It waits for nobody but its own
-            // connection's peer.
+            // Some pages were allocated. A program at its group's limit would have no memory left
+            // for anything else, other threads included. The call can wait for the own
+            // connection's peer only.
             let _ = self.fallocate(PUNCH, self.range(writer, region));
         }
         Ok(reserved?)
@@ -274,7 +276,7 @@ impl Arena {
         // call writes nothing.
         let populate = || unsafe { rustix::mm::madvise(at, length, Advice::LinuxPopulateWrite) };
         match rustix::io::retry_on_intr(populate) {
-            // A kernel before 5.14.
+            // The kernel is older than Linux 5.14.
             Err(Errno::INVAL) => {
                 self.fallocate(FallocateFlags::KEEP_SIZE, self.range(writer, region))
             }
@@ -282,19 +284,19 @@ impl Arena {
         }
     }
 
-    /// Gives the region's pages back, soon, and has `then` called. What they held is zeros from
-    /// then on, unless they are pages that stay: then nothing happens to them. On another thread,
-    /// since the other party can make the call last for ever; then `then` is never called.
+    /// Releases the region's pages, soon, and calls `then`. The pages read as zeros from then on,
+    /// unless they are pages that stay, which do not change. This happens on another thread, since
+    /// the other party can make the call last for ever; `then` is never called in that case.
     pub fn punch(&self, writer: Side, region: Region, then: impl FnOnce() + Send + 'static) {
         if self.bin.held() > PUNCHES {
-            // The other party keeps them waiting. The pages hold what the two have written to each
-            // other already.
+            // Too many wait, since the other party blocks them. The pages hold only bytes that the
+            // two parties have written to each other.
             return then();
         }
         self.punch_range(self.range(writer, region), then);
     }
 
-    /// The same of all pages of the arena.
+    /// Releases all pages of the arena, as [`Arena::punch`] does.
     pub fn punch_all(&self, then: impl FnOnce() + Send + 'static) {
         self.punch_range((0, self.shape.bytes() as u64), then);
     }
@@ -303,7 +305,7 @@ impl Arena {
         if !self.has_small_pages {
             return then();
         }
-        // The bin is this arena's, and those of its copies: no other arena waits for it.
+        // The bin belongs to this arena and its copies, so no other arena waits for it.
         self.bin.discard_value(Punch { arena: self.clone(), range, then: Some(then) });
     }
 
@@ -313,11 +315,11 @@ impl Arena {
 
     fn fallocate(&self, how: FallocateFlags, (offset, length): (u64, u64)) -> Result<(), Errno> {
         let Some(file) = self.file() else { return Ok(()) };
-        // A signal breaks it off.
+        // A signal interrupts the call.
         rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, how, offset, length))
     }
 
-    /// The first words: for tests that spoil them.
+    /// Returns the first words, for tests that spoil them.
     #[doc(hidden)]
     pub fn words(&self) -> &[AtomicU64] {
         self.words.words()

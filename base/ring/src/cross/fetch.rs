@@ -1,10 +1,10 @@
-//! Having memory near before it is looked at.
+//! Prefetching of memory before it is accessed.
 
-/// Bytes that come at a time.
+/// The size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Has the processor fetch `bytes` bytes from `at` on, and goes on meanwhile. Any address will do:
-/// one that cannot be read is not.
+/// Prefetches `bytes` bytes from `at` on, without waiting. Any address is allowed; one that cannot
+/// be read is ignored.
 #[inline]
 pub fn fetch<T>(at: *const T, bytes: usize) {
     let at = at.cast::<u8>();
@@ -13,8 +13,9 @@ pub fn fetch<T>(at: *const T, bytes: usize) {
     }
 }
 
-/// As [`fetch`], to be written: nobody else has the lines then. A copy to memory that another
-/// processor has read waits for each line otherwise, and the next atomic operation for all of them.
+/// Prefetches as [`fetch`] does, for writing: the processor gets the lines exclusively. Otherwise a
+/// copy to memory that another processor has read waits for each line, and the next atomic
+/// operation for all of them.
 #[inline]
 pub fn fetch_to_write<T>(at: *const T, bytes: usize) {
     let at = at.cast::<u8>();

@@ -1,31 +1,33 @@
-//! The indices of a Cross-FIFO: who writes which word, who believes what, and how a side sleeps.
+//! The indices of a Cross-FIFO: the words with their writers, their checks, and the protocol of
+//! sleeping.
 //!
 //! Both sides of a stream have an [`Inbox`], which the other side writes and only its owner reads.
-//! So no side ever waits for a read across the bus, and a line changes hands in one direction only.
+//! So no side ever waits for a read across the bus, and a cache line moves in one direction only.
 //!
-//! A side that wants to sleep says so in the other's inbox: until which position it has nothing to
-//! do. Sleeper: store the wish, full barrier, load the counter in the own inbox. The other: store
-//! the counter in the sleeper's inbox, full barrier, load the wish in the own inbox. Of two such
-//! stores with a full barrier before the loads at least one is seen, so no wake-up is lost
-//! (`tests/cross.rs` has loom try every interleaving). Who tells takes the wish away, and so tells
-//! once. `outside.rs` says what makes the other's barrier, which each message has to pass, cheap.
+//! A side that wants to sleep stores a wish in the other's inbox: the position before which it has
+//! nothing to do. The sleeper stores the wish, passes a full barrier, and loads the counter in its
+//! own inbox. The other side stores the counter in the sleeper's inbox, passes a full barrier, and
+//! loads the wish in its own inbox. At least one of the two loads sees the other side's store, so
+//! no wake-up is lost (`tests/cross.rs` has loom try every interleaving). The side that wakes the
+//! sleeper takes the wish away, so it wakes once. `outside.rs` explains how the barrier that each
+//! message has to pass is made cheap.
 
 use super::outside::{AtomicU64, Ordering, heavy, light};
 
-/// Bits of a position: bytes since the stream's beginning, modulo 2^36.
+/// The bits of a position: the number of bytes since the stream's beginning, modulo 2^36.
 const POSITION: u64 = (1 << 36) - 1;
 const PAGE_SHIFT: u32 = 36;
 const PAGE_BITS: u64 = (1 << 22) - 1;
 const CLASS_SHIFT: u32 = 58;
 const CLASS_BITS: u64 = 0xf;
-/// Of a tail: nothing comes after it. Of a head: nothing more is read.
+/// The bit of a tail that nothing follows, or of a head whose side reads no more.
 const END: u64 = 1 << 62;
-/// The stream is broken off.
+/// The bit of a tail or a head whose side has reset the stream.
 const RESET: u64 = 1 << 63;
-/// Of what a producer knows of the head, and says nobody: it waits for an empty FIFO, to make it
-/// larger.
+/// A private bit of `seen`, never published: the producer waits for the FIFO to drain so that it
+/// can make the FIFO larger.
 const PINCHED: u64 = 1 << 40;
-/// Of a wish: there is one.
+/// The bit of a wish that is set.
 const WANTED: u64 = 1 << 63;
 
 /// The largest [`Region::order`]: 4 MiB.
@@ -33,17 +35,17 @@ pub const MAX_ORDER: u32 = 10;
 /// The unit of regions, in bytes.
 pub const PAGE: usize = 4096;
 
-/// The other side said what cannot be: it is broken, or lies. The stream is of no use any more.
+/// The other side's words are invalid: it is faulty or hostile. The stream cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spoiled;
 
-/// `to - from` of two positions.
+/// Returns `to - from` of two positions.
 #[inline]
 fn distance(to: u64, from: u64) -> u64 {
     to.wrapping_sub(from) & POSITION
 }
 
-/// Where in the producer's area a FIFO's bytes lie: `4096 << order` bytes from `page` pages on.
+/// The place of a FIFO's bytes in the producer's area: `4096 << order` bytes from `page` pages on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Offset in the area, in units of 4,096 bytes: below 2^22.
@@ -53,32 +55,32 @@ pub struct Region {
 }
 
 impl Region {
-    /// Its length in bytes.
+    /// Returns the region's length in bytes.
     #[inline]
     pub fn len(self) -> usize {
         PAGE << self.order
     }
 
-    /// Never: a region has a page at least.
+    /// Returns `false`: a region has at least one page.
     pub fn is_empty(self) -> bool {
         false
     }
 }
 
-/// A producer's word: how far it came, where the bytes lie, and whether more will come.
+/// A producer's word: its position, the region of its bytes, and whether more will come.
 ///
 /// | bits | what |
 /// |---|---|
 /// | 0-35 | position |
 /// | 36-57 | page of the region |
 /// | 58-61 | 0: no region; n: one of order n - 1 |
-/// | 62 | nothing comes after this |
-/// | 63 | broken off |
+/// | 62 | nothing follows |
+/// | 63 | reset |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tail(pub u64);
 
 impl Tail {
-    /// Bytes produced since the beginning, modulo 2^36.
+    /// Returns the number of bytes produced since the beginning, modulo 2^36.
     #[inline]
     pub fn position(self) -> u64 {
         self.0 & POSITION
@@ -92,13 +94,13 @@ impl Tail {
         Some(Region { page, order: class.checked_sub(1)? })
     }
 
-    /// Bytes of the region; 0: there is none.
+    /// Returns the size of the region in bytes, or 0 if there is none.
     #[inline]
     pub fn size(self) -> u64 {
         self.region().map_or(0, |region| region.len() as u64)
     }
 
-    /// The same position in another region, or in none.
+    /// Returns the same position in another region, or in none.
     #[must_use]
     pub fn placed(self, region: Option<Region>) -> Self {
         let bits = region.map_or(0, |region| {
@@ -135,12 +137,14 @@ impl Tail {
 pub struct Inbox<'a> {
     /// The other side's [`Tail`], as a producer.
     pub tail: &'a AtomicU64,
-    /// The other side's head, as a consumer: bits 0-35 the position, 62: it reads no more, 63: it
-    /// broke the stream off.
+    /// The other side's head, as a consumer: bits 0-35 are the position; bit 62 is set if it reads
+    /// no more, bit 63 if it has reset the stream.
     pub head: &'a AtomicU64,
-    /// Up to where the other side wants data before it is told: bits 0-35; bit 63: it does.
+    /// The other side's wish for data: bits 0-35 are the position that it waits for; bit 63 is set
+    /// if there is a wish.
     pub data_wanted: &'a AtomicU64,
-    /// Up to where the other side wants its data read before it is told; as above.
+    /// The other side's wish for space: the position up to which its data is to be read, with the
+    /// same bits.
     pub space_wanted: &'a AtomicU64,
 }
 
@@ -148,9 +152,9 @@ pub struct Inbox<'a> {
 /// processes may share it, so its words are atomics; the owner holds a lock while it uses them.
 #[derive(Clone, Copy)]
 pub struct Own<'a> {
-    /// The own counter: a [`Tail`], or a head.
+    /// This side's counter: a [`Tail`] or a head.
     pub own: &'a AtomicU64,
-    /// The other side's, when it was looked at last.
+    /// The other side's counter at the last look.
     pub seen: &'a AtomicU64,
 }
 
@@ -169,7 +173,7 @@ impl Own<'_> {
 #[inline]
 fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
     let wish = wanted.load(Ordering::Relaxed);
-    // A wish for more than there can be between two looks is for the past.
+    // A wish for more than there can be between two looks lies in the past.
     let reached = || distance(position, wish & POSITION) < 1 << 35;
     wish & WANTED != 0
         && (always || reached())
@@ -185,34 +189,34 @@ pub struct Sending<'a> {
     pub theirs: Inbox<'a>,
     /// `own`: the tail; `seen`: the head.
     pub state: Own<'a>,
-    /// The other side is another machine's.
+    /// Set if the other side is on another machine.
     pub across_machines: bool,
 }
 
 impl Sending<'_> {
-    /// The own tail.
+    /// Returns this side's tail.
     #[inline]
     pub fn tail(&self) -> Tail {
         Tail(self.state.own())
     }
 
-    /// Bytes that were not read yet, as far as this side knows.
+    /// Returns the number of unread bytes, as far as this side knows.
     #[inline]
     pub fn used(&self) -> u64 {
         distance(self.tail().position(), self.state.seen() & POSITION)
     }
 
-    /// Looks at what the other side read. The bytes that were not.
+    /// Looks at the other side's head. Returns the number of unread bytes.
     ///
     /// # Errors
     /// [`Spoiled`].
     #[inline]
     pub fn refresh(&self) -> Result<u64, Spoiled> {
-        // Pairs with the release in `Receiving::release`: bytes were read before they are
+        // Pairs with the release in `Receiving::release`: bytes are read before they are
         // overwritten.
         let head = self.mine.head.load(Ordering::Acquire);
         let used = distance(self.tail().position(), head & POSITION);
-        // Neither beyond what there is nor back.
+        // The head may move neither beyond the tail nor backwards.
         if used > self.used() {
             return Err(Spoiled);
         }
@@ -227,7 +231,7 @@ impl Sending<'_> {
         self.state.seen() & PINCHED != 0
     }
 
-    /// Remembers that it does, or no longer does.
+    /// Sets whether this side waits for an empty FIFO.
     pub fn pinch(&self, pinched: bool) {
         let bit = if pinched { PINCHED } else { 0 };
         self.state.seen.store(self.state.seen() & !PINCHED | bit, Ordering::Relaxed);
@@ -243,28 +247,29 @@ impl Sending<'_> {
         self.mine.head.load(Ordering::Relaxed) & RESET != 0
     }
 
-    /// Gives the consumer the next `count` bytes, which are written. True: it is to be told.
+    /// Publishes the next `count` bytes, which are written. Returns whether the consumer is to be
+    /// woken.
     #[inline]
     pub fn publish(&self, count: u64) -> bool {
         self.store(self.tail().moved(count), false)
     }
 
-    /// Says that nothing more comes. True: the consumer is to be told.
+    /// Ends the stream's data. Returns whether the consumer is to be woken.
     pub fn finish(&self) -> bool {
         self.store(Tail(self.tail().0 | END), true)
     }
 
-    /// Breaks the stream off. True: the consumer is to be told.
+    /// Resets the stream. Returns whether the consumer is to be woken.
     pub fn reset(&self) -> bool {
         self.store(Tail(self.tail().0 | END | RESET), true)
     }
 
-    /// Puts what comes from now on into another region, or gives the region up. Only when all was
-    /// read. False, and nothing done: it was not.
+    /// Places later bytes in another region, or gives the region up, if all bytes were read.
+    /// Returns `false` and does nothing if they were not.
     pub fn place(&self, region: Option<Region>) -> bool {
         let empty = self.used() == 0;
         if empty {
-            // Told by the next publication; nobody waits for a region.
+            // The next publication wakes the consumer; no side waits for a region.
             let tail = self.tail().placed(region);
             self.state.own.store(tail.0, Ordering::Relaxed);
             self.theirs.tail.store(tail.0, Ordering::Release);
@@ -275,15 +280,15 @@ impl Sending<'_> {
     #[inline]
     fn store(&self, tail: Tail, always: bool) -> bool {
         self.state.own.store(tail.0, Ordering::Relaxed);
-        // Release: whoever sees the tail sees the bytes before it.
+        // Release: a consumer that sees the tail sees the bytes before it.
         self.theirs.tail.store(tail.0, Ordering::Release);
         light(self.across_machines);
         fulfil(self.mine.data_wanted, tail.position(), always)
     }
 
-    /// Asks to be told when all but `left` bytes of what was written are read, or when no more will
-    /// be. A barrier ([`heavy`]) and [`Sending::is_wish_fulfilled`] must follow; one barrier serves
-    /// any number.
+    /// Asks to be woken when all but `left` of the written bytes are read, or when no more will be.
+    /// A barrier ([`heavy`]) and [`Sending::is_wish_fulfilled`] must follow; one barrier serves any
+    /// number.
     pub fn wish(&self, left: u64) {
         let until = self.tail().position().wrapping_sub(left) & POSITION;
         self.theirs.space_wanted.store(WANTED | until, Ordering::Relaxed);
@@ -302,7 +307,8 @@ impl Sending<'_> {
         Ok(is_so)
     }
 
-    /// All three. True: so it is, and nobody may tell.
+    /// Makes the wish, passes the barrier, and looks. Returns `true` if the wish is fulfilled
+    /// already; the other side may not wake this one then.
     ///
     /// # Errors
     /// [`Spoiled`].
@@ -322,38 +328,38 @@ pub struct Receiving<'a> {
     pub theirs: Inbox<'a>,
     /// `own`: the head; `seen`: the tail.
     pub state: Own<'a>,
-    /// Pages of the other side's area: no region may lie beyond.
+    /// The number of pages of the other side's area, which no region may exceed.
     pub pages: u32,
-    /// The other side is another machine's.
+    /// Set if the other side is on another machine.
     pub across_machines: bool,
 }
 
 impl Receiving<'_> {
-    /// Bytes consumed since the beginning, modulo 2^36.
+    /// Returns the number of bytes consumed since the beginning, modulo 2^36.
     #[inline]
     pub fn position(&self) -> u64 {
         self.state.own() & POSITION
     }
 
-    /// The producer's tail when it was looked at last.
+    /// Returns the producer's tail at the last look.
     #[inline]
     pub fn tail(&self) -> Tail {
         Tail(self.state.seen())
     }
 
-    /// Bytes that can be read, as far as this side knows.
+    /// Returns the number of bytes that can be read, as far as this side knows.
     #[inline]
     pub fn known(&self) -> u64 {
         distance(self.tail().position(), self.position())
     }
 
-    /// Looks at what the other side wrote. The bytes that can be read.
+    /// Looks at the other side's tail. Returns the number of bytes that can be read.
     ///
     /// # Errors
     /// [`Spoiled`].
     #[inline]
     pub fn refresh(&self) -> Result<u64, Spoiled> {
-        // Pairs with the release in `Sending::store`: bytes were written before they are read.
+        // Pairs with the release in `Sending::store`: bytes are written before they are read.
         let tail = Tail(self.mine.tail.load(Ordering::Acquire));
         let (known, available) = (self.known(), distance(tail.position(), self.position()));
         if available < known || available > tail.size() {
@@ -372,15 +378,16 @@ impl Receiving<'_> {
         region.order <= MAX_ORDER && region.page + (1 << region.order) <= self.pages
     }
 
-    /// A region may change when all of the last one was read, and lies within the area.
+    /// Checks that the region changed only after all of the last one was read, and that it lies
+    /// within the area.
     #[cold]
     fn check_place(&self, tail: Tail, known: u64) -> Result<(), Spoiled> {
         let fits = tail.region().is_none_or(|region| self.fits(region));
         if fits && known == 0 { Ok(()) } else { Err(Spoiled) }
     }
 
-    /// Gives the next `count` bytes back, of those that could be read. True: the producer is to be
-    /// told.
+    /// Releases the next `count` bytes, which were read. Returns whether the producer is to be
+    /// woken.
     #[inline]
     pub fn release(&self, count: u64) -> bool {
         debug_assert!(count <= self.known());
@@ -389,12 +396,12 @@ impl Receiving<'_> {
         self.store(head, false)
     }
 
-    /// Says that nothing more will be read. True: the producer is to be told.
+    /// Ends reading. Returns whether the producer is to be woken.
     pub fn shut(&self) -> bool {
         self.store(self.state.own() | END, true)
     }
 
-    /// Breaks the stream off. True: the producer is to be told.
+    /// Resets the stream. Returns whether the producer is to be woken.
     pub fn reset(&self) -> bool {
         self.store(self.state.own() | END | RESET, true)
     }
@@ -402,13 +409,13 @@ impl Receiving<'_> {
     #[inline]
     fn store(&self, head: u64, always: bool) -> bool {
         self.state.own.store(head, Ordering::Relaxed);
-        // Release: the bytes before it were read.
+        // Release: the bytes before the head were read.
         self.theirs.head.store(head, Ordering::Release);
         light(self.across_machines);
         fulfil(self.mine.space_wanted, head & POSITION, always)
     }
 
-    /// Asks to be told when `least` bytes can be read, or when no more will come. A barrier
+    /// Asks to be woken when `least` bytes can be read, or when no more will come. A barrier
     /// ([`heavy`]) and [`Receiving::is_wish_fulfilled`] must follow; one barrier serves any number.
     pub fn wish(&self, least: u64) {
         let until = self.position().wrapping_add(least) & POSITION;
@@ -428,7 +435,8 @@ impl Receiving<'_> {
         Ok(is_so)
     }
 
-    /// All three. True: so it is, and nobody may tell.
+    /// Makes the wish, passes the barrier, and looks. Returns `true` if the wish is fulfilled
+    /// already; the other side may not wake this one then.
     ///
     /// # Errors
     /// [`Spoiled`].

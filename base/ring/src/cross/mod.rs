@@ -1,9 +1,10 @@
 //! Cross-FIFO: byte streams between two sides of a bus that need not trust each other (SG-IOV).
 //!
-//! A FIFO's producer writes to memory on the consumer's side, bytes and counter, and the consumer
-//! writes its counter to memory on the producer's side; each polls its own memory only. [`index`]
-//! has the words and who believes what, [`Arena`] the memory of many streams between the same two
-//! parties, [`Stream`] one of them, [`Signals`] a FIFO of events for any number of streams.
+//! A FIFO's producer writes bytes and its counter to memory on the consumer's side, and the
+//! consumer writes its counter to memory on the producer's side, so each side polls its own memory
+//! only. [`index`] has the words and their checks, [`Arena`] the memory of many streams between the
+//! same two parties, [`Stream`] one stream, and [`Signals`] a FIFO of events for any number of
+//! streams.
 //!
 //! # An arena
 //! A memfd, sealed against shrinking, or a piece of a guest's memory. Its sides are 0 and 1. All
@@ -27,23 +28,23 @@
 //! |---|---|
 //! | 0 | tail of the other side as a producer ([`index::Tail`]) |
 //! | 8 | head of the other side as a consumer |
-//! | 64 | up to where the other side wants data before it is told |
-//! | 72 | up to where the other side wants its data read before it is told |
+//! | 64 | the other side's wish for data: the position that it waits for |
+//! | 72 | the other side's wish for space: the position up to which its data is to be read |
 //!
-//! and nobody uses the rest: wishes are rare, and looking for one does not wait for the line of the
+//! The rest is unused: wishes are rare, and a look for one does not wait for the cache line of the
 //! counters.
 //!
 //! # Memory
-//! Pages of an area cost nothing until they are written. Where a FIFO lies, and how long it is, is
-//! in the producer's counter, so that it grows, shrinks and moves while it is empty
-//! ([`index::Sending::place`]). Page *n* of an area is stream *n*'s own, so that there is always
-//! one; [`Regions`] gives out larger regions behind those. Pages that are given back are punched
-//! out of the file ([`Arena::punch`]).
+//! Pages of an area cost nothing until they are written. The producer's counter has the place and
+//! the length of a FIFO, so that a FIFO grows, shrinks and moves while it is empty
+//! ([`index::Sending::place`]). Page *n* of an area is stream *n*'s own, so that every stream has
+//! one; [`Regions`] allocates larger regions behind those. Released pages are punched out of the
+//! file ([`Arena::punch`]).
 //!
-//! # How a sleeper is told
-//! That is the users' agreement: an eventfd per stream and side, or a signal. `outside.rs` has the
-//! barriers: the sleeper pays for both sides'. Who is about to sleep on many streams says its
-//! wishes to all, passes one barrier ([`heavy`]), and looks at all.
+//! # Waking a sleeper
+//! The users agree on the way: an eventfd per stream and side, or a signal. `outside.rs` has the
+//! barriers: the sleeper pays for both sides. A side that is about to sleep on many streams makes
+//! all its wishes, passes one barrier ([`heavy`]), and looks at all streams.
 
 mod arena;
 mod fetch;

@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::arena::Shape;
 use super::index::Region;
 
-/// The classes of regions beyond a stream's own page: their order, and how many there are at most.
+/// The classes of regions beyond a stream's own page: their order, and their largest number.
 const CLASSES: [(u32, u32); 4] = [(2, 4096), (4, 8192), (7, 2048), (10, 512)];
 
-/// Gives out the regions of the area that one side writes: a bit for each, in memory of that side's
-/// own, which its forked processes share. No lock: a process that is killed leaves nothing but bits
-/// that are set.
+/// The allocator of the regions of the area that one side writes. Each region has a bit in private
+/// memory of that side, which its forked processes share. There is no lock: a process that is
+/// killed leaves bits set and nothing else.
 #[derive(Clone, Copy)]
 pub struct Regions<'a> {
     bits: &'a [AtomicU64],
     shape: Shape,
 }
 
-/// How many there are of each class in an arena of this shape: as many as there can be, or, in a
-/// small one, of each class from the largest on what half of the room that is left holds, and of
-/// the smallest what is left.
+/// Returns the number of regions of each class in an arena of this shape: the largest number or, in
+/// a small arena, for each class from the largest on as many as fit half of the remaining room, and
+/// for the smallest class all of it.
 fn counts(shape: Shape) -> [u32; CLASSES.len()] {
     let mut room = shape.pages.saturating_sub(shape.streams);
     let all = CLASSES.map(|(_, count)| count);
@@ -36,26 +36,26 @@ fn counts(shape: Shape) -> [u32; CLASSES.len()] {
 }
 
 impl<'a> Regions<'a> {
-    /// Words that [`Regions::new`] wants.
+    /// The number of words that [`Regions::new`] needs.
     pub const WORDS: usize = (4096 + 8192 + 2048 + 512) / 64;
 
-    /// Over `bits`, zeros in the beginning.
+    /// Returns an allocator over `bits`, which are zeros in the beginning.
     ///
     /// # Panics
-    /// When there are fewer than [`Regions::WORDS`]: a programmer's error.
+    /// If there are fewer than [`Regions::WORDS`] words: a programmer's error.
     #[inline]
     pub fn new(bits: &'a [AtomicU64], shape: Shape) -> Self {
         assert!(bits.len() >= Self::WORDS, "too few bits for the regions of an area");
         Self { bits, shape }
     }
 
-    /// The shape of an arena with all regions for `streams` streams.
+    /// Returns the shape of an arena with all regions for `streams` streams.
     pub fn shape(streams: u32) -> Shape {
         let pages = CLASSES.iter().map(|(order, count)| count << order).sum::<u32>();
         Shape { streams, pages: streams + pages }
     }
 
-    /// The page that is `stream`'s own.
+    /// Returns the page that belongs to `stream`.
     #[inline]
     pub fn own(stream: u32) -> Region {
         Region { page: stream, order: 0 }
@@ -73,7 +73,7 @@ impl<'a> Regions<'a> {
         classes.find_map(|class| self.take_of(class))
     }
 
-    /// Gives a region back. A stream's own page stays its own.
+    /// Releases a region. A stream's own page stays its own.
     pub fn give(&self, region: Region) {
         let Some(class) = CLASSES.iter().position(|(order, _)| *order == region.order) else {
             return;
@@ -87,8 +87,7 @@ impl<'a> Regions<'a> {
         }
     }
 
-    /// Takes a region back that was given, if nobody has it. For whoever alone takes regions of
-    /// these.
+    /// Takes a released region again, if it is unused. Only for the single taker of these regions.
     pub fn take_back(&self, region: Region) -> bool {
         let Some(class) = CLASSES.iter().position(|(order, _)| *order == region.order) else {
             return false;
@@ -102,8 +101,8 @@ impl<'a> Regions<'a> {
         self.set(bit as usize / 64, bit % 64)
     }
 
-    /// The first page and the first bit of a class. The largest regions come first, so that all are
-    /// aligned to their length behind the own pages.
+    /// Returns the first page and the first bit of a class. The largest regions come first, so that
+    /// all are aligned to their length behind the streams' own pages.
     fn begin(&self, class: usize) -> (u32, u32) {
         let counts = counts(self.shape);
         let larger = class + 1..CLASSES.len();

@@ -6,23 +6,23 @@ use slipway_ram::Lasting;
 
 use super::index::Spoiled;
 
-/// Words before the events: tail and head, each on a line of its own, each written by one side.
+/// The word of the tail. Tail and head have a cache line each, and each is written by one side.
 const TAIL: usize = 0;
 const HEAD: usize = 8;
 const EVENTS: usize = 16;
 
-/// There is no room for an event now.
+/// The error of a FIFO without room for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// A FIFO of events of 64 bits. One side raises, the other takes; both keep their own counter, and
-/// check the other's.
+/// A FIFO of events of 64 bits. One side raises events and the other takes them; both have a
+/// private counter, and check the other's.
 ///
 /// | offset | what | written by |
 /// |---|---|---|
-/// | 0 | tail, `u64`: events raised | who raises |
-/// | 64 | head, `u64`: events taken | who takes |
-/// | 128 | events, `u64` each: a power of two of them | who raises |
+/// | 0 | tail, `u64`: events raised | the raising side |
+/// | 64 | head, `u64`: events taken | the taking side |
+/// | 128 | events, `u64` each: a power of two of them | the raising side |
 pub struct Signals {
     words: Lasting,
     mask: u64,
@@ -31,7 +31,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Bytes that a FIFO of `events` events, a power of two, takes.
+    /// Returns the size in bytes of a FIFO of `events` events, a power of two.
     pub const fn bytes(events: usize) -> usize {
         (EVENTS + events) * 8
     }
@@ -50,11 +50,10 @@ impl Signals {
         Self::new(words, self.mask as usize + 1).map(|fresh| Self { own, seen, ..fresh })
     }
 
-    /// Raises an event. The other side is to be told if it sleeps, as the users agreed.
+    /// Raises an event. The caller wakes the other side if it sleeps, as the users agreed.
     ///
     /// # Errors
-    /// `Ok(Err(Full))` as long as the other side takes none; [`Spoiled`] when its counter cannot
-    /// be.
+    /// `Ok(Err(Full))` as long as the other side takes none; [`Spoiled`] if its counter is invalid.
     #[inline]
     pub fn raise(&mut self, event: u64) -> Result<Result<(), Full>, Spoiled> {
         if self.own.wrapping_sub(self.seen) > self.mask {
@@ -80,10 +79,10 @@ impl Signals {
         self.words.words()[TAIL].load(Ordering::Acquire) != self.own
     }
 
-    /// The next event, if there is one.
+    /// Takes the next event, or returns `None`.
     ///
     /// # Errors
-    /// [`Spoiled`]: the other side's counter cannot be.
+    /// [`Spoiled`] if the other side's counter is invalid.
     #[inline]
     pub fn take(&mut self) -> Result<Option<u64>, Spoiled> {
         if self.own == self.seen {

@@ -1,4 +1,4 @@
-//! One stream of an arena: bytes in, bytes out.
+//! One stream of an arena: reading and writing.
 
 use std::sync::atomic::AtomicU64;
 
@@ -6,22 +6,23 @@ use super::arena::{Arena, Side};
 use super::index::{Own, Receiving, Region, Sending, Spoiled, Tail};
 use super::regions::Regions;
 
-/// Bytes after which a long copy says how far it came, so that the other side copies beside it.
+/// The number of bytes after which a long copy publishes its progress, so that the other side
+/// copies at the same time.
 const STRIDE: usize = 32 << 10;
 
-/// Why nothing can be written or read.
+/// The reason why nothing can be written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The other side reads no more.
     #[error("the other side reads no more")]
     Shut,
-    /// The stream was broken off.
+    /// The stream was reset.
     #[error("the stream was broken off")]
     Reset,
-    /// The other side said what cannot be.
+    /// The other side's words are invalid.
     #[error("the other side of the stream moved a counter where it cannot be")]
     Spoiled,
-    /// There is no memory for what is to be written. It may be tried again.
+    /// There is no memory for the bytes to be written. A retry may succeed.
     #[error("there is no memory for the FIFO")]
     NoMemory,
 }
@@ -32,9 +33,8 @@ impl From<Spoiled> for Error {
     }
 }
 
-/// One side of a stream. It is made for a call or kept, as is convenient: its state is in the words
-/// that it refers to. For each direction one thread at a time; both directions may go on beside
-/// each other.
+/// One side of a stream. It may be made for a call or kept: its state is in the words that it
+/// refers to. Each direction is used by one thread at a time; the two directions are independent.
 pub struct Stream<'a> {
     arena: &'a Arena,
     number: u32,
@@ -46,11 +46,11 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Side `side` of stream `number`; `out` and `into` are its own words of the two directions,
-    /// zeros in the beginning.
+    /// Returns side `side` of stream `number`. `out` and `into` are its private words of the two
+    /// directions, zeros in the beginning.
     ///
     /// # Panics
-    /// When there is no such stream: a programmer's error.
+    /// If the arena has no such stream: a programmer's error.
     #[inline]
     pub fn new(arena: &'a Arena, number: u32, side: Side, out: Own<'a>, into: Own<'a>) -> Self {
         let (mine, theirs) = (arena.inbox(number, side), arena.inbox(number, side.other()));
@@ -64,8 +64,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Bytes that [`Stream::write`] would take now: of the region in use, or of the one it would
-    /// begin with.
+    /// Returns the number of bytes that [`Stream::write`] would take now: the room in the region in
+    /// use, or in the region that it would begin with.
     ///
     /// # Errors
     /// [`Error`].
@@ -77,8 +77,9 @@ impl<'a> Stream<'a> {
         Ok(if waits { 0 } else { size.saturating_sub(used as usize) })
     }
 
-    /// Asks for the other side to tell when there is space again: half of the region, or all of one
-    /// that is to grow. True: there is, or there never will be, and nobody may tell.
+    /// Asks to be woken when there is space again: half of the region, or all of one that is to
+    /// grow. Returns `true` if there is space already or never will be; the other side may not wake
+    /// this one then.
     ///
     /// # Errors
     /// [`Error::Spoiled`].
@@ -86,13 +87,13 @@ impl<'a> Stream<'a> {
         Ok(self.out.arm(self.left())?)
     }
 
-    /// The first part of [`Stream::arm_space`]: [`heavy`](super::heavy), which serves any number of
-    /// streams, and [`Stream::is_space_there`] must follow.
+    /// Does the first part of [`Stream::arm_space`]: [`heavy`](super::heavy), which serves any
+    /// number of streams, and [`Stream::is_space_there`] must follow.
     pub fn wish_space(&self) {
         self.out.wish(self.left());
     }
 
-    /// The last part of [`Stream::arm_space`], and what it says.
+    /// Does the last part of [`Stream::arm_space`], and returns its result.
     ///
     /// # Errors
     /// [`Error::Spoiled`].
@@ -104,8 +105,9 @@ impl<'a> Stream<'a> {
         if self.out.is_pinched() { 0 } else { self.out.tail().size() / 2 }
     }
 
-    /// Asks for the other side to tell when `least` bytes can be read, at most what the region has.
-    /// True: they can, or no more will come, and nobody may tell.
+    /// Asks to be woken when `least` bytes can be read, at most the size of the region. Returns
+    /// `true` if they can be read already or no more will come; the other side may not wake this
+    /// one then.
     ///
     /// # Errors
     /// [`Error::Spoiled`].
@@ -113,13 +115,13 @@ impl<'a> Stream<'a> {
         Ok(self.into.arm(least as u64)?)
     }
 
-    /// The first part of [`Stream::arm_data`]: [`heavy`](super::heavy), which serves any number of
-    /// streams, and [`Stream::is_data_there`] must follow.
+    /// Does the first part of [`Stream::arm_data`]: [`heavy`](super::heavy), which serves any
+    /// number of streams, and [`Stream::is_data_there`] must follow.
     pub fn wish_data(&self, least: usize) {
         self.into.wish(least as u64);
     }
 
-    /// The last part of [`Stream::arm_data`], and what it says.
+    /// Does the last part of [`Stream::arm_data`], and returns its result.
     ///
     /// # Errors
     /// [`Error::Spoiled`].
@@ -137,9 +139,9 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Writes what there is room for, of all pieces of `from` in turn. An empty FIFO grows for it,
-    /// up to `most` bytes, out of `regions`. `tell` is called when the other side is to be told,
-    /// which may be more than once.
+    /// Writes as many bytes as there is room for, from all pieces of `from` in turn. An empty FIFO
+    /// grows for it, up to `most` bytes, out of `regions`. `tell` is called when the other side is
+    /// to be woken, possibly more than once.
     ///
     /// # Errors
     /// [`Error`]; nothing was written then.
@@ -162,7 +164,7 @@ impl<'a> Stream<'a> {
         Ok(done)
     }
 
-    /// Up to [`STRIDE`] bytes, up to the region's end.
+    /// Writes up to [`STRIDE`] bytes, up to the region's end.
     fn write_some(
         &self,
         from: &[u8],
@@ -184,8 +186,8 @@ impl<'a> Stream<'a> {
         if count > 0 {
             let to = self.arena.address(self.side, region).wrapping_add(at);
             // SAFETY: `address` checked the region, `at + count` lies within it, and the arena,
-            // whose file is sealed against shrinking, is mapped for as long as `self`. Whoever else
-            // writes there spoils bytes of its own stream.
+            // whose file is sealed against shrinking, is mapped for as long as `self`. A peer that
+            // writes there as well spoils bytes of its own stream.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, count) };
             if self.out.publish(count as u64) {
                 tell();
@@ -221,7 +223,7 @@ impl<'a> Stream<'a> {
         let larger = || regions.take(target, now);
         let new = if now.is_none() && target <= own.len() { Some(own) } else { larger() };
         let Some(new) = new.or(now.is_none().then_some(own)) else { return };
-        // Where there is no memory for much there may be some for a page.
+        // If there is no memory for the region, there may be some for a page.
         if !self.move_to(new, now, regions) && now.is_none() && new != own {
             self.move_to(own, now, regions);
         }
@@ -241,11 +243,11 @@ impl<'a> Stream<'a> {
         true
     }
 
-    /// Bytes that can be read, as far as is known when there are some; 0 with `true`: there will be
-    /// none.
+    /// Returns the number of bytes that can be read; 0 with `true` if no more will come. If some
+    /// are known already, it does not look for more.
     ///
     /// # Errors
-    /// [`Error`]: with [`Error::Reset`] all that came before it was read.
+    /// [`Error`]. [`Error::Reset`] comes after all bytes before the reset were read.
     pub fn available(&self) -> Result<(usize, bool), Error> {
         let known = self.into.known();
         let count = if known > 0 { known } else { self.into.refresh()? } as usize;
@@ -256,7 +258,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Copies what can be read from `skip` bytes on, and leaves it there.
+    /// Copies bytes that can be read, from `skip` bytes on, and leaves them in the stream.
     ///
     /// # Errors
     /// As for [`Stream::available`].
@@ -270,8 +272,8 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// Takes what can be read. `tell` is called when the other side is to be told. 0: see
-    /// [`Stream::available`].
+    /// Reads bytes. `tell` is called when the other side is to be woken. Returns 0 as
+    /// [`Stream::available`] does.
     ///
     /// # Errors
     /// As for [`Stream::available`].
@@ -282,7 +284,7 @@ impl<'a> Stream<'a> {
             let count = if done == 0 {
                 self.peek(0, &mut into[..piece])?
             } else {
-                // What was taken was taken: an error shows at the next call.
+                // Bytes were read already: the error shows at the next call.
                 self.peek(0, &mut into[done..done + piece]).unwrap_or(0)
             };
             if count == 0 {
@@ -312,9 +314,9 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The stretches of memory, one or two, that hold the next bytes to read: `(address, length)`,
-    /// for an engine that works on them in place, and releases them with `into.release`. The other
-    /// side may change them.
+    /// Returns the one or two stretches of memory that hold the next bytes to read, as `(address,
+    /// length)`, for an engine that works on them in place and releases them with `into.release`.
+    /// The other side may change the bytes.
     pub fn readable(&self) -> Result<[(*const u8, usize); 2], Error> {
         self.available()?;
         let tail: Tail = self.into.tail();
@@ -326,8 +328,9 @@ impl<'a> Stream<'a> {
         Ok([(from.wrapping_add(at), first), (from, known - first)])
     }
 
-    /// The stretches of memory, one or two, that the next bytes go to, when the FIFO is made to
-    /// have room for `wanted` bytes, up to `most`, if it can; to be published with `out.publish`.
+    /// Returns the one or two stretches of memory that the next bytes go to, after making room in
+    /// the FIFO for `wanted` bytes, up to `most`, if possible. The caller publishes the bytes with
+    /// `out.publish`.
     ///
     /// # Errors
     /// [`Error`].
@@ -351,9 +354,9 @@ impl<'a> Stream<'a> {
         Ok([(to.wrapping_add(at), first), (to, room - first)])
     }
 
-    /// Has the processor fetch the next bytes to read, `bytes` at most, as far as they lie side by
-    /// side. For who has just seen that there are some, and will read them soon. Nothing is
-    /// believed of what the other side says but where to look, and that is not looked at.
+    /// Prefetches the next bytes to read, at most `bytes`, as far as they are contiguous. For a
+    /// caller that has just seen that there are some, and will read them soon. The other side's
+    /// words are used for the address of the prefetch only, which needs no check.
     #[inline]
     pub fn fetch_data(&self, bytes: usize) {
         if let Some((at, room)) = self.next_data() {
@@ -361,8 +364,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Where the next bytes that are read lie, as far as the other side says, and how many may
-    /// follow without a turn. For [`fetch`](super::fetch) and for nothing else.
+    /// Returns the address of the next bytes to read, according to the other side, and the number
+    /// of bytes up to the end of the region. For [`fetch`](super::fetch) only.
     #[inline]
     pub fn next_data(&self) -> Option<(*const u8, usize)> {
         let tail = Tail(self.into.mine.tail.load(std::sync::atomic::Ordering::Relaxed));
@@ -372,8 +375,8 @@ impl<'a> Stream<'a> {
         Some((from.wrapping_add(at).cast_const(), region.len() - at))
     }
 
-    /// Where the next bytes that are written would go, if the FIFO is not moved before. For
-    /// [`fetch_to_write`](super::fetch_to_write) and for nothing else; null: there is no region.
+    /// Returns the address to which the next bytes would be written, if the FIFO is not moved
+    /// before. For [`fetch_to_write`](super::fetch_to_write) only; null if there is no region.
     #[inline]
     pub fn next_room(&self) -> *const u8 {
         let tail = self.out.tail();
@@ -384,17 +387,17 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// Takes an empty FIFO's region from it. `None`: it is not empty, or has none. The next write
-    /// takes a new one, which may be the stream's own page again. The caller gives the region's
-    /// pages back ([`Arena::punch`]), and then the region ([`Regions::give`]).
+    /// Takes an empty FIFO's region from it. Returns `None` if the FIFO is not empty or has no
+    /// region. The next write takes a new one, which may be the stream's own page again. The caller
+    /// releases the region's pages ([`Arena::punch`]), and then the region ([`Regions::give`]).
     pub fn untie(&self) -> Option<Region> {
         let region = self.out.tail().region()?;
         (self.out.refresh() == Ok(0) && self.out.place(None)).then_some(region)
     }
 
-    /// The same for whoever writes the stream: of a region that is not the stream's own page, which
-    /// stays, since a write may be on its way into it before its pages are given back. `bits` are
-    /// those of [`Regions`]. False: there is none.
+    /// Releases an empty FIFO's region, for the writer of the stream. The stream's own page stays,
+    /// since a write may go into it before its pages are released. `bits` are those of [`Regions`].
+    /// Returns `false` if there is no such region.
     pub fn trim<B: AsRef<[AtomicU64]> + Send + 'static>(&self, bits: B) -> bool {
         if self.out.tail().region().is_none_or(|region| region == Regions::own(self.number)) {
             return false;

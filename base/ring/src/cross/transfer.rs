@@ -1,22 +1,22 @@
-//! From one stream into another: who stands between two parties copies once.
+//! The transfer from one stream into another, with one copy, for an engine between two parties.
 
 use super::regions::Regions;
 use super::stream::{Error, Stream};
 
-/// Whose side of a transfer it is that gave an error.
+/// The error of a transfer, by the stream that it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The one that is read from.
+    /// An error of the stream that is read.
     From(Error),
-    /// The one that is written to.
+    /// An error of the stream that is written.
     Into(Error),
 }
 
 impl Stream<'_> {
     /// Copies up to `limit` bytes that can be read here into `into`, whose FIFO may grow up to
-    /// `most` bytes out of `regions`. `tells` are called when the other side of this stream, and
-    /// that of `into`, are to be told. How many were copied; 0 when there is nothing to read
-    /// ([`Stream::available`]), or no room.
+    /// `most` bytes out of `regions`. `tells` are called when the other side of this stream, or
+    /// that of `into`, is to be woken. Returns the number of bytes, which is 0 if there is nothing
+    /// to read ([`Stream::available`]) or no room.
     ///
     /// # Errors
     /// [`Fault`]; nothing was copied then.
