@@ -15,94 +15,96 @@ pub const REQUEST: usize = 64;
 pub const REPLY: usize = 128;
 /// Version of the messages.
 pub const VERSION: u32 = 2;
-/// At most so many endpoints share an eventfd.
+/// The largest number of endpoints that share an eventfd.
 pub const SHARERS: usize = 16;
-/// At most so many descriptors come with a message.
+/// The largest number of descriptors that come with a message.
 pub const DESCRIPTORS: usize = 4;
 
 /// A request of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Begin a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the
+    /// Begins a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the
     /// bell (an eventfd that the family raises when the engine sleeps, see
-    /// [`crate::table::ASLEEP`]). `EDQUOT`: the process's user, or its network namespace, has as
-    /// much of the engine as it may; this may also come before anything was asked for. A process
-    /// that does not attach within five seconds is hung up on.
+    /// [`crate::table::ASLEEP`]). The reply is `EDQUOT` if the process's user or its network
+    /// namespace has reached its limits; this reply may also come before any request. A process
+    /// that does not attach within five seconds is disconnected.
     Attach {
         /// [`VERSION`].
         version: u32,
     },
-    /// The process is about to fork. The reply is [`Reply::Done`] with one descriptor: the child's
-    /// connection, which from now on holds all that this one holds, and knows all links that this
-    /// one knows. The engine makes the pair, since one that a process made could have both ends
-    /// with the engine, and never end.
+    /// Announces a fork. The reply is [`Reply::Done`] with one descriptor: the child's connection,
+    /// which from now on holds everything that this one holds, and knows all links that this one
+    /// knows. The engine makes the socket pair: a process could send it both ends of a pair of its
+    /// own, which would then never end.
     Fork,
-    /// The process, or a child that shares its memory, is about to execve(2). The reply is that to
-    /// [`Request::Fork`], and the connection a ticket: whoever has it may say [`Request::Resume`]
-    /// over it, and nothing else, within ten seconds.
+    /// Announces an execve(2) of the process, or of a child that shares its memory. The reply is
+    /// that to [`Request::Fork`], and the connection is a ticket: its holder may send
+    /// [`Request::Resume`] over it within ten seconds, and nothing else.
     Exec,
-    /// Over a ticket: a new image of the process goes on. The reply is [`Reply::Attached`], with
-    /// three descriptors: the table, the bell, and the connection to go on with, which holds all
-    /// that the ticket held and knows no link. The ticket hangs up.
+    /// Continues in a new image of the process; sent over a ticket. The reply is
+    /// [`Reply::Attached`] with three descriptors: the table, the bell, and the connection to
+    /// continue with, which holds everything that the ticket held and knows no link. The ticket is
+    /// disconnected.
     Resume,
-    /// The endpoint that this process holds with the lowest entry from `entry` on.
-    /// [`Reply::Connected`], `ENOENT`.
+    /// Asks for the endpoint that this process holds with the lowest entry from `entry` on. The
+    /// reply is [`Reply::Connected`] or `ENOENT`.
     Held {
         /// Entry of the table.
         entry: u64,
     },
-    /// The same of listeners: [`Reply::Listening`] with the eventfd, `ENOENT`.
+    /// Asks for the listener that this process holds with the lowest number from `listener` on. The
+    /// reply is [`Reply::Listening`] with the eventfd, or `ENOENT`.
     HeldListener {
         /// A number, as [`Reply::Listening`]'s.
         listener: u64,
     },
-    /// Listen. With an address that is unspecified: on every address of the network namespace. The
-    /// reply is [`Reply::Listening`] with an eventfd, raised when a connection waits. `EADDRINUSE`,
-    /// `EACCES`.
+    /// Listens. An unspecified address means every address of the network namespace. The reply is
+    /// [`Reply::Listening`] with an eventfd that is raised when a connection waits, or `EADDRINUSE`
+    /// or `EACCES`.
     ///
     /// One descriptor may come with it: the kernel's own listening TCP socket of this address,
-    /// which proves that the kernel gave it to the process. An engine that was told to want a proof
-    /// refuses without one (`EACCES`); with one the address is the socket's own, whatever the
-    /// message says.
+    /// which proves that the kernel gave it to the process. An engine whose settings require a
+    /// proof refuses a request without one (`EACCES`). With a proof the address is the socket's
+    /// own, whatever the message says.
     Listen {
-        /// Where.
+        /// The address.
         at: Address,
-        /// Connections that may wait to be accepted: 1 to 4,096.
+        /// The number of connections that may wait to be accepted: 1 to 4,096.
         backlog: u32,
         /// Other listeners of the same tenant and user may have the same address (`SO_REUSEPORT`).
         shared: bool,
         /// An unspecified IPv6 address means IPv6 only.
         v6_only: bool,
     },
-    /// Listen no more, as far as this process is concerned.
+    /// Removes this process from the holders of a listener.
     Unlisten {
         /// [`Reply::Listening`]'s.
         listener: u64,
     },
-    /// The next connection that waits: [`Reply::Connected`], or `EAGAIN`.
+    /// Accepts the next waiting connection. The reply is [`Reply::Connected`] or `EAGAIN`.
     Accept {
         /// [`Reply::Listening`]'s.
         listener: u64,
     },
-    /// Connect. [`Reply::Connected`]; [`NOT_OURS`]: the kernel may have a way there;
-    /// `ECONNREFUSED`, `EACCES`, `EHOSTUNREACH`, `ENOBUFS`, `ETIMEDOUT`.
+    /// Connects. The reply is [`Reply::Connected`]; [`NOT_OURS`] if the connection is left to the
+    /// kernel; or `ECONNREFUSED`, `EACCES`, `EHOSTUNREACH`, `ENOBUFS` or `ETIMEDOUT`.
     Connect {
-        /// Where to.
+        /// The destination address.
         to: Address,
-        /// From where; [`Address::ANY`], or port 0: the engine chooses.
+        /// The source address. The engine chooses for [`Address::ANY`], or for port 0.
         from: Address,
     },
-    /// The process has closed its last descriptor of the endpoint. No reply.
+    /// Reports that the process has closed its last descriptor of the endpoint. There is no reply.
     Close {
         /// Entry of the table.
         entry: u64,
     },
-    /// From now on endpoints that this process accepts or connects may sleep on one eventfd with
-    /// others of its own, up to [`SHARERS`] of those whose other sides are one family:
-    /// [`Reply::Connected`] says which do. Nobody empties such an eventfd; who sleeps on it waits
-    /// for its edge. No reply.
+    /// Allows endpoints that this process accepts or connects from now on to share an eventfd with
+    /// others of the process, up to [`SHARERS`] of those whose other sides are one family.
+    /// [`Reply::Connected`] says which ones do. No process drains such an eventfd; a sleeper waits
+    /// for its edge. There is no reply.
     Share {
-        /// Or from now on none.
+        /// `false` ends the permission.
         on: bool,
     },
     /// Asks for the eventfd that the other side of an endpoint of this process sleeps on, which
@@ -115,20 +117,21 @@ pub enum Request {
     /// Asks for a report: [`Reply::Report`] with a sealed memfd of JSON. It covers everything over
     /// the administrator's socket, and the own user in the own tenant over the programs' socket.
     Report,
-    /// Serve a guest's socket function ([`crate::function`]). Over the administrator's socket
-    /// alone, else `EPERM`. Two descriptors come with it: a Unix socket that listens for the
-    /// guest's VMM (vfio-user), and a memfd of JSON, sealed against any change (`F_SEAL_SHRINK`,
-    /// `F_SEAL_GROW`, `F_SEAL_WRITE`), which says the function's name, its tenant and its
-    /// addresses. [`Reply::Done`]: the VMM may connect. The function is there until the VMM has
-    /// come and gone or, if none came, until the connection ends over which it was asked for.
+    /// Serves a guest's socket function ([`crate::function`]). Allowed over the administrator's
+    /// socket only, otherwise `EPERM`. Two descriptors come with it: a Unix socket that listens for
+    /// the guest's VMM (vfio-user), and a memfd of JSON, sealed against any change
+    /// (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_WRITE`), with the function's name, its tenant and
+    /// its addresses. After [`Reply::Done`] the VMM may connect. The function exists until the VMM
+    /// has connected and gone or, if none connects, until the connection ends over which it was
+    /// asked for.
     Function {
         /// Length of the JSON in bytes.
         bytes: u64,
     },
 }
 
-/// Status of a reply to [`Request::Connect`]: nobody listens there that the engine knows of, or
-/// policy leaves the address to the kernel (`EPROTONOSUPPORT`).
+/// The status of a reply to [`Request::Connect`] if the engine knows no listener there, or policy
+/// leaves the address to the kernel (`EPROTONOSUPPORT`).
 pub const NOT_OURS: u32 = 93;
 
 /// A connection as one family sees it.
@@ -136,33 +139,33 @@ pub const NOT_OURS: u32 = 93;
 pub struct Endpoint {
     /// Entry of the family's table.
     pub entry: u64,
-    /// Where its stream lies.
+    /// The place of its stream.
     pub place: Place,
-    /// The own address.
+    /// The endpoint's own address.
     pub local: Address,
-    /// The other side's.
+    /// The other side's address.
     pub peer: Address,
 }
 
 /// An answer of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Not done: a number of errno(3).
+    /// The request failed, with a number of errno(3).
     Refused(u32),
-    /// Done, nothing to say.
+    /// The request is done.
     Done,
-    /// A family begins.
+    /// The process has attached.
     Attached {
         /// Entries of the table.
         entries: u64,
         /// Links of the table.
         links: u64,
     },
-    /// It listens.
+    /// The process listens.
     Listening {
-        /// Names it in this family.
+        /// The listener's number in this family.
         listener: u64,
-        /// The port.
+        /// The address, with its port.
         at: Address,
     },
     /// A connection. Descriptors, in this order: the eventfd that the family sleeps on; if the
@@ -173,8 +176,8 @@ pub enum Reply {
         endpoint: Endpoint,
         /// This process has not been given the link's arena yet.
         new_link: bool,
-        /// Those of its process that sleep on the same eventfd, by number: see [`Request::Share`].
-        /// 0: none.
+        /// The number of the group of the process's endpoints that share the eventfd, or 0 if the
+        /// eventfd is not shared: see [`Request::Share`].
         group: u32,
         /// Set if the other side's eventfd is to be asked for when it is needed: see
         /// [`Request::Peer`].
@@ -211,7 +214,7 @@ const NEW_LINK: u32 = 1 << 8;
 const PEER_LATER: u32 = 1 << 9;
 
 impl Request {
-    /// As it goes over the socket.
+    /// Returns the message as it goes over the socket.
     pub fn encode(&self) -> [u8; REQUEST] {
         let (mut flags, mut number) = (0, 0);
         let (mut first, mut second) = (Address::ANY, Address::ANY);
@@ -303,13 +306,14 @@ impl Request {
             op::HELD_LISTENER => Self::HeldListener { listener: number },
             _ => return None,
         };
-        // What is not used is zero.
+        // Unused fields are zero.
         (request.encode() == *bytes).then_some(request)
     }
 }
 
 impl Reply {
-    /// As it goes over the socket. Which request it answers decides how it is read.
+    /// Returns the message as it goes over the socket. Its meaning depends on the request that it
+    /// answers.
     pub fn encode(&self) -> [u8; REPLY] {
         let (mut status, mut flags, mut numbers) = (0, 0, [0; 4]);
         let (mut first, mut second) = (Address::ANY, Address::ANY);

@@ -81,7 +81,7 @@ pub const VERSION: u32 = 1;
 
 /// Offsets in BAR 0.
 pub mod register {
-    /// See the module's head, as for all.
+    /// The magic number. The module's head describes all registers.
     pub const MAGIC: u64 = 0x00;
     /// The version.
     pub const VERSION: u64 = 0x08;
@@ -89,7 +89,7 @@ pub mod register {
     pub const STATUS: u64 = 0x0c;
     /// Start and reset.
     pub const CONTROL: u64 = 0x10;
-    /// Where the control memory is.
+    /// The address of the control memory.
     pub const MEMORY: u64 = 0x18;
     /// The cause of an interrupt: bit 0 if the device asked for attention.
     pub const CAUSE: u64 = 0x20;
@@ -97,24 +97,24 @@ pub mod register {
     pub const BELL: u64 = 0x1000;
 }
 
-/// Of [`register::STATUS`]: it runs.
+/// The bit of [`register::STATUS`] of a running function.
 pub const RUNNING: u32 = 1;
-/// Of [`register::STATUS`]: it is broken; bits 31:16 say why.
+/// The bit of [`register::STATUS`] of a broken function; bits 31:16 are the reason.
 pub const BROKEN: u32 = 2;
 
-/// Why a function is broken.
+/// The reason for which a function is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Broken {
-    /// Control memory or an arena is no piece of the guest's memory, to be read and written, that
-    /// the machine has mapped whole and can rely on: not aligned, out of range, or of a VMM that
-    /// may take it away.
+    /// The control memory or an arena is not a readable and writable piece of the guest's memory
+    /// that the machine has mapped whole and that stays mapped: it is not aligned, out of range, or
+    /// of a VMM that may take it away.
     Memory = 1,
     /// The memory at an address holds no arena, or one of the wrong shape.
     Arena = 2,
     /// Counters are invalid.
     Spoiled = 3,
-    /// A message that cannot be.
+    /// A message is invalid.
     Message = 4,
     /// The guest took memory away that the function was using.
     Unmapped = 5,
@@ -123,13 +123,14 @@ pub enum Broken {
 }
 
 impl Broken {
-    /// [`register::STATUS`] of a function that is broken for this.
+    /// Returns [`register::STATUS`] of a function that is broken for this reason.
     pub const fn status(self) -> u32 {
         BROKEN | (self as u32) << 16
     }
 }
 
-/// Bytes, and the alignment, of the control memory and of the piece that an arena lies in.
+/// The size and the alignment in bytes of the control memory, and of the piece that an arena lies
+/// in.
 pub const PIECE: usize = 2 << 20;
 /// Streams of the arena in the control memory.
 pub const CONTROL_STREAMS: u32 = 1;
@@ -145,9 +146,9 @@ pub const TO_HOST: usize = 1 << 20;
 pub const TO_GUEST: usize = 3 << 19;
 /// Events that each of them holds.
 pub const SIGNALS: usize = 1 << 15;
-/// Offset of what the machine is to be told of.
+/// Offset of the word with the events that the machine waits for.
 pub const HOST_ASLEEP: usize = PIECE - 4096;
-/// Offset of what the guest is to be told of.
+/// Offset of the word with the events that the guest waits for.
 pub const GUEST_ASLEEP: usize = HOST_ASLEEP + 64;
 /// Offset of the word that has the machine look at every stream.
 pub const HOST_OVERFLOW: usize = HOST_ASLEEP + 128;
@@ -156,11 +157,12 @@ pub const GUEST_OVERFLOW: usize = HOST_ASLEEP + 192;
 
 /// The events that a sleeper wants to be woken for.
 pub mod asleep {
-    /// Nothing: it is awake.
+    /// No events: the side is awake.
     pub const AWAKE: u64 = 0;
-    /// Messages and signals that were written.
+    /// New messages and signals.
     pub const FOR_WORK: u64 = 1;
-    /// That, and messages that were read: it has more to say than there was room for.
+    /// New messages and signals, and messages that were read: the side has more messages than there
+    /// was room for.
     pub const FOR_WORK_AND_ROOM: u64 = 3;
 }
 
@@ -209,7 +211,7 @@ impl Line {
 /// Addresses that a function was given; the rest are [`Address::ANY`]'s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// How many there are.
+    /// The number of addresses.
     pub count: u32,
     /// The addresses in network order.
     pub ips: [[u8; 16]; ADDRESSES],
@@ -217,8 +219,8 @@ pub struct Addresses {
 
 /// A message between the two engines.
 ///
-/// A connection's number is the guest's: not in use when it is named first, and free when the
-/// machine has said [`Message::Refused`] or [`Message::Ended`].
+/// The guest chooses a connection's number. The number is unused when it is named first, and again
+/// after the machine's [`Message::Refused`] or [`Message::Ended`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// From the guest, first.
@@ -230,25 +232,25 @@ pub enum Message {
     Arena {
         /// Its number, not in use.
         arena: u32,
-        /// Where it is: guest-physical.
+        /// The guest-physical address.
         at: u64,
     },
-    /// From the guest: it wants to have the arena back; nothing new in it. [`Message::ArenaFree`]
-    /// follows when its streams have ended.
+    /// From the guest: it wants the arena back, and puts no new streams in it.
+    /// [`Message::ArenaFree`] follows when the arena's streams have ended.
     ArenaGone {
         /// Its number.
         arena: u32,
     },
-    /// From the guest: a program listens. An address that is unspecified: at each that the function
-    /// was given; any other than those is nobody's, and not an error. To listen once more at the
-    /// same address is nothing new.
+    /// From the guest: a program listens. An unspecified address means each address of the
+    /// function; an address that is not the function's is ignored. Listening again at the same
+    /// address has no effect.
     Listen {
-        /// Where.
+        /// The address.
         at: Address,
     },
-    /// From the guest: nobody does any more.
+    /// From the guest: no program listens there any more.
     Unlisten {
-        /// As it was said.
+        /// The address, as in [`Message::Listen`].
         at: Address,
     },
     /// From the guest: connect. [`Message::Connected`] or [`Message::Refused`] follows.
@@ -271,27 +273,28 @@ pub enum Message {
         /// The engine's side of it.
         line: Line,
     },
-    /// From the guest: the other answer.
+    /// From the guest: the refusal of [`Message::Incoming`].
     Rejected {
         /// Its number.
         incoming: u32,
         /// A number of errno(3), not 0.
         errno: u32,
     },
-    /// From the guest: the program's side of the connection was closed; its last words are in the
-    /// arena. Of one that was not connected yet: it is not wanted any more.
+    /// From the guest: the program's side of the connection was closed; its last counters are in
+    /// the arena. A connection that was not connected yet is given up.
     Closed {
         /// The connection.
         connection: u32,
     },
     /// From the machine, first.
     Welcome(Addresses),
-    /// From the machine: it is connected.
+    /// From the machine: the connection is made.
     Connected {
         /// The connection.
         connection: u32,
     },
-    /// From the machine: it is not. Nobody touches the stream any more.
+    /// From the machine: the connection is refused. The machine does not access the stream any
+    /// more.
     Refused {
         /// The connection.
         connection: u32,
@@ -307,8 +310,8 @@ pub enum Message {
         /// The destination address, a listener's.
         to: Address,
     },
-    /// From the machine: the machine will not touch the stream any more, and both its halves are
-    /// finished. Once for each that was connected or accepted, after one of its sides has ended.
+    /// From the machine: it does not access the stream any more, and both halves are finished. Sent
+    /// once for each connection that was connected or accepted, after one of its sides has ended.
     Ended {
         /// The connection.
         connection: u32,
@@ -358,7 +361,7 @@ impl Message {
         self.fields().op < op::WELCOME
     }
 
-    /// As it stands in the FIFO.
+    /// Returns the message as it stands in the FIFO.
     pub fn encode(&self) -> [u8; MESSAGE] {
         let fields = self.fields();
         let mut bytes = [0; MESSAGE];
@@ -448,7 +451,7 @@ impl Message {
             op::ARENA_FREE => Self::ArenaFree { arena: arena()? },
             _ => return None,
         };
-        // What is not used is zero.
+        // Unused fields are zero.
         (message.encode() == *bytes).then_some(message)
     }
 }

@@ -1,15 +1,15 @@
-//! How a program and a socket engine talk: the control messages, and the memory that they share.
+//! The protocol between a program and a socket engine: control messages and shared memory.
 //!
 //! A program (its library) *attaches* to an engine over a Unix socket of type `SOCK_SEQPACKET`.
-//! Processes that come of each other by fork(2) are a *family*: they share a [`table`] of open
-//! sockets, and each has a connection of its own ([`control::Request::Fork`]), by whose end the
-//! engine knows that the process has died. An open socket is an *endpoint*: an entry of the table
-//! and one side of a stream in an arena of FIFOs (`slipway_ring::cross`), whose other side is
+//! Processes that descend from one process by fork(2) are a *family*: they share a [`table`] of
+//! open sockets, and each has a connection of its own ([`control::Request::Fork`]), by whose end
+//! the engine knows that the process has died. An open socket is an *endpoint*: an entry of the
+//! table and one side of a stream in an arena of FIFOs (`slipway_ring::cross`), whose other side is
 //! another family's, or the engine's.
 //!
 //! - [`control`]: requests and replies;
 //! - [`table`]: the layout of a family's table;
-//! - [`link`]: what two engines say to each other;
+//! - [`link`]: the protocol between two engines;
 //! - [`function`]: a guest's socket function, between the engine in a guest and the machine's.
 //!
 //! All numbers are little-endian. No dependencies, no allocation.
@@ -37,13 +37,13 @@ impl Address {
     /// The prefix of IPv4 addresses that are mapped into IPv6.
     pub const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-    /// An IPv4 address.
+    /// Returns an IPv4 address.
     pub const fn v4(ip: [u8; 4], port: u16) -> Self {
         let [a, b, c, d] = ip;
         Self { ip: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d], port }
     }
 
-    /// The IPv4 address that it is, if it is one.
+    /// Returns the IPv4 address, or `None` if this is another one.
     pub fn as_v4(&self) -> Option<[u8; 4]> {
         let (prefix, rest) = self.ip.split_at(12);
         (prefix == Self::MAPPED).then(|| [rest[0], rest[1], rest[2], rest[3]])

@@ -28,7 +28,7 @@
 use crate::Address;
 use crate::words::{address, put_address, word32, word64};
 
-/// Version of all this.
+/// The version of the protocol.
 pub const VERSION: u32 = 1;
 /// Label of the exporter.
 pub const EXPORTER: &[u8] = b"EXPORTER-slipway-link-1";
@@ -41,9 +41,9 @@ pub const FRAME: usize = 16;
 /// Bytes of the body of [`Kind::Open`]: source and destination, each an address of 16 bytes, a port
 /// of 2, and 6 bytes of 0.
 pub const OPEN: usize = 48;
-/// Bytes of a record's payload, at most: what a side sets aside for one.
+/// The largest payload of a record in bytes, for which each side reserves memory.
 pub const PAYLOAD: usize = 128 << 10;
-/// Bytes of a name (of an engine, of a tenant), at most: 1 to so many.
+/// The largest length in bytes of the name of an engine or a tenant; the smallest is 1.
 pub const NAME: usize = 64;
 /// Bytes of a [`Hello`].
 pub const HELLO: usize = 256;
@@ -80,7 +80,7 @@ impl Name {
         Some(Self { bytes, length: name.len() as u8 })
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         core::str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or("")
     }
@@ -98,7 +98,7 @@ impl core::fmt::Debug for Name {
     }
 }
 
-/// The first thing that a side says, and the only one that TLS itself carries.
+/// The first message of a side, and the only one that TLS itself carries.
 ///
 /// | offset | what |
 /// |---|---|
@@ -106,7 +106,7 @@ impl core::fmt::Debug for Name {
 /// | 8 | version, `u32` |
 /// | 12 | status, `u32`: 0, or a number of errno(3) for which the accepting side has no such connection |
 /// | 16 | window, `u32` |
-/// | 20 | cipher, `u8`; that of the accepting side is the one that was asked for |
+/// | 20 | cipher, `u8`; the accepting side repeats the one that was asked for |
 /// | 21 | length of the engine's name, `u8` |
 /// | 22 | length of the tenant's name, `u8` |
 /// | 64 | the engine's name, 64 bytes, and zeros |
@@ -115,7 +115,7 @@ impl core::fmt::Debug for Name {
 /// The rest is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// 0, or why not.
+    /// 0, or the reason for a refusal: a number of errno(3).
     pub status: u32,
     /// Bytes of each stream that the other side may send before it gets credit: 1 to
     /// [`MAX_WINDOW`].
@@ -129,7 +129,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// As it is sent.
+    /// Returns the hello as it is sent.
     pub fn encode(&self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -159,7 +159,7 @@ impl Hello {
             tenant: Name::decode(&bytes[128..192], bytes[22])?,
         };
         let fits = (1..=MAX_WINDOW).contains(&hello.window);
-        // Magic, version, and zeros where nothing is.
+        // Checks the magic, the version, and that reserved bytes are zero.
         (fits && hello.encode() == *bytes).then_some(hello)
     }
 }
@@ -169,23 +169,23 @@ impl Hello {
 pub enum Kind {
     /// A program connects: the stream begins. Body: [`Open`].
     Open,
-    /// The stream's other end is there.
+    /// The stream was accepted.
     Accepted,
-    /// It is not; the value is a number of errno(3), 1 to 4,095. The stream has ended.
+    /// The stream was refused, and has ended. The value is a number of errno(3), 1 to 4,095.
     Refused,
-    /// Bytes of the stream; the value is how many, at least 1. Body: these.
+    /// Bytes of the stream, which are the body. The value is their number, at least 1.
     Data,
-    /// The other side may send so many bytes more: the value, 1 to 2^31.
+    /// The other side may send more bytes. The value is their number, 1 to 2^31.
     Credit,
-    /// Nothing comes after this from this side.
+    /// This side sends no more bytes of the stream.
     Fin,
-    /// The stream is broken off, in both directions.
+    /// The stream is reset, in both directions.
     Reset,
-    /// Of the connection: say the same value back.
+    /// Of the connection: asks for a pong with the same value.
     Ping,
     /// Of the connection: the value of a ping.
     Pong,
-    /// Of the connection: no stream is to be opened here any more.
+    /// Of the connection: the other side must not open streams any more.
     GoAway,
 }
 
@@ -208,7 +208,7 @@ const KINDS: [Kind; 10] = [
 /// |---|---|
 /// | 0 | kind, `u8`: 1 to 10, in [`Kind`]'s order |
 /// | 1 | 3 bytes of 0 |
-/// | 4 | stream, `u32`; 0 for what is of the connection, and for nothing else |
+/// | 4 | stream, `u32`; 0 for frames of the connection, and for no others |
 /// | 8 | value, `u64`; 0 where a kind has none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
@@ -216,12 +216,12 @@ pub struct Frame {
     pub kind: Kind,
     /// The number of the stream.
     pub stream: u32,
-    /// As the kind has it.
+    /// The value, whose meaning depends on the kind.
     pub value: u64,
 }
 
 impl Frame {
-    /// As it is sent.
+    /// Returns the frame as it is sent, without its body.
     pub fn encode(&self) -> [u8; FRAME] {
         let mut bytes = [0; FRAME];
         bytes[0] = self.kind as u8 + 1;
@@ -255,7 +255,7 @@ impl Frame {
         value && connection == (self.stream == 0)
     }
 
-    /// Bytes of its body.
+    /// Returns the length of the frame's body in bytes, or `None` if the frame is invalid.
     fn body(&self) -> Option<usize> {
         match self.kind {
             Kind::Open => Some(OPEN),
@@ -270,12 +270,12 @@ impl Frame {
 pub struct Open {
     /// The connecting program's address.
     pub source: Address,
-    /// Where it connects to.
+    /// The destination address.
     pub destination: Address,
 }
 
 impl Open {
-    /// As it is sent.
+    /// Returns the body as it is sent.
     pub fn encode(&self) -> [u8; OPEN] {
         let mut bytes = [0; OPEN];
         for (to, address) in bytes.chunks_exact_mut(24).zip([self.source, self.destination]) {
@@ -309,7 +309,7 @@ mod tests {
     fn a_hello_reads_back_and_nothing_else_does() {
         let bytes = hello().encode();
         assert_eq!(Hello::decode(&bytes), Some(hello()));
-        // Whatever byte is changed: it is none, or says something else.
+        // With any byte changed it is invalid, or another hello.
         for at in 0..HELLO {
             for bit in 0..8 {
                 let mut other = bytes;
@@ -359,7 +359,7 @@ mod tests {
             };
             assert_eq!((body.len(), rest.len()), (expected, OPEN + 1 - expected));
             assert_eq!(Frame::decode(&payload[..FRAME - 1]), None);
-            // Of the connection or of a stream, never of the other.
+            // A kind is of the connection or of streams, never of both.
             let other = Frame { stream: u32::from(connection), ..frame };
             payload[..FRAME].copy_from_slice(&other.encode());
             assert_eq!(Frame::decode(&payload), None, "{other:?}");
@@ -376,7 +376,7 @@ mod tests {
             with(Kind::Credit, 0),
             with(Kind::Credit, (1 << 31) + 1),
             with(Kind::Fin, 1),
-            // Its body is not there.
+            // The body is missing.
             with(Kind::Data, 1),
             with(Kind::Data, u64::MAX),
             with(Kind::Open, 0),

@@ -1,6 +1,6 @@
-//! A family's table: a memfd that the engine makes, sealed against shrinking, and that the
-//! processes of one family share with the engine and with nobody else. What a family writes there
-//! is its own claim: the engine believes it as far as it concerns the family's own streams.
+//! A family's table: a memfd that the engine makes, sealed against shrinking, and that only the
+//! processes of one family share with the engine. The engine trusts a family's words there only as
+//! far as they concern the family's own streams.
 //!
 //! | offset | what | written by |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | 8 | version, `u64`: 1 | engine |
 //! | 16 | entries, `u64` | engine |
 //! | 24 | links, `u64`: arenas that the family can have at a time | engine |
-//! | 64 | asleep, `u64`; 1: the engine sleeps, raise its bell after a signal | engine; who raises sets it to 0 |
+//! | 64 | asleep, `u64`; 1: the engine sleeps, raise its bell after a signal | engine; the process that raises the bell sets it to 0 |
 //! | 128 | overflow, `u64`; 1: a signal found no room, look at every endpoint | family; engine sets it to 0 |
-//! | 192 | lock of the signals: who raises holds it | family |
+//! | 192 | lock of the signals, held while one is raised | family |
 //! | 256 | locks and words of the family's own use, 256 bytes | family |
 //! | 4,096 | entries of [`ENTRY`] bytes | family, but for `state` and the endpoint's place, see [`entry`] |
 //! | [`links`] | for each link the bits of its regions, [`LINK`] bytes | family |
@@ -76,14 +76,14 @@ pub mod entry {
     pub const SENT: usize = 7;
     /// Bytes received.
     pub const RECEIVED: usize = 8;
-    /// The first of the words that the engine does not look at. Nobody uses the one before it.
+    /// The first of the words that the engine does not look at. The word before it is unused.
     pub const OWN: usize = 10;
     /// Words of an entry.
     pub const WORDS: usize = 16;
 }
 
-/// Holder of a lock: the engine, which only ever tries to take one, and gives up the regions of
-/// idle FIFOs under it.
+/// The holder of a lock that the engine has. The engine only tries to take locks, and releases the
+/// regions of idle FIFOs under them.
 pub const ENGINE: u64 = 1 << 32;
 
 /// The word [`entry::PLACE`].
@@ -93,7 +93,7 @@ pub struct Place {
     pub stream: u32,
     /// Side, 0 or 1.
     pub side: u8,
-    /// The other side is the engine's.
+    /// The other side is the engine.
     pub engine: bool,
     /// The other side is of the same tenant.
     pub same_tenant: bool,
@@ -102,7 +102,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// As it stands in the entry.
+    /// Returns the word as it stands in the entry.
     pub fn encode(self) -> u64 {
         u64::from(self.stream)
             | u64::from(self.side & 1) << 20

@@ -11,8 +11,8 @@ pub(crate) fn word64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// The address in 24 bytes from `at` on: 16 of the address, 2 of the port, 6 that are not looked
-/// at.
+/// Returns the address in 24 bytes from `at` on: 16 of the address, 2 of the port, and 6 that are
+/// ignored.
 pub(crate) fn address(bytes: &[u8], at: usize) -> Option<Address> {
     let ip = bytes.get(at..at + 16)?.try_into().ok()?;
     let port = u16::from_le_bytes(bytes.get(at + 16..at + 18)?.try_into().ok()?);
