@@ -345,7 +345,7 @@ impl Broker {
         if !place.engine && !peer_later {
             // An other side that has closed its end already is not woken any more, so the own
             // eventfd
-                // serves in its place.
+            // serves in its place.
             files.push(other.unwrap_or(bell).eventfd.clone());
         }
         let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);

@@ -233,7 +233,7 @@ impl Carrying {
         let mut stirred = Vec::new();
         let mut worked = channel.flush()?;
         // Signals are counted, not streams: a guest may signal entries without a stream for
-            // ever.
+        // ever.
         for _ in 0..SIGNALS {
             let Some(stream) = channel.signal()? else { break };
             stirred.extend(guest.streams.get(&stream));

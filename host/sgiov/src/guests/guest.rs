@@ -48,8 +48,8 @@ impl Guest {
         }
     }
 
-    /// Removes an arena that the guest wants back and that holds no stream any more. Returns whether
-    /// there was such an arena.
+    /// Removes an arena that the guest wants back and that holds no stream any more. Returns
+    /// whether there was such an arena.
     pub fn take_free(&mut self, arena: u32) -> bool {
         let used = self.streams.keys().any(|(of, _)| *of == arena);
         if used || !self.leaving.remove(&arena) {
