@@ -64,6 +64,11 @@ sleep 2
 before=$(held) memory=$(shared_memory) groups=$(groups_left | wc -l)
 rounds=$("$slipway" logs good | grep -c round)
 
+# Before the other attackers, beside which a guest under software emulation may take minutes to start.
+if plays vmm; then
+    "$slipway" run -d --name evil --memory 256M "$image" -- sleep 100000 >/dev/null || fail "run of the hostile guest"
+    play vmm nice -n 19 python3 "$hostile" vmm "$stop" "$(vmm_of evil)"
+fi
 evils=()
 # An endpoint on the victims' reactor, with an attacker as its client.
 evil() {
@@ -82,10 +87,6 @@ plays attach && play attach nice -n 19 setpriv --reuid 65533 --regid 65533 --cle
 plays contexts && play contexts nobody python3 "$hostile" contexts "$stop"
 # shellcheck disable=SC2046 # paths without blanks
 plays locks && play locks nobody python3 "$hostile" locks "$stop" $(find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -name '*.lock')
-if plays vmm; then
-    "$slipway" run -d --name evil --memory 256M "$image" -- sleep 100000 >/dev/null || fail "run of the hostile guest"
-    play vmm nice -n 19 python3 "$hostile" vmm "$stop" "$(vmm_of evil)"
-fi
 say "for $seconds s: $only"
 # The node is asked for its sandboxes all the time.
 asked=0

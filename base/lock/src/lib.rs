@@ -1,27 +1,28 @@
 //! Locks between processes that no other user can take: `flock(2)` on files of mode 0600.
 //!
 //! Opening a file for reading is enough to lock it. A lock file that others may read is therefore a
-//! lock that anybody can hold for ever. [`Lock::within`] makes its file with mode 0600, waits no
-//! longer than it is told, and names the holder when it gives up. The kernel drops a lock with its
-//! last descriptor, so `kill -9` leaves none behind.
+//! lock that anybody can hold for ever. [`Lock::within`] creates its file with mode 0600, waits no
+//! longer than the caller allows, and names the holder when it gives up. The kernel drops a lock
+//! with its last descriptor, so `kill -9` leaves none behind.
 //!
 //! # A lock file that others could open
 //!
-//! Taking the rights away does not take back what was opened before: such a descriptor can still
-//! lock the inode, at any later time. So an inode that was ever open to others is used once more
-//! only. Its mode becomes 0700, which keeps new openers out and marks it; whoever gets its lock
-//! puts a new inode of mode 0600 in its place *while it holds the old one*, and holds the new one
-//! from then on. Two processes cannot both do so. Whoever waits for the old inode looks, once it
-//! has the lock, whether the inode is still the one at the path, and starts again if it is not.
+//! Removing permissions does not revoke descriptors that were opened before: such a descriptor can
+//! still lock the inode, at any later time. So an inode that was ever open to others is used only
+//! once more. Its mode becomes 0700, which keeps new openers out and marks it. The process that
+//! gets its lock puts a new inode of mode 0600 in its place *while it holds the old one*, and holds
+//! the new one from then on. Two processes cannot both do so. A process that waited for the old
+//! inode checks, once it has the lock, whether the inode is still the one at the path, and starts
+//! again if it is not.
 //!
 //! The new inode is not put in place without the old lock, even if a stranger holds that one: the
-//! holder could as well be a process of ours from before an update, and two owners are worse than
-//! an error that names whom to end.
+//! holder could as well be a process of this user from before an update, and two owners are worse
+//! than an error that names the process to end.
 //!
 //! # Dependencies
 //!
-//! `rustix` (flock, fstat without a C library), `thiserror`. The lock of a file is the file's and
-//! not the process's (as `fcntl(2)`'s would be): it is inherited with the descriptor.
+//! `rustix` (flock, fstat without a C library), `thiserror`. An `flock(2)` lock belongs to the open
+//! file and not to the process (as one of `fcntl(2)` would): it is inherited with the descriptor.
 
 use std::fmt;
 use std::fs::File;
@@ -34,28 +35,28 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Between two looks at a lock that another process holds.
+/// Time between two attempts to take a lock that another process holds.
 const LOOK: Duration = Duration::from_millis(2);
 /// The mode of a file that only its owner may open.
 const OURS: u32 = 0o600;
-/// The mode of a file that is closed to others by now but that they may still have open. It is to
-/// be replaced.
+/// The mode of a file that is closed to others by now but that others may still have open. The file
+/// is to be replaced.
 const MARKED: u32 = 0o700;
-/// Read of /proc/locks and of /proc/PID/status at most, bytes: both grow with what strangers do.
+/// Most bytes read of /proc/locks and of /proc/PID/status: both grow with what strangers do.
 const PROC_MOST: u64 = 1 << 20;
 
-/// Why a lock could not be had.
+/// The reason why a lock could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody else held it for all of the time that there was to wait.
+    /// Another process held the lock for all of the time that the caller would wait.
     #[error("{} is locked by {holders}", path.display())]
     Held {
         /// The lock's file.
         path: PathBuf,
-        /// The holders of the lock, as far as the kernel tells.
+        /// The holders of the lock, as far as the kernel shows them.
         holders: Holders,
     },
-    /// Something else is where the lock's file should be.
+    /// The file at the path is unfit for a lock: another user's, or no regular file.
     #[error("{} cannot be a lock: {reason}", path.display())]
     Unfit {
         /// The lock's file.
@@ -66,11 +67,11 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {action} the lock {}: {source}", path.display())]
     Io {
-        /// "open", "lock", "replace".
+        /// The failed action: "open", "take" or "replace".
         action: &'static str,
         /// The lock's file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system call.
         source: std::io::Error,
     },
 }
@@ -85,16 +86,16 @@ pub struct Holders(pub Vec<Holder>);
 /// A process that took a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its id.
+    /// Process id.
     pub pid: u32,
-    /// Its real user id. `None` if it has ended: a process that inherited the descriptor holds the
-    /// lock.
+    /// Real user id. `None` if the process has ended: then a process that inherited its descriptor
+    /// holds the lock.
     pub uid: Option<u32>,
 }
 
 impl Holders {
     /// Returns whether all holders are known and are neither root nor this process's user, so that
-    /// none of them is meant to hold the lock.
+    /// none of them is supposed to hold the lock.
     pub fn are_strangers(&self) -> bool {
         let me = rustix::process::geteuid().as_raw();
         let stranger = |holder: &Holder| holder.uid.is_some_and(|uid| uid != 0 && uid != me);
@@ -118,19 +119,19 @@ impl fmt::Display for Holders {
     }
 }
 
-/// A held lock. It is given back when the last descriptor of its file is closed.
+/// A held lock. It is released when the last descriptor of its open file is closed.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
 }
 
 impl Lock {
-    /// Takes the lock at `path`, and makes its file where it is missing. The calling thread sleeps
-    /// up to `patience` while somebody else holds the lock; it must be a thread that nobody else
-    /// waits for.
+    /// Takes the lock at `path` and creates its file if it is missing. The calling thread sleeps up
+    /// to `patience` while another process holds the lock, so no other work may depend on this
+    /// thread.
     ///
     /// # Errors
-    /// [`Error::Held`] after `patience`; [`Error::Unfit`] where the file is another user's or no
+    /// [`Error::Held`] after `patience`; [`Error::Unfit`] if the file is another user's or no
     /// regular file; [`Error::Io`].
     pub fn within(path: &Path, patience: Duration) -> Result<Self> {
         let begun = Instant::now();
@@ -143,45 +144,45 @@ impl Lock {
         }
     }
 
-    /// Takes the lock at `path` if nobody has it, and makes its file where it is missing. Never
-    /// waits.
+    /// Takes the lock at `path` if it is free, and creates its file if it is missing. Never waits.
     ///
     /// # Errors
-    /// As [`within`](Self::within), [`Error::Held`] at once.
+    /// Those of [`within`](Self::within), [`Error::Held`] at once.
     pub fn try_take(path: &Path) -> Result<Self> {
         Self::within(path, Duration::ZERO)
     }
 
-    /// As [`try_take`](Self::try_take), but a missing file is an error ([`Error::Io`]).
+    /// Takes the lock at `path` if it is free. Unlike for [`try_take`](Self::try_take), a missing
+    /// file is an error ([`Error::Io`]).
     ///
     /// # Errors
-    /// As [`try_take`](Self::try_take).
+    /// Those of [`try_take`](Self::try_take).
     pub fn try_existing(path: &Path) -> Result<Self> {
         attempt(path, OFlags::empty())?.ok_or_else(|| held(path))
     }
 
-    /// The locked file, for instance to note in it who holds it.
+    /// Returns the locked file, for instance to record the holder in it.
     pub fn file(&self) -> &File {
         &self.file
     }
 }
 
 impl From<Lock> for OwnedFd {
-    /// The descriptor that holds the lock.
+    /// Returns the descriptor that holds the lock.
     fn from(lock: Lock) -> Self {
         lock.file.into()
     }
 }
 
-/// Takes the lock of the file that is at `path` now. Returns `None` if somebody has it.
+/// Takes the lock of the file that is at `path` now. Returns `None` if another process holds it.
 fn attempt(path: &Path, create: OFlags) -> Result<Option<Lock>> {
     loop {
         let (file, seen_by_others) = open(path, create)?;
         if !try_flock(&file, path)? {
             return Ok(None);
         }
-        // The last holder may have replaced or removed the file since it was opened here: then this
-        // lock is on nothing that others would find.
+        // The last holder may have replaced or removed the file since it was opened here. Then
+        // nobody else would find this lock's file.
         if !is_at(&file, path) {
             continue;
         }
@@ -190,9 +191,10 @@ fn attempt(path: &Path, create: OFlags) -> Result<Option<Lock>> {
     }
 }
 
-/// Opens the lock's file. True: others could open it, now or before.
+/// Opens the lock's file. Also returns whether its mode was not exactly 0600, so that others can
+/// have opened it.
 fn open(path: &Path, create: OFlags) -> Result<(File, bool)> {
-    // A FIFO or a device in its place must not make anybody wait.
+    // `NONBLOCK`: a FIFO or a device at the path must not make the caller wait.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
     let failed = |source: std::io::Error| io("open", path, source);
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(OURS));
@@ -213,29 +215,31 @@ fn open(path: &Path, create: OFlags) -> Result<(File, bool)> {
     Ok((file, mode != OURS))
 }
 
-/// Puts a new inode in the place of `held`, whose lock the caller has, and returns it locked.
+/// Replaces the inode `held`, whose lock the caller has, with a new one. Returns the new one
+/// locked.
 fn replace(path: &Path, held: File) -> Result<File> {
     let failed = |source: std::io::Error| io("replace", path, source);
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let new = PathBuf::from(new);
-    // Only the holder of the lock comes here, so this is what one that was killed has left.
+    // Only the holder of the lock comes here, so a file of this name was left by a killed holder.
     let _ = std::fs::remove_file(&new);
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
     let file = rustix::fs::open(&new, flags, Mode::from_raw_mode(OURS));
     let file = File::from(file.map_err(|errno| failed(errno.into()))?);
-    // Whatever the umask took away.
+    // Restores the bits that the umask removed.
     file.set_permissions(PermissionsExt::from_mode(OURS)).map_err(failed)?;
     if !try_flock(&file, path)? {
         return Err(failed(Errno::WOULDBLOCK.into()));
     }
     std::fs::rename(&new, path).map_err(failed)?;
-    // Not before: until the new one is in place, the old lock keeps the others out.
+    // Until the new inode is in place, the old lock keeps the others out.
     drop(held);
     Ok(file)
 }
 
-/// True if the lock is ours now, false if somebody else has it. Never waits.
+/// Takes the lock of `file`. Returns `false` if another process holds it or a signal interrupted
+/// the call. Never waits.
 #[allow(clippy::disallowed_methods)] // the one place that takes locks
 fn try_flock(file: &File, path: &Path) -> Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -260,9 +264,9 @@ fn held(path: &Path) -> Error {
     Error::Held { path: path.to_owned(), holders: holders(path) }
 }
 
-/// Returns the holders of a lock on the file at `path`, by /proc/locks. The list is empty where the
-/// kernel does not tell (a process in another PID namespace, a file system with device numbers of
-/// its own).
+/// Returns the holders of a lock on the file at `path`, from /proc/locks. The list is empty if the
+/// kernel does not show them (a process in another PID namespace, a file system with device numbers
+/// of its own).
 pub fn holders(path: &Path) -> Holders {
     let Ok(meta) = std::fs::symlink_metadata(path) else { return Holders::default() };
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
@@ -274,8 +278,9 @@ pub fn holders(path: &Path) -> Holders {
     Holders(pids.into_iter().map(|pid| Holder { pid, uid: user_of(pid) }).collect())
 }
 
-/// The process of a line like `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`, if it is about
-/// `file`. Processes that wait for a lock have an arrow before their kind.
+/// Returns the process in a line like `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`. Returns
+/// `None` if the line is about another file or another kind of lock, or about a process that waits
+/// for a lock: such a line has an arrow before the kind.
 fn holder_in(line: &str, file: &str) -> Option<u32> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let is_flock = words.next()? == "FLOCK";
@@ -289,10 +294,10 @@ fn user_of(pid: u32) -> Option<u32> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The beginning of a file of /proc; nothing where it cannot be read.
+/// Returns the beginning of a file of /proc, or nothing if the file cannot be read.
 fn read_some(path: &Path) -> String {
     let mut bytes = Vec::new();
-    // It is for a message only: what was read until an error is the best there is.
+    // The text is for an error message only: a part of it is better than nothing.
     let _ = File::open(path).and_then(|file| file.take(PROC_MOST).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }

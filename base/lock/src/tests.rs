@@ -7,16 +7,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
-/// The attacker: a user that owns nothing.
+/// The attacker's user id: a user that owns nothing.
 const NOBODY: u32 = 65534;
 
-/// A directory for one test at a time: a process that another test starts has copies of this one's
-/// locks between its fork and its exec.
+/// Returns a directory, and a guard that lets one test run at a time: a process that another test
+/// starts holds copies of this one's locks between its fork and its exec.
 fn dir() -> (MutexGuard<'static, ()>, tempfile::TempDir) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
-    // The file's own mode has to keep others out.
+    // Others may enter the directory, so only the file's own mode keeps them out.
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     (alone, dir)
 }
@@ -25,11 +25,11 @@ fn mode_of(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// An attacker that has opened a file for reading and locks it for as long as this lives.
+/// An attacker that has a file open for reading and locks it until this value is dropped.
 struct Attacker(Child);
 
 impl Attacker {
-    /// Returns `None` if the attacker could not lock the file.
+    /// Starts an attacker. Returns `None` if it could not lock the file.
     fn lock(path: &Path) -> Option<Self> {
         let mut command = Command::new("flock");
         command.args(["--shared", "--nonblock", "--no-fork"]).arg(path);
@@ -67,7 +67,7 @@ fn one_holder_at_a_time_who_is_named() {
     let me = Holder { pid: std::process::id(), uid: Some(rustix::process::getuid().as_raw()) };
     for error in [Lock::try_take(&path), Lock::try_existing(&path)].map(Result::unwrap_err) {
         let Error::Held { holders, .. } = &error else { panic!("{error}") };
-        // A file system with device numbers of its own, as btrfs, shows no holder.
+        // A file system with device numbers of its own, such as btrfs, shows no holder.
         assert!(holders.0.is_empty() || holders.0 == [me], "{error}");
         assert!(error.to_string().contains("lock is locked by "), "{error}");
         assert!(!holders.are_strangers());
@@ -116,7 +116,7 @@ fn an_inode_that_others_could_open_is_replaced_and_their_descriptors_lock_nothin
         let lock = Lock::try_take(&path).unwrap();
         assert_eq!(mode_of(&path), OURS);
         assert!(!is_at(&before, &path) && is_at(lock.file(), &path), "{mode:o}");
-        // Held against others of ours as well.
+        // The lock also excludes other processes of this user.
         assert!(matches!(Lock::try_take(&path), Err(Error::Held { .. })));
         drop(lock);
         #[allow(clippy::disallowed_methods, reason = "an attacker's own call")]
@@ -166,7 +166,7 @@ fn a_stranger_that_was_there_before_is_named_and_then_out_as_root() {
     }
     let (_alone, dir) = dir();
     let path = dir.path().join("lock");
-    // As versions before made it.
+    // Earlier versions created the file like this.
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
     let attacker = Attacker::lock(&path).expect("the attacker can lock what it can read");
@@ -175,7 +175,8 @@ fn a_stranger_that_was_there_before_is_named_and_then_out_as_root() {
     let holder = Holder { pid: attacker.0.id(), uid: Some(NOBODY) };
     assert!(holders.0.is_empty() || holders.0 == [holder], "{error}");
     assert_eq!(holders.are_strangers(), !holders.0.is_empty());
-    // Nobody joins the stranger any more, and when it is gone the next lock is out of its reach.
+    // No other stranger can take the lock any more, and once this one is gone the next lock is out
+    // of its reach.
     assert!(Attacker::lock(&path).is_none());
     drop(attacker);
     drop(Lock::try_take(&path).unwrap());

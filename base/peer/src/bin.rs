@@ -1,4 +1,4 @@
-//! Threads that may sleep for ever, so that no other thread has to.
+//! Disposal threads: they may sleep for ever, so that no other thread has to.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -9,34 +9,34 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 
-/// How long a thread without work waits for more before it ends.
+/// Time that a disposal thread without work waits for more before it ends.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Closing a file or dropping a mapping needs little stack.
+/// Stack of a disposal thread, bytes. Closing a file or dropping a mapping needs little.
 const STACK: usize = 128 << 10;
 
-/// Where the things of one peer go that must be closed or dropped without waiting.
+/// The things of one peer that must be closed or dropped without waiting.
 ///
-/// Cheap to clone; all clones are one bin. Things are dropped in the order in which they came, on a
-/// thread that has nothing else to do. If dropping one of them never ends, that thread is lost, the
-/// later things of the same bin stay, and other bins get other threads. So the number of lost
-/// threads is at most the number of bins: make one for each peer, and bound the number of peers.
+/// A bin is cheap to clone; all clones are one bin. Things are dropped in the order in which they
+/// came, on a disposal thread. If dropping one of them never ends, that thread is lost, the later
+/// things of the same bin stay, and other bins get other threads. So the number of lost threads is
+/// at most the number of bins: make one bin for each peer, and bound the number of peers.
 #[derive(Clone, Default)]
 pub struct Bin(Arc<Contents>);
 
 #[derive(Default)]
 struct Contents {
     queue: Mutex<Queue>,
-    /// Things that are in the queue or being dropped.
+    /// Number of things that are in the queue or being dropped.
     held: AtomicUsize,
-    /// Bytes of memory that come back with them.
+    /// Bytes of memory that the held things give back when they are dropped.
     held_bytes: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// With the bytes of memory that each of them holds.
+    /// Discarded things, each with the bytes of memory that it holds.
     things: VecDeque<(Thing, usize)>,
-    /// The bin is in [`Pool::waiting`] or a thread drops a thing of it.
+    /// Set while the bin is in [`Pool::waiting`] or a thread drops one of its things.
     scheduled: bool,
 }
 
@@ -46,34 +46,34 @@ enum Thing {
 }
 
 impl Bin {
-    /// Returns an empty bin. It has no thread before something is discarded.
+    /// Returns an empty bin. The bin takes no thread until something is discarded.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Closes `file` elsewhere. The caller never waits.
+    /// Closes `file` on a disposal thread. The caller never waits.
     pub fn discard(&self, file: impl Into<OwnedFd>) {
         self.push(Thing::Descriptor(file.into()), 0);
     }
 
-    /// Drops `value` elsewhere. The caller never waits.
+    /// Drops `value` on a disposal thread. The caller never waits.
     pub fn discard_value<T: Send + 'static>(&self, value: T) {
         self.discard_memory(value, 0);
     }
 
-    /// Drops `value` elsewhere, of which `bytes` of memory are to come back. The caller never
-    /// waits.
+    /// Drops `value` on a disposal thread and counts the `bytes` of memory that it holds until
+    /// then. The caller never waits.
     pub fn discard_memory<T: Send + 'static>(&self, value: T, bytes: usize) {
         self.push(Thing::Value(Box::new(value)), bytes);
     }
 
-    /// Returns how many discarded things still exist. A server refuses more from a peer whose bin
-    /// holds many.
+    /// Returns the number of discarded things that still exist. A server refuses more from a peer
+    /// whose bin holds many.
     pub fn held(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
     }
 
-    /// Returns how many bytes of memory the discarded things still hold.
+    /// Returns the bytes of memory that discarded things still hold.
     pub fn held_bytes(&self) -> usize {
         self.0.held_bytes.load(Ordering::Relaxed)
     }
@@ -90,7 +90,7 @@ impl Bin {
         }
     }
 
-    /// Drops the oldest thing. Returns the bin if there are more.
+    /// Drops the oldest thing. Returns the bin if it holds more things.
     fn empty_one(self) -> Option<Self> {
         let oldest = lock(&self.0.queue).things.pop_front();
         if let Some((thing, bytes)) = oldest {
@@ -110,8 +110,8 @@ impl Bin {
 fn drop_thing(thing: Thing) {
     match thing {
         Thing::Descriptor(file) => {
-            // Fails for all but sockets. The peer may set it again in between; then this thread is
-            // lost.
+            // Turns lingering off; fails for all files but sockets. The peer may turn it on again
+            // before the close; then this thread is lost.
             let _ = set_socket_linger(&file, None);
             drop(file);
         }
@@ -119,20 +119,22 @@ fn drop_thing(thing: Thing) {
     }
 }
 
-/// The threads of this process that empty bins.
+/// The disposal threads of this process and the bins that wait for them.
 struct Pool {
     /// Bins with something to drop, each at most once.
     waiting: VecDeque<Bin>,
-    /// Threads that wait for a bin, or are on their way there.
+    /// Number of threads that wait for a bin, or are on their way there.
     free: usize,
 }
 
 static POOL: Mutex<Pool> = Mutex::new(Pool { waiting: VecDeque::new(), free: 0 });
 static MORE: Condvar = Condvar::new();
 
-/// Has a thread drop one thing of `bin`: one that is free, or a new one if there is none.
+/// Has a disposal thread drop one thing of `bin`. Starts a new thread if all free ones are needed
+/// for other bins.
 ///
-/// If no thread can be made, the bin waits until another thread takes it or the next call succeeds.
+/// If no thread can be started, the bin waits until another thread takes it or the next call
+/// succeeds.
 fn schedule(bin: Bin) {
     let mut pool = lock(&POOL);
     pool.waiting.push_back(bin);
@@ -154,13 +156,14 @@ fn work() {
         let more = bin.empty_one();
         let mut pool = lock(&POOL);
         pool.free += 1;
-        // This thread takes the bin that waits for longest, so there is one for this bin too.
+        // This thread takes the oldest waiting bin next, so each waiting bin still has a free
+        // thread.
         pool.waiting.extend(more);
     }
 }
 
-/// Waits for a bin. Returns `None` if there was none for a while. The calling thread is not free
-/// any more.
+/// Waits for a bin and takes it. Returns `None` if none came within [`PATIENCE`]. Either way, the
+/// calling thread no longer counts as free.
 fn next() -> Option<Bin> {
     let empty = |pool: &mut Pool| pool.waiting.is_empty();
     let (mut pool, _) =
@@ -183,7 +186,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Its drop waits until it is told to go on, and says that it is through.
+    /// Its drop waits for a message, and then sends one.
     struct Sleeper(Receiver<()>, Sender<()>);
 
     impl Drop for Sleeper {

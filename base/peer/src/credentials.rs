@@ -1,26 +1,25 @@
 //! The process at the other end of a Unix socket.
 //!
-//! Dependencies: `libc` for `SO_PEERCRED`. rustix's type has no room for process 0, which is what
-//! the kernel says of a peer in another PID namespace.
+//! Dependencies: `libc` for `SO_PEERCRED`. rustix's type has no room for process id 0, which the
+//! kernel reports for a peer in another PID namespace.
 
 #![allow(unsafe_code)] // the one getsockopt(2)
 
 use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The process at the other end, as the kernel noted it when the connection was made, with
-/// `connect(2)`, `listen(2)` or `socketpair(2)`. Whoever holds the descriptor by now may be
-/// another.
+/// The process at the other end of a Unix socket, as the kernel recorded it at `connect(2)`,
+/// `listen(2)` or `socketpair(2)`. By now another process may hold the descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process id in our PID namespace; 0 when it has none there.
+    /// Process id in this process's PID namespace; 0 if the peer has none there.
     pub pid: u32,
     /// Effective user id; [`Peer::NOBODY`] on a socket that is not connected.
     pub uid: u32,
 }
 
 impl Peer {
-    /// The user of a socket without a peer: nobody's id, root's least of all.
+    /// User id for a socket without a peer: no user's id, least of all root's.
     pub const NOBODY: u32 = u32::MAX;
 
     /// Returns the process at the other end of `socket`.

@@ -1,19 +1,18 @@
 //! Eventfds that a peer shares: raised and emptied without ever waiting.
 //!
-//! Raising: write(2) waits when the counter is full and the open file is blocking. The peer can
-//! make both true at any moment, since the open file is its own as well: no flag that is set here
-//! and no look before the write lasts until the write. Linux has two ways to raise an eventfd that
-//! do not look at that flag, and both stop at the counter's maximum:
-//! - as the notice of a finished asynchronous request (`aio_resfd`, io_submit(2)). The request is a
-//!   write of one byte to `/dev/null`, which ends within the system call. It needs a context of
-//!   io_setup(2), and any user can take all that the node has (`fs.aio-max-nr`). So a process makes
-//!   one for all of its threads as soon as it raises anything, and each thread tries to get one of
-//!   its own;
-//! - as the eventfd that an io_uring notifies of a completion. That takes three system calls, and
-//!   no user can take it away from another. It is what is left when there was no context for this
-//!   process.
+//! Raising: write(2) waits when the counter is full and the open file is blocking. The peer shares
+//! the open file and can make both true at any moment: neither a flag set here nor a check before
+//! the write holds until the write. Linux has two ways to raise an eventfd that ignore the blocking
+//! flag, and both stop at the counter's maximum:
+//! - as the notification of a finished asynchronous request (`aio_resfd`, io_submit(2)). The
+//!   request writes one byte to `/dev/null` and ends within the system call. It needs a context of
+//!   io_setup(2), and any user can take all contexts of the node (`fs.aio-max-nr`). So a process
+//!   creates one context for all of its threads as soon as it raises anything, and each thread
+//!   tries to get one of its own;
+//! - as the eventfd that an io_uring notifies of a completion. This takes three system calls, and
+//!   no user can take it away from another. It is the fallback for a process without a context.
 //!
-//! Emptying: read(2) waits likewise; a request not to wait comes with preadv2(2).
+//! Emptying: read(2) waits likewise; preadv2(2) has a flag not to wait (`RWF_NOWAIT`).
 
 #![allow(unsafe_code)]
 
@@ -26,8 +25,8 @@ use std::sync::{Mutex, OnceLock};
 use io_uring::{IoUring, opcode};
 use rustix::io::ReadWriteFlags;
 
-/// Requests that a context holds. Each ends at once; what fills up are notes that it ended, which
-/// nobody wants.
+/// Requests that a context has room for. Each ends at once; the context fills up with their
+/// completion events, which nobody needs.
 const REQUESTS: libc::c_long = 16;
 
 /// `struct iocb` of linux/aio_abi.h. Key and flags of the request, whose order depends on the
@@ -51,10 +50,10 @@ struct ControlBlock {
 const PWRITE: u16 = 1;
 const NOTIFY_EVENTFD: u32 = 1;
 
-/// `struct io_event`.
+/// A completion event: `struct io_event` of linux/aio_abi.h.
 type Ended = [u64; 4];
 
-/// A context for asynchronous requests.
+/// A context for asynchronous requests (io_setup(2)).
 struct Context {
     id: libc::c_ulong,
     nowhere: File,
@@ -69,7 +68,8 @@ impl Context {
         if made < 0 { Err(std::io::Error::last_os_error()) } else { Ok(Self { id, nowhere }) }
     }
 
-    /// Raises the eventfd. Returns `false` if there is no room for another request.
+    /// Raises the eventfd. Returns `false` if io_submit(2) fails: the context is full, `eventfd` is
+    /// no eventfd, or this thread's descriptor table lacks `nowhere`.
     fn ring(&self, eventfd: BorrowedFd<'_>) -> bool {
         static BYTE: u8 = 0;
         let mut block = ControlBlock {
@@ -90,7 +90,8 @@ impl Context {
         sent == 1
     }
 
-    /// As [`Context::ring`]; forgets ended requests first if there is no room.
+    /// Raises the eventfd as [`Context::ring`]. If that fails, frees the context of completion
+    /// events and retries once.
     fn ring_or_make_room(&self, eventfd: BorrowedFd<'_>) -> bool {
         self.ring(eventfd) || {
             self.forget_ended();
@@ -98,7 +99,7 @@ impl Context {
         }
     }
 
-    /// Makes room: forgets requests that have ended.
+    /// Removes the completion events of ended requests, which makes room for new requests.
     fn forget_ended(&self) {
         let mut ended: [Ended; REQUESTS as usize] = Default::default();
         let mut at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -124,12 +125,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context belongs to this value and is not used again. No request is under way.
+        // SAFETY: the context belongs to this value and is not used again. No request is in flight.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
     }
 }
 
-/// An io_uring that notifies an eventfd of each completion, for one raise at a time.
+/// An io_uring that notifies an eventfd of each completion; it is registered with one eventfd at a
+/// time.
 struct Notifier(IoUring);
 
 impl Notifier {
@@ -142,9 +144,9 @@ impl Notifier {
         if self.0.submitter().register_eventfd(eventfd.as_raw_fd()).is_err() {
             return false;
         }
-        // SAFETY: a request without operation refers to no memory.
+        // SAFETY: a no-op request refers to no memory.
         let pushed = unsafe { self.0.submission().push(&opcode::Nop::new().build()) }.is_ok();
-        // The completion, and with it the notice, comes within the call.
+        // The no-op completes, and so notifies the eventfd, within the call.
         let raised = pushed && self.0.submit().is_ok_and(|submitted| submitted == 1);
         self.0.completion().for_each(drop);
         let _ = self.0.submitter().unregister_eventfd();
@@ -152,7 +154,7 @@ impl Notifier {
     }
 }
 
-/// The means with which a thread raises eventfds.
+/// A thread's way of raising eventfds.
 enum Means {
     Own(Context),
     Shared,
@@ -160,14 +162,15 @@ enum Means {
     None,
 }
 
-/// The context for threads that got none of their own. `None` in the mutex: the process has none.
+/// The process's context, for threads that got none of their own. The mutex holds `None` if the
+/// process got no context either.
 static SHARED: OnceLock<Mutex<Option<Context>>> = OnceLock::new();
 
 fn shared() -> &'static Mutex<Option<Context>> {
     SHARED.get_or_init(|| Mutex::new(Context::new().ok()))
 }
 
-/// Raises with the process's context. Returns whether that was possible.
+/// Raises the eventfd with the process's context. Returns `false` if there is none or if it fails.
 fn ring_shared(eventfd: BorrowedFd<'_>) -> bool {
     // No call under this lock waits: the requests end at once.
     let context = shared().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -186,7 +189,8 @@ impl Means {
         Notifier::new().map_or(Self::None, |ring| Self::Ring(Box::new(ring)))
     }
 
-    /// Goes over to an io_uring, if that can raise it.
+    /// Raises the eventfd with a new io_uring and, if that works, keeps the io_uring as this
+    /// thread's means.
     fn ring_instead(&mut self, eventfd: BorrowedFd<'_>) -> bool {
         let Ok(mut ring) = Notifier::new() else { return false };
         let raised = ring.ring(eventfd);
@@ -199,8 +203,7 @@ impl Means {
     fn ring(&mut self, eventfd: BorrowedFd<'_>) -> bool {
         match self {
             Self::Own(context) => context.ring_or_make_room(eventfd),
-            // A thread with a table of descriptors of its own does not have the context's
-            // `/dev/null`.
+            // A thread with its own descriptor table may lack the context's `/dev/null`.
             Self::Shared => ring_shared(eventfd) || self.ring_instead(eventfd),
             Self::Ring(ring) => ring.ring(eventfd),
             Self::None => false,
@@ -212,12 +215,13 @@ thread_local! {
     static MEANS: RefCell<Means> = RefCell::new(Means::find());
 }
 
-/// Makes new means in the child of a fork(2), which does not have its parent's contexts. Call it
-/// before the child's first [`raise`], while it has one thread.
+/// Replaces the contexts in the child of a fork(2), which does not inherit those of its parent.
+/// Call it before the child's first [`raise`], while the child has one thread.
 pub fn forget() {
     if let Some(shared) = SHARED.get() {
-        // A thread of the parent's may have held the lock, and its context's number means nothing
-        // here: both stay as they are if the lock is taken, and the context is not destroyed.
+        // Another thread of the parent may have held the lock during the fork: then the lock and
+        // the context stay as they are. The parent's context number means nothing here, so the
+        // context is forgotten and not destroyed.
         if let Ok(mut shared) = shared.try_lock() {
             std::mem::forget(std::mem::replace(&mut *shared, Context::new().ok()));
         }
@@ -228,8 +232,8 @@ pub fn forget() {
     });
 }
 
-/// Returns whether this thread can [`raise`] at all. `false` where the kernel has neither an
-/// asynchronous I/O context nor an io_uring for it.
+/// Returns whether this thread can [`raise`] at all. Returns `false` if the kernel gave it neither
+/// an asynchronous I/O context nor an io_uring.
 pub fn can_raise() -> bool {
     MEANS.try_with(|means| !matches!(*means.borrow(), Means::None)).unwrap_or(false)
 }
@@ -237,15 +241,17 @@ pub fn can_raise() -> bool {
 /// Adds one to `eventfd`, whatever its flags and its counter are; a full counter stays full. Never
 /// waits.
 ///
-/// Returns `false`, with nothing done, if `eventfd` is no eventfd or if this thread cannot raise
-/// without waiting (see [`can_raise`]). The caller then drops the peer rather than wait for it.
+/// Returns `false`, without having raised anything, if `eventfd` is no eventfd or if this thread
+/// cannot raise without waiting (see [`can_raise`]). The caller then drops the peer rather than
+/// wait for it.
 #[must_use = "a peer that could not be told has to be dropped"]
 pub fn raise(eventfd: BorrowedFd<'_>) -> bool {
     MEANS.try_with(|means| means.borrow_mut().ring(eventfd)).unwrap_or(false)
 }
 
-/// Takes what an eventfd counted. Never waits. Returns whether the eventfd is empty now: a peer may
-/// have made it one that gives out its count bit by bit (EFD_SEMAPHORE).
+/// Empties an eventfd with at most eight reads. Never waits. Returns whether a read failed, as it
+/// does on an empty eventfd. A peer may have made the eventfd a semaphore (EFD_SEMAPHORE), whose
+/// count each read lowers by one only; then it may still hold a count.
 pub fn drain(eventfd: BorrowedFd<'_>) -> bool {
     const AT_MOST: usize = 8;
     let current = u64::MAX;
@@ -278,7 +284,7 @@ mod tests {
         assert_eq!(count(&file), 10_000);
     }
 
-    /// A write(2) here would wait for a reader who never comes.
+    /// A write(2) here would wait for ever, since nobody reads.
     #[test]
     fn a_full_blocking_counter_holds_nobody_up() {
         assert!(Context::new().is_ok(), "this kernel has no context to give");
@@ -300,8 +306,8 @@ mod tests {
         assert!(!raise(writer.as_fd()));
     }
 
-    /// Counts, and a full blocking counter, with one of the means that are left when a context
-    /// cannot be had.
+    /// Checks that `means`, one of those for a thread without a context of its own, counts each
+    /// raise, does not wait for a full blocking counter, and refuses a pipe.
     fn works(mut means: Means) {
         let file = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         (0..1_000).for_each(|_| assert!(means.ring(file.as_fd())));
@@ -319,7 +325,7 @@ mod tests {
         works(Means::Shared);
     }
 
-    /// As the keepers of the socket engine are.
+    /// The keepers of the socket engine are such threads.
     #[test]
     fn a_thread_with_a_table_of_its_own_raises_without_a_context_too() {
         let file = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -328,7 +334,8 @@ mod tests {
             // SAFETY: no memory is passed; the table is a copy for this thread.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
             let nowhere = shared().lock().unwrap().as_ref().unwrap().nowhere.as_raw_fd();
-            // SAFETY: it is this table's alone, and whoever uses the context here finds that out.
+            // SAFETY: the descriptor is closed in this thread's table only, and a raise that uses
+            // the context here fails and falls back to an io_uring.
             assert_eq!(unsafe { libc::close(nowhere) }, 0);
             let mut means = Means::Shared;
             assert!(means.ring(file.as_fd()) && means.ring(file.as_fd()));

@@ -7,20 +7,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::Bin;
 
-/// A descriptor that came from a peer: closing it may take for ever, so dropping this hands it to
-/// the peer's [`Bin`].
+/// A descriptor that came from a peer. Closing it may take for ever, so its drop hands it to the
+/// peer's [`Bin`].
 pub struct Foreign {
     file: ManuallyDrop<OwnedFd>,
     bin: Bin,
 }
 
 impl Foreign {
-    /// Makes `file` one that is closed through `bin`.
+    /// Wraps `file`, which is then closed through `bin`.
     pub fn new(file: OwnedFd, bin: &Bin) -> Self {
         Self { file: ManuallyDrop::new(file), bin: bin.clone() }
     }
 
-    /// Returns another descriptor of the same open file, which is closed through the same bin.
+    /// Duplicates the descriptor. The duplicate is closed through the same bin.
     ///
     /// # Errors
     /// No descriptors left.
@@ -28,8 +28,8 @@ impl Foreign {
         Ok(Self::new(self.file.as_fd().try_clone_to_owned()?, &self.bin))
     }
 
-    /// Gives the descriptor out as one that may be closed anywhere. Only for a file whose last
-    /// reference is dropped at once whatever the peer does with its own: an eventfd
+    /// Returns the descriptor as one that any thread may close. Only for a file whose last close
+    /// never waits, whatever the peer does with its own descriptors of it: an eventfd
     /// ([`is_eventfd`](crate::is_eventfd)).
     pub fn into_owned(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);

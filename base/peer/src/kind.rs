@@ -1,4 +1,4 @@
-//! Which kind of file a descriptor stands for.
+//! Checks of the kind of file behind a descriptor.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -9,10 +9,10 @@ pub fn is_eventfd(file: impl AsFd) -> bool {
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
 }
 
-/// Returns whether `file` is memory: a memfd, or a file of tmpfs or hugetlbfs. Reading such a file
-/// and faulting its pages in asks no other process. Never waits.
+/// Returns whether `file` is memory: a memfd, or a file of tmpfs or hugetlbfs. Reads of such a file
+/// and faults on its pages depend on no other process. Never waits.
 pub fn is_memory_file(file: impl AsFd) -> bool {
-    // Only file systems that live in memory answer.
+    // Only file systems in memory support F_GET_SEALS.
     rustix::fs::fcntl_get_seals(file).is_ok()
 }
 

@@ -14,13 +14,13 @@
 //! | `munmap(2)` of a peer's memory | giving back gigabytes takes seconds | [`Bin::discard_value`] with the mapping |
 //!
 //! `clippy.toml` refuses the plain forms in the rest of the workspace. Where no descriptor is
-//! expected, [`refuse_descriptors`] has the kernel refuse the sender's call.
+//! expected, [`refuse_descriptors`] makes the kernel refuse the sender's call.
 //!
-//! A [`Bin`] belongs to one peer, and [`Bin::held`] says how much that peer makes this process
-//! hold.
+//! A [`Bin`] belongs to one peer, and [`Bin::held`] counts the things of that peer that this
+//! process still has to close.
 //!
 //! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram`
-//! makes them errors where they fail; `slipway-reactor` goes on without a task that sleeps in one).
+//! turns failing ones into errors; `slipway-reactor` goes on without a task that sleeps in one).
 
 mod bin;
 mod credentials;

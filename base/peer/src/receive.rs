@@ -10,31 +10,32 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use crate::{Bin, Foreign};
 
-/// Descriptors that the kernel takes in one message at most: `SCM_MAX_FD` of linux/net/scm.h.
+/// Most descriptors that the kernel takes in one message: `SCM_MAX_FD` of the kernel's
+/// include/net/scm.h.
 pub const MAX_FILES: usize = 253;
 
-/// The result of one call: bytes and descriptors.
+/// The result of one [`receive`]: bytes and descriptors.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes that were stored; 0 at the end of a stream.
+    /// Number of bytes stored; 0 at the end of a stream.
     pub bytes: usize,
-    /// All descriptors that came.
+    /// All descriptors that came with the bytes.
     pub files: Vec<Foreign>,
     /// The kernel's flags of the message: `TRUNC` if a datagram was longer than the buffers.
     pub flags: ReturnFlags,
 }
 
-/// Calls recvmsg(2) with room for every descriptor that one message can carry; all of them are
-/// closed on exec and closed through `bin`.
+/// Calls recvmsg(2) with room for every descriptor that one message can carry. All received
+/// descriptors are close-on-exec and are closed through `bin`.
 ///
-/// A call with less room has the kernel close what is left over, in the calling thread, and a close
-/// may last as long as the sender likes. The same happens when this process has no descriptor
-/// numbers left, so a server keeps [`MAX_FILES`] of them free.
+/// With less room, the kernel would close the surplus descriptors in the calling thread, and a
+/// close may last as long as the sender likes. The same happens when this process has no free
+/// descriptor numbers, so a server keeps [`MAX_FILES`] of them free.
 ///
-/// It waits for a message unless the socket or `flags` say otherwise.
+/// Waits for a message unless the socket or `flags` are non-blocking.
 ///
 /// # Errors
-/// What recvmsg(2) says.
+/// The errors of recvmsg(2).
 pub fn receive(
     socket: impl AsFd,
     into: &mut [IoSliceMut<'_>],
@@ -58,11 +59,12 @@ pub fn receive(
 /// `SO_PASSRIGHTS` of asm-generic/socket.h (Linux 6.16).
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has the kernel refuse (EPERM) a peer's call that sends descriptors to `socket`. Sockets that are
-/// accepted from a listening one inherit it. Returns `false` if this kernel does not know the
-/// option.
+/// Makes the kernel refuse (EPERM) a peer's call that sends descriptors to `socket`. Sockets that
+/// are accepted from a listening one inherit the option. Returns `false` if this kernel does not
+/// know the option.
 ///
-/// A protocol without descriptors says so with this and still uses [`receive`], for older kernels.
+/// A server of a protocol without descriptors calls this and still uses [`receive`], for older
+/// kernels.
 pub fn refuse_descriptors(socket: impl AsFd) -> bool {
     let off: libc::c_int = 0;
     let len = size_of_val(&off) as libc::socklen_t;

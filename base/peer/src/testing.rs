@@ -1,4 +1,4 @@
-//! The means of tests that play hostile peers.
+//! Helpers for tests that play hostile peers.
 
 use std::io::{ErrorKind, Result, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,11 +9,12 @@ use rustix::net::sockopt::set_socket_linger;
 /// Longer than any test.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Returns a TCP socket whose last close lasts an hour, wherever that is, since it holds bytes that
-/// its other end never takes; and that other end, which keeps the close from ending earlier.
+/// Returns a TCP socket and its other end. The last close of the first lasts an hour, in whichever
+/// thread it happens, because the socket holds bytes that the other end never reads. Keep the other
+/// end: without it, the close ends earlier.
 ///
 /// # Errors
-/// What the kernel says: there is no loopback interface, or no descriptor left.
+/// The kernel's error: there is no loopback interface, or no descriptor left.
 pub fn lingering() -> Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut socket = TcpStream::connect(listener.local_addr()?)?;

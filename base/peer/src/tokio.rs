@@ -16,16 +16,18 @@ mod turns;
 
 pub use turns::InTurns;
 
-/// A connection to a peer of which no descriptor is expected. Those that it sends all the same are
-/// closed through a [`Bin`], and so is the connection itself, which may hold unread ones.
+/// A connection to a peer that is not expected to send descriptors. Descriptors that it sends all
+/// the same are closed through a [`Bin`], and so is the connection itself, which may hold unread
+/// ones.
 pub struct Stream {
-    /// `None` only while it is dropped.
+    /// The connection, until the drop takes it out.
     inner: Option<UnixStream>,
     bin: Bin,
 }
 
 impl Stream {
-    /// Makes `inner` a connection of the peer to whom `bin` belongs.
+    /// Wraps `inner`, a connection to the peer that owns `bin`. Makes the kernel refuse descriptors
+    /// on it, if the kernel can.
     pub fn new(inner: UnixStream, bin: &Bin) -> Self {
         crate::refuse_descriptors(&inner);
         Self { inner: Some(inner), bin: bin.clone() }
@@ -34,7 +36,7 @@ impl Stream {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// What connect(2) says.
+    /// The errors of connect(2).
     pub async fn connect(path: impl AsRef<Path>, bin: &Bin) -> Result<Self> {
         Ok(Self::new(UnixStream::connect(path).await?, bin))
     }

@@ -15,7 +15,8 @@ use slipway_peer::{Bin, MAX_FILES, receive};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Sends `count` descriptors of one such socket and keeps none.
+/// Sends `count` descriptors of one lingering socket, closes its own, and returns the socket's
+/// other end.
 fn send(to: &UnixStream, count: usize) -> TcpStream {
     let (socket, other) = lingering().unwrap();
     let files = vec![socket.as_fd(); count];
@@ -26,7 +27,7 @@ fn send(to: &UnixStream, count: usize) -> TcpStream {
     other
 }
 
-/// Runs `act` on a thread of its own, which must come to an end.
+/// Runs `act` on a thread of its own. Returns whether `act` ends within a minute.
 fn ends(act: impl FnOnce() + Send + 'static) -> bool {
     let (done, is_done) = channel();
     std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! How many threads a bin takes. A process of its own: other tests' bins share their threads with
-//! it.
+//! The number of threads that a bin takes. This test has a process of its own because all bins of a
+//! process share disposal threads.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 use slipway_peer::Bin;
 
-/// Its drop waits until it is told to go on, and then says on which thread it is.
+/// A value whose drop waits for a message, and then sends the id of its thread.
 struct Waits(Receiver<()>, Sender<ThreadId>);
 
 impl Drop for Waits {

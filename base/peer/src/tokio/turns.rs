@@ -1,4 +1,4 @@
-//! Turns of tokio's connections that share a thread.
+//! Turns for tokio connections that share a thread.
 
 use std::io::{Error, Result};
 use std::pin::Pin;
@@ -8,14 +8,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Bin;
 
-/// Most bytes that a connection reads before others have their turn. The least frame has 9 bytes: a
-/// turn is under two thousand of them.
+/// Most bytes that a connection reads in one turn. The smallest HTTP/2 frame has 9 bytes, so a turn
+/// is fewer than two thousand frames.
 const TURN: usize = 16 << 10;
-/// Most things of one peer that are to be closed before it is heard no more.
+/// Most things in a peer's bin. With more, reads of the peer's connections fail.
 const MOST_HELD: usize = 64;
 
-/// A connection that gives way to others after each `TURN` bytes read. HTTP/2 reads until nothing
-/// is left, and a peer can see to it that something always is. It breaks when the peer's bin holds
+/// A connection that yields to other tasks after each `TURN` bytes read. HTTP/2 reads until nothing
+/// is left, and a peer can ensure that something always is. Reads fail while the peer's bin holds
 /// too much.
 pub struct InTurns<S> {
     stream: S,
@@ -24,7 +24,7 @@ pub struct InTurns<S> {
 }
 
 impl<S> InTurns<S> {
-    /// Has `stream` give way; what it discards goes into `bin`.
+    /// Wraps `stream`, whose peer owns `bin`.
     pub fn new(stream: S, bin: &Bin) -> Self {
         Self { stream, bin: bin.clone(), left: TURN }
     }
@@ -42,7 +42,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
         }
         if this.left == 0 {
             this.left = TURN;
-            // Behind all tasks that are ready now.
+            // Requeues this task behind all tasks that are ready now.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -50,7 +50,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
         let mut some = ReadBuf::new(into.initialize_unfilled_to(room));
         let polled = Pin::new(&mut this.stream).poll_read(context, &mut some);
         let read = some.filled().len();
-        // If nothing is there, this turn is over.
+        // A read that finds nothing ends the turn.
         this.left = if polled.is_pending() { TURN } else { this.left - read };
         ready!(polled)?;
         into.advance(read);
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// Always has more to read.
+    /// A stream that always has more to read.
     struct Endless;
 
     impl AsyncRead for Endless {
@@ -108,7 +108,7 @@ mod tests {
             let mut stream = InTurns::new(Endless, &Bin::new());
             let mut buffer = vec![0; 1000];
             while Arc::strong_count(&read) > 1 {
-                // Returns at once for ever, but for the turns.
+                // Without turns, this would be ready at once for ever.
                 let _ = stream.read(&mut buffer).await;
             }
         });
@@ -120,7 +120,7 @@ mod tests {
         flood.await.unwrap();
     }
 
-    /// Its drop waits until the sender is gone.
+    /// A value whose drop waits until the sender is gone.
     struct Sleeps(std::sync::mpsc::Receiver<()>);
 
     impl Drop for Sleeps {
