@@ -186,7 +186,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Its drop waits for a message, and then sends one.
+    /// A value whose drop waits for a message, and then sends one.
     struct Sleeper(Receiver<()>, Sender<()>);
 
     impl Drop for Sleeper {

@@ -1,12 +1,13 @@
-//! Ethernet frames as a switch sees them: addresses, tags, and where the protocols above keep the
-//! addresses that a switch checks.
+//! Ethernet frames as a switch sees them: addresses, tags, and the offsets of the addresses that a
+//! switch checks in the protocols above.
 //!
 //! IEEE 802.3 clause 3 (frames), IEEE 802.1Q clause 9 (tags), RFC 826 (ARP), RFC 791 (IPv4), RFC
 //! 8200 (IPv6), RFC 4861 (neighbour discovery). Frames are without preamble and frame check
-//! sequence, which no software sees.
+//! sequence, which software does not see.
 //!
-//! Everything here is a number, an offset or a small value; nothing reads memory of others. Not
-//! here: LLC frames beyond what their length field tells, 802.1ad, protocols above IP.
+//! Everything here is a number, an offset or a small value; nothing reads memory. Not here: LLC
+//! frames, except that their type field is a length; 802.1ad, except its types; protocols above IP,
+//! except their numbers and parts of ICMPv6.
 //!
 //! No dependencies.
 #![no_std]
@@ -19,14 +20,14 @@ pub use mac::{BadMac, Mac};
 pub const HEADER: usize = 14;
 /// Bytes of an 802.1Q tag: its type and its control information.
 pub const TAG: usize = 4;
-/// Where the source address begins.
+/// Offset of the source address in a frame.
 pub const SOURCE: usize = 6;
-/// Where the type, or the tag, begins.
+/// Offset of the type, or of the tag, in a frame.
 pub const TYPE: usize = 12;
-/// Bytes that the shortest frame has; a shorter one is padded by who puts it on a wire.
+/// Bytes of the shortest frame on a wire; the sender pads a shorter one.
 pub const MIN_FRAME: usize = 60;
 
-/// Types of frames (IANA, *IEEE 802 Numbers*); below 0x600 it is a length.
+/// Types of frames (IANA, *IEEE 802 Numbers*). A value below 0x600 in the type field is a length.
 pub mod ethertype {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
@@ -38,15 +39,15 @@ pub mod ethertype {
     pub const IPV6: u16 = 0x86dd;
     /// An 802.1ad tag follows.
     pub const PROVIDER_VLAN: u16 = 0x88a8;
-    /// The same before 802.1ad had a type of its own.
+    /// An 802.1ad tag follows; the type used before 802.1ad had one of its own.
     pub const OLD_PROVIDER_VLAN: u16 = 0x9100;
 }
 
 /// The control information of an 802.1Q tag (clause 9.6).
 pub mod tci {
-    /// Mask of the VLAN identifier; 0 is a tag that says a priority only, 4095 is reserved.
+    /// Mask of the VLAN identifier. Identifier 0 is a tag with a priority only; 4095 is reserved.
     pub const VLAN: u16 = 0x0fff;
-    /// Largest VLAN identifier that can be used.
+    /// Largest usable VLAN identifier.
     pub const LAST_VLAN: u16 = 4094;
 }
 
@@ -66,7 +67,7 @@ pub mod ipv4 {
     pub const TOTAL_LENGTH: usize = 2;
     /// Identification.
     pub const IDENTIFICATION: usize = 4;
-    /// The protocol above.
+    /// The protocol of the payload.
     pub const PROTOCOL: usize = 9;
     /// Header checksum.
     pub const CHECKSUM: usize = 10;
@@ -92,7 +93,7 @@ pub mod ipv6 {
     pub const NEIGHBOR_ADVERTISEMENT: u8 = 136;
     /// Type of a redirect.
     pub const REDIRECT: u8 = 137;
-    /// Where an advertisement names its target, in ICMPv6.
+    /// Offset of the target address of a neighbour advertisement, from the start of ICMPv6.
     pub const ADVERTISED_TARGET: usize = 8;
 }
 
@@ -108,7 +109,7 @@ pub mod protocol {
     pub const ROUTING: u8 = 43;
     /// Destination options of IPv6 (section 4.6).
     pub const DESTINATION: u8 = 60;
-    /// An authentication header (RFC 4302): its length counts words of four bytes.
+    /// An authentication header (RFC 4302): its length field counts words of four bytes, less two.
     pub const AUTHENTICATION: u8 = 51;
     /// ICMPv6.
     pub const ICMPV6: u8 = 58;

@@ -8,37 +8,37 @@ use core::str::FromStr;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// Everybody.
+    /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// The address in the low 48 bits, first byte lowest.
+    /// Returns the address in the low 48 bits of `bits`, first byte lowest.
     pub const fn from_bits(bits: u64) -> Self {
         let [a, b, c, d, e, f, ..] = bits.to_le_bytes();
         Self([a, b, c, d, e, f])
     }
 
-    /// The inverse of [`Mac::from_bits`].
+    /// Returns the address as a number, the inverse of [`Mac::from_bits`].
     pub const fn to_bits(self) -> u64 {
         let [a, b, c, d, e, f] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
     }
 
-    /// A group's address: multicast or broadcast.
+    /// Returns whether this is a group's address: multicast or broadcast.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Made up by whoever administers the network, not assigned to a maker.
+    /// Returns whether the address is locally administered, not assigned to a manufacturer.
     pub const fn is_local(self) -> bool {
         self.0[0] & 2 != 0
     }
 
-    /// One interface's address: neither a group's nor all zeros.
+    /// Returns whether this is one interface's address: neither a group's nor all zeros.
     pub const fn is_unicast(self) -> bool {
         !self.is_group() && self.to_bits() != 0
     }
 
-    /// A locally administered unicast address, with the low 40 bits of `seed`.
+    /// Returns a locally administered unicast address with the low 40 bits of `seed`.
     pub const fn local(seed: u64) -> Self {
         Self::from_bits(seed << 8 | 2)
     }
@@ -57,7 +57,7 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// A text that is no MAC address.
+/// The error for a text that is no MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadMac;
 

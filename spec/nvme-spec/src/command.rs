@@ -22,7 +22,7 @@ pub struct SubmissionEntry {
     pub opcode: u8,
     /// FUSE in bits 1:0, PSDT in bits 7:6.
     pub flags: u8,
-    /// CID: the host's name for the command.
+    /// CID: the host's identifier for the command.
     pub id: U16,
     /// NSID.
     pub nsid: U32,
@@ -41,12 +41,12 @@ pub struct SubmissionEntry {
 const _: () = assert!(size_of::<SubmissionEntry>() == SUBMISSION_ENTRY);
 
 impl SubmissionEntry {
-    /// An entry with this opcode and namespace and zeros elsewhere.
+    /// Returns an entry with this opcode and namespace and zeros elsewhere.
     pub fn new(opcode: u8, nsid: u32) -> Self {
         Self { opcode, nsid: nsid.into(), ..Self::default() }
     }
 
-    /// Command dword `number`, 10 to 15; other numbers give 0.
+    /// Returns command dword `number`, 10 to 15; 0 for other numbers.
     pub fn dword(&self, number: usize) -> u32 {
         number.checked_sub(10).and_then(|at| self.cdw10.get(at)).map_or(0, |dword| dword.get())
     }
@@ -60,37 +60,37 @@ impl SubmissionEntry {
         self
     }
 
-    /// Command dwords 10 and 11 as one number: a starting LBA.
+    /// Returns command dwords 10 and 11 as one number: a starting LBA.
     pub fn starting_lba(&self) -> u64 {
         u64::from(self.dword(11)) << 32 | u64::from(self.dword(10))
     }
 
-    /// NLB of reads, writes and Write Zeroes, as a plain count, 1 to 65,536 (section 6.9).
+    /// Returns NLB of reads, writes and Write Zeroes, as a plain count, 1 to 65,536 (section 6.9).
     pub fn block_count(&self) -> u32 {
         (self.dword(12) & 0xffff) + 1
     }
 
-    /// FUA of reads, writes and Write Zeroes (section 6.15).
+    /// Returns FUA of reads, writes and Write Zeroes (section 6.15).
     pub fn force_unit_access(&self) -> bool {
         self.dword(12) >> 30 & 1 == 1
     }
 
-    /// DEAC of Write Zeroes (section 6.17).
+    /// Returns DEAC of Write Zeroes (section 6.17).
     pub fn deallocate(&self) -> bool {
         self.dword(12) >> 25 & 1 == 1
     }
 
-    /// FUSE: 0 for a command that is not fused.
+    /// Returns FUSE: 0 for a command that is not fused.
     pub fn fuse(&self) -> u8 {
         self.flags & 3
     }
 
-    /// PSDT: 0 for PRPs, else SGLs.
+    /// Returns PSDT: 0 for PRPs, else SGLs.
     pub fn data_pointer_type(&self) -> u8 {
         self.flags >> 6
     }
 
-    /// SGL1, which lies where the PRPs lie (section 4.2).
+    /// Returns SGL1, which takes the place of the PRPs (section 4.2).
     pub fn sgl(&self) -> SglDescriptor {
         let mut bytes = [0; sgl::DESCRIPTOR];
         let (first, second) = bytes.split_at_mut(8);
@@ -99,7 +99,7 @@ impl SubmissionEntry {
         zerocopy::transmute!(bytes)
     }
 
-    /// The same with an SGL instead of PRPs (PSDT 01b).
+    /// Returns the entry with an SGL instead of PRPs (PSDT 01b).
     #[must_use]
     pub fn with_sgl(mut self, descriptor: SglDescriptor) -> Self {
         let [first, second]: [U64; 2] = zerocopy::transmute!(descriptor);
@@ -119,13 +119,13 @@ pub struct CompletionEntry {
     pub result: U32,
     /// Dword 1, reserved.
     pub reserved: U32,
-    /// SQHD: the submission queue's head.
+    /// SQHD: head of the submission queue.
     pub head: U16,
-    /// SQID: the submission queue.
+    /// SQID: id of the submission queue.
     pub queue: U16,
-    /// CID: the command.
+    /// CID: id of the command.
     pub id: U16,
-    /// The phase tag in bit 0, the status field above it.
+    /// Phase tag in bit 0, status field in bits 15:1.
     pub status: U16,
 }
 
@@ -135,22 +135,22 @@ impl CompletionEntry {
     /// Offset of the dword with the phase tag, which is written last.
     pub const PHASE_DWORD: usize = 12;
 
-    /// The status field.
+    /// Returns the status field.
     pub fn status(&self) -> Status {
         Status(self.status.get() >> 1)
     }
 
-    /// P, the phase tag.
+    /// Returns P, the phase tag.
     pub fn phase(&self) -> bool {
         self.status.get() & 1 == 1
     }
 
-    /// The dword with command id, status and phase tag.
+    /// Returns the dword with command id, status and phase tag.
     pub fn phase_dword(&self) -> u32 {
         u32::from(self.status.get()) << 16 | u32::from(self.id.get())
     }
 
-    /// The entry as a number, little-endian.
+    /// Returns the entry as a little-endian number.
     #[inline]
     pub fn bits(&self) -> u128 {
         let command = u64::from(self.head.get())
@@ -172,7 +172,7 @@ impl CompletionEntry {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DatasetRange {
-    /// Context attributes: hints.
+    /// Context attributes, which are hints.
     pub attributes: U32,
     /// Length in logical blocks; not "0's based".
     pub blocks: U32,
@@ -180,12 +180,12 @@ pub struct DatasetRange {
     pub lba: U64,
 }
 
-/// Most ranges of a Dataset Management command (section 6.7, NR).
+/// Most ranges in one Dataset Management command (section 6.7, NR).
 pub const MAX_DATASET_RANGES: usize = 256;
 
 /// FUSE of the first command of a fused operation (section 4.2).
 pub const FUSE_FIRST: u8 = 1;
-/// FUSE of the second.
+/// FUSE of the second command of a fused operation.
 pub const FUSE_SECOND: u8 = 2;
 
 /// A source range of Copy, format 0 (NVM Command Set Specification 1.0, section 3.2.2).
@@ -195,7 +195,7 @@ pub struct CopyRange {
     reserved0: [u8; 8],
     /// First logical block.
     pub lba: U64,
-    /// Logical blocks less one.
+    /// Number of logical blocks, less one.
     pub blocks_less_one: U16,
     reserved18: [u8; 14],
 }
@@ -203,13 +203,13 @@ pub struct CopyRange {
 const _: () = assert!(size_of::<CopyRange>() == 32);
 
 impl CopyRange {
-    /// A range of `blocks` blocks, 1 to 65,536.
+    /// Returns a range of `blocks` blocks, 1 to 65,536.
     pub fn new(lba: u64, blocks: u32) -> Self {
         let blocks_less_one = (blocks.wrapping_sub(1) as u16).into();
         Self { lba: lba.into(), blocks_less_one, ..Self::default() }
     }
 
-    /// Logical blocks, 1 to 65,536.
+    /// Returns the number of logical blocks, 1 to 65,536.
     pub fn block_count(&self) -> u32 {
         u32::from(self.blocks_less_one.get()) + 1
     }

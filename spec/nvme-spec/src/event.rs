@@ -1,8 +1,8 @@
 //! Asynchronous events (section 5.2).
 
 open_enum! {
-    /// The type of an event. Events of a type are masked until the log of the last one is read
-    /// (section 5.2.1, bits 2:0).
+    /// The type of an event. After an event, its type is masked until the host reads the event's
+    /// log page (section 5.2.1, bits 2:0).
     EventType(u8) {
         /// Error status.
         Error = 0,
@@ -16,19 +16,19 @@ open_enum! {
 /// An asynchronous event as in dword 0 of the completion (section 5.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its type.
+    /// The event's type.
     pub kind: EventType,
     /// Asynchronous Event Information.
     pub information: u8,
-    /// The log page that says more; reading it unmasks the type.
+    /// The log page with details; reading it unmasks the type.
     pub log: u8,
 }
 
 impl Event {
-    /// A doorbell that belongs to no queue was written.
+    /// The host wrote a doorbell that belongs to no queue.
     pub const INVALID_DOORBELL_REGISTER: Self =
         Self { kind: EventType::Error, information: 0, log: 1 };
-    /// A value that no queue allows was written to a doorbell.
+    /// The host wrote an invalid value to a doorbell.
     pub const INVALID_DOORBELL_VALUE: Self =
         Self { kind: EventType::Error, information: 1, log: 1 };
     /// A temperature passed a threshold.
@@ -36,12 +36,12 @@ impl Event {
     /// A namespace changed.
     pub const NAMESPACE_CHANGED: Self = Self { kind: EventType::Notice, information: 0, log: 4 };
 
-    /// Dword 0 of the completion.
+    /// Returns the event as dword 0 of the completion.
     pub const fn dword(self) -> u32 {
         self.kind.0 as u32 | (self.information as u32) << 8 | (self.log as u32) << 16
     }
 
-    /// From dword 0 of the completion.
+    /// Returns the event in dword 0 of a completion.
     pub const fn from_dword(dword: u32) -> Self {
         Self {
             kind: EventType(dword as u8 & 7),

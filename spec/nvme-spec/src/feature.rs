@@ -27,7 +27,7 @@ open_enum! {
         Timestamp = 0x0e,
         /// Keep Alive Timer (section 5.21.1.15).
         KeepAliveTimer = 0x0f,
-        /// Host Behavior Support (section 5.21.1.18).
+        /// Host Behavior Support (section 5.21.1.22).
         HostBehaviorSupport = 0x16,
         /// Host Identifier (section 5.21.1, FID 81h).
         HostIdentifier = 0x81,
@@ -35,7 +35,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Which value Get Features asks for (section 5.13, SEL).
+    /// The value that Get Features asks for (section 5.13, SEL).
     Select(u8) {
         /// The value in use.
         Current = 0,
@@ -43,17 +43,17 @@ open_enum! {
         Default = 1,
         /// The saved value.
         Saved = 2,
-        /// Not a value: what can be done with the feature.
+        /// Not a value but the feature's [`capability`] bits.
         Capabilities = 3,
     }
 }
 
-/// Answer to [`Select::Capabilities`] (section 5.13.1).
+/// Bits of the answer to [`Select::Capabilities`] (section 5.13.1).
 pub mod capability {
     /// The feature can be saved.
     pub const SAVEABLE: u32 = 1;
-    /// The feature has a value per namespace.
+    /// The feature has a value for each namespace.
     pub const NAMESPACE_SPECIFIC: u32 = 1 << 1;
-    /// The feature can be set.
+    /// The feature can be changed.
     pub const CHANGEABLE: u32 = 1 << 2;
 }

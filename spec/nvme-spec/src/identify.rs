@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const IDENTIFY_SIZE: usize = 4096;
 
 open_enum! {
-    /// CNS: which data structure (section 5.15.1).
+    /// CNS: the requested data structure (section 5.15.1).
     Cns(u8) {
         /// Identify Namespace.
         Namespace = 0x00,
@@ -48,7 +48,7 @@ pub struct IdentifyController {
     pub oui: [u8; 3],
     /// CMIC.
     pub multi_path: u8,
-    /// MDTS: most bytes of a transfer are `page_min << MDTS`; 0 is no limit.
+    /// MDTS: largest transfer is `page_min << MDTS` bytes; 0 is no limit.
     pub max_transfer: u8,
     /// CNTLID.
     pub controller_id: U16,
@@ -69,7 +69,7 @@ pub struct IdentifyController {
     pub controller_type: u8,
     /// FGUID.
     pub fru: [u8; 16],
-    /// CRDT1 to CRDT3, 100 ms.
+    /// CRDT1 to CRDT3, units of 100 ms.
     pub retry_delays: [U16; 3],
     reserved134: [u8; 122],
     /// OACS, optional admin commands.
@@ -100,12 +100,12 @@ pub struct IdentifyController {
     /// UNVMCAP, bytes.
     pub unallocated_capacity: [u8; 16],
     reserved312: [u8; 8],
-    /// KAS, keep alive granularity in 100 ms; 0 is no keep alive.
+    /// KAS, keep alive granularity in units of 100 ms; 0 if Keep Alive is not supported.
     pub keep_alive: U16,
     reserved322: [u8; 190],
     /// SQES: log2 of the entry size, required in 3:0, maximum in 7:4.
     pub submission_entry: u8,
-    /// CQES, likewise.
+    /// CQES: log2 of the entry size, required in 3:0, maximum in 7:4.
     pub completion_entry: u8,
     /// MAXCMD.
     pub max_commands: U16,
@@ -117,7 +117,8 @@ pub struct IdentifyController {
     pub fused: U16,
     /// FNA.
     pub format: u8,
-    /// VWC: bit 0, there is one; bits 2:1, what Flush does with all namespaces.
+    /// VWC: bit 0, the controller has a volatile write cache; bits 2:1, the meaning of a Flush of
+    /// all namespaces.
     pub write_cache: u8,
     /// AWUN, blocks less one.
     pub atomic_write: U16,
@@ -129,7 +130,7 @@ pub struct IdentifyController {
     pub write_protection: u8,
     /// ACWU.
     pub atomic_compare_write: U16,
-    /// OCFS: source range formats of Copy, a bit each (TP 4065).
+    /// OCFS: supported source range formats of Copy, one bit each (TP 4065).
     pub copy_formats: U16,
     /// SGLS.
     pub sgl: U32,
@@ -157,11 +158,11 @@ impl IdentifyController {
     pub const EVENT_NAMESPACE: u32 = 1 << 8;
     /// CTRATT bit 0: 128-bit host identifier.
     pub const WIDE_HOST_ID: u32 = 1;
-    /// [`IdentifyController::admin_commands`]: Doorbell Buffer Config (section 5.7).
+    /// OACS bit 8: Doorbell Buffer Config (section 5.7).
     pub const DOORBELL_BUFFER: u16 = 1 << 8;
-    /// LPA bit 1: the Commands Supported and Effects log is there.
+    /// LPA bit 1: the Commands Supported and Effects log is supported.
     pub const LOG_EFFECTS: u8 = 1 << 1;
-    /// LPA bit 2: log pages take offsets and 32-bit lengths.
+    /// LPA bit 2: Get Log Page takes offsets and 32-bit lengths.
     pub const LOG_EXTENDED: u8 = 1 << 2;
     /// ONCS bit 0: Compare.
     pub const COMPARE: u16 = 1;
@@ -179,11 +180,11 @@ impl IdentifyController {
     pub const COPY: u16 = 1 << 8;
     /// FUSES bit 0: Compare and Write.
     pub const COMPARE_AND_WRITE: u16 = 1;
-    /// SGLS 1:0: SGLs in I/O commands, of data blocks that are aligned to dwords.
+    /// SGLS bits 1:0: I/O commands may use SGLs; data blocks must be aligned to dwords.
     pub const SGL_DWORD_ALIGNED: u32 = 2;
-    /// SGLS bit 18: a list may be longer than the data.
+    /// SGLS bit 18: an SGL may be longer than the data.
     pub const SGL_LONGER: u32 = 1 << 18;
-    /// VWC: present, and Flush takes the namespace "all".
+    /// VWC: a write cache is present, and Flush accepts the namespace ID for all namespaces.
     pub const WRITE_CACHE_FLUSH_ALL: u8 = 1 | 3 << 1;
 }
 
@@ -211,22 +212,22 @@ pub struct IdentifyNamespace {
     pub reservations: u8,
     /// FPI.
     pub format_progress: u8,
-    /// DLFEAT: what deallocated blocks read as.
+    /// DLFEAT: the content that reads of deallocated blocks return.
     pub deallocated: u8,
     reserved34: [u8; 30],
     /// NPWG, NPWA, NPDG, NPDA, NOWS: blocks less one.
     pub granularity: [U16; 5],
-    /// MSSRL: most blocks of a source range of Copy (TP 4065).
+    /// MSSRL: most blocks in one source range of Copy (TP 4065).
     pub copy_range_blocks: U16,
-    /// MCL: most blocks of a Copy.
+    /// MCL: most blocks in one Copy.
     pub copy_blocks: U32,
-    /// MSRC: source ranges of a Copy, less one.
+    /// MSRC: most source ranges in one Copy, less one.
     pub copy_ranges: u8,
     reserved81: [u8; 11],
     /// ANAGRPID.
     pub ana_group: U32,
     reserved96: [u8; 3],
-    /// NSATTR: bit 0, write protected.
+    /// NSATTR: bit 0 is set if the namespace is write protected.
     pub attributes: u8,
     /// NVMSETID.
     pub set: U16,
@@ -247,24 +248,25 @@ const _: () = assert!(core::mem::offset_of!(IdentifyNamespace, nguid) == 104);
 const _: () = assert!(core::mem::offset_of!(IdentifyNamespace, lba_formats) == 128);
 
 impl IdentifyNamespace {
-    /// NSFEAT bit 2: deallocated blocks may be reported as such (errors); not set by us. Bit 0:
-    /// thin provisioning.
+    /// NSFEAT bit 0: thin provisioning. (Bit 2, errors for reads of deallocated blocks, is never
+    /// set by Slipway.)
     pub const THIN: u8 = 1;
-    /// NSFEAT bit 4: NPWG to NOWS are meant.
+    /// NSFEAT bit 4: the fields NPWG, NPWA, NPDG, NPDA and NOWS are valid.
     pub const OPTIMAL_IO: u8 = 1 << 4;
     /// DLFEAT: deallocated blocks read as zeros, and Write Zeroes may deallocate.
     pub const READS_ZEROES: u8 = 1 | 1 << 3;
-    /// NMIC bit 0: two or more controllers may have it at once.
+    /// NMIC bit 0: two or more controllers may have the namespace attached at once.
     pub const SHARED: u8 = 1;
-    /// NSATTR bit 0.
+    /// NSATTR bit 0: the namespace is write protected.
     pub const WRITE_PROTECTED: u8 = 1;
 
-    /// An LBA format of `1 << shift` bytes without metadata.
+    /// Returns an LBA format with blocks of `1 << shift` bytes and without metadata.
     pub const fn lba_format(shift: u8) -> u32 {
         (shift as u32) << 16
     }
 
-    /// Bytes of a logical block in the format in use; 0 when the controller says nonsense.
+    /// Returns the bytes of a logical block in the format in use, or 0 if the controller reports
+    /// 2^32 bytes or more.
     pub fn block_size(&self) -> u32 {
         let format = self.lba_formats[usize::from(self.format & 15)].get();
         1u32.checked_shl(format >> 16 & 0xff).unwrap_or(0)
@@ -272,7 +274,7 @@ impl IdentifyNamespace {
 }
 
 open_enum! {
-    /// NIDT: types of a Namespace Identification Descriptor (section 5.15.2.4).
+    /// NIDT: the type of a Namespace Identification Descriptor (section 5.15.2.4).
     NamespaceIdType(u8) {
         /// EUI-64, 8 bytes.
         Eui64 = 1,
@@ -283,19 +285,19 @@ open_enum! {
     }
 }
 
-/// Head of a Namespace Identification Descriptor (section 5.15.2.4); `length` bytes follow.
+/// Header of a Namespace Identification Descriptor (section 5.15.2.4); `length` bytes follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct NamespaceDescriptor {
     /// NIDT, a [`NamespaceIdType`].
     pub kind: u8,
-    /// NIDL, bytes that follow.
+    /// NIDL, number of bytes that follow.
     pub length: u8,
     reserved: [u8; 2],
 }
 
 impl NamespaceDescriptor {
-    /// The head of a descriptor.
+    /// Returns the header of a descriptor.
     pub const fn new(kind: NamespaceIdType, length: u8) -> Self {
         Self { kind: kind.0, length, reserved: [0; 2] }
     }

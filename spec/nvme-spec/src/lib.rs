@@ -2,14 +2,14 @@
 //! SGLs.
 //!
 //! Everything follows *NVM Express Base Specification, Revision 1.4* (10 June 2019), called "the
-//! specification" below; items name their section. Only what a PCI controller with the NVM
-//! command set needs is here: no fabrics, no metadata or protection information, no
-//! zoned or key-value command sets.
+//! specification" below; items name their section. The crate covers a PCI controller with the NVM
+//! command set only: no fabrics, no metadata or protection information, no zoned or key-value
+//! command sets.
 //!
-//! How the pieces meet:
+//! Modules:
 //! - [`registers`]: the register file in BAR0 as plain bit views;
-//! - [`command`]: what lies in queues, [`command::SubmissionEntry`] and
-//!   [`command::CompletionEntry`], and views of the command dwords;
+//! - [`command`]: queue entries, [`command::SubmissionEntry`] and [`command::CompletionEntry`], and
+//!   views of the command dwords;
 //! - [`opcode`], [`status`], [`feature`], [`log`], [`event`]: numbers, as open enums: a peer may
 //!   send any value, so every value has a representation;
 //! - [`identify`], [`log`]: data structures that a controller returns, exact bytes;
@@ -21,7 +21,7 @@
 //! Dependency: `zerocopy` for checked casts between structures and bytes.
 #![no_std]
 
-/// A number of the wire with known names: any value is valid, known ones print their name.
+/// A number on the wire with known names: any value is valid; known ones print their name.
 macro_rules! open_enum {
     ($(#[$meta:meta])* $name:ident($repr:ty) {
         $($(#[$item:meta])* $variant:ident = $value:expr,)*

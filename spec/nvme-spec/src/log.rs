@@ -27,21 +27,22 @@ open_enum! {
 )]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Number of this error, from 1 on; 0 marks an entry that holds nothing.
+    /// Number of this error, from 1 on; 0 marks an unused entry.
     pub count: U64,
-    /// SQID.
+    /// SQID: id of the submission queue.
     pub queue: U16,
-    /// Command ID; 0xffff for an error of no command.
+    /// Command ID; 0xffff for an error that belongs to no command.
     pub command: U16,
-    /// Status field, with the phase tag's place in bit 0.
+    /// Status field in bits 15:1, phase tag in bit 0.
     pub status: U16,
-    /// Where in the command the wrong parameter is: byte in 7:0, bit in 10:8; 0xffff for nowhere.
+    /// Location of the wrong parameter in the command: byte in 7:0, bit in 10:8; 0xffff if the
+    /// error is not about a parameter.
     pub location: U16,
     /// First LBA that failed.
     pub lba: U64,
-    /// Namespace.
+    /// Namespace ID.
     pub nsid: U32,
-    /// Vendor specific information.
+    /// Identifier of the log page with vendor specific information; 0 if there is none.
     pub vendor: u8,
     /// Transport type.
     pub transport: u8,
@@ -54,10 +55,11 @@ pub struct ErrorEntry {
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
 impl ErrorEntry {
-    /// Command ID of an error that no command had.
+    /// Command ID of an error that belongs to no command.
     pub const NO_COMMAND: u16 = 0xffff;
 
-    /// An error of command `command` of submission queue `queue`, at no parameter in particular.
+    /// Returns an error of command `command` of submission queue `queue`, without a parameter
+    /// location.
     pub fn new(queue: u16, command: u16, status: Status) -> Self {
         Self {
             queue: queue.into(),
@@ -88,7 +90,7 @@ pub struct Health {
     reserved7: [u8; 25],
     /// Data Units Read, thousands of 512 bytes, rounded up.
     pub units_read: [u8; 16],
-    /// Data Units Written, likewise.
+    /// Data Units Written, thousands of 512 bytes, rounded up.
     pub units_written: [u8; 16],
     /// Host Read Commands.
     pub reads: [u8; 16],

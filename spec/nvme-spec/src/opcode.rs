@@ -1,4 +1,4 @@
-//! Opcodes.
+//! Opcodes of admin and NVM commands.
 
 open_enum! {
     /// Admin commands (section 5, figure "Opcodes for Admin Commands").
@@ -47,7 +47,7 @@ open_enum! {
         WriteZeroes = 0x08,
         /// Dataset Management (section 6.7).
         DatasetManagement = 0x09,
-        /// Verify (section 6.16).
+        /// Verify (section 6.14).
         Verify = 0x0c,
         /// Copy (TP 4065; NVM Command Set Specification 1.0, section 3.2.2).
         Copy = 0x19,

@@ -3,7 +3,7 @@
 /// Bytes of a PRP entry.
 pub const ENTRY: usize = 8;
 
-/// Bytes from `address` to the end of its memory page of `page` bytes (a power of two).
+/// Returns the bytes from `address` to the end of its memory page of `page` bytes (a power of two).
 pub const fn left_in_page(address: u64, page: u64) -> u64 {
     page - (address & (page - 1))
 }

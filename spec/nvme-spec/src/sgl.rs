@@ -9,17 +9,17 @@ pub const DESCRIPTOR: usize = 16;
 open_enum! {
     /// SGL Descriptor Type (section 4.4, "SGL Descriptor Types").
     DescriptorType(u8) {
-        /// Data Block: where data lies.
+        /// Data Block: the location of data.
         DataBlock = 0x0,
-        /// Bit Bucket: data that is dropped.
+        /// Bit Bucket: a length of data to discard.
         BitBucket = 0x1,
-        /// Segment: where the next segment lies, which is not the last.
+        /// Segment: the location of the next segment, which is not the last.
         Segment = 0x2,
-        /// Last Segment: where the last segment lies.
+        /// Last Segment: the location of the last segment.
         LastSegment = 0x3,
-        /// Keyed Data Block, of fabrics.
+        /// Keyed Data Block, for fabrics only.
         KeyedDataBlock = 0x4,
-        /// Transport Data Block, of fabrics.
+        /// Transport Data Block, for fabrics only.
         TransportDataBlock = 0x5,
         /// Vendor specific.
         Vendor = 0xf,
@@ -29,21 +29,21 @@ open_enum! {
 open_enum! {
     /// SGL Descriptor Sub Type (section 4.4).
     DescriptorSubType(u8) {
-        /// The address is one of memory.
+        /// The address is a memory address.
         Address = 0x0,
-        /// The address is an offset into a capsule, of fabrics.
+        /// The address is an offset into a capsule, for fabrics only.
         Offset = 0x1,
     }
 }
 
-/// An SGL descriptor: Data Block, Bit Bucket, Segment and Last Segment have this one shape
-/// (section 4.4).
+/// An SGL descriptor (section 4.4). Data Block, Bit Bucket, Segment and Last Segment share this
+/// layout.
 #[derive(
     Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, PartialEq,
 )]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Where the data or the segment lies.
+    /// Address of the data or of the segment.
     pub address: U64,
     /// Bytes of the data or of the segment.
     pub length: U32,
@@ -55,7 +55,7 @@ pub struct SglDescriptor {
 const _: () = assert!(size_of::<SglDescriptor>() == DESCRIPTOR);
 
 impl SglDescriptor {
-    /// A descriptor of memory, sub type Address.
+    /// Returns a descriptor of memory, sub type Address.
     pub fn new(kind: DescriptorType, address: u64, length: u32) -> Self {
         Self {
             address: address.into(),
@@ -65,12 +65,12 @@ impl SglDescriptor {
         }
     }
 
-    /// Its type.
+    /// Returns the descriptor's type.
     pub fn kind(&self) -> DescriptorType {
         DescriptorType(self.identifier >> 4)
     }
 
-    /// Its sub type.
+    /// Returns the descriptor's sub type.
     pub fn sub_type(&self) -> DescriptorSubType {
         DescriptorSubType(self.identifier & 0xf)
     }

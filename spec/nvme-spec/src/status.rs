@@ -1,17 +1,17 @@
 //! Status of a completed command (section 4.6.1).
 
-/// The status field of a completion: status code type, status code, "more" and "do not retry", as
-/// bits 31:17 of dword 3 shifted down by 17 (section 4.6.1).
+/// The status field of a completion, as bits 31:17 of dword 3 shifted down by 17 (section 4.6.1):
+/// status code, status code type, retry delay, "more" and "do not retry".
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
-/// DNR: the same command would fail again.
+/// DNR: a retry of the same command would fail.
 const DO_NOT_RETRY: u16 = 1 << 14;
-/// M: the Error Information log has more about it.
+/// M: the Error Information log has more about the failure.
 const MORE: u16 = 1 << 13;
 
 impl Status {
-    /// Status code with its type in bits 10:8, without "more" and "do not retry".
+    /// Returns the status code with its type in bits 10:8, without "more" and "do not retry".
     pub const fn code(self) -> u16 {
         self.0 & 0x7ff
     }
@@ -31,13 +31,13 @@ impl Status {
         self.0 & MORE != 0
     }
 
-    /// The same with "do not retry".
+    /// Returns this status with "do not retry" set.
     #[must_use]
     pub const fn dnr(self) -> Self {
         Self(self.0 | DO_NOT_RETRY)
     }
 
-    /// The same with "more".
+    /// Returns this status with "more" set.
     #[must_use]
     pub const fn more(self) -> Self {
         Self(self.0 | MORE)

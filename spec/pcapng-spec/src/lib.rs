@@ -2,8 +2,8 @@
 //! them: one section, one Ethernet interface with times in nanoseconds, its packets, and its
 //! statistics.
 //!
-//! Everything is written little-endian, which a reader finds out from the section's byte-order
-//! magic. Blocks and options are padded to four bytes. Not here: reading, name resolution, secrets,
+//! Everything is written little-endian; a reader detects this from the section's byte-order magic.
+//! Blocks and options are padded to four bytes. Not here: reading, name resolution, secrets,
 //! comments.
 //!
 //! No dependencies.
@@ -33,13 +33,13 @@ mod option {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Direction {
-    /// It came in.
+    /// Received by the interface.
     Inbound = 1,
-    /// It went out.
+    /// Sent by the interface.
     Outbound = 2,
 }
 
-/// The destination of blocks.
+/// A destination for blocks.
 pub trait Sink {
     /// Appends bytes.
     fn put(&mut self, bytes: &[u8]);
@@ -51,12 +51,12 @@ impl<F: FnMut(&[u8])> Sink for F {
     }
 }
 
-/// The Section Header Block (section 4.1), of unknown length, which begins a file.
+/// Writes the Section Header Block (section 4.1) that begins a file, with unknown section length.
 pub fn section(to: &mut impl Sink) {
     const BYTES: u32 = 28;
     word(to, block::SECTION_HEADER);
     word(to, BYTES);
-    // Byte-order magic, version 1.0, no length.
+    // Byte-order magic, version 1.0, section length unknown.
     word(to, 0x1a2b_3c4d);
     half(to, 1);
     half(to, 0);
@@ -64,8 +64,8 @@ pub fn section(to: &mut impl Sink) {
     word(to, BYTES);
 }
 
-/// The Interface Description Block (section 4.2) of an Ethernet interface of which at most `snap`
-/// bytes of a packet are captured (0: all). A name longer than 255 bytes is cut.
+/// Writes the Interface Description Block (section 4.2) of an Ethernet interface, with a snap
+/// length of `snap` bytes (0: whole packets are captured). A name longer than 255 bytes is cut.
 pub fn interface(to: &mut impl Sink, name: &str, snap: u32) {
     let mut end = name.len().min(255);
     while !name.is_char_boundary(end) {
@@ -80,14 +80,14 @@ pub fn interface(to: &mut impl Sink, name: &str, snap: u32) {
     half(to, 0);
     word(to, snap);
     option(to, option::INTERFACE_NAME, name);
-    // Ten to the power of minus nine.
+    // Nanoseconds: ten to the power of minus nine.
     option(to, option::INTERFACE_TIME_RESOLUTION, &[9]);
     word(to, 0);
     word(to, bytes as u32);
 }
 
-/// An Enhanced Packet Block (section 4.3) of interface 0: `bytes` are the first of the packet's
-/// `len`, and `time` counts nanoseconds since the epoch.
+/// Writes an Enhanced Packet Block (section 4.3) of interface 0: `bytes` are the first of the
+/// packet's `len`, and `time` counts nanoseconds since the epoch.
 pub fn packet(to: &mut impl Sink, time: u64, direction: Direction, len: u32, bytes: &[u8]) {
     // Type, length, interface, time (2), captured and original length; data; flags, end; length.
     let total = 28 + padded(bytes.len()) + 8 + 4 + 4;
@@ -103,8 +103,8 @@ pub fn packet(to: &mut impl Sink, time: u64, direction: Direction, len: u32, byt
     word(to, total as u32);
 }
 
-/// An Interface Statistics Block (section 4.6) of interface 0 at `time`: packets that passed, and
-/// those of them that there was no room for.
+/// Writes an Interface Statistics Block (section 4.6) of interface 0 at `time`, with the number of
+/// packets that passed, and of those among them that were dropped for lack of room.
 pub fn statistics(to: &mut impl Sink, time: u64, received: u64, dropped: u64) {
     // Type, length, interface, time (2); two options, end; length.
     const BYTES: u32 = 20 + 2 * 12 + 4 + 4;
@@ -129,12 +129,12 @@ fn put_padded(to: &mut impl Sink, bytes: &[u8]) {
 
 fn option(to: &mut impl Sink, code: u16, value: &[u8]) {
     half(to, code);
-    // Callers' values have at most 255 bytes.
+    // Every caller's value has at most 255 bytes.
     half(to, value.len() as u16);
     put_padded(to, value);
 }
 
-/// The upper half goes first, whatever the byte order.
+/// Writes a timestamp: upper half first, whatever the byte order.
 fn time_stamp(to: &mut impl Sink, time: u64) {
     word(to, (time >> 32) as u32);
     word(to, time as u32);
@@ -169,7 +169,8 @@ mod tests {
         u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
     }
 
-    /// Types of blocks that follow each other; both lengths of each agree and fill it.
+    /// Returns the types of consecutive blocks. Checks that both lengths of each block agree and
+    /// that the blocks fill `bytes`.
     fn types(bytes: &[u8]) -> Vec<u32> {
         let (mut types, mut place) = (Vec::new(), 0);
         while place < bytes.len() {

@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RegionAccess {
-    /// From the region's start.
+    /// Offset from the region's start.
     pub offset: U64,
-    /// Which region, see [`crate::region`].
+    /// Region index, see [`crate::region`].
     pub region: U32,
     /// Bytes of data.
     pub count: U32,
@@ -31,7 +31,7 @@ pub struct DmaAccess {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WriteMulti {
-    /// Request: number of [`WriteMultiEntry`]s. Reply: number of writes done.
+    /// Request: number of [`WriteMultiEntry`]s. Reply: number of completed writes.
     pub count: U64,
 }
 
@@ -39,9 +39,9 @@ pub struct WriteMulti {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WriteMultiEntry {
-    /// From the region's start.
+    /// Offset from the region's start.
     pub offset: U64,
-    /// Which region.
+    /// Region index.
     pub region: U32,
     /// Bytes of `data` to write, up to 8.
     pub count: U32,

@@ -10,7 +10,7 @@ bitflags::bitflags! {
     pub struct DeviceFlags: u32 {
         /// `VFIO_USER_DEVICE_RESET` is supported.
         const RESET = 1 << 0;
-        /// It is a PCI device.
+        /// The device is a PCI device.
         const PCI = 1 << 1;
     }
 }
@@ -19,7 +19,7 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DeviceInfo {
-    /// Request: largest reply payload the client takes. Reply: bytes of the full payload.
+    /// Request: largest reply payload that the client takes. Reply: bytes of the full payload.
     pub argsz: U32,
     /// [`DeviceFlags`].
     pub flags: U32,
@@ -49,13 +49,13 @@ bitflags::bitflags! {
     /// Flags of [`RegionInfo`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RegionFlags: u32 {
-        /// May be read.
+        /// The region may be read.
         const READ = 1 << 0;
-        /// May be written.
+        /// The region may be written.
         const WRITE = 1 << 1;
-        /// May be mapped; the reply brings a descriptor.
+        /// The region may be mapped; a descriptor comes with the reply.
         const MMAP = 1 << 2;
-        /// Capabilities follow the structure.
+        /// Capabilities follow the [`RegionInfo`].
         const CAPS = 1 << 3;
     }
 }
@@ -64,16 +64,16 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RegionInfo {
-    /// Request: largest reply payload the client takes. Reply: bytes of the full payload, also
-    /// when the capabilities were left out because they did not fit.
+    /// Request: largest reply payload that the client takes. Reply: bytes of the full payload,
+    /// including capabilities that were left out because they did not fit.
     pub argsz: U32,
     /// [`RegionFlags`].
     pub flags: U32,
-    /// Which region.
+    /// Region index.
     pub index: U32,
-    /// Offset of the first capability from the start of this structure; zero without any.
+    /// Offset of the first capability from the start of this structure; zero if there is none.
     pub cap_offset: U32,
-    /// Bytes; zero means that there is no such region.
+    /// Bytes of the region; zero if there is no such region.
     pub size: U64,
     /// Offset of the region's first byte in the descriptor.
     pub offset: U64,
@@ -89,11 +89,11 @@ pub mod capability {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CapabilityHeader {
-    /// See [`capability`].
+    /// Identifier, see [`capability`].
     pub id: U16,
-    /// Version of this capability.
+    /// Version of this capability's format.
     pub version: U16,
-    /// Offset of the next one from the start of [`RegionInfo`]; zero in the last.
+    /// Offset of the next capability from the start of [`RegionInfo`]; zero in the last.
     pub next: U32,
 }
 
@@ -111,9 +111,9 @@ pub struct SparseHeader {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SparseArea {
-    /// From the region's start; page-aligned.
+    /// Offset from the region's start; page-aligned.
     pub offset: U64,
-    /// Bytes; whole pages.
+    /// Bytes of the area; whole pages.
     pub size: U64,
 }
 
@@ -121,11 +121,11 @@ pub struct SparseArea {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RegionIoFds {
-    /// Largest reply payload the client takes.
+    /// Largest reply payload that the client takes.
     pub argsz: U32,
     /// Zero.
     pub flags: U32,
-    /// Which region.
+    /// Region index.
     pub index: U32,
     /// Request: zero. Reply: number of sub-regions that follow.
     pub count: U32,

@@ -7,11 +7,12 @@ bitflags::bitflags! {
     /// Flags of [`DmaMap`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DmaMapFlags: u32 {
-        /// The device may read.
+        /// The device may read the memory.
         const READ = 1 << 0;
-        /// The device may write.
+        /// The device may write the memory.
         const WRITE = 1 << 1;
-        /// The descriptor may be mapped (newer clients say so; a descriptor alone means the same).
+        /// The descriptor may be mapped. Newer clients set this flag; a descriptor without it means
+        /// the same.
         const MMAP = 1 << 2;
         /// The descriptor may be read and written with file I/O.
         const FILE_IO = 1 << 3;
@@ -22,15 +23,15 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DmaMap {
-    /// Bytes of this structure: there is no reply payload.
+    /// Bytes of this structure, since the reply has no payload.
     pub argsz: U32,
     /// [`DmaMapFlags`].
     pub flags: U32,
-    /// Offset into the descriptor that comes with the message; zero without one.
+    /// Offset into the descriptor that comes with the message; zero without a descriptor.
     pub offset: U64,
     /// First DMA address.
     pub address: U64,
-    /// Bytes.
+    /// Bytes of the map.
     pub size: U64,
 }
 
@@ -38,9 +39,9 @@ bitflags::bitflags! {
     /// Flags of [`DmaUnmap`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DmaUnmapFlags: u32 {
-        /// A dirty-page bitmap is wanted with the reply.
+        /// The client wants a dirty-page bitmap with the reply.
         const GET_DIRTY_BITMAP = 1 << 0;
-        /// Everything is unmapped; address and size must be zero.
+        /// Unmaps everything; address and size must be zero.
         const ALL = 1 << 1;
     }
 }
@@ -55,7 +56,7 @@ pub struct DmaUnmap {
     pub flags: U32,
     /// First DMA address of an existing map.
     pub address: U64,
-    /// Bytes: exactly the map's.
+    /// Bytes to unmap: exactly the map's size.
     pub size: U64,
 }
 

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a [`Header`].
 pub const HEADER_LEN: usize = 16;
 
-/// Values of [`Header::flags`].
+/// Bits of [`Header::flags`].
 pub mod flag {
     /// Mask of the message type.
     pub const TYPE_MASK: u32 = 0xf;
@@ -14,23 +14,24 @@ pub mod flag {
     pub const COMMAND: u32 = 0x0;
     /// Type: the reply to the command with the same message id.
     pub const REPLY: u32 = 0x1;
-    /// In a command: no reply is wanted, not even for an error.
+    /// In a command: the sender wants no reply, not even for an error.
     pub const NO_REPLY: u32 = 0x10;
-    /// In a reply: the command failed, [`super::Header::error`] says why, no data follow.
+    /// In a reply: the command failed, no data follow, and [`super::Header::error`] holds the
+    /// errno.
     pub const ERROR: u32 = 0x20;
 }
 
-/// Section *Header*: what every message begins with.
+/// The header that begins every message (section *Header*).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
-    /// Chosen by the sender of the command, echoed in the reply. Need not be unique.
+    /// Message id, chosen by the sender of the command and echoed in the reply. Need not be unique.
     pub id: U16,
-    /// One of [`Command`], or anything at all.
+    /// Code of a [`Command`], or any other value.
     pub command: U16,
     /// Bytes of the whole message, this header included.
     pub size: U32,
-    /// [`flag`].
+    /// Message type and flags, see [`flag`].
     pub flags: U32,
     /// In a reply with [`flag::ERROR`]: an errno. Zero is allowed by the specification; Slipway
     /// never sends it.
@@ -38,17 +39,17 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header of a command with `payload` bytes after it.
+    /// Returns the header of a command with `payload` bytes after it.
     pub fn command(id: u16, command: Command, payload: usize) -> Self {
         Self::new(id, command as u16, payload, flag::COMMAND)
     }
 
-    /// The header of a reply to this command, with `payload` bytes after it.
+    /// Returns the header of a reply to this command, with `payload` bytes after it.
     pub fn reply(&self, payload: usize) -> Self {
         Self::new(self.id.get(), self.command.get(), payload, flag::REPLY)
     }
 
-    /// The reply that says this command failed with `errno`.
+    /// Returns the header of a reply that reports this command's failure with `errno`.
     pub fn error_reply(&self, errno: i32) -> Self {
         let mut header = self.reply(0);
         header.flags = U32::new(flag::REPLY | flag::ERROR);
@@ -71,7 +72,7 @@ impl Header {
         self.flags.get() & flag::NO_REPLY != 0
     }
 
-    /// The errno of an error reply.
+    /// Returns the errno of a failed command. Returns `None` if the error flag is not set.
     pub fn errno(&self) -> Option<u32> {
         (self.flags.get() & flag::ERROR != 0).then(|| self.error.get())
     }
@@ -89,16 +90,16 @@ impl Header {
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// Section *Commands*.
+        /// The commands of the protocol (section *Commands*).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Command { $($(#[$doc])* $name = $code,)* }
 
         impl Command {
-            /// Every command.
+            /// All commands.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// The command with this code, if there is one.
+            /// Returns the command with this code. Returns `None` if the code is unknown.
             pub fn from_code(code: u16) -> Option<Self> {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
@@ -107,19 +108,20 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Client to server: negotiates version and capabilities; the first message.
+    /// Client to server: negotiates version and capabilities. The first message.
     Version = 1,
-    /// Client to server: memory that the device may access.
+    /// Client to server: adds memory that the device may access.
     DmaMap = 2,
-    /// Client to server: memory that it may no longer access.
+    /// Client to server: removes memory that the device may no longer access.
     DmaUnmap = 3,
-    /// Client to server: what the device is.
+    /// Client to server: asks for the kind of device and its numbers of regions and interrupt
+    /// types.
     DeviceGetInfo = 4,
-    /// Client to server: one region's size, rights and mappable areas.
+    /// Client to server: asks for one region's size, rights and mappable areas.
     DeviceGetRegionInfo = 5,
-    /// Client to server: descriptors that trigger accesses.
+    /// Client to server: asks for descriptors that trigger accesses.
     DeviceGetRegionIoFds = 6,
-    /// Client to server: one interrupt type's count and abilities.
+    /// Client to server: asks for one interrupt type's count and abilities.
     DeviceGetIrqInfo = 7,
     /// Client to server: routes, masks or triggers interrupts.
     DeviceSetIrqs = 8,
@@ -133,15 +135,15 @@ commands! {
     DmaWrite = 12,
     /// Client to server: resets the device.
     DeviceReset = 13,
-    /// Client to server, of old versions of the protocol: dirty-page logging.
+    /// Client to server, only in old versions of the protocol: controls dirty-page logging.
     DirtyPages = 14,
-    /// Client to server, negotiated: several small register writes.
+    /// Client to server, only if negotiated: makes several small register writes.
     RegionWriteMulti = 15,
-    /// Client to server: optional features.
+    /// Client to server: queries or uses optional features.
     DeviceFeature = 16,
-    /// Client to server: migration data from the device.
+    /// Client to server: reads migration data from the device.
     MigDataRead = 17,
-    /// Client to server: migration data to the device.
+    /// Client to server: writes migration data to the device.
     MigDataWrite = 18,
 }
 

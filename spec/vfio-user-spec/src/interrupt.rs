@@ -11,11 +11,11 @@ pub mod irq {
     pub const MSI: u32 = 1;
     /// MSI-X.
     pub const MSIX: u32 = 2;
-    /// The device failed.
+    /// Error: the device failed.
     pub const ERR: u32 = 3;
-    /// The server asks for the device back.
+    /// Request: the server asks the client to give the device back.
     pub const REQ: u32 = 4;
-    /// Number of types that every PCI device reports.
+    /// Number of interrupt types that every PCI device reports.
     pub const COUNT: u32 = 5;
 }
 
@@ -23,13 +23,13 @@ bitflags::bitflags! {
     /// Flags of [`IrqInfo`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct IrqInfoFlags: u32 {
-        /// Can be routed to eventfds.
+        /// The type can be routed to eventfds.
         const EVENTFD = 1 << 0;
-        /// Can be masked and unmasked by messages.
+        /// The type can be masked and unmasked by messages.
         const MASKABLE = 1 << 1;
-        /// Masks itself when it triggers.
+        /// An interrupt of the type masks itself when it triggers.
         const AUTOMASKED = 1 << 2;
-        /// New vectors need the whole type set up anew.
+        /// More vectors can be added only by setting up the whole type anew.
         const NORESIZE = 1 << 3;
     }
 }
@@ -38,11 +38,11 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IrqInfo {
-    /// Request: largest reply payload the client takes. Reply: bytes of this structure.
+    /// Request: largest reply payload that the client takes. Reply: bytes of this structure.
     pub argsz: U32,
     /// [`IrqInfoFlags`].
     pub flags: U32,
-    /// Which type, see [`irq`].
+    /// Interrupt type, see [`irq`].
     pub index: U32,
     /// Number of interrupts of the type.
     pub count: U32,
@@ -52,17 +52,18 @@ bitflags::bitflags! {
     /// Flags of [`IrqSet`]: exactly one `DATA_*` and exactly one action.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct IrqSetFlags: u32 {
-        /// No data: the action applies to every interrupt of the range.
+        /// No data follow: the action applies to every interrupt of the range.
         const DATA_NONE = 1 << 0;
-        /// One byte per interrupt: the action applies where it is not zero.
+        /// One byte per interrupt follows: the action applies where the byte is not zero.
         const DATA_BOOL = 1 << 1;
-        /// One descriptor per interrupt with the message; none takes the routes away.
+        /// One descriptor per interrupt comes with the message; without descriptors, the routes are
+        /// removed.
         const DATA_EVENTFD = 1 << 2;
-        /// Masks.
+        /// Action: masks interrupts.
         const MASK = 1 << 3;
-        /// Unmasks.
+        /// Action: unmasks interrupts.
         const UNMASK = 1 << 4;
-        /// Triggers, or routes to an eventfd.
+        /// Action: triggers interrupts, or routes them to eventfds.
         const TRIGGER = 1 << 5;
         /// All data flags.
         const DATA = 0b111;
@@ -71,19 +72,20 @@ bitflags::bitflags! {
     }
 }
 
-/// Request of `VFIO_USER_DEVICE_SET_IRQS`; booleans may follow. The reply has no payload.
+/// Request of `VFIO_USER_DEVICE_SET_IRQS`; one byte per interrupt may follow. The reply has no
+/// payload.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IrqSet {
-    /// Bytes of the request's payload (QEMU leaves the booleans out of it).
+    /// Bytes of the request's payload (QEMU does not count the bytes after this structure).
     pub argsz: U32,
     /// [`IrqSetFlags`].
     pub flags: U32,
-    /// Which type, see [`irq`].
+    /// Interrupt type, see [`irq`].
     pub index: U32,
     /// First interrupt of the range.
     pub start: U32,
-    /// Number of interrupts; zero with `DATA_NONE` and `TRIGGER` takes the whole type down.
+    /// Number of interrupts; zero with `DATA_NONE` and `TRIGGER` disables the whole type.
     pub count: U32,
 }
 

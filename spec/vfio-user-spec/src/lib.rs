@@ -5,15 +5,15 @@
 //! section names of the *vfio-user Protocol Specification* (as in QEMU's
 //! `docs/interop/vfio-user.rst` and, for commands and flags, libvfio-user's `vfio-user.h`).
 //!
-//! How the pieces meet: every message is a [`Header`], then for most commands one of the fixed
-//! structures here, then data whose length the structure tells. All integers are little-endian
-//! and unaligned, so any byte slice of the right length can be viewed as any of them without a
-//! copy; nothing here checks a value, that is the reader's duty. Codes that a peer chooses stay
-//! integers ([`Header::command`]); [`Command::from_code`] converts with a check.
+//! Every message is a [`Header`], then for most commands one of the fixed structures here, then
+//! data whose length the structure gives. All integers are little-endian and unaligned, so any byte
+//! slice of the right length can be viewed as any of the structures without a copy. Nothing here
+//! checks a value; that is the reader's duty. Codes that a peer chooses stay integers
+//! ([`Header::command`]); [`Command::from_code`] converts with a check.
 //!
 //! # Version data
-//! A [`Version`] structure is followed by an optional NUL-terminated JSON text. Everything in it is
-//! optional; names that are not known are ignored:
+//! A [`Version`] structure is followed by an optional NUL-terminated JSON text. Every member of the
+//! text is optional; unknown names are ignored:
 //! ```json
 //! {"capabilities": {
 //!     "max_msg_fds": 1,              // descriptors the sender takes per message
@@ -26,7 +26,7 @@
 //! }}
 //! ```
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
-//! only what the client proposed. The text is parsed by the host, not here.
+//! only members that the client proposed. The host parses the text, not this crate.
 //!
 //! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), device features, I/O descriptors of
 //! regions beyond their request.
@@ -54,5 +54,5 @@ pub use version::{
     MAJOR, MINOR, Version,
 };
 
-/// Little-endian, unaligned integers, re-exported for whoever fills the structures.
+/// Little-endian, unaligned integers, re-exported for code that fills the structures.
 pub use zerocopy::little_endian::{U16, U32, U64};

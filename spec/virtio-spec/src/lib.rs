@@ -4,11 +4,11 @@
 //! - [`pci`]: identities, capabilities and registers of the PCI transport (section 4.1);
 //! - [`queue`]: split virtqueues (section 2.7);
 //! - [`net`]: the network device (section 5.1);
-//! - here: the device status field, and feature bits that no device type owns.
+//! - this module: the device status field, and feature bits that no device type owns.
 //!
 //! Not here: packed virtqueues, other transports and device types, the legacy interface.
 //!
-//! Dependencies: `zerocopy` for structures from bytes, `bitflags` for sets of bits.
+//! Dependencies: `zerocopy` for views of bytes as structures, `bitflags` for sets of bits.
 #![no_std]
 
 pub mod net;
@@ -23,11 +23,11 @@ bitflags::bitflags! {
     pub struct Status: u8 {
         /// The driver has found the device.
         const ACKNOWLEDGE = 1;
-        /// It knows how to drive it.
+        /// The driver knows how to drive the device.
         const DRIVER = 2;
-        /// It is ready: the device may use its queues.
+        /// The driver is ready: the device may use its queues.
         const DRIVER_OK = 4;
-        /// It has accepted features; the device takes the bit back if it cannot do with them.
+        /// The driver has accepted features; the device clears the bit if it cannot work with them.
         const FEATURES_OK = 8;
         /// The device cannot go on until it is reset.
         const DEVICE_NEEDS_RESET = 64;
@@ -43,15 +43,15 @@ bitflags::bitflags! {
         /// VIRTIO_F_INDIRECT_DESC: descriptors may refer to tables of descriptors (section
         /// 2.7.5.3).
         const INDIRECT_DESC = 1 << 28;
-        /// VIRTIO_F_EVENT_IDX: either side says from which index on it wants to be notified
+        /// VIRTIO_F_EVENT_IDX: each side stores the index from which on it wants to be notified
         /// (sections 2.7.7 and 2.7.10).
         const EVENT_IDX = 1 << 29;
-        /// VIRTIO_F_VERSION_1: this specification, and no legacy one.
+        /// VIRTIO_F_VERSION_1: the device follows this specification and no legacy one.
         const VERSION_1 = 1 << 32;
-        /// VIRTIO_F_ACCESS_PLATFORM: addresses are those of the platform's DMA, which need not be
-        /// the guest's physical ones.
+        /// VIRTIO_F_ACCESS_PLATFORM: addresses are the platform's DMA addresses, which may differ
+        /// from the guest's physical ones.
         const ACCESS_PLATFORM = 1 << 33;
-        /// VIRTIO_F_RING_RESET: queues are reset one by one (section 2.6.1).
+        /// VIRTIO_F_RING_RESET: each queue can be reset alone (section 2.6.1).
         const RING_RESET = 1 << 40;
     }
 }

@@ -8,17 +8,17 @@ use crate::{U16, U32};
 pub const DEVICE_TYPE: u16 = 1;
 
 bitflags::bitflags! {
-    /// Feature bits of a network device (section 5.1.3). "Guest" is what the driver can receive,
-    /// "host" what the device can.
+    /// Feature bits of a network device (section 5.1.3). "Guest" bits are abilities of the driver
+    /// to receive, "host" bits those of the device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Features: u64 {
         /// Device takes frames with a partial checksum.
         const CSUM = 1 << 0;
         /// Driver takes frames with a partial checksum.
         const GUEST_CSUM = 1 << 1;
-        /// Offloads of what the driver receives change at run time (section 5.1.6.5.8).
+        /// The driver can change its receive offloads at run time (section 5.1.6.5.8).
         const CTRL_GUEST_OFFLOADS = 1 << 2;
-        /// Device says its maximum MTU.
+        /// Device reports its maximum MTU.
         const MTU = 1 << 3;
         /// Device has a MAC address.
         const MAC = 1 << 5;
@@ -36,19 +36,19 @@ bitflags::bitflags! {
         const HOST_ECN = 1 << 13;
         /// A frame may lie in several receive buffers.
         const MRG_RXBUF = 1 << 15;
-        /// The configuration has a status.
+        /// Device reports its status in the configuration.
         const STATUS = 1 << 16;
-        /// There is a control queue.
+        /// Device has a control queue.
         const CTRL_VQ = 1 << 17;
-        /// Control of receive modes.
+        /// Receive modes are set by the control queue.
         const CTRL_RX = 1 << 18;
-        /// Control of VLAN filtering.
+        /// VLAN filtering is set by the control queue.
         const CTRL_VLAN = 1 << 19;
-        /// More receive modes.
+        /// The control queue has more receive modes.
         const CTRL_RX_EXTRA = 1 << 20;
         /// Driver sends gratuitous packets when asked.
         const GUEST_ANNOUNCE = 1 << 21;
-        /// Several queue pairs with automatic steering.
+        /// Device has several queue pairs with automatic steering.
         const MQ = 1 << 22;
         /// The MAC address is set by the control queue.
         const CTRL_MAC_ADDR = 1 << 23;
@@ -58,14 +58,14 @@ bitflags::bitflags! {
         const GUEST_USO6 = 1 << 55;
         /// Device receives USO.
         const HOST_USO = 1 << 56;
-        /// Device says its speed and duplex.
+        /// Device reports its speed and duplex.
         const SPEED_DUPLEX = 1 << 63;
     }
 }
 
 impl Features {
-    /// The offloads that VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET may name (section 5.1.6.5.8), by the
-    /// bits of their features.
+    /// The offloads that the driver may set with VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET (section
+    /// 5.1.6.5.8), by the bits of their features.
     pub const GUEST_OFFLOADS: Self = Self::GUEST_CSUM
         .union(Self::GUEST_TSO4)
         .union(Self::GUEST_TSO6)
@@ -82,13 +82,13 @@ pub struct Config {
     pub mac: [u8; 6],
     /// [`config_status`] bits.
     pub status: U16,
-    /// Queue pairs that there are, 1 to 0x8000.
+    /// Number of queue pairs, 1 to 0x8000.
     pub max_virtqueue_pairs: U16,
     /// The largest MTU that the driver may use.
     pub mtu: U16,
-    /// Mbit/s, 0 to 0x7fffffff; 0xffffffff: unknown.
+    /// Speed in Mbit/s, 0 to 0x7fffffff; 0xffffffff if unknown.
     pub speed: U32,
-    /// 1: full; 0: half; 0xff: unknown.
+    /// Duplex: 1 is full, 0 half, 0xff unknown.
     pub duplex: u8,
 }
 
@@ -96,7 +96,7 @@ pub struct Config {
 pub mod config_status {
     /// The link is up.
     pub const LINK_UP: u16 = 1;
-    /// The driver shall announce itself.
+    /// The driver shall announce itself with gratuitous packets.
     pub const ANNOUNCE: u16 = 2;
 }
 
@@ -109,19 +109,19 @@ pub const HEADER: usize = 12;
 )]
 #[repr(C)]
 pub struct Header {
-    /// [`header_flag`]s.
+    /// Flags, see [`header_flag`].
     pub flags: u8,
-    /// How to cut the frame: [`gso`].
+    /// Segmentation type, see [`gso`].
     pub gso_type: u8,
-    /// Bytes of the headers to repeat: a hint.
+    /// Bytes of the headers to repeat in each segment: a hint.
     pub hdr_len: U16,
-    /// Bytes of payload in each piece.
+    /// Bytes of payload in each segment.
     pub gso_size: U16,
-    /// Where the checksum begins.
+    /// Offset in the frame at which the checksummed data begin.
     pub csum_start: U16,
-    /// Where it goes, from there.
+    /// Offset of the checksum from `csum_start`.
     pub csum_offset: U16,
-    /// Receive buffers that the frame lies in; 0 in what is sent.
+    /// Number of receive buffers that hold the frame; 0 in sent frames.
     pub num_buffers: U16,
 }
 
@@ -129,13 +129,13 @@ pub struct Header {
 pub mod header_flag {
     /// The checksum is partial.
     pub const NEEDS_CSUM: u8 = 1;
-    /// The checksum is known to be good.
+    /// The checksum is valid.
     pub const DATA_VALID: u8 = 2;
 }
 
-/// Ways to cut a frame (section 5.1.6).
+/// Segmentation types (section 5.1.6).
 pub mod gso {
-    /// Not at all.
+    /// No segmentation.
     pub const NONE: u8 = 0;
     /// TCP over IPv4.
     pub const TCPV4: u8 = 1;
@@ -143,61 +143,61 @@ pub mod gso {
     pub const UDP: u8 = 3;
     /// TCP over IPv6.
     pub const TCPV6: u8 = 4;
-    /// UDP datagrams.
+    /// UDP, with one datagram for each segment.
     pub const UDP_L4: u8 = 5;
-    /// TCP has ECN set; with one of the above.
+    /// Flag: TCP has ECN set; combined with a TCP type.
     pub const ECN: u8 = 0x80;
 }
 
-/// Commands of the control queue: class, and command within it (section 5.1.6.5).
+/// Commands of the control queue: classes, and commands within each class (section 5.1.6.5).
 pub mod control {
-    /// Acknowledgement of a command that was carried out.
+    /// Acknowledgement of a successful command.
     pub const OK: u8 = 0;
-    /// Acknowledgement of one that was not.
+    /// Acknowledgement of a failed command.
     pub const ERR: u8 = 1;
 
-    /// Receive modes (section 5.1.6.5.1): one byte, on or off.
+    /// Class: receive modes (section 5.1.6.5.1). The data are one byte, on or off.
     pub const RX: u8 = 0;
-    /// All frames.
+    /// Receives all frames.
     pub const RX_PROMISC: u8 = 0;
-    /// All multicast frames.
+    /// Receives all multicast frames.
     pub const RX_ALLMULTI: u8 = 1;
-    /// All unicast frames.
+    /// Receives all unicast frames.
     pub const RX_ALLUNI: u8 = 2;
-    /// No multicast frames.
+    /// Receives no multicast frames.
     pub const RX_NOMULTI: u8 = 3;
-    /// No unicast frames.
+    /// Receives no unicast frames.
     pub const RX_NOUNI: u8 = 4;
-    /// No broadcast frames.
+    /// Receives no broadcast frames.
     pub const RX_NOBCAST: u8 = 5;
 
-    /// MAC addresses (section 5.1.6.5.2).
+    /// Class: MAC addresses (section 5.1.6.5.2).
     pub const MAC: u8 = 1;
-    /// Two tables, unicast and multicast, each a 32-bit count and addresses.
+    /// Sets two tables, unicast and multicast, each a 32-bit count and addresses.
     pub const MAC_TABLE_SET: u8 = 0;
-    /// The device's own address.
+    /// Sets the device's own address.
     pub const MAC_ADDR_SET: u8 = 1;
 
-    /// VLAN filter (section 5.1.6.5.3): a 16-bit VLAN.
+    /// Class: VLAN filter (section 5.1.6.5.3). The data are a 16-bit VLAN identifier.
     pub const VLAN: u8 = 2;
-    /// Lets a VLAN through.
+    /// Lets frames of a VLAN through.
     pub const VLAN_ADD: u8 = 0;
-    /// No more.
+    /// Stops letting frames of a VLAN through.
     pub const VLAN_DEL: u8 = 1;
 
-    /// Gratuitous packets (section 5.1.6.5.4).
+    /// Class: gratuitous packets (section 5.1.6.5.4).
     pub const ANNOUNCE: u8 = 3;
-    /// They were sent.
+    /// The driver has sent the gratuitous packets.
     pub const ANNOUNCE_ACK: u8 = 0;
 
-    /// Queue pairs (section 5.1.6.5.5): a 16-bit count.
+    /// Class: queue pairs (section 5.1.6.5.5). The data are a 16-bit count.
     pub const MQ: u8 = 4;
-    /// Uses so many of them.
+    /// Sets the number of queue pairs in use.
     pub const MQ_VQ_PAIRS_SET: u8 = 0;
 
-    /// Offloads of what the driver receives (section 5.1.6.5.8): 64 bits.
+    /// Class: receive offloads of the driver (section 5.1.6.5.8). The data are 64 bits.
     pub const GUEST_OFFLOADS: u8 = 5;
-    /// Uses these and no others.
+    /// Sets the offloads in use; all others are off.
     pub const GUEST_OFFLOADS_SET: u8 = 0;
 }
 

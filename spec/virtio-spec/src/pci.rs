@@ -6,9 +6,9 @@ use crate::U32;
 
 /// Vendor ID of all virtio devices (section 4.1.2).
 pub const VENDOR: u16 = 0x1af4;
-/// Device ID of type 0; a device's is this and its type (section 4.1.2).
+/// Device ID of type 0; the device ID of another type is this plus the type (section 4.1.2).
 pub const DEVICE_BASE: u16 = 0x1040;
-/// Vector of an event that interrupts nobody, and the answer to a vector that cannot be had
+/// Vector of an event without interrupt, and the value read back if a vector is not available
 /// (section 4.1.5.1.2).
 pub const NO_VECTOR: u16 = 0xffff;
 
@@ -26,7 +26,7 @@ pub mod config_type {
     pub const PCI: u8 = 5;
 }
 
-/// ID of vendor-specific capabilities, which all of virtio's are.
+/// PCI ID of vendor-specific capabilities, which all virtio capabilities are.
 pub const CAPABILITY_ID: u8 = 9;
 
 /// `struct virtio_pci_cap` (section 4.1.4).
@@ -43,9 +43,9 @@ pub struct Capability {
     pub config_type: u8,
     /// BAR number, 0 to 5.
     pub bar: u8,
-    /// Distinguishes several of one type.
+    /// Number that distinguishes capabilities of the same type.
     pub number: u8,
-    /// Pads to full dwords.
+    /// Padding to full dwords.
     pub padding: [u8; 2],
     /// Offset within the BAR.
     pub offset: U32,
@@ -73,16 +73,16 @@ pub struct ConfigCapability {
     pub data: [u8; 4],
 }
 
-/// Bytes of the common configuration, up to and with `queue_reset` (section 4.1.4.3).
+/// Bytes of the common configuration, up to and including `queue_reset` (section 4.1.4.3).
 pub const COMMON_SIZE: usize = 60;
 
 /// Offsets in the common configuration structure (section 4.1.4.3).
 pub mod common {
-    /// device_feature_select, 32 bits: which half `DEVICE_FEATURE` shows.
+    /// device_feature_select, 32 bits: the half of the feature bits in `DEVICE_FEATURE`.
     pub const DEVICE_FEATURE_SELECT: u64 = 0;
     /// device_feature, 32 bits, read-only.
     pub const DEVICE_FEATURE: u64 = 4;
-    /// driver_feature_select, 32 bits: which half `DRIVER_FEATURE` is.
+    /// driver_feature_select, 32 bits: the half of the feature bits in `DRIVER_FEATURE`.
     pub const DRIVER_FEATURE_SELECT: u64 = 8;
     /// driver_feature, 32 bits.
     pub const DRIVER_FEATURE: u64 = 12;
@@ -90,13 +90,13 @@ pub mod common {
     pub const CONFIG_VECTOR: u64 = 16;
     /// num_queues, 16 bits, read-only.
     pub const NUM_QUEUES: u64 = 18;
-    /// device_status, 8 bits; 0 resets.
+    /// device_status, 8 bits; writing 0 resets the device.
     pub const DEVICE_STATUS: u64 = 20;
     /// config_generation, 8 bits, read-only.
     pub const CONFIG_GENERATION: u64 = 21;
-    /// queue_select, 16 bits: which queue the following fields are of.
+    /// queue_select, 16 bits: the queue of the following fields.
     pub const QUEUE_SELECT: u64 = 22;
-    /// queue_size, 16 bits; 0: there is no such queue.
+    /// queue_size, 16 bits; 0 if there is no such queue.
     pub const QUEUE_SIZE: u64 = 24;
     /// queue_msix_vector, 16 bits.
     pub const QUEUE_VECTOR: u64 = 26;
@@ -112,13 +112,13 @@ pub mod common {
     pub const QUEUE_DEVICE: u64 = 48;
     /// queue_notify_data, 16 bits, read-only.
     pub const QUEUE_NOTIFY_DATA: u64 = 56;
-    /// queue_reset, 16 bits: 1 until the reset is over.
+    /// queue_reset, 16 bits: 1 until the reset has finished.
     pub const QUEUE_RESET: u64 = 58;
 }
 
 /// Bits of the ISR status (section 4.1.4.5).
 pub mod isr {
-    /// A queue interrupted.
+    /// A queue interrupt is pending.
     pub const QUEUE: u8 = 1;
     /// The device configuration changed.
     pub const CONFIG: u8 = 2;

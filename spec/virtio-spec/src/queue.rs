@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{U16, U32, U64};
 
-/// Most descriptors of a queue (section 2.7: a power of two, at most 32768).
+/// Most descriptors of a queue (section 2.7: the number is a power of two, at most 32768).
 pub const MAX_SIZE: u16 = 32_768;
 /// Bytes of a descriptor.
 pub const DESCRIPTOR: usize = 16;
@@ -13,9 +13,9 @@ pub const USED_ELEMENT: usize = 8;
 
 /// Flags of a descriptor (section 2.7.5).
 pub mod flag {
-    /// The chain goes on at `next`.
+    /// The chain continues at `next`.
     pub const NEXT: u16 = 1;
-    /// The device writes the buffer; otherwise it reads it.
+    /// The device writes the buffer; without this flag, it reads the buffer.
     pub const WRITE: u16 = 2;
     /// The buffer is a table of descriptors.
     pub const INDIRECT: u16 = 4;
@@ -29,11 +29,11 @@ pub mod flag {
 pub struct Descriptor {
     /// Address of the buffer.
     pub address: U64,
-    /// Its bytes.
+    /// Bytes of the buffer.
     pub len: U32,
-    /// [`flag`]s.
+    /// Flags, see [`flag`].
     pub flags: U16,
-    /// The next descriptor of the chain, with [`flag::NEXT`].
+    /// Index of the next descriptor of the chain, with [`flag::NEXT`].
     pub next: U16,
 }
 
@@ -45,39 +45,39 @@ pub struct Descriptor {
 pub struct UsedElement {
     /// Index of the chain's first descriptor.
     pub id: U32,
-    /// Bytes written to the buffer.
+    /// Bytes that the device wrote to the chain's buffers.
     pub len: U32,
 }
 
-/// Bytes of the descriptor area (section 2.7).
+/// Returns the bytes of the descriptor area of a queue with `size` descriptors (section 2.7).
 pub const fn descriptor_area(size: u16) -> usize {
     DESCRIPTOR * size as usize
 }
 
 /// The available ring, or driver area (section 2.7.6): flags, index, ring, used_event.
 pub mod available {
-    /// Alignment of the area.
+    /// Alignment of the available ring, bytes.
     pub const ALIGN: u64 = 2;
-    /// flags, 16 bits.
+    /// Offset of flags, 16 bits.
     pub const FLAGS: usize = 0;
-    /// idx, 16 bits: where the driver puts the next entry, modulo the queue's size.
+    /// Offset of idx, 16 bits: the position of the driver's next entry, modulo the queue's size.
     pub const INDEX: usize = 2;
-    /// ring, 16 bits an entry.
+    /// Offset of ring, 16 bits an entry.
     pub const RING: usize = 4;
-    /// In flags: the driver wants no interrupts. Only without event index.
+    /// Flag: the driver wants no interrupts. Only without event index.
     pub const NO_INTERRUPT: u16 = 1;
 
-    /// Offset of entry `index`, which wraps.
+    /// Returns the offset of entry `index`, which wraps.
     pub const fn entry(index: u16, size: u16) -> usize {
         RING + 2 * (index % size) as usize
     }
 
-    /// Offset of used_event (section 2.7.7).
+    /// Returns the offset of used_event (section 2.7.7).
     pub const fn used_event(size: u16) -> usize {
         RING + 2 * size as usize
     }
 
-    /// Bytes of the area.
+    /// Returns the bytes of the area for a queue of `size` descriptors.
     pub const fn area(size: u16) -> usize {
         used_event(size) + 2
     }
@@ -87,38 +87,38 @@ pub mod available {
 pub mod used {
     use super::USED_ELEMENT;
 
-    /// Alignment of the area.
+    /// Alignment of the used ring, bytes.
     pub const ALIGN: u64 = 4;
-    /// flags, 16 bits.
+    /// Offset of flags, 16 bits.
     pub const FLAGS: usize = 0;
-    /// idx, 16 bits: where the device puts the next element, modulo the queue's size.
+    /// Offset of idx, 16 bits: the position of the device's next element, modulo the queue's size.
     pub const INDEX: usize = 2;
-    /// ring.
+    /// Offset of ring, 8 bytes an element.
     pub const RING: usize = 4;
-    /// In flags: the device wants no notifications. Only without event index.
+    /// Flag: the device wants no notifications. Only without event index.
     pub const NO_NOTIFY: u16 = 1;
 
-    /// Offset of element `index`, which wraps.
+    /// Returns the offset of element `index`, which wraps.
     pub const fn entry(index: u16, size: u16) -> usize {
         RING + USED_ELEMENT * (index % size) as usize
     }
 
-    /// Offset of avail_event (section 2.7.10).
+    /// Returns the offset of avail_event (section 2.7.10).
     pub const fn avail_event(size: u16) -> usize {
         RING + USED_ELEMENT * size as usize
     }
 
-    /// Bytes of the area.
+    /// Returns the bytes of the area for a queue of `size` descriptors.
     pub const fn area(size: u16) -> usize {
         avail_event(size) + 2
     }
 }
 
-/// Alignment of the descriptor area (section 2.7).
+/// Alignment of the descriptor area, bytes (section 2.7).
 pub const DESCRIPTOR_ALIGN: u64 = 16;
 
-/// Returns whether an index that went from `old` to `new` has passed `event`, so that the side that
-/// asked for `event` is to be notified (section 2.7.7, `vring_need_event`).
+/// Returns whether an index that moved from `old` to `new` has passed `event`, so that the side
+/// that wrote `event` is to be notified (section 2.7.7, `vring_need_event`).
 pub const fn passes(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -131,7 +131,7 @@ mod tests {
     fn layouts_are_those_of_the_specification() {
         assert_eq!(size_of::<Descriptor>(), DESCRIPTOR);
         assert_eq!(size_of::<UsedElement>(), USED_ELEMENT);
-        // Section 2.7: 16, 6 + 2 and 6 + 8 bytes an entry.
+        // Section 2.7: 16 bytes a descriptor, 6 + 2 an available entry, 6 + 8 a used element.
         assert_eq!(descriptor_area(256), 4096);
         assert_eq!(available::area(256), 6 + 512);
         assert_eq!(used::area(256), 6 + 2048);
