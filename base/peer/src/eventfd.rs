@@ -179,7 +179,8 @@ fn ring_shared(eventfd: BorrowedFd<'_>) -> bool {
 
 impl Means {
     fn find() -> Self {
-        let has_shared = shared().lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_some();
+        // Never waits: in the child of a fork the lock may be that of a thread of the parent.
+        let has_shared = shared().try_lock().is_ok_and(|context| context.is_some());
         if let Ok(own) = Context::new() {
             return Self::Own(own);
         }
@@ -273,6 +274,20 @@ mod tests {
     fn count(file: &OwnedFd) -> u64 {
         let mut bytes = [0; 8];
         rustix::io::read(file, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
+    }
+
+    /// As in the child of a fork(2), while another thread of the parent raised an eventfd.
+    #[test]
+    fn a_lock_that_is_never_released_holds_nobody_up() {
+        let held = shared().lock().unwrap();
+        let (done, found) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            Means::find();
+            done.send(())
+        });
+        let outcome = found.recv_timeout(std::time::Duration::from_secs(60));
+        drop(held);
+        outcome.expect("it waits for the lock");
     }
 
     #[test]
