@@ -47,7 +47,15 @@ impl Party {
 /// # Panics
 /// If stream 1 suffers, or party one accepts an impossible value: that is the finding.
 pub fn streams(data: &[u8]) {
-    let Ok(arena) = Arena::new(Regions::shape(2)) else { return };
+    thread_local! {
+        // One arena for all inputs: threads that unmap arenas would not keep up with the inputs.
+        static ARENA: Option<Arena> = Arena::new(Regions::shape(2)).ok();
+    }
+    ARENA.with(|arena| arena.as_ref().map_or((), |arena| streams_of(arena, data)));
+}
+
+fn streams_of(arena: &Arena, data: &[u8]) {
+    (0..2).for_each(|number| arena.clear(number));
     let (zero, one) = (Party::new(Side::Zero), Party::new(Side::One));
     let mut under_way = VecDeque::new();
     for step in data.chunks_exact(12) {
@@ -62,10 +70,10 @@ pub fn streams(data: &[u8]) {
                 words[usize::from(step[3] % 2)]
                     .store(moved.wrapping_add(value % 8192), Ordering::Relaxed);
             }
-            2 => drop(one.write(&arena, 0, &vec![step[3]; count])),
-            3 => drop(one.read(&arena, 0, count)),
+            2 => drop(one.write(arena, 0, &vec![step[3]; count])),
+            3 => drop(one.read(arena, 0, count)),
             4 => {
-                let stream = one.stream(&arena, 0);
+                let stream = one.stream(arena, 0);
                 let known = stream.into.known();
                 assert!(
                     known <= stream.into.tail().size(),
@@ -77,13 +85,13 @@ pub fn streams(data: &[u8]) {
                 let regions = Regions::new(&one.bits, arena.shape());
                 stream.untie().into_iter().for_each(|region| regions.give(region));
             }
-            5 => drop(zero.write(&arena, 0, &vec![step[3]; count])),
+            5 => drop(zero.write(arena, 0, &vec![step[3]; count])),
             6 => {
-                let sent = zero.write(&arena, 1, &vec![step[3]; count]);
+                let sent = zero.write(arena, 1, &vec![step[3]; count]);
                 under_way.extend(std::iter::repeat_n(step[3], sent));
             }
             _ => {
-                let got = one.read(&arena, 1, count);
+                let got = one.read(arena, 1, count);
                 assert_eq!(got.len(), count.min(under_way.len()), "what was sent is there");
                 assert!(got.into_iter().all(|byte| under_way.pop_front() == Some(byte)));
             }
