@@ -37,4 +37,4 @@ pub use bin::Bin;
 pub use credentials::Peer;
 pub use foreign::Foreign;
 pub use kind::{is_eventfd, is_memory_file};
-pub use receive::{MAX_FILES, Received, receive, refuse_descriptors};
+pub use receive::{MAX_FILES, Received, receive, receive_reply, refuse_descriptors};

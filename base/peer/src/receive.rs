@@ -6,6 +6,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use crate::{Bin, Foreign};
@@ -54,6 +55,24 @@ pub fn receive(
         }
     }
     Ok(Received { bytes: message.bytes, files, flags: message.flags })
+}
+
+/// Receives a reply as [`receive`] does, also one that the peer sent before it closed its end with
+/// this process's request unread. Of such a Unix socket Linux reports ECONNRESET first, once, and
+/// the messages that are queued after it.
+///
+/// # Errors
+/// The errors of recvmsg(2).
+pub fn receive_reply(
+    socket: impl AsFd,
+    into: &mut [IoSliceMut<'_>],
+    bin: &Bin,
+    flags: RecvFlags,
+) -> rustix::io::Result<Received> {
+    match receive(&socket, into, bin, flags) {
+        Err(Errno::CONNRESET) => receive(&socket, into, bin, flags),
+        other => other,
+    }
 }
 
 /// `SO_PASSRIGHTS` of asm-generic/socket.h (Linux 6.16).

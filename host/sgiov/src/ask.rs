@@ -122,11 +122,18 @@ fn ask(
     }
     let request = request.encode();
     let parts = [IoSlice::new(&request)];
-    rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    let sent = rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL);
+    // `EPIPE`: the engine is gone, or it refused this user and sent the reason before it closed.
+    if sent.is_err_and(|errno| errno != Errno::PIPE) {
+        sent?;
+    }
     let mut bytes = [0; REPLY];
     let parts = &mut [IoSliceMut::new(&mut bytes)];
-    let received = slipway_peer::receive(socket, parts, &Bin::new(), RecvFlags::empty())?;
+    let received = slipway_peer::receive_reply(socket, parts, &Bin::new(), RecvFlags::empty())?;
     let (count, file) = (received.bytes, received.files.into_iter().next());
+    if count == 0 {
+        sent?;
+    }
     match bytes.get(..count).and_then(Reply::decode) {
         Some(Reply::Refused(errno)) => Err(Error::from_raw_os_error(errno as i32)),
         Some(reply) => Ok((reply, file)),

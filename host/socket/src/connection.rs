@@ -108,7 +108,7 @@ impl Connection {
         let mut bytes = [0; REPLY];
         let got = rustix::io::retry_on_intr(|| {
             let pieces = &mut [std::io::IoSliceMut::new(&mut bytes)];
-            slipway_peer::receive(&self.socket, pieces, &Bin::new(), RecvFlags::empty())
+            slipway_peer::receive_reply(&self.socket, pieces, &Bin::new(), RecvFlags::empty())
         })?;
         if got.bytes == 0 {
             told?;

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
+use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream};
 use slipway_sgiov_spec::Address;
@@ -72,18 +73,10 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> rustix:
 pub fn receive(socket: &OwnedFd) -> Option<(Reply, Vec<OwnedFd>)> {
     assert!(readable(socket.as_fd(), PATIENCE), "no reply");
     let mut bytes = [0; REPLY + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    #[allow(clippy::disallowed_methods, reason = "the engine is this test's own")]
+    let parts = &mut [IoSliceMut::new(&mut bytes)];
     let message =
-        rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            files.extend(more);
-        }
-    }
+        slipway_peer::receive_reply(socket, parts, &Bin::new(), RecvFlags::empty()).ok()?;
+    let files = message.files.into_iter().map(Foreign::into_owned).collect();
     (message.bytes > 0).then(|| (Reply::decode(&bytes[..message.bytes]).unwrap(), files))
 }
 
