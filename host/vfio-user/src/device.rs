@@ -43,6 +43,8 @@ pub(crate) struct Device {
     unmasking_changed: AtomicBool,
     /// The timing of the function's polls.
     pub(crate) pace: Pace,
+    /// A message of the present turn has had the function polled.
+    polled: bool,
     turn: TurnLength,
     /// Other threads poll parts of the function.
     pub(crate) has_lanes: bool,
@@ -76,6 +78,7 @@ impl Device {
             unmasking: Line::default(),
             unmasking_changed: AtomicBool::new(true),
             pace,
+            polled: false,
             turn: TurnLength::default(),
             has_lanes: false,
         })
@@ -99,6 +102,21 @@ impl Device {
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         let found = self.function.poll();
         self.pace.note(found, now)
+    }
+
+    /// Begins a turn of the client's messages.
+    pub(crate) fn begin_turn(&mut self) {
+        self.polled = false;
+    }
+
+    /// Polls the function after a message has written to it, so that the effect precedes the reply.
+    /// After the first such message of a turn, polls are short: however many messages a client
+    /// sends, its function works little more than others on the same thread.
+    pub(crate) fn poll_after_write(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.polled, true) {
+            self.share(true);
+        }
+        self.poll(now);
     }
 
     /// Tells the function that it will not be polled, if it has to be told. Returns whether polling

@@ -9,7 +9,7 @@ use slipway_vfio_user_spec::{RegionAccess, U64, WriteMulti, WriteMultiEntry, reg
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::info::region_size;
-use super::{Answer, BYTES_PER_COST, Session, Waiting, prefix};
+use super::{Answer, BYTES_PER_COST, COST_PER_TURN, Session, Waiting, prefix};
 use crate::device::Device;
 use crate::stats::add;
 use crate::wire::MAX_DATA_XFER_SIZE;
@@ -18,6 +18,8 @@ use crate::wire::MAX_DATA_XFER_SIZE;
 /// since registers have at most this width (see `slipway_pci::Function`).
 const WIDEST: usize = 8;
 const PIECE: usize = 4;
+/// The most pieces of one access that are passed on in a turn.
+const MOST_PIECES: usize = 256;
 
 /// An access to a BAR that the function has not finished.
 pub(super) struct Access {
@@ -36,7 +38,7 @@ pub(super) struct Access {
 enum AccessKind {
     Read(RegionAccess),
     Write(RegionAccess),
-    /// The rest of a multiple write, beginning with the current write.
+    /// A multiple write, of which the writes from `next` on follow after this access.
     Multi {
         entries: Vec<WriteMultiEntry>,
         next: usize,
@@ -80,7 +82,7 @@ impl Session {
         self.cost += len / BYTES_PER_COST;
         if request.region.get() == region::CONFIG {
             device.function.config_write(request.offset.get() as u16, data);
-            device.poll(now);
+            device.poll_after_write(now);
             return Ok(Answer::Reply(request.as_bytes().to_vec()));
         }
         let access = Access::new(&request, data.to_vec(), AccessKind::Write(request));
@@ -125,16 +127,21 @@ impl Session {
     ) -> Result<Answer, Errno> {
         while let Some(entry) = entries.get(next) {
             let request = region_access(entry);
+            if self.cost >= COST_PER_TURN {
+                // The rest is done in the next turn.
+                device.pace.kick();
+                let rest = AccessKind::Multi { entries, next };
+                return Ok(Answer::Later(Waiting::Access(Access::new(&request, Vec::new(), rest))));
+            }
             let data = &entry.data[..entry.count.get() as usize];
             self.cost += 1;
             add(&self.live.region_writes, 1);
             if entry.region.get() == region::CONFIG {
                 device.function.config_write(entry.offset.get() as u16, data);
-                device.poll(now);
             } else {
                 let mut access = Access::new(&request, data.to_vec(), AccessKind::Write(request));
                 if !access.go_on(device, now)? {
-                    access.kind = AccessKind::Multi { entries, next };
+                    access.kind = AccessKind::Multi { entries, next: next + 1 };
                     return access.later(expired);
                 }
             }
@@ -143,6 +150,7 @@ impl Session {
                 kept.multi_done(next);
             }
         }
+        device.poll_after_write(now);
         let done = WriteMulti { count: U64::new(entries.len() as u64) };
         Ok(Answer::Reply(done.as_bytes().to_vec()))
     }
@@ -160,10 +168,11 @@ impl Session {
         }
         match access.kind {
             AccessKind::Read(request) => Ok(read_reply(&request, &access.data)),
-            AccessKind::Write(request) => Ok(Answer::Reply(request.as_bytes().to_vec())),
-            AccessKind::Multi { entries, next } => {
-                self.multi(device, entries, next + 1, now, expired)
+            AccessKind::Write(request) => {
+                device.poll_after_write(now);
+                Ok(Answer::Reply(request.as_bytes().to_vec()))
             }
+            AccessKind::Multi { entries, next } => self.multi(device, entries, next, now, expired),
         }
     }
 }
@@ -175,14 +184,22 @@ impl Access {
         Self { bar, offset: request.offset.get(), data, done: 0, asked_at: None, kind }
     }
 
-    /// Continues the access as far as the function permits. Returns whether it is complete.
+    /// Continues the access as far as the function permits, and by at most [`MOST_PIECES`] pieces.
+    /// Returns whether it is complete.
     fn go_on(&mut self, device: &mut Device, now: Instant) -> Result<bool, Errno> {
         if self.asked_at == Some(device.pace.progress()) {
             return Ok(false);
         }
         let whole = self.data.len() <= WIDEST;
         let is_read = matches!(self.kind, AccessKind::Read(_));
+        let mut pieces = 0;
         while self.done < self.data.len() {
+            if pieces == MOST_PIECES {
+                // The rest is done in the next turn.
+                device.pace.kick();
+                return Ok(false);
+            }
+            pieces += 1;
             let at = self.offset + self.done as u64;
             let len = if whole { self.data.len() } else { piece(at, self.data.len() - self.done) };
             let part = &mut self.data[self.done..self.done + len];
@@ -192,20 +209,25 @@ impl Access {
                 device.function.write(self.bar, at, part)
             };
             self.asked_at = (outcome == pci::Access::Deferred).then(|| device.pace.progress());
-            if !is_read || self.asked_at.is_some() {
-                device.poll(now);
-            }
             match outcome {
                 pci::Access::Done => self.done += len,
                 pci::Access::Refused => return Err(Errno::IO),
-                pci::Access::Deferred => return Ok(false),
+                pci::Access::Deferred => {
+                    device.poll_after_write(now);
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
     }
 
     fn later(self, expired: bool) -> Result<Answer, Errno> {
-        if expired { Err(Errno::TIMEDOUT) } else { Ok(Answer::Later(Waiting::Access(self))) }
+        // An access that the function has not deferred goes on in the next turn.
+        let deferred = self.asked_at.is_some();
+        match expired && deferred {
+            true => Err(Errno::TIMEDOUT),
+            false => Ok(Answer::Later(Waiting::Access(self))),
+        }
     }
 }
 

@@ -61,6 +61,7 @@ impl Session {
         now: Instant,
     ) -> Result<SessionTurn, End> {
         self.cost = 0;
+        device.begin_turn();
         while self.cost < COST_PER_TURN {
             self.cost += 1;
             if let Some(pending) = self.pending.take() {

@@ -152,6 +152,7 @@ impl Session {
         }
         self.channel.with(|wire| wire.flush())?;
         self.cost = 0;
+        device.begin_turn();
         while self.cost < COST_PER_TURN {
             self.cost += 1;
             if let Some(pending) = self.pending.take() {

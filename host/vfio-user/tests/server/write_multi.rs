@@ -1,3 +1,9 @@
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use slipway_reactor::{Reactor, Settings};
+
 use crate::common::*;
 
 fn entry(region: u32, offset: u64, data: &[u8]) -> spec::WriteMultiEntry {
@@ -60,4 +66,50 @@ fn it_must_have_been_agreed_on() {
     raw.call(Command::Version, &[0, 0, 1, 0]).ok();
     let good = message(1, &[entry(0, 0x10, &[7])]);
     assert_eq!(raw.call(Command::RegionWriteMulti, &good).err(), Errno::NOTSUP);
+}
+
+/// A served function whose reactor does not look for more work before it sleeps, so that its polls
+/// can be counted.
+fn served_without_looking() -> Served {
+    let settings = Settings { poll_budget: Duration::ZERO, ..Settings::default() };
+    serve_on(Arc::new(Reactor::spawn(settings).unwrap()), |_| {})
+}
+
+/// Returns how often the function is polled while `act` runs.
+fn polls(served: &Served, act: impl FnOnce()) -> u32 {
+    let before = served.knobs.polls.load(Ordering::Relaxed);
+    act();
+    served.knobs.polls.load(Ordering::Relaxed) - before
+}
+
+/// A poll may copy as much data as a turn allows, so a client must not get one for each register.
+#[test]
+fn a_long_write_has_the_function_polled_a_few_times() {
+    let served = served_without_looking();
+    let mut raw = served.client();
+    let table: Vec<u8> = (0..0x1000u32 / 4).flat_map(u32::to_le_bytes).collect();
+    let request = access(0, 0x2000, 0x1000);
+    let count = polls(&served, || {
+        raw.call(Command::RegionWrite, &[request.as_bytes(), &table].concat()).ok();
+    });
+    assert!(count < 100, "{count} polls for {} registers", 0x1000 / 4);
+    let read = raw.call(Command::RegionRead, request.as_bytes()).ok();
+    assert_eq!(read[size_of_val(&request)..], table);
+}
+
+#[test]
+fn many_writes_in_a_message_are_done_in_several_turns() {
+    const WRITES: u64 = 8000;
+    let served = served_without_looking();
+    let mut raw = served.client();
+    let mut entries: Vec<_> =
+        (0..WRITES).map(|at| entry(0, 0x2000 + at * 4 % 0x1000, &at.to_le_bytes()[..4])).collect();
+    // Configuration space in between.
+    entries[100] = entry(spec::region::CONFIG, 4, &[2, 0]);
+    let count = polls(&served, || {
+        let reply = raw.call(Command::RegionWriteMulti, &message(WRITES, &entries)).ok();
+        assert_eq!(reply, WRITES.to_le_bytes());
+    });
+    assert!(count < 2000, "{count} polls for {WRITES} writes");
+    assert_eq!(u64::from(raw.read_u32(0x2000 + (WRITES - 1) * 4 % 0x1000)), WRITES - 1);
 }
