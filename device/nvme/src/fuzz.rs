@@ -317,7 +317,9 @@ impl Guest {
     /// completions.
     fn submit(&mut self, queue: u8, entries: &[[u8; 64]]) {
         let id = u16::from(queue);
-        let Some((submission, completion)) = self.controller.queues.pair(id) else { return };
+        let Some((submission, completion)) = self.controller.home.engine.queues.pair(id) else {
+            return;
+        };
         let (base, size, mut tail) = (submission.base, submission.size, submission.tail);
         let (taken, head) = (completion.tail, completion.id);
         for entry in entries {

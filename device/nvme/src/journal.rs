@@ -44,7 +44,7 @@
 //! Repeating a command must not be visible. Suppose that a write from elsewhere was done, that a
 //! pair compared with its data, and that the write was then repeated over the pair's write: that
 //! would undo the pair. So a pair is fetched only when nothing else of the controller's I/O queues
-//! is in flight, and nothing else is fetched before the pair has ended (`Controller::exclusive`).
+//! is in flight, and nothing else is fetched before the pair has ended (`Engine::exclusive`).
 //! No journal has a pair beside another command that has not ended.
 //!
 //! An admin command changes the snapshot as well. Between steps 3 and 4 a snapshot is written that
@@ -81,15 +81,12 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{Lasting, Snapshots};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::Limits;
+use crate::parts::Limits;
 
 /// The first word of a journal. Its lowest byte is the version of the layout.
 const MAGIC: u64 = 0x534c_4950_4e56_4d00 | LAYOUT as u64;
-const LAYOUT: u32 = 3;
+pub(crate) const LAYOUT: u32 = 3;
 
-/// The version of everything that a journal holds. A controller goes on only with a journal of this
-/// version.
-pub const JOURNAL_VERSION: u32 = LAYOUT << 16 | crate::state::VERSION;
 /// The number of words before the queues.
 const HEAD_WORDS: usize = 8;
 /// The number of words of a lane's head: a cache line, of which one word is used.

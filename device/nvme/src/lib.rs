@@ -6,25 +6,39 @@
 //! [`Limits::in_flight`].
 //!
 //! How the pieces meet. [`Controller`] is made of [`Parts`] and implements
-//! [`slipway_pci::Function`]; all work happens in its `poll`, on the host's thread, in this order:
-//! 1. `lifecycle`: enable, reset and shutdown make progress;
-//! 2. `queue`: looks at doorbell cells and copies submission queue entries in, once;
-//! 3. `admin` or `io` decides on the copy: a command ends at once or becomes disk requests. `prp`
-//!    or `sgl` finds and pins the places of its data, and `inflight` remembers it. `steps` has what
-//!    follows a request of a command with several. A read or write of a disk that copies in place
-//!    is carried out at once and takes none of these ways;
-//! 4. the disks take the requests and give completions, and completion queue entries are written;
-//! 5. each completion queue that got entries raises one interrupt (`interrupts`).
+//! [`slipway_pci::Function`]. All work happens in its `poll`, on the host's thread, in this order:
+//! 1. messages of other threads are taken ([`Mailbox`]);
+//! 2. `home::lifecycle`: enable, reset and shutdown make progress;
+//! 3. admin commands are carried out (`admin`);
+//! 4. `engine::fetch` looks at the doorbells of I/O queues and copies submission queue entries in,
+//!    once. `engine::io` decides on the copy: a command ends at once or becomes disk requests.
+//!    `prp` or `sgl` finds the places of its data, and `engine::inflight` remembers it. A read or
+//!    write of a disk that copies in place is carried out at once and takes none of these ways;
+//! 5. the disks take the requests and give completions, completion queue entries are written, and
+//!    commands of several steps take their next one (`engine::complete`, `engine::steps`);
+//! 6. each completion queue that got entries raises one interrupt (`engine::interrupts`).
 //!
-//! `lane` and `lanes`: some of the I/O queues may have threads of their own ([`Limits::lanes`]).
-//! Each such lane takes steps 2 to 5 for itself, and no command touches two lanes.
+//! The modules by floor; each uses those above it in this table, never those below:
 //!
-//! `journal` and `recover`: with memory that outlives the process, a successor goes on where the
-//! controller was killed, at any instruction.
+//! | floor | modules | |
+//! |---|---|---|
+//! | values | `registers`, `phase`, `features`, `events`, `health`, `parts`, `namespace` | what a controller has |
+//! | mechanisms | `cell`, `queue`, `prp`, `sgl`, `turn`, `limiter`, `journal`, `permit`, `mailbox`, `nap`, `trace` | each can be understood alone |
+//! | engine | `engine` | carries out I/O commands on one thread, and calls nobody |
+//! | fleet | `fleet` | the lanes: which engine has which queue, orders and replies |
+//! | home | `home` | everything that exists once, with the engine of its thread |
+//! | persistence | `persist` | saved state, snapshots, going on from a journal |
+//! | admin | `admin` | admin commands |
+//! | function | `requests`, `controller` | what the host and other threads see |
 //!
-//! Other threads never touch a controller: they post jobs to its [`Mailbox`], which the
-//! controller's next poll runs first. One such job makes the controller measure where the time of
-//! commands goes ([`Tracer`]).
+//! A command that was fetched is a permit (`permit`), which is used up where the command
+//! ends. A lane (`fleet::lane`) is an engine with a thread of its own ([`Limits::lanes`]): it takes
+//! steps 4 to 6 for some of the I/O queues. With memory that outlives the process (`journal`), a
+//! successor goes on where the controller was killed, at any instruction (`persist::recover`).
+//!
+//! Other threads never touch a controller: they post a [`Request`], which the controller's next
+//! poll carries out first. One of them makes the controller measure where the time of commands goes
+//! ([`Tracer`]).
 //!
 //! Namespaces come, go and grow while the controller runs ([`Controller::attach`],
 //! [`Controller::detach`], [`Controller::refresh`]). Several disks, for several controllers, may
@@ -53,7 +67,7 @@
 //!   read-only namespace is Namespace is Write Protected (20h), announced in NSATTR.
 //! - A completion queue raises at most one interrupt per poll, or fewer with Interrupt Coalescing,
 //!   whose threshold and time apply to each completion queue separately. Interrupts are not held
-//!   back because the guest is behind: `interrupts` says why that could lose one.
+//!   back because the guest is behind: `engine::interrupts` says why that could lose one.
 //! - With lanes, at most the newest 64 errors between two polls of the home are logged and counted.
 //!   SMART counters lag behind a lane by one poll.
 //! - Command identifiers are not compared with those in flight: a host that uses one twice gets two
@@ -65,7 +79,7 @@
 //!   itself. Longer SGLs are refused with Invalid Number of SGL Descriptors (0Eh). The data of an
 //!   SGL is aligned to dwords; bit buckets are not supported.
 //! - Compare, Verify and Copy pass the data through a buffer of the controller, in steps of at most
-//!   1 MiB. Buffers are reused (`spares`): in the steady state no command allocates, except
+//!   1 MiB. Buffers are reused (`engine::spares`): in the steady state no command allocates, except
 //!   commands whose data is in message-only memory. Copy is that of TP 4065 with source ranges of
 //!   format 0; ranges that overlap the destination are copied piece by piece from their start.
 //! - A fused Compare and Write has the disk for itself as far as this controller goes: the
@@ -109,42 +123,38 @@
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
 
 mod admin;
-mod attachment;
 mod cell;
 mod controller;
 #[cfg(any(test, feature = "driver", feature = "fuzz"))]
 pub mod driver;
+mod engine;
 mod events;
+mod features;
+mod fleet;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod health;
-mod inflight;
-mod interrupts;
-mod io;
+mod home;
 mod journal;
-mod lane;
-mod lanes;
-mod lifecycle;
 mod limiter;
 mod mailbox;
 mod namespace;
 mod nap;
 mod parts;
+mod permit;
+mod persist;
+mod phase;
 mod prp;
 mod queue;
-mod recover;
+mod queue_state;
 mod registers;
-mod serve;
+mod requests;
 mod sgl;
-mod spares;
-mod state;
-mod steps;
 #[cfg(test)]
 mod tests;
 mod trace;
 mod turn;
 
-pub use attachment::{ChangeError, Done};
 /// The external items that `cell` and `nap` use: their tests put loom's atomics in this place.
 mod outside {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -154,11 +164,13 @@ mod outside {
 }
 
 pub use controller::Controller;
-pub use journal::{JOURNAL_VERSION, journal_len};
+pub use fleet::Answer;
+pub use journal::journal_len;
 pub use limiter::{Rate, Rates};
-pub use mailbox::Mailbox;
-pub use namespace::Namespace;
+pub use namespace::{ChangeError, Done, Namespace};
 pub use parts::{Identity, Limits, Parts, PartsError};
+pub use persist::JOURNAL_VERSION;
+pub use requests::{Mailbox, Posted, Request, Threads};
 pub use trace::{Latencies, Layer, OpcodeClass, Tracer};
 
 /// Size of BAR0 in bytes: registers, doorbells, MSI-X table and MSI-X pending bits, 4 KiB each.

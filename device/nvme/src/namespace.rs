@@ -5,8 +5,28 @@ use std::collections::VecDeque;
 use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, Request};
 use slipway_ram::Span;
 
-use crate::attachment::{ChangeError, Done};
 use crate::turn::Feeder;
+
+/// The reason why a namespace was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// The namespace ID is in use, 0, or above 1,024.
+    #[error("namespace ID {0} is taken or not within 1 to 1024")]
+    NamespaceId(u32),
+    /// The controller has no such namespace, or no longer has it.
+    #[error("the controller has no namespace {0}")]
+    Unknown(u32),
+    /// The disk's shape is impossible, or its block size has changed.
+    #[error("the disk of namespace {0} has an impossible shape")]
+    Geometry(u32),
+    /// The namespace has fewer disks than there are lanes besides its first disk.
+    #[error("namespace {0} needs its disk once more for each lane")]
+    Lanes(u32),
+}
+
+/// The callback that is called when a change is complete. It is dropped without a call if the
+/// controller is dropped first.
+pub type Done = Box<dyn FnOnce(Result<(), ChangeError>) + Send>;
 
 /// A namespace as a host configures it.
 pub struct Namespace {

@@ -7,8 +7,9 @@ use slipway_pci::{Doorbells, Interrupt};
 use slipway_ram::{Lasting, Memory};
 use slipway_telemetry::Clock;
 
-use crate::controller::MAX_VECTORS;
-use crate::{Namespace, doorbell_count};
+use crate::doorbell_count;
+use crate::namespace::Namespace;
+use crate::registers::MAX_VECTORS;
 
 /// The parts that a host hands to [`Controller::new`](crate::Controller::new).
 pub struct Parts {

@@ -14,7 +14,6 @@ use slipway_ram::{Access, Fault, Memory, Window};
 use zerocopy::IntoBytes;
 
 use crate::cell::{BadDoorbell, Cell, ShadowPages, distance};
-use crate::journal::Ticket;
 
 /// A submission queue (section 4.1.1).
 pub(crate) struct SubmissionQueue {
@@ -30,9 +29,8 @@ pub(crate) struct SubmissionQueue {
     pub tail: u32,
     /// Commands fetched and not completed, Asynchronous Event Requests left out.
     pub in_flight: u32,
-    /// The Delete I/O Submission Queue that waits for `in_flight` to fall to 0: its command ID and
-    /// its slot in the journal.
-    pub deleting: Option<(u16, Ticket)>,
+    /// `true` if the queue is deleted as soon as `in_flight` falls to 0.
+    pub deleting: bool,
     /// The number of entries taken off since the queue was made.
     pub taken: u64,
     /// The queue's epoch in the journal.
@@ -51,7 +49,7 @@ impl SubmissionQueue {
             head: 0,
             tail: 0,
             in_flight: 0,
-            deleting: None,
+            deleting: false,
             taken: 0,
             epoch: 0,
             doorbell,

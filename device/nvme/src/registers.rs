@@ -1,9 +1,33 @@
-//! The register file (section 3.1).
+//! The register file (section 3.1), and what lies where in BAR0.
 
 use slipway_nvme_spec::registers::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, VERSION_1_4, offset,
 };
 use slipway_pci::Access;
+
+/// The page of BAR0 that holds doorbells and nothing else.
+pub(crate) const DOORBELL_PAGE: std::ops::Range<u64> = offset::DOORBELLS..0x2000;
+/// Offset of the MSI-X table in BAR0. Up to 256 vectors fit its page.
+pub(crate) const MSIX_TABLE: u64 = 0x2000;
+/// Offset of the MSI-X pending bits in BAR0.
+pub(crate) const MSIX_PENDING: u64 = 0x3000;
+/// Most vectors whose table ends before the pending bits.
+pub(crate) const MAX_VECTORS: usize = ((MSIX_PENDING - MSIX_TABLE) / 16) as usize;
+
+/// PCI identity. Drivers bind by class (01 08 02: mass storage, non-volatile memory, NVM Express;
+/// section 2.1.5), so the IDs need only be honest. 1af4:10f0 to 1af4:10ff are set aside by their
+/// vendor (Red Hat) for software devices that have no ID of their own. With the IDs of another
+/// vendor's product, drivers would apply that product's quirks.
+pub(crate) const PCI_IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
+    vendor: 0x1af4,
+    device: 0x10f0,
+    subsystem_vendor: 0x1af4,
+    subsystem: 0x10f0,
+    class: 0x01_08_02,
+    revision: 1,
+};
+/// VID and SSVID, which Identify Controller repeats.
+pub(crate) const PCI_VENDOR: u16 = PCI_IDENTITY.vendor;
 
 /// Largest memory page: `4096 << PAGE_MAX` bytes (CAP.MPSMAX).
 pub(crate) const PAGE_MAX: u8 = 4;

@@ -1,6 +1,6 @@
 //! Measures where the time of commands goes, layer by layer, while a [`Tracer`] is installed.
 //!
-//! A [`Tracer`] is made by another thread and handed to the controller by a job of its mailbox.
+//! Another thread makes a [`Tracer`] and hands it to the controller with `Request::Trace`.
 //! Without one, each step of a command costs one branch. With one, the steps are stamped:
 //!
 //! | stamp | when | ends the layer |
@@ -14,7 +14,7 @@
 //! The clock is read once for all commands that take a step together. A command counts when it is
 //! complete, so its layers add up to its [`Layer::Whole`] exactly. Stamps lie in a table by
 //! in-flight slot. The histograms are those of a [`Latencies`], which the caller of
-//! [`Controller::take_latencies`] swaps for an empty one: nothing is copied, locked or allocated on
+//! `Request::TakeLatencies` swaps for an empty one: nothing is copied, locked or allocated on
 //! the controller's thread.
 //!
 //! Commands of I/O queues that reach a disk are traced, whatever their status. Of commands of
@@ -28,8 +28,8 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_telemetry::{Clock, Histogram};
 
 use crate::namespace::Attached;
+use crate::parts::Limits;
 use crate::queue::SubmissionQueue;
-use crate::{Controller, Limits};
 
 /// A stretch of a command's way through the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ struct Stamps {
 const NOTHING: Stamps =
     Stamps { queue: 0, class: OpcodeClass::Other, seen: 0, fetched: 0, submitted: 0, ended: 0 };
 
-/// State of a controller that traces. Another thread makes it; see [`Controller::trace`].
+/// State of a controller that traces. Another thread makes it; see `Request::Trace`.
 pub struct Tracer {
     clock: Arc<dyn Clock>,
     /// One of so many doorbell changes is followed; 0 stands for as many as cost little.
@@ -389,26 +389,9 @@ impl Tracer {
         self.done.clear();
         (self.waiting, self.followed) = (0, 0);
     }
-}
 
-impl Controller {
-    /// Returns the highest number of the controller's I/O submission queues, which is the size for
-    /// [`Latencies`].
-    pub fn io_queues(&self) -> u16 {
-        self.queues.submission_bound().saturating_sub(1).max(self.last_far_queue())
-    }
-
-    /// Traces with `tracer` from now on, or stops if it is `None`. Returns the previous tracer,
-    /// which is large: drop it on another thread.
-    pub fn trace(&mut self, tracer: Option<Box<Tracer>>) -> Option<Box<Tracer>> {
-        std::mem::replace(&mut self.tracer, tracer)
-    }
-
-    /// Returns the latencies counted since the last call and goes on with `fresh`, which may have
-    /// histograms for queues made meanwhile. Returns `None`, and drops `fresh`, if nothing is
-    /// traced.
-    pub fn take_latencies(&mut self, fresh: Latencies) -> Option<Latencies> {
-        let tracer = self.tracer.as_mut()?;
-        Some(std::mem::replace(&mut tracer.latencies, fresh))
+    /// Returns the latencies counted so far, and goes on with `fresh`.
+    pub(crate) fn take(&mut self, fresh: Latencies) -> Latencies {
+        std::mem::replace(&mut self.latencies, fresh)
     }
 }

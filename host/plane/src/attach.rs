@@ -83,11 +83,7 @@ impl Plane {
             served.set_limits(limits)?;
             served.door()
         })??;
-        let asked = door.ask(move |controller, done| {
-            controller.limit(rates);
-            done(Ok(()));
-        });
-        asked.wait(id, Instant::now() + PATIENCE)
+        door.limit(rates).wait(id, Instant::now() + PATIENCE)
     }
 
     /// Makes a named disk; blocks while a file is opened.

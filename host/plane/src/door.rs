@@ -1,13 +1,12 @@
 //! The way to a controller on a reactor.
 //!
-//! The controller belongs to a reactor. Each change is a job in its mailbox, and the caller, on a
-//! thread that may block, waits for the answer.
+//! The controller belongs to a reactor. Each change is a request in its mailbox, and the caller, on
+//! a thread that may block, waits for the answer.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use slipway_nvme::{ChangeError, Controller, Done, Mailbox, Namespace, Rate, Rates};
+use slipway_nvme::{ChangeError, Done, Mailbox, Namespace, Posted, Rate, Rates, Request};
 use slipway_plane_api::v1;
 use slipway_vfio_user::Control;
 
@@ -22,82 +21,71 @@ pub struct Door {
     pub control: Control,
 }
 
-/// The answer to a change that a reactor was asked for.
-pub struct PendingChange(Receiver<Result<(), ChangeError>>);
-
-/// A namespace that is offered to a controller. The controller's job and the caller that gives up
-/// both take it from here, and only one of them finds it. So a namespace is either attached, and
-/// the caller is told so, or it is dropped by the caller and never attached.
-struct Offer(Arc<Mutex<Option<Namespace>>>);
-
-impl Offer {
-    fn new(namespace: Namespace) -> (Self, Self) {
-        let shared = Arc::new(Mutex::new(Some(namespace)));
-        (Self(shared.clone()), Self(shared))
-    }
-
-    /// Takes the namespace. Returns `None` if the other side has taken it. The lock is held for
-    /// this move only, so the reactor does not wait for the caller.
-    fn take(&self) -> Option<Namespace> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
-    }
+/// A change that a controller was asked for.
+pub struct PendingChange {
+    answer: Receiver<Result<(), ChangeError>>,
+    posted: Posted,
 }
 
 /// A namespace that a controller was asked to attach.
-pub struct Attaching {
-    asked: PendingChange,
-    offer: Offer,
-}
+pub struct Attaching(PendingChange);
 
 impl Door {
-    /// Has the controller do `job`, which calls its [`Done`] when it has finished.
-    pub fn ask(&self, job: impl FnOnce(&mut Controller, Done) + Send + 'static) -> PendingChange {
-        let (sender, receiver) = channel();
+    fn ask(&self, request: impl FnOnce(Done) -> Request) -> PendingChange {
+        let (sender, answer) = channel();
         // A caller that no longer waits needs no answer.
         let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
-        self.mailbox.post(move |controller| job(controller, done));
+        let posted = self.mailbox.post(request(done));
         self.control.poke();
-        PendingChange(receiver)
+        PendingChange { answer, posted }
     }
 
     /// Asks the controller to attach a namespace.
     pub fn attach(&self, namespace: Namespace) -> Attaching {
-        let (offer, taken) = Offer::new(namespace);
-        let asked = self.ask(move |controller, done| {
-            // If the caller has given up, the namespace is gone and nobody waits for an answer.
-            if let Some(namespace) = taken.take() {
-                done(controller.attach(namespace));
-            }
-        });
-        Attaching { asked, offer }
+        Attaching(self.ask(|done| Request::Attach(namespace, done)))
     }
 
     /// Asks the controller to detach a namespace.
     pub fn detach(&self, nsid: u32) -> PendingChange {
-        self.ask(move |controller, done| controller.detach(nsid, done))
+        self.ask(|done| Request::Detach(nsid, done))
     }
 
     /// Asks the controller to look at the size of a namespace's disk again.
     pub fn refresh(&self, nsid: u32) -> PendingChange {
-        self.ask(move |controller, done| controller.refresh(nsid, done))
+        self.ask(|done| Request::Refresh(nsid, done))
+    }
+
+    /// Asks the controller to limit its commands.
+    pub fn limit(&self, rates: Rates) -> PendingChange {
+        self.ask(|done| Request::Limit(rates, done))
     }
 }
 
 impl PendingChange {
-    /// Waits for the answer of the controller of `endpoint`.
+    /// Waits for the answer of the controller of `endpoint`. A change that the controller has not
+    /// begun by `until` is never made.
     pub fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
-        heard(self.0.recv_timeout(until.saturating_duration_since(Instant::now())), endpoint)
+        let answer = self.answer_by(until);
+        if answer == Err(RecvTimeoutError::Timeout) {
+            drop(self.posted.take_back());
+        }
+        heard(answer, endpoint)
+    }
+
+    fn answer_by(&self, until: Instant) -> Result<Result<(), ChangeError>, RecvTimeoutError> {
+        self.answer.recv_timeout(until.saturating_duration_since(Instant::now()))
     }
 }
 
 impl Attaching {
     /// Waits until the namespace is attached. After an error it is not attached and never will be.
     pub fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
-        let Self { asked, offer } = self;
-        match asked.0.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Err(RecvTimeoutError::Timeout) if offer.take().is_none() => {
-                // The job has begun, and a job waits for nothing: its answer is on the way.
-                Ok(asked.0.recv().map_err(|_| Error::Unknown(endpoint.to_owned()))??)
+        let Self(pending) = self;
+        match pending.answer_by(until) {
+            Err(RecvTimeoutError::Timeout) if pending.posted.take_back().is_none() => {
+                // The controller has begun, and it waits for nothing: its answer is on the way.
+                let answer = pending.answer.recv().map_err(|_| RecvTimeoutError::Disconnected);
+                heard(answer, endpoint)
             }
             outcome => heard(outcome, endpoint),
         }
@@ -150,7 +138,7 @@ mod tests {
     use std::time::Duration;
 
     use slipway_block::RamDisk;
-    use slipway_nvme::{Identity, Limits, Parts, doorbell_count};
+    use slipway_nvme::{Controller, Identity, Limits, Parts, doorbell_count};
     use slipway_pci::Interrupt;
     use slipway_reactor::{Handle, Reactor, Settings};
     use slipway_vfio_user::{Config, Endpoint, EndpointParts};
@@ -212,22 +200,36 @@ mod tests {
         let Slow { endpoint, door, home, _reactor, _dir } = slow();
         let first = door.attach(disk());
         home.add(Box::new(endpoint)).unwrap();
-        door.ask(|_, done| done(Ok(()))).wait("slow", Instant::now() + LONG).unwrap();
+        door.limit(Rates::default()).wait("slow", Instant::now() + LONG).unwrap();
         first.wait("slow", Instant::now()).unwrap();
     }
 
     #[test]
-    fn a_caller_whose_time_ends_while_the_job_runs_waits_for_its_answer() {
-        let (sender, receiver) = channel();
-        let (offer, taken) = Offer::new(disk());
-        assert!(taken.take().is_some(), "the job has begun");
-        let job = std::thread::spawn(move || {
+    fn a_caller_whose_time_ends_while_the_controller_is_at_it_waits_for_its_answer() {
+        // A controller that is gone gives no request back, as one that has begun it.
+        let Slow { endpoint, door, .. } = slow();
+        drop(endpoint);
+        let posted = door.attach(disk()).0.posted;
+        let (sender, answer) = channel();
+        let answers = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             sender.send(Ok(())).unwrap();
         });
-        let attaching = Attaching { asked: PendingChange(receiver), offer };
+        let attaching = Attaching(PendingChange { answer, posted });
         attaching.wait("slow", Instant::now()).unwrap();
-        job.join().unwrap();
+        answers.join().unwrap();
+    }
+
+    #[test]
+    fn a_change_that_is_not_begun_in_time_is_never_made() {
+        let Slow { endpoint, door, home, _reactor, _dir } = slow();
+        let first = door.attach(disk());
+        let late = door.detach(1).wait("slow", Instant::now());
+        assert!(matches!(late, Err(Error::Resources(_))), "{late:?}");
+        home.add(Box::new(endpoint)).unwrap();
+        first.wait("slow", Instant::now() + LONG).unwrap();
+        // It is still there.
+        door.detach(1).wait("slow", Instant::now() + LONG).unwrap();
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Reports latencies of an endpoint's commands to a client at intervals.
 //!
-//! A session gives the controller a tracer, takes its histograms each interval (by jobs in the
-//! controller's mailbox, so that the reactor only swaps a pointer), and removes the tracer when the
-//! client is gone.
+//! A session gives each thread of the controller a tracer, takes its histograms each interval (by
+//! requests in the controller's mailbox, so that the reactor only swaps a pointer), and removes the
+//! tracers when the client is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slipway_nvme::{Controller, Latencies, Layer, Limits, Mailbox, OpcodeClass, Tracer};
+use slipway_nvme::{
+    Answer, Latencies, Layer, Limits, Mailbox, OpcodeClass, Request, Threads, Tracer,
+};
 use slipway_plane_api::{histogram, v1};
 use slipway_telemetry::{Clock, monotonic_ns};
 use slipway_vfio_user::Control;
@@ -22,8 +24,8 @@ use crate::Error;
 const INTERVAL: u32 = 1_000;
 /// The range of valid intervals in milliseconds.
 const INTERVALS: std::ops::RangeInclusive<u32> = 10..=3_600_000;
-/// The time that a controller may take to run a job: it runs none while its client's memory is
-/// being unmapped.
+/// The time that a controller may take to carry out a request: it carries out none while its
+/// client's memory is being unmapped.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The number of reports in flight to a client. A client that reads slowly misses nothing, but its
 /// reports cover longer intervals.
@@ -44,44 +46,41 @@ impl Target {
         Self { mailbox, control, limits, taken: Arc::default() }
     }
 
-    /// Has the controller do `job` and returns the result, or `None` if the controller has ended or
-    /// does not run the job in time.
+    /// Posts the request that `request` makes of a callback. Returns the answer and its time, or
+    /// `None` if the controller has ended or does not answer in time.
     async fn ask<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Controller) -> T + Send + 'static,
-    ) -> Option<T> {
-        self.ask_at(&self.mailbox, job).await
-    }
-
-    /// Has the part of the controller with this mailbox do `job`, as [`Target::ask`] does.
-    async fn ask_at<T: Send + 'static>(
-        &self,
-        mailbox: &Mailbox,
-        job: impl FnOnce(&mut Controller) -> T + Send + 'static,
-    ) -> Option<T> {
+        request: impl FnOnce(Answer<T>) -> Request,
+    ) -> Option<(T, u64)> {
         let (sender, answer) = oneshot::channel();
-        mailbox.post(move |controller| {
-            // If the caller has given up waiting, the result is dropped.
-            let _ = sender.send(job(controller));
-        });
+        self.mailbox.post(request(Box::new(move |value| {
+            // If the caller has given up waiting, the value is dropped.
+            let _ = sender.send((value, monotonic_ns()));
+        })));
         self.control.poke();
         tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
+    }
+
+    /// Returns the controller's threads, or `None` if the controller has ended.
+    async fn threads(&self) -> Option<Threads> {
+        Some(self.ask(Request::Threads).await?.0)
     }
 }
 
 /// The one session of a target. Dropping it admits the next one.
 struct Session {
     target: Target,
-    /// The mailboxes of the controller and of each of its lanes, which count separately.
-    mailboxes: Vec<Mailbox>,
+    /// The number of the controller's threads, which count separately.
+    threads: usize,
     from_ns: u64,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Needed even if `start` failed: a job of it may run after the caller gave up waiting.
-        for mailbox in &self.mailboxes {
-            mailbox.post(|controller| drop(controller.trace(None)));
+        // Needed even if `start` failed: a request of it may be carried out after the caller gave
+        // up waiting.
+        for thread in 0..self.threads {
+            self.target.mailbox.post(Request::Trace(thread, None, Box::new(drop)));
         }
         self.target.control.poke();
         self.target.taken.store(false, Ordering::Release);
@@ -107,22 +106,18 @@ pub async fn start(
     if target.taken.swap(true, Ordering::AcqRel) {
         return Err(Error::Snooped(request.id.clone()));
     }
-    let mailboxes = vec![target.mailbox.clone()];
-    let mut session = Session { target, mailboxes, from_ns: 0 };
+    let mut session = Session { target, threads: 1, from_ns: 0 };
     let gone = || Error::Unknown(request.id.clone());
-    let shape = session.target.ask(|one| (one.io_queues(), one.lane_mailboxes()));
-    let (queues, lanes) = shape.await.ok_or_else(gone)?;
-    session.mailboxes.extend(lanes);
-    for mailbox in &session.mailboxes {
+    let Threads { count, queues } = session.target.threads().await.ok_or_else(gone)?;
+    session.threads = count;
+    for thread in 0..count {
         let limits = &session.target.limits;
         let latencies = Latencies::new(queues);
         let tracer = Box::new(Tracer::new(clock.clone(), request.every, limits, latencies));
-        let started = session.target.ask_at(mailbox, |controller| {
-            // There was no tracer: only sessions set one, and this is the only session.
-            drop(controller.trace(Some(tracer)));
-            monotonic_ns()
-        });
-        session.from_ns = started.await.ok_or_else(gone)?;
+        // There was no tracer: only sessions set one, and this is the only session.
+        let trace = |answer| Request::Trace(thread, Some(tracer), answer);
+        let (_, at) = session.target.ask(trace).await.ok_or_else(gone)?;
+        session.from_ns = at;
     }
     let (sender, reports) = mpsc::channel(QUEUE);
     tokio::spawn(session.run(Duration::from_millis(interval.into()), sender));
@@ -153,22 +148,20 @@ impl Session {
                 break;
             }
         }
-        // The tracer is dropped here, not on the reactor.
-        for mailbox in &self.mailboxes {
-            drop(self.target.ask_at(mailbox, |controller| controller.trace(None)).await);
+        // The tracers are dropped here, not on the reactors.
+        for thread in 0..self.threads {
+            drop(self.target.ask(|answer| Request::Trace(thread, None, answer)).await);
         }
     }
 
     /// Returns the latencies counted since the last report, or `None` if the controller has ended.
     async fn report(&mut self) -> Option<v1::SnoopReport> {
-        let queues = self.target.ask(|controller| controller.io_queues()).await?;
+        let queues = self.target.threads().await?.queues;
         let (mut latencies, mut to_ns) = (Latencies::new(queues), 0);
-        for mailbox in &self.mailboxes {
+        for thread in 0..self.threads {
             let fresh = Latencies::new(queues);
-            let taken = self
-                .target
-                .ask_at(mailbox, |controller| (controller.take_latencies(fresh), monotonic_ns()));
-            let (counted, at) = taken.await?;
+            let take = |answer| Request::TakeLatencies(thread, fresh, answer);
+            let (counted, at) = self.target.ask(take).await?;
             latencies.merge(&counted?);
             to_ns = at;
         }

@@ -1,175 +1,20 @@
 //! Get Features and Set Features (sections 5.13 and 5.21).
 
-use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::feature::{FeatureId, Select, capability};
-use slipway_nvme_spec::identify::IdentifyController;
 use slipway_nvme_spec::log::Health;
 use slipway_nvme_spec::status::Status;
 
-use super::identify::{KEEP_ALIVE_GRANULARITY, WARNING_TEMPERATURE};
-use crate::controller::Controller;
-use crate::health::TEMPERATURE;
-use crate::io::Outcome;
-
-/// The limits of Interrupt Coalescing: an interrupt that is held back is due as soon as either is
-/// reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Coalescing {
-    /// Entries of a completion queue that wait for the host, 2 to 256.
-    pub entries: u32,
-    /// The time since the first of these entries was written.
-    pub time: Duration,
-}
-
-/// Values of all features that do not belong to a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Features {
-    arbitration: u32,
-    /// Composite temperature thresholds in kelvins: over, under.
-    temperature: [u16; 2],
-    write_cache: bool,
-    /// I/O queue pairs that the host was granted.
-    queue_pairs: u16,
-    /// The most I/O queue pairs that can be granted.
-    most_queue_pairs: u16,
-    coalescing: u32,
-    /// Vectors with coalescing disabled.
-    uncoalesced: Vec<bool>,
-    write_atomicity: u32,
-    events: u32,
-    /// The keep alive timeout in milliseconds; 0 is off.
-    keep_alive: u32,
-    /// The timestamp that the host set, milliseconds since 1970; 0 after a reset.
-    timestamp: u64,
-    /// `true` if the host has set the timestamp.
-    timestamp_set: bool,
-    /// When the timestamp was set, on the controller's clock.
-    timestamp_at: Duration,
-    host_id: [u8; 16],
-    /// ACRE of Host Behavior Support. The value is only kept: no status of this controller asks for
-    /// a delay.
-    #[serde(default)]
-    advanced_retry: bool,
-}
-
-impl Features {
-    /// Returns the defaults of a controller with so many queue pairs and vectors, at time `now`.
-    pub fn new(queue_pairs: u16, vectors: usize, now: Duration) -> Self {
-        Self {
-            // Burst of 64 (2^6), as Identify recommends.
-            arbitration: 6,
-            temperature: [WARNING_TEMPERATURE, 0],
-            write_cache: true,
-            queue_pairs,
-            most_queue_pairs: queue_pairs,
-            coalescing: 0,
-            uncoalesced: vec![false; vectors],
-            write_atomicity: 0,
-            events: 0,
-            keep_alive: 0,
-            timestamp: 0,
-            timestamp_set: false,
-            timestamp_at: now,
-            host_id: [0; 16],
-            advanced_retry: false,
-        }
-    }
-
-    /// Returns the Arbitration Burst: the most commands that a queue may start in its turn. Returns
-    /// `None` if there is no limit.
-    pub fn burst(&self) -> Option<u32> {
-        let log2 = self.arbitration & 7;
-        (log2 < 7).then(|| 1 << log2)
-    }
-
-    /// Returns the limits of Interrupt Coalescing (section 5.21.1.8), or `None` if either field is
-    /// 0, which switches it off.
-    pub fn coalescing(&self) -> Option<Coalescing> {
-        let (threshold, time) = (self.coalescing & 0xff, self.coalescing >> 8 & 0xff);
-        let time_unit = Duration::from_micros(100);
-        (threshold > 0 && time > 0)
-            .then(|| Coalescing { entries: threshold + 1, time: time_unit * time })
-    }
-
-    /// Returns whether interrupts of `vector` may be coalesced (section 5.21.1.9, CD).
-    pub fn coalesces(&self, vector: u16) -> bool {
-        self.uncoalesced.get(usize::from(vector)).is_some_and(|disabled| !disabled)
-    }
-
-    /// Returns WCE: whether the volatile write cache is in use (section 5.21.1.6).
-    pub fn write_cache(&self) -> bool {
-        self.write_cache
-    }
-
-    /// Returns whether the host wants events of changed namespaces (section 5.21.1.11).
-    pub fn namespace_notices(&self) -> bool {
-        self.events & IdentifyController::EVENT_NAMESPACE != 0
-    }
-
-    /// Returns the number of I/O queue pairs that the host was granted.
-    pub fn queue_pairs(&self) -> u16 {
-        self.queue_pairs
-    }
-
-    /// Returns the keep alive timeout, or `None` if it is off.
-    pub fn keep_alive(&self) -> Option<Duration> {
-        (self.keep_alive > 0).then(|| Duration::from_millis(self.keep_alive.into()))
-    }
-
-    /// Returns the Critical Warning of the SMART log.
-    pub fn warning(&self) -> u8 {
-        let [over, under] = self.temperature;
-        let outside = TEMPERATURE >= over || TEMPERATURE <= under;
-        if outside { Health::WARNING_TEMPERATURE } else { 0 }
-    }
-
-    /// Returns the values at time `now`, independent of this process's clock.
-    pub fn stopped(&self, now: Duration) -> Self {
-        let elapsed = now.saturating_sub(self.timestamp_at).as_millis() as u64;
-        let timestamp = self.timestamp.saturating_add(elapsed) & TIMESTAMP_MASK;
-        Self { timestamp, timestamp_at: Duration::ZERO, ..self.clone() }
-    }
-
-    /// Returns the values of [`Features::stopped`], continued at time `now` of this process's
-    /// clock.
-    pub fn started(self, now: Duration) -> Self {
-        Self { timestamp_at: now, ..self }
-    }
-
-    /// Returns whether a saved state has the shape of `self`: the same numbers of queues and
-    /// vectors.
-    pub fn fits(&self, saved: &Self) -> bool {
-        saved.most_queue_pairs == self.most_queue_pairs
-            && (1..=self.most_queue_pairs).contains(&saved.queue_pairs)
-            && saved.uncoalesced.len() == self.uncoalesced.len()
-            && saved.timestamp <= TIMESTAMP_MASK
-            && saved.timestamp_at == Duration::ZERO
-    }
-
-    fn queue_dword(&self) -> u32 {
-        let less_one = u32::from(self.queue_pairs) - 1;
-        less_one << 16 | less_one
-    }
-
-    /// Returns the Timestamp data structure (section 5.21.1.14).
-    fn timestamp_bytes(&self, now: Duration) -> [u8; 8] {
-        let mut bytes = self.stopped(now).timestamp.to_le_bytes();
-        bytes[6] = u8::from(self.timestamp_set) << 1;
-        bytes
-    }
-}
+use super::identify::KEEP_ALIVE_GRANULARITY;
+use crate::features::{Features, TIMESTAMP_MASK};
+use crate::fleet::Question;
+use crate::home::Home;
+use crate::permit::Permit;
 
 /// Bytes of the Host Behavior Support data structure (section 5.21.1.18).
 const HOST_BEHAVIOR: usize = 512;
-/// A timestamp has 48 bits.
-const TIMESTAMP_MASK: u64 = (1 << 48) - 1;
-
 /// Returns the capabilities of a feature, or `None` if the feature is not supported.
 fn capabilities(id: FeatureId) -> Option<u32> {
     match id {
@@ -191,7 +36,7 @@ fn capabilities(id: FeatureId) -> Option<u32> {
     }
 }
 
-impl Controller {
+impl Home {
     /// Carries out Get Features (section 5.13). Nothing is saveable, so the saved value is the
     /// default.
     pub(super) fn get_features(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
@@ -240,7 +85,7 @@ impl Controller {
             FeatureId::AsynchronousEventConfiguration => from.events,
             FeatureId::KeepAliveTimer => from.keep_alive,
             FeatureId::Timestamp => {
-                self.reply(entry, &from.timestamp_bytes(self.clock.now()))?;
+                self.reply(entry, &from.timestamp_bytes(self.engine.clock.now()))?;
                 0
             }
             FeatureId::HostBehaviorSupport => {
@@ -260,23 +105,26 @@ impl Controller {
     }
 
     /// Carries out Set Features (section 5.21). Switching the write cache off ends when the cached
-    /// data is on stable storage (section 5.21.1.6); with lanes, the others end when all lanes have
-    /// the new value.
-    pub(super) fn set_features(&mut self, entry: &SubmissionEntry) -> Outcome {
+    /// data is on stable storage (section 5.21.1.6). With lanes, the others end when all lanes have
+    /// the new value, so a guest has no more in flight than its queue holds.
+    pub(super) fn set_features(&mut self, entry: &SubmissionEntry, permit: Permit) {
         let cache = FeatureId(entry.dword(10) as u8) == FeatureId::VolatileWriteCache;
         // A predecessor may have switched the cache off and been killed before its flush.
-        let cached = cache && (self.features.write_cache || self.journal.is_some());
-        let set = self.set_feature(entry);
-        match set {
-            Ok(_) if cached && !self.features.write_cache => {
-                let features = self.features.clone();
-                self.order(move |lane| lane.features = features.clone());
-                self.flush_all(0, entry)
-            }
-            // The command ends when all lanes have the value, so a guest has no more in flight than
-            // its queue holds.
-            Ok(result) if self.lanes.is_some() => self.set_far_features(entry.id.get(), result),
-            ended => ended.into(),
+        let cached = cache && (self.features.write_cache || self.engine.journal.is_some());
+        let result = match self.set_feature(entry) {
+            Ok(result) => result,
+            Err(status) => return self.end_admin(permit, status, 0, entry.nsid.get()),
+        };
+        self.tune();
+        let tuning = self.features.tuning();
+        let left = if cached && !self.features.write_cache {
+            self.fleet.tune(&tuning);
+            self.engine.flush_all(Some(permit))
+        } else {
+            self.fleet.ask(permit, result, &Question::Tune(tuning))
+        };
+        if let Some(permit) = left {
+            self.end_admin(permit, Status::SUCCESS, result, 0);
         }
     }
 
@@ -322,7 +170,7 @@ impl Controller {
         if submission == 0xffff || completion == 0xffff {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        if self.queues.has_io() || self.has_far_queues() {
+        if self.engine.queues.has_io() || self.fleet.has_queues() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
         // One number is for both kinds of queue: a host that asks for fewer of one kind uses fewer
@@ -351,7 +199,7 @@ impl Controller {
         let granularity = u32::from(KEEP_ALIVE_GRANULARITY) * 100;
         let rounded = milliseconds.div_ceil(granularity).saturating_mul(granularity);
         self.features.keep_alive = rounded;
-        self.keep_alive_since = self.clock.now();
+        self.keep_alive_since = self.engine.clock.now();
     }
 
     fn set_timestamp(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
@@ -359,7 +207,7 @@ impl Controller {
         self.payload(entry, &mut bytes)?;
         self.features.timestamp = u64::from_le_bytes(bytes) & TIMESTAMP_MASK;
         self.features.timestamp_set = true;
-        self.features.timestamp_at = self.clock.now();
+        self.features.timestamp_at = self.engine.clock.now();
         Ok(())
     }
 
@@ -389,7 +237,7 @@ impl Controller {
         if nsid == 0 {
             return Ok(0);
         }
-        let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let namespace = self.engine.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         Ok(if current { namespace.error_recovery.into() } else { 0 })
     }
 
@@ -400,10 +248,11 @@ impl Controller {
         if cdw11 & DULBE != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        if nsid != NSID_ALL && self.namespaces.get(nsid).is_none() {
+        if nsid != NSID_ALL && self.engine.namespaces.get(nsid).is_none() {
             return Err(Status::INVALID_NAMESPACE.dnr());
         }
-        let chosen = self.namespaces.iter_mut().filter(|one| nsid == NSID_ALL || one.nsid == nsid);
+        let chosen =
+            self.engine.namespaces.iter_mut().filter(|one| nsid == NSID_ALL || one.nsid == nsid);
         chosen.for_each(|namespace| namespace.error_recovery = cdw11 as u16);
         Ok(())
     }

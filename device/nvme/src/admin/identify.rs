@@ -9,17 +9,16 @@ use slipway_nvme_spec::status::Status;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::ABORT_LIMIT;
-use crate::controller::{Controller, PCI_VENDOR};
+use crate::engine::{COPY_BLOCKS, COPY_RANGE_BLOCKS, COPY_RANGES};
 use crate::events::EVENT_LIMIT;
-use crate::health::ERROR_ENTRIES;
+use crate::health::{ERROR_ENTRIES, WARNING_TEMPERATURE};
+use crate::home::Home;
 use crate::namespace::Attached;
 use crate::parts::MAX_NSID;
-use crate::steps::{COPY_BLOCKS, COPY_RANGE_BLOCKS, COPY_RANGES};
+use crate::registers::PCI_VENDOR;
 
 /// KAS: the keep alive timer counts seconds.
 pub(crate) const KEEP_ALIVE_GRANULARITY: u16 = 10;
-/// WCTEMP, kelvins: 70 °C.
-pub(crate) const WARNING_TEMPERATURE: u16 = 343;
 /// RTD3E, microseconds: the time that a shutdown may take, since it flushes disks that may be slow.
 /// Drivers that see 0 give up after a few seconds.
 const SHUTDOWN_TIME: u32 = 30_000_000;
@@ -29,7 +28,7 @@ const CRITICAL_TEMPERATURE: u16 = 373;
 /// CNTLID: each controller is a subsystem of its own.
 const CONTROLLER_ID: u16 = 1;
 
-impl Controller {
+impl Home {
     pub(super) fn identify(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
         let nsid = entry.nsid.get();
         match Cns(entry.dword(10) as u8) {
@@ -50,7 +49,7 @@ impl Controller {
                 self.reply(entry, &page)?;
             }
             Cns::AttachedControllers if nsid != u32::MAX => {
-                let attached = self.namespaces.get(nsid).is_some();
+                let attached = self.engine.namespaces.get(nsid).is_some();
                 self.reply(entry, &controller_list(entry, attached))?;
             }
             Cns::Controllers => self.reply(entry, &controller_list(entry, true))?,
@@ -69,14 +68,14 @@ impl Controller {
         pad(&mut page.model, &self.identity.model);
         pad(&mut page.firmware, &self.identity.firmware);
         page.arbitration_burst = 6;
-        page.max_transfer = (self.limits.transfer / 4096).trailing_zeros() as u8;
+        page.max_transfer = (self.engine.limits.transfer / 4096).trailing_zeros() as u8;
         page.controller_id.set(CONTROLLER_ID);
         page.version.set(VERSION_1_4);
         page.entry_latency.set(SHUTDOWN_TIME);
         page.attributes.set(Page::WIDE_HOST_ID);
         page.events.set(Page::EVENT_NAMESPACE);
         page.controller_type = 1;
-        if !self.doorbells.is_shared() {
+        if !self.engine.doorbells.is_shared() {
             page.admin_commands.set(Page::DOORBELL_BUFFER);
         }
         page.abort_limit = ABORT_LIMIT;
@@ -102,8 +101,8 @@ impl Controller {
         );
         // A pair is atomic among the commands of one thread of this controller. That suffices only
         // if no other controller has the disk and there are no lanes.
-        let shared = self.namespaces.iter().any(|namespace| namespace.shared);
-        let fused = self.lanes.is_none() && !shared;
+        let shared = self.engine.namespaces.iter().any(|namespace| namespace.shared);
+        let fused = self.fleet.is_empty() && !shared;
         page.fused.set(if fused { Page::COMPARE_AND_WRITE } else { 0 });
         page.copy_formats.set(1);
         page.sgl.set(Page::SGL_DWORD_ALIGNED | Page::SGL_LONGER);
@@ -120,7 +119,7 @@ impl Controller {
             return Err(Status::INVALID_NAMESPACE.dnr());
         }
         let mut page = Box::new(IdentifyNamespace::new_zeroed());
-        if let Some(namespace) = self.namespaces.get(nsid) {
+        if let Some(namespace) = self.engine.namespaces.get(nsid) {
             fill_namespace(&mut page, namespace);
         }
         Ok(page)
@@ -132,7 +131,7 @@ impl Controller {
         if after >= 0xffff_fffe {
             return Err(Status::INVALID_NAMESPACE.dnr());
         }
-        let above = self.namespaces.iter().map(|one| one.nsid).filter(|nsid| *nsid > after);
+        let above = self.engine.namespaces.iter().map(|one| one.nsid).filter(|nsid| *nsid > after);
         let mut page: Vec<u8> = above.flat_map(u32::to_le_bytes).collect();
         page.resize(IDENTIFY_SIZE, 0);
         Ok(page)
@@ -140,7 +139,7 @@ impl Controller {
 
     /// Returns the list of a namespace's identification descriptors (section 5.15.2.4).
     fn namespace_descriptors(&self, nsid: u32) -> Result<Vec<u8>, Status> {
-        let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let namespace = self.engine.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let mut page = Vec::with_capacity(IDENTIFY_SIZE);
         let mut put = |kind: NamespaceIdType, id: &[u8]| {
             if id.iter().any(|byte| *byte != 0) {

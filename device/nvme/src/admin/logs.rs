@@ -10,10 +10,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::COMMANDS;
 use super::identify::pad;
-use crate::controller::Controller;
 use crate::health::ERROR_ENTRIES;
+use crate::home::Home;
 
-impl Controller {
+impl Home {
     pub(super) fn get_log_page(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
         let (cdw10, cdw11) = (entry.dword(10), entry.dword(11));
         let id = LogId(cdw10 as u8);
@@ -22,7 +22,7 @@ impl Controller {
         let offset = u64::from(entry.dword(13)) << 32 | u64::from(entry.dword(12));
         // The length is checked before anything of that size is allocated.
         let len = usize::try_from((dwords + 1) * 4).unwrap_or(usize::MAX);
-        if !offset.is_multiple_of(4) || len > self.limits.transfer as usize {
+        if !offset.is_multiple_of(4) || len > self.engine.limits.transfer as usize {
             return Err(Status::INVALID_FIELD.dnr());
         }
         self.collect_reports();
@@ -62,7 +62,8 @@ impl Controller {
                 if nsid != 0 && nsid != NSID_ALL {
                     return Err(Status::INVALID_FIELD.dnr());
                 }
-                let log = self.whole_health().log_page(self.features.warning(), self.powered());
+                let (warning, powered) = (self.features.warning(), self.powered());
+                let log = self.health.log_page(warning, powered, &self.counters());
                 page.extend_from_slice(log.as_bytes());
             }
             LogId::FirmwareSlot => {
@@ -76,7 +77,7 @@ impl Controller {
                 page.resize(CHANGED_NAMESPACES_SIZE, 0);
             }
             LogId::Effects => {
-                let shadow = !self.doorbells.is_shared();
+                let shadow = !self.engine.doorbells.is_shared();
                 page.extend_from_slice(effects(shadow).as_bytes());
             }
             _ => return Err(Status::INVALID_LOG_PAGE.dnr()),

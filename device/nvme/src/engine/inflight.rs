@@ -1,12 +1,12 @@
 //! Commands that disks work on, by tag.
 
-use slipway_block::Operation;
+use slipway_block::{Operation, Request};
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Span;
 
-use crate::journal::Ticket;
+use crate::health::Moved;
+use crate::permit::{Owner, Permit};
 use crate::prp::Run;
-use crate::spares::Work;
 
 /// The kind of a command, as far as completing it is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,17 @@ impl CommandKind {
     pub fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Compare | Self::Scan)
     }
+
+    /// Returns what the command counts as in the SMART / Health log (section 5.14.1.2): Verify and
+    /// Compare count as data that the host read, Verify does not count as a command.
+    pub fn moved(self) -> Moved {
+        match self {
+            Self::Scan => Moved::Scanned,
+            Self::Read | Self::Compare => Moved::Read,
+            Self::Write => Moved::Written,
+            Self::Other => Moved::Nothing,
+        }
+    }
 }
 
 /// A bounce buffer for message-only memory, which is not lent to a disk: the data passes through
@@ -42,11 +53,7 @@ pub(crate) struct Bounce {
 
 /// A command in flight.
 pub(crate) struct Command {
-    /// The submission queue. `None` if the command's end is not to be reported: after a reset, or
-    /// for the flush of a shutdown.
-    pub queue: Option<u16>,
-    /// CID.
-    pub id: u16,
+    pub owner: Owner,
     pub kind: CommandKind,
     pub nsid: u32,
     pub lba: u64,
@@ -60,8 +67,122 @@ pub(crate) struct Command {
     /// The steps that follow. `None` for nearly all commands: they end with the end of their
     /// requests.
     pub work: Option<Box<Work>>,
-    /// The command's slot in the journal.
-    pub ticket: Ticket,
+}
+
+impl Command {
+    /// Makes a command of one request, which has no owner yet.
+    pub fn new(kind: CommandKind, nsid: u32, lba: u64) -> Self {
+        Self {
+            owner: Owner::CONTROLLER,
+            kind,
+            nsid,
+            lba,
+            bytes: 0,
+            status: Status::SUCCESS,
+            parts: 1,
+            bounce: None,
+            work: None,
+        }
+    }
+}
+
+/// The work area of a command of several steps.
+pub(crate) struct Work {
+    pub step: Step,
+    /// The buffer, at least as large as asked for. It may hold data that earlier commands of the
+    /// same controller read.
+    pub buffer: Span,
+    /// The places of the host's data, for Compare.
+    pub runs: Vec<Run>,
+    /// The source ranges of a Copy: first block, number of blocks.
+    pub ranges: Vec<(u64, u32)>,
+    /// The write that is fused to a Compare.
+    pub write: Option<FusedWrite>,
+}
+
+/// The step that follows when a command's request has ended.
+pub(crate) enum Step {
+    /// Compares the blocks in the buffer with the host's data.
+    Compare,
+    /// Reads the next blocks and drops them.
+    Verify { next: u64, left: u32, bytes: u64 },
+    /// Ends the second half of a fused pair, which is in flight.
+    FusedWrite,
+    /// Reads pieces of the source ranges and writes them one after the other.
+    Copy(CopyStep),
+}
+
+/// The second command of a fused pair, ready to run.
+pub(crate) struct FusedWrite {
+    pub command: Command,
+    pub request: Request,
+}
+
+/// The progress of a Copy.
+pub(crate) struct CopyStep {
+    /// The most blocks of a piece.
+    pub most: u32,
+    /// The range that is being copied, and how many of its blocks are done.
+    pub range: usize,
+    pub done: u32,
+    /// The destination of the next piece.
+    pub to: u64,
+    /// `true` while the piece in the buffer is being written, `false` while it is being read.
+    pub writing: bool,
+    pub durable: bool,
+}
+
+impl Work {
+    /// Returns whether the command can be aborted after its present step, which then has no effect
+    /// or only part of it.
+    pub fn stops(&self) -> bool {
+        !matches!(self.step, Step::FusedWrite)
+    }
+}
+
+impl CopyStep {
+    /// Returns the present piece of the source: first block and number of blocks. Returns `None`
+    /// after the last piece.
+    pub fn piece(&self, ranges: &[(u64, u32)]) -> Option<(u64, u32)> {
+        let (lba, blocks) = ranges.get(self.range)?;
+        Some((lba + u64::from(self.done), (blocks - self.done).min(self.most)))
+    }
+
+    /// Moves on after a step that has succeeded.
+    pub fn advance(&mut self, ranges: &[(u64, u32)]) {
+        if self.writing {
+            let (_, piece) = self.piece(ranges).unwrap_or_default();
+            self.done += piece;
+            self.to += u64::from(piece);
+            if ranges.get(self.range).is_some_and(|(_, blocks)| self.done == *blocks) {
+                (self.range, self.done) = (self.range + 1, 0);
+            }
+        }
+        self.writing = !self.writing;
+    }
+
+    /// Returns the kind of the present step: reading, or writing.
+    pub fn kind(&self) -> CommandKind {
+        if self.writing { CommandKind::Other } else { CommandKind::Scan }
+    }
+}
+
+/// A place in the in-flight table that was just filled. The command gets its owner when its slot is
+/// handed over ([`Inflight::own`]).
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Slot(u32);
+
+impl Slot {
+    /// Returns the tag of the command's request number `part`.
+    pub fn tag(&self, part: u32) -> u64 {
+        u64::from(part) << 32 | u64::from(self.0)
+    }
+
+    /// Returns the slot's index, for traces.
+    pub fn index(&self) -> u32 {
+        self.0
+    }
 }
 
 /// A slab of commands. Places are reused, so that nothing is allocated in the steady state.
@@ -71,8 +192,6 @@ pub(crate) struct Inflight {
     free: Vec<u32>,
     requests: u32,
     bytes: u64,
-    /// The slot that was filled last, for traces.
-    pub latest: Option<u32>,
 }
 
 impl Inflight {
@@ -93,11 +212,11 @@ impl Inflight {
     }
 
     /// Keeps `command` and returns its slot. The command has at least one request in `parts`.
-    pub fn insert(&mut self, command: Command) -> u32 {
+    pub fn insert(&mut self, command: Command) -> Slot {
         debug_assert!(command.parts > 0);
         self.requests += command.parts;
         self.bytes += command.bytes;
-        let slot = match self.free.pop() {
+        Slot(match self.free.pop() {
             Some(slot) => {
                 self.slots[slot as usize] = Some(command);
                 slot
@@ -106,14 +225,30 @@ impl Inflight {
                 self.slots.push(Some(command));
                 self.slots.len() as u32 - 1
             }
-        };
-        self.latest = Some(slot);
-        slot
+        })
     }
 
-    /// Returns the tag of request `part` of the command in `slot`.
-    pub fn tag(slot: u32, part: u32) -> u64 {
-        u64::from(part) << 32 | u64::from(slot)
+    /// Keeps `command`, which has its owner already, for its next request. Returns the tag of the
+    /// request.
+    pub fn resume(&mut self, command: Command) -> u64 {
+        self.insert(Command { parts: 1, ..command }).tag(0)
+    }
+
+    /// Makes `owner` the recipient of the end of the command in `slot`.
+    pub fn own(&mut self, Slot(slot): Slot, owner: Owner) {
+        if let Some(command) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) {
+            command.owner = owner;
+        }
+    }
+
+    /// Gives the command in `slot`, a fused Compare, and its Write their owners.
+    pub fn own_pair(&mut self, slot: Slot, first: Permit, second: Permit) {
+        let command = self.slots.get_mut(slot.0 as usize).and_then(Option::as_mut);
+        let work = command.and_then(|command| command.work.as_mut());
+        if let Some(write) = work.and_then(|work| work.write.as_mut()) {
+            write.command.owner = Owner::Guest(second);
+        }
+        self.own(slot, Owner::Guest(first));
     }
 
     /// Ends one request of the command that `tag` names, with `status`. Returns the command with
@@ -135,12 +270,11 @@ impl Inflight {
         place.take()
     }
 
-    /// Returns the command `id` of submission queue `queue`, with its slot.
-    pub fn find(&mut self, queue: u16, id: u16) -> Option<(u32, &mut Command)> {
-        let named = |one: &Command| one.queue == Some(queue) && one.id == id;
+    /// Returns the command `id` of submission queue `queue`, with the tag of its first request.
+    pub fn find(&mut self, queue: u16, id: u16) -> Option<(u64, &mut Command)> {
         let commands = self.slots.iter_mut().zip(0..);
         let mut commands = commands.filter_map(|(slot, at)| Some((at, slot.as_mut()?)));
-        commands.find(|(_, command)| named(command))
+        commands.find(|(_, command)| command.owner.is(queue, id))
     }
 
     /// Returns the kind of the command that `tag` names.
@@ -150,8 +284,6 @@ impl Inflight {
 
     /// Makes the end of every command in flight unreported.
     pub fn orphan_all(&mut self) {
-        for command in self.slots.iter_mut().flatten() {
-            command.queue = None;
-        }
+        self.slots.iter_mut().flatten().for_each(|command| command.owner.orphan());
     }
 }

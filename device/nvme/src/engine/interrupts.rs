@@ -21,32 +21,19 @@
 //! or once per half of the queue, would hang, or, with a timer beside the rule, wait for that timer
 //! with every command. The gain would be an eventfd's signal per burst. Hosts that want fewer
 //! interrupts say so, by coalescing.
-//!
-//! # The pin
-//! While MSI-X is off, the interrupt pin is asserted as long as entries of a completion queue with
-//! vector 0 wait for the host and the vector is not masked (INTMS; section 7.5.1). A level needs no
-//! rule against repetition, and coalescing does not apply to it. When the host writes the head
-//! doorbell's register, the controller sees at once what the host took, before the host's client
-//! asks for the level again. A host with shadow doorbells writes the register only when the
-//! controller asks for it, and some clients (QEMU) look at the level again only when a register is
-//! written. So as long as the pin is asserted the controller asks for it: the event index is the
-//! head that was seen last. The order of stores and looks is that of the head of `cell`.
 
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use slipway_pci::Interrupt;
-use slipway_ram::Memory;
 
-use crate::admin::features::Coalescing;
-use crate::cell::BadDoorbell;
-use crate::controller::Controller;
+use super::Engine;
+use crate::features::Coalescing;
 use crate::queue::CompletionQueue;
 
-impl Controller {
+impl Engine {
     /// Interrupts for the completion queues whose interrupt is due.
-    pub(crate) fn signal(&mut self) {
-        match self.features.coalescing() {
+    pub fn signal(&mut self) {
+        match self.tuning.coalescing {
             Some(coalescing) if self.is_running() => self.signal_due(coalescing),
             _ => self.signal_all(),
         }
@@ -56,7 +43,7 @@ impl Controller {
     }
 
     /// Interrupts once for each completion queue that got entries: nothing is held back.
-    pub(crate) fn signal_all(&mut self) {
+    pub fn signal_all(&mut self) {
         self.interrupt_at = None;
         for queue in self.queues.completions_mut() {
             queue.interrupt(&self.interrupts);
@@ -75,7 +62,7 @@ impl Controller {
                 queue.fresh = 0;
                 continue;
             };
-            let may_wait = queue.id != 0 && self.features.coalesces(vector);
+            let may_wait = queue.id != 0 && self.tuning.coalesces(vector);
             if may_wait && let Some(due) = queue.hold(coalescing, now) {
                 self.interrupt_at = Some(self.interrupt_at.map_or(due, |at| at.min(due)));
             } else {
@@ -83,66 +70,9 @@ impl Controller {
             }
         }
     }
-
-    /// Returns whether an interrupt of the pin is pending, with the pin disabled or not.
-    pub(crate) fn has_pin_interrupt(&self) -> bool {
-        !self.pci.msix_control().enabled
-            && self.registers.interrupt_mask & PIN_VECTOR == 0
-            && self.queues.completions().any(CompletionQueue::has_pin_interrupt)
-    }
-
-    /// Asserts or deasserts the pin, if it is in use.
-    #[inline]
-    pub(crate) fn update_pin(&mut self) {
-        if self.pci.pin_enabled() || self.pin.is_asserted() {
-            self.drive_pin();
-        }
-    }
-
-    fn drive_pin(&mut self) {
-        let wanted = self.pci.pin_enabled() && self.has_pin_interrupt() && self.waits_for_host();
-        self.pin.set(wanted);
-    }
-
-    /// Asks the host to write a register as soon as it takes entries of the pin's queues. Returns
-    /// whether such entries still wait after that.
-    fn waits_for_host(&mut self) -> bool {
-        let (mut waits, mut wrong) = (false, None);
-        for queue in self.queues.completions_mut().filter(|queue| queue.has_pin_interrupt()) {
-            let asked = queue.ask_for_head(&self.memory);
-            wrong = asked.err().or(wrong);
-            waits |= queue.posted() > 0;
-        }
-        if let Some(bad) = wrong {
-            self.bad_doorbell(bad);
-        }
-        waits
-    }
 }
 
-/// The bit of vector 0 in INTMS and INTMC.
-const PIN_VECTOR: u32 = 1;
-
 impl CompletionQueue {
-    fn has_pin_interrupt(&self) -> bool {
-        self.vector == Some(0) && self.posted() > 0
-    }
-
-    /// Asks for a register write at the next change of the head, and looks once more.
-    fn ask_for_head(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
-        // Each round but the last finds entries taken, so there are no more rounds than entries.
-        while self.posted() > 0 {
-            let head = self.head;
-            self.doorbell.publish(memory, head)?;
-            fence(Ordering::SeqCst);
-            self.observe(memory)?;
-            if self.head == head {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// Interrupts if there are entries that the host was not told of.
     fn interrupt(&mut self, interrupts: &[Interrupt]) {
         if self.fresh > 0

@@ -11,22 +11,10 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{Access, Fault, Span};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::controller::Controller;
-use crate::inflight::{Bounce, Command, CommandKind, Inflight};
-
-/// The state of a command after it was started.
-pub(crate) enum Outcome {
-    /// The command ended: status and dword 0 of the completion.
-    Done(Status, u32),
-    /// The command ends later.
-    Pending,
-}
-
-impl From<Status> for Outcome {
-    fn from(status: Status) -> Self {
-        Self::Done(status, 0)
-    }
-}
+use super::Engine;
+use super::fetch::Outcome;
+use super::inflight::{Bounce, Command, CommandKind, Slot};
+use crate::permit::{Owner, Permit};
 
 /// Makes the checks that all I/O commands have in common (section 4.2): PRPs or an SGL. The two
 /// types of SGL differ in the metadata pointer, which has no meaning here: no format has metadata.
@@ -40,7 +28,7 @@ fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
 
 /// Returns the status for a disk's error (section 4.6.1.2). Linux turns Capacity Exceeded into
 /// ENOSPC and media errors into EIO.
-pub(crate) fn disk_status(result: Result<(), DiskError>, kind: CommandKind) -> Status {
+pub(super) fn disk_status(result: Result<(), DiskError>, kind: CommandKind) -> Status {
     match result {
         Ok(()) => Status::SUCCESS,
         Err(DiskError::OutOfRange) => Status::LBA_OUT_OF_RANGE.dnr(),
@@ -54,44 +42,35 @@ pub(crate) fn disk_status(result: Result<(), DiskError>, kind: CommandKind) -> S
     }
 }
 
-impl Controller {
-    /// Starts an I/O command of submission queue `queue`.
-    pub(crate) fn execute_io(&mut self, queue: u16, entry: &SubmissionEntry) -> Outcome {
+impl Engine {
+    /// Starts an I/O command.
+    #[inline]
+    pub(super) fn execute_io(&mut self, entry: &SubmissionEntry) -> Outcome {
         let started = check_flags(entry).and_then(|()| match NvmOpcode(entry.opcode) {
-            NvmOpcode::Read => self.transfer(queue, entry, CommandKind::Read),
-            NvmOpcode::Write => self.transfer(queue, entry, CommandKind::Write),
-            NvmOpcode::Flush => self.flush(queue, entry),
-            NvmOpcode::WriteZeroes => self.write_zeroes(queue, entry),
-            NvmOpcode::DatasetManagement => self.dataset_management(queue, entry),
-            NvmOpcode::Compare => self.compare(queue, entry),
-            NvmOpcode::Verify => self.verify(queue, entry),
-            NvmOpcode::Copy => self.copy(queue, entry),
+            NvmOpcode::Read => self.transfer(entry, CommandKind::Read),
+            NvmOpcode::Write => self.transfer(entry, CommandKind::Write),
+            NvmOpcode::Flush => self.flush(entry),
+            NvmOpcode::WriteZeroes => self.write_zeroes(entry).map(Outcome::Begun),
+            NvmOpcode::DatasetManagement => self.dataset_management(entry),
+            NvmOpcode::Compare => self.compare(entry).map(Outcome::Begun),
+            NvmOpcode::Verify => self.verify(entry).map(Outcome::Begun),
+            NvmOpcode::Copy => self.copy(entry).map(Outcome::Begun),
             _ => Err(Status::INVALID_OPCODE.dnr()),
         });
-        match started {
-            Ok(()) => Outcome::Pending,
-            Err(status) => status.into(),
-        }
+        started.into()
     }
 
     /// Starts a Read (section 6.9) or a Write (section 6.15). Limited Retry and hints are ignored.
-    fn transfer(
-        &mut self,
-        queue: u16,
-        entry: &SubmissionEntry,
-        kind: CommandKind,
-    ) -> Result<(), Status> {
+    fn transfer(&mut self, entry: &SubmissionEntry, kind: CommandKind) -> Result<Outcome, Status> {
         let bytes = self.find(entry, kind)?;
         let bounce = self.lend(kind, bytes as usize)?;
         if bounce.is_none()
             && let Some(status) = self.transfer_at_once(entry, kind, bytes)
         {
-            return Err(status);
+            return Ok(Outcome::Ended(status));
         }
-        let (command, mut request) = self.describe(queue, entry, kind, bounce);
-        request.tag = Inflight::tag(self.inflight.insert(Command { bytes, ..command }), 0);
-        self.request(entry.nsid.get(), request);
-        Ok(())
+        let (command, request) = self.describe(entry, kind, bounce);
+        Ok(Outcome::Begun(self.begin(Command { bytes, ..command }, request)))
     }
 
     /// Carries out a Read or Write whose memory is pinned, if its disk does so in place, and
@@ -113,13 +92,13 @@ impl Controller {
             tracer.transferred(begun);
         }
         let status = disk_status(result, kind);
-        self.health.count(kind, status, bytes);
+        self.counters.count(kind.moved(), status, bytes);
         Some(status)
     }
 
     /// Tells the disk of a Read or Write that is carried out after the current command.
     #[inline]
-    pub(crate) fn expect(&self, entry: &SubmissionEntry) {
+    pub(super) fn expect(&self, entry: &SubmissionEntry) {
         let operation = match NvmOpcode(entry.opcode) {
             NvmOpcode::Read => Operation::Read,
             NvmOpcode::Write => Operation::Write,
@@ -131,15 +110,14 @@ impl Controller {
     }
 
     /// Checks a Read or Write and pins its memory. The returned request has no tag yet.
-    pub(crate) fn prepare(
+    pub(super) fn prepare(
         &mut self,
-        queue: u16,
         entry: &SubmissionEntry,
         kind: CommandKind,
     ) -> Result<(Command, Request), Status> {
         let bytes = self.find(entry, kind)?;
         let bounce = self.lend(kind, bytes as usize)?;
-        let (command, request) = self.describe(queue, entry, kind, bounce);
+        let (command, request) = self.describe(entry, kind, bounce);
         Ok((Command { bytes, ..command }, request))
     }
 
@@ -153,46 +131,23 @@ impl Controller {
         if bytes > u64::from(self.limits.transfer) {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes as usize)?;
+        self.walker.find(&self.memory, self.page_size, entry, bytes as usize)?;
         Ok(bytes)
     }
 
     /// Returns the command and the request of a Read or Write. The request takes the current spans.
     fn describe(
         &mut self,
-        queue: u16,
         entry: &SubmissionEntry,
         kind: CommandKind,
         bounce: Option<Box<Bounce>>,
     ) -> (Command, Request) {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let durable = kind == CommandKind::Write && self.is_durable(entry);
-        let command = Command { bounce, ..self.command(queue, entry, kind) };
+        let command = Command { bounce, ..command(entry, kind) };
         let next = self.spare_spans.pop().unwrap_or_default();
         let spans = std::mem::replace(&mut self.spans, next);
         (command, Request { tag: 0, operation: kind.operation(), lba, blocks, spans, durable })
-    }
-
-    /// Returns the current command, of queue `queue`, with nothing done.
-    pub(crate) fn command(
-        &self,
-        queue: u16,
-        entry: &SubmissionEntry,
-        kind: CommandKind,
-    ) -> Command {
-        Command {
-            queue: Some(queue),
-            id: entry.id.get(),
-            kind,
-            nsid: entry.nsid.get(),
-            lba: entry.starting_lba(),
-            bytes: 0,
-            status: Status::SUCCESS,
-            parts: 1,
-            bounce: None,
-            work: None,
-            ticket: self.ticket,
-        }
     }
 
     /// Pins the places that the walker found as the current spans, or makes a bounce buffer if some
@@ -222,67 +177,65 @@ impl Controller {
     }
 
     /// Starts a Flush (section 6.8), of one namespace or of all (VWC reports that).
-    fn flush(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn flush(&mut self, entry: &SubmissionEntry) -> Result<Outcome, Status> {
         let nsid = entry.nsid.get();
-        if nsid == NSID_ALL {
-            return match self.flush_all(queue, entry) {
-                Outcome::Done(status, _) => Err(status),
-                Outcome::Pending => Ok(()),
-            };
+        if nsid != NSID_ALL {
+            self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         }
-        self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        let slot = self.inflight.insert(self.command(queue, entry, CommandKind::Other));
-        self.flush_parts(nsid, slot);
-        Ok(())
+        let command = command(entry, CommandKind::Other);
+        Ok(match self.flush_as(nsid, command) {
+            Some(slot) => Outcome::Begun(slot),
+            None => Outcome::Ended(Status::SUCCESS),
+        })
     }
 
-    /// Flushes every namespace; the command ends when all are flushed.
-    pub(crate) fn flush_all(&mut self, queue: u16, entry: &SubmissionEntry) -> Outcome {
-        let parts = self.namespaces.iter().count() as u32;
+    /// Flushes every namespace, and then reports the end of the admin command with `permit`, if
+    /// any. Gives the permit back if there is nothing to flush.
+    pub fn flush_all(&mut self, permit: Option<Permit>) -> Option<Permit> {
+        let command = Command::new(CommandKind::Other, NSID_ALL, 0);
+        let Some(slot) = self.flush_as(NSID_ALL, command) else { return permit };
+        self.inflight.own(slot, permit.map_or(Owner::CONTROLLER, Owner::Guest));
+        None
+    }
+
+    /// Flushes namespace `nsid`, or every namespace, for `command`, which ends when all are
+    /// flushed. Returns `None` if there is no namespace.
+    fn flush_as(&mut self, nsid: u32, command: Command) -> Option<Slot> {
+        let chosen = |one: u32| nsid == NSID_ALL || one == nsid;
+        let parts = self.namespaces.iter().filter(|one| chosen(one.nsid)).count() as u32;
         if parts == 0 {
-            return Status::SUCCESS.into();
+            return None;
         }
-        let slot = self
-            .inflight
-            .insert(Command { parts, ..self.command(queue, entry, CommandKind::Other) });
-        self.flush_parts(NSID_ALL, slot);
-        Outcome::Pending
-    }
-
-    /// Leaves a flush with `nsid`, or with every namespace, as requests of the command in `slot`.
-    pub(crate) fn flush_parts(&mut self, nsid: u32, slot: u32) {
-        let chosen = self.namespaces.iter_mut().filter(|one| nsid == NSID_ALL || one.nsid == nsid);
-        for (part, namespace) in chosen.enumerate() {
-            let tag = Inflight::tag(slot, part as u32);
+        let slot = self.inflight.insert(Command { parts, ..command });
+        let namespaces = self.namespaces.iter_mut().filter(|one| chosen(one.nsid));
+        for (part, namespace) in namespaces.enumerate() {
+            let tag = slot.tag(part as u32);
             namespace.requests.push(plain(tag, Operation::Flush, 0, 0, false));
         }
+        Some(slot)
     }
 
     /// Starts a Write Zeroes (section 6.17). No data moves, so MDTS does not limit it.
-    fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn write_zeroes(&mut self, entry: &SubmissionEntry) -> Result<Slot, Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, true)?;
         // Discarded blocks read as zeros (DLFEAT), so Deallocate may use the cheaper operation.
         let operation =
             if entry.deallocate() { Operation::Discard } else { Operation::WriteZeroes };
         let bytes = u64::from(blocks) * u64::from(block_size);
-        let slot = self
-            .inflight
-            .insert(Command { bytes, ..self.command(queue, entry, CommandKind::Other) });
+        let command = Command { bytes, ..command(entry, CommandKind::Other) };
         let durable = self.is_durable(entry);
-        let request = plain(Inflight::tag(slot, 0), operation, lba, blocks, durable);
-        self.request(entry.nsid.get(), request);
-        Ok(())
+        Ok(self.begin(command, plain(0, operation, lba, blocks, durable)))
     }
 
     /// Starts a Dataset Management (section 6.7): Deallocate is carried out, the other attributes
     /// are hints.
-    fn dataset_management(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn dataset_management(&mut self, entry: &SubmissionEntry) -> Result<Outcome, Status> {
         const DEALLOCATE: u32 = 1 << 2;
         let nsid = entry.nsid.get();
         let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         if entry.dword(11) & DEALLOCATE == 0 {
-            return Err(Status::SUCCESS);
+            return Ok(Outcome::Ended(Status::SUCCESS));
         }
         if namespace.geometry.read_only {
             return Err(Status::WRITE_PROTECTED.dnr());
@@ -290,7 +243,7 @@ impl Controller {
         let geometry = namespace.geometry;
         let mut ranges = [DatasetRange::new_zeroed(); MAX_DATASET_RANGES];
         let ranges = &mut ranges[..(entry.dword(10) & 0xff) as usize + 1];
-        self.walker.find(&self.memory, self.registers.page_size(), entry, size_of_val(ranges))?;
+        self.walker.find(&self.memory, self.page_size, entry, size_of_val(ranges))?;
         self.walker.read(&self.memory, ranges.as_mut_bytes())?;
         let inside =
             |range: &DatasetRange| geometry.holds(range.lba.get(), u64::from(range.blocks.get()));
@@ -299,23 +252,23 @@ impl Controller {
         }
         let ranges = join(ranges);
         if ranges.is_empty() {
-            return Err(Status::SUCCESS);
+            return Ok(Outcome::Ended(Status::SUCCESS));
         }
         let blocks: u64 = ranges.iter().map(|range| u64::from(range.blocks.get())).sum();
         let bytes = blocks * u64::from(geometry.block_size);
         let parts = ranges.len() as u32;
-        let started = Command { parts, bytes, ..self.command(queue, entry, CommandKind::Other) };
+        let started = Command { parts, bytes, ..command(entry, CommandKind::Other) };
         let slot = self.inflight.insert(started);
         for (part, range) in ranges.iter().enumerate() {
-            let tag = Inflight::tag(slot, part as u32);
             let (lba, blocks) = (range.lba.get(), range.blocks.get());
+            let tag = slot.tag(part as u32);
             self.request(nsid, plain(tag, Operation::Discard, lba, blocks, false));
         }
-        Ok(())
+        Ok(Outcome::Begun(slot))
     }
 
     /// Checks namespace and blocks. Returns the block size in bytes.
-    pub(crate) fn check_blocks(
+    pub(super) fn check_blocks(
         &self,
         nsid: u32,
         lba: u64,
@@ -334,16 +287,29 @@ impl Controller {
 
     /// Returns whether a write must be durable: by Force Unit Access, or without a volatile write
     /// cache (section 5.21.1.6).
-    pub(crate) fn is_durable(&self, entry: &SubmissionEntry) -> bool {
-        entry.force_unit_access() || !self.features.write_cache()
+    pub(super) fn is_durable(&self, entry: &SubmissionEntry) -> bool {
+        entry.force_unit_access() || !self.tuning.write_cache
+    }
+
+    /// Keeps a command of one request, and leaves the request with its namespace.
+    pub(super) fn begin(&mut self, command: Command, request: Request) -> Slot {
+        let nsid = command.nsid;
+        let slot = self.inflight.insert(command);
+        self.request(nsid, Request { tag: slot.tag(0), ..request });
+        slot
     }
 
     /// Leaves `request` with its namespace, whose existence the caller has checked.
-    pub(crate) fn request(&mut self, nsid: u32, request: Request) {
+    pub(super) fn request(&mut self, nsid: u32, request: Request) {
         if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.requests.push(request);
         }
     }
+}
+
+/// Returns the command of `entry`, with nothing done.
+pub(super) fn command(entry: &SubmissionEntry, kind: CommandKind) -> Command {
+    Command::new(kind, entry.nsid.get(), entry.starting_lba())
 }
 
 /// Sorts ranges, which lie on the disk, and joins them so that none is empty and no two overlap: a

@@ -5,8 +5,7 @@
 
 use slipway_ram::Span;
 
-use crate::prp::Run;
-use crate::steps::{CopyStep, FusedWrite};
+use super::inflight::{Step, Work};
 
 /// The size of the smallest buffer; the others are twice, four times, … as large.
 const SMALLEST: usize = 4096;
@@ -15,40 +14,6 @@ const SIZES: usize = 13;
 /// Most bytes that are kept for reuse. More are in use at once only while enough commands are in
 /// flight.
 const MOST_BYTES: usize = 2 << 20;
-
-/// The work area of a command of several steps.
-pub(crate) struct Work {
-    pub step: Step,
-    /// The buffer, at least as large as asked for. It may hold data that earlier commands of the
-    /// same controller read.
-    pub buffer: Span,
-    /// The places of the host's data, for Compare.
-    pub runs: Vec<Run>,
-    /// The source ranges of a Copy: first block, number of blocks.
-    pub ranges: Vec<(u64, u32)>,
-    /// The write that is fused to a Compare.
-    pub write: Option<FusedWrite>,
-}
-
-/// The step that follows when a command's request has ended.
-pub(crate) enum Step {
-    /// Compares the blocks in the buffer with the host's data.
-    Compare,
-    /// Reads the next blocks and drops them.
-    Verify { next: u64, left: u32, bytes: u64 },
-    /// Ends the second half of a fused pair, which is in flight.
-    FusedWrite,
-    /// Reads pieces of the source ranges and writes them one after the other.
-    Copy(CopyStep),
-}
-
-impl Work {
-    /// Returns whether the command can be aborted after its present step, which then has no effect
-    /// or only part of it.
-    pub fn stops(&self) -> bool {
-        !matches!(self.step, Step::FusedWrite)
-    }
-}
 
 /// Unused work areas, by the size of their buffers.
 #[derive(Default)]

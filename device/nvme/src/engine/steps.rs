@@ -12,11 +12,10 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{Memory, Span};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::controller::Controller;
-use crate::inflight::{Command, CommandKind, Inflight};
-use crate::journal::Ticket;
+use super::inflight::{Command, CommandKind, CopyStep, FusedWrite, Slot, Step, Work};
+use super::io::command;
+use super::{Engine, Role};
 use crate::prp::Run;
-use crate::spares::{Step, Work};
 
 /// Most bytes of a step.
 const STEP: u32 = 1 << 20;
@@ -27,55 +26,30 @@ pub(crate) const COPY_RANGE_BLOCKS: u16 = u16::MAX;
 /// MCL: most blocks of a Copy.
 pub(crate) const COPY_BLOCKS: u32 = 1 << 17;
 
-/// The second command of a fused pair, ready to run.
-pub(crate) struct FusedWrite {
-    command: Command,
-    request: Request,
-}
-
-/// The progress of a Copy.
-pub(crate) struct CopyStep {
-    /// The most blocks of a piece.
-    most: u32,
-    /// The range that is being copied, and how many of its blocks are done.
-    range: usize,
-    done: u32,
-    /// The destination of the next piece.
-    to: u64,
-    /// `true` while the piece in the buffer is being written, `false` while it is being read.
-    writing: bool,
-    durable: bool,
-}
-
-impl Controller {
+impl Engine {
     /// Starts a Compare (section 6.6).
-    pub(crate) fn compare(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
-        let (command, request) = self.compare_parts(queue, entry)?;
-        self.begin(command, request);
-        Ok(())
+    pub(super) fn compare(&mut self, entry: &SubmissionEntry) -> Result<Slot, Status> {
+        let (command, request) = self.compare_parts(entry)?;
+        Ok(self.begin(command, request))
     }
 
-    fn compare_parts(
-        &mut self,
-        queue: u16,
-        entry: &SubmissionEntry,
-    ) -> Result<(Command, Request), Status> {
+    fn compare_parts(&mut self, entry: &SubmissionEntry) -> Result<(Command, Request), Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
         let bytes = blocks as usize * block_size as usize;
         if bytes > self.limits.transfer as usize {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes)?;
+        self.walker.find(&self.memory, self.page_size, entry, bytes)?;
         let mut work = self.spares.take(Step::Compare, bytes);
         work.runs.clone_from(&self.walker.runs);
         let request = self.read(lba, blocks, &work.buffer, block_size);
-        let compare = self.command(queue, entry, CommandKind::Compare);
+        let compare = command(entry, CommandKind::Compare);
         Ok((Command { bytes: bytes as u64, work: Some(work), ..compare }, request))
     }
 
     /// Starts a Verify (section 6.16). No data moves, so MDTS does not limit it.
-    pub(crate) fn verify(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+    pub(super) fn verify(&mut self, entry: &SubmissionEntry) -> Result<Slot, Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
         let step = blocks.min(self.step_blocks(block_size));
@@ -87,15 +61,14 @@ impl Controller {
         let work = self.spares.take(next, (step * block_size) as usize);
         let request = self.read(lba, step, &work.buffer, block_size);
         let bytes = u64::from(step * block_size);
-        let verify = self.command(queue, entry, CommandKind::Scan);
-        self.begin(Command { bytes, work: Some(work), ..verify }, request);
-        Ok(())
+        let verify = command(entry, CommandKind::Scan);
+        Ok(self.begin(Command { bytes, work: Some(work), ..verify }, request))
     }
 
     /// Starts a Copy (NVM Command Set Specification 1.0, section 3.2.2; brought into 1.4 by TP
     /// 4065), with source ranges of format 0. Ranges are copied in their order, each in pieces from
     /// its start.
-    pub(crate) fn copy(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+    pub(super) fn copy(&mut self, entry: &SubmissionEntry) -> Result<Slot, Status> {
         let (to, cdw12) = (entry.starting_lba(), entry.dword(12));
         let nsid = entry.nsid.get();
         let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
@@ -132,9 +105,9 @@ impl Controller {
         let mut work = self.spares.take(Step::Copy(step), (most * block_size) as usize);
         work.ranges.extend_from_slice(ranges);
         let bytes = u64::from(most * block_size);
-        let copy = Command { bytes, ..self.command(queue, entry, kind) };
-        self.next_piece(copy, work, block_size);
-        Ok(())
+        // There is at least one range, of at least one block.
+        let request = self.piece(&work, block_size).ok_or(Status::INTERNAL_ERROR)?;
+        Ok(self.begin(Command { bytes, work: Some(work), ..command(entry, kind) }, request))
     }
 
     /// Reads the source ranges of a Copy once: first block and number of blocks of each.
@@ -145,7 +118,7 @@ impl Controller {
     ) -> Result<(), Status> {
         let mut ranges = [CopyRange::new_zeroed(); COPY_RANGES as usize + 1];
         let ranges = &mut ranges[..into.len()];
-        self.walker.find(&self.memory, self.registers.page_size(), entry, size_of_val(ranges))?;
+        self.walker.find(&self.memory, self.page_size, entry, size_of_val(ranges))?;
         self.walker.read(&self.memory, ranges.as_mut_bytes())?;
         for (range, into) in ranges.iter().zip(into) {
             if range.block_count() > COPY_RANGE_BLOCKS.into() {
@@ -157,49 +130,46 @@ impl Controller {
     }
 
     /// Starts a Compare and Write as a fused operation (section 6.2): the write is done if the
-    /// blocks hold the host's data, and no other command of this controller comes between. The
-    /// first command is the current one; the second has `ticket`. Returns the status of each
-    /// command that has ended already.
-    pub(crate) fn compare_and_write(
+    /// blocks hold the host's data, and no other command of this controller comes between.
+    ///
+    /// # Errors
+    /// The status of each of the two commands, if they end at once.
+    pub(super) fn compare_and_write(
         &mut self,
-        queue: u16,
         first: &SubmissionEntry,
-        (second, ticket): (&SubmissionEntry, Ticket),
-    ) -> [Option<Status>; 2] {
-        let failed = Some(Status::FUSED_FAILED.dnr());
+        second: &SubmissionEntry,
+    ) -> Result<Slot, [Status; 2]> {
+        let failed = Status::FUSED_FAILED.dnr();
         let same = NvmOpcode(first.opcode) == NvmOpcode::Compare
             && NvmOpcode(second.opcode) == NvmOpcode::Write
             && first.nsid == second.nsid
             && first.starting_lba() == second.starting_lba()
             && first.block_count() == second.block_count();
         // Other lanes' commands would come between as well.
-        let lanes = self.lanes.is_some() || self.link.is_some();
+        let lanes = self.role != Role::Single;
         let shared = lanes || self.namespaces.get(first.nsid.get()).is_some_and(|one| one.shared);
         if !same || shared || first.data_pointer_type() == 3 || second.data_pointer_type() == 3 {
-            return [Some(Status::INVALID_FIELD.dnr()), failed];
+            return Err([Status::INVALID_FIELD.dnr(), failed]);
         }
-        let (mut compare, request) = match self.compare_parts(queue, first) {
-            Ok(parts) => parts,
-            Err(status) => return [Some(status), failed],
-        };
-        let (command, write) = match self.prepare(queue, second, CommandKind::Write) {
+        let (mut compare, request) =
+            self.compare_parts(first).map_err(|status| [status, failed])?;
+        let (command, write) = match self.prepare(second, CommandKind::Write) {
             Ok(parts) => parts,
             Err(status) => {
                 self.recycle(request.spans);
                 compare.work.into_iter().for_each(|work| self.spares.put(work));
-                return [failed, Some(status)];
+                return Err([failed, status]);
             }
         };
         if let Some(work) = &mut compare.work {
-            let command = Command { ticket, ..command };
             work.write = Some(FusedWrite { command, request: write });
         }
         let nsid = compare.nsid;
-        let tag = Inflight::tag(self.inflight.insert(compare), 0);
+        let slot = self.inflight.insert(compare);
         if let Some(namespace) = self.namespaces.get_mut(nsid) {
-            namespace.alone.start(Request { tag, ..request });
+            namespace.alone.start(Request { tag: slot.tag(0), ..request });
         }
-        [None, None]
+        Ok(slot)
     }
 
     /// Returns the most blocks of a step.
@@ -207,30 +177,30 @@ impl Controller {
         STEP.min(self.limits.transfer) / block_size
     }
 
-    /// Keeps `command` and gives its first request, or its next one, to its namespace.
-    fn begin(&mut self, command: Command, request: Request) {
+    /// Keeps `command`, which has its owner, and gives its next request to its namespace.
+    fn take_step(&mut self, command: Command, request: Request) {
         let nsid = command.nsid;
-        let slot = self.inflight.insert(Command { parts: 1, ..command });
-        self.request(nsid, Request { tag: Inflight::tag(slot, 0), ..request });
+        let tag = self.inflight.resume(command);
+        self.request(nsid, Request { tag, ..request });
     }
 
     /// Takes a command's next step after one has ended with the command's status, or ends the
     /// command. A command whose end is not to be reported takes no further step.
-    pub(crate) fn after_step(&mut self, mut command: Command, mut work: Box<Work>) {
-        let goes_on = command.status.is_success() && command.queue.is_some();
+    pub(super) fn after_step(&mut self, mut command: Command, mut work: Box<Work>) {
+        let goes_on = command.status.is_success() && command.owner.is_guest();
         match &mut work.step {
             Step::Compare => {
                 if goes_on {
                     command.status = compare(&self.memory, &work.runs, &work.buffer);
                 }
-                let ended = (command.status, command.queue);
+                let (status, reported) = (command.status, command.owner.is_guest());
                 if let Some(write) = &work.write {
                     // The decision is stored before the guest is told of an end, and before the
                     // write.
-                    self.decide(write.command.ticket, second_status(command.status));
+                    self.decide(write.command.owner.ticket(), second_status(status));
                 }
                 self.end(command, 0);
-                self.after_compare(ended, work);
+                self.after_compare(status, reported, work);
             }
             Step::FusedWrite => {
                 self.end_pair(command.nsid);
@@ -243,7 +213,7 @@ impl Controller {
                 (*next, *left) = (*next + u64::from(step), *left - step);
                 let request = self.read(lba, step, &work.buffer, block_size);
                 command.work = Some(work);
-                self.begin(command, request);
+                self.take_step(command, request);
             }
             Step::Verify { bytes, .. } => {
                 command.bytes = *bytes;
@@ -267,29 +237,44 @@ impl Controller {
     /// Takes the next step of a Copy, or ends it.
     fn next_piece(&mut self, mut command: Command, work: Box<Work>, block_size: u32) {
         let Step::Copy(copy) = &work.step else { return };
-        let Some((lba, piece)) = copy.piece(&work.ranges) else {
-            self.spares.put(work);
-            // The data of a Copy neither comes from the host nor goes to it.
-            return self.end(Command { kind: CommandKind::Other, ..command }, 0);
-        };
+        let kind = copy.kind();
+        match self.piece(&work, block_size) {
+            Some(request) => {
+                (command.kind, command.work) = (kind, Some(work));
+                self.take_step(command, request);
+            }
+            None => {
+                self.spares.put(work);
+                // The data of a Copy neither comes from the host nor goes to it.
+                self.end(Command { kind: CommandKind::Other, ..command }, 0);
+            }
+        }
+    }
+
+    /// Returns the request for the present step of a Copy, without its tag. Returns `None` after
+    /// the last piece.
+    fn piece(&mut self, work: &Work, block_size: u32) -> Option<Request> {
+        let Step::Copy(copy) = &work.step else { return None };
+        let (lba, piece) = copy.piece(&work.ranges)?;
         let mut request = self.read(lba, piece, &work.buffer, block_size);
         if copy.writing {
             request.operation = Operation::Write;
             (request.lba, request.durable) = (copy.to, copy.durable);
         }
-        command.kind = copy.kind();
-        command.work = Some(work);
-        self.begin(command, request);
+        Some(request)
     }
 
     /// Runs the second half of a fused pair, or ends it as well, after the first half has ended.
-    fn after_compare(&mut self, (status, queue): (Status, Option<u16>), mut work: Box<Work>) {
+    /// The Compare ended with `status`; its end was `reported` unless its queue is gone.
+    fn after_compare(&mut self, status: Status, reported: bool, mut work: Box<Work>) {
         let Some(FusedWrite { mut command, request }) = work.write.take() else {
             return self.spares.put(work);
         };
-        command.queue = queue;
+        if !reported {
+            command.owner.orphan();
+        }
         let nsid = command.nsid;
-        if !status.is_success() || queue.is_none() {
+        if !status.is_success() || !reported {
             self.end_pair(nsid);
             self.spares.put(work);
             self.recycle(request.spans);
@@ -297,7 +282,7 @@ impl Controller {
         }
         work.step = Step::FusedWrite;
         command.work = Some(work);
-        let tag = Inflight::tag(self.inflight.insert(command), 0);
+        let tag = self.inflight.resume(command);
         if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.alone.then(Request { tag, ..request });
         }
@@ -321,33 +306,6 @@ impl Controller {
         spans.clear();
         spans.push(buffer.slice(0, (blocks * block_size) as usize));
         Request { tag: 0, operation: Operation::Read, lba, blocks, spans, durable: false }
-    }
-}
-
-impl CopyStep {
-    /// Returns the present piece of the source: first block and number of blocks. Returns `None`
-    /// after the last piece.
-    fn piece(&self, ranges: &[(u64, u32)]) -> Option<(u64, u32)> {
-        let (lba, blocks) = ranges.get(self.range)?;
-        Some((lba + u64::from(self.done), (blocks - self.done).min(self.most)))
-    }
-
-    /// Moves on after a step that has succeeded.
-    fn advance(&mut self, ranges: &[(u64, u32)]) {
-        if self.writing {
-            let (_, piece) = self.piece(ranges).unwrap_or_default();
-            self.done += piece;
-            self.to += u64::from(piece);
-            if ranges.get(self.range).is_some_and(|(_, blocks)| self.done == *blocks) {
-                (self.range, self.done) = (self.range + 1, 0);
-            }
-        }
-        self.writing = !self.writing;
-    }
-
-    /// Returns the kind of the present step: reading, or writing.
-    fn kind(&self) -> CommandKind {
-        if self.writing { CommandKind::Other } else { CommandKind::Scan }
     }
 }
 

@@ -2,23 +2,20 @@
 //!
 //! In a controller with lanes, the *home* has everything that exists once: registers, admin queue,
 //! events, logs, configuration. The home also serves its share of the I/O queues. A lane has whole
-//! completion queues with all submission queues that complete there, and everything that their
-//! commands need: in-flight table, buffers, tracer, and a `Disk` of its own for each namespace. So
-//! no command takes a lock, and no command leaves its lane. A lane is itself a [`Controller`],
-//! without registers that a guest writes and without an admin queue: the same code serves I/O
-//! commands in home and lane. A controller without lanes pays only a branch before a queue's
-//! entries are fetched.
+//! completion queues with all submission queues that complete there, and an [`Engine`] of its own:
+//! no command takes a lock, and no command leaves its lane. The same code serves I/O commands in
+//! home and lane.
 //!
 //! Home and lanes exchange messages:
-//! - home to lane: *orders*, which are jobs in the lane's [`Mailbox`]: queues to serve or to give
-//!   up, features, namespaces, limits, to stop and to go on (`lanes`);
-//! - lane to home: answers to orders, as jobs in the home's mailbox, at most as many as there are
-//!   orders; the news that the lane has stopped; and what a guest can cause at will, errors and
-//!   invalid doorbells, in an [`Outbox`] of bounded size.
+//! - home to lane: an [`Order`] in the lane's mailbox: queues to serve or to give up, features,
+//!   namespaces, limits, to stop and to go on;
+//! - lane to home: a [`Reply`] in the home's mailbox, at most as many as there are orders; the
+//!   news that the lane has stopped; and what a guest can cause at will, errors and invalid
+//!   doorbells, in an outbox of bounded size ([`LaneLink`]).
 //!
 //! # Orders come first
 //! What the guest was told holds for the commands that it rings for afterwards. So a lane looks for
-//! orders once more after it saw a doorbell and before it fetches (`Controller::fetch`). The home
+//! orders once more after it saw a doorbell and before it fetches ([`Engine::fetch_all`]). The home
 //! posts the order, then completes the guest's command, and the guest rings after that: a lane that
 //! sees the doorbell sees the order.
 //!
@@ -26,7 +23,7 @@
 //! With a journal each thread writes its own part of it (`journal`). Messages between threads are
 //! lost when the process is killed. A lost order is made good: it belongs to an admin command that
 //! has not ended and is carried out again, or the new lane starts with its effect. A lost answer is
-//! made good likewise. Only the contents of an [`Outbox`] stay lost: entries of the error log and
+//! made good likewise. Only the contents of an outbox stay lost: entries of the error log and
 //! events of invalid doorbells.
 //!
 //! # Stopping
@@ -35,234 +32,208 @@
 //! again whether all lanes are quiet (`quiesce`), and a reset is over when all lanes have stopped
 //! for it.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::Waker;
 
-use slipway_nvme_spec::event::Event;
-use slipway_nvme_spec::log::ErrorEntry;
-use slipway_nvme_spec::registers::{Configuration, ControllerStatus};
 use slipway_pci::{Lane, Progress, TurnLength};
 
-use crate::cell::ShadowPages;
-use crate::controller::Controller;
-use crate::health::{ERROR_ENTRIES, Health};
-use crate::lifecycle::{Phase, Shutdown};
-use crate::mailbox::Mailbox;
-use crate::nap::Nap;
-use crate::state::QueueStates;
+use super::link::LaneLink;
+use super::order::{Order, Question, Reply};
+use crate::engine::{Engine, Mode};
+use crate::mailbox::{Inbox, Sender};
+use crate::queue_state::QueueStates;
 
-/// State that a home and one of its lanes share.
-pub(crate) struct LaneLink {
-    /// The lane's mailbox.
-    pub orders: Mailbox,
-    /// The home's mailbox.
-    home: Mailbox,
-    pub nap: Nap,
-    /// The number of the last order to stop that has been carried out.
-    stopped: AtomicU64,
-    /// The lane's queues as they were when it stopped.
-    saved: Mutex<QueueStates>,
-    /// The counters of the lane's [`Health`], in its order. They lag behind by one poll.
-    counters: [AtomicU64; 5],
-    outbox: Mutex<Outbox>,
+/// A lane as its host gets it.
+pub(crate) struct EngineLane {
+    engine: Engine,
+    orders: Inbox<Order>,
+    link: Arc<LaneLink>,
+    /// The number of the order to stop that is being carried out.
+    stopping: Option<u64>,
 }
 
-/// Errors and events that a lane reports to its home without being asked. The size is bounded,
-/// however much the guest does wrong: only the newest errors are kept, as many as the log has room
-/// for.
-#[derive(Default)]
-pub(crate) struct Outbox {
-    pub errors: VecDeque<ErrorEntry>,
-    pub events: Vec<Event>,
-    /// `true` if a queue's memory cannot be reached.
-    pub fatal: bool,
-    /// `true` if the home was told to look.
-    announced: bool,
-}
+impl EngineLane {
+    /// Makes a lane with this engine. `home` is the mailbox of the home; `waker` has the lane
+    /// polled.
+    pub fn new(engine: Engine, home: Sender<Reply>, waker: Waker) -> Self {
+        let orders = Inbox::default();
+        orders.wake_by(waker);
+        let link = LaneLink::new(orders.sender(), home);
+        Self { engine, orders, link, stopping: None }
+    }
 
-impl LaneLink {
-    pub fn new(orders: Mailbox, home: Mailbox) -> Self {
-        Self {
-            orders,
-            home,
-            nap: Nap::default(),
-            stopped: AtomicU64::new(0),
-            saved: Mutex::default(),
-            counters: Default::default(),
-            outbox: Mutex::new(Outbox {
-                errors: VecDeque::with_capacity(ERROR_ENTRIES + 1),
-                ..Outbox::default()
-            }),
+    /// Returns the state that the lane shares with its home.
+    pub fn link(&self) -> Arc<LaneLink> {
+        self.link.clone()
+    }
+
+    #[cold]
+    fn take_orders(&mut self) {
+        self.engine.get_up();
+        for order in self.orders.take() {
+            self.carry_out(order);
         }
     }
 
-    /// Returns whether the order to stop with this number, or a later one, has been carried out. If
-    /// so, everything that the lane did before is visible to the caller.
-    pub fn has_stopped(&self, number: u64) -> bool {
-        self.stopped.load(Ordering::Acquire) >= number
-    }
-
-    /// Returns the lane's queues as they were when it stopped last.
-    pub fn saved(&self) -> MutexGuard<'_, QueueStates> {
-        self.saved.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Returns the outbox, for the home to empty. The lane announces its next report anew.
-    pub fn open_outbox(&self) -> MutexGuard<'_, Outbox> {
-        let mut outbox = self.outbox();
-        outbox.announced = false;
-        outbox
-    }
-
-    fn outbox(&self) -> MutexGuard<'_, Outbox> {
-        self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Adds the lane's counters to `health`.
-    pub fn add_to(&self, health: &mut Health) {
-        let totals = health.counters_mut();
-        totals.into_iter().zip(&self.counters).for_each(|(total, own)| {
-            *total = total.saturating_add(own.load(Ordering::Relaxed));
-        });
-    }
-
-    fn publish(&self, health: &mut Health) {
-        health.counters_mut().into_iter().zip(&self.counters).for_each(|(own, shared)| {
-            shared.store(*own, Ordering::Relaxed);
-        });
-    }
-}
-
-/// The parts of a controller that only a lane uses.
-impl Controller {
-    /// Returns whether this is a lane with orders, which come before the commands that a doorbell
-    /// announced.
-    #[inline]
-    pub(crate) fn has_orders(&self) -> bool {
-        self.link.is_some() && self.inbox.has_post()
-    }
-
-    /// Posts `job` to the home, if this is a lane. Returns the job as an error if this is no lane.
-    pub(crate) fn tell_home<J: FnOnce(&mut Controller) + Send + 'static>(
-        &self,
-        job: J,
-    ) -> Result<(), J> {
-        match &self.link {
-            Some(link) => {
-                link.home.post(job);
-                Ok(())
+    fn carry_out(&mut self, order: Order) {
+        let engine = &mut self.engine;
+        match order {
+            Order::Begin(settings) => {
+                engine.tuning = settings.tuning;
+                engine.page_size = settings.page_size;
+                engine.shadow = settings.shadow;
+                engine.set_failed(false);
+                engine.set_mode(Mode::Running);
+                self.stopping = None;
             }
-            None => Err(job),
+            Order::Stop(number) => self.stop(number),
+            Order::GoOn => {
+                engine.go_on();
+                self.stopping = None;
+            }
+            Order::Reset(number) => {
+                engine.drop_queues();
+                self.stop(number);
+            }
+            Order::Fail => engine.set_failed(true),
+            Order::AddCompletion(queue) => engine.queues.add_completion(queue),
+            Order::AddSubmission(queue) => engine.queues.add_submission(queue),
+            Order::DeleteSubmission(id) => engine.begin_deletion(id),
+            Order::Ask(number, question) => {
+                let answer = self.answer(question);
+                self.link.home.post(Reply::Answer(number, answer));
+            }
+            Order::Limit(limiter) => engine.limiter = limiter,
+            Order::Tune(tuning) => engine.tuning = tuning,
+            Order::Attach(namespace) => engine.namespaces.attach(namespace),
+            Order::Detach(nsid) => self.detach(nsid),
+            Order::Refresh(nsid, number) => {
+                let home = self.link.home.clone();
+                let done = move |_| home.post(Reply::Refreshed(number));
+                engine.namespaces.refresh(nsid, Box::new(done));
+            }
+            Order::Restart(found) => {
+                let admin = engine.restart(&found);
+                debug_assert!(admin.is_empty(), "the home carries out admin commands");
+            }
+            Order::Trace(tracer, answer) => {
+                answer(std::mem::replace(&mut engine.tracer, tracer));
+            }
+            Order::TakeLatencies(fresh, answer) => answer(engine.take_latencies(fresh)),
         }
     }
 
-    /// Changes the outbox for the home, if this is a lane. Returns whether this is a lane.
-    pub(crate) fn report(&mut self, leave: impl FnOnce(&mut Outbox)) -> bool {
-        let Some(link) = &self.link else { return false };
-        let mut outbox = link.outbox();
-        leave(&mut outbox);
-        while outbox.errors.len() > ERROR_ENTRIES {
-            outbox.errors.pop_front();
+    fn answer(&mut self, question: Question) -> u32 {
+        let engine = &mut self.engine;
+        match question {
+            Question::RemoveCompletion(id) => drop(engine.queues.remove_completion(id)),
+            Question::Abort(queue, id) => return u32::from(!engine.abort(queue, id)),
+            Question::Follow(pages) => engine.follow(pages),
+            Question::Tune(tuning) => engine.tuning = tuning,
         }
-        let announced = std::mem::replace(&mut outbox.announced, true);
-        drop(outbox);
-        if !announced {
-            link.home.look();
-        }
-        true
+        0
     }
 
-    /// Starts the lane after the guest enabled the controller.
-    pub(crate) fn begin_lane(&mut self, configuration: Configuration, shadow: Option<ShadowPages>) {
-        self.registers.configuration = configuration;
-        self.registers.status = ControllerStatus(ControllerStatus::READY);
-        self.phase = Phase::Enabled;
-        self.shadow = shadow;
-        self.go_on();
+    fn detach(&mut self, nsid: u32) {
+        let home = self.link.home.clone();
+        let left = move |_| home.post(Reply::NamespaceLeft(nsid));
+        match self.engine.detach(nsid, Box::new(left), 0) {
+            Ok(()) => self.engine.settle_namespaces(),
+            Err(left) => left(Ok(())),
+        }
     }
 
-    /// Stops fetching. The lane publishes `number` when nothing is in flight.
-    pub(crate) fn stop(&mut self, number: u64) {
-        self.shutdown = Shutdown::Draining;
+    /// Starts nothing more. The lane publishes `number` when nothing is in flight.
+    fn stop(&mut self, number: u64) {
+        self.engine.drain();
         self.stopping = Some(number);
     }
 
-    /// Fetches again after a stop.
-    pub(crate) fn go_on(&mut self) {
-        self.shutdown = Shutdown::None;
-        self.stopping = None;
-    }
-
-    /// Gives up all queues and stops.
-    pub(crate) fn reset_lane(&mut self, number: u64) {
-        self.drop_queues();
-        self.registers.configuration = Configuration::default();
-        self.registers.status = ControllerStatus::default();
-        self.stop(number);
-    }
-
-    /// Completes a stop when no command is in flight: a lane's counterpart of `advance`. Returns
-    /// whether the lane has stopped just now.
-    pub(crate) fn advance_lane(&mut self) -> bool {
-        let Some(number) = self.stopping.filter(|_| self.inflight.is_empty()) else { return false };
-        let Some(link) = self.link.clone() else { return false };
-        self.stopping = None;
-        self.signal_all();
-        self.release_memory();
-        *link.saved() = crate::state::save_queues(self);
-        link.publish(&mut self.health);
-        link.stopped.store(number, Ordering::Release);
-        link.home.wake();
+    /// Completes a stop when no command is in flight. Returns whether the lane has stopped just
+    /// now.
+    fn finish_stop(&mut self) -> bool {
+        let empty = self.engine.inflight.is_empty();
+        let Some(number) = self.stopping.take_if(|_| empty) else { return false };
+        self.engine.signal_all();
+        self.engine.release_memory();
+        self.tell_home();
+        self.link.publish(&self.engine.counters);
+        self.link.set_stopped(number, QueueStates::from(&self.engine.queues));
         true
     }
-}
 
-/// A lane as its host gets it.
-pub(crate) struct QueueLane {
-    controller: Controller,
-    link: Arc<LaneLink>,
-}
+    /// Passes the engine's report on. The home tells the guest of namespaces.
+    fn tell_home(&mut self) {
+        if self.engine.report.is_empty() {
+            return;
+        }
+        let report = &mut self.engine.report;
+        report.resized.clear();
+        for queue in report.gone.drain(..) {
+            self.link.home.post(Reply::SubmissionGone(queue));
+        }
+        if !report.is_empty() {
+            self.link.leave(report);
+        }
+    }
 
-impl QueueLane {
-    /// Makes a lane of `controller`, which no host has, for the home with the mailbox `home`;
-    /// `waker` has the lane polled. Returns the lane, and the link that the home keeps.
-    pub fn make(mut controller: Controller, home: Mailbox, waker: Waker) -> (Self, Arc<LaneLink>) {
-        controller.inbox.wake_by(waker);
-        let link = Arc::new(LaneLink::new(controller.mailbox(), home));
-        controller.link = Some(link.clone());
-        (Self { controller, link: link.clone() }, link)
+    fn poll_once(&mut self) -> Progress {
+        if self.orders.has_post() {
+            self.take_orders();
+        }
+        self.engine.begin_poll();
+        let mut busy = self.finish_stop();
+        let engine = &mut self.engine;
+        if engine.is_running() {
+            busy |= engine.observe_heads();
+            busy |= engine.fetch_all(|| self.orders.has_post());
+        }
+        busy |= engine.drive_disks();
+        self.tell_home();
+        self.engine.signal();
+        self.engine.progress(busy, None)
     }
 
     fn after(&mut self, found: Progress) -> Progress {
-        if !self.controller.is_resting() {
+        if !self.engine.is_resting() {
             self.link.nap.end();
         }
         if found.is_busy() {
-            self.link.publish(&mut self.controller.health);
+            self.link.publish(&self.engine.counters);
         }
         found
     }
 }
 
-impl Lane for QueueLane {
+impl Lane for EngineLane {
     fn set_turn(&mut self, turn: TurnLength) {
-        slipway_pci::Function::set_turn(&mut self.controller, turn);
+        self.engine.set_turn(turn);
     }
 
     fn poll(&mut self) -> Progress {
-        let found = slipway_pci::Function::poll(&mut self.controller);
+        let found = match self.poll_once() {
+            Progress::Idle(_) if self.engine.is_rung_soon() => self.poll_once(),
+            found => found,
+        };
         self.after(found)
     }
 
     fn rest(&mut self) -> Progress {
         self.link.nap.begin();
-        let found = slipway_pci::Function::rest(&mut self.controller);
-        self.after(found)
+        self.engine.rest(false);
+        self.poll()
     }
 
     fn quiesce(&mut self) -> bool {
-        slipway_pci::Function::quiesce(&mut self.controller)
+        // The commands that disks have end. No other command is started.
+        self.engine.lift_quota();
+        self.engine.drive_disks();
+        self.tell_home();
+        self.engine.signal_all();
+        let quiet = self.engine.inflight.is_empty();
+        if quiet {
+            self.engine.release_memory();
+        }
+        quiet
     }
 }

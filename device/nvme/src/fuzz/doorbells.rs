@@ -162,7 +162,7 @@ impl Host {
         if !sleeper.asleep {
             return;
         }
-        let seen = sleeper.function.queues.submission(1).map(|queue| queue.tail);
+        let seen = sleeper.function.home.engine.queues.submission(1).map(|queue| queue.tail);
         assert_eq!(seen, Some(self.tail), "it sleeps over a doorbell");
     }
 }

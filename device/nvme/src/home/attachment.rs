@@ -5,32 +5,12 @@
 //! event, if it enabled such events (section 5.21.1.11), and by the Changed Namespace List (section
 //! 5.14.1.4).
 
-use crate::Namespace;
-use crate::controller::Controller;
+use super::Home;
+use crate::namespace::{ChangeError, Done, Namespace};
 use crate::parts::MAX_NSID;
+use crate::phase::Phase;
 
-/// The reason why a namespace was not changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// The namespace ID is in use, 0, or above 1,024.
-    #[error("namespace ID {0} is taken or not within 1 to 1024")]
-    NamespaceId(u32),
-    /// The controller has no such namespace, or no longer has it.
-    #[error("the controller has no namespace {0}")]
-    Unknown(u32),
-    /// The disk's shape is impossible, or its block size has changed.
-    #[error("the disk of namespace {0} has an impossible shape")]
-    Geometry(u32),
-    /// The namespace has fewer disks than there are lanes besides its first disk.
-    #[error("namespace {0} needs its disk once more for each lane")]
-    Lanes(u32),
-}
-
-/// The callback that is called when a change is complete. It is dropped without a call if the
-/// controller is dropped first.
-pub type Done = Box<dyn FnOnce(Result<(), ChangeError>) + Send>;
-
-impl Controller {
+impl Home {
     /// Adds a namespace.
     ///
     /// # Errors
@@ -39,20 +19,20 @@ impl Controller {
         let nsid = namespace.nsid;
         // A number is free when the last disk with it is gone, since commands in flight find their
         // disk by it.
-        let taken = self.namespaces.working(nsid).is_some();
+        let taken = self.engine.namespaces.working(nsid).is_some();
         if taken || !(1..=MAX_NSID).contains(&nsid) {
             return Err(ChangeError::NamespaceId(nsid));
         }
         if !namespace.has_shape() {
             return Err(ChangeError::Geometry(nsid));
         }
-        let lanes = self.lane_count();
+        let lanes = self.fleet.len();
         if namespace.lanes.len() < lanes {
             return Err(ChangeError::Lanes(nsid));
         }
         let far = (0..lanes).filter_map(|_| namespace.of_lane());
-        self.attach_far(far.collect());
-        self.namespaces.attach(namespace);
+        self.fleet.attach(far.collect());
+        self.engine.namespaces.attach(namespace);
         self.namespace_changed(nsid);
         Ok(())
     }
@@ -61,14 +41,13 @@ impl Controller {
     /// Format. Commands in flight end as the disk ends them; then the disk is dropped, `done` is
     /// called and the number is free.
     pub fn detach(&mut self, nsid: u32, done: Done) {
-        match self.namespaces.detach(nsid) {
-            Some(namespace) => {
+        match self.engine.detach(nsid, done, self.fleet.len()) {
+            Ok(()) => {
                 self.namespace_changed(nsid);
-                self.namespaces.leave(namespace, done, self.lane_count());
-                self.detach_far(nsid);
-                self.settle_namespaces();
+                self.fleet.detach(nsid);
+                self.engine.settle_namespaces();
             }
-            None => done(Err(ChangeError::Unknown(nsid))),
+            Err(done) => done(Err(ChangeError::Unknown(nsid))),
         }
     }
 
@@ -76,34 +55,22 @@ impl Controller {
     /// is called, requests that were checked against the old size have ended; new requests wait
     /// meanwhile.
     pub fn refresh(&mut self, nsid: u32, done: Done) {
-        if let Some(done) = self.refresh_far(nsid, done) {
-            self.namespaces.refresh(nsid, done);
+        if let Some(done) = self.fleet.refresh(nsid, done) {
+            self.engine.namespaces.refresh(nsid, done);
         }
     }
 
     /// Notes that one lane has ended all requests of a namespace that was taken away.
-    pub(crate) fn namespace_left(&mut self, nsid: u32) {
-        self.namespaces.left(nsid);
-        self.settle_namespaces();
-    }
-
-    /// Completes changes whose requests have ended.
-    #[cold]
-    pub(crate) fn settle_namespaces(&mut self) {
-        for nsid in self.namespaces.settle() {
-            self.namespace_changed(nsid);
-        }
+    pub fn namespace_left(&mut self, nsid: u32) {
+        self.engine.namespaces.left(nsid);
+        self.engine.settle_namespaces();
     }
 
     /// Notes a change for the Changed Namespace List, and raises its event if the host enabled such
     /// events.
-    pub(crate) fn namespace_changed(&mut self, nsid: u32) {
-        if self.link.is_some() {
-            // The guest is told by the home.
-            return;
-        }
+    pub fn namespace_changed(&mut self, nsid: u32) {
         // A host that has not enabled the controller reads everything when it does.
-        if self.may_post() {
+        if self.phase == Phase::Enabled && !self.registers.status.fatal() {
             self.events.namespace_changed(nsid, self.features.namespace_notices());
             self.changed = true;
         }

@@ -31,14 +31,15 @@ use slipway_nvme_spec::status::Status;
 use slipway_pci::StateError;
 use slipway_pci::state::{ConfigState, MsixState};
 
-use crate::admin::features::Features;
 use crate::cell::{Cell, ShadowPages};
-use crate::controller::Controller;
 use crate::events::{EVENT_LIMIT, Events};
-use crate::health::{ERROR_ENTRIES, Health};
-use crate::lifecycle::{Phase, Shutdown};
+use crate::features::Features;
+use crate::health::{Counters, ERROR_ENTRIES, Health};
+use crate::home::Home;
 use crate::parts::MAX_NSID;
+use crate::phase::{Phase, Shutdown};
 use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
+use crate::queue_state::{CompletionState, DoorbellState, QueueStates, SubmissionState};
 
 /// The mark of an NVMe controller's state.
 const KIND: &str = "slipway-nvme";
@@ -127,47 +128,6 @@ struct ShadowState {
     number: u32,
 }
 
-/// The values that a queue saw last.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DoorbellState {
-    register: u32,
-    /// The value of the shadow page's entry, and whether the host has changed it.
-    shadow: Option<(u32, bool)>,
-}
-
-impl DoorbellState {
-    /// Returns the state of a new queue's doorbell.
-    fn fresh(shadow: bool) -> Self {
-        Self { register: 0, shadow: shadow.then_some((0, false)) }
-    }
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SubmissionState {
-    id: u16,
-    completion: u16,
-    base: u64,
-    size: u32,
-    head: u32,
-    tail: u32,
-    doorbell: DoorbellState,
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CompletionState {
-    id: u16,
-    base: u64,
-    size: u32,
-    head: u32,
-    tail: u32,
-    phase: bool,
-    vector: Option<u16>,
-    doorbell: DoorbellState,
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventState {
@@ -215,101 +175,49 @@ fn require(fine: bool, what: &str) -> Result<(), StateError> {
 ///
 /// # Panics
 /// If commands are in flight: the host did not quiesce, a programmer's error.
-pub(crate) fn save(controller: &Controller) -> Vec<u8> {
-    assert!(controller.inflight.is_empty(), "a controller is quiesced before it is saved");
-    let mut queues = save_queues(controller);
-    queues.append(&controller.far_states());
-    with_queues(controller, queues)
+pub(crate) fn save(home: &Home) -> Vec<u8> {
+    assert!(home.engine.inflight.is_empty(), "a controller is quiesced before it is saved");
+    let mut queues = QueueStates::from(&home.engine.queues);
+    queues.append(&home.fleet.saved_queues());
+    with_queues(home, queues)
 }
 
 /// Returns the present state of `controller`, for a snapshot. The journal has the commands in
 /// flight and the progress of the queues.
-pub(crate) fn running(controller: &Controller) -> Vec<u8> {
-    let mut queues = save_queues(controller);
-    queues.append(&controller.far_shapes());
-    with_queues(controller, queues)
+pub(crate) fn running(home: &Home) -> Vec<u8> {
+    let mut queues = QueueStates::from(&home.engine.queues);
+    queues.append(&home.fleet.present_queues(home.engine.shadow.is_some()));
+    with_queues(home, queues)
 }
 
-/// Queues as a state has them.
-#[derive(Clone, Default)]
-pub(crate) struct QueueStates {
-    submission: Vec<SubmissionState>,
-    completion: Vec<CompletionState>,
-}
-
-impl QueueStates {
-    /// Adds a new submission queue.
-    pub fn add_submission(&mut self, (id, completion): (u16, u16), ring: (u64, u32), shadow: bool) {
-        let ((base, size), doorbell) = (ring, DoorbellState::fresh(shadow));
-        let (head, tail) = (0, 0);
-        let queue = SubmissionState { id, completion, base, size, head, tail, doorbell };
-        self.submission.push(queue);
-    }
-
-    /// Adds a new completion queue.
-    pub fn add_completion(
-        &mut self,
-        (id, vector): (u16, Option<u16>),
-        ring: (u64, u32),
-        shadow: bool,
-    ) {
-        let ((base, size), doorbell) = (ring, DoorbellState::fresh(shadow));
-        let (head, tail, phase) = (0, 0, true);
-        self.completion.push(CompletionState {
-            id,
-            base,
-            size,
-            head,
-            tail,
-            phase,
-            vector,
-            doorbell,
-        });
-    }
-
-    /// Adds another thread's queues.
-    pub fn append(&mut self, other: &Self) {
-        self.submission.extend_from_slice(&other.submission);
-        self.completion.extend_from_slice(&other.completion);
-    }
-}
-
-/// Returns the queues that `controller` serves itself.
-pub(crate) fn save_queues(controller: &Controller) -> QueueStates {
-    QueueStates {
-        submission: controller.queues.submissions().map(save_submission).collect(),
-        completion: controller.queues.completions().map(save_completion).collect(),
-    }
-}
-
-fn with_queues(controller: &Controller, queues: QueueStates) -> Vec<u8> {
+fn with_queues(home: &Home, queues: QueueStates) -> Vec<u8> {
     let state = SavedState {
         kind: KIND.into(),
         version: VERSION,
-        shape: shape(controller),
-        pci: controller.pci.save(),
-        msix: controller.msix.save(),
-        registers: save_registers(controller),
-        phase: controller.phase,
-        shutdown: controller.shutdown,
-        shadow: controller.shadow.map(save_shadow),
+        shape: shape(home),
+        pci: home.pci.save(),
+        msix: home.msix.save(),
+        registers: save_registers(home),
+        phase: home.phase,
+        shutdown: home.shutdown,
+        shadow: home.engine.shadow.map(save_shadow),
         submission_queues: queues.submission,
         completion_queues: queues.completion,
-        features: controller.features.stopped(controller.clock.now()),
-        error_recovery: controller.namespaces.iter().map(|one| one.error_recovery).collect(),
-        event_requests: controller.events.requests.iter().copied().collect(),
-        changed_namespaces: controller.events.changed.clone(),
-        events_waiting: controller.events.waiting.iter().map(save_event).collect(),
-        events_masked: controller.events.masked,
-        health: save_health(controller),
+        features: home.features.stopped(home.engine.clock.now()),
+        error_recovery: home.engine.namespaces.iter().map(|one| one.error_recovery).collect(),
+        event_requests: home.events.requests.iter().copied().collect(),
+        changed_namespaces: home.events.changed.clone(),
+        events_waiting: home.events.waiting.iter().map(save_event).collect(),
+        events_masked: home.events.masked,
+        health: save_health(home),
     };
     // The types hold nothing that JSON cannot express. If that fails, `restore` refuses the empty
     // state.
     serde_json::to_vec(&state).unwrap_or_default()
 }
 
-fn shape(controller: &Controller) -> Shape {
-    let namespaces = controller.namespaces.iter().map(|one| NamespaceShape {
+fn shape(home: &Home) -> Shape {
+    let namespaces = home.engine.namespaces.iter().map(|one| NamespaceShape {
         nsid: one.nsid,
         block_size: one.geometry.block_size,
         blocks: one.geometry.blocks,
@@ -321,19 +229,19 @@ fn shape(controller: &Controller) -> Shape {
     });
     // The firmware revision may differ, as it does after an upgrade.
     Shape {
-        serial: controller.identity.serial.clone(),
-        model: controller.identity.model.clone(),
-        nqn: controller.identity.nqn.clone(),
-        vectors: controller.interrupts.len() as u16,
-        queue_pairs: controller.limits.queue_pairs,
-        queue_entries: controller.limits.queue_entries,
-        transfer: controller.limits.transfer,
+        serial: home.identity.serial.clone(),
+        model: home.identity.model.clone(),
+        nqn: home.identity.nqn.clone(),
+        vectors: home.engine.interrupts.len() as u16,
+        queue_pairs: home.engine.limits.queue_pairs,
+        queue_entries: home.engine.limits.queue_entries,
+        transfer: home.engine.limits.transfer,
         namespaces: namespaces.collect(),
     }
 }
 
-fn save_registers(controller: &Controller) -> RegisterState {
-    let registers = &controller.registers;
+fn save_registers(home: &Home) -> RegisterState {
+    let registers = &home.registers;
     RegisterState {
         interrupt_mask: registers.interrupt_mask,
         configuration: registers.configuration.0,
@@ -348,41 +256,12 @@ fn save_shadow(pages: ShadowPages) -> ShadowState {
     ShadowState { doorbells: pages.doorbells, events: pages.events, number: pages.number }
 }
 
-fn save_doorbell(cell: &Cell) -> DoorbellState {
-    DoorbellState { register: cell.seen(), shadow: cell.shadow_seen() }
-}
-
-fn save_submission(queue: &SubmissionQueue) -> SubmissionState {
-    SubmissionState {
-        id: queue.id,
-        completion: queue.completion,
-        base: queue.base,
-        size: queue.size,
-        head: queue.head,
-        tail: queue.tail,
-        doorbell: save_doorbell(&queue.doorbell),
-    }
-}
-
-fn save_completion(queue: &CompletionQueue) -> CompletionState {
-    CompletionState {
-        id: queue.id,
-        base: queue.base,
-        size: queue.size,
-        head: queue.head,
-        tail: queue.tail,
-        phase: queue.phase,
-        vector: queue.vector,
-        doorbell: save_doorbell(&queue.doorbell),
-    }
-}
-
 fn save_event(event: &Event) -> EventState {
     EventState { kind: event.kind.0, information: event.information, log: event.log }
 }
 
-fn save_health(controller: &Controller) -> HealthState {
-    let health = &controller.whole_health();
+fn save_health(home: &Home) -> HealthState {
+    let (health, counters) = (&home.health, home.counters());
     let entries = health.entries.iter().map(|entry| ErrorState {
         count: entry.count.get(),
         queue: entry.queue.get(),
@@ -392,64 +271,67 @@ fn save_health(controller: &Controller) -> HealthState {
         nsid: entry.nsid.get(),
     });
     HealthState {
-        sectors_read: health.sectors_read,
-        sectors_written: health.sectors_written,
-        reads: health.reads,
-        writes: health.writes,
+        sectors_read: counters.sectors_read,
+        sectors_written: counters.sectors_written,
+        reads: counters.reads,
+        writes: counters.writes,
         unsafe_shutdowns: health.unsafe_shutdowns,
-        media_errors: health.media_errors,
-        powered: controller.powered(),
+        media_errors: counters.media_errors,
+        powered: home.powered(),
         errors: health.errors,
         entries: entries.collect(),
     }
 }
 
-/// Takes over the state in `bytes`. After an error the caller resets the controller.
-pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), StateError> {
-    take_over(controller, bytes, false).map(drop)
+/// Takes over the state in `bytes`. After an error the caller resets the home.
+pub(crate) fn restore(home: &mut Home, bytes: &[u8]) -> Result<(), StateError> {
+    take_over(home, bytes, false).map(drop)
 }
 
 /// Takes over the state in `bytes`, like [`restore`]. With `kept` the doorbell cells are the
 /// predecessor's own, and namespaces may have come, gone or changed their size, as they may under a
-/// running controller. Returns the IDs of those namespaces.
+/// running home. Returns the IDs of those namespaces.
 pub(crate) fn take_over(
-    controller: &mut Controller,
+    home: &mut Home,
     bytes: &[u8],
     kept: bool,
 ) -> Result<BTreeSet<u32>, StateError> {
     let state = parse(bytes)?;
-    let different = compare(&state.shape, &shape(controller))?;
+    let different = compare(&state.shape, &shape(home))?;
     require(kept || different.is_empty(), "the controller has other namespaces")?;
     check_phase(&state)?;
-    require(controller.features.fits(&state.features), "features")?;
-    let shadow = restore_shadow(controller, &state)?;
-    let queues = restore_queues(controller, &state, shadow)?;
+    require(home.features.fits(&state.features), "features")?;
+    let shadow = restore_shadow(home, &state)?;
+    let queues = restore_queues(home, &state, shadow)?;
     let events = restore_events(&state)?;
     let health = restore_health(&state.health)?;
     let recovery = &state.error_recovery;
     require(recovery.len() == state.shape.namespaces.len(), "error recovery")?;
-    controller.pci.restore(&state.pci)?;
-    controller.msix.restore(&state.msix)?;
+    home.pci.restore(&state.pci)?;
+    home.msix.restore(&state.msix)?;
     // From here on nothing fails.
     for (saved, value) in state.shape.namespaces.iter().zip(recovery) {
-        if let Some(namespace) = controller.namespaces.get_mut(saved.nsid) {
+        if let Some(namespace) = home.engine.namespaces.get_mut(saved.nsid) {
             namespace.error_recovery = *value;
         }
     }
-    restore_registers(controller, &state.registers);
+    restore_registers(home, &state.registers);
     if !kept {
-        restore_doorbells(controller, &queues);
+        restore_doorbells(home, &queues);
     }
-    let now = controller.clock.now();
-    controller.powered_since = now;
-    controller.keep_alive_since = now;
-    controller.features = state.features.started(now);
-    controller.queues = queues;
-    controller.shadow = shadow;
-    controller.events = events;
-    controller.health = health;
-    controller.phase = state.phase;
-    controller.shutdown = state.shutdown;
+    let now = home.engine.clock.now();
+    home.powered_since = now;
+    home.keep_alive_since = now;
+    home.features = state.features.started(now);
+    home.engine.queues = queues;
+    home.engine.shadow = shadow;
+    home.events = events;
+    home.health = health;
+    home.engine.counters = Counters::default();
+    home.phase = state.phase;
+    home.shutdown = state.shutdown;
+    home.tune();
+    home.settle_phase();
     Ok(different)
 }
 
@@ -524,24 +406,21 @@ fn page_size(state: &SavedState) -> u64 {
 
 /// Returns the shadow pages, with the checks of Doorbell Buffer Config. Whether the pages are
 /// mapped shows at the first poll.
-fn restore_shadow(
-    controller: &Controller,
-    state: &SavedState,
-) -> Result<Option<ShadowPages>, StateError> {
+fn restore_shadow(home: &Home, state: &SavedState) -> Result<Option<ShadowPages>, StateError> {
     let Some(ShadowState { doorbells, events, number }) = state.shadow else { return Ok(None) };
     let aligned = (doorbells | events) & (page_size(state) - 1) == 0;
-    let offered = !controller.doorbells.is_shared() && state.phase == Phase::Enabled;
+    let offered = !home.engine.doorbells.is_shared() && state.phase == Phase::Enabled;
     require(aligned && doorbells != events && offered, "shadow doorbells")?;
     Ok(Some(ShadowPages { doorbells, events, number }))
 }
 
 fn restore_doorbell(
-    controller: &Controller,
+    home: &Home,
     index: usize,
     saved: &DoorbellState,
     shadow: Option<ShadowPages>,
 ) -> Result<Cell, StateError> {
-    let mut cell = Cell::resumed(&controller.doorbells, index, saved.register);
+    let mut cell = Cell::resumed(&home.engine.doorbells, index, saved.register);
     match (shadow, saved.shadow) {
         (Some(pages), Some((seen, moved))) => cell.resume_shadow(pages, seen, moved),
         (None, None) => {}
@@ -551,11 +430,11 @@ fn restore_doorbell(
 }
 
 fn restore_queues(
-    controller: &Controller,
+    home: &Home,
     state: &SavedState,
     shadow: Option<ShadowPages>,
 ) -> Result<Queues, StateError> {
-    let limits = &controller.limits;
+    let limits = &home.engine.limits;
     let page = page_size(state);
     let ring = |id: u16, base: u64, size: u32, head: u32, tail: u32| {
         let most = if id == 0 { 4096 } else { limits.queue_entries.into() };
@@ -568,7 +447,7 @@ fn restore_queues(
         let vector = saved.vector.is_none_or(|vector| vector < state.shape.vectors);
         require(vector && queues.completion(saved.id).is_none(), "a completion queue")?;
         let index = head_doorbell(saved.id);
-        let cell = restore_doorbell(controller, index, &saved.doorbell, shadow)?;
+        let cell = restore_doorbell(home, index, &saved.doorbell, shadow)?;
         let mut queue = CompletionQueue::new(saved.id, saved.base, saved.size, saved.vector, cell);
         (queue.head, queue.tail, queue.phase) = (saved.head, saved.tail, saved.phase);
         queues.add_completion(queue);
@@ -580,7 +459,7 @@ fn restore_queues(
         let fresh = queues.submission(saved.id).is_none();
         require(kinds && there && fresh, "a submission queue")?;
         let index = tail_doorbell(saved.id);
-        let cell = restore_doorbell(controller, index, &saved.doorbell, shadow)?;
+        let cell = restore_doorbell(home, index, &saved.doorbell, shadow)?;
         let (base, size) = (saved.base, saved.size);
         let mut queue = SubmissionQueue::new(saved.id, saved.completion, base, size, cell);
         (queue.head, queue.tail) = (saved.head, saved.tail);
@@ -634,20 +513,22 @@ fn restore_health(saved: &HealthState) -> Result<Health, StateError> {
         entry
     });
     Ok(Health {
-        sectors_read: saved.sectors_read,
-        sectors_written: saved.sectors_written,
-        reads: saved.reads,
-        writes: saved.writes,
+        counted_before: Counters {
+            sectors_read: saved.sectors_read,
+            sectors_written: saved.sectors_written,
+            reads: saved.reads,
+            writes: saved.writes,
+            media_errors: saved.media_errors,
+        },
         unsafe_shutdowns: saved.unsafe_shutdowns,
-        media_errors: saved.media_errors,
         errors: saved.errors,
         entries: entries.collect(),
         powered_before: saved.powered,
     })
 }
 
-fn restore_registers(controller: &mut Controller, saved: &RegisterState) {
-    let registers = &mut controller.registers;
+fn restore_registers(home: &mut Home, saved: &RegisterState) {
+    let registers = &mut home.registers;
     registers.interrupt_mask = saved.interrupt_mask;
     registers.configuration = Configuration(saved.configuration);
     registers.status = ControllerStatus(saved.status);
@@ -656,8 +537,8 @@ fn restore_registers(controller: &mut Controller, saved: &RegisterState) {
     registers.admin_completion = saved.admin_completion;
 }
 
-fn restore_doorbells(controller: &Controller, queues: &Queues) {
-    let doorbells = &controller.doorbells;
+fn restore_doorbells(home: &Home, queues: &Queues) {
+    let doorbells = &home.engine.doorbells;
     if (0..doorbells.len()).any(|index| doorbells.load(index) != 0) {
         return;
     }

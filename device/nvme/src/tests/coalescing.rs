@@ -150,7 +150,7 @@ fn nothing_is_held_back_when_coalescing_or_polling_ends() {
         |rig| set(rig, FeatureId::InterruptCoalescing, 0),
         |rig| assert!(rig.controller().quiesce()),
         |rig| {
-            let enabled = rig.driver.registers.function.registers.configuration;
+            let enabled = rig.driver.registers.function.home.registers.configuration;
             rig.write32(offset::CC, enabled.0 | 1 << 14);
             assert_ne!(enabled.shutdown(), Configuration(enabled.0 | 1 << 14).shutdown());
         },

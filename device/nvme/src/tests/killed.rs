@@ -69,7 +69,7 @@ impl Lives {
         let mut controller = self.of_threads(lanes);
         controller.recover().unwrap();
         let controller = controller.with_lanes_beside();
-        assert_eq!(controller.lane_count() + 1, usize::from(lanes));
+        assert_eq!(controller.home.fleet.len() + 1, usize::from(lanes));
         controller
     }
 

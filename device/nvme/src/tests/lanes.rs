@@ -20,7 +20,7 @@ impl Controller {
     /// Makes the controller poll its lanes itself, in its own polls, as a host with one thread for
     /// all would.
     pub fn with_lanes_beside(mut self) -> Self {
-        let wakers = vec![Waker::noop().clone(); usize::from(self.limits.lanes) - 1];
+        let wakers = vec![Waker::noop().clone(); usize::from(self.home.engine.limits.lanes) - 1];
         self.beside = self.take_lanes(Waker::noop().clone(), wakers);
         self
     }
@@ -30,7 +30,7 @@ impl Controller {
         let found = lanes.iter_mut().fold(found, |found, lane| join(found, lane.poll()));
         self.beside = lanes;
         // A lane's message for the home wakes the home.
-        let mail = !self.beside.is_empty() && self.inbox.has_post();
+        let mail = !self.beside.is_empty() && self.home.fleet.has_post();
         if mail { join(found, Progress::Busy) } else { found }
     }
 
@@ -50,10 +50,10 @@ impl Controller {
                 lane.poll();
             });
         }
-        let quiet = self.stop_lanes() && self.inflight.is_empty();
+        let quiet = self.home.fleet.stop() && self.home.engine.inflight.is_empty();
         if quiet {
-            self.collect_reports();
-            self.release_memory();
+            self.home.collect_reports();
+            self.home.engine.release_memory();
         }
         quiet
     }

@@ -60,11 +60,11 @@ fn enabling_again_at_once_still_resets() {
     rig.write32(offset::CC, 0);
     rig.write32(offset::CC, configuration);
     rig.poll(3);
-    assert!(rig.controller().queues.submission(1).is_none());
+    assert!(rig.controller().home.engine.queues.submission(1).is_none());
     gate.open();
     rig.poll(3);
     assert!(rig.csts().ready());
-    assert!(rig.controller().queues.submission(1).is_none());
+    assert!(rig.controller().home.engine.queues.submission(1).is_none());
 }
 
 #[test]

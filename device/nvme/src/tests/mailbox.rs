@@ -1,13 +1,14 @@
-//! Jobs from other threads.
+//! Requests from other threads.
 
 use std::sync::mpsc;
 
 use slipway_pci::Function;
 
 use super::rig::Setup;
+use crate::{Rates, Request};
 
 #[test]
-fn jobs_run_in_order_at_the_next_poll() {
+fn requests_are_carried_out_in_order_at_the_next_poll() {
     let mut controller = Setup::new().controller();
     let mailbox = controller.mailbox();
     let (sender, answers) = mpsc::channel();
@@ -15,9 +16,9 @@ fn jobs_run_in_order_at_the_next_poll() {
         threads.spawn(|| {
             for number in 0..3 {
                 let sender = sender.clone();
-                mailbox.post(move |controller| {
-                    sender.send((number, controller.requests_in_flight())).unwrap();
-                });
+                mailbox.post(Request::Threads(Box::new(move |threads| {
+                    sender.send((number, threads.queues)).unwrap();
+                })));
             }
         });
     });
@@ -29,13 +30,35 @@ fn jobs_run_in_order_at_the_next_poll() {
 }
 
 #[test]
-fn jobs_for_a_controller_that_is_gone_are_dropped() {
+fn requests_to_a_controller_that_is_gone_are_dropped() {
     let controller = Setup::new().controller();
     let mailbox = controller.mailbox();
-    let (sender, answers) = mpsc::channel::<()>();
-    let waits = sender.clone();
-    mailbox.post(move |_| waits.send(()).unwrap());
+    let (sender, answers) = mpsc::channel();
+    let limit = |sender: &mpsc::Sender<_>| {
+        let sender = sender.clone();
+        Request::Limit(Rates::default(), Box::new(move |done| sender.send(done).unwrap()))
+    };
+    mailbox.post(limit(&sender));
     drop(controller);
-    mailbox.post(move |_| sender.send(()).unwrap());
+    let late = mailbox.post(limit(&sender));
+    drop(sender);
     assert_eq!(answers.recv(), Err(mpsc::RecvError));
+    assert!(late.take_back().is_none());
+}
+
+#[test]
+fn a_request_is_taken_back_until_it_is_begun() {
+    let mut controller = Setup::new().controller();
+    let mailbox = controller.mailbox();
+    let (sender, answers) = mpsc::channel();
+    let post = |number: u32| {
+        let sender = sender.clone();
+        mailbox.post(Request::Threads(Box::new(move |_| sender.send(number).unwrap())))
+    };
+    let [first, second] = [post(1), post(2)];
+    assert!(first.take_back().is_some());
+    assert!(first.take_back().is_none(), "once");
+    controller.poll();
+    assert!(second.take_back().is_none());
+    assert_eq!(answers.try_iter().collect::<Vec<_>>(), [2]);
 }

@@ -278,7 +278,7 @@ fn queues_can_be_made_again_and_again() {
 #[test]
 fn doorbells_may_lie_in_memory_that_nobody_traps() {
     let mut rig = Setup::new().rig();
-    let cells = rig.controller().doorbells.clone();
+    let cells = rig.controller().home.engine.doorbells.clone();
     let page = rig.buffer(4096);
     rig.driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
     rig.poll(2);

@@ -157,7 +157,7 @@ impl Rig {
 
     pub fn poll(&mut self, times: usize) {
         // A message between home and lane takes a poll each way.
-        let each = if self.controller().lane_count() > 0 { 3 } else { 1 };
+        let each = if self.controller().home.fleet.is_empty() { 1 } else { 3 };
         for _ in 0..each * times {
             self.controller().poll();
         }

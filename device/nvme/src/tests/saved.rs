@@ -94,8 +94,12 @@ fn doorbells_rung_in_between_are_heard() {
     let state = saved(&mut rig);
     let mut successor = again().controller();
     // The client kept its page and rang, so the cells are not fresh.
-    for index in 0..successor.doorbells.len() {
-        successor.doorbells.store(index, rig.controller().doorbells.load(index));
+    for index in 0..successor.home.engine.doorbells.len() {
+        successor
+            .home
+            .engine
+            .doorbells
+            .store(index, rig.controller().home.engine.doorbells.load(index));
     }
     successor.restore(&state).unwrap();
     rig.driver.registers.function = successor;

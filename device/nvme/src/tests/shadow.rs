@@ -184,7 +184,7 @@ fn room_in_a_full_completion_queue_is_heard_of() {
     }
     guest.registers.ring(tail_doorbell(2), 40).unwrap();
     let submission = |guest: &mut Guest| {
-        let queue = guest.registers.inner.function.queues.submission(2).unwrap();
+        let queue = guest.registers.inner.function.home.engine.queues.submission(2).unwrap();
         (queue.head, queue.waiting())
     };
     guest.registers.inner.sleep();
@@ -214,7 +214,7 @@ fn a_late_register_write_does_not_turn_the_queue_back() {
         guest.registers.inner.ring(tail_doorbell(1), late).unwrap();
         guest.registers.inner.ring(head_doorbell(1), late).unwrap();
     }
-    assert!(guest.registers.inner.function.events.waiting.is_empty());
+    assert!(guest.registers.inner.function.home.events.waiting.is_empty());
     guest.submit(1, read(page, 9)).unwrap();
     drain(&mut guest, 1);
 }
@@ -238,7 +238,7 @@ fn wrong_values_raise_an_event_and_change_nothing() {
         for _ in 0..3 {
             guest.registers.inner.step();
         }
-        let waiting = &mut guest.registers.inner.function.events.waiting;
+        let waiting = &mut guest.registers.inner.function.home.events.waiting;
         assert_eq!(waiting.drain(..).collect::<Vec<_>>(), [Event::INVALID_DOORBELL_VALUE]);
         memory.store_u32(doorbells + 4 * index as u64, good).unwrap();
         guest.registers.inner.step();
@@ -269,18 +269,18 @@ fn pages_are_checked() {
         (u64::MAX - 4095, other),
     ] {
         refused(&mut guest, doorbells, events);
-        assert_eq!(guest.registers.inner.function.shadow, None);
+        assert_eq!(guest.registers.inner.function.home.engine.shadow, None);
     }
     assert_eq!(guest.identify_controller().unwrap().admin_commands.get(), 1 << 8);
     guest.admin(doorbell_buffer_config(page, other)).unwrap();
     // Other pages replace the first ones, and a refused command changes nothing.
     guest.admin(doorbell_buffer_config(other, page)).unwrap();
     refused(&mut guest, page, page);
-    let pages = guest.registers.inner.function.shadow.unwrap();
+    let pages = guest.registers.inner.function.home.engine.shadow.unwrap();
     assert_eq!((pages.doorbells, pages.events), (other, page));
     // A controller reset forgets the pages.
     guest.enable(32).unwrap();
-    assert_eq!(guest.registers.inner.function.shadow, None);
+    assert_eq!(guest.registers.inner.function.home.engine.shadow, None);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn commands_that_are_requests_allocate_nothing() {
 fn traced_commands_allocate_nothing() {
     in_the_steady_state(|controller| {
         let clock = Arc::new(MonotonicClock::new());
-        let tracer = Tracer::new(clock, 1, &controller.limits, Latencies::new(1));
+        let tracer = Tracer::new(clock, 1, &controller.home.engine.limits, Latencies::new(1));
         controller.trace(Some(Box::new(tracer)));
     });
 }

@@ -105,7 +105,7 @@ impl Traced {
     fn trace(&mut self, every: u32) {
         let latencies = Latencies::new(self.controller().io_queues());
         let clock = Arc::new(self.clock.clone());
-        let limits = self.controller().limits;
+        let limits = self.controller().home.engine.limits;
         let tracer = Tracer::new(clock, every, &limits, latencies);
         self.controller().trace(Some(Box::new(tracer)));
     }
