@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Checks figures.toml, and makes SPECIFICATION.md of it with `--write`."""
+"""Checks figures.toml, and makes SPECIFICATION.md of it with `--write`.
+
+A new figure is a [[figure]] in figures.toml and a story under its id in docs/measurements/results/AREA.md; then run this with
+`--write`. Checked are: ids, fields and states, the length of claims, that commits exist and commands parse, that each figure has
+its story and each story its figure, and that the page is up to date. A new area or machine is a line in AREAS or MACHINES."""
 
 import pathlib
 import re

@@ -3,8 +3,8 @@
 //! A [`Hypervisor`] turns a [`VmSpec`] into a running [`Vm`]. There is one so far, [`qemu::Qemu`]:
 //! any QEMU from 10.1 on (the first with a vfio-user client), with KVM if the machine can run a
 //! stock kernel on it, and with software emulation otherwise ([`accel`] finds out, and gives the
-//! reason). Slipway's own VMM will be the second one; the traits exist so that no user of this
-//! crate has to change then.
+//! reason). Slipway's own VMM will be the second one; the traits exist so that only the places that
+//! make a hypervisor have to change then (`open_node` of the daemon, and `slipway doctor`).
 //!
 //! The steps of a launch: [`qemu::Qemu::launch`](Hypervisor::launch) opens everything that QEMU may
 //! use (the agent's listening socket, the vfio-user sockets, files of emulated disks, the control

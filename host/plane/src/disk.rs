@@ -1,4 +1,8 @@
 //! Opens disks from their descriptions.
+//!
+//! A new kind of disk is a [`Disk`] in `backend/block`, a `kind` in `plane.proto`, and an arm in
+//! `of_kind` here. If endpoints and lanes may share it, it is also a [`SharedDisk`], with an arm in
+//! `spread` here and in `Named::make`. The command line names it in `front/cli/src/args/disk.rs`.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -94,6 +98,7 @@ fn spread(
     Ok(Opened { disk, lanes, kind, named: None, content })
 }
 
+/// Opens a disk that one endpoint has for itself.
 fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Result<Opened, Error> {
     use v1::disk::Kind;
     let mut content = None;

@@ -1,4 +1,7 @@
 //! Get Log Page (section 5.14).
+//!
+//! A new page has its number in `slipway_nvme_spec::log::LogId`, its arm in `Home::fill_log`, in
+//! `event_type` the event that reading it unmasks, if any, and its bits of LPA in `identify`.
 
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
@@ -14,6 +17,7 @@ use crate::health::ERROR_ENTRIES;
 use crate::home::Home;
 
 impl Home {
+    /// Carries out Get Log Page: checks length and offset, and sends that part of the page.
     pub(super) fn get_log_page(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
         let (cdw10, cdw11) = (entry.dword(10), entry.dword(11));
         let id = LogId(cdw10 as u8);
@@ -49,6 +53,7 @@ impl Home {
         Ok(0)
     }
 
+    /// Appends the log page `id` to `page`, which is empty.
     fn fill_log(&self, id: LogId, nsid: u32, page: &mut Vec<u8>) -> Result<(), Status> {
         match id {
             LogId::ErrorInformation => {

@@ -5,6 +5,7 @@ use std::slice::Iter;
 use slipway_nvme_spec::command::{FUSE_FIRST, FUSE_SECOND, SubmissionEntry};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
+use slipway_ram::Fault;
 
 use super::Engine;
 use super::inflight::Slot;
@@ -129,13 +130,42 @@ impl Engine {
         looked.wrong | (looked.waits && self.fetch_waiting(id))
     }
 
-    /// Starts waiting commands of queue `id`: at most a burst, and at most as many as have a place
-    /// in the completion queue. Returns whether there were any.
+    /// Starts waiting commands of queue `id`. Returns whether there were any.
     fn fetch_waiting(&mut self, id: u16) -> bool {
-        let room = self.room(id);
-        let Some((submission, completion)) = self.queues.pair(id) else { return false };
-        let burst = self.tuning.burst.map_or(BURST, |burst| burst.min(BURST));
         let limited = self.limiter.is_on();
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.clear();
+        if self.copy_in(id, limited, &mut entries).is_err() {
+            self.fail();
+            entries.clear();
+        }
+        if let Some(tracer) = &mut self.tracer {
+            tracer.fetched();
+        }
+        if limited {
+            for entry in &entries {
+                self.limiter.start(transferred(&self.namespaces, entry));
+            }
+        }
+        self.start_all(id, &entries);
+        let busy = !entries.is_empty();
+        self.commands_left = self.commands_left.saturating_sub(entries.len() as u32);
+        self.entries = entries;
+        busy
+    }
+
+    /// Copies the next entries of queue `id` into `entries`, which is empty: at most a burst, and at
+    /// most as many as have a place in the completion queue, which is reserved.
+    #[inline]
+    fn copy_in(
+        &mut self,
+        id: u16,
+        limited: bool,
+        entries: &mut Vec<SubmissionEntry>,
+    ) -> Result<(), Fault> {
+        let room = self.room(id);
+        let Some((submission, completion)) = self.queues.pair(id) else { return Ok(()) };
+        let burst = self.tuning.burst.map_or(BURST, |burst| burst.min(BURST));
         let most = match limited {
             _ if submission.deleting => 0,
             // The cost of a command is known only when the command has been fetched.
@@ -146,42 +176,29 @@ impl Engine {
         if limited && most == 0 {
             self.limiter.hold(id);
         }
-        let most = most.min(room).min(completion.free());
-        let mut entries = std::mem::take(&mut self.entries);
-        let fetched = match most.min(submission.waiting()) {
-            0 => {
-                entries.clear();
-                Ok(())
-            }
-            most => {
-                let room = room.min(completion.free());
-                // `false` if there is never room for the two commands of a fused pair.
-                let pairs = completion.size > 2 && self.limits.in_flight > 1;
-                let fetched = submission.fetch(&self.memory, most, &mut entries);
-                fetched.and_then(|()| match pairs {
-                    true => submission.keep_pairs(&self.memory, room, &mut entries),
-                    false => Ok(()),
-                })
-            }
-        };
+        let room = room.min(completion.free());
+        let most = most.min(room).min(submission.waiting());
+        if most == 0 {
+            return Ok(());
+        }
+        submission.fetch(&self.memory, most, entries)?;
+        // `false` if there is never room for the two commands of a fused pair.
+        let pairs = completion.size > 2 && self.limits.in_flight > 1;
+        if pairs {
+            submission.keep_pairs(&self.memory, room, entries)?;
+        }
         let alone = self.inflight.is_empty();
-        if self.journal.is_some() && submission.part_pairs(alone, &mut entries) {
+        if self.journal.is_some() && submission.part_pairs(alone, entries) {
             let runs = alone && entries.first().is_some_and(|entry| entry.fuse() == FUSE_FIRST);
             self.exclusive = Some(Exclusive { queue: id, runs });
         }
-        completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
-        if fetched.is_err() {
-            self.fail();
-            entries.clear();
-        }
-        if let Some(tracer) = &mut self.tracer {
-            tracer.fetched();
-        }
-        if limited {
-            entries
-                .iter()
-                .for_each(|entry| self.limiter.start(transferred(&self.namespaces, entry)));
-        }
+        completion.reserved += entries.len() as u32;
+        Ok(())
+    }
+
+    /// Starts the fetched commands of queue `id`.
+    #[inline]
+    fn start_all(&mut self, id: u16, entries: &[SubmissionEntry]) {
         let mut rest = entries.iter();
         while let Some(entry) = rest.next() {
             if let Some(next) = rest.as_slice().first() {
@@ -192,10 +209,6 @@ impl Engine {
                 _ => self.start_fused(id, entry, &mut rest),
             }
         }
-        let busy = !entries.is_empty();
-        self.commands_left = self.commands_left.saturating_sub(entries.len() as u32);
-        self.entries = entries;
-        busy
     }
 
     /// Returns how many more commands queue `id` may start. Each command could move as much as a

@@ -69,6 +69,8 @@ impl Qemu {
             .await
     }
 
+    /// Returns the accelerator for `choice`: with `Auto`, that of the last probe with this kernel,
+    /// or of a new one.
     async fn resolve(&self, choice: AccelChoice, kernel: &Path) -> Result<Accel> {
         match choice {
             AccelChoice::Auto => Ok(self.probe(kernel).await.accel),

@@ -35,8 +35,8 @@ impl Broker {
             account.hold(Resource::Mappings, 1)?,
         ];
         let mut family = Family::new(peer.clone(), account, held).map_err(lack)?;
-        if let Some(greets) = client.greets.take() {
-            self.greetings.done(greets);
+        if let Some(greeting) = client.greeting.take() {
+            self.greetings.done(greeting);
         }
         family.namespace = self.namespaces.enter(&peer, &self.policy);
         family.members.insert(number);
@@ -57,7 +57,7 @@ impl Broker {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).map_err(lack)?;
         let client = self.clients.get(parent).ok_or(Errno::INVAL)?;
         // The engine's memory of a child's entries is counted in pages, each as a descriptor.
-        let remembers = client.held.len() as u64 / ENTRIES_A_PAGE;
+        let remembers = client.entries.len() as u64 / ENTRIES_A_PAGE;
         let connection = client.account.hold(Resource::Descriptors, 1 + remembers)?;
         crate::wire::bound_replies(std::os::fd::AsFd::as_fd(&ours));
         let child = Client {
@@ -65,9 +65,9 @@ impl Broker {
             account: client.account.clone(),
             _connection: connection,
             administers: false,
-            greets: None,
+            greeting: None,
             family: Some(family),
-            held: client.held.clone(),
+            entries: client.entries.clone(),
             listeners: client.listeners.clone(),
             given: client.given.clone(),
             ticket: None,
@@ -75,7 +75,7 @@ impl Broker {
             groups: HashMap::new(),
             proves: None,
         };
-        for entry in &child.held {
+        for entry in &child.entries {
             if let Some(end) = self.end_of(family, *entry) {
                 end.holders += 1;
             }

@@ -86,7 +86,7 @@ impl Broker {
         let end = there.end_mut(there.connector);
         end.holders = 1;
         if let Some(client) = self.clients.get_mut(client) {
-            client.held.insert(end.entry);
+            client.entries.insert(end.entry);
         }
     }
 

@@ -51,7 +51,7 @@ impl Broker {
     pub(super) fn held(&mut self, number: u32, family: u32, from: u64) -> Result<Outcome, Errno> {
         let client = self.clients.get(number).ok_or(Errno::INVAL)?;
         let from = u32::try_from(from).map_err(|_| Errno::NOENT)?;
-        let entry = *client.held.range(from..).next().ok_or(Errno::NOENT)?;
+        let entry = *client.entries.range(from..).next().ok_or(Errno::NOENT)?;
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let (connection, side) = there.entry(entry).ok_or(Errno::NOENT)?;
         self.introduce(number, family, connection, side)

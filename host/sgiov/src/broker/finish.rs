@@ -24,7 +24,7 @@ impl Broker {
 
     pub(super) fn close(&mut self, client: u32, family: u32, entry: u64) -> Outcome {
         let entry = u32::try_from(entry).unwrap_or(u32::MAX);
-        let held = self.clients.get_mut(client).is_some_and(|client| client.held.remove(&entry));
+        let held = self.clients.get_mut(client).is_some_and(|client| client.entries.remove(&entry));
         if held {
             self.drop_holder(family, entry, false);
         }

@@ -294,7 +294,7 @@ impl Broker {
         there.end_mut(side).holders = 1;
         let entry = there.end(side).entry;
         if let Some(client) = self.clients.get_mut(number) {
-            client.held.insert(entry);
+            client.entries.insert(entry);
         }
         let outcome = self.introduce(number, family, connection, side);
         self.keep(connection);

@@ -8,6 +8,8 @@
 //!
 //! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two
 //!   ends;
+//! - `greeting`: processes that have connected and not attached yet; `proof`: whether a process has
+//!   the kernel's listening socket that it claims;
 //! - `attach`, `listen`, `connect`, `exec`: the requests; `finish`: how endpoints end;
 //! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
 //! - `sharing`: the eventfds of connections' ends; `sweep`: memory of idle sockets; `report`: the
@@ -71,10 +73,11 @@ struct Client {
     /// Set if it connected to the administrator's socket.
     administers: bool,
     /// Its number in [`Greetings`], or `None` once it has attached.
-    greets: Option<u64>,
+    greeting: Option<u64>,
+    /// The number of its family, or `None` before it has attached.
     family: Option<u32>,
-    /// The entries that it has open.
-    held: BTreeSet<u32>,
+    /// The entries of its family's table that it has open.
+    entries: BTreeSet<u32>,
     /// The listeners that it has open.
     listeners: BTreeSet<u32>,
     /// The family's links whose arenas it has got.
@@ -83,9 +86,22 @@ struct Client {
     ticket: Option<Instant>,
     /// Set if its new endpoints may share an eventfd.
     shares: bool,
+    /// The eventfds that several of its endpoints share, by the number of their group.
     groups: HashMap<u32, Group>,
     /// Its request that waits for the proof of its listening socket.
     proves: Option<Asked>,
+}
+
+impl Client {
+    /// Returns why the client may not make this request at all, or `None` if it may.
+    fn forbids(&self, request: &Request) -> Option<&'static str> {
+        if self.administers && !matches!(request, Request::Report | Request::Function { .. }) {
+            return Some("it wants a program's sockets of the administrator's socket");
+        }
+        // A ticket is good for one request, which nobody else makes.
+        let resumes = matches!(request, Request::Resume);
+        (self.ticket.is_some() != resumes).then_some("it used a ticket for something else")
+    }
 }
 
 /// The action after a request.
@@ -127,18 +143,28 @@ fn told(errno: Errno) -> u32 {
 /// The engine's state, and its answers to requests.
 #[derive(Default)]
 pub struct Broker {
+    /// What users, tenants and network namespaces have of the engine, and their limits.
     accounts: Accounts,
+    /// Clients that have connected and not attached yet.
     greetings: Greetings,
+    /// Processes that are connected, by number.
     clients: Slab<Client>,
+    /// Families, by number.
     families: Slab<Family>,
+    /// The network namespaces of clients, and their tenants.
     namespaces: Namespaces,
+    /// The arenas that two families share.
     links: Links,
+    /// Connections, by number.
     connections: Slab<Connection>,
     /// The number of the group that began last.
     last_group: u32,
+    /// Threads that hold eventfds beyond the limit of open files.
     keepers: Keepers,
     listeners: Listeners,
+    /// The round that takes memory of idle sockets back.
     sweep: Sweep,
+    /// The ways to other nodes and to guests, if the engine has any.
     remote: Option<Ways>,
     /// Families that could not be woken without waiting. They are disconnected.
     unheard: BTreeSet<u32>,
@@ -149,8 +175,10 @@ pub struct Broker {
     policy: Policy,
     /// Set if listening at any port requires a proof.
     pub proof: bool,
+    /// The proofs under way. `None` if the system does not permit any.
     proofs: Option<Proofs>,
     pub log: Log,
+    /// How often the policy was reloaded, and the last error.
     reloads: Reloads,
 }
 
@@ -192,26 +220,26 @@ impl Broker {
     /// # Errors
     /// The error for the process, if its user or its network namespace has reached its limits.
     pub fn join(&mut self, peer: Peer, administers: bool) -> Result<(u32, Option<u32>), u32> {
-        let joined = self.join_as(peer, administers).inspect_err(|(uid, namespace)| {
-            let text = "of the engine as they may: none of their programs can attach";
-            let namespace = namespace.1;
-            let who = format_args!("user {uid}, or net:[{namespace}], has as much {text}");
-            self.log.line("join", who);
-        });
-        joined.map_err(|_| LIMITED.raw_os_error().unsigned_abs())
+        let (uid, namespace) = (peer.uid, peer.namespace.1);
+        self.try_join(peer, administers).map_err(|Refused| {
+            self.log.line(
+                "join",
+                format_args!(
+                    "user {uid}, or net:[{namespace}], has as much of the engine as they may: none \
+                     of their programs can attach"
+                ),
+            );
+            LIMITED.raw_os_error().unsigned_abs()
+        })
     }
 
-    fn join_as(
-        &mut self,
-        peer: Peer,
-        administers: bool,
-    ) -> Result<(u32, Option<u32>), (u32, crate::peer::NamespaceId)> {
-        let who = (peer.uid, peer.namespace);
-        let account = self.accounts.of(&peer, administers).map_err(|_| who)?;
+    /// Does what [`Broker::join`] does, without the log.
+    fn try_join(&mut self, peer: Peer, administers: bool) -> Result<(u32, Option<u32>), Refused> {
+        let account = self.accounts.of(&peer, administers)?;
         let connection = if administers {
             account.hold_anyway(Resource::Descriptors, 1)
         } else {
-            account.hold(Resource::Descriptors, 1).map_err(|_| who)?
+            account.hold(Resource::Descriptors, 1)?
         };
         // One descriptor of the namespace serves all of its processes.
         let peer = Peer { file: account.namespace.clone(), ..peer };
@@ -220,9 +248,9 @@ impl Broker {
             account: account.clone(),
             _connection: connection,
             administers,
-            greets: None,
+            greeting: None,
             family: None,
-            held: BTreeSet::new(),
+            entries: BTreeSet::new(),
             listeners: BTreeSet::new(),
             given: HashSet::new(),
             ticket: None,
@@ -234,9 +262,9 @@ impl Broker {
         if administers {
             return Ok((number, None));
         }
-        let (greets, surplus) = self.greetings.wait(number, &account);
+        let (greeting, surplus) = self.greetings.wait(number, &account);
         if let Some(client) = self.clients.get_mut(number) {
-            client.greets = Some(greets);
+            client.greeting = Some(greeting);
         }
         Ok((number, surplus))
     }
@@ -284,8 +312,8 @@ impl Broker {
     /// Returns a process of a family that could not be woken, and which is to be disconnected.
     pub fn unheard(&mut self) -> Option<u32> {
         while let Some(family) = self.unheard.first().copied() {
-            let there = self.families.get(family);
-            if let Some(client) = there.and_then(|family| family.members.iter().next()) {
+            let members = self.families.get(family).map(|family| &family.members);
+            if let Some(client) = members.and_then(|members| members.iter().next()) {
                 return Some(*client);
             }
             self.unheard.remove(&family);
@@ -294,17 +322,13 @@ impl Broker {
     }
 
     /// Carries out a client's request.
-    pub fn request(&mut self, client: u32, request: Request, files: Vec<Foreign>) -> Outcome {
-        let there = self.clients.get(client);
-        let administers = there.is_some_and(|client| client.administers);
-        if administers && !matches!(request, Request::Report | Request::Function { .. }) {
-            return Outcome::HangUp("it wants a program's sockets of the administrator's socket");
+    pub fn request(&mut self, number: u32, request: Request, files: Vec<Foreign>) -> Outcome {
+        let client = self.clients.get(number);
+        if let Some(reason) = client.and_then(|client| client.forbids(&request)) {
+            return Outcome::HangUp(reason);
         }
-        let family = there.and_then(|client| client.family);
-        let is_ticket = there.is_some_and(|client| client.ticket.is_some());
-        if is_ticket != (request == Request::Resume) {
-            return Outcome::HangUp("it used a ticket for something else");
-        }
+        let family = client.and_then(|client| client.family);
+        let client = number;
         let outcome = match (request, family) {
             (Request::Attach { version }, None) => {
                 let attached = self.attach(client, version);
@@ -341,9 +365,13 @@ impl Broker {
     fn failed(&mut self, client: u32, errno: Errno) -> Outcome {
         if errno == LIMITED {
             let who = self.who(client);
-            let text = "its tenant, user or network namespace has as many sockets, or as much \
-                        memory for them, as it may";
-            self.log.line("limit", format_args!("process {who}: {text}"));
+            self.log.line(
+                "limit",
+                format_args!(
+                    "process {who}: its tenant, user or network namespace has as many sockets, or \
+                     as much memory for them, as it may"
+                ),
+            );
         }
         if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
             self.log.line(
@@ -358,17 +386,21 @@ impl Broker {
     /// Logs that a process cannot attach, and returns the answer.
     fn full(&mut self, client: u32) -> Outcome {
         let who = self.who(client);
-        let text =
-            "cannot attach: its user or network namespace has as much of the engine as it may";
-        self.log.line("join", format_args!("process {who} {text}"));
+        self.log.line(
+            "join",
+            format_args!(
+                "process {who} cannot attach: its user or network namespace has as much of the \
+                 engine as it may"
+            ),
+        );
         Outcome::Answer(Reply::Refused(LIMITED.raw_os_error().unsigned_abs()), Vec::new())
     }
 
     /// Removes a client whose connection has ended, and everything that it held.
     pub fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.remove(number) else { return };
-        if let Some(greets) = client.greets {
-            self.greetings.done(greets);
+        if let Some(greeting) = client.greeting {
+            self.greetings.done(greeting);
         }
         self.asker_left(number);
         let Some(family) = client.family else { return };
@@ -376,12 +408,12 @@ impl Broker {
         for listener in client.listeners {
             self.drop_listener(listener);
         }
-        for entry in client.held {
+        for entry in client.entries {
             self.drop_holder(family, entry, true);
         }
-        let Some(there) = self.families.get_mut(family) else { return };
-        there.members.remove(&number);
-        if there.members.is_empty() {
+        let Some(left) = self.families.get_mut(family) else { return };
+        left.members.remove(&number);
+        if left.members.is_empty() {
             self.end_family(family);
         }
     }

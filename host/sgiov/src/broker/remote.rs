@@ -96,7 +96,7 @@ impl Broker {
                 let (entry, side) = (there.end(there.connector).entry, there.connector);
                 let client = client?;
                 if let Some(client) = self.clients.get_mut(client) {
-                    client.held.remove(&entry);
+                    client.entries.remove(&entry);
                 }
                 self.finish(connection, side, super::finish::How::Refused);
                 Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))

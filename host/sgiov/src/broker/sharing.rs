@@ -86,7 +86,7 @@ impl Broker {
     pub(super) fn peer(&mut self, client: u32, family: u32, entry: u64) -> Result<Outcome, Errno> {
         let entry = u32::try_from(entry).map_err(|_| Errno::BADF)?;
         let client = self.clients.get(client).ok_or(Errno::INVAL)?;
-        client.held.contains(&entry).then_some(()).ok_or(Errno::BADF)?;
+        client.entries.contains(&entry).then_some(()).ok_or(Errno::BADF)?;
         let there = self.families.get(family).and_then(|family| family.entry(entry));
         let (connection, side) = there.ok_or(Errno::BADF)?;
         let there = self.connections.get_mut(connection).ok_or(Errno::BADF)?;
