@@ -18,9 +18,9 @@ macro_rules! causes {
     };
 }
 
-// A new cause is a line here, with its name in `slipway port stats`, which needs no other change. It
-// is counted where it is found: in `judge`, or in what a delivery reports ([`Delivered`], its `add`
-// and `PortStats::count_out`).
+// A new cause is a line here, with its name in `slipway port stats`, which needs no other change.
+// It is counted where it is found: in `judge`, or in what a delivery reports ([`Delivered`], its
+// `add` and `PortStats::count_out`).
 causes! {
     /// The frame is shorter than an Ethernet header.
     Short = "short",

@@ -21,7 +21,7 @@ pub(crate) struct Coalescing {
     pub time: Duration,
 }
 
-/// What the threads that carry out I/O commands know of the features.
+/// The part of the features that the threads of I/O commands know.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tuning {
     /// The Arbitration Burst (section 4.13): the most commands that a queue may start in its turn.

@@ -1,4 +1,4 @@
-//! What other threads ask of a controller.
+//! Requests of other threads to a controller.
 //!
 //! The control thread never touches a controller: it posts a [`Request`], which the controller
 //! carries out on its own thread at the start of its next poll. The answer is a callback, called on
@@ -11,7 +11,8 @@ use crate::mailbox::Sender;
 use crate::namespace::{Done, Namespace};
 use crate::trace::{Latencies, Tracer};
 
-/// A request to a controller. Callbacks run on a data path: they must be short and wait for nothing.
+/// A request to a controller. Callbacks run on a data path: they must be short and wait for
+/// nothing.
 pub enum Request {
     /// [`Controller::attach`](crate::Controller::attach).
     Attach(Namespace, Done),
@@ -41,8 +42,8 @@ pub struct Threads {
 }
 
 /// A handle for posting requests to a controller; see
-/// [`Controller::mailbox`](crate::Controller::mailbox). It is cheap to clone, and harmless after the
-/// controller is gone.
+/// [`Controller::mailbox`](crate::Controller::mailbox). It is cheap to clone, and harmless after
+/// the controller is gone.
 #[derive(Clone)]
 pub struct Mailbox(pub(crate) Sender<Request>);
 

@@ -1,7 +1,7 @@
 //! The record of a sandbox, kept on disk so that it outlives the daemon.
 //!
-//! A field that is added later needs `#[serde(default)]`: a daemon passes over records that it cannot
-//! read, with a warning, and their sandboxes with them.
+//! A field that is added later needs `#[serde(default)]`: a daemon passes over records that it
+//! cannot read, with a warning, and their sandboxes with them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use crate::cell::{BadDoorbell, Cell, ShadowPages};
 use crate::journal::{Journal, Side};
 use crate::queue::CompletionQueue;
 
-/// What a look at a tail doorbell found.
+/// The result of a look at a tail doorbell.
 #[derive(Clone, Copy)]
 pub(super) struct Looked {
     /// Entries wait to be fetched.

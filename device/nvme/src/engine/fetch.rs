@@ -154,8 +154,8 @@ impl Engine {
         busy
     }
 
-    /// Copies the next entries of queue `id` into `entries`, which is empty: at most a burst, and at
-    /// most as many as have a place in the completion queue, which is reserved.
+    /// Copies the next entries of queue `id` into `entries`, which is empty: at most a burst, and
+    /// at most as many as have a place in the completion queue, which is reserved.
     #[inline]
     fn copy_in(
         &mut self,

@@ -63,7 +63,7 @@ use crate::turn::Quota;
 /// tens of ns.
 const LOOKS: usize = 8;
 
-/// What an engine may do.
+/// The work that an engine may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Nothing is started, and no completion goes to the guest.

@@ -1,4 +1,4 @@
-//! What an engine tells the thread that has it.
+//! The news that an engine has for its thread.
 
 use std::collections::VecDeque;
 

@@ -11,7 +11,7 @@ use crate::trace::{Latencies, Tracer};
 /// The callback that takes an answer, on the thread that answers.
 pub type Answer<T> = Box<dyn FnOnce(T) + Send>;
 
-/// What a lane needs to know when the guest has enabled the controller.
+/// The settings that a lane gets when the guest has enabled the controller.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub tuning: Tuning,
@@ -52,7 +52,7 @@ pub(crate) enum Order {
     TakeLatencies(Latencies, Answer<Option<Latencies>>),
 }
 
-/// What lanes do for an admin command, which ends when all have answered.
+/// A part of an admin command that lanes carry out. The command ends when all have answered.
 #[derive(Clone)]
 pub(crate) enum Question {
     /// Removes a completion queue.

@@ -1,5 +1,5 @@
-//! Everything of a controller that exists once: registers, features, events, logs, and the engine of
-//! its own thread.
+//! Everything of a controller that exists once: registers, features, events, logs, and the engine
+//! of its own thread.
 //!
 //! | module | what it does |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! What outlives the process: snapshots, and the ends of admin commands, which belong into them.
+//! State that outlives the process: snapshots, and the ends of admin commands, which belong into
+//! them.
 //!
 //! | module | what it does |
 //! |---|---|

@@ -143,7 +143,7 @@ fn told(errno: Errno) -> u32 {
 /// The engine's state, and its answers to requests.
 #[derive(Default)]
 pub struct Broker {
-    /// What users, tenants and network namespaces have of the engine, and their limits.
+    /// The use that users, tenants and network namespaces make of the engine, and their limits.
     accounts: Accounts,
     /// Clients that have connected and not attached yet.
     greetings: Greetings,
