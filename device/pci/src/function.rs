@@ -12,9 +12,6 @@ pub enum Access {
     Done,
     /// The bus refuses: nothing is there, or the width is not supported.
     Refused,
-    /// The device answers later: the host repeats the same access after the next
-    /// [`Function::poll`] that was not idle.
-    Deferred,
 }
 
 /// A base address register of a function.

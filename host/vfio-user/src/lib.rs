@@ -43,7 +43,7 @@
 //! Replies that the client does not read are queued up to [`Config::max_queued_bytes`], then the
 //! client is disconnected. A refused request gets an errno, never zero. An error after which the
 //! stream has no next message (an impossible size, an unexpected reply) ends the connection. A
-//! request that waits for the function (an unmap, a deferred access) is answered within
+//! request that waits for the function (an unmap, a reset) is answered within
 //! [`Config::reply_deadline`], with an errno if need be; later requests wait behind it.
 //!
 //! Descriptors for guest memory must be memory (memfd, shared memory, huge pages): an access to a

@@ -12,7 +12,6 @@
 //! | 0x050 | length, at most [`MAX_COPY`] |
 //! | 0x054 | a write copies; a read returns the result of the last copy: [`DONE`], [`FAULT`] |
 //! | 0x058 | a write signals the interrupt of this number; [`PIN_ON`] and [`PIN_OFF`] set the pin |
-//! | 0x05c | a read is deferred for as many polls as were written to it |
 //! | 0x060 | reads and writes are refused by the bus |
 //! | 0x1000 | doorbell 0: a new value copies and then signals interrupt 0 |
 //! | 0x2000 | MSI-X table, 0x3000 pending bits (never set) |
@@ -75,7 +74,6 @@ pub struct Scratch {
     table: Box<[u8; 0x1000]>,
     status: u32,
     rung: u32,
-    deferral: u32,
     quiet: bool,
 }
 
@@ -100,7 +98,6 @@ impl Scratch {
             table: Box::new([0; 0x1000]),
             status: 0,
             rung: 0,
-            deferral: 0,
             quiet: false,
         };
         scratch.power_on();
@@ -126,7 +123,7 @@ impl Scratch {
         self.registers.fill(0);
         self.table.fill(0);
         self.registers[..4].copy_from_slice(&ID.to_le_bytes());
-        (self.status, self.rung, self.deferral) = (0, 0, 0);
+        (self.status, self.rung) = (0, 0);
         self.doorbells.clear();
         self.pin.set(false);
     }
@@ -157,7 +154,6 @@ impl Scratch {
                     interrupt.signal();
                 }
             }
-            0x5c => self.deferral = value,
             _ => match self.registers.get_mut(offset..offset + from.len()) {
                 Some(place) if offset >= 8 => place.copy_from_slice(from),
                 Some(_) => {} // read-only
@@ -168,9 +164,6 @@ impl Scratch {
     }
 
     fn read_register(&mut self, offset: usize, into: &mut [u8]) -> Access {
-        if offset == 0x5c && self.deferral > 0 {
-            return Access::Deferred;
-        }
         let status = self.status.to_le_bytes();
         let place = match offset {
             0x54 => status.get(..into.len()),
@@ -255,10 +248,6 @@ impl Function for Scratch {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         assert!(!self.knobs.broken.load(Ordering::Relaxed), "broken by a test");
-        if self.deferral > 0 {
-            self.deferral -= 1;
-            return Progress::Busy;
-        }
         let rung = self.doorbells.load(0);
         if rung == self.rung {
             return Progress::Idle(None);

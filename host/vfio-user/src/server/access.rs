@@ -1,6 +1,7 @@
 //! Register accesses: `VFIO_USER_REGION_READ`, `VFIO_USER_REGION_WRITE`,
 //! `VFIO_USER_REGION_WRITE_MULTI`.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -21,28 +22,12 @@ const PIECE: usize = 4;
 /// The most pieces of one access that are passed on in a turn.
 const MOST_PIECES: usize = 256;
 
-/// An access to a BAR that the function has not finished.
-pub(super) struct Access {
-    bar: u8,
-    offset: u64,
-    /// Data to write, or the buffer to read into.
-    data: Vec<u8>,
-    /// The number of bytes that have been transferred.
-    done: usize,
-    /// The device's progress counter when the function deferred the access. The access is retried
-    /// once the counter has changed.
-    asked_at: Option<u64>,
-    kind: AccessKind,
-}
-
-enum AccessKind {
-    Read(RegionAccess),
-    Write(RegionAccess),
-    /// A multiple write, of which the writes from `next` on follow after this access.
-    Multi {
-        entries: Vec<WriteMultiEntry>,
-        next: usize,
-    },
+/// The rest of a message's writes, for the next turn.
+pub(super) enum Rest {
+    /// A long write to a BAR, of which so many bytes are done.
+    Write { request: RegionAccess, data: Vec<u8>, done: usize },
+    /// A multiple write, of which so many writes are done.
+    Multi { entries: Vec<WriteMultiEntry>, done: usize },
 }
 
 impl Session {
@@ -63,8 +48,11 @@ impl Session {
             device.function.config_read(request.offset.get() as u16, &mut data);
             return Ok(read_reply(&request, &data));
         }
-        let access = Access::new(&request, data, AccessKind::Read(request));
-        self.resume_access(device, access, Instant::now(), false)
+        for piece in pieces(request.offset.get(), 0, len) {
+            let at = request.offset.get() + piece.start as u64;
+            finished(device.function.read(request.region.get() as u8, at, &mut data[piece]))?;
+        }
+        Ok(read_reply(&request, &data))
     }
 
     pub(super) fn region_write(
@@ -85,8 +73,9 @@ impl Session {
             device.poll_after_write(now);
             return Ok(Answer::Reply(request.as_bytes().to_vec()));
         }
-        let access = Access::new(&request, data.to_vec(), AccessKind::Write(request));
-        self.resume_access(device, access, now, false)
+        let done = write(device, &request, data, 0)?;
+        let data = if done < len { data.to_vec() } else { Vec::new() };
+        written(device, request, data, done, now)
     }
 
     /// Does several writes. All are checked before the first one is done.
@@ -113,122 +102,111 @@ impl Session {
             }
         }
         let next = self.kept.as_ref().map_or(0, |kept| kept.begin_multi());
-        self.multi(device, entries, next, now, false)
+        self.multi(device, entries, next, now)
     }
 
-    /// Does the writes from `next` on.
+    /// Does the writes from `done` on, as many as the turn has room for.
     fn multi(
         &mut self,
         device: &mut Device,
         entries: Vec<WriteMultiEntry>,
-        mut next: usize,
+        mut done: usize,
         now: Instant,
-        expired: bool,
     ) -> Result<Answer, Errno> {
-        while let Some(entry) = entries.get(next) {
+        while self.cost < COST_PER_TURN
+            && let Some(entry) = entries.get(done)
+        {
             let request = region_access(entry);
-            if self.cost >= COST_PER_TURN {
-                // The rest is done in the next turn.
-                device.pace.kick();
-                let rest = AccessKind::Multi { entries, next };
-                return Ok(Answer::Later(Waiting::Access(Access::new(&request, Vec::new(), rest))));
-            }
             let data = &entry.data[..entry.count.get() as usize];
             self.cost += 1;
             add(&self.live.region_writes, 1);
             if entry.region.get() == region::CONFIG {
                 device.function.config_write(entry.offset.get() as u16, data);
             } else {
-                let mut access = Access::new(&request, data.to_vec(), AccessKind::Write(request));
-                if !access.go_on(device, now)? {
-                    access.kind = AccessKind::Multi { entries, next: next + 1 };
-                    return access.later(expired);
-                }
+                write(device, &request, data, 0)?;
             }
-            next += 1;
+            done += 1;
             if let Some(kept) = &self.kept {
-                kept.multi_done(next);
+                kept.multi_done(done);
             }
         }
         device.poll_after_write(now);
+        if done < entries.len() {
+            device.pace.kick();
+            return Ok(Answer::Later(Waiting::Turn(Rest::Multi { entries, done })));
+        }
         let done = WriteMulti { count: U64::new(entries.len() as u64) };
         Ok(Answer::Reply(done.as_bytes().to_vec()))
     }
 
-    /// Resumes an access that the function deferred.
-    pub(super) fn resume_access(
+    /// Goes on with a message's writes.
+    pub(super) fn go_on(
         &mut self,
         device: &mut Device,
-        mut access: Access,
+        rest: Rest,
         now: Instant,
-        expired: bool,
     ) -> Result<Answer, Errno> {
-        if !access.go_on(device, now)? {
-            return access.later(expired);
-        }
-        match access.kind {
-            AccessKind::Read(request) => Ok(read_reply(&request, &access.data)),
-            AccessKind::Write(request) => {
-                device.poll_after_write(now);
-                Ok(Answer::Reply(request.as_bytes().to_vec()))
+        match rest {
+            Rest::Multi { entries, done } => self.multi(device, entries, done, now),
+            Rest::Write { request, data, done } => {
+                let done = write(device, &request, &data, done)?;
+                written(device, request, data, done, now)
             }
-            AccessKind::Multi { entries, next } => self.multi(device, entries, next, now, expired),
         }
     }
 }
 
-impl Access {
-    fn new(request: &RegionAccess, data: Vec<u8>, kind: AccessKind) -> Self {
-        // The region was checked to be a BAR, so its number fits.
-        let bar = request.region.get() as u8;
-        Self { bar, offset: request.offset.get(), data, done: 0, asked_at: None, kind }
+/// Writes the bytes of `data` from `done` on to a BAR, at most [`MOST_PIECES`] pieces of them.
+/// Returns how many bytes are done.
+fn write(
+    device: &mut Device,
+    request: &RegionAccess,
+    data: &[u8],
+    mut done: usize,
+) -> Result<usize, Errno> {
+    let offset = request.offset.get();
+    for piece in pieces(offset, done, data.len()).take(MOST_PIECES) {
+        done = piece.end;
+        let at = offset + piece.start as u64;
+        let outcome = device.function.write(request.region.get() as u8, at, &data[piece]);
+        // Earlier pieces may have made work.
+        finished(outcome).inspect_err(|_| device.pace.kick())?;
     }
+    Ok(done)
+}
 
-    /// Continues the access as far as the function permits, and by at most [`MOST_PIECES`] pieces.
-    /// Returns whether it is complete.
-    fn go_on(&mut self, device: &mut Device, now: Instant) -> Result<bool, Errno> {
-        if self.asked_at == Some(device.pace.progress()) {
-            return Ok(false);
-        }
-        let whole = self.data.len() <= WIDEST;
-        let is_read = matches!(self.kind, AccessKind::Read(_));
-        let mut pieces = 0;
-        while self.done < self.data.len() {
-            if pieces == MOST_PIECES {
-                // The rest is done in the next turn.
-                device.pace.kick();
-                return Ok(false);
-            }
-            pieces += 1;
-            let at = self.offset + self.done as u64;
-            let len = if whole { self.data.len() } else { piece(at, self.data.len() - self.done) };
-            let part = &mut self.data[self.done..self.done + len];
-            let outcome = if is_read {
-                device.function.read(self.bar, at, part)
-            } else {
-                device.function.write(self.bar, at, part)
-            };
-            self.asked_at = (outcome == pci::Access::Deferred).then(|| device.pace.progress());
-            match outcome {
-                pci::Access::Done => self.done += len,
-                pci::Access::Refused => return Err(Errno::IO),
-                pci::Access::Deferred => {
-                    device.poll_after_write(now);
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+/// Answers a write of which `done` bytes of `data` are done, or leaves its rest for the next turn.
+fn written(
+    device: &mut Device,
+    request: RegionAccess,
+    data: Vec<u8>,
+    done: usize,
+    now: Instant,
+) -> Result<Answer, Errno> {
+    device.poll_after_write(now);
+    if done < data.len() {
+        device.pace.kick();
+        return Ok(Answer::Later(Waiting::Turn(Rest::Write { request, data, done })));
     }
+    Ok(Answer::Reply(request.as_bytes().to_vec()))
+}
 
-    fn later(self, expired: bool) -> Result<Answer, Errno> {
-        // An access that the function has not deferred goes on in the next turn.
-        let deferred = self.asked_at.is_some();
-        match expired && deferred {
-            true => Err(Errno::TIMEDOUT),
-            false => Ok(Answer::Later(Waiting::Access(self))),
-        }
+fn finished(outcome: pci::Access) -> Result<(), Errno> {
+    match outcome {
+        pci::Access::Done => Ok(()),
+        pci::Access::Refused => Err(Errno::IO),
     }
+}
+
+/// Returns the pieces in which bytes `done..len` of an access at `offset` are passed on: the whole
+/// if a register can have its width, and else naturally aligned [`PIECE`]s.
+fn pieces(offset: u64, mut done: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
+    std::iter::from_fn(move || {
+        let start = done;
+        let left = len - start;
+        done += if len <= WIDEST { left } else { piece(offset + start as u64, left) };
+        (left > 0).then_some(start..done)
+    })
 }
 
 /// Returns the length of the naturally aligned piece at `at`, at most `left`.

@@ -57,7 +57,8 @@ enum Waiting {
     Unmap(dma::Unmap),
     /// A reset waits for requests in flight, which may still write to the client's memory.
     Reset,
-    Access(access::Access),
+    /// The rest of a message's writes waits for the next turn.
+    Turn(access::Rest),
     /// The session waits to move to a thread of its own before message-only memory is mapped.
     Thread(dma::RemoteMap),
 }
@@ -332,7 +333,7 @@ impl Session {
         let outcome = match waiting {
             Waiting::Unmap(unmap) => self.resume_unmap(device, unmap, now >= deadline),
             Waiting::Reset => self.resume_reset(device, now >= deadline),
-            Waiting::Access(access) => self.resume_access(device, access, now, now >= deadline),
+            Waiting::Turn(rest) => self.go_on(device, rest, now),
             waiting @ Waiting::Thread(_) => Ok(Answer::Later(waiting)),
         };
         self.answer(&header, outcome, deadline)

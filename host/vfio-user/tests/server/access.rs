@@ -81,24 +81,6 @@ fn lengths_must_agree() {
 }
 
 #[test]
-fn a_deferred_access_is_answered_when_the_function_can() {
-    let served = serve();
-    let mut raw = served.client();
-    raw.write_u32(0x5c, 5000);
-    read(&mut raw, 0, 0x5c, 4).ok();
-    assert!(raw.is_alive());
-}
-
-#[test]
-fn a_deferral_ends_at_the_deadline() {
-    let served = serve_with(|config| config.reply_deadline = std::time::Duration::from_millis(20));
-    let mut raw = served.client();
-    raw.write_u32(0x5c, u32::MAX);
-    assert_eq!(read(&mut raw, 0, 0x5c, 4).err(), Errno::TIMEDOUT);
-    assert!(raw.is_alive());
-}
-
-#[test]
 fn without_a_reply_neither_success_nor_error_is_told() {
     let served = serve();
     let mut raw = served.client();
