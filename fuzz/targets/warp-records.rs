@@ -1,3 +1,3 @@
 //! Records of another engine: valid, damaged, and arbitrary bytes.
 #![no_main]
-slipway_fuzz::target!(slipway_warp::fuzz::records);
+slipway_fuzz::target!(slipway_pipes::fuzz::records);

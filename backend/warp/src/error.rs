@@ -1,16 +1,11 @@
-//! The reasons why a transform fails.
-
-use slipway_ram::Fault;
+//! The reasons why a record is not made or not opened.
 
 use crate::header::HeaderError;
 use crate::key::KeyError;
 
-/// The reason why a transform failed.
+/// The reason why a record was not made or not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TransformError {
-    /// The memory of a ring was unmapped or refused.
-    #[error("ring memory: {0}")]
-    Memory(#[from] Fault),
+pub enum RecordError {
     /// The output has no room for the result, the input exceeds a record, or the input is empty.
     #[error("{input} bytes do not fit into {room}")]
     NoRoom {
@@ -36,21 +31,4 @@ pub enum TransformError {
     /// The record is plain where a sealed one is expected, or sealed where a plain one is.
     #[error("a record that is sealed, or that is not, against what was agreed")]
     Sealing,
-    /// The checksum does not match the payload.
-    #[error("a wrong checksum")]
-    Checksum,
-    /// The body does not decompress to the payload's length.
-    #[error("a damaged compressed body")]
-    Compression,
-    /// An executor did less than its job said.
-    #[error("{done} bytes done of a piece of {given}")]
-    Short {
-        /// Bytes that it did.
-        done: usize,
-        /// Bytes of the job.
-        given: usize,
-    },
-    /// The executor has no such key.
-    #[error("no such key")]
-    NoKey,
 }

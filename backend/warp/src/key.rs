@@ -148,9 +148,11 @@ pub struct Sealer {
 }
 
 /// One (generation, counter) pair: used once, since sealing consumes it.
-pub(crate) struct Ticket {
-    pub(crate) generation: u32,
-    pub(crate) counter: u64,
+pub struct Ticket {
+    /// The number of the key.
+    pub generation: u32,
+    /// The number of the record under that key.
+    pub counter: u64,
 }
 
 impl Sealer {
@@ -183,7 +185,10 @@ impl Sealer {
     }
 
     /// Takes the next counter. Begins a new generation when the current one has reached its limit.
-    pub(crate) fn ticket(&mut self) -> Result<Ticket, KeyError> {
+    ///
+    /// # Errors
+    /// Returns [`KeyError::UsedUp`] if there is no further generation.
+    pub fn ticket(&mut self) -> Result<Ticket, KeyError> {
         if self.counter >= self.limit {
             self.rekey()?;
         }
@@ -193,7 +198,13 @@ impl Sealer {
     }
 
     /// Seals `body` in place under `header`, which must carry the ticket's generation and counter.
-    pub(crate) fn seal(
+    ///
+    /// # Errors
+    /// Returns [`KeyError::UsedUp`] for a body beyond 2^36 bytes.
+    ///
+    /// # Panics
+    /// If another ticket was taken since, which began another generation.
+    pub fn seal(
         &self,
         ticket: Ticket,
         header: &[u8; HEADER],
@@ -236,7 +247,10 @@ impl Opener {
     /// Opens a record's body and tag (`body`) in place. `header` is the parsed header and `raw` is
     /// the same header as received. A record that fails to open changes nothing in the opener, but
     /// spoils `body`.
-    pub(crate) fn open<'a>(
+    ///
+    /// # Errors
+    /// Returns [`KeyError::NotNext`] or [`KeyError::Forged`].
+    pub fn open<'a>(
         &mut self,
         header: &Header,
         raw: &[u8; HEADER],

@@ -1,6 +1,6 @@
 //! Records that are sealed and opened in place. [`Header`] has their layout.
 
-use crate::error::TransformError;
+use crate::error::RecordError;
 pub use crate::header::{
     CHECKSUM, Flags, HEADER, Header, HeaderError, MAX_BODY, MAX_PAYLOAD, MAX_RECORD, OVERHEAD, TAG,
 };
@@ -10,13 +10,13 @@ use crate::key::{Opener, Sealer, Ticket};
 /// [`TAG`] bytes behind it. The record is neither compressed nor checked.
 ///
 /// # Errors
-/// [`TransformError::NoRoom`] if the payload is empty or too large, [`TransformError::Key`] if the
+/// [`RecordError::NoRoom`] if the payload is empty or too large, [`RecordError::Key`] if the
 /// key is used up.
-pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), TransformError> {
+pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), RecordError> {
     let room = record.len();
     let payload = room.saturating_sub(HEADER + TAG);
     if !(1..=MAX_PAYLOAD).contains(&payload) {
-        return Err(TransformError::NoRoom { input: payload, room });
+        return Err(RecordError::NoRoom { input: payload, room });
     }
     let Ticket { generation, counter } = sealer.ticket()?;
     let header = Header { flags: Flags::SEALED, generation, counter, body: payload, payload };
@@ -28,30 +28,35 @@ pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), TransformError
 }
 
 /// Reads the header of `record`, which must be exactly one record.
-pub(crate) fn header_of(record: &[u8]) -> Result<Header, TransformError> {
+///
+/// # Errors
+/// [`RecordError::Header`], [`RecordError::NotWhole`].
+pub fn header_of(record: &[u8]) -> Result<Header, RecordError> {
     let there = record.len();
-    let header =
-        Header::parse(record)?.ok_or(TransformError::NotWhole { there, record: HEADER })?;
+    let header = Header::parse(record)?.ok_or(RecordError::NotWhole { there, record: HEADER })?;
     match header.record() {
         whole if whole == there => Ok(header),
-        record => Err(TransformError::NotWhole { there, record }),
+        record => Err(RecordError::NotWhole { there, record }),
     }
 }
 
 /// Splits a record into its header as received and the rest.
-pub(crate) fn split(record: &mut [u8]) -> Result<(&mut [u8; HEADER], &mut [u8]), TransformError> {
+///
+/// # Errors
+/// [`RecordError::NotWhole`] if there is no whole header.
+pub fn split(record: &mut [u8]) -> Result<(&mut [u8; HEADER], &mut [u8]), RecordError> {
     let there = record.len();
-    record.split_first_chunk_mut().ok_or(TransformError::NotWhole { there, record: HEADER })
+    record.split_first_chunk_mut().ok_or(RecordError::NotWhole { there, record: HEADER })
 }
 
 /// Opens `record`, exactly one that [`seal`] made, in place, and returns its payload.
 ///
 /// # Errors
 /// All are the peer's fault; the contents of `record` are undefined afterwards.
-pub fn open<'a>(opener: &mut Opener, record: &'a mut [u8]) -> Result<&'a [u8], TransformError> {
+pub fn open<'a>(opener: &mut Opener, record: &'a mut [u8]) -> Result<&'a [u8], RecordError> {
     let header = header_of(record)?;
     if header.flags != Flags::SEALED {
-        return Err(TransformError::Sealing);
+        return Err(RecordError::Sealing);
     }
     let (raw, body) = split(record)?;
     Ok(opener.open(&header, raw, body)?)
@@ -84,5 +89,18 @@ mod tests {
         }
         assert!(seal(&mut sealer, &mut record[..HEADER + TAG]).is_err(), "no payload");
         assert!(seal(&mut sealer, &mut vec![0; HEADER + TAG + MAX_PAYLOAD + 1]).is_err());
+    }
+
+    #[test]
+    fn after_the_last_record_of_the_last_generation_every_attempt_fails() {
+        use crate::{Cipher, KeyError, Secret};
+
+        let sealer = Sealer::new(Cipher::Aes128Gcm, &Secret::derive(&[1; 32], &[]));
+        let mut last = sealer.with_limit(1).at_generation(u32::MAX);
+        let mut record = vec![7; HEADER + 40 + TAG];
+        seal(&mut last, &mut record).unwrap();
+        for _ in 0..3 {
+            assert_eq!(seal(&mut last, &mut record), Err(RecordError::Key(KeyError::UsedUp)));
+        }
     }
 }

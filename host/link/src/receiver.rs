@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use slipway_sgiov_spec::link::PAYLOAD;
 use slipway_warp::record::{HEADER, Header, TAG, open};
-use slipway_warp::{Opener, TransformError};
+use slipway_warp::{Opener, RecordError};
 
 /// The most bytes of a record.
 const RECORD: usize = HEADER + PAYLOAD + TAG;
@@ -69,13 +69,13 @@ impl Receiver {
     }
 
     /// Returns the payload of the next record, or `None` if the record is incomplete.
-    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, TransformError> {
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, RecordError> {
         let Some(header) = Header::parse(&self.buffer[self.at..self.end])? else {
             return Ok(None);
         };
         let record = header.record();
         if record > RECORD {
-            return Err(TransformError::NoRoom { input: record, room: RECORD });
+            return Err(RecordError::NoRoom { input: record, room: RECORD });
         }
         if self.end - self.at < record {
             return Ok(None);

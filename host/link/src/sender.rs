@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use slipway_sgiov_spec::link::{FRAME, Frame, Kind};
 use slipway_warp::record::{self, HEADER, TAG};
-use slipway_warp::{Sealer, TransformError};
+use slipway_warp::{RecordError, Sealer};
 
 use crate::frames::Frames;
 
@@ -75,7 +75,7 @@ impl Sender {
     }
 
     /// Seals the record if it has no room for `least` bytes. Returns whether there is room then.
-    fn make_room(&mut self, least: usize) -> Result<bool, TransformError> {
+    fn make_room(&mut self, least: usize) -> Result<bool, RecordError> {
         if self.room() < least {
             self.seal()?;
         }
@@ -83,7 +83,7 @@ impl Sender {
     }
 
     /// Puts frames into records. Returns whether all of them fitted.
-    pub(crate) fn put(&mut self, frames: &mut Frames) -> Result<bool, TransformError> {
+    pub(crate) fn put(&mut self, frames: &mut Frames) -> Result<bool, RecordError> {
         while let Some(length) = frames.next() {
             if !self.make_room(length)? {
                 return Ok(false);
@@ -100,7 +100,7 @@ impl Sender {
         stream: u32,
         most: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
-    ) -> Result<Option<Result<usize, E>>, TransformError> {
+    ) -> Result<Option<Result<usize, E>>, RecordError> {
         if !self.make_room(FRAME + LEAST)? {
             return Ok(None);
         }
@@ -120,7 +120,7 @@ impl Sender {
     }
 
     /// Seals the record that is being filled.
-    pub(crate) fn seal(&mut self) -> Result<(), TransformError> {
+    pub(crate) fn seal(&mut self) -> Result<(), RecordError> {
         if self.end == self.sealed {
             return Ok(());
         }

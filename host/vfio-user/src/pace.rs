@@ -93,6 +93,7 @@ impl Pace {
     }
 
     /// Returns the number of polls that were not idle.
+    #[cfg(feature = "fuzz")]
     pub(crate) fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }

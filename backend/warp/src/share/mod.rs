@@ -20,6 +20,7 @@
 //! settled when it ends. Capacities are measured ([`Capacity`]): bytes per busy second, in which
 //! the last tenth of a second of work counts most.
 
+mod class;
 pub mod formula;
 mod heap;
 mod meter;
@@ -29,6 +30,7 @@ mod scheduler;
 mod snapshot;
 mod tenant;
 
+pub use class::Class;
 pub use meter::{Capacity, Throughput};
 pub use pick::Ticket;
 pub use scheduler::Scheduler;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::class::Class;
 use super::formula::Demand;
 use super::heap::Heap;
 use super::resource::Resource;
@@ -10,7 +11,6 @@ use super::{
     Capacity, ChainId, ExecutorId, MAX_STAGES, MAX_WEIGHT, MIN_WEIGHT, ResourceId, ShareError,
     TenantId, TenantOptions, Throughput,
 };
-use crate::Class;
 
 /// The relative change of a capacity after which weights follow.
 const DRIFT: f64 = 0.01;

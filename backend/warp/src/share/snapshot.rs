@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use super::class::Class;
 use super::formula::{Bound, Demand, fill};
 use super::scheduler::Scheduler;
 use super::tenant::Tenant;
 use super::{ExecutorId, ResourceId, TenantId};
-use crate::Class;
 
 /// The limit that keeps a tenant from a higher rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

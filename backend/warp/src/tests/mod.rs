@@ -1,9 +1,5 @@
 //! Tests of several modules together.
 
-mod executors;
-mod pieces;
-mod pipes;
 mod random;
 mod scheduling;
-mod sealing;
 mod shares;

@@ -19,20 +19,4 @@ impl Random {
     pub fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }
-
-    /// Returns bytes that do not compress.
-    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.next() as u8).collect()
-    }
-
-    /// Returns bytes that compress.
-    pub fn text(&mut self, length: usize) -> Vec<u8> {
-        let words: [&[u8]; 4] = [b"harbour ", b"slip ", b"the ", b"crane and cargo "];
-        let mut text = Vec::new();
-        while text.len() < length {
-            text.extend_from_slice(words[self.below(4)]);
-        }
-        text.truncate(length);
-        text
-    }
 }

@@ -1,7 +1,7 @@
 //! Why a connection ends.
 
 use rustix::io::Errno;
-use slipway_warp::TransformError;
+use slipway_warp::RecordError;
 
 use crate::handshake::{HandshakeError, errno};
 
@@ -11,7 +11,7 @@ pub(crate) enum Broken {
     #[error("connection broken: {0}")]
     Io(#[from] Errno),
     #[error("connection broken: {0}")]
-    Record(#[from] TransformError),
+    Record(#[from] RecordError),
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
     #[error("connection broken: a frame that cannot be")]

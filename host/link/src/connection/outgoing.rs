@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use slipway_ring::cross;
 use slipway_sgiov_spec::link::Kind;
-use slipway_warp::TransformError;
+use slipway_warp::RecordError;
 
 use super::time::REST;
 use super::{Around, Broken, Connection, ConnectionState};
@@ -220,7 +220,7 @@ fn serve(
     sender: &mut Sender,
     frames: &mut Frames,
     settings: &Settings,
-) -> Result<Result<Served, cross::Error>, TransformError> {
+) -> Result<Result<Served, cross::Error>, RecordError> {
     let passed = match receive_side(stream, number, frames, settings) {
         Ok(true) => Served::Something,
         Ok(false) => Served::Nothing,

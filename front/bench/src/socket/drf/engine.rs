@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use slipway_pipes::{
+    BrokenFifo, Completion, Core, Executor, Fifo, Input, Job, Needs, Options, Output, Pipe, Rule,
+    Simulated, Sink, Sizes, Source, Stretch, records,
+};
 use slipway_telemetry::{Clock, MonotonicClock};
 use slipway_warp::share::{ChainId, ResourceId, Scheduler, TenantOptions, Ticket};
-use slipway_warp::{
-    BrokenFifo, Cipher, Class, Completion, Core, Executor, Fifo, Header, Input, Job, Needs, Opener,
-    Options, Output, Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source, Stretch, record,
-    records,
-};
+use slipway_warp::{Cipher, Class, Header, Opener, Sealer, Secret, record};
 
 use super::mix::JOB;
 use super::{DrfTenant, Mix, Work};
@@ -258,14 +258,14 @@ impl Stream {
         let secret = Secret::derive(b"a bench of shares", &[&seed.to_le_bytes()]);
         let mut opener = None;
         let pipes = of.executors.iter().map(|at| match mix.executors[*at].work {
-            Work::Copy => Pipe::new(slipway_warp::Work::Copy, same),
-            Work::Check => Pipe::new(slipway_warp::Work::CopyChecked, same),
+            Work::Copy => Pipe::new(slipway_pipes::Work::Copy, same),
+            Work::Check => Pipe::new(slipway_pipes::Work::CopyChecked, same),
             Work::Seal => {
                 opener = Some(Opener::new(Cipher::Aes128Gcm, &secret));
                 let core = places[*at].simulated.inner();
                 let key = core.add_sealer(Sealer::new(Cipher::Aes128Gcm, &secret));
                 let rule = records(JOB, 512, true, options, needs);
-                Pipe::new(slipway_warp::Work::Seal(Some(key), options), rule)
+                Pipe::new(slipway_pipes::Work::Seal(Some(key), options), rule)
             }
         });
         let pipes: Vec<Pipe> = pipes.collect();

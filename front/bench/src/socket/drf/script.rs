@@ -13,7 +13,7 @@ use super::Mix;
 /// too.
 const SCRIPT: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../../backend/warp/tests/progressive_filling.py"
+    "/../pipes/tests/progressive_filling.py"
 ));
 
 /// Returns the bytes per second of each tenant by the scheduler's own formula.

@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_pipes::{
+    Compression, Core, Executor, Input, Job, JobEnd, Options, Output, Stretch, Work, Worker,
+};
 use slipway_ram::Span;
 use slipway_telemetry::MonotonicClock;
 use slipway_warp::share::{Scheduler, TenantOptions};
-use slipway_warp::{
-    Cipher, Class, Compression, Core, Executor, Input, Job, JobEnd, Opener, Options, Output,
-    Sealer, Secret, Stretch, Work, Worker, record,
-};
+use slipway_warp::{Cipher, Class, Opener, Sealer, Secret, record};
 
 struct Counting;
 

@@ -8,12 +8,12 @@ use slipway_ram::Span;
 use slipway_telemetry::ManualClock;
 
 use super::random::Random;
-use crate::record::Header;
 use crate::{
-    BrokenFifo, Cipher, Class, Completion, Compression, Core, Executor, Fifo, Input, Job, Moved,
-    Needs, Opener, Options, Output, Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source,
-    Stretch, TransformError, Work, records,
+    BrokenFifo, Completion, Compression, Core, Executor, Fifo, Input, Job, Moved, Needs, Options,
+    Output, Pipe, Rule, Simulated, Sink, Sizes, Source, Stretch, TransformError, Work, records,
 };
+use slipway_warp::record::Header;
+use slipway_warp::{Cipher, Class, Opener, Sealer, Secret};
 
 /// Writes as many of `bytes` as there is room for, and returns their number.
 fn fill(fifo: &mut Fifo, bytes: &[u8]) -> usize {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_telemetry::Clock;
+use slipway_warp::Class;
 
-use super::{Class, Executor};
+use super::Executor;
 use crate::{Completion, Job, Needs};
 
 /// Does its jobs by another executor, but ends each no sooner than hardware of a set rate would:

@@ -7,10 +7,8 @@ use std::time::Duration;
 use slipway_ram::Span;
 use slipway_telemetry::ManualClock;
 
-use crate::{
-    Cipher, Class, Core, Executor, Job, JobEnd, Options, Sealer, Secret, Simulated, Stretch,
-    TransformError, Work,
-};
+use crate::{Core, Executor, Job, JobEnd, Options, Simulated, Stretch, TransformError, Work};
+use slipway_warp::{Cipher, Class, Sealer, Secret};
 
 fn job(tag: u64, bytes: usize) -> Job {
     let source = JobEnd::Ring(Span::heap(65_536), Stretch::new(0, bytes as u64, 65_536).unwrap());

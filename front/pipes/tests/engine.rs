@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_pipes::{
+    Completion, Core, Executor, Fifo, Input, Job, Options, Output, Pipe, Rule, Simulated, Sink,
+    Sizes, Source, Work, records,
+};
 use slipway_telemetry::{Clock, ManualClock};
 use slipway_warp::share::{ChainId, ExecutorId, Scheduler, TenantId, TenantOptions, Ticket};
-use slipway_warp::{
-    Cipher, Class, Completion, Core, Executor, Fifo, Header, Input, Job, Opener, Options, Output,
-    Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source, Work, records,
-};
+use slipway_warp::{Cipher, Class, Header, Opener, Sealer, Secret};
 
 /// The largest payload of a record.
 const RECORD: usize = 4096;
@@ -54,7 +55,7 @@ impl Socket {
     }
 
     /// Returns the pipe's next job at a stage.
-    fn job(&mut self, stage: usize, needs: slipway_warp::Needs) -> Option<Job> {
+    fn job(&mut self, stage: usize, needs: slipway_pipes::Needs) -> Option<Job> {
         let [first, middle, last] = &mut self.rings;
         let (source, sink) = if stage == 0 { (first, middle) } else { (middle, last) };
         if stage == 1 {

@@ -4,13 +4,14 @@ use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
 };
 use slipway_ram::Fault;
+use slipway_warp::record::{
+    CHECKSUM, Flags, HEADER, Header, MAX_PAYLOAD, MAX_RECORD, TAG, header_of, split,
+};
+use slipway_warp::{Opener, Sealer};
 use zstd::bulk::{Compressor, Decompressor};
 
 use crate::error::TransformError;
-use crate::header::{CHECKSUM, Flags, HEADER, Header, MAX_PAYLOAD, MAX_RECORD, TAG};
-use crate::key::{Opener, Sealer};
 use crate::memory::{Input, Output, copy_rings};
-use crate::record::{header_of, split};
 use crate::{Needs, Rule, Sizes};
 
 /// zstd's compression level: its fastest except for the negative ones.
@@ -133,7 +134,8 @@ impl Worker {
 
     /// Makes one record of all of `input` (1 to [`MAX_PAYLOAD`] bytes), sealed if there is a
     /// sealer, and returns the record's length. An output that is
-    /// [`OVERHEAD`](crate::record::OVERHEAD) bytes longer than the input is always large enough.
+    /// [`OVERHEAD`](slipway_warp::record::OVERHEAD) bytes longer than the input is always large
+    /// enough.
     ///
     /// # Errors
     /// [`TransformError::NoRoom`], [`TransformError::Memory`], or [`TransformError::Key`] if the

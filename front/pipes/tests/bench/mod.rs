@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_pipes::{Completion, Core, Executor as _, Job, JobEnd, Simulated, Stretch, Work};
 use slipway_ram::Span;
 use slipway_telemetry::{Clock, ManualClock};
+use slipway_warp::Class;
 use slipway_warp::share::{ChainId, ResourceId, Scheduler, TenantId, TenantOptions, Ticket};
-use slipway_warp::{Class, Completion, Core, Executor as _, Job, JobEnd, Simulated, Stretch, Work};
 
 #[allow(dead_code)] // unit tests use all of it
 #[path = "../../src/tests/random.rs"]

@@ -1,7 +1,8 @@
 //! Entries of the fuzz targets.
 
-use crate::record::{Header, MAX_PAYLOAD, MAX_RECORD};
-use crate::{Cipher, Compression, Input, Opener, Options, Output, Sealer, Secret, Worker};
+use crate::{Compression, Input, Options, Output, Worker};
+use slipway_warp::record::{Header, MAX_PAYLOAD, MAX_RECORD};
+use slipway_warp::{Cipher, Opener, Sealer, Secret};
 
 /// Feeds `data` to the parsers as bytes from a peer (headers, plain records, sealed records). Then
 /// makes valid records from the same bytes, and damages some of them.
@@ -37,7 +38,7 @@ fn honest(worker: &mut Worker, choice: u8, data: &[u8]) {
     let pair =
         || (Sealer::new(Cipher::Aes256Gcm, &secret), Opener::new(Cipher::Aes256Gcm, &secret));
     let (mut sealer, mut opener) = pair();
-    let mut made = vec![0; data.len() + crate::record::OVERHEAD];
+    let mut made = vec![0; data.len() + slipway_warp::record::OVERHEAD];
     let (input, mut output) = (Input::Bytes(data), Output::Bytes(&mut made));
     let length = worker.seal(sealed.then_some(&mut sealer), options, &input, &mut output);
     let Ok(length) = length else { return assert!(data.len() > MAX_PAYLOAD) };

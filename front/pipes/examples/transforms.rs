@@ -14,12 +14,10 @@
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use slipway_pipes::{Compression, Input, Options, Output, Stretch, Worker};
 use slipway_ram::Span;
 use slipway_warp::share::{Scheduler, TenantOptions};
-use slipway_warp::{
-    Cipher, Class, Compression, Input, Opener, Options, Output, Sealer, Secret, Stretch, Worker,
-    record,
-};
+use slipway_warp::{Cipher, Class, Opener, Sealer, Secret, record};
 
 const RING: usize = 4 << 20;
 const ROUNDS: usize = 10;

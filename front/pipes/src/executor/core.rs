@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use slipway_telemetry::Clock;
+use slipway_warp::{Class, Opener, Sealer};
 
-use super::{Class, Executor};
+use super::Executor;
 use crate::TransformError;
-use crate::key::{Opener, Sealer};
 use crate::memory::{Input, Output};
 use crate::transform::Worker;
 use crate::{Completion, Job, KeyId, Moved, Work};
