@@ -16,7 +16,7 @@
 //!
 //! # No doorbell is lost
 //! Host: store shadow S, full barrier, load event index. Controller: store event index E, full
-//! barrier (`fence(SeqCst)` in `Engine::rest`), load shadow. Of two such stores
+//! barrier (`fence(SeqCst)` in `IoEngine::rest`), load shadow. Of two such stores
 //! with a full barrier before the loads, at least one is seen by the other side's load. Either the
 //! controller's last look finds S, and the controller does not rest; or the host finds E. The
 //! controller had seen the value E when it published it, so the host's change that the look missed

@@ -44,7 +44,7 @@
 //! Repeating a command must not be visible. Suppose that a write from elsewhere was done, that a
 //! pair compared with its data, and that the write was then repeated over the pair's write: that
 //! would undo the pair. So a pair is fetched only when nothing else of the controller's I/O queues
-//! is in flight, and nothing else is fetched before the pair has ended (`Engine::exclusive`).
+//! is in flight, and nothing else is fetched before the pair has ended (`IoEngine::exclusive`).
 //! No journal has a pair beside another command that has not ended.
 //!
 //! An admin command changes the snapshot as well. Between steps 3 and 4 a snapshot is written that

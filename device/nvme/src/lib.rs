@@ -31,8 +31,8 @@
 //! | admin | `admin` | admin commands |
 //! | function | `requests`, `controller` | what the host and other threads see |
 //!
-//! A command that was fetched is a permit (`permit`), which is used up where the command
-//! ends. A lane (`fleet::lane`) is an engine with a thread of its own ([`Limits::lanes`]): it takes
+//! A command that was fetched is a permit (`permit`), which is used up where the command ends. A
+//! lane (`fleet::lane`) is an I/O engine with a thread of its own ([`Limits::lanes`]): it takes
 //! steps 4 to 6 for some of the I/O queues. With memory that outlives the process (`journal`), a
 //! successor goes on where the controller was killed, at any instruction (`persist::recover`).
 //!

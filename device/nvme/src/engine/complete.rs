@@ -7,7 +7,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Span;
 
-use super::Engine;
+use super::IoEngine;
 use super::inflight::{Command, CommandKind};
 use super::io::disk_status;
 use crate::journal::Ticket;
@@ -22,7 +22,7 @@ struct Subject {
     lba: u64,
 }
 
-impl Engine {
+impl IoEngine {
     /// Lets every disk work, within the rest of the turn's bytes for disks that copy, and ends
     /// requests. Returns whether a request has ended, or more work waits.
     pub fn drive_disks(&mut self) -> bool {

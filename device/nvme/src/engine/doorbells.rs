@@ -3,7 +3,7 @@
 use slipway_nvme_spec::event::Event;
 use slipway_ram::Memory;
 
-use super::Engine;
+use super::IoEngine;
 use crate::cell::{BadDoorbell, Cell, ShadowPages};
 use crate::journal::{Journal, Side};
 use crate::queue::CompletionQueue;
@@ -17,7 +17,7 @@ pub(super) struct Looked {
     pub wrong: bool,
 }
 
-impl Engine {
+impl IoEngine {
     /// Writes doorbell register `index` (section 3.1, SQyTDBL and CQyHDBL), and lets its queue look
     /// at it: an invalid value is reported at once, even if a valid one follows before the poll.
     /// Returns whether this engine has such a queue.

@@ -7,7 +7,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Fault;
 
-use super::Engine;
+use super::IoEngine;
 use super::inflight::Slot;
 use crate::journal::Ticket;
 use crate::namespace::Namespaces;
@@ -45,7 +45,7 @@ impl From<Result<Outcome, Status>> for Outcome {
     }
 }
 
-impl Engine {
+impl IoEngine {
     /// Looks at each I/O submission queue once, until the turn is used up. Begins where the last
     /// turn ended, or else with the next queue. Returns whether a command was started.
     ///

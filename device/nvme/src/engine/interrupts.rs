@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use slipway_pci::Interrupt;
 
-use super::Engine;
+use super::IoEngine;
 use crate::features::Coalescing;
 use crate::queue::CompletionQueue;
 
-impl Engine {
+impl IoEngine {
     /// Interrupts for the completion queues whose interrupt is due.
     pub fn signal(&mut self) {
         match self.tuning.coalescing {

@@ -11,7 +11,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{Access, Fault, Span};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::Engine;
+use super::IoEngine;
 use super::fetch::Outcome;
 use super::inflight::{Bounce, Command, CommandKind, Slot};
 use crate::permit::{Owner, Permit};
@@ -42,7 +42,7 @@ pub(super) fn disk_status(result: Result<(), DiskError>, kind: CommandKind) -> S
     }
 }
 
-impl Engine {
+impl IoEngine {
     /// Starts an I/O command.
     #[inline]
     pub(super) fn execute_io(&mut self, entry: &SubmissionEntry) -> Outcome {

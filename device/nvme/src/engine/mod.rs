@@ -1,9 +1,9 @@
-//! The part of a controller that carries out I/O commands on one thread.
+//! The I/O engine: the part of a controller that carries out I/O commands on one thread.
 //!
-//! An engine has queues, the commands in flight, buffers, and a disk for each of its namespaces. It
-//! fetches, executes, drives the disks, posts completions and interrupts. A controller has one
-//! engine, and each of its lanes has one: no command touches two engines, and no command takes a
-//! lock.
+//! An I/O engine has queues, the commands in flight, buffers, and a disk for each of its
+//! namespaces. It fetches, executes, drives the disks, posts completions and interrupts. A
+//! controller has one engine, and each of its lanes has one: no command touches two engines, and no
+//! command takes a lock.
 //!
 //! An engine calls nobody. The thread that has it sets its [`Mode`], its [`Tuning`] and its limits,
 //! and reads its [`Report`].
@@ -86,7 +86,7 @@ pub(crate) enum Role {
 }
 
 /// The parts that an engine is made of.
-pub(crate) struct EngineParts {
+pub(crate) struct IoEngineParts {
     pub memory: Memory,
     pub interrupts: Vec<Interrupt>,
     pub doorbells: Doorbells,
@@ -97,7 +97,7 @@ pub(crate) struct EngineParts {
 }
 
 /// The module's head describes it.
-pub(crate) struct Engine {
+pub(crate) struct IoEngine {
     pub memory: Memory,
     /// The guest's memory, for the places of data.
     view: View,
@@ -154,8 +154,8 @@ pub(crate) struct Engine {
     spares: Spares,
 }
 
-impl Engine {
-    pub fn new(parts: EngineParts) -> Self {
+impl IoEngine {
+    pub fn new(parts: IoEngineParts) -> Self {
         Self {
             view: View::new(parts.memory.clone()),
             memory: parts.memory,
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Starts commands again after [`Engine::drain`].
+    /// Starts commands again after [`IoEngine::drain`].
     pub fn go_on(&mut self) {
         if self.mode == Mode::Draining {
             self.mode = Mode::Running;

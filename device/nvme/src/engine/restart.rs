@@ -3,13 +3,13 @@
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::status::Status;
 
-use super::Engine;
+use super::IoEngine;
 use super::doorbells::resume_shadow;
 use super::fetch::{Exclusive, lone_half};
 use crate::journal::{Side, Stage, UsedSlot};
 use crate::permit::Permit;
 
-impl Engine {
+impl IoEngine {
     /// Sets every queue's indexes from the journal's counts and from the slots in use.
     pub fn resume_queues(&mut self, found: &[UsedSlot]) {
         let Some(journal) = &self.journal else { return };

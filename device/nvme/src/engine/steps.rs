@@ -14,7 +14,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::inflight::{Command, CommandKind, CopyStep, FusedWrite, Slot, Step, Work};
 use super::io::command;
-use super::{Engine, Role};
+use super::{IoEngine, Role};
 use crate::prp::Run;
 
 /// Most bytes of a step.
@@ -26,7 +26,7 @@ pub(crate) const COPY_RANGE_BLOCKS: u16 = u16::MAX;
 /// MCL: most blocks of a Copy.
 pub(crate) const COPY_BLOCKS: u32 = 1 << 17;
 
-impl Engine {
+impl IoEngine {
     /// Starts a Compare (section 6.6).
     pub(super) fn compare(&mut self, entry: &SubmissionEntry) -> Result<Slot, Status> {
         let (command, request) = self.compare_parts(entry)?;

@@ -2,9 +2,9 @@
 //!
 //! In a controller with lanes, the *home* has everything that exists once: registers, admin queue,
 //! events, logs, configuration. The home also serves its share of the I/O queues. A lane has whole
-//! completion queues with all submission queues that complete there, and an [`Engine`] of its own:
-//! no command takes a lock, and no command leaves its lane. The same code serves I/O commands in
-//! home and lane.
+//! completion queues with all submission queues that complete there, and an [`IoEngine`] of its
+//! own: no command takes a lock, and no command leaves its lane. The same code serves I/O commands
+//! in home and lane.
 //!
 //! Home and lanes exchange messages:
 //! - home to lane: an [`Order`] in the lane's mailbox: queues to serve or to give up, features,
@@ -15,9 +15,9 @@
 //!
 //! # Orders come first
 //! What the guest was told holds for the commands that it rings for afterwards. So a lane looks for
-//! orders once more after it saw a doorbell and before it fetches ([`Engine::fetch_all`]). The home
-//! posts the order, then completes the guest's command, and the guest rings after that: a lane that
-//! sees the doorbell sees the order.
+//! orders once more after it saw a doorbell and before it fetches ([`IoEngine::fetch_all`]). The
+//! home posts the order, then completes the guest's command, and the guest rings after that: a lane
+//! that sees the doorbell sees the order.
 //!
 //! # A kill
 //! With a journal each thread writes its own part of it (`journal`). Messages between threads are
@@ -39,23 +39,23 @@ use slipway_pci::{Lane, Progress, TurnLength};
 
 use super::link::LaneLink;
 use super::order::{Order, Question, Reply};
-use crate::engine::{Engine, Mode};
+use crate::engine::{IoEngine, Mode};
 use crate::mailbox::{Inbox, Sender};
 use crate::queue_state::QueueStates;
 
 /// A lane as its host gets it.
-pub(crate) struct EngineLane {
-    engine: Engine,
+pub(crate) struct QueueLane {
+    engine: IoEngine,
     orders: Inbox<Order>,
     link: Arc<LaneLink>,
     /// The number of the order to stop that is being carried out.
     stopping: Option<u64>,
 }
 
-impl EngineLane {
+impl QueueLane {
     /// Makes a lane with this engine. `home` is the mailbox of the home; `waker` has the lane
     /// polled.
-    pub fn new(engine: Engine, home: Sender<Reply>, waker: Waker) -> Self {
+    pub fn new(engine: IoEngine, home: Sender<Reply>, waker: Waker) -> Self {
         let orders = Inbox::default();
         orders.wake_by(waker);
         let link = LaneLink::new(orders.sender(), home);
@@ -205,7 +205,7 @@ impl EngineLane {
     }
 }
 
-impl Lane for EngineLane {
+impl Lane for QueueLane {
     fn set_turn(&mut self, turn: TurnLength) {
         self.engine.set_turn(turn);
     }

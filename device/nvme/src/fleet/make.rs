@@ -4,9 +4,9 @@ use std::task::Waker;
 
 use slipway_pci::Lane;
 
-use super::lane::EngineLane;
+use super::lane::QueueLane;
 use super::{Fleet, choose};
-use crate::engine::{Engine, EngineParts, Role};
+use crate::engine::{IoEngine, IoEngineParts, Role};
 use crate::journal::{Journal, Ticket, UsedSlot};
 
 /// Makes lanes, at most as many as there are `wakers` and parts of the journal, with the disks that
@@ -15,18 +15,18 @@ use crate::journal::{Journal, Ticket, UsedSlot};
 /// are returned.
 pub(crate) fn make(
     fleet: &mut Fleet,
-    home: &mut Engine,
+    home: &mut IoEngine,
     found: &mut Vec<UsedSlot>,
     wakers: Vec<Waker>,
 ) -> (Vec<Box<dyn Lane>>, Vec<Vec<UsedSlot>>) {
     let most = usize::from(home.limits.lanes) - 1;
     let most = home.journal.as_ref().map_or(most, |journal| most.min(journal.parts() - 1));
     let wakers: Vec<Waker> = wakers.into_iter().take(most).collect();
-    let mut engines: Vec<Engine> = (1..=wakers.len()).map(|lane| of_lane(home, lane)).collect();
+    let mut engines: Vec<IoEngine> = (1..=wakers.len()).map(|lane| of_lane(home, lane)).collect();
     let far = share_out(home, &mut engines, found);
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for (engine, waker) in engines.into_iter().zip(wakers) {
-        let lane = EngineLane::new(engine, fleet.mailbox(), waker);
+        let lane = QueueLane::new(engine, fleet.mailbox(), waker);
         fleet.links.push(lane.link());
         lanes.push(Box::new(lane));
     }
@@ -38,9 +38,9 @@ pub(crate) fn make(
 }
 
 /// Makes the engine of lane `lane`, counted from 1.
-fn of_lane(home: &mut Engine, lane: usize) -> Engine {
+fn of_lane(home: &mut IoEngine, lane: usize) -> IoEngine {
     let namespaces = home.namespaces.iter_mut().filter_map(|one| one.of_lane()).collect();
-    let mut engine = Engine::new(EngineParts {
+    let mut engine = IoEngine::new(IoEngineParts {
         memory: home.memory.clone(),
         interrupts: home.interrupts.clone(),
         doorbells: home.doorbells.clone(),
@@ -57,8 +57,8 @@ fn of_lane(home: &mut Engine, lane: usize) -> Engine {
 /// Splits recovered commands by lane, with journal slots of that lane, and returns them. Commands
 /// of the home's queues stay in `found`.
 fn share_out(
-    home: &mut Engine,
-    lanes: &mut [Engine],
+    home: &mut IoEngine,
+    lanes: &mut [IoEngine],
     found: &mut Vec<UsedSlot>,
 ) -> Vec<Vec<UsedSlot>> {
     let mut far: Vec<Vec<UsedSlot>> = lanes.iter().map(|_| Vec::new()).collect();
@@ -75,7 +75,7 @@ fn share_out(
 
 /// Moves a recovered command's journal slot to the part of the lane, or of the home, that is to
 /// carry the command out, if the slot lies in another thread's part.
-fn move_slot(home: &mut Engine, lanes: &mut [Engine], to: Option<usize>, one: &mut UsedSlot) {
+fn move_slot(home: &mut IoEngine, lanes: &mut [IoEngine], to: Option<usize>, one: &mut UsedSlot) {
     let taker: &mut Option<Journal> = match to {
         Some(at) => &mut lanes[at].journal,
         None => &mut home.journal,

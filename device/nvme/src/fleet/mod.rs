@@ -24,7 +24,7 @@ pub(crate) use self::make::make;
 pub use self::order::Answer;
 pub(crate) use self::order::{Order, Question, Reply, Settings};
 use crate::cell::BadDoorbell;
-use crate::engine::Engine;
+use crate::engine::IoEngine;
 use crate::engine::report::Report;
 use crate::health::Counters;
 use crate::mailbox::{Inbox, Sender};
@@ -218,7 +218,7 @@ impl Fleet {
     }
 
     /// Gives a new completion queue to the thread that is to serve it.
-    pub fn add_completion(&mut self, home: &mut Engine, queue: CompletionQueue) {
+    pub fn add_completion(&mut self, home: &mut IoEngine, queue: CompletionQueue) {
         let id = queue.id;
         let Some(lane) = choose(self.len(), id, queue.vector) else {
             return home.queues.add_completion(queue);
@@ -230,7 +230,7 @@ impl Fleet {
     }
 
     /// Gives a new submission queue to the thread that serves its completion queue.
-    pub fn add_submission(&mut self, home: &mut Engine, queue: SubmissionQueue) {
+    pub fn add_submission(&mut self, home: &mut IoEngine, queue: SubmissionQueue) {
         let Some(completion) = self.completion.get_mut(&queue.completion) else {
             return home.queues.add_submission(queue);
         };
@@ -242,7 +242,7 @@ impl Fleet {
     }
 
     /// Gives the home's queues to the threads that are to serve them.
-    pub fn deal_queues(&mut self, home: &mut Engine) {
+    pub fn deal_queues(&mut self, home: &mut IoEngine) {
         let (submissions, completions) = std::mem::take(&mut home.queues).into_parts();
         for mut queue in completions {
             queue.users = 0;

@@ -21,7 +21,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_pci::{ConfigSpace, Lane, Msix, Pin};
 
 use crate::engine::report::Report;
-use crate::engine::{Engine, EngineParts};
+use crate::engine::{IoEngine, IoEngineParts};
 use crate::events::Events;
 use crate::features::Features;
 use crate::fleet::{Fleet, Settings};
@@ -61,7 +61,7 @@ pub(crate) struct Home {
     /// An empty report, whose memory is used again and again.
     far_report: Report,
     pub fleet: Fleet,
-    pub engine: Engine,
+    pub engine: IoEngine,
 }
 
 impl Home {
@@ -95,7 +95,7 @@ impl Home {
             page: Vec::new(),
             far_report: Report::default(),
             fleet: Fleet::default(),
-            engine: Engine::new(EngineParts {
+            engine: IoEngine::new(IoEngineParts {
                 memory: parts.memory,
                 interrupts: parts.interrupts,
                 doorbells: parts.doorbells,

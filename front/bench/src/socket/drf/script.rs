@@ -11,10 +11,8 @@ use super::Mix;
 
 /// A script that implements progressive filling from its definition; the scheduler's tests use it,
 /// too.
-const SCRIPT: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../pipes/tests/progressive_filling.py"
-));
+const SCRIPT: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../pipes/tests/progressive_filling.py"));
 
 /// Returns the bytes per second of each tenant by the scheduler's own formula.
 pub fn formula(mix: &Mix) -> Vec<f64> {
