@@ -19,12 +19,13 @@
 //! Not here: I/O BARs and expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
 //! power states (D3hot is stored and nothing else), BAR decoding.
 //!
-//! Dependencies: `serde` for saved states, `thiserror` for [`StateError`].
+//! Dependencies: `serde` for saved states, `thiserror` for [`StateError`] and [`driver::AccessError`].
 #![allow(unsafe_code)] // doorbell cells may lie in a page shared with the client
 
 mod capability;
 mod config;
 mod doorbell;
+pub mod driver;
 mod function;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;

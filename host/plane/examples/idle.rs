@@ -13,14 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::registers::offset::DOORBELLS;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::{self, disk::Kind, nvme_controller::DoorbellMode};
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::{Client, Window};
+use slipway_vfio_user::client::{Client, Registers};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -130,34 +130,6 @@ fn spawn(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outco
     if line.trim() == "serving" { Ok(child) } else { Err(line.into()) }
 }
 
-/// The registers of BAR0, accessed over a socket, with the doorbells mapped if possible.
-struct Registers {
-    client: Client,
-    window: Option<Window>,
-}
-
-impl RegisterAccess for Registers {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        self.client.read_u32(0, offset).map_err(|error| DriverError::Access(error.to_string()))
-    }
-
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        if offset >= DOORBELLS
-            && let Some(window) = &self.window
-        {
-            window.store_u32(offset, value);
-            return Ok(());
-        }
-        let written = self.client.write(0, offset, &value.to_le_bytes());
-        written.map_err(|error| DriverError::Access(error.to_string()))
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        std::thread::yield_now();
-        Ok(())
-    }
-}
-
 struct Guest {
     driver: Driver<Registers>,
     page: u64,
@@ -170,11 +142,11 @@ fn attach(socket: &Path) -> Outcome<Guest> {
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
     let mut client = Client::connect(socket, PATIENCE)?;
     client.map(0, MEMORY, file.as_fd(), 0, true)?;
-    let window = client.window(0, DOORBELLS)?;
     let mut map = DmaMap::new();
     map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
     let arena = Arena::new(map.memory(), 0, MEMORY);
-    let mut driver = Driver::new(Registers { client, window }, arena, 16)?;
+    let registers = Registers::new(client, PATIENCE).with_doorbells(DOORBELLS)?;
+    let mut driver = Driver::new(registers, arena, 16)?;
     driver.create_pair(1, 16, None)?;
     let page = driver.arena.allocate(4096)?;
     let mut guest = Guest { driver, page, _map: map };

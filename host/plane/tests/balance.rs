@@ -120,7 +120,7 @@ const DEPTH: usize = 32;
 const READ: usize = 1 << 20;
 
 /// Returns a read of 1 MiB: 32 such reads take the target milliseconds.
-fn long_read(driver: &mut Driver<Socket>) -> SubmissionEntry {
+fn long_read(driver: &mut Driver<Registers>) -> SubmissionEntry {
     let buffer = driver.arena.allocate(READ).unwrap();
     let mut read = io(NvmOpcode::Read, 1, 0, (READ / 512) as u32);
     (read.prp1, read.prp2) = driver.point(buffer, READ).unwrap();

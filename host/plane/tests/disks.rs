@@ -47,7 +47,7 @@ fn detach(rig: &Rig, id: &str, nsid: u32) -> Result<(), Error> {
 }
 
 /// Makes an endpoint and a driver for it, with an I/O queue.
-fn endpoint(rig: &mut Rig, id: &str, disks: Vec<Kind>) -> Driver<Socket> {
+fn endpoint(rig: &mut Rig, id: &str, disks: Vec<Kind>) -> Driver<Registers> {
     rig.socket = rig.dir.path().join(id);
     rig.plane.create(&rig.request(id, disks)).unwrap();
     let mut driver = rig.drive();
@@ -56,7 +56,7 @@ fn endpoint(rig: &mut Rig, id: &str, disks: Vec<Kind>) -> Driver<Socket> {
 }
 
 /// Requests events for changed namespaces.
-fn listen(driver: &mut Driver<Socket>) {
+fn listen(driver: &mut Driver<Registers>) {
     let set = admin(AdminOpcode::SetFeatures)
         .with_dword(10, FeatureId::AsynchronousEventConfiguration.0.into())
         .with_dword(11, 1 << 8);
@@ -65,7 +65,7 @@ fn listen(driver: &mut Driver<Socket>) {
 }
 
 /// Waits for an event, reads the list of changed namespaces, and requests the next event.
-fn changed(driver: &mut Driver<Socket>) -> Vec<u32> {
+fn changed(driver: &mut Driver<Registers>) -> Vec<u32> {
     let mut entries = Vec::new();
     while entries.is_empty() {
         entries.append(&mut driver.unclaimed);
@@ -80,11 +80,11 @@ fn changed(driver: &mut Driver<Socket>) -> Vec<u32> {
     words.take_while(|nsid| *nsid != 0).collect()
 }
 
-fn size(driver: &mut Driver<Socket>, nsid: u32) -> u64 {
+fn size(driver: &mut Driver<Registers>, nsid: u32) -> u64 {
     driver.identify_namespace(nsid).unwrap().size.get()
 }
 
-fn write(driver: &mut Driver<Socket>, nsid: u32, lba: u64, byte: u8) -> Result<(), String> {
+fn write(driver: &mut Driver<Registers>, nsid: u32, lba: u64, byte: u8) -> Result<(), String> {
     let buffer = driver.arena.allocate(512).unwrap();
     driver.arena.memory().write(buffer, &[byte; 512]).unwrap();
     let written = driver.transfer(1, io(NvmOpcode::Write, nsid, lba, 1), (buffer, 512));
@@ -92,7 +92,7 @@ fn write(driver: &mut Driver<Socket>, nsid: u32, lba: u64, byte: u8) -> Result<(
     written.map_err(|error| error.to_string())
 }
 
-fn read(driver: &mut Driver<Socket>, nsid: u32, lba: u64) -> u8 {
+fn read(driver: &mut Driver<Registers>, nsid: u32, lba: u64) -> u8 {
     let buffer = driver.arena.allocate(512).unwrap();
     driver.transfer(1, io(NvmOpcode::Read, nsid, lba, 1), (buffer, 512)).unwrap();
     let mut bytes = [0; 512];
@@ -172,7 +172,7 @@ fn two_endpoints_share_a_file() {
 }
 
 /// Maps sealed memory of a client at `iova`.
-fn lend(driver: &mut Driver<Socket>, iova: u64, len: u64) -> OwnedFd {
+fn lend(driver: &mut Driver<Registers>, iova: u64, len: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, len).unwrap();
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
@@ -285,7 +285,7 @@ fn nothing_is_lost_or_held_under_load() {
 type Counts = [AtomicU64; 2];
 
 /// Keeps 32 commands in flight until `stop`, then waits for all.
-fn under_load(driver: &mut Driver<Socket>, stop: &AtomicBool, counts: &Counts) {
+fn under_load(driver: &mut Driver<Registers>, stop: &AtomicBool, counts: &Counts) {
     let buffer = driver.arena.allocate(4096).unwrap();
     let (mut submitted, mut ended) = (0u64, 0u64);
     let mut entries = Vec::new();

@@ -31,7 +31,7 @@ const DOORBELLS: [u64; 2] = [0x1008, 0x100c];
 
 /// A hostile client, which may truncate its memory.
 struct Evil {
-    driver: Driver<Socket>,
+    driver: Driver<Registers>,
     file: OwnedFd,
     read: SubmissionEntry,
 }
@@ -46,7 +46,7 @@ impl Evil {
         let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
         map.add(BASE, region).unwrap();
         let arena = Arena::new(map.memory(), BASE, MEMORY);
-        let registers = Socket { client, deadline: Instant::now() + PATIENCE };
+        let registers = Registers::new(client, PATIENCE);
         let mut driver = Driver::new(registers, arena, 32).unwrap();
         driver.create_pair(1, 256, None).unwrap();
         let buffer = driver.arena.allocate(TRANSFER).unwrap();
@@ -114,10 +114,9 @@ impl House {
         }
     }
 
-    fn neighbour(&self, mut driver: Driver<Socket>) {
+    fn neighbour(&self, mut driver: Driver<Registers>) {
         driver.create_pair(1, 8, None).unwrap();
         while !self.stop.load(Ordering::Relaxed) {
-            driver.registers.deadline = Instant::now() + PATIENCE;
             round_trip(&mut driver, 1, self.rounds.fetch_add(1, Ordering::Relaxed) % 1000, 8);
         }
         assert_eq!(driver.registers.read32(CSTS).unwrap(), 1, "ready, and nothing else");

@@ -150,7 +150,7 @@ fn kill(mut child: Child) {
     child.wait().unwrap();
 }
 
-fn byte(driver: &mut Driver<Socket>, opcode: NvmOpcode, nsid: u32, lba: u64, byte: u8) -> u8 {
+fn byte(driver: &mut Driver<Registers>, opcode: NvmOpcode, nsid: u32, lba: u64, byte: u8) -> u8 {
     let buffer = driver.arena.allocate(512).unwrap();
     let memory = driver.arena.memory().clone();
     memory.write(buffer, &[byte; 512]).unwrap();

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slipway_keeper::Keeper;
-use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::driver::{AccessError, Arena, Driver, RegisterAccess, io};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::offset;
@@ -172,32 +172,34 @@ impl Socket {
 }
 
 impl RegisterAccess for Socket {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        let read = self.timed(|client| client.read_u32(0, offset));
-        read.map_err(|error| DriverError::Access(error.to_string()))
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        let read = self.timed(|client| client.read(0, offset, into));
+        read.map_err(|error| AccessError(error.to_string()))
     }
 
-    fn write32(&mut self, at: u64, value: u32) -> Result<(), DriverError> {
+    fn write(&mut self, at: u64, from: &[u8]) -> Result<(), AccessError> {
         (self.since, self.looks) = (Instant::now(), 0);
-        if let Some(window) = self.window.as_ref().filter(|_| at >= offset::DOORBELLS) {
-            window.store_u32(at, value);
+        let written = self.timed(|client| client.write(0, at, from));
+        written.map_err(|error| AccessError(error.to_string()))
+    }
+
+    fn post(&mut self, at: u64, from: &[u8]) -> Result<(), AccessError> {
+        (self.since, self.looks) = (Instant::now(), 0);
+        if let (Some(window), Ok(value)) = (&self.window, from.try_into()) {
+            window.store_u32(at, u32::from_le_bytes(value));
             return Ok(());
         }
-        // Doorbells are posted, as in QEMU.
-        let written = self.timed(|client| match at < offset::DOORBELLS {
-            true => client.write(0, at, &value.to_le_bytes()),
-            false => client.post(0, at, &value.to_le_bytes()),
-        });
-        written.map_err(|error| DriverError::Access(error.to_string()))
+        let posted = self.timed(|client| client.post(0, at, from));
+        posted.map_err(|error| AccessError(error.to_string()))
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn idle(&mut self) -> Result<(), AccessError> {
         self.looks += 1;
         if !self.serving.exists() {
             (self.since, self.looks) = (Instant::now(), 0);
         }
         if self.since.elapsed() > PATIENCE && self.looks > LOOKS {
-            return Err(DriverError::Access("the controller does not answer".into()));
+            return Err(AccessError("the controller does not answer".into()));
         }
         std::thread::sleep(PAUSE);
         Ok(())

@@ -35,7 +35,7 @@ fn create(rig: &mut Rig, id: &str, kinds: Vec<Kind>, doorbells: DoorbellMode) {
 
 /// Makes a driver with four queues, alternating between two lanes, each with an interrupt vector of
 /// its own, so that no queue has to stay at home.
-fn drive(rig: &Rig) -> Driver<Socket> {
+fn drive(rig: &Rig) -> Driver<Registers> {
     let mut driver = rig.drive();
     pairs(&mut driver);
     driver
@@ -72,7 +72,7 @@ fn verify<R: RegisterAccess>(driver: &mut Driver<R>, rounds: u64) {
 }
 
 /// Leaves commands in flight on every queue.
-fn load(driver: &mut Driver<Socket>) {
+fn load(driver: &mut Driver<Registers>) {
     let buffer = driver.arena.allocate(4096).unwrap();
     for queue in 1..=QUEUES {
         for lba in 0..12 {
@@ -146,7 +146,7 @@ fn spare() -> std::os::fd::OwnedFd {
 }
 
 /// Waits until every queue has completed its commands; returns the entries.
-fn settle(driver: &mut Driver<Socket>) -> Vec<CompletionEntry> {
+fn settle(driver: &mut Driver<Registers>) -> Vec<CompletionEntry> {
     let mut entries = std::mem::take(&mut driver.unclaimed);
     for queue in 1..=QUEUES {
         while driver.pair(queue).is_some_and(|pair| pair.in_flight() > 0) {

@@ -55,6 +55,8 @@ fn shadow_doorbells_spare_messages_and_lose_nothing() {
     driver.shadow_doorbells(true).unwrap();
     let page = driver.arena.allocate(4096).unwrap();
     let read = |lba| SubmissionEntry { prp1: page.into(), ..io(NvmOpcode::Read, 1, lba, 1) };
+    // Doorbells are posted: a register that is read comes after all of them.
+    driver.registers.read32(0).unwrap();
     let (before, written) = (rig.messages("one"), driver.registers.written);
     let mut ended = Vec::new();
     for round in 0..500 {
@@ -71,7 +73,8 @@ fn shadow_doorbells_spare_messages_and_lose_nothing() {
         }
     }
     assert!(ended.len() == 16_000 && ended.iter().all(|entry| entry.status().is_success()));
-    let messages = rig.messages("one") - before;
+    driver.registers.read32(0).unwrap();
+    let messages = rig.messages("one") - before - 1;
     assert_eq!(messages, driver.registers.written - written, "only what was asked for");
     // Without shadow doorbells, each command costs one message, and so does each poll that found
     // completions. How often the reactor sleeps within a burst depends on the machine.
@@ -130,7 +133,7 @@ fn two_writers_of_one_file_are_refused() {
 }
 
 /// Reads and writes until told to stop; returns the number of commands.
-fn work(mut driver: Driver<Socket>, stop: &AtomicBool) -> u64 {
+fn work(mut driver: Driver<Registers>, stop: &AtomicBool) -> u64 {
     driver.create_pair(1, 8, None).unwrap();
     let buffer = driver.arena.allocate(4096).unwrap();
     let mut commands = 0;

@@ -16,43 +16,14 @@ use slipway_keeper::{Keeper, Shelf};
 use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::{Client, ClientError};
-use slipway_virtio_net::driver::{Arena, Driver, DriverError, Options, RegisterAccess};
+use slipway_vfio_user::client::{Client, Registers};
+use slipway_virtio_net::driver::{Arena, Driver, Options};
 use slipway_virtio_spec::net::Header;
 
 /// The environment variable for the directory of the plane's process.
 const DIRECTORY: &str = "SLIPWAY_NETWORK_DIR";
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
-
-/// The registers of BAR 0, accessed over the socket.
-struct Registers(Client, Instant);
-
-fn refused(error: ClientError) -> DriverError {
-    DriverError::Access(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DriverError> {
-        self.0.read(0, offset, into).map_err(refused)
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.0.write(0, offset, from).map_err(refused)
-    }
-
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.0.post(0, offset, from).map_err(refused)
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        std::thread::yield_now();
-        match self.1.elapsed() {
-            late if late > PATIENCE => Err(DriverError::Access("no answer".into())),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// Starts a driver with memory of its own, on the function at `path`.
 fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
@@ -64,7 +35,7 @@ fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
     let mut map = DmaMap::new();
     map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
     let arena = Arena::new(map.memory(), 0, MEMORY);
-    let driver = Driver::new(Registers(client, Instant::now()), arena, Options::default());
+    let driver = Driver::new(Registers::new(client, PATIENCE), arena, Options::default());
     (driver.unwrap(), map)
 }
 
@@ -162,8 +133,8 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
         let file = rustix::fs::memfd_create("more", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();
         for _ in 0..10 {
-            two.registers.0.map(1 << 40, 8192, file.as_fd(), 0, true).unwrap();
-            two.registers.0.unmap(1 << 40, 8192).unwrap();
+            two.registers.client.map(1 << 40, 8192, file.as_fd(), 0, true).unwrap();
+            two.registers.client.unmap(1 << 40, 8192).unwrap();
             assert!(cross(&mut one, &mut two, &frame(1, 2, 1500)));
         }
         drop((two, second));

@@ -17,7 +17,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_plane::Error;
 use slipway_plane_api::v1::{self, disk::Kind};
 
-use common::{Rig, Socket, round_trip};
+use common::{Registers, Rig, round_trip};
 
 /// The environment variable for the generic character device, /dev/ngXnY, of a namespace that a
 /// test may write to; the namespace has blocks of 512 bytes and 16 MiB.
@@ -80,7 +80,7 @@ impl Namespace {
     }
 
     /// Writes a pattern to `blocks` blocks through the driver, which reads it back.
-    fn write(&mut self, driver: &mut Driver<Socket>, lba: u64, blocks: u32) {
+    fn write(&mut self, driver: &mut Driver<Registers>, lba: u64, blocks: u32) {
         round_trip(driver, 1, lba, blocks);
         let (start, len) = (lba as usize * BLOCK, blocks as usize * BLOCK);
         let pattern = (0..len).map(|i| (i as u64 * 31 + lba) as u8);
@@ -89,16 +89,15 @@ impl Namespace {
 }
 
 /// Makes an endpoint `id` on `disk` and a driver for it, with an I/O queue.
-fn endpoint(rig: &mut Rig, id: &str, disk: Kind) -> Driver<Socket> {
+fn endpoint(rig: &mut Rig, id: &str, disk: Kind) -> Driver<Registers> {
     rig.socket = rig.dir.path().join(id);
     rig.plane.create(&rig.request(id, vec![disk])).unwrap();
     let mut driver = rig.drive();
-    driver.registers.deadline = Instant::now() + PATIENCE;
     driver.create_pair(1, 64, None).unwrap();
     driver
 }
 
-fn status(driver: &mut Driver<Socket>, command: SubmissionEntry) -> Status {
+fn status(driver: &mut Driver<Registers>, command: SubmissionEntry) -> Status {
     Status(driver.run(1, command).unwrap().status().code())
 }
 
@@ -121,13 +120,13 @@ struct Load {
 }
 
 impl Load {
-    fn new(driver: &mut Driver<Socket>) -> Self {
+    fn new(driver: &mut Driver<Registers>) -> Self {
         Self { buffer: driver.arena.allocate(4096).unwrap(), submitted: 0, ended: 0 }
     }
 
     /// Submits as many commands as there is room for, and returns the statuses of those that have
     /// ended.
-    fn turn(&mut self, driver: &mut Driver<Socket>, most: u64) -> Vec<Status> {
+    fn turn(&mut self, driver: &mut Driver<Registers>, most: u64) -> Vec<Status> {
         while self.submitted - self.ended < most {
             let opcode =
                 if self.submitted.is_multiple_of(2) { NvmOpcode::Write } else { NvmOpcode::Read };
@@ -142,7 +141,7 @@ impl Load {
     }
 
     /// Waits for all commands.
-    fn drain(&mut self, driver: &mut Driver<Socket>) -> Vec<Status> {
+    fn drain(&mut self, driver: &mut Driver<Registers>) -> Vec<Status> {
         let mut found = Vec::new();
         while self.ended < self.submitted {
             found.append(&mut self.turn(driver, 0));
@@ -174,7 +173,7 @@ fn an_endpoint_serves_a_namespace_until_it_is_taken_away() {
 }
 
 /// Data written through the block device is read through passthrough, and conversely.
-fn same_by_both_ways(namespace: &mut Namespace, driver: &mut Driver<Socket>) {
+fn same_by_both_ways(namespace: &mut Namespace, driver: &mut Driver<Registers>) {
     let all = io(NvmOpcode::WriteZeroes, 1, 0, (BYTES / 512) as u32);
     assert_eq!(status(driver, all), Status::SUCCESS);
     namespace.check();
@@ -211,7 +210,7 @@ fn same_by_both_ways(namespace: &mut Namespace, driver: &mut Driver<Socket>) {
 }
 
 /// Linux returns commands of user space when it resets a drive; they are carried out again.
-fn a_reset_of_the_drive_is_no_error(driver: &mut Driver<Socket>) {
+fn a_reset_of_the_drive_is_no_error(driver: &mut Driver<Registers>) {
     let mut load = Load::new(driver);
     for round in 0..3 {
         let mut ended = 0;
@@ -227,7 +226,7 @@ fn a_reset_of_the_drive_is_no_error(driver: &mut Driver<Socket>) {
 }
 
 /// The namespace is made smaller, which the drive announces first.
-fn smaller_beneath(rig: &Rig, driver: &mut Driver<Socket>) {
+fn smaller_beneath(rig: &Rig, driver: &mut Driver<Registers>) {
     ask("shrink", || std::thread::sleep(Duration::from_millis(50)));
     let end = BYTES / 2 / 512;
     let buffer = driver.arena.allocate(4096).unwrap();
@@ -247,7 +246,7 @@ fn smaller_beneath(rig: &Rig, driver: &mut Driver<Socket>) {
 
 /// The namespace is removed under running commands: each of them ends, with a media error, and so
 /// do the endpoint and the disk.
-fn gone(rig: &Rig, mut driver: Driver<Socket>) {
+fn gone(rig: &Rig, mut driver: Driver<Registers>) {
     let mut load = Load::new(&mut driver);
     let mut found = Vec::new();
     ask("detach", || found.append(&mut load.turn(&mut driver, 32)));

@@ -12,11 +12,9 @@ use slipway_pci::Interrupt;
 use slipway_ram::{DmaMap, Memory, Permissions, Region, Span};
 use slipway_reactor::{Reactor, Settings as ReactorSettings};
 use slipway_switch::{Learning, LearningOptions, Mac, PortConfig, Switch};
-use slipway_vfio_user::client::{Client, ClientError};
+use slipway_vfio_user::client::{Client, Registers};
 use slipway_vfio_user::{Config, Endpoint, EndpointParts};
-use slipway_virtio_net::driver::{
-    Arena, Driver, DriverError, Options, RegisterAccess, Ring, notification,
-};
+use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, Ring, notification};
 use slipway_virtio_net::{Device, Parts, Settings, vectors};
 use slipway_virtio_spec::net::HEADER;
 
@@ -64,32 +62,6 @@ fn serve(directory: &Path, pairs: u16, mtu: u16) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The registers of BAR 0, accessed over a socket.
-struct Registers(Client);
-
-fn refused(error: ClientError) -> DriverError {
-    DriverError::Access(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DriverError> {
-        self.0.read(0, offset, into).map_err(refused)
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.0.write(0, offset, from).map_err(refused)
-    }
-
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.0.post(0, offset, from).map_err(refused)
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        std::thread::yield_now();
-        Ok(())
-    }
-}
-
 /// A driver with its memory, and the number of its notifications.
 struct Host {
     driver: Driver<Registers>,
@@ -113,7 +85,8 @@ impl Host {
         let mut client = Client::connect(path, PATIENCE)?;
         client.map(0, MEMORY, file.as_fd(), 0, true)?;
         let options = Options { entries: ENTRIES, ..Options::default() };
-        let driver = Driver::new(Registers(client), Arena::new(memory, 0, MEMORY), options)?;
+        let driver =
+            Driver::new(Registers::new(client, PATIENCE), Arena::new(memory, 0, MEMORY), options)?;
         Ok(Self { driver, notifications: 0, _map: map })
     }
 

@@ -6,41 +6,16 @@
 mod example;
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
-use slipway_vfio_user::client::Client;
+use slipway_vfio_user::client::{Client, Registers};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
-
-/// The registers of BAR 0, accessed over the socket.
-struct Registers(Client, Instant);
-
-fn refused(error: slipway_vfio_user::client::ClientError) -> DriverError {
-    DriverError::Access(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        self.0.read_u32(0, offset).map_err(refused)
-    }
-
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        self.0.write(0, offset, &value.to_le_bytes()).map_err(refused)
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        std::thread::yield_now();
-        match self.1.elapsed() {
-            late if late > PATIENCE => Err(DriverError::Access("no answer".into())),
-            _ => Ok(()),
-        }
-    }
-}
 
 #[test]
 fn a_driver_uses_the_examples_disk() {
@@ -58,7 +33,7 @@ fn a_driver_uses_the_examples_disk() {
     let mut map = DmaMap::new();
     map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
     let arena = Arena::new(map.memory(), 0, MEMORY);
-    let mut driver = Driver::new(Registers(client, Instant::now()), arena, 16).unwrap();
+    let mut driver = Driver::new(Registers::new(client, PATIENCE), arena, 16).unwrap();
     assert_eq!(driver.identify_namespace(1).unwrap().size.get(), (64 << 20) / 512);
 
     driver.create_pair(1, 16, None).unwrap();

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slipway_block::{DelayDisk, Disk, RamDisk};
-use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::driver::{Arena, Driver, RegisterAccess, io};
 use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -16,7 +16,7 @@ use slipway_pci::Interrupt;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
 use slipway_telemetry::ManualClock;
-use slipway_vfio_user::client::{Client, ClientError};
+use slipway_vfio_user::client::{Client, ClientError, Registers};
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
 
 /// Long enough for a machine with other work.
@@ -28,31 +28,6 @@ const DEPTH: usize = 128;
 const TRANSFER: usize = 128 << 10;
 const CSTS: u64 = 0x1c;
 const CC: u64 = 0x14;
-
-/// The registers of BAR 0, accessed over the socket.
-struct Registers(Client, Instant);
-
-fn refused(error: ClientError) -> DriverError {
-    DriverError::Access(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        self.0.read_u32(0, offset).map_err(refused)
-    }
-
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        self.0.write(0, offset, &value.to_le_bytes()).map_err(refused)
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        std::thread::yield_now();
-        match self.1.elapsed() {
-            late if late > PATIENCE => Err(DriverError::Access("no answer".into())),
-            _ => Ok(()),
-        }
-    }
-}
 
 fn serve(config: Config, disk: impl Disk + 'static, reactor: &Reactor) -> Control {
     let mut parts = EndpointParts::new(&config);
@@ -101,7 +76,7 @@ impl Guest {
         let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
         map.add(0, region).unwrap();
         let arena = Arena::new(map.memory(), 0, MEMORY);
-        let mut driver = Driver::new(Registers(client, Instant::now()), arena, 16).unwrap();
+        let mut driver = Driver::new(Registers::new(client, PATIENCE), arena, 16).unwrap();
         driver.create_pair(1, 256, None).unwrap();
         let command = |_| {
             let buffer = driver.arena.allocate(TRANSFER).unwrap();
@@ -119,7 +94,7 @@ impl Guest {
         request: impl FnOnce(&mut Client) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         let from = Instant::now();
-        let answered = request(&mut self.driver.registers.0);
+        let answered = request(&mut self.driver.registers.client);
         self.longest = self.longest.max((from.elapsed(), what));
         answered
     }

@@ -6,7 +6,6 @@
 //! its queue pairs on a thread of its own, as fast as the memory.
 
 mod arena;
-mod direct;
 mod pair;
 mod pinned;
 mod shadow;
@@ -25,17 +24,17 @@ use slipway_ram::Fault;
 use zerocopy::FromBytes;
 
 pub use arena::Arena;
-pub use direct::Direct;
 pub use pair::QueuePair;
 pub use pinned::{Ended, PinnedPair};
 pub use shadow::{Shadowed, doorbell_buffer_config, passes};
+pub use slipway_pci::driver::{AccessError, Direct, RegisterAccess};
 
 /// The reason why the driver could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A register access failed, or waiting for the controller took too long.
-    #[error("register access: {0}")]
-    Access(String),
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// CSTS.CFS is set.
     #[error("the controller reports a fatal error")]
     Fatal,
@@ -53,35 +52,18 @@ pub enum DriverError {
     Queue(u16),
 }
 
-/// A driver's access to BAR0 of its controller.
-pub trait RegisterAccess {
-    /// Reads the 32-bit register at byte `offset`.
+/// Doorbell registers.
+pub trait RingDoorbells: RegisterAccess {
+    /// Writes doorbell register number `doorbell`, without waiting for the end of the write.
     ///
     /// # Errors
-    /// [`DriverError::Access`].
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError>;
-
-    /// Writes the 32-bit register at byte `offset`.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`].
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError>;
-
-    /// Writes doorbell register number `doorbell`; by a store where doorbells are mapped.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`].
-    fn ring(&mut self, doorbell: usize, value: u32) -> Result<(), DriverError> {
-        self.write32(offset::DOORBELLS + 4 * doorbell as u64, value)
+    /// [`AccessError`].
+    fn ring(&mut self, doorbell: usize, value: u32) -> Result<(), AccessError> {
+        self.post(offset::DOORBELLS + 4 * doorbell as u64, &value.to_le_bytes())
     }
-
-    /// Lets the controller work, or lets time pass. The driver calls it again and again while it
-    /// waits.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`] when it has taken too long.
-    fn idle(&mut self) -> Result<(), DriverError>;
 }
+
+impl<R: RegisterAccess> RingDoorbells for R {}
 
 /// A driver of one controller.
 pub struct Driver<R> {
@@ -171,7 +153,7 @@ impl<R: RegisterAccess> Driver<R> {
 
     fn write64(&mut self, at: u64, value: u64) -> Result<(), DriverError> {
         self.registers.write32(at, value as u32)?;
-        self.registers.write32(at + 4, (value >> 32) as u32)
+        Ok(self.registers.write32(at + 4, (value >> 32) as u32)?)
     }
 
     /// Creates I/O queue pair `id` with `entries` entries, which interrupts by `vector` if any.

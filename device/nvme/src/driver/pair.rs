@@ -7,7 +7,7 @@ use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
 use slipway_ram::Memory;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::{Arena, DriverError, PinnedPair, RegisterAccess};
+use super::{Arena, DriverError, PinnedPair, RegisterAccess, RingDoorbells};
 
 /// A submission queue with a completion queue of the same number and size.
 pub struct QueuePair {
@@ -76,7 +76,7 @@ impl QueuePair {
     /// # Errors
     /// [`DriverError::Access`].
     pub fn ring_tail(&self, registers: &mut impl RegisterAccess) -> Result<(), DriverError> {
-        registers.ring(tail_doorbell(self.id), self.tail)
+        Ok(registers.ring(tail_doorbell(self.id), self.tail)?)
     }
 
     /// Takes a completion off the queue. Does not ring.
@@ -106,6 +106,6 @@ impl QueuePair {
     /// # Errors
     /// [`DriverError::Access`].
     pub fn ring_head(&self, registers: &mut impl RegisterAccess) -> Result<(), DriverError> {
-        registers.ring(head_doorbell(self.id), self.head)
+        Ok(registers.ring(head_doorbell(self.id), self.head)?)
     }
 }

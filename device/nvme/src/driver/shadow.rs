@@ -5,9 +5,9 @@ use std::sync::atomic::{Ordering, fence};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::AdminOpcode;
 use slipway_nvme_spec::registers::{self, Configuration};
-use slipway_ram::Memory;
+use slipway_ram::{Fault, Memory};
 
-use super::{Driver, DriverError, RegisterAccess, admin};
+use super::{AccessError, Driver, DriverError, RegisterAccess, admin};
 
 /// Registers whose doorbells are shadowed after [`Driver::shadow_doorbells`].
 pub struct Shadowed<R> {
@@ -32,6 +32,22 @@ impl<R> Shadowed<R> {
     pub fn new(inner: R, memory: Memory) -> Self {
         Self { inner, memory, pages: None, written: 0 }
     }
+
+    /// Returns whether the doorbell at byte `at` of the doorbells is shadowed.
+    fn is_shadowed(&self, at: u64) -> bool {
+        self.pages.as_ref().is_some_and(|pages| at >= 4 * pages.first as u64)
+    }
+
+    /// Stores `value` to the shadow page, at byte `at`. Returns whether the register is to be
+    /// written as well.
+    fn store(&self, at: u64, value: u32) -> Result<bool, Fault> {
+        let Some(pages) = &self.pages else { return Ok(true) };
+        let old = self.memory.load_u32(pages.doorbells + at)?;
+        self.memory.store_u32(pages.doorbells + at, value)?;
+        // Pairs with the controller's fence between its event indexes and its last look.
+        fence(Ordering::SeqCst);
+        Ok(passes(self.memory.load_u32(pages.events + at)?, old, value))
+    }
 }
 
 /// Returns whether a change of a doorbell from `old` to `new` passes `event` (section 7.13). The
@@ -42,34 +58,36 @@ pub fn passes(event: u32, old: u32, new: u32) -> bool {
 }
 
 impl<R: RegisterAccess> RegisterAccess for Shadowed<R> {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        self.inner.read32(offset)
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.inner.read(offset, into)
     }
 
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        if offset == registers::offset::CC && !Configuration(value).enabled() {
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        if offset == registers::offset::CC
+            && let Ok(value) = from.try_into()
+            && !Configuration(u32::from_le_bytes(value)).enabled()
+        {
             // A reset forgets the pages (section 5.7).
             self.pages = None;
         }
-        self.inner.write32(offset, value)
+        self.inner.write(offset, from)
     }
 
-    fn ring(&mut self, doorbell: usize, value: u32) -> Result<(), DriverError> {
-        if let Some(pages) = self.pages.as_ref().filter(|pages| doorbell >= pages.first) {
-            let at = 4 * doorbell as u64;
-            let old = self.memory.load_u32(pages.doorbells + at)?;
-            self.memory.store_u32(pages.doorbells + at, value)?;
-            // Pairs with the controller's fence between its event indexes and its last look.
-            fence(Ordering::SeqCst);
-            if !passes(self.memory.load_u32(pages.events + at)?, old, value) {
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        if let Some(at) = offset.checked_sub(registers::offset::DOORBELLS)
+            && let Ok(value) = from.try_into()
+            && self.is_shadowed(at)
+        {
+            let rings = self.store(at, u32::from_le_bytes(value));
+            if !rings.map_err(|fault| AccessError(fault.to_string()))? {
                 return Ok(());
             }
             self.written += 1;
         }
-        self.inner.ring(doorbell, value)
+        self.inner.post(offset, from)
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn idle(&mut self) -> Result<(), AccessError> {
         self.inner.idle()
     }
 }

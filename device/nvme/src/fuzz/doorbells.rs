@@ -12,7 +12,7 @@ use slipway_telemetry::ManualClock;
 
 use super::{Input, MEMORY, STEPS, make};
 use crate::Controller;
-use crate::driver::{Arena, Driver, DriverError, RegisterAccess, Shadowed, io};
+use crate::driver::{AccessError, Arena, Driver, DriverError, RegisterAccess, Shadowed, io};
 
 /// Entries of the honest queue.
 const ENTRIES: u16 = 16;
@@ -33,21 +33,20 @@ impl Sleeper {
 }
 
 impl RegisterAccess for Sleeper {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        let mut bytes = [0; 4];
-        self.function.read(0, offset, &mut bytes);
-        Ok(u32::from_le_bytes(bytes))
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.function.read(0, offset, into);
+        Ok(())
     }
 
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         self.asleep = false;
-        match self.function.write(0, offset, &value.to_le_bytes()) {
+        match self.function.write(0, offset, from) {
             Access::Done => Ok(()),
-            other => Err(DriverError::Access(format!("{other:?}"))),
+            other => Err(AccessError(format!("{other:?}"))),
         }
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn idle(&mut self) -> Result<(), AccessError> {
         self.poll(true);
         Ok(())
     }

@@ -21,7 +21,9 @@ use slipway_pci::{Doorbells, Function, Progress};
 use slipway_ram::{Lasting, Memory};
 
 use super::rig::{Random, Setup, Shared, ram};
-use crate::driver::{Arena, Driver, DriverError, RegisterAccess, Shadowed, admin, io};
+use crate::driver::{
+    AccessError, Arena, Driver, RegisterAccess, RingDoorbells, Shadowed, admin, io,
+};
 use crate::journal::testing::{Killed, kill_after};
 use crate::journal::{Journal, UsedSlot};
 use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
@@ -177,17 +179,16 @@ impl Killable {
 }
 
 impl RegisterAccess for Killable {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        let mut bytes = [0; 4];
-        self.call(|controller| controller.read(0, offset, &mut bytes));
-        Ok(u32::from_le_bytes(bytes))
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.call(|controller| controller.read(0, offset, into));
+        Ok(())
     }
 
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         self.asleep = false;
         let holds = self.holds;
         self.call(|controller| {
-            controller.write(0, offset, &value.to_le_bytes());
+            controller.write(0, offset, from);
             if !holds {
                 controller.poll();
             }
@@ -195,7 +196,7 @@ impl RegisterAccess for Killable {
         Ok(())
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn idle(&mut self) -> Result<(), AccessError> {
         // The number of requests that lanes have is not known here.
         let sleeps = !self.lives.slow || self.lives.threads == [1];
         if !self.asleep {

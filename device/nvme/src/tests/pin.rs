@@ -8,7 +8,7 @@ use slipway_ram::Memory;
 
 use super::rig::{MEMORY, Random, Rig, Setup, Shared, ram};
 use crate::Controller;
-use crate::driver::{Arena, Direct, Driver, RegisterAccess, Shadowed};
+use crate::driver::{Arena, Direct, Driver, RingDoorbells, Shadowed};
 
 const COMMAND: u16 = 0x04;
 const INTERRUPT_DISABLE: u16 = 1 << 10;

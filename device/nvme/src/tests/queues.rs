@@ -10,7 +10,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_pci::Function;
 
 use super::rig::{Held, Rig, Setup, ram};
-use crate::driver::{DriverError, RegisterAccess, admin, io};
+use crate::driver::{DriverError, RegisterAccess, RingDoorbells, admin, io};
 
 fn doorbell(index: usize) -> u64 {
     offset::DOORBELLS + 4 * index as u64

@@ -14,7 +14,8 @@ use slipway_ram::{DmaMap, Memory, Region};
 use super::rig::{Held, MEMORY, Random, Setup, Shared, ram};
 use crate::Controller;
 use crate::driver::{
-    Arena, Driver, DriverError, RegisterAccess, Shadowed, admin, doorbell_buffer_config, io, passes,
+    AccessError, Arena, Driver, DriverError, RegisterAccess, RingDoorbells, Shadowed, admin,
+    doorbell_buffer_config, io, passes,
 };
 
 /// A host that sleeps when it may: it polls as long as there is work, calls `rest` some polls
@@ -56,22 +57,21 @@ impl Sleeper {
 }
 
 impl RegisterAccess for Sleeper {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        let mut bytes = [0; 4];
-        assert_eq!(self.function.read(0, offset, &mut bytes), Access::Done);
-        Ok(u32::from_le_bytes(bytes))
-    }
-
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        self.asleep = false;
-        self.idle = 0;
-        assert_eq!(self.function.write(0, offset, &value.to_le_bytes()), Access::Done);
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        assert_eq!(self.function.read(0, offset, into), Access::Done);
         Ok(())
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.asleep = false;
+        self.idle = 0;
+        assert_eq!(self.function.write(0, offset, from), Access::Done);
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<(), AccessError> {
         if self.asleep {
-            return Err(DriverError::Access("it sleeps, and the driver waits".into()));
+            return Err(AccessError("it sleeps, and the driver waits".into()));
         }
         self.step();
         Ok(())

@@ -6,7 +6,6 @@
 //! queues, which may go to a thread of its own.
 
 mod arena;
-mod direct;
 mod frames;
 mod ring;
 
@@ -19,16 +18,16 @@ use zerocopy::FromBytes;
 use crate::layout::{COMMON, DEVICE, NOTIFY, NOTIFY_MULTIPLIER};
 
 pub use arena::Arena;
-pub use direct::Direct;
 pub use frames::{Received, Receiving, Sending};
 pub use ring::{Buffer, Ring, Used};
+pub use slipway_pci::driver::{AccessError, Direct, RegisterAccess};
 
 /// The reason why the driver could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A register access failed, or waiting for the device took too long.
-    #[error("register access: {0}")]
-    Access(String),
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// DEVICE_NEEDS_RESET is set.
     #[error("the device needs a reset")]
     NeedsReset,
@@ -44,35 +43,6 @@ pub enum DriverError {
     /// Memory of the arena is gone.
     #[error(transparent)]
     Fault(#[from] Fault),
-}
-
-/// A driver's access to BAR0 of its device.
-pub trait RegisterAccess {
-    /// Reads registers at byte `offset`: 1, 2, 4 or 8 bytes.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`].
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DriverError>;
-
-    /// Writes registers at byte `offset`.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`].
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError>;
-
-    /// Writes without waiting for the end of the write, as for notifications.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`].
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.write(offset, from)
-    }
-
-    /// Lets the device work, or lets time pass. The driver calls it again and again while it waits.
-    ///
-    /// # Errors
-    /// [`DriverError::Access`] when it has taken too long.
-    fn idle(&mut self) -> Result<(), DriverError>;
 }
 
 /// The features and sizes that a driver asks for.
@@ -197,7 +167,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// [`DriverError`].
     pub fn set_status(&mut self, more: Status) -> Result<(), DriverError> {
         let status = self.status()? | more;
-        self.registers.write(COMMON.start + common::DEVICE_STATUS, &[status.bits()])
+        Ok(self.registers.write(COMMON.start + common::DEVICE_STATUS, &[status.bits()])?)
     }
 
     /// Returns the features that the device offers.
@@ -302,7 +272,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn notify(&mut self, number: u16) -> Result<(), DriverError> {
-        self.registers.post(notification(number), &number.to_le_bytes())
+        Ok(self.registers.post(notification(number), &number.to_le_bytes())?)
     }
 
     /// Makes the frames of transmit queue `pair` visible to the device, and notifies the device if
@@ -353,11 +323,11 @@ impl<R: RegisterAccess> Driver<R> {
     }
 
     fn write32(&mut self, at: u64, value: u32) -> Result<(), DriverError> {
-        self.registers.write(COMMON.start + at, &value.to_le_bytes())
+        Ok(self.registers.write(COMMON.start + at, &value.to_le_bytes())?)
     }
 
     fn write16(&mut self, at: u64, value: u16) -> Result<(), DriverError> {
-        self.registers.write(COMMON.start + at, &value.to_le_bytes())
+        Ok(self.registers.write(COMMON.start + at, &value.to_le_bytes())?)
     }
 }
 

@@ -94,7 +94,7 @@ fn features_that_cannot_be_are_refused() {
     let try_with = |change: fn(&mut crate::driver::Options)| {
         let setup = Setup::new(1).options(change);
         let (device, _port, _) = setup.device();
-        let registers = crate::driver::Direct::new(device, || {});
+        let registers = crate::driver::Direct::beside(device, || {});
         let arena = crate::driver::Arena::new(setup.memory.clone(), 0, 1 << 20);
         Driver::new(registers, arena, setup.options).map(drop)
     };

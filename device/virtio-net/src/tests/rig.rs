@@ -91,7 +91,7 @@ impl Setup {
         let (device, port, sink) = self.device();
         let port = world.attach(port);
         let others = world.clone();
-        let registers = Direct::new(device, move || others.settle());
+        let registers = Direct::beside(device, move || others.settle());
         let arena = Arena::new(self.memory.clone(), 0, MEMORY as u64);
         let driver = Driver::new(registers, arena, self.options).unwrap();
         // The port takes the queues at its first turn.

@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use slipway_ram::{DmaMap, Permissions, Region, Span};
 use slipway_switch::Mac;
-use slipway_vfio_user::client::{Client, ClientError};
-use slipway_virtio_net::driver::{
-    Arena, Driver, DriverError, Options, RegisterAccess, notification,
-};
+use slipway_vfio_user::client::{Client, Registers};
+use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, notification};
 
 use super::{PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::{Cpus, pin};
@@ -92,32 +90,6 @@ impl PacketSubject for Devices {
     }
 }
 
-/// The registers of BAR 0, accessed over a socket.
-struct Registers(Client);
-
-fn refused(error: ClientError) -> DriverError {
-    DriverError::Access(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DriverError> {
-        self.0.read(0, offset, into).map_err(refused)
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.0.write(0, offset, from).map_err(refused)
-    }
-
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
-        self.0.post(0, offset, from).map_err(refused)
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        std::thread::yield_now();
-        Ok(())
-    }
-}
-
 /// A driver with memory of its own.
 struct Host {
     driver: Driver<Registers>,
@@ -135,7 +107,10 @@ impl Host {
         client.map(0, MEMORY, file.as_fd(), 0, true)?;
         let options = Options { entries: ENTRIES, ..Options::default() };
         let arena = Arena::new(map.memory(), 0, MEMORY);
-        Ok(Self { driver: Driver::new(Registers(client), arena, options)?, _map: map })
+        Ok(Self {
+            driver: Driver::new(Registers::new(client, PATIENCE), arena, options)?,
+            _map: map,
+        })
     }
 
     /// Publishes the buffers that were pushed, and notifies the device if it wants that.

@@ -3,44 +3,20 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user::client::Client;
+pub use slipway_vfio_user::client::Registers;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The address of the test's memory in the controller's address space.
 pub const BASE: u64 = 1 << 32;
 pub const MEMORY: u64 = 8 << 20;
-
-/// The registers of BAR0, accessed over the socket.
-pub struct Socket {
-    pub client: Client,
-    pub deadline: Instant,
-}
-
-impl RegisterAccess for Socket {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        self.client.read_u32(0, offset).map_err(|error| DriverError::Access(error.to_string()))
-    }
-
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        let written = self.client.write(0, offset, &value.to_le_bytes());
-        written.map_err(|error| DriverError::Access(error.to_string()))
-    }
-
-    fn idle(&mut self) -> Result<(), DriverError> {
-        if Instant::now() > self.deadline {
-            return Err(DriverError::Access("the controller does not answer".into()));
-        }
-        std::thread::yield_now();
-        Ok(())
-    }
-}
 
 pub struct Rig {
     pub plane: Plane,
@@ -76,12 +52,12 @@ impl Rig {
         }
     }
 
-    pub fn drive(&self) -> Driver<Socket> {
+    pub fn drive(&self) -> Driver<Registers> {
         let (arena, registers) = self.connect();
         Driver::new(registers, arena, 32).unwrap()
     }
 
-    pub fn connect(&self) -> (Arena, Socket) {
+    pub fn connect(&self) -> (Arena, Registers) {
         connect_driver(&self.socket)
     }
 
@@ -91,7 +67,7 @@ impl Rig {
 }
 
 /// Connects to `socket`; returns the memory and the registers that a driver needs.
-pub fn connect_driver(socket: &Path) -> (Arena, Socket) {
+pub fn connect_driver(socket: &Path) -> (Arena, Registers) {
     let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, MEMORY).unwrap();
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
@@ -101,7 +77,7 @@ pub fn connect_driver(socket: &Path) -> (Arena, Socket) {
     let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
     map.add(BASE, region).unwrap();
     let arena = Arena::new(map.memory(), BASE, MEMORY);
-    (arena, Socket { client, deadline: Instant::now() + PATIENCE })
+    (arena, Registers::new(client, PATIENCE))
 }
 
 pub fn ram(size_bytes: u64) -> v1::disk::Kind {
@@ -109,7 +85,7 @@ pub fn ram(size_bytes: u64) -> v1::disk::Kind {
 }
 
 /// Writes a pattern to `blocks` blocks from `lba` and reads it back.
-pub fn round_trip(driver: &mut Driver<Socket>, nsid: u32, lba: u64, blocks: u32) {
+pub fn round_trip(driver: &mut Driver<Registers>, nsid: u32, lba: u64, blocks: u32) {
     let len = blocks as usize * 512;
     let pattern: Vec<u8> = (0..len).map(|i| (i as u64 * 31 + lba) as u8).collect();
     let (from, to) = (driver.arena.allocate(len).unwrap(), driver.arena.allocate(len).unwrap());

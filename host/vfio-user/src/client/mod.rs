@@ -10,6 +10,7 @@
 //!
 //! Over 500 lines: one client, used by tests and benchmarks.
 
+mod registers;
 mod window;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use slipway_vfio_user_spec as spec;
 use spec::{Command, Header, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use registers::Registers;
 pub use window::Window;
 
 use crate::version::{Capabilities, encode, parse};

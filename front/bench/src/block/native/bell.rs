@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, anyhow};
-use slipway_nvme::driver::passes;
+use slipway_nvme::driver::{AccessError, passes};
 use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_ram::Span;
 use slipway_vfio_user::client::{Client, Window};
@@ -55,6 +55,16 @@ impl Shadow {
 fn post(client: &Mutex<Client>, at: u64, value: u32) -> Result<()> {
     let mut client = client.lock().map_err(|_| anyhow!("another thread panicked"))?;
     Ok(client.post(0, at, &value.to_le_bytes())?)
+}
+
+/// Writes the register at byte `at` of BAR 0, which is a doorbell.
+pub(super) fn ring(bell: &Bell, at: u64, from: &[u8]) -> Result<(), AccessError> {
+    let index = at.checked_sub(offset::DOORBELLS).map(|at| at as usize / 4);
+    let (Some(index), Ok(value)) = (index, from.try_into()) else {
+        return Err(AccessError("only doorbells are posted".into()));
+    };
+    let rung = bell.ring((index, u32::from_le_bytes(value)));
+    rung.map_err(|error| AccessError(error.to_string()))
 }
 
 impl Bell {

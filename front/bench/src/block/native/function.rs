@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use slipway_nvme::driver::{DriverError, RegisterAccess};
+use slipway_nvme::driver::{AccessError, RegisterAccess};
 use slipway_nvme_spec::registers::{offset, tail_doorbell};
 use slipway_vfio_user::client::Window;
 
-use super::bell::Bell;
+use super::bell::{Bell, ring};
 use super::controller::{Controller, room};
 use super::cpus::Cpus;
 use super::huge::HugePages;
@@ -29,29 +29,35 @@ struct Registers {
 }
 
 impl RegisterAccess for Registers {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
-        Ok(self.window.load_u32(offset))
-    }
-
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        self.since = Instant::now();
-        self.window.store_u32(offset, value);
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        let value = self.window.load_u32(offset).to_le_bytes();
+        into.copy_from_slice(value.get(..into.len()).ok_or_else(wide)?);
         Ok(())
     }
 
-    fn ring(&mut self, doorbell: usize, value: u32) -> Result<(), DriverError> {
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         self.since = Instant::now();
-        let rung = self.bell.ring((doorbell, value));
-        rung.map_err(|error| DriverError::Access(error.to_string()))
+        let value = from.try_into().map_err(|_| wide())?;
+        self.window.store_u32(offset, u32::from_le_bytes(value));
+        Ok(())
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.since = Instant::now();
+        ring(&self.bell, offset, from)
+    }
+
+    fn idle(&mut self) -> Result<(), AccessError> {
         if self.since.elapsed() > PATIENCE {
-            return Err(DriverError::Access("the controller does not answer".into()));
+            return Err(AccessError("the controller does not answer".into()));
         }
         std::thread::yield_now();
         Ok(())
     }
+}
+
+fn wide() -> AccessError {
+    AccessError("registers are accessed by 32 bits".into())
 }
 
 /// Runs `workload` on the NVMe controller at PCI address `address`, which no kernel driver uses:

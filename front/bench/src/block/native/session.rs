@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use slipway_nvme::driver::{Arena, DriverError, RegisterAccess};
+use slipway_nvme::driver::{AccessError, Arena, RegisterAccess};
 use slipway_nvme_spec::registers::offset;
 use slipway_vfio_user::client::Client;
 
-use super::bell::Bell;
+use super::bell::{Bell, ring};
 use super::controller::{Controller, room};
 use super::cpus::Cpus;
 use super::load::{self, Part};
@@ -37,37 +37,35 @@ impl Registers {
     fn client<T>(
         &mut self,
         call: impl FnOnce(&mut Client) -> Result<T, slipway_vfio_user::client::ClientError>,
-    ) -> Result<T, DriverError> {
+    ) -> Result<T, AccessError> {
         self.since = Instant::now();
-        let mut client =
-            self.client.lock().map_err(|_| DriverError::Access("a thread panicked".into()))?;
-        call(&mut client).map_err(|error| DriverError::Access(error.to_string()))
+        let mut client = self.client.lock().map_err(|_| AccessError("a thread panicked".into()))?;
+        call(&mut client).map_err(|error| AccessError(error.to_string()))
     }
 }
 
 impl RegisterAccess for Registers {
-    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let since = self.since;
-        let value = self.client(|client| client.read_u32(0, offset));
+        let read = self.client(|client| client.read(0, offset, into));
         // A driver that waits for a command reads the status register all the time, which must not
         // restart the wait.
         self.since = since;
-        value
+        read
     }
 
-    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
-        self.client(|client| client.write(0, offset, &value.to_le_bytes()))
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.client(|client| client.write(0, offset, from))
     }
 
-    fn ring(&mut self, doorbell: usize, value: u32) -> Result<(), DriverError> {
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         self.since = Instant::now();
-        let rung = self.bell.ring((doorbell, value));
-        rung.map_err(|error| DriverError::Access(error.to_string()))
+        ring(&self.bell, offset, from)
     }
 
-    fn idle(&mut self) -> Result<(), DriverError> {
+    fn idle(&mut self) -> Result<(), AccessError> {
         if self.since.elapsed() > PATIENCE {
-            return Err(DriverError::Access("the controller does not answer".into()));
+            return Err(AccessError("the controller does not answer".into()));
         }
         std::thread::yield_now();
         Ok(())
