@@ -19,7 +19,9 @@
 //! Not here: I/O BARs and expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
 //! power states (D3hot is stored and nothing else), BAR decoding.
 //!
-//! Dependencies: `serde` for saved states, `thiserror` for [`StateError`] and [`driver::AccessError`].
+//! Drivers for tests and benchmarks reach a function's registers by [`driver::RegisterAccess`].
+//!
+//! Dependencies: `serde` for saved states, `thiserror` for errors.
 #![allow(unsafe_code)] // doorbell cells may lie in a page shared with the client
 
 mod capability;
