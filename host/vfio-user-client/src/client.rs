@@ -10,9 +10,6 @@
 //!
 //! Over 500 lines: one client, used by tests and benchmarks.
 
-mod registers;
-mod window;
-
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -26,11 +23,9 @@ use slipway_vfio_user_spec as spec;
 use spec::{Command, Header, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub use registers::Registers;
-pub use window::Window;
+use slipway_vfio_user_wire::{Capabilities, End, MAX_DATA_XFER_SIZE, Message, Wire, encode, parse};
 
-use crate::version::{Capabilities, encode, parse};
-use crate::wire::{End, MAX_DATA_XFER_SIZE, Message, Wire};
+use crate::Window;
 
 /// The reason for which a call failed.
 #[derive(Debug, thiserror::Error)]
