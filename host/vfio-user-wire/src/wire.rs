@@ -38,6 +38,9 @@ pub enum End {
     /// The peer closed its end.
     #[error("the peer hung up")]
     Closed,
+    /// The peer closed its end before the end of a message.
+    #[error("the peer hung up within a message")]
+    Cut,
     /// The peer violated the protocol or a limit.
     #[error("{0}")]
     Broken(&'static str),
@@ -246,8 +249,8 @@ impl Wire {
         self.queue(header, payload, sent, file)
     }
 
-    /// Sends a message with any number of descriptors. Descriptors cannot be queued: the socket
-    /// must accept the beginning of the message at once.
+    /// Sends a message with any number of descriptors. Descriptors cannot be queued: returns
+    /// `false`, and sends nothing, if the socket does not accept the beginning of the message.
     ///
     /// # Errors
     /// [`End`].
@@ -256,15 +259,13 @@ impl Wire {
         header: &Header,
         payload: &[u8],
         files: &[BorrowedFd<'_>],
-    ) -> Result<(), End> {
-        if files.is_empty() {
-            return self.send(header, payload, None);
-        }
+    ) -> Result<bool, End> {
         let sent = if self.out.is_empty() { self.send_now(header, payload, files)? } else { 0 };
         if sent == 0 {
-            return Err(End::Broken("the socket is full"));
+            return Ok(false);
         }
-        self.queue(header, payload, sent, None)
+        self.queue(header, payload, sent, None)?;
+        Ok(true)
     }
 
     fn send_now(
@@ -344,7 +345,7 @@ fn read(
     files.extend(received.files.into_iter().take(room));
     match received.bytes {
         0 if boundary => Err(End::Closed),
-        0 => Err(End::Broken("the peer hung up within a message")),
+        0 => Err(End::Cut),
         count => Ok(Some(count)),
     }
 }
