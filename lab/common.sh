@@ -8,9 +8,9 @@ tools=${SLIPWAY_TOOLS:-$state/tools}
 kernel=${SLIPWAY_KERNEL_DIR:-$state/kernel}
 lab=${SLIPWAY_LAB:-$state/lab}
 qemu=$tools/bin/qemu-system-x86_64
-name=$(basename "$0")
+script=$(basename "$0")
 
-say() { printf '%s: %s\n' "$name" "$*"; }
+say() { printf '%s: %s\n' "$script" "$*"; }
 die() { say "error: $*" >&2; exit 1; }
 cannot() { say "this needs $*" >&2; exit 77; }
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"; exit 2; }
