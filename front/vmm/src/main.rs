@@ -15,6 +15,7 @@
 
 mod args;
 mod control;
+mod functions;
 mod process;
 mod qmp;
 mod stream;

@@ -1,11 +1,15 @@
 //! The process: one loop serves the control socket, the guest's ports and the machine's end.
 
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
 use slipway_vmm::{Config, Machine, Running};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
+use crate::functions::Functions;
 use crate::qmp::{self, Command};
 use crate::watch::Watch;
 
@@ -25,6 +29,8 @@ enum Token {
     ControlListener,
     /// The client of the control socket has sent something, or takes bytes again.
     Control,
+    /// Something has happened to a function.
+    Function(crate::functions::Token),
 }
 
 /// Makes the machine and serves it until its end. Returns the exit status.
@@ -38,6 +44,7 @@ pub fn run(args: Args) -> Result<u8, String> {
 
 struct Process {
     running: Running,
+    functions: Functions,
     control: Option<Control>,
     /// Removes the paths of sockets at the end.
     _sockets: Vec<crate::args::Socket>,
@@ -63,6 +70,7 @@ impl Process {
             console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
         let machine = Machine::new(config).map_err(text)?;
+        let functions = Functions::new(&machine, args.functions)?;
         let running = machine.start().map_err(text)?;
         if !args.paused {
             running.cpus.resume();
@@ -76,6 +84,7 @@ impl Process {
         }
         Ok(Self {
             running,
+            functions,
             control,
             _sockets: sockets,
             statistics: args.statistics,
@@ -108,14 +117,17 @@ impl Process {
                             }
                         }
                     }
+                    Token::Function(token) => {
+                        for line in self.functions.serve(token) {
+                            self.tell(&line);
+                        }
+                    }
                 }
             }
         }
     }
 
     fn wait(&self) -> rustix::io::Result<Vec<Token>> {
-        use rustix::event::PollFlags;
-        use std::os::fd::AsFd;
         let mut watch = Watch::new();
         watch.read(self.board().changed(), Token::Board);
         if let Some(control) = &self.control {
@@ -126,6 +138,7 @@ impl Process {
                 watch.add(client.as_fd(), flags, Token::Control);
             }
         }
+        self.functions.watch(&mut watch, Token::Function);
         Ok(watch.wait()?.into_iter().map(|(token, _)| token).collect())
     }
 
@@ -188,7 +201,15 @@ impl Process {
                 self.board().press_power_button();
                 Ok(json!({}))
             }
-            Command::Reconnect { function } => self.reconnect(function, file),
+            Command::Reconnect { function } => {
+                // Closing what this process's own launcher sent does not wait.
+                let socket: Option<OwnedFd> = file.map(slipway_peer::Foreign::into_owned);
+                match self.functions.reconnect(function, socket, request.id.clone()) {
+                    // Answered when the server has.
+                    Ok(()) => return false,
+                    Err(reason) => Err(reason),
+                }
+            }
             Command::Quit => {
                 self.answer(&request.id, Ok(json!({})));
                 self.tell(&qmp::quit());
@@ -197,15 +218,6 @@ impl Process {
         };
         self.answer(&request.id, outcome);
         false
-    }
-
-    fn reconnect(
-        &mut self,
-        function: usize,
-        file: Option<slipway_peer::Foreign>,
-    ) -> Result<Value, String> {
-        let _ = file.ok_or("slipway-reconnect needs a descriptor")?;
-        Err(format!("there is no function {function}"))
     }
 
     /// Tells the client, and returns the exit status.

@@ -47,6 +47,7 @@ mod machine;
 pub mod memory;
 pub mod pci;
 pub mod power;
+pub mod remote;
 pub mod routes;
 mod serial;
 

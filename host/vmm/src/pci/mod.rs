@@ -19,3 +19,4 @@ mod vectors;
 pub use bus::Bus;
 pub use local::{Local, Sink, poll_until_idle};
 pub use slot::{Backend, Notification, Shape, Slot};
+pub use vectors::VectorSource;

@@ -8,8 +8,7 @@ use slipway_pci::{MsixControl, MsixLayout};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Bus;
-use super::vectors::Vectors;
-use crate::Result;
+use super::vectors::{VectorSource, Vectors};
 use crate::interrupts::Interrupts;
 use crate::layout::PCI_WINDOW;
 
@@ -45,9 +44,8 @@ pub trait Backend: Send + Sync {
 pub struct Shape {
     /// The memory BARs: number and size in bytes, a power of two.
     pub bars: Vec<(u8, u64)>,
-    /// The eventfds of the MSI-X vectors, raised by a server. Empty if the function interrupts by
-    /// [`Slot::signal`].
-    pub vectors: Vec<EventFd>,
+    /// The origin of the function's interrupts.
+    pub vectors: VectorSource,
     /// Places for notifications without an exit.
     pub notifications: Vec<Notification>,
 }
@@ -75,15 +73,18 @@ const MSIX_MASK: u16 = 1 << 14;
 /// The most capabilities of a function: each takes at least 4 bytes of 192.
 const MAX_CAPABILITIES: usize = 48;
 
-/// The address of each BAR, or `None` while it answers nowhere.
-struct Decoder(Vec<Option<Range<u64>>>);
+/// What follows the addresses of the BARs.
+struct Decoder {
+    /// The address of each BAR, or `None` while it answers nowhere.
+    ranges: Vec<Option<Range<u64>>>,
+    notifications: Vec<Notification>,
+}
 
 /// A device of the bus with one function.
 pub struct Slot {
     number: u8,
     backend: Box<dyn Backend>,
     bars: Vec<(u8, u64)>,
-    notifications: Vec<Notification>,
     /// The offset of MSI-X's Message Control in configuration space.
     msix_control: Option<u16>,
     /// The offset of the byte that asks for a function-level reset.
@@ -99,37 +100,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Slot {
     /// Makes device `number` of the bus of `backend`.
-    ///
-    /// # Errors
-    /// [`crate::Error::Config`] if the machine has too many interrupts.
     pub fn new(
         number: u8,
         backend: Box<dyn Backend>,
         shape: Shape,
         vm: &Arc<VmFd>,
         interrupts: &Interrupts,
-    ) -> Result<Arc<Self>> {
-        let Shape { bars, vectors: eventfds, notifications } = shape;
-        let capability = find_msix(&*backend, &bars);
-        let vectors = match &capability {
-            Some((_, layout)) => {
-                let mut eventfds = eventfds;
-                eventfds.truncate(layout.vectors().into());
-                Some(Vectors::new(layout.clone(), eventfds, interrupts.routes())?)
-            }
-            None => None,
-        };
-        Ok(Arc::new(Self {
+    ) -> Arc<Self> {
+        let Shape { bars, vectors: source, notifications } = shape;
+        let (msix_control, layout) = find_msix(&*backend, &bars).unzip();
+        let vectors = layout.map(|layout| Vectors::new(layout, source, interrupts.routes()));
+        let decoder = Decoder { ranges: vec![None; bars.len()], notifications };
+        Arc::new(Self {
             number,
-            decoder: Mutex::new(Decoder(vec![None; bars.len()])),
+            decoder: Mutex::new(decoder),
             bars,
-            notifications,
-            msix_control: capability.map(|(control, _)| control),
+            msix_control,
             reset: find(&*backend, EXPRESS).map(|at| at + EXPRESS_RESET),
             vectors: vectors.map(Mutex::new),
             backend,
             vm: Arc::clone(vm),
-        }))
+        })
     }
 
     /// Returns the device's number on the bus, 0 to 31.
@@ -165,9 +156,12 @@ impl Slot {
         self.backend.config_write(offset, from);
         for index in 0..self.bars.len() {
             let range = self.wanted(index);
-            if decoder.0[index] != range {
-                let old = std::mem::replace(&mut decoder.0[index], range);
-                self.move_bar(bus, index, old, decoder.0[index].clone());
+            if decoder.ranges[index] != range {
+                let bar = self.bars[index].0;
+                self.unregister(&decoder, index);
+                decoder.ranges[index].clone_from(&range);
+                self.register(&decoder, index);
+                bus.move_bar(self, bar, range);
             }
         }
         let Some(vectors) = &self.vectors else { return };
@@ -201,27 +195,45 @@ impl Slot {
         (start >= PCI_WINDOW.start && end <= PCI_WINDOW.end).then_some(start..end)
     }
 
-    fn move_bar(
-        self: &Arc<Self>,
-        bus: &Bus,
-        index: usize,
-        old: Option<Range<u64>>,
-        new: Option<Range<u64>>,
-    ) {
-        let bar = self.bars[index].0;
-        for notification in self.notifications.iter().filter(|place| place.bar == bar) {
-            let at = |range: &Range<u64>| IoEventAddress::Mmio(range.start + notification.offset);
-            let eventfd = &notification.eventfd;
-            if let Some(old) = &old {
-                let _ = self.vm.unregister_ioevent(eventfd, &at(old), NoDatamatch);
-            }
-            // If KVM refuses, because another BAR is there, the write causes an exit and reaches
-            // the function by that.
-            if let Some(new) = &new {
-                let _ = self.vm.register_ioevent(eventfd, &at(new), NoDatamatch);
-            }
+    /// Replaces the places for notifications, since the function has another server.
+    pub fn replace_notifications(&self, notifications: Vec<Notification>) {
+        let mut decoder = lock(&self.decoder);
+        for index in 0..self.bars.len() {
+            self.unregister(&decoder, index);
         }
-        bus.move_bar(self, bar, new);
+        decoder.notifications = notifications;
+        for index in 0..self.bars.len() {
+            self.register(&decoder, index);
+        }
+    }
+
+    /// Returns the notifications of BAR `index` in the list, each with its address. Empty while the
+    /// BAR answers nowhere.
+    fn notified<'a>(
+        &self,
+        decoder: &'a Decoder,
+        index: usize,
+    ) -> impl Iterator<Item = (&'a EventFd, IoEventAddress)> + use<'a> {
+        let bar = self.bars[index].0;
+        let places = decoder.notifications.iter().filter(move |place| place.bar == bar);
+        let start = decoder.ranges[index].as_ref().map(|range| range.start);
+        places.filter_map(move |place| {
+            Some((&place.eventfd, IoEventAddress::Mmio(start? + place.offset)))
+        })
+    }
+
+    fn unregister(&self, decoder: &Decoder, index: usize) {
+        for (eventfd, address) in self.notified(decoder, index) {
+            let _ = self.vm.unregister_ioevent(eventfd, &address, NoDatamatch);
+        }
+    }
+
+    /// Has KVM raise the eventfds of a BAR's notifications. If KVM refuses, because another BAR is
+    /// there, a write causes an exit and reaches the function by that.
+    fn register(&self, decoder: &Decoder, index: usize) {
+        for (eventfd, address) in self.notified(decoder, index) {
+            let _ = self.vm.register_ioevent(eventfd, &address, NoDatamatch);
+        }
     }
 
     /// Serves a read of BAR `bar`.

@@ -1,11 +1,22 @@
 //! MSI-X of a slot: the guest's table, and how its messages reach the CPUs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slipway_pci::{Access, Message, Msix, MsixControl, MsixLayout, Route};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::routes::Routes;
+
+/// The origin of a function's interrupts.
+pub enum VectorSource {
+    /// The function calls [`super::Slot::signal`].
+    Calls,
+    /// A server raises eventfds. The function makes the eventfd of a vector and gives it to the
+    /// server, when the guest uses the vector for the first time. It returns `None` if the vector
+    /// cannot interrupt.
+    Eventfds(Box<dyn Fn(u16) -> Option<EventFd> + Send>),
+}
 
 /// A vector whose interrupts come by an eventfd that a server raises.
 struct Wired {
@@ -19,29 +30,18 @@ struct Wired {
 pub struct Vectors {
     msix: Msix,
     control: MsixControl,
-    wired: Vec<Wired>,
+    source: VectorSource,
+    /// The vectors that the guest has used, by their number.
+    wired: BTreeMap<u16, Wired>,
     routes: Arc<Routes>,
 }
 
 impl Vectors {
-    /// Makes the vectors of a function, all masked. Vector n of the function interrupts by
-    /// `eventfds[n]`; a function that calls [`Vectors::raise`] has none.
-    ///
-    /// # Errors
-    /// [`crate::Error::Config`] if the machine has too many vectors.
-    pub fn new(
-        layout: MsixLayout,
-        eventfds: Vec<EventFd>,
-        routes: &Arc<Routes>,
-    ) -> crate::Result<Self> {
-        let wire = |eventfd| {
-            let gsi = routes.reserve();
-            let gsi = gsi.ok_or_else(|| crate::Error::Config("too many interrupts".into()))?;
-            Ok(Wired { eventfd, gsi, attached: false })
-        };
-        let wired = eventfds.into_iter().map(wire).collect::<crate::Result<_>>()?;
+    /// Makes the vectors of a function, all masked.
+    pub fn new(layout: MsixLayout, source: VectorSource, routes: &Arc<Routes>) -> Self {
         let control = MsixControl { enabled: false, masked: false };
-        Ok(Self { msix: Msix::new(layout), control, wired, routes: Arc::clone(routes) })
+        let routes = Arc::clone(routes);
+        Self { msix: Msix::new(layout), control, source, wired: BTreeMap::new(), routes }
     }
 
     /// Returns whether byte `offset` of BAR `bar` belongs to the table or the pending bits.
@@ -74,8 +74,8 @@ impl Vectors {
             return;
         }
         self.control = control;
-        for vector in 0..self.wired.len() {
-            self.rewire(vector as u16);
+        for vector in 0..self.msix.layout().vectors() {
+            self.rewire(vector);
         }
         self.deliver_unmasked();
     }
@@ -100,21 +100,32 @@ impl Vectors {
     }
 
     /// Attaches the vector's eventfd to its message, or detaches it. A count that comes while it is
-    /// detached waits in the eventfd: that is the vector's pending bit.
+    /// detached waits in the eventfd: that is the vector's pending bit. If KVM or the server has no
+    /// resources left, the guest misses this vector's interrupts, as with a broken device.
     fn rewire(&mut self, vector: u16) {
-        let Some(wired) = self.wired.get_mut(usize::from(vector)) else { return };
+        let VectorSource::Eventfds(make) = &self.source else { return };
         match self.msix.route(vector, self.control) {
-            Route::Deliver(message) => attach(wired, message, &self.routes),
-            Route::Masked | Route::Off if wired.attached => {
-                wired.attached = self.routes.detach(&wired.eventfd, wired.gsi).is_err();
+            Route::Deliver(message) => {
+                if !self.wired.contains_key(&vector)
+                    && let Some(eventfd) = make(vector)
+                    && let Some(gsi) = self.routes.reserve()
+                {
+                    self.wired.insert(vector, Wired { eventfd, gsi, attached: false });
+                }
+                if let Some(wired) = self.wired.get_mut(&vector) {
+                    attach(wired, message, &self.routes);
+                }
             }
-            Route::Masked | Route::Off => {}
+            Route::Masked | Route::Off => {
+                if let Some(wired) = self.wired.get_mut(&vector).filter(|wired| wired.attached) {
+                    wired.attached = self.routes.detach(&wired.eventfd, wired.gsi).is_err();
+                }
+            }
         }
     }
 }
 
-/// Routes before it attaches, so that KVM never sends an old message. If KVM has no resources left,
-/// the guest misses this vector's interrupts, as it would with a broken device.
+/// Routes before it attaches, so that KVM never sends an old message.
 fn attach(wired: &mut Wired, message: Message, routes: &Routes) {
     if routes.set(wired.gsi, Some(message)).is_ok() && !wired.attached {
         wired.attached = routes.attach(&wired.eventfd, wired.gsi).is_ok();

@@ -1,0 +1,204 @@
+//! A PCI function behind a vfio-user socket: the machine's side of `slipway_vfio_user_client`.
+//!
+//! - `config` keeps the machine's own view of configuration space: BARs are decoded here, so the
+//!   server is asked only for what it alone knows.
+//! - Interrupts go from the server's eventfds to the CPUs in the kernel (irqfd), those of the pin
+//!   by the event loop ([`Attached::pin_raised`]).
+//! - Writes that only announce work go to the server in the kernel (ioeventfd), or by memory that
+//!   the server shares.
+//!
+//! A server that does not answer holds up the CPU whose guest asked it, for as long as the patience
+//! at most; then its function is broken, and reads as all ones.
+
+mod config;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use slipway_vfio_user_client::{ConnectionState, RemoteFunction};
+use slipway_vfio_user_spec::region;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::interrupts::Interrupts;
+use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
+use crate::{Error, Machine, Result};
+use config::{Action, Config};
+
+/// The longest time that an access waits for the function's server, a restart of the server
+/// included.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The most MSI-X vectors of a function that reach the guest.
+const MAX_VECTORS: u32 = 2048;
+
+/// A function of the bus that a server serves.
+struct Remote {
+    number: u8,
+    function: Arc<RemoteFunction>,
+    config: Config,
+    interrupts: Arc<Interrupts>,
+    has_pin: bool,
+}
+
+/// A function in the machine, for the event loop.
+pub struct Attached {
+    remote: Arc<Remote>,
+    slot: Arc<Slot>,
+    /// The eventfd that the server raises for the pin.
+    pin: Option<OwnedFd>,
+}
+
+impl Attached {
+    /// Connects the function behind `socket` as PCI device `number` of the machine, the function
+    /// with number `index` in messages.
+    ///
+    /// # Errors
+    /// [`Error::Function`], [`Error::Config`].
+    pub fn new(machine: &Machine, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
+        let failed = |reason: &dyn ToString| Error::Function { index, reason: reason.to_string() };
+        let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
+        let function = Arc::new(function);
+        for part in machine.ram().parts() {
+            let mapped =
+                function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
+            mapped.map_err(|error| failed(&error))?;
+        }
+        let config = Config::read(&function).map_err(|error| failed(&error))?;
+        let mut pin = None;
+        if config.has_pin() && function.pin().count > 0 {
+            let eventfd = new_eventfd()?;
+            function.route_pin(Some(eventfd.as_fd())).map_err(|error| failed(&error))?;
+            pin = Some(eventfd);
+        }
+        let bars = config.bars();
+        let remote = Arc::new(Remote {
+            number,
+            config,
+            interrupts: Arc::clone(machine.interrupts()),
+            has_pin: pin.is_some(),
+            function: Arc::clone(&function),
+        });
+        let vectors = VectorSource::Eventfds(Box::new(move |vector| wire(&function, vector)));
+        let shape = Shape { bars, vectors, notifications: notifications(&remote.function) };
+        let backend: Box<dyn Backend> = Box::new(Arc::clone(&remote));
+        let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
+        machine.pci().add(Arc::clone(&slot))?;
+        Ok(Self { remote, slot, pin })
+    }
+
+    /// Returns the descriptor that is readable while the function has no connection.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.remote.function.as_fd()
+    }
+
+    /// Returns the reason for which the function has no connection. Returns `None` if it has one.
+    pub fn lost(&self) -> Option<String> {
+        match self.remote.function.state() {
+            ConnectionState::Connected => None,
+            ConnectionState::Lost(reason) | ConnectionState::Broken(reason) => Some(reason),
+        }
+    }
+
+    /// Uses a new connection in place of the one that has ended. Waits for the server, so call it
+    /// on a thread of its own.
+    ///
+    /// # Errors
+    /// The reason for which the new connection cannot be used.
+    pub fn reconnect(&self, socket: OwnedFd) -> Result<(), String> {
+        let remote = &self.remote;
+        remote.function.reconnect(socket).map_err(|error| error.to_string())?;
+        remote.config.restore(&remote.function).map_err(|error| error.to_string())?;
+        self.slot.replace_notifications(notifications(&remote.function));
+        Ok(())
+    }
+
+    /// Returns the descriptor that is readable when the server has asserted the pin.
+    pub fn pin(&self) -> Option<BorrowedFd<'_>> {
+        self.pin.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Passes the pin's interrupt on to the guest.
+    pub fn pin_raised(&self) {
+        if let Some(pin) = &self.pin
+            && slipway_peer::eventfd::drain(pin.as_fd())
+        {
+            self.remote.interrupts.set_inta(self.remote.number, true);
+        }
+    }
+}
+
+fn new_eventfd() -> Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))
+}
+
+/// Makes the eventfd of a vector, and gives it to the server.
+fn wire(function: &RemoteFunction, vector: u16) -> Option<EventFd> {
+    if u32::from(vector) >= function.vectors().count.min(MAX_VECTORS) {
+        return None;
+    }
+    let eventfd = new_eventfd().ok()?;
+    function.route(vector.into(), &[eventfd.as_fd()]).ok()?;
+    Some(eventfd_of(eventfd))
+}
+
+/// Wraps an eventfd in the type that KVM's interface takes.
+fn eventfd_of(file: OwnedFd) -> EventFd {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    // SAFETY: ownership of an open descriptor passes on.
+    unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
+}
+
+/// Returns the registers whose writes KVM can pass to the server.
+fn notifications(function: &RemoteFunction) -> Vec<Notification> {
+    let mut all = Vec::new();
+    for bar in 0..6 {
+        for place in function.notifications(region::BAR0 + u32::from(bar)) {
+            // KVM compares no value here: a register that has one is written by a message.
+            if place.datamatch.is_none()
+                && let Ok(file) = place.event.as_fd().try_clone_to_owned()
+            {
+                all.push(Notification { bar, offset: place.offset, eventfd: eventfd_of(file) });
+            }
+        }
+    }
+    all
+}
+
+impl Backend for Arc<Remote> {
+    fn config_read(&self, offset: u16, into: &mut [u8]) {
+        self.config.load(&self.function, offset, into);
+    }
+
+    fn config_write(&self, offset: u16, from: &[u8]) {
+        if self.config.store(&self.function, offset, from) == Action::Reset {
+            self.interrupts.set_inta(self.number, false);
+        }
+    }
+
+    fn read(&self, bar: u8, offset: u64, into: &mut [u8]) {
+        // A refused read gives all ones.
+        let _ = self.function.read(region::BAR0 + u32::from(bar), offset, into);
+    }
+
+    fn write(&self, bar: u8, offset: u64, from: &[u8]) {
+        let index = region::BAR0 + u32::from(bar);
+        if let Ok(value) = from.try_into()
+            && self.function.ring(index, offset, u32::from_le_bytes(value))
+        {
+            return;
+        }
+        // A refused write is dropped, as on a bus.
+        let _ = self.function.write(index, offset, from);
+    }
+
+    fn end_of_interrupt(&self) {
+        if self.has_pin {
+            self.interrupts.set_inta(self.number, false);
+            // The server asserts the pin again if the function still does.
+            let _ = self.function.unmask_pin();
+        }
+    }
+}
