@@ -222,8 +222,9 @@ impl Config {
         let half = |value: u16| value.to_le_bytes()[at % 2];
         match at {
             _ if register::COMMAND.contains(&at) => half(COMMAND_WRITABLE),
-            _ if register::BARS.contains(&at) => self.bar_mask((at - register::BARS.start) / 4)
-                .to_le_bytes()[at % 4],
+            _ if register::BARS.contains(&at) => {
+                self.bar_mask((at - register::BARS.start) / 4).to_le_bytes()[at % 4]
+            }
             register::INTERRUPT_LINE => 0xff,
             _ if self.msix.is_some_and(|msix| (msix + 2..msix + 4).contains(&at)) => {
                 half(MSIX_WRITABLE)

@@ -61,8 +61,7 @@ impl Attached {
         let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
         let function = Arc::new(function);
         for part in machine.ram().parts() {
-            let mapped =
-                function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
+            let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
         }
         let config = Config::read(&function).map_err(|error| failed(&error))?;

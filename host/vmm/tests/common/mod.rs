@@ -1,0 +1,140 @@
+//! Tiny guests: 32-bit programs of a few instructions, in a kernel file of their own.
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use slipway_vmm::board::End;
+use slipway_vmm::{Config, Machine, Running};
+
+/// The guest-physical address that guests are loaded at; they are position independent.
+pub const CODE_AT: u32 = 0x10_0000;
+
+/// Names the bytes of a 32-bit program between two labels. It begins in protected mode, with flat
+/// segments and no stack.
+#[macro_export]
+macro_rules! guest {
+    ($name:ident: $($line:literal)*) => {
+        core::arch::global_asm!(
+            ".pushsection .rodata",
+            concat!(".global guest_", stringify!($name)),
+            concat!(".global guest_", stringify!($name), "_end"),
+            ".code32",
+            concat!("guest_", stringify!($name), ":"),
+            $($line,)*
+            concat!("guest_", stringify!($name), "_end:"),
+            ".code64",
+            ".popsection",
+        );
+        fn $name() -> &'static [u8] {
+            unsafe extern "C" {
+                #[link_name = concat!("guest_", stringify!($name))]
+                static START: u8;
+                #[link_name = concat!("guest_", stringify!($name), "_end")]
+                static END: u8;
+            }
+            // SAFETY: both labels are in one read-only section of this program, in this order.
+            unsafe {
+                let start = &raw const START;
+                std::slice::from_raw_parts(start, (&raw const END).offset_from(start) as usize)
+            }
+        }
+    };
+}
+
+/// Returns whether this machine has a KVM, and says so if not.
+pub fn has_kvm(test: &str) -> bool {
+    let there = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    if !there {
+        println!("SKIPPED: {test}: needs /dev/kvm");
+    }
+    there
+}
+
+fn memfd(bytes: &[u8]) -> OwnedFd {
+    let file = rustix::fs::memfd_create(c"kernel", MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&file, bytes).unwrap();
+    file
+}
+
+/// Returns a sealed file of `mib` MiB.
+pub fn memory(mib: u64) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(c"memory", flags).unwrap();
+    rustix::fs::ftruncate(&file, mib << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    file
+}
+
+/// Wraps a program in an ELF file with a PVH entry at its first byte.
+fn elf(code: &[u8]) -> Vec<u8> {
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let longs = |longs: &[u64]| longs.iter().flat_map(|long| long.to_le_bytes()).collect();
+    let note: Vec<u8> = [words(&[4, 4, 18]), b"Xen\0".to_vec(), words(&[CODE_AT])].concat();
+    let data = 64 + 2 * 56;
+    let (len, note_len, at) = (code.len() as u64, note.len() as u64, u64::from(CODE_AT));
+    let parts: [Vec<u8>; 10] = [
+        b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(),
+        words(&[2 | 62 << 16, 1]),
+        longs(&[at, 64, 0]),
+        words(&[0, 64 | 56 << 16, 2, 0]),
+        words(&[1, 5]),
+        longs(&[data + note_len, at, at, len, len, 4096]),
+        words(&[4, 4]),
+        longs(&[data, 0, 0, note_len, note_len, 4]),
+        note,
+        code.to_vec(),
+    ];
+    parts.concat()
+}
+
+/// A machine with a tiny guest, and what it prints.
+pub struct Guest {
+    pub running: Running,
+    pub console: std::fs::File,
+}
+
+/// Makes a machine of `cpus` CPUs and 64 MiB that runs `code`, paused.
+pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
+    let (console, theirs) = rustix::pipe::pipe().unwrap();
+    let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
+    let config = Config {
+        cpus,
+        kvm: kvm.into(),
+        memory: memory(64),
+        kernel: memfd(&elf(code)),
+        initramfs: None,
+        command_line: String::new(),
+        console: theirs,
+    };
+    (Machine::new(config).unwrap(), console.into())
+}
+
+/// Makes the machine and runs it.
+pub fn start(code: &[u8], cpus: u32) -> Guest {
+    let (machine, console) = machine(code, cpus);
+    let running = machine.start().unwrap();
+    running.cpus.resume();
+    Guest { running, console }
+}
+
+impl Guest {
+    /// Waits for the machine's end.
+    pub fn end(&self) -> End {
+        for _ in 0..6000 {
+            if let Some(end) = self.running.board.ended() {
+                return end;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the guest has not ended after a minute; exits {:?}", self.running.board.exits());
+    }
+
+    /// Reads `count` bytes of the console.
+    pub fn read(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.console.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+}
