@@ -2,12 +2,12 @@
 
 use slipway_ram::Memory;
 use slipway_switch::Mac;
+use slipway_virtio::Virtqueue;
+use slipway_virtio::queue::{Broken, Chain, Range};
 use slipway_virtio_spec::net::{Features, control as command};
 
-use crate::common::Lane;
 use crate::driven::Driven;
 use crate::filter::TABLE;
-use crate::queue::{Broken, Chain, Range};
 
 /// Most bytes of a command that are read: two tables of addresses, even if some are larger than
 /// they may be.
@@ -23,7 +23,7 @@ pub(crate) struct Done {
 }
 
 pub(crate) struct ControlQueue {
-    pub lane: Lane,
+    pub lane: Virtqueue,
     chain: Chain,
     bytes: Vec<u8>,
     /// A command that was carried out, and is acknowledged once the port follows it.
@@ -31,7 +31,7 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    pub fn new(lane: Lane) -> Self {
+    pub fn new(lane: Virtqueue) -> Self {
         Self { lane, chain: Chain::default(), bytes: Vec::new(), pending: None }
     }
 
@@ -56,12 +56,12 @@ impl ControlQueue {
         Ok(Some((done, &self.bytes)))
     }
 
-    /// Acknowledges a command. Returns whether the driver wants to be interrupted.
-    pub fn finish(&mut self, memory: &Memory, done: Done) -> Result<bool, Broken> {
+    /// Acknowledges a command, and interrupts if the driver wants that.
+    pub fn finish(&mut self, memory: &Memory, done: Done) -> Result<(), Broken> {
         memory.write(done.at, &[done.ack])?;
         self.lane.queue.report(memory, done.head, 1)?;
-        self.lane.queue.publish(memory)?;
-        self.lane.queue.wants_interrupt(memory)
+        self.lane.publish(memory)?;
+        Ok(())
     }
 }
 

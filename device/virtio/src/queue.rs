@@ -22,11 +22,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::notify::{Meeting, Notifications};
 
 /// Most elements that are collected before they are written to the used ring.
-pub(crate) const BATCH: usize = 64;
+pub const BATCH: usize = 64;
 
 /// The reason why a queue cannot go on: the device needs a reset (section 2.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// A ring, or a table of descriptors, is not at its address.
     Memory,
     /// There are more buffers than the queue has room for, or a descriptor that does not exist.
@@ -43,7 +43,7 @@ impl From<Fault> for Broken {
 
 /// The size and addresses of a queue, as the driver configured them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     /// The number of entries, a power of two.
     pub size: u16,
     /// The descriptor area.
@@ -55,12 +55,12 @@ pub(crate) struct Layout {
 }
 
 /// A piece of memory that the driver named: address, bytes.
-pub(crate) type Range = (u64, u32);
+pub type Range = (u64, u32);
 
 /// The buffers of one chain. The vectors are reused, so that nothing is allocated in the steady
 /// state.
 #[derive(Default)]
-pub(crate) struct Chain {
+pub struct Chain {
     /// The buffers that the device reads.
     pub readable: Vec<Range>,
     /// The buffers that the device writes.
@@ -70,6 +70,17 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
+    /// Returns the bytes of all buffers that the device reads.
+    pub fn readable_len(&self) -> u64 {
+        self.readable.iter().map(|(_, len)| u64::from(*len)).sum()
+    }
+
+    /// Returns the bytes of all buffers that the device writes.
+    pub fn writable_len(&self) -> u64 {
+        self.writable.iter().map(|(_, len)| u64::from(*len)).sum()
+    }
+
+    #[inline]
     fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
@@ -85,7 +96,11 @@ impl Chain {
     }
 }
 
-pub(crate) struct Queue {
+/// A split virtqueue, as the device sees it.
+///
+/// The order of calls for one buffer: [`Queue::look`], [`Queue::heads`], [`Queue::walk`],
+/// [`Queue::advance`], [`Queue::report`], [`Queue::publish`].
+pub struct Queue {
     size: u16,
     descriptors: Window,
     available: Window,
@@ -130,6 +145,9 @@ impl Queue {
     /// Goes on from a predecessor's used index. Buffers that the predecessor had begun and not
     /// reported are begun again. The driver is interrupted once more, in case the predecessor did
     /// not.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     pub fn resume(&mut self, memory: &Memory) -> Result<(), Broken> {
         let index = self.used.span(memory).ok_or(Broken::Memory)?.load_u16(used::INDEX)?;
         (self.next, self.seen, self.written) = (index, index, index);
@@ -152,6 +170,9 @@ impl Queue {
     }
 
     /// Looks at the available index, and returns the number of waiting buffers.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`]; [`Broken::Index`] if the queue has no room for as many buffers.
     #[inline]
     pub fn look(&mut self, memory: &Memory) -> Result<u16, Broken> {
         let ring = self.available.span(memory).ok_or(Broken::Memory)?;
@@ -172,6 +193,9 @@ impl Queue {
 
     /// Copies the heads of the next waiting chains, at most `into.len()`, without taking them.
     /// Returns their number.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`]; [`Broken::Index`] for a head that is no descriptor.
     #[inline]
     pub fn heads(&mut self, memory: &Memory, into: &mut [u16]) -> Result<usize, Broken> {
         let count = usize::from(self.waiting()).min(into.len());
@@ -207,6 +231,9 @@ impl Queue {
     }
 
     /// Reads the chain that begins at `head`, which is below the queue's size.
+    ///
+    /// # Errors
+    /// [`Broken`].
     #[inline]
     pub fn walk(&mut self, memory: &Memory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
         chain.clear();
@@ -218,6 +245,7 @@ impl Queue {
         self.walk_on(memory, first, chain)
     }
 
+    #[inline]
     fn walk_on(
         &mut self,
         memory: &Memory,
@@ -296,6 +324,9 @@ impl Queue {
 
     /// Reports the next chain in the order in which chains were taken. [`Queue::publish`] makes it
     /// visible to the driver.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn report(&mut self, memory: &Memory, head: u16, len: u32) -> Result<(), Broken> {
         self.elements.push(UsedElement { id: u32::from(head).into(), len: len.into() });
@@ -305,6 +336,7 @@ impl Queue {
         self.write_elements(memory)
     }
 
+    #[inline]
     fn write_elements(&mut self, memory: &Memory) -> Result<(), Broken> {
         let ring = self.used.span(memory).ok_or(Broken::Memory)?;
         let start = self.written & (self.size - 1);
@@ -321,6 +353,9 @@ impl Queue {
     }
 
     /// Makes the reported chains visible to the driver.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn publish(&mut self, memory: &Memory) -> Result<(), Broken> {
         if !self.elements.is_empty() {
@@ -338,6 +373,9 @@ impl Queue {
     /// decision (section 2.7.7.2). Driver: store used_event, full barrier, load the used index. The
     /// fence here pairs with that barrier: either the driver sees the index, or the device sees the
     /// event.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn wants_interrupt(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let (old, new) = (self.decided, self.published);
@@ -355,6 +393,9 @@ impl Queue {
     }
 
     /// Asks the driver for no notifications.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn stay_awake(&mut self, memory: &Memory) -> Result<(), Broken> {
         let mut meeting = Rings {
@@ -367,6 +408,9 @@ impl Queue {
 
     /// Asks for a notification of the next buffer, and returns whether that buffer is there
     /// already.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     pub fn arm(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let mut meeting = Rings {
             available: self.available.span(memory).ok_or(Broken::Memory)?,
