@@ -38,18 +38,11 @@ impl ControlQueue {
     /// Reads the next command. Returns `None` if there is none; the driver will then notify the
     /// next one.
     pub fn next(&mut self, memory: &Memory) -> Result<Option<(Done, &[u8])>, Broken> {
-        let queue = &mut self.lane.queue;
-        if queue.look(memory)? == 0 && (!queue.arm(memory)? || queue.look(memory)? == 0) {
-            return Ok(None);
-        }
-        let mut head = [0];
-        queue.heads(memory, &mut head)?;
-        queue.walk(memory, head[0], &mut self.chain)?;
-        queue.advance(1);
+        let Some(head) = self.lane.queue.take(memory, &mut self.chain)? else { return Ok(None) };
         let at = self.chain.writable.iter().find(|(_, len)| *len > 0).map(|(at, _)| *at);
         // A command without room for its acknowledgement is invalid (section 5.1.6.5).
         let at = at.filter(|at| !memory.is_remote(*at, 1)).ok_or(Broken::Chain)?;
-        let done = Done { head: head[0], at, ack: command::ERR };
+        let done = Done { head, at, ack: command::ERR };
         if !gather(memory, &self.chain.readable, &mut self.bytes) {
             self.bytes.clear();
         }

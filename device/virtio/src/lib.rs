@@ -24,6 +24,7 @@
 //! (rare, small, and readable when it is refused), `thiserror` for errors of the driver. `queue`
 //! says why `virtio-queue` is not used.
 
+mod chain;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;
 pub mod layout;

@@ -50,6 +50,11 @@ impl Local {
         self.transport.registers.is_live() && !self.quiesced
     }
 
+    /// Returns whether the device is as after a reset: the driver has not set any status bit.
+    pub fn is_reset(&self) -> bool {
+        self.transport.registers.status.is_empty()
+    }
+
     /// Returns the guest's memory, and queue `number`. Returns `None` if the queue is not in use.
     pub fn queue(&mut self, number: u16) -> Option<(&Memory, &mut Virtqueue)> {
         if !self.runs() {
@@ -108,7 +113,7 @@ impl Local {
     }
 
     /// Implements [`slipway_pci::Function::write`]. The function then looks whether the driver has
-    /// reset the device: the status is 0.
+    /// reset the device: [`Local::is_reset`].
     pub fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         match self.transport.write(bar, offset, from) {
             Written::Refused => return Access::Refused,

@@ -13,33 +13,17 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use slipway_ram::{Access, Fault, Memory, Span, Window};
+use slipway_ram::{Access, Memory, Span, Window};
 use slipway_virtio_spec::queue::{
     DESCRIPTOR, Descriptor, UsedElement, available, descriptor_area, flag, passes, used,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use crate::chain::{Broken, Chain, Range, reachable};
 use crate::notify::{Meeting, Notifications};
 
 /// Most elements that are collected before they are written to the used ring.
 pub const BATCH: usize = 64;
-
-/// The reason why a queue cannot go on: the device needs a reset (section 2.1.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
-    /// A ring, or a table of descriptors, is not at its address.
-    Memory,
-    /// There are more buffers than the queue has room for, or a descriptor that does not exist.
-    Index,
-    /// A chain is too long, goes in a circle, or has a table within a table.
-    Chain,
-}
-
-impl From<Fault> for Broken {
-    fn from(_: Fault) -> Self {
-        Self::Memory
-    }
-}
 
 /// The size and addresses of a queue, as the driver configured them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,48 +36,6 @@ pub struct Layout {
     pub available: u64,
     /// The device area: the used ring.
     pub used: u64,
-}
-
-/// A piece of memory that the driver named: address, bytes.
-pub type Range = (u64, u32);
-
-/// The buffers of one chain. The vectors are reused, so that nothing is allocated in the steady
-/// state.
-#[derive(Default)]
-pub struct Chain {
-    /// The buffers that the device reads.
-    pub readable: Vec<Range>,
-    /// The buffers that the device writes.
-    pub writable: Vec<Range>,
-    /// The table of an indirect descriptor.
-    table: Vec<u8>,
-}
-
-impl Chain {
-    /// Returns the bytes of all buffers that the device reads.
-    pub fn readable_len(&self) -> u64 {
-        self.readable.iter().map(|(_, len)| u64::from(*len)).sum()
-    }
-
-    /// Returns the bytes of all buffers that the device writes.
-    pub fn writable_len(&self) -> u64 {
-        self.writable.iter().map(|(_, len)| u64::from(*len)).sum()
-    }
-
-    #[inline]
-    fn clear(&mut self) {
-        self.readable.clear();
-        self.writable.clear();
-    }
-
-    #[inline]
-    fn push(&mut self, descriptor: &Descriptor) {
-        let range = (descriptor.address.get(), descriptor.len.get());
-        match descriptor.flags.get() & flag::WRITE {
-            0 => self.readable.push(range),
-            _ => self.writable.push(range),
-        }
-    }
 }
 
 /// A split virtqueue, as the device sees it.
@@ -313,6 +255,52 @@ impl Queue {
             }
         }
         Err(Broken::Chain)
+    }
+
+    /// Takes the next chain, and returns its head. Returns `None` if there is none; the driver will
+    /// then notify of the next one. A device that takes many chains at a time uses the single
+    /// steps.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn take(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Broken> {
+        if self.look(memory)? == 0 && (!self.arm(memory)? || self.look(memory)? == 0) {
+            return Ok(None);
+        }
+        let mut head = [0];
+        self.heads(memory, &mut head)?;
+        self.walk(memory, head[0], chain)?;
+        self.advance(1);
+        Ok(Some(head[0]))
+    }
+
+    /// Takes the next chain, as [`Queue::take`] does, of a queue whose buffers the device writes.
+    ///
+    /// # Errors
+    /// [`Broken`]; [`Broken::Chain`] for a buffer that the device reads, and if there is no byte to
+    /// write.
+    pub fn take_writable(
+        &mut self,
+        memory: &Memory,
+        chain: &mut Chain,
+    ) -> Result<Option<u16>, Broken> {
+        let head = self.take(memory, chain)?;
+        let sound = chain.readable.is_empty() && chain.writable_len() > 0;
+        if head.is_some() && !sound { Err(Broken::Chain) } else { Ok(head) }
+    }
+
+    /// Takes the next chain, as [`Queue::take`] does, of a queue whose buffers the device reads.
+    ///
+    /// # Errors
+    /// [`Broken`]; [`Broken::Chain`] for a buffer that the device writes.
+    pub fn take_readable(
+        &mut self,
+        memory: &Memory,
+        chain: &mut Chain,
+    ) -> Result<Option<u16>, Broken> {
+        let head = self.take(memory, chain)?;
+        let sound = chain.writable.is_empty();
+        if head.is_some() && !sound { Err(Broken::Chain) } else { Ok(head) }
     }
 
     /// Takes `count` chains whose heads were read.

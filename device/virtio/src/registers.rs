@@ -148,9 +148,14 @@ impl Registers {
         self.status.contains(Status::DRIVER_OK) && !self.status.intersects(bad)
     }
 
-    /// Returns the chosen features that no device type owns.
+    /// Returns whether the driver has been ready since the last reset.
+    pub fn has_started(&self) -> bool {
+        self.status.contains(Status::DRIVER_OK)
+    }
+
+    /// Returns the chosen features that no device type owns, of those that are offered.
     pub fn ring_features(&self) -> RingFeatures {
-        RingFeatures::from_bits_truncate(self.driver_features)
+        RingFeatures::from_bits_truncate(self.driver_features & self.offer.features)
     }
 
     fn selected(&self) -> Option<&QueueRegisters> {
