@@ -1,15 +1,15 @@
-//! State that both directions of the data path use: its rules, its memory, and a queue with the
-//! queue's interrupt.
+//! State that both directions of the data path use: its rules and its memory.
 
 use std::sync::Arc;
 
 use slipway_pci::Interrupt;
 use slipway_ram::{Memory, View};
+use slipway_virtio::Virtqueue;
+use slipway_virtio::queue::Broken;
 use slipway_virtio_spec::net::Features;
 
 use crate::counters::Live;
 use crate::filter::{Filter, Steering};
-use crate::queue::{Broken, Queue};
 
 /// The rules of the data path that may change while frames move.
 #[derive(Clone)]
@@ -25,13 +25,7 @@ pub(crate) struct Rules {
     pub config: Option<Interrupt>,
 }
 
-/// One queue and its interrupt.
-pub(crate) struct Lane {
-    pub queue: Queue,
-    pub interrupt: Option<Interrupt>,
-}
-
-/// State that all lanes use.
+/// State that all queues use.
 pub(crate) struct Common {
     pub memory: Memory,
     pub view: View,
@@ -44,12 +38,8 @@ impl Common {
     /// Makes the entries that `lane` reported visible to the driver, and interrupts once if the
     /// driver wants that.
     #[inline]
-    pub fn publish(&self, lane: &mut Lane) -> Result<(), Broken> {
-        lane.queue.publish(&self.memory)?;
-        if lane.queue.wants_interrupt(&self.memory)?
-            && let Some(interrupt) = &lane.interrupt
-        {
-            interrupt.signal();
+    pub fn publish(&self, lane: &mut Virtqueue) -> Result<(), Broken> {
+        if lane.publish(&self.memory)? {
             self.live.interrupts.add(1);
         }
         Ok(())

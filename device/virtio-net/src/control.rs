@@ -2,12 +2,12 @@
 
 use slipway_ram::Memory;
 use slipway_switch::Mac;
+use slipway_virtio::Virtqueue;
+use slipway_virtio::queue::{Broken, Chain, Range};
 use slipway_virtio_spec::net::{Features, control as command};
 
-use crate::common::Lane;
 use crate::driven::Driven;
 use crate::filter::TABLE;
-use crate::queue::{Broken, Chain, Range};
 
 /// Most bytes of a command that are read: two tables of addresses, even if some are larger than
 /// they may be.
@@ -23,7 +23,7 @@ pub(crate) struct Done {
 }
 
 pub(crate) struct ControlQueue {
-    pub lane: Lane,
+    pub lane: Virtqueue,
     chain: Chain,
     bytes: Vec<u8>,
     /// A command that was carried out, and is acknowledged once the port follows it.
@@ -31,37 +31,30 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    pub fn new(lane: Lane) -> Self {
+    pub fn new(lane: Virtqueue) -> Self {
         Self { lane, chain: Chain::default(), bytes: Vec::new(), pending: None }
     }
 
     /// Reads the next command. Returns `None` if there is none; the driver will then notify the
     /// next one.
     pub fn next(&mut self, memory: &Memory) -> Result<Option<(Done, &[u8])>, Broken> {
-        let queue = &mut self.lane.queue;
-        if queue.look(memory)? == 0 && (!queue.arm(memory)? || queue.look(memory)? == 0) {
-            return Ok(None);
-        }
-        let mut head = [0];
-        queue.heads(memory, &mut head)?;
-        queue.walk(memory, head[0], &mut self.chain)?;
-        queue.advance(1);
+        let Some(head) = self.lane.queue.take(memory, &mut self.chain)? else { return Ok(None) };
         let at = self.chain.writable.iter().find(|(_, len)| *len > 0).map(|(at, _)| *at);
         // A command without room for its acknowledgement is invalid (section 5.1.6.5).
         let at = at.filter(|at| !memory.is_remote(*at, 1)).ok_or(Broken::Chain)?;
-        let done = Done { head: head[0], at, ack: command::ERR };
+        let done = Done { head, at, ack: command::ERR };
         if !gather(memory, &self.chain.readable, &mut self.bytes) {
             self.bytes.clear();
         }
         Ok(Some((done, &self.bytes)))
     }
 
-    /// Acknowledges a command. Returns whether the driver wants to be interrupted.
-    pub fn finish(&mut self, memory: &Memory, done: Done) -> Result<bool, Broken> {
+    /// Acknowledges a command, and interrupts if the driver wants that.
+    pub fn finish(&mut self, memory: &Memory, done: Done) -> Result<(), Broken> {
         memory.write(done.at, &[done.ack])?;
         self.lane.queue.report(memory, done.head, 1)?;
-        self.lane.queue.publish(memory)?;
-        self.lane.queue.wants_interrupt(memory)
+        self.lane.publish(memory)?;
+        Ok(())
     }
 }
 

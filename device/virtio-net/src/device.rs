@@ -1,31 +1,32 @@
 //! The device as a PCI function: registers, features, the control queue, and the life cycle of the
 //! queues.
-//!
-//! Over 500 lines: to be cut into registers, control queue and life cycle.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_pci::{
-    Access, ConfigEffect, ConfigSpace, Description, Function, Interrupt, Msix, Progress,
-    StateError, TurnLength,
-};
+use slipway_pci::{Access, Description, Function, Progress, StateError, TurnLength};
 use slipway_ram::{Memory, Snapshots};
 use slipway_telemetry::Clock;
-use slipway_virtio_spec::net::{Config, Features, config_status};
-use slipway_virtio_spec::{Status, pci::isr};
+use slipway_virtio::layout::{COMMON, Kind};
+use slipway_virtio::queue::Broken;
+use slipway_virtio::registers::Effect;
+use slipway_virtio::{Configured, Transport, Written};
+use slipway_virtio_spec::Status;
+use slipway_virtio_spec::net::{Config, DEVICE_TYPE, Features, config_status};
 use zerocopy::IntoBytes;
 
 use crate::common::Rules;
 use crate::control::{Change, ControlQueue, execute};
 use crate::driven::Driven;
 use crate::exchange::Exchange;
-use crate::layout::{self, BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER};
 use crate::parts::FRAME_OVERHEAD;
 use crate::path::DataPath;
-use crate::registers::{Effect, Registers};
+use crate::registers::{features, offer};
 use crate::{Counters, DevicePort, Parts, PartsError, Settings};
 
+/// A network device: class 02 00 00, Ethernet controller.
+const KIND: Kind =
+    Kind { device_type: DEVICE_TYPE, class: 0x02_00_00, config_size: size_of::<Config>() };
 /// The time for the switch's thread to answer before the function looks again.
 const RECHECK: Duration = Duration::from_micros(50);
 /// The most commands of the control queue in one poll.
@@ -40,14 +41,10 @@ const SPEED: u32 = 100_000;
 /// Before it drops a device, the host calls `quiesce` until it returns `true`: the port then holds
 /// no guest memory.
 pub struct Device {
-    description: Description,
-    pub(crate) pci: ConfigSpace,
-    pub(crate) msix: Msix,
+    pub(crate) transport: Transport,
     pub(crate) memory: Memory,
-    pub(crate) interrupts: Vec<Interrupt>,
     clock: Arc<dyn Clock>,
     pub(crate) settings: Settings,
-    pub(crate) registers: Registers,
     pub(crate) driven: Driven,
     pub(crate) exchange: Arc<Exchange>,
     /// The data path, while the port does not have it.
@@ -66,7 +63,6 @@ pub struct Device {
     pub(crate) resumes: bool,
     /// The link state that the driver was told last.
     pub(crate) link: bool,
-    pub(crate) isr: u8,
     pub(crate) journal: Option<Snapshots>,
 }
 
@@ -78,24 +74,16 @@ impl Device {
     /// [`PartsError`] when the parts do not fit together.
     pub fn new(parts: Parts) -> Result<(Self, DevicePort), PartsError> {
         parts.check()?;
-        let vectors = parts.interrupts.len() as u16;
-        let description = layout::description(vectors);
-        let msix = layout::msix(vectors);
-        let registers = Registers::new(&parts.settings, vectors);
         let exchange = Exchange::new();
         let journal = match &parts.journal {
             Some(memory) => Some(Snapshots::new(memory).ok_or(PartsError::Journal)?),
             None => None,
         };
         let device = Self {
-            pci: layout::config_space(&description, &msix, registers.queues.len()),
-            msix: Msix::new(msix),
-            description,
+            transport: Transport::new(&KIND, &offer(&parts.settings), parts.interrupts),
             memory: parts.memory,
-            interrupts: parts.interrupts,
             clock: parts.clock,
             settings: parts.settings,
-            registers,
             driven: Driven::new(parts.settings.mac, parts.settings.pairs),
             exchange: Arc::clone(&exchange),
             path: None,
@@ -107,7 +95,6 @@ impl Device {
             changed: false,
             resumes: false,
             link: true,
-            isr: 0,
             journal,
         };
         Ok((device, DevicePort::new(exchange)))
@@ -120,46 +107,21 @@ impl Device {
 
     /// Returns whether the driver runs, and the device needs no reset and is in none.
     pub(crate) fn runs(&self) -> bool {
-        let status = self.registers.status;
-        status.contains(Status::DRIVER_OK)
-            && !status.intersects(Status::DEVICE_NEEDS_RESET)
-            && !self.resetting
+        self.transport.registers.is_live() && !self.resetting
     }
 
     pub(crate) fn is_resetting(&self) -> bool {
         self.resetting
     }
 
-    pub(crate) fn interrupt(&self, vector: u16) -> Option<Interrupt> {
-        self.interrupts.get(usize::from(vector)).cloned()
-    }
-
-    /// Tells the driver that the device needs a reset (section 2.1.2).
-    pub(crate) fn need_reset(&mut self) {
-        if !self.registers.status.contains(Status::DEVICE_NEEDS_RESET) {
-            self.registers.status |= Status::DEVICE_NEEDS_RESET;
-            self.config_changed();
-        }
-    }
-
-    /// Makes the driver read the configuration, where it finds that it shall announce itself.
-    pub(crate) fn need_announcement(&mut self) {
-        self.config_changed();
-    }
-
-    fn config_changed(&mut self) {
-        self.registers.generation = self.registers.generation.wrapping_add(1);
-        if self.registers.status.contains(Status::DRIVER_OK) {
-            self.isr |= isr::CONFIG;
-            if let Some(interrupt) = self.interrupt(self.registers.config_vector) {
-                interrupt.signal();
-            }
-        }
+    /// Returns the features that the driver chose.
+    pub(crate) fn features(&self) -> Features {
+        features(&self.transport.registers)
     }
 
     /// Returns the rules for the port, as negotiated and set by the driver.
     pub(crate) fn rules(&self) -> Rules {
-        let negotiated = self.registers.features();
+        let negotiated = self.features();
         let offloads = Features::from_bits_truncate(self.driven.offloads);
         let mut filter = self.driven.filter.clone();
         // A driver without CTRL_RX cannot ask for less than all frames.
@@ -171,13 +133,13 @@ impl Device {
             pairs: self.driven.pairs,
             longest: if limited { longest } else { usize::MAX },
             filter,
-            config: self.interrupt(self.registers.config_vector),
+            config: self.transport.interrupt(self.transport.registers.config_vector),
         }
     }
 
     /// Returns whether the function needs the data path back from the port.
     fn wants_path(&self) -> bool {
-        let resets = self.registers.queues.iter().any(|queue| queue.resetting);
+        let resets = self.transport.registers.queues.iter().any(|queue| queue.resetting);
         self.quiesced || resets || self.changed || !self.runs()
     }
 
@@ -185,7 +147,7 @@ impl Device {
     /// Never waits.
     fn advance(&mut self) {
         if self.away && self.exchange.live.is_broken() {
-            self.need_reset();
+            self.transport.need_reset();
         }
         self.fetch_path();
         self.exchange.set_up(self.runs());
@@ -216,17 +178,17 @@ impl Device {
             (self.away, self.recalled) = (false, false);
             self.exchange.settle();
             if self.exchange.live.is_broken() {
-                self.need_reset();
+                self.transport.need_reset();
             }
         }
     }
 
     fn finish_reset(&mut self) {
         self.resetting = false;
-        self.registers.reset();
+        self.transport.reset_device();
         self.driven = Driven::new(self.settings.mac, self.settings.pairs);
         (self.path, self.control) = (None, None);
-        (self.changed, self.resumes, self.isr) = (false, false, 0);
+        (self.changed, self.resumes) = (false, false);
     }
 
     fn begin_reset(&mut self) {
@@ -250,7 +212,7 @@ impl Device {
         if self.equip(&mut path).is_err() {
             self.path = Some(path);
             self.exchange.set_up(false);
-            self.need_reset();
+            self.transport.need_reset();
             return;
         }
         (self.changed, self.away) = (false, true);
@@ -259,9 +221,9 @@ impl Device {
         self.exchange.wake();
     }
 
-    fn write_common(&mut self, offset: u64, from: &[u8]) {
-        self.advance();
-        match self.registers.write(offset, from) {
+    /// Acts on a write to the common configuration.
+    fn common_written(&mut self, effect: Effect) {
+        match effect {
             Effect::None => {}
             Effect::Reset => self.begin_reset(),
             Effect::Status(new) => self.status_set(new),
@@ -273,7 +235,7 @@ impl Device {
 
     fn status_set(&mut self, new: Status) {
         if new.contains(Status::FEATURES_OK) {
-            self.driven.negotiated(self.registers.features());
+            self.driven.negotiated(self.features());
         }
         if new.contains(Status::DRIVER_OK) {
             self.link = self.exchange.link();
@@ -282,48 +244,44 @@ impl Device {
 
     fn enabled(&mut self, queue: u16) {
         let largest = self.settings.queue_size;
-        let one = &self.registers.queues[usize::from(queue)];
+        let one = &self.transport.registers.queues[usize::from(queue)];
         if one.is_sound(largest) {
             self.changed = true;
         } else {
-            self.need_reset();
+            self.transport.need_reset();
         }
     }
 
     /// Takes a notification: wakes the port for a queue of frames. The poll that follows every
     /// write serves the control queue.
-    fn notify(&mut self, offset: u64) {
-        let queue = (offset - NOTIFY.start) / u64::from(NOTIFY_MULTIPLIER);
+    fn notify(&mut self, queue: u64) {
         self.exchange.live.notifications.add(1);
-        if self.away && queue < self.registers.queues.len() as u64 {
+        if self.away && queue < self.transport.registers.queues.len() as u64 {
             self.exchange.wake();
         }
     }
 
-    fn read_device(&self, offset: u64, into: &mut [u8]) {
+    /// Returns the device configuration as the driver reads it.
+    fn config(&self) -> Config {
         let mut status = if self.exchange.link() { config_status::LINK_UP } else { 0 };
         if self.driven.announce {
             status |= config_status::ANNOUNCE;
         }
-        let config = Config {
+        Config {
             mac: self.driven.filter.mac,
             status: status.into(),
             max_virtqueue_pairs: self.settings.pairs.into(),
             mtu: self.settings.mtu.into(),
             speed: SPEED.into(),
             duplex: FULL_DUPLEX,
-        };
-        let image = config.as_bytes();
-        for (at, byte) in (offset - DEVICE.start..).zip(into) {
-            *byte = usize::try_from(at).ok().and_then(|at| image.get(at)).copied().unwrap_or(0);
         }
     }
 
     fn look_at_link(&mut self) {
         let link = self.exchange.link();
-        let told = self.registers.features().contains(Features::STATUS);
+        let told = self.features().contains(Features::STATUS);
         if self.runs() && std::mem::replace(&mut self.link, link) != link && told {
-            self.config_changed();
+            self.transport.config_changed();
         }
     }
 
@@ -336,7 +294,7 @@ impl Device {
                 Ok(true) => busy = true,
                 Ok(false) => break,
                 Err(_) => {
-                    self.need_reset();
+                    self.transport.need_reset();
                     break;
                 }
             }
@@ -346,13 +304,13 @@ impl Device {
     }
 
     /// Carries out or acknowledges one command. Returns whether there was progress.
-    fn serve_one(&mut self, control: &mut ControlQueue) -> Result<bool, crate::queue::Broken> {
+    fn serve_one(&mut self, control: &mut ControlQueue) -> Result<bool, Broken> {
         let done = match control.pending {
             // A command is acknowledged only when the port follows the new rules.
             Some(_) if !self.exchange.is_settled() => return Ok(false),
             Some(done) => done,
             None => {
-                let features = self.registers.features();
+                let features = self.features();
                 let Some((mut done, bytes)) = control.next(&self.memory)? else { return Ok(false) };
                 let change = execute(bytes, features, &mut self.driven);
                 if change.is_some() {
@@ -368,11 +326,7 @@ impl Device {
             }
         };
         control.pending = None;
-        if control.finish(&self.memory, done)?
-            && let Some(interrupt) = &control.lane.interrupt
-        {
-            interrupt.signal();
-        }
+        control.finish(&self.memory, done)?;
         Ok(true)
     }
 
@@ -390,61 +344,45 @@ impl Drop for Device {
 
 impl Function for Device {
     fn description(&self) -> &Description {
-        &self.description
+        self.transport.description()
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        self.pci.read(offset, into);
-        if offset == layout::window_data(&self.pci)
-            && let Some((at, len)) = layout::window(&self.pci)
-        {
-            let len = len.min(into.len());
+        if let Some((at, len)) = self.transport.config_read(offset, into) {
             self.read(0, at, &mut into[..len]);
         }
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
-        if self.pci.write(offset, from) == ConfigEffect::FunctionLevelReset {
-            return self.reset();
-        }
-        if offset == layout::window_data(&self.pci)
-            && let Some((at, len)) = layout::window(&self.pci)
-        {
-            self.write(0, at, &from[..len.min(from.len())]);
+        match self.transport.config_write(offset, from) {
+            Configured::Done => {}
+            Configured::Reset => return self.reset(),
+            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
         }
         self.checkpoint();
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
-        if bar != 0 {
-            return Access::Refused;
+        if COMMON.contains(&offset) {
+            self.advance();
         }
-        into.fill(0);
-        match offset {
-            _ if COMMON.contains(&offset) => {
-                self.advance();
-                self.registers.read(offset, into);
-            }
-            // Reading clears it (section 4.1.4.5).
-            _ if offset == ISR.start => into[0] = std::mem::take(&mut self.isr),
-            _ if DEVICE.contains(&offset) => self.read_device(offset, into),
-            MSIX_TABLE..BAR_SIZE => drop(self.msix.read(bar, offset, into)),
-            _ => {}
-        }
-        Access::Done
+        let config = self.config();
+        self.transport.read(bar, offset, into, config.as_bytes())
     }
 
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        match offset {
-            _ if bar != 0 => return Access::Refused,
+        if COMMON.contains(&offset) {
+            self.advance();
+        }
+        match self.transport.write(bar, offset, from) {
+            Written::Refused => return Access::Refused,
             // A notification changes no state that is saved.
-            _ if NOTIFY.contains(&offset) => {
-                self.notify(offset);
+            Written::Notified(queue) => {
+                self.notify(queue);
                 return Access::Done;
             }
-            _ if COMMON.contains(&offset) => self.write_common(offset, from),
-            MSIX_TABLE..BAR_SIZE => drop(self.msix.write(bar, offset, from)),
-            _ => {}
+            Written::Common(effect) => self.common_written(effect),
+            Written::Other => {}
         }
         self.checkpoint();
         Access::Done
@@ -469,8 +407,7 @@ impl Function for Device {
     }
 
     fn reset(&mut self) {
-        self.pci.reset();
-        self.msix.reset();
+        self.transport.reset_pci();
         self.begin_reset();
         self.checkpoint();
     }

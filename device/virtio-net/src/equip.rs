@@ -1,24 +1,26 @@
 //! Makes queues from the registers.
 
+use slipway_virtio::Virtqueue;
+use slipway_virtio::queue::{Broken, Queue};
+use slipway_virtio::registers::QueueRegisters;
+use slipway_virtio_spec::RingFeatures;
+
 use crate::Device;
-use crate::common::Lane;
 use crate::control::ControlQueue;
 use crate::path::DataPath;
-use crate::queue::{Broken, Queue};
 use crate::receive::Receiver;
-use crate::registers::{QueueRegisters, Role};
+use crate::registers::{Role, role};
 use crate::transmit::Transmitter;
-use slipway_virtio_spec::RingFeatures;
 
 impl Device {
     /// Makes the queues that were enabled, removes those that were reset, and sets the vectors of
     /// all.
     pub(crate) fn equip(&mut self, path: &mut DataPath) -> Result<(), Broken> {
-        for number in 0..self.registers.queues.len() as u16 {
-            let registers = self.registers.queues[usize::from(number)];
-            let interrupt = self.interrupt(registers.vector);
+        for number in 0..self.transport.registers.queues.len() as u16 {
+            let registers = self.transport.registers.queues[usize::from(number)];
+            let interrupt = self.transport.interrupt(registers.vector);
             let fresh = |there: bool| registers.enabled && !there;
-            match self.registers.role(number) {
+            match self.role(number) {
                 Role::Receive(pair) => {
                     let Some(place) = path.receivers.get_mut(pair) else { continue };
                     if fresh(place.is_some()) {
@@ -60,32 +62,36 @@ impl Device {
     /// Interrupts for every queue. A predecessor may have published entries without interrupting; a
     /// surplus interrupt does no harm.
     fn interrupt_all(&self) {
-        for queue in self.registers.queues.iter().filter(|queue| queue.enabled) {
-            if let Some(interrupt) = self.interrupt(queue.vector) {
+        for queue in self.transport.registers.queues.iter().filter(|queue| queue.enabled) {
+            if let Some(interrupt) = self.transport.interrupt(queue.vector) {
                 interrupt.signal();
             }
         }
     }
 
-    fn lane(&self, registers: &QueueRegisters) -> Result<Lane, Broken> {
-        let features = self.registers.ring_features();
+    fn role(&self, number: u16) -> Role {
+        role(self.features(), self.settings.pairs, number)
+    }
+
+    fn lane(&self, registers: &QueueRegisters) -> Result<Virtqueue, Broken> {
+        let features = self.transport.registers.ring_features();
         let event_index = features.contains(RingFeatures::EVENT_IDX);
         let indirect = features.contains(RingFeatures::INDIRECT_DESC);
         let mut queue = Queue::new(&registers.layout(), event_index, indirect);
         if self.resumes {
             queue.resume(&self.memory)?;
         }
-        Ok(Lane { queue, interrupt: None })
+        Ok(Virtqueue { queue, interrupt: None })
     }
 
     /// Ends the resets of queues once nobody uses them any more (section 2.6.1).
     pub(crate) fn reset_queues(&mut self) {
-        for number in 0..self.registers.queues.len() as u16 {
-            if !self.registers.queues[usize::from(number)].resetting {
+        for number in 0..self.transport.registers.queues.len() as u16 {
+            if !self.transport.registers.queues[usize::from(number)].resetting {
                 continue;
             }
-            let role = self.registers.role(number);
-            let place = &mut self.registers.queues[usize::from(number)];
+            let role = self.role(number);
+            let place = &mut self.transport.registers.queues[usize::from(number)];
             *place = QueueRegisters::new(self.settings.queue_size);
             match (role, &mut self.path) {
                 (Role::Receive(pair), Some(path)) => path.receivers[pair] = None,

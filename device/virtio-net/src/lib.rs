@@ -8,18 +8,19 @@
 //!
 //! How the pieces meet. [`Device::new`] makes two objects of [`Parts`]:
 //! - [`Device`], the [`slipway_pci::Function`], belongs to the code that serves the guest's
-//!   register accesses: `registers`, `layout`, `control` (the control queue), `state`;
+//!   register accesses: `registers`, `control` (the control queue), `state`, on top of
+//!   [`slipway_virtio::Transport`];
 //! - [`DevicePort`], the [`slipway_switch::Port`], belongs to the switch, on the switch's thread.
-//!   It moves frames with the `path`: `transmit` and `receive` on top of `queue`, with `header` and
-//!   `filter`.
+//!   It moves frames with the `path`: `transmit` and `receive` on top of [`slipway_virtio::queue`],
+//!   with `header` and `filter`.
 //!
 //! The path has one owner at a time. When the driver is ready, the function hands the path to the
 //! port (`exchange`). The function asks for it back, without waiting, when the device or a queue is
 //! reset, or when the function is quiesced because memory is about to be taken away. Only the
 //! switch's thread touches a frame: no lock, no allocation, no system call per packet. A
 //! notification of the driver is a trapped register write, by which the function wakes the switch.
-//! While the switch polls, it asks the driver for no notifications (`notify` argues why none is
-//! lost while the switch sleeps).
+//! While the switch polls, it asks the driver for no notifications (`slipway_virtio` argues
+//! in `notify` why none is lost while the switch sleeps).
 //!
 //! A hostile driver can harm only itself: an invalid frame is dropped and counted by cause
 //! ([`Counters`]); an invalid ring, descriptor or chain ends in DEVICE_NEEDS_RESET. Everything is
@@ -52,8 +53,7 @@
 //! fuzz targets.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
-//! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`]. `queue` says why
-//! `virtio-queue` is not used.
+//! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
 
 mod common;
 mod control;
@@ -68,12 +68,9 @@ mod filter;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod header;
-pub mod layout;
-mod notify;
 mod parts;
 mod path;
 mod port;
-mod queue;
 mod receive;
 mod registers;
 mod slots;
@@ -86,4 +83,5 @@ pub use counters::Counters;
 pub use device::{Control, Device};
 pub use parts::{MAX_PAIRS, MAX_QUEUE, Parts, PartsError, Settings, journal_len, vectors};
 pub use port::DevicePort;
+pub use slipway_virtio::layout;
 pub use state::STATE_VERSION;

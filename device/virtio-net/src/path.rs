@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use slipway_ram::{Memory, View};
 use slipway_switch::{Abilities, Burst, Delivered, Pick};
+use slipway_virtio::queue::Broken;
 
 use crate::common::{Common, Rules};
 use crate::counters::Live;
 use crate::filter::Steering;
 use crate::header::abilities;
-use crate::queue::Broken;
 use crate::receive::Receiver;
 use crate::transmit::Transmitter;
 

@@ -2,13 +2,14 @@
 
 use slipway_ram::Access;
 use slipway_switch::{Burst, Delivered, MAX_FRAME, Pick, Segmentation};
+use slipway_virtio::Virtqueue;
+use slipway_virtio::queue::{BATCH, Broken, Chain};
 use slipway_virtio_spec::net::{Features, HEADER};
 use zerocopy::IntoBytes;
 
-use crate::common::{Common, Lane};
+use crate::common::Common;
 use crate::filter::{destination, typed};
 use crate::header::header;
-use crate::queue::{BATCH, Broken, Chain};
 use crate::slots::{Cursor, Slot};
 
 /// The number of buffers that are read and pinned ahead of their frames; a power of two.
@@ -18,7 +19,7 @@ const MOST: usize = BATCH + 1;
 
 /// A receive queue.
 pub(crate) struct Receiver {
-    pub lane: Lane,
+    pub lane: Virtqueue,
     chain: Chain,
     /// Buffers of the driver, in order: a ring of `ready` buffers from `first` on.
     slots: Vec<Slot>,
@@ -36,7 +37,7 @@ enum Outcome {
 }
 
 impl Receiver {
-    pub fn new(lane: Lane) -> Self {
+    pub fn new(lane: Virtqueue) -> Self {
         let slots = (0..AHEAD).map(|_| Slot::default()).collect();
         Self { lane, chain: Chain::default(), slots, first: 0, ready: 0 }
     }

@@ -1,8 +1,7 @@
 //! Chains that were read and pinned, and are not used yet.
 
 use slipway_ram::{Access, Fault, Span, View};
-
-use crate::queue::Range;
+use slipway_virtio::queue::Range;
 
 /// The memory of one chain.
 #[derive(Default)]

@@ -7,13 +7,12 @@
 use serde::{Deserialize, Serialize};
 use slipway_pci::StateError;
 use slipway_pci::state::{ConfigState, MsixState};
-use slipway_virtio_spec::Status;
+use slipway_virtio::registers::{QueueRegisters, RegistersState};
+use slipway_virtio::state::TransportState;
 use slipway_virtio_spec::net::Features;
-use slipway_virtio_spec::pci::NO_VECTOR;
 
 use crate::Device;
 use crate::driven::Driven;
-use crate::registers::QueueRegisters;
 
 /// Version of the types in this module, and of a journal's contents. A state of another version is
 /// refused.
@@ -44,35 +43,32 @@ const DEVICE: &str = "virtio-net";
 pub(crate) fn save(device: &Device) -> Vec<u8> {
     // For a successor, a reset that waits for the port is over: the successor's port never had the
     // queues.
-    let mut after = device.registers.clone();
+    let TransportState { pci, msix, mut registers, isr } = device.transport.save();
     let mut driven = device.driven.clone();
     if device.is_resetting() {
+        let mut after = device.transport.registers.clone();
         after.reset();
+        registers = after.save();
         driven = Driven::new(device.settings.mac, device.settings.pairs);
     }
-    let registers = &after;
     let state = SavedState {
         device: DEVICE.into(),
         version: STATE_VERSION,
-        pci: device.pci.save(),
-        msix: device.msix.save(),
+        pci,
+        msix,
         device_feature_select: registers.device_feature_select,
         driver_feature_select: registers.driver_feature_select,
         driver_features: registers.driver_features,
         config_vector: registers.config_vector,
-        status: registers.status.bits(),
+        status: registers.status,
         generation: registers.generation,
         queue_select: registers.queue_select,
-        queues: registers.queues.clone(),
+        queues: registers.queues,
         driven,
-        isr: device.isr,
+        isr,
     };
     // Numbers and vectors of numbers can always be written.
     serde_json::to_vec(&state).unwrap_or_default()
-}
-
-fn inconsistent(what: &str) -> StateError {
-    StateError::Inconsistent(what.into())
 }
 
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
@@ -81,43 +77,23 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     if state.device != DEVICE || state.version != STATE_VERSION {
         return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));
     }
-    let status = Status::from_bits(state.status).ok_or(inconsistent("an unknown status"))?;
-    let vectors = device.interrupts.len() as u16;
-    let known = |vector: u16| vector < vectors || vector == NO_VECTOR;
-    if state.queues.len() != device.registers.queues.len() {
-        return Err(inconsistent("another number of queues"));
-    }
-    let largest = device.settings.queue_size;
-    let sound = |queue: &QueueRegisters| {
-        let place = queue.is_sound(largest) || !queue.enabled && queue.size <= largest;
-        known(queue.vector) && place && !(queue.enabled && queue.resetting)
-    };
-    if !known(state.config_vector) || !state.queues.iter().all(sound) {
-        return Err(inconsistent("a queue that cannot be"));
-    }
     let features = Features::from_bits_truncate(state.driver_features);
     if !state.driven.is_sound(features, device.settings.pairs) {
-        return Err(inconsistent("settings that cannot be"));
+        return Err(StateError::Inconsistent("settings that cannot be".into()));
     }
-    device.pci.restore(&state.pci)?;
-    device.msix.restore(&state.msix)?;
-    let registers = &mut device.registers;
-    registers.device_feature_select = state.device_feature_select;
-    registers.driver_feature_select = state.driver_feature_select;
-    registers.driver_features = state.driver_features;
-    if status.contains(Status::FEATURES_OK) && !registers.may_accept() {
-        return Err(inconsistent("features that are not offered"));
-    }
-    if status.contains(Status::DRIVER_OK) && !status.contains(Status::FEATURES_OK) {
-        return Err(inconsistent("a driver that runs without features"));
-    }
-    registers.config_vector = state.config_vector;
-    registers.status = status;
-    registers.generation = state.generation;
-    registers.queue_select = state.queue_select;
-    registers.queues = state.queues;
+    let registers = RegistersState {
+        device_feature_select: state.device_feature_select,
+        driver_feature_select: state.driver_feature_select,
+        driver_features: state.driver_features,
+        config_vector: state.config_vector,
+        status: state.status,
+        generation: state.generation,
+        queue_select: state.queue_select,
+        queues: state.queues,
+    };
+    let (pci, msix, isr) = (state.pci, state.msix, state.isr);
+    device.transport.restore(TransportState { pci, msix, registers, isr })?;
     device.driven = state.driven;
-    device.isr = state.isr;
     (device.changed, device.resumes) = (true, true);
     device.announce_again();
     Ok(())
@@ -126,10 +102,11 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
 impl Device {
     /// Makes the driver announce its new place to the network, if it can (section 5.1.6.5.4).
     fn announce_again(&mut self) {
-        let announces = self.registers.features().contains(Features::GUEST_ANNOUNCE);
+        let announces = self.features().contains(Features::GUEST_ANNOUNCE);
         if self.runs() && announces {
             self.driven.announce = true;
-            self.need_announcement();
+            // The driver reads the configuration, and finds that it shall announce itself.
+            self.transport.config_changed();
         }
     }
 

@@ -2,18 +2,19 @@
 
 use slipway_ram::{Access, Fault, Span};
 use slipway_switch::{Burst, MAX_FRAME};
+use slipway_virtio::Virtqueue;
+use slipway_virtio::queue::{BATCH, Broken, Chain};
 use slipway_virtio_spec::net::{HEADER, Header};
 use zerocopy::IntoBytes;
 
-use crate::common::{Common, Lane};
+use crate::common::Common;
 use crate::counters::Count;
 use crate::header::{MIN_FRAME, offload};
-use crate::queue::{BATCH, Broken, Chain};
 use crate::slots::Slot;
 
 /// A transmit queue.
 pub(crate) struct Transmitter {
-    pub lane: Lane,
+    pub lane: Virtqueue,
     chain: Chain,
     /// The chains of one batch. All are pinned and prefetched before the first is read.
     slots: Vec<Slot>,
@@ -22,7 +23,7 @@ pub(crate) struct Transmitter {
 }
 
 impl Transmitter {
-    pub fn new(lane: Lane) -> Self {
+    pub fn new(lane: Virtqueue) -> Self {
         let slots = (0..BATCH).map(|_| Slot::default()).collect();
         Self { lane, chain: Chain::default(), slots, malformed: 0 }
     }

@@ -1,9 +1,10 @@
-//! Wire formats of *Virtual I/O Device (VIRTIO) Version 1.2* (OASIS, 2022): the parts that a
-//! network device over PCI and its driver share. Section numbers are of that document.
+//! Wire formats of *Virtual I/O Device (VIRTIO) Version 1.2* (OASIS, 2022): the parts that
+//! devices over PCI and their drivers share. Section numbers are of that document.
 //!
 //! - [`pci`]: identities, capabilities and registers of the PCI transport (section 4.1);
 //! - [`queue`]: split virtqueues (section 2.7);
-//! - [`net`]: the network device (section 5.1);
+//! - [`net`], [`console`], [`entropy`]: the network device (section 5.1), the console (5.3) and the
+//!   entropy device (5.4);
 //! - this module: the device status field, and feature bits that no device type owns.
 //!
 //! Not here: packed virtqueues, other transports and device types, the legacy interface.
@@ -11,6 +12,8 @@
 //! Dependencies: `zerocopy` for views of bytes as structures, `bitflags` for sets of bits.
 #![no_std]
 
+pub mod console;
+pub mod entropy;
 pub mod net;
 pub mod pci;
 pub mod queue;

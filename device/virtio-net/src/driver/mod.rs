@@ -5,45 +5,17 @@
 //! driver and device both reach. The driver polls and takes no interrupts. A [`Ring`] is one of its
 //! queues, which may go to a thread of its own.
 
-mod arena;
 mod frames;
-mod ring;
 
-use slipway_ram::Fault;
+use slipway_virtio::driver::Start;
 use slipway_virtio_spec::net::{Config, Features, control as command};
-use slipway_virtio_spec::pci::common;
 use slipway_virtio_spec::{RingFeatures, Status};
-use zerocopy::FromBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::layout::{COMMON, DEVICE, NOTIFY, NOTIFY_MULTIPLIER};
-
-pub use arena::Arena;
 pub use frames::{Received, Receiving, Sending};
-pub use ring::{Buffer, Ring, Used};
-pub use slipway_pci::driver::{AccessError, Direct, RegisterAccess};
-
-/// The reason why the driver could not go on.
-#[derive(Debug, thiserror::Error)]
-pub enum DriverError {
-    /// A register access failed, or waiting for the device took too long.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// DEVICE_NEEDS_RESET is set.
-    #[error("the device needs a reset")]
-    NeedsReset,
-    /// The device does not offer, or does not accept, the features that the driver wants.
-    #[error("the device does not do with the features {0:#x}")]
-    Features(u64),
-    /// A command of the control queue was refused.
-    #[error("the device refused a command")]
-    Refused,
-    /// The arena is used up, or a ring is full.
-    #[error("no memory left for DMA")]
-    Memory,
-    /// Memory of the arena is gone.
-    #[error(transparent)]
-    Fault(#[from] Fault),
-}
+pub use slipway_virtio::driver::{
+    AccessError, Arena, Buffer, Direct, DriverError, RegisterAccess, Ring, Used, notification,
+};
 
 /// The features and sizes that a driver asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,9 +88,10 @@ impl<R: RegisterAccess> Driver<R> {
     /// [`DriverError`].
     pub fn start(&mut self) -> Result<(), DriverError> {
         self.reset()?;
-        self.set_status(Status::ACKNOWLEDGE)?;
-        self.set_status(Status::DRIVER)?;
-        self.negotiate()?;
+        let wanted = self.options.features.bits() | self.options.rings.bits();
+        let accepted = self.registers.negotiate(wanted)?;
+        self.features = Features::from_bits_truncate(accepted);
+        self.rings = RingFeatures::from_bits_truncate(accepted);
         self.make_queues()?;
         self.set_status(Status::DRIVER_OK)?;
         self.needs_no_reset()
@@ -129,10 +102,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn reset(&mut self) -> Result<(), DriverError> {
-        self.registers.write(COMMON.start + common::DEVICE_STATUS, &[0])?;
-        while !self.status()?.is_empty() {
-            self.registers.idle()?;
-        }
+        self.registers.reset()?;
         self.receive.clear();
         self.transmit.clear();
         self.control = None;
@@ -145,9 +115,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn status(&mut self) -> Result<Status, DriverError> {
-        let mut byte = [0];
-        self.registers.read(COMMON.start + common::DEVICE_STATUS, &mut byte)?;
-        Ok(Status::from_bits_retain(byte[0]))
+        self.registers.status()
     }
 
     /// Returns an error if DEVICE_NEEDS_RESET is set.
@@ -155,10 +123,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError::NeedsReset`].
     pub fn needs_no_reset(&mut self) -> Result<(), DriverError> {
-        match self.status()?.contains(Status::DEVICE_NEEDS_RESET) {
-            true => Err(DriverError::NeedsReset),
-            false => Ok(()),
-        }
+        self.registers.needs_no_reset()
     }
 
     /// Sets bits of the status.
@@ -166,8 +131,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn set_status(&mut self, more: Status) -> Result<(), DriverError> {
-        let status = self.status()? | more;
-        Ok(self.registers.write(COMMON.start + common::DEVICE_STATUS, &[status.bits()])?)
+        self.registers.set_status(more)
     }
 
     /// Returns the features that the device offers.
@@ -175,28 +139,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn offered(&mut self) -> Result<u64, DriverError> {
-        let mut bits = 0;
-        for half in 0..2 {
-            self.write32(common::DEVICE_FEATURE_SELECT, half)?;
-            bits |= u64::from(self.read32(common::DEVICE_FEATURE)?) << (32 * half);
-        }
-        Ok(bits)
-    }
-
-    fn negotiate(&mut self) -> Result<(), DriverError> {
-        let wanted = self.options.features.bits() | self.options.rings.bits();
-        let accepted = self.offered()? & wanted;
-        for half in 0..2 {
-            self.write32(common::DRIVER_FEATURE_SELECT, half)?;
-            self.write32(common::DRIVER_FEATURE, (accepted >> (32 * half)) as u32)?;
-        }
-        self.set_status(Status::FEATURES_OK)?;
-        if !self.status()?.contains(Status::FEATURES_OK) {
-            return Err(DriverError::Features(accepted));
-        }
-        self.features = Features::from_bits_truncate(accepted);
-        self.rings = RingFeatures::from_bits_truncate(accepted);
-        Ok(())
+        self.registers.offered()
     }
 
     fn make_queues(&mut self) -> Result<(), DriverError> {
@@ -223,21 +166,8 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn make_queue(&mut self, number: u16, entries: u16) -> Result<Ring, DriverError> {
-        let event_index = self.rings.contains(RingFeatures::EVENT_IDX);
-        let ring = Ring::new(&mut self.arena, entries, event_index)?;
-        self.write16(common::QUEUE_SELECT, number)?;
-        self.write16(common::QUEUE_SIZE, entries)?;
-        self.write16(common::QUEUE_VECTOR, number)?;
-        for (at, area) in [
-            (common::QUEUE_DESC, ring.places[0]),
-            (common::QUEUE_DRIVER, ring.places[1]),
-            (common::QUEUE_DEVICE, ring.places[2]),
-        ] {
-            self.write32(at, area as u32)?;
-            self.write32(at + 4, (area >> 32) as u32)?;
-        }
-        self.write16(common::QUEUE_ENABLE, 1)?;
-        Ok(ring)
+        let (arena, rings) = (&mut self.arena, self.rings);
+        self.registers.make_queue(arena, rings, number, entries, number)
     }
 
     /// Resets queue `number` and waits until that is done (section 2.6.1).
@@ -245,14 +175,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn reset_queue(&mut self, number: u16) -> Result<(), DriverError> {
-        self.write16(common::QUEUE_SELECT, number)?;
-        self.write16(common::QUEUE_RESET, 1)?;
-        let mut word = [1; 2];
-        while word != [0; 2] {
-            self.registers.read(COMMON.start + common::QUEUE_RESET, &mut word)?;
-            self.registers.idle()?;
-        }
-        Ok(())
+        self.registers.reset_queue(number)
     }
 
     /// Reads the device's configuration.
@@ -260,11 +183,9 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn config(&mut self) -> Result<Config, DriverError> {
-        let mut bytes = [0; size_of::<Config>()];
-        for (at, byte) in (DEVICE.start..).zip(&mut bytes) {
-            self.registers.read(at, std::slice::from_mut(byte))?;
-        }
-        Config::read_from_bytes(&bytes).map_err(|_| DriverError::Memory)
+        let mut config = Config::new_zeroed();
+        self.registers.read_config(config.as_mut_bytes())?;
+        Ok(config)
     }
 
     /// Notifies the device of queue `number`.
@@ -272,7 +193,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn notify(&mut self, number: u16) -> Result<(), DriverError> {
-        Ok(self.registers.post(notification(number), &number.to_le_bytes())?)
+        self.registers.notify(number)
     }
 
     /// Makes the frames of transmit queue `pair` visible to the device, and notifies the device if
@@ -315,23 +236,4 @@ impl<R: RegisterAccess> Driver<R> {
         memory.read(at + len as u64, &mut ack)?;
         if ack == [command::OK] { Ok(()) } else { Err(DriverError::Refused) }
     }
-
-    fn read32(&mut self, at: u64) -> Result<u32, DriverError> {
-        let mut bytes = [0; 4];
-        self.registers.read(COMMON.start + at, &mut bytes)?;
-        Ok(u32::from_le_bytes(bytes))
-    }
-
-    fn write32(&mut self, at: u64, value: u32) -> Result<(), DriverError> {
-        Ok(self.registers.write(COMMON.start + at, &value.to_le_bytes())?)
-    }
-
-    fn write16(&mut self, at: u64, value: u16) -> Result<(), DriverError> {
-        Ok(self.registers.write(COMMON.start + at, &value.to_le_bytes())?)
-    }
-}
-
-/// Returns the offset in BAR0 at which queue `number` is notified.
-pub fn notification(number: u16) -> u64 {
-    NOTIFY.start + u64::from(NOTIFY_MULTIPLIER) * u64::from(number)
 }

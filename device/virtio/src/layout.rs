@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use slipway_pci::{Bar, ConfigSpace, Description, MsixLayout, VendorCapability};
-use slipway_virtio_spec::net::{Config, DEVICE_TYPE};
+use slipway_pci::{Bar, ConfigSpace, Description, Identity, MsixLayout, VendorCapability};
 use slipway_virtio_spec::pci::{
     CAPABILITY_ID, COMMON_SIZE, Capability, ConfigCapability, DEVICE_BASE, NotifyCapability,
     VENDOR, config_type,
@@ -18,26 +17,46 @@ pub const COMMON: Range<u64> = 0..0x1000;
 pub const ISR: Range<u64> = 0x1000..0x2000;
 /// Device configuration.
 pub const DEVICE: Range<u64> = 0x2000..0x3000;
-/// Notifications, four bytes for each queue. Always trapped.
+/// Notifications, [`NOTIFY_MULTIPLIER`] bytes for each queue, see [`notification`]. Nothing else
+/// lies in this page, and its writes change no state.
 pub const NOTIFY: Range<u64> = 0x3000..0x4000;
 /// Bytes from one queue's notification to the next one's.
 pub const NOTIFY_MULTIPLIER: u32 = 4;
 pub(crate) const MSIX_TABLE: u64 = 0x4000;
 const MSIX_PENDING: u64 = 0x5000;
 
-/// PCI identity: a modern network device (section 4.1.2; class 02 00 00, Ethernet controller). A
-/// revision of 1 or more, and a subsystem ID from 0x40 on, keep legacy drivers away (4.1.2.1).
-const IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
-    vendor: VENDOR,
-    device: DEVICE_BASE + DEVICE_TYPE,
-    subsystem_vendor: VENDOR,
-    subsystem: DEVICE_BASE + DEVICE_TYPE,
-    class: 0x02_00_00,
-    revision: 1,
-};
+/// The type of a device, as configuration space tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Device type (section 5).
+    pub device_type: u16,
+    /// PCI class code: base class, subclass, programming interface.
+    pub class: u32,
+    /// Bytes of the device-specific configuration, at most 4096; 0 if there is none.
+    pub config_size: usize,
+}
 
-/// The index of the window among the vendor-specific capabilities (section 4.1.4.9).
-const WINDOW: usize = 4;
+impl Kind {
+    /// Returns the PCI identity of a modern device (section 4.1.2). A revision of 1 or more, and a
+    /// subsystem ID from 0x40 on, keep legacy drivers away (4.1.2.1).
+    fn identity(&self) -> Identity {
+        Identity {
+            vendor: VENDOR,
+            device: DEVICE_BASE + self.device_type,
+            subsystem_vendor: VENDOR,
+            subsystem: DEVICE_BASE + self.device_type,
+            class: self.class,
+            revision: 1,
+        }
+    }
+}
+
+/// Returns the offset in BAR0 at which queue `queue` is notified, by a write of 2 or 4 bytes. The
+/// four bytes from there on belong to this queue alone, so that a host may have its kernel turn the
+/// writes into an eventfd. The host then calls `poll` in place of the write.
+pub const fn notification(queue: u16) -> u64 {
+    NOTIFY.start + NOTIFY_MULTIPLIER as u64 * queue as u64
+}
 
 pub(crate) fn description(vectors: u16) -> Description {
     let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: None };
@@ -62,27 +81,34 @@ fn capability(config_type: u8, at: &Range<u64>, length: usize) -> Capability {
     }
 }
 
-/// Makes the configuration space with virtio's capabilities, for `queues` queues.
+/// Makes the configuration space with virtio's capabilities, for `queues` queues. Returns it with
+/// the offset of the window capability (section 4.1.4.9).
 pub(crate) fn config_space(
+    kind: &Kind,
     description: &Description,
     msix: &MsixLayout,
     queues: usize,
-) -> ConfigSpace {
+) -> (ConfigSpace, u16) {
     let notify = NotifyCapability {
         capability: capability(config_type::NOTIFY, &NOTIFY, queues * NOTIFY_MULTIPLIER as usize),
         multiplier: NOTIFY_MULTIPLIER.into(),
     };
     let common = capability(config_type::COMMON, &COMMON, COMMON_SIZE);
     let isr = capability(config_type::ISR, &ISR, 1);
-    let device = capability(config_type::DEVICE, &DEVICE, size_of::<Config>());
-    let capabilities = [
+    let device = capability(config_type::DEVICE, &DEVICE, kind.config_size);
+    let mut capabilities = vec![
         VendorCapability::fixed(common.as_bytes()),
         VendorCapability::fixed(notify.as_bytes()),
         VendorCapability::fixed(isr.as_bytes()),
-        VendorCapability::fixed(device.as_bytes()),
-        window_capability(),
     ];
-    ConfigSpace::with_vendor(&IDENTITY, description, Some(msix), &capabilities)
+    if kind.config_size > 0 {
+        capabilities.push(VendorCapability::fixed(device.as_bytes()));
+    }
+    let window = capabilities.len();
+    capabilities.push(window_capability());
+    let pci = ConfigSpace::with_vendor(&kind.identity(), description, Some(msix), &capabilities);
+    let window = pci.vendor_capability(window);
+    (pci, window)
 }
 
 /// Makes the window capability, in which the driver may write BAR, offset and length.
@@ -95,16 +121,17 @@ fn window_capability() -> VendorCapability {
     VendorCapability { bytes: empty.as_bytes().to_vec(), writable }
 }
 
-/// Returns the offset of the window's data in configuration space.
-pub(crate) fn window_data(pci: &ConfigSpace) -> u16 {
-    pci.vendor_capability(WINDOW) + std::mem::offset_of!(ConfigCapability, data) as u16
+/// Returns the offset of the window's data in configuration space. `window` is the offset of the
+/// window capability.
+pub(crate) fn window_data(window: u16) -> u16 {
+    window + std::mem::offset_of!(ConfigCapability, data) as u16
 }
 
 /// Returns the part of BAR0 that the window shows: offset, bytes. Returns `None` if the driver's
 /// choice is outside of BAR0, or no access of 1, 2 or 4 bytes (section 4.1.4.9.1).
-pub(crate) fn window(pci: &ConfigSpace) -> Option<(u64, usize)> {
+pub(crate) fn shown(pci: &ConfigSpace, window: u16) -> Option<(u64, usize)> {
     let mut bytes = [0; size_of::<Capability>()];
-    pci.read(pci.vendor_capability(WINDOW), &mut bytes);
+    pci.read(window, &mut bytes);
     let chosen = Capability::read_from_bytes(&bytes).ok()?;
     let (offset, len) = (u64::from(chosen.offset.get()), chosen.length.get());
     let sound = chosen.bar == 0

@@ -1,22 +1,22 @@
 //! Decides when the driver notifies of new buffers; the argument why no notification is lost while
-//! the switch sleeps.
+//! the device's thread sleeps.
 //!
-//! A queue that the switch polls is in one of two modes:
-//! - *awake*: the switch looks at the available index in every round, so it needs no notification:
+//! A queue that its device polls is in one of two modes:
+//! - *awake*: the device looks at the available index in every round, so it needs no notification:
 //!   avail_event is kept [behind](Notifications::awake) the index, where the driver does not pass
 //!   it for at least 32,768 buffers (without event index: the flag NO_NOTIFY is set);
-//! - *armed*: before the switch sleeps, avail_event is set to the index that was seen last (the
-//!   flag is cleared), and then the switch looks at the queue once more ([`Notifications::arm`]).
+//! - *armed*: before its thread sleeps, avail_event is set to the index that was seen last (the
+//!   flag is cleared), and then the device looks at the queue once more ([`Notifications::arm`]).
 //!
 //! # No notification is slept over
 //! Driver (section 2.7.13.4): store the available index A, full barrier, load avail_event (or
 //! flags), and notify if A passed it. Device: store avail_event E (or flags), full barrier
 //! (`fence(SeqCst)` in `arm`), load the available index. Of two such stores with a full barrier
 //! before the loads, at least one is seen by the other side's load. Either the last look finds A,
-//! and the switch does not sleep; or the driver finds E. The driver's change began at E or before,
-//! and ended past it, so the driver notifies. A notification is a trapped register write, which
-//! wakes the switch's task by a message (`slipway_reactor` argues that this message is not lost).
-//! Later changes find the switch awake, or armed anew.
+//! and the thread does not sleep; or the driver finds E. The driver's change began at E or before,
+//! and ended past it, so the driver notifies. A notification is a register write, which wakes the
+//! thread: by a message if it is trapped (`slipway_reactor` argues that this message is not lost),
+//! or by an eventfd. Later changes find the device awake, or armed anew.
 //!
 //! The half-words are stored and loaded in one access each. If E were torn, the driver's load would
 //! have met the device's store half-way; then the device's last look comes after the driver's

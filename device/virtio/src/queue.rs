@@ -13,37 +13,21 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use slipway_ram::{Access, Fault, Memory, Span, Window};
+use slipway_ram::{Access, Memory, Span, Window};
 use slipway_virtio_spec::queue::{
     DESCRIPTOR, Descriptor, UsedElement, available, descriptor_area, flag, passes, used,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use crate::chain::{Broken, Chain, Range, reachable};
 use crate::notify::{Meeting, Notifications};
 
 /// Most elements that are collected before they are written to the used ring.
-pub(crate) const BATCH: usize = 64;
-
-/// The reason why a queue cannot go on: the device needs a reset (section 2.1.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
-    /// A ring, or a table of descriptors, is not at its address.
-    Memory,
-    /// There are more buffers than the queue has room for, or a descriptor that does not exist.
-    Index,
-    /// A chain is too long, goes in a circle, or has a table within a table.
-    Chain,
-}
-
-impl From<Fault> for Broken {
-    fn from(_: Fault) -> Self {
-        Self::Memory
-    }
-}
+pub const BATCH: usize = 64;
 
 /// The size and addresses of a queue, as the driver configured them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     /// The number of entries, a power of two.
     pub size: u16,
     /// The descriptor area.
@@ -54,38 +38,11 @@ pub(crate) struct Layout {
     pub used: u64,
 }
 
-/// A piece of memory that the driver named: address, bytes.
-pub(crate) type Range = (u64, u32);
-
-/// The buffers of one chain. The vectors are reused, so that nothing is allocated in the steady
-/// state.
-#[derive(Default)]
-pub(crate) struct Chain {
-    /// The buffers that the device reads.
-    pub readable: Vec<Range>,
-    /// The buffers that the device writes.
-    pub writable: Vec<Range>,
-    /// The table of an indirect descriptor.
-    table: Vec<u8>,
-}
-
-impl Chain {
-    fn clear(&mut self) {
-        self.readable.clear();
-        self.writable.clear();
-    }
-
-    #[inline]
-    fn push(&mut self, descriptor: &Descriptor) {
-        let range = (descriptor.address.get(), descriptor.len.get());
-        match descriptor.flags.get() & flag::WRITE {
-            0 => self.readable.push(range),
-            _ => self.writable.push(range),
-        }
-    }
-}
-
-pub(crate) struct Queue {
+/// A split virtqueue, as the device sees it.
+///
+/// The order of calls for one buffer: [`Queue::look`], [`Queue::heads`], [`Queue::walk`],
+/// [`Queue::advance`], [`Queue::report`], [`Queue::publish`].
+pub struct Queue {
     size: u16,
     descriptors: Window,
     available: Window,
@@ -130,6 +87,9 @@ impl Queue {
     /// Goes on from a predecessor's used index. Buffers that the predecessor had begun and not
     /// reported are begun again. The driver is interrupted once more, in case the predecessor did
     /// not.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     pub fn resume(&mut self, memory: &Memory) -> Result<(), Broken> {
         let index = self.used.span(memory).ok_or(Broken::Memory)?.load_u16(used::INDEX)?;
         (self.next, self.seen, self.written) = (index, index, index);
@@ -152,6 +112,9 @@ impl Queue {
     }
 
     /// Looks at the available index, and returns the number of waiting buffers.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`]; [`Broken::Index`] if the queue has no room for as many buffers.
     #[inline]
     pub fn look(&mut self, memory: &Memory) -> Result<u16, Broken> {
         let ring = self.available.span(memory).ok_or(Broken::Memory)?;
@@ -172,6 +135,9 @@ impl Queue {
 
     /// Copies the heads of the next waiting chains, at most `into.len()`, without taking them.
     /// Returns their number.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`]; [`Broken::Index`] for a head that is no descriptor.
     #[inline]
     pub fn heads(&mut self, memory: &Memory, into: &mut [u16]) -> Result<usize, Broken> {
         let count = usize::from(self.waiting()).min(into.len());
@@ -207,6 +173,9 @@ impl Queue {
     }
 
     /// Reads the chain that begins at `head`, which is below the queue's size.
+    ///
+    /// # Errors
+    /// [`Broken`].
     #[inline]
     pub fn walk(&mut self, memory: &Memory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
         chain.clear();
@@ -218,6 +187,7 @@ impl Queue {
         self.walk_on(memory, first, chain)
     }
 
+    #[inline]
     fn walk_on(
         &mut self,
         memory: &Memory,
@@ -287,6 +257,52 @@ impl Queue {
         Err(Broken::Chain)
     }
 
+    /// Takes the next chain, and returns its head. Returns `None` if there is none; the driver will
+    /// then notify of the next one. A device that takes many chains at a time uses the single
+    /// steps.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn take(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Broken> {
+        if self.look(memory)? == 0 && (!self.arm(memory)? || self.look(memory)? == 0) {
+            return Ok(None);
+        }
+        let mut head = [0];
+        self.heads(memory, &mut head)?;
+        self.walk(memory, head[0], chain)?;
+        self.advance(1);
+        Ok(Some(head[0]))
+    }
+
+    /// Takes the next chain, as [`Queue::take`] does, of a queue whose buffers the device writes.
+    ///
+    /// # Errors
+    /// [`Broken`]; [`Broken::Chain`] for a buffer that the device reads, and if there is no byte to
+    /// write.
+    pub fn take_writable(
+        &mut self,
+        memory: &Memory,
+        chain: &mut Chain,
+    ) -> Result<Option<u16>, Broken> {
+        let head = self.take(memory, chain)?;
+        let sound = chain.readable.is_empty() && chain.writable_len() > 0;
+        if head.is_some() && !sound { Err(Broken::Chain) } else { Ok(head) }
+    }
+
+    /// Takes the next chain, as [`Queue::take`] does, of a queue whose buffers the device reads.
+    ///
+    /// # Errors
+    /// [`Broken`]; [`Broken::Chain`] for a buffer that the device writes.
+    pub fn take_readable(
+        &mut self,
+        memory: &Memory,
+        chain: &mut Chain,
+    ) -> Result<Option<u16>, Broken> {
+        let head = self.take(memory, chain)?;
+        let sound = chain.writable.is_empty();
+        if head.is_some() && !sound { Err(Broken::Chain) } else { Ok(head) }
+    }
+
     /// Takes `count` chains whose heads were read.
     #[inline]
     pub fn advance(&mut self, count: u16) {
@@ -296,6 +312,9 @@ impl Queue {
 
     /// Reports the next chain in the order in which chains were taken. [`Queue::publish`] makes it
     /// visible to the driver.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn report(&mut self, memory: &Memory, head: u16, len: u32) -> Result<(), Broken> {
         self.elements.push(UsedElement { id: u32::from(head).into(), len: len.into() });
@@ -305,6 +324,7 @@ impl Queue {
         self.write_elements(memory)
     }
 
+    #[inline]
     fn write_elements(&mut self, memory: &Memory) -> Result<(), Broken> {
         let ring = self.used.span(memory).ok_or(Broken::Memory)?;
         let start = self.written & (self.size - 1);
@@ -321,6 +341,9 @@ impl Queue {
     }
 
     /// Makes the reported chains visible to the driver.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn publish(&mut self, memory: &Memory) -> Result<(), Broken> {
         if !self.elements.is_empty() {
@@ -338,6 +361,9 @@ impl Queue {
     /// decision (section 2.7.7.2). Driver: store used_event, full barrier, load the used index. The
     /// fence here pairs with that barrier: either the driver sees the index, or the device sees the
     /// event.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn wants_interrupt(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let (old, new) = (self.decided, self.published);
@@ -355,6 +381,9 @@ impl Queue {
     }
 
     /// Asks the driver for no notifications.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     #[inline]
     pub fn stay_awake(&mut self, memory: &Memory) -> Result<(), Broken> {
         let mut meeting = Rings {
@@ -367,6 +396,9 @@ impl Queue {
 
     /// Asks for a notification of the next buffer, and returns whether that buffer is there
     /// already.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
     pub fn arm(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let mut meeting = Rings {
             available: self.available.span(memory).ok_or(Broken::Memory)?,

@@ -1,0 +1,370 @@
+//! The device: registers, control queues, and the host's end of the ports.
+
+use slipway_pci::{Access, Description, Function, Progress, StateError, TurnLength};
+use slipway_virtio::layout::Kind;
+use slipway_virtio::queue::{Broken, Chain};
+use slipway_virtio::registers::Offer;
+use slipway_virtio::{Configured, Local, Transport};
+use slipway_virtio_spec::RingFeatures;
+use slipway_virtio_spec::console::{CONTROL, Config, Control, DEVICE_TYPE, Features, event, queue};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::parts::QUEUE_SIZE;
+use crate::port::{Dialogue, Notice, encode};
+use crate::stream::{CHAINS, Source};
+use crate::{Parts, PartsError, PortSettings};
+
+/// A console: class 07 80 00, other communication controller.
+const KIND: Kind =
+    Kind { device_type: DEVICE_TYPE, class: 0x07_80_00, config_size: size_of::<Config>() };
+/// Most control messages of each direction in one poll.
+const MESSAGES: usize = 64;
+
+/// A console device, and the host's end of its ports; the crate's head describes both.
+///
+/// A port number that does not exist is a port that nobody opens: its calls do nothing.
+pub struct Console {
+    pub(crate) local: Local,
+    pub(crate) ports: Vec<Port>,
+}
+
+/// One port.
+pub(crate) struct Port {
+    pub settings: PortSettings,
+    pub dialogue: Dialogue,
+    /// `true` if the host's end is open.
+    pub host_open: bool,
+    /// The bytes from the driver.
+    pub source: Source,
+    /// `true` if the host has bytes for which the driver had no buffer.
+    wants_room: bool,
+    /// `true` if a call has left work that needs no notification.
+    behind: bool,
+}
+
+impl Port {
+    fn new(settings: PortSettings) -> Self {
+        Self {
+            settings,
+            dialogue: Dialogue::START,
+            host_open: false,
+            source: Source::default(),
+            wants_room: false,
+            behind: false,
+        }
+    }
+
+    /// Returns to the state after construction, but for the host's end.
+    pub fn reset(&mut self) {
+        let host_open = self.host_open;
+        *self = Self { host_open, ..Self::new(self.settings.clone()) };
+    }
+}
+
+impl Console {
+    /// Makes a device in its state after power-on. The host's end of every port is closed.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<Self, PartsError> {
+        parts.check()?;
+        let offer = Offer {
+            queues: queue::count(parts.ports.len() as u16),
+            queue_size: QUEUE_SIZE,
+            features: (RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX).bits()
+                | Features::MULTIPORT.bits(),
+            accepts: |_| true,
+        };
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+        Ok(Self { local, ports: parts.ports.into_iter().map(Port::new).collect() })
+    }
+
+    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
+    /// addresses of BARs.
+    pub fn transport(&mut self) -> &mut Transport {
+        &mut self.local.transport
+    }
+
+    /// Returns the settings of port `port`. Returns `None` if there is no such port.
+    pub fn port(&self, port: u16) -> Option<&PortSettings> {
+        self.ports.get(usize::from(port)).map(|port| &port.settings)
+    }
+
+    /// Opens or closes the host's end of a port. The driver is told by the next polls. While the
+    /// end is closed, polls drop the driver's bytes. A reset of the device does not close it.
+    pub fn set_host_open(&mut self, port: u16, open: bool) {
+        let Some(port) = self.ports.get_mut(usize::from(port)) else { return };
+        if port.host_open && !open {
+            port.dialogue.host_closed();
+        }
+        port.host_open = open;
+    }
+
+    /// Returns whether the host's end of a port is open.
+    pub fn host_open(&self, port: u16) -> bool {
+        self.ports.get(usize::from(port)).is_some_and(|port| port.host_open)
+    }
+
+    /// Returns whether the guest's end of a port is open: the driver runs, and a process has the
+    /// port open, or the port is a console.
+    pub fn guest_open(&self, port: u16) -> bool {
+        let Some(one) = self.ports.get(usize::from(port)) else { return false };
+        let open = if self.is_multiport() { one.dialogue.guest_open } else { port == 0 };
+        open && self.local.transport.registers.is_live()
+    }
+
+    pub(crate) fn is_multiport(&self) -> bool {
+        let features = self.local.transport.registers.driver_features;
+        Features::from_bits_truncate(features).contains(Features::MULTIPORT)
+    }
+
+    /// Returns whether the host may move bytes of a port.
+    fn moves(&self, port: u16) -> bool {
+        self.host_open(port) && (self.is_multiport() || port == 0)
+    }
+
+    /// Copies bytes into the guest's receive buffers of a port. Returns how many were taken: fewer
+    /// than given if the guest has no more buffers, 0 also while one of the ends is closed. The
+    /// host offers the others again after later polls. The guest is interrupted.
+    pub fn port_write(&mut self, port: u16, from: &[u8]) -> usize {
+        if from.is_empty() || !self.moves(port) || !self.guest_open(port) {
+            return 0;
+        }
+        let written = self.write_stream(port, from);
+        self.local.checked(written).unwrap_or(0)
+    }
+
+    fn write_stream(&mut self, number: u16, from: &[u8]) -> Result<usize, Broken> {
+        let port = &mut self.ports[usize::from(number)];
+        let Some((memory, queue)) = self.local.queue(queue::receive(number)) else { return Ok(0) };
+        port.wants_room = false;
+        let (mut done, mut chain) = (0, Chain::default());
+        let mut begun = 0;
+        while done < from.len() && begun < CHAINS {
+            let Some(head) = queue.queue.take_writable(memory, &mut chain)? else {
+                port.wants_room = true;
+                break;
+            };
+            let written = chain.scatter(memory, &from[done..])?;
+            queue.queue.report(memory, head, written as u32)?;
+            done += written;
+            begun += 1;
+        }
+        port.behind |= done < from.len() && !port.wants_room;
+        queue.publish(memory)?;
+        Ok(done)
+    }
+
+    /// Copies bytes that the guest has sent into `into`. Returns how many. After fewer than `into`
+    /// has room for, the host calls again after later polls. Bytes that the guest sent before it
+    /// closed its end are still there. The guest's buffers go back to it as their last bytes are
+    /// read.
+    pub fn port_read(&mut self, port: u16, into: &mut [u8]) -> usize {
+        if into.is_empty() || !self.moves(port) {
+            return 0;
+        }
+        let read = self.read_stream(port, into);
+        self.local.checked(read).unwrap_or(0)
+    }
+
+    fn read_stream(&mut self, number: u16, into: &mut [u8]) -> Result<usize, Broken> {
+        let port = &mut self.ports[usize::from(number)];
+        let Some((memory, queue)) = self.local.queue(queue::transmit(number)) else {
+            return Ok(0);
+        };
+        let (read, more) = port.source.read(memory, queue, into)?;
+        port.behind |= more;
+        Ok(read)
+    }
+
+    /// Serves all queues. Returns whether there was anything to do.
+    fn serve(&mut self) -> Result<bool, Broken> {
+        let mut busy = false;
+        if self.is_multiport() {
+            busy |= self.listen()?;
+            busy |= self.tell()?;
+        }
+        for number in 0..self.ports.len() as u16 {
+            busy |= self.look(number)?;
+        }
+        Ok(busy)
+    }
+
+    /// Takes the driver's control messages. Returns whether there were any.
+    fn listen(&mut self) -> Result<bool, Broken> {
+        let mut chain = Chain::default();
+        for count in 0..MESSAGES {
+            let Some((memory, queue)) = self.local.queue(queue::CONTROL_TRANSMIT) else {
+                return Ok(false);
+            };
+            let Some(head) = queue.queue.take_readable(memory, &mut chain)? else {
+                return Ok(count > 0);
+            };
+            let mut bytes = [0; CONTROL];
+            let whole = chain.readable_len() >= CONTROL as u64;
+            if whole {
+                chain.gather(memory, &mut bytes)?;
+            }
+            queue.queue.report(memory, head, 0)?;
+            queue.publish(memory)?;
+            if let (true, Ok(control)) = (whole, Control::read_from_bytes(&bytes)) {
+                self.heard(&control);
+            }
+        }
+        Ok(true)
+    }
+
+    fn heard(&mut self, control: &Control) {
+        let (event, value) = (control.event.get(), control.value.get());
+        if (event, value) == (event::DEVICE_READY, 1) {
+            return self.ports.iter_mut().for_each(|port| port.dialogue.driver_ready());
+        }
+        let number = usize::try_from(control.id.get()).unwrap_or(usize::MAX);
+        let Some(port) = self.ports.get_mut(number) else { return };
+        match (event, value) {
+            (event::PORT_READY, 1) => port.dialogue.port_ready(&port.settings),
+            (event::PORT_OPEN, open) => port.dialogue.guest_opened(open != 0),
+            _ => {}
+        }
+    }
+
+    /// Returns the next message for the driver, and its port.
+    fn notice(&self) -> Option<(u16, Notice)> {
+        (0..).zip(&self.ports).find_map(|(number, port)| {
+            port.dialogue.notice(port.host_open).map(|notice| (number, notice))
+        })
+    }
+
+    /// Sends the messages that wait for the driver, as far as it has buffers. Returns whether there
+    /// were any.
+    fn tell(&mut self) -> Result<bool, Broken> {
+        let mut chain = Chain::default();
+        for count in 0..MESSAGES {
+            let Some((number, notice)) = self.notice() else { return Ok(count > 0) };
+            let Some((memory, queue)) = self.local.queue(queue::CONTROL_RECEIVE) else {
+                return Ok(false);
+            };
+            let Some(head) = queue.queue.take_writable(memory, &mut chain)? else {
+                return Ok(count > 0);
+            };
+            let port = &mut self.ports[usize::from(number)];
+            let bytes = encode(notice, number, &port.settings);
+            // A message cannot be told in parts.
+            if chain.scatter(memory, &bytes)? < bytes.len() {
+                return Err(Broken::Chain);
+            }
+            queue.queue.report(memory, head, bytes.len() as u32)?;
+            queue.publish(memory)?;
+            port.dialogue.told(notice);
+        }
+        Ok(true)
+    }
+
+    /// Looks at the queues of a port. Returns whether the host may now move bytes that it could not
+    /// move before, apart from those of the driver that wait already.
+    fn look(&mut self, number: u16) -> Result<bool, Broken> {
+        let port = &mut self.ports[usize::from(number)];
+        let mut busy = std::mem::take(&mut port.behind);
+        if port.wants_room
+            && let Some((memory, queue)) = self.local.queue(queue::receive(number))
+            && queue.queue.look(memory)? > 0
+        {
+            port.wants_room = false;
+            busy = true;
+        }
+        let Some((memory, queue)) = self.local.queue(queue::transmit(number)) else {
+            return Ok(busy);
+        };
+        if !port.host_open {
+            return Ok(port.source.discard(memory, queue)? || busy);
+        }
+        if !port.source.holds() && queue.queue.look(memory)? == 0 {
+            busy |= queue.queue.arm(memory)?;
+        }
+        Ok(busy)
+    }
+
+    fn config(&self) -> Config {
+        let max_nr_ports = (self.ports.len() as u32).into();
+        Config { max_nr_ports, ..Config::new_zeroed() }
+    }
+
+    fn reset_ports(&mut self) {
+        self.ports.iter_mut().for_each(Port::reset);
+    }
+}
+
+impl Function for Console {
+    fn description(&self) -> &Description {
+        self.local.transport.description()
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
+            self.read(0, at, &mut into[..len]);
+        }
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.local.transport.config_write(offset, from) {
+            Configured::Done => {}
+            Configured::Reset => self.reset(),
+            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
+        }
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        let config = self.config();
+        self.local.read(bar, offset, into, config.as_bytes())
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        let access = self.local.write(bar, offset, from);
+        if self.local.is_reset() {
+            self.reset_ports();
+        }
+        access
+    }
+
+    fn set_turn(&mut self, _: TurnLength) {}
+
+    /// Serves the control queues and looks at the ports. [`Progress::Busy`] also tells that a port
+    /// has room again; bytes of the guest that wait for the host do not make it busy.
+    fn poll(&mut self) -> Progress {
+        if !self.local.begin() {
+            return Progress::Idle(None);
+        }
+        let served = self.serve();
+        match self.local.checked(served) {
+            Some(true) => Progress::Busy,
+            _ => Progress::Idle(None),
+        }
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
+    fn reset(&mut self) {
+        self.local.reset();
+        self.reset_ports();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        self.local.quiesce()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self)
+    }
+
+    /// Takes over a saved state. The host's ends keep what the host has set on this device: a
+    /// driver that was told otherwise is told so by the next polls.
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = crate::state::restore(self, state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}

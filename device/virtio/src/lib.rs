@@ -1,0 +1,41 @@
+//! The virtio transport over PCI, and split queues: the parts that all virtio functions have.
+//!
+//! It follows *Virtual I/O Device (VIRTIO) Version 1.2*; section numbers in this crate are of that
+//! document. A device is modern: no legacy interface, interrupts by MSI-X only.
+//!
+//! How the pieces meet:
+//! - [`Transport`]: configuration space with virtio's capabilities ([`layout`]), MSI-X, and the
+//!   common configuration ([`registers`]). It knows the device's [`layout::Kind`] and
+//!   [`registers::Offer`], and tells the function what a register write asks for;
+//! - [`queue`]: the device's side of a split queue; [`Virtqueue`] is a queue with its interrupt.
+//!   Nothing here is dynamic per buffer;
+//! - [`Local`]: a transport with its queues, for a function that serves all of them in `poll`. A
+//!   device with a data path of its own thread builds on [`Transport`] and [`Virtqueue`] instead;
+//! - [`state`]: saved state.
+//!
+//! A host may have its kernel turn notifications into eventfds: [`layout::notification`].
+//!
+//! Not implemented: packed queues, the legacy interface, the interrupt pin, notification data,
+//! memory-mapped notifications, shared memory regions.
+//!
+//! Feature `driver`: the driver's side, for the drivers in the crates of devices.
+//!
+//! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
+//! (rare, small, and readable when it is refused), `thiserror` for errors of the driver. `queue`
+//! says why `virtio-queue` is not used.
+
+mod chain;
+#[cfg(any(test, feature = "driver"))]
+pub mod driver;
+pub mod layout;
+mod local;
+mod notify;
+pub mod queue;
+pub mod registers;
+pub mod state;
+mod transport;
+mod virtqueue;
+
+pub use local::Local;
+pub use transport::{Configured, MAX_VECTORS, Transport, Written};
+pub use virtqueue::Virtqueue;

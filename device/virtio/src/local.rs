@@ -1,0 +1,188 @@
+//! A transport and its queues, all served by the function itself.
+
+use slipway_pci::{Access, Interrupt, StateError};
+use slipway_ram::Memory;
+use slipway_virtio_spec::RingFeatures;
+
+use crate::layout::Kind;
+use crate::queue::{Broken, Queue};
+use crate::registers::{Effect, Offer, QueueRegisters};
+use crate::state::TransportState;
+use crate::{Transport, Virtqueue, Written};
+
+/// A transport and its queues, for a device that serves every queue in its own `poll`, on its
+/// host's thread. Offers must not include RING_RESET.
+pub struct Local {
+    /// The transport.
+    pub transport: Transport,
+    memory: Memory,
+    /// The queues, by number. `None` until the driver is ready and has enabled the queue.
+    queues: Vec<Option<Virtqueue>>,
+    /// `true` if the registers of a queue have changed since the queues were made.
+    changed: bool,
+    /// `true` if queues go on where their used index says, instead of at 0.
+    resumes: bool,
+    /// `true` if nothing may touch guest memory.
+    quiesced: bool,
+}
+
+impl Local {
+    /// Makes the transport of a device of type `kind`, which has `memory`, in its state after
+    /// power-on.
+    ///
+    /// # Panics
+    /// As [`Transport::new`] does; also if RING_RESET is offered, a mistake of the device.
+    pub fn new(kind: &Kind, offer: &Offer, memory: Memory, interrupts: Vec<Interrupt>) -> Self {
+        let rings = RingFeatures::from_bits_truncate(offer.features);
+        assert!(!rings.contains(RingFeatures::RING_RESET), "no reset of single queues");
+        Self {
+            transport: Transport::new(kind, offer, interrupts),
+            memory,
+            queues: (0..offer.queues).map(|_| None).collect(),
+            changed: false,
+            resumes: false,
+            quiesced: false,
+        }
+    }
+
+    /// Returns whether the driver is ready, the device needs no reset, and memory may be touched.
+    pub fn runs(&self) -> bool {
+        self.transport.registers.is_live() && !self.quiesced
+    }
+
+    /// Returns whether the device is as after a reset: the driver has not set any status bit.
+    pub fn is_reset(&self) -> bool {
+        self.transport.registers.status.is_empty()
+    }
+
+    /// Returns the guest's memory, and queue `number`. Returns `None` if the queue is not in use.
+    pub fn queue(&mut self, number: u16) -> Option<(&Memory, &mut Virtqueue)> {
+        if !self.runs() {
+            return None;
+        }
+        let queue = self.queues.get_mut(usize::from(number))?.as_mut()?;
+        Some((&self.memory, queue))
+    }
+
+    /// Begins a poll: ends the quiesced state, and makes the queues that the driver has enabled.
+    /// Returns whether the device runs.
+    pub fn begin(&mut self) -> bool {
+        self.quiesced = false;
+        if self.runs() && std::mem::take(&mut self.changed) {
+            let made = self.equip();
+            self.checked(made);
+        }
+        self.runs()
+    }
+
+    /// Returns the value of `outcome`. After an error the device needs a reset; returns `None`
+    /// then.
+    pub fn checked<T>(&mut self, outcome: Result<T, Broken>) -> Option<T> {
+        if outcome.is_err() {
+            self.transport.need_reset();
+        }
+        outcome.ok()
+    }
+
+    /// Makes the queues that were enabled, and sets the vectors of all. Queues that are resumed are
+    /// interrupted: a predecessor may have published entries without interrupting.
+    fn equip(&mut self) -> Result<(), Broken> {
+        let resumes = std::mem::take(&mut self.resumes);
+        for (number, place) in self.queues.iter_mut().enumerate() {
+            let registers = self.transport.registers.queues[number];
+            if !registers.enabled {
+                continue;
+            }
+            let interrupt = self.transport.interrupt(registers.vector);
+            if place.is_none() {
+                let rings = self.transport.registers.ring_features();
+                let queue = make(&registers, rings, resumes.then_some(&self.memory))?;
+                *place = Some(Virtqueue { queue, interrupt: None });
+                interrupt.iter().filter(|_| resumes).for_each(Interrupt::signal);
+            }
+            if let Some(queue) = place {
+                queue.interrupt = interrupt;
+            }
+        }
+        Ok(())
+    }
+
+    /// Implements [`slipway_pci::Function::read`], with the bytes of the device configuration.
+    pub fn read(&mut self, bar: u8, offset: u64, into: &mut [u8], config: &[u8]) -> Access {
+        self.transport.read(bar, offset, into, config)
+    }
+
+    /// Implements [`slipway_pci::Function::write`]. The function then looks whether the driver has
+    /// reset the device: [`Local::is_reset`].
+    pub fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        match self.transport.write(bar, offset, from) {
+            Written::Refused => return Access::Refused,
+            Written::Common(Effect::Reset) => self.reset_device(),
+            Written::Common(Effect::Enable(queue)) => self.enabled(queue),
+            Written::Common(effect) => self.changed |= effect != Effect::None,
+            Written::Notified(_) | Written::Other => {}
+        }
+        Access::Done
+    }
+
+    fn enabled(&mut self, queue: u16) {
+        let registers = &mut self.transport.registers;
+        let largest = registers.offer().queue_size;
+        let queue = &mut registers.queues[usize::from(queue)];
+        queue.enabled = queue.is_sound(largest);
+        if queue.enabled {
+            self.changed = true;
+        } else {
+            self.transport.need_reset();
+        }
+    }
+
+    fn reset_device(&mut self) {
+        self.transport.reset_device();
+        self.queues.iter_mut().for_each(|queue| *queue = None);
+        (self.changed, self.resumes) = (false, false);
+    }
+
+    /// Implements [`slipway_pci::Function::reset`].
+    pub fn reset(&mut self) {
+        self.transport.reset_pci();
+        self.reset_device();
+    }
+
+    /// Implements [`slipway_pci::Function::quiesce`].
+    pub fn quiesce(&mut self) -> bool {
+        self.quiesced = true;
+        self.queues.iter_mut().flatten().for_each(|queue| queue.queue.release_memory());
+        true
+    }
+
+    /// Takes over a saved state of a transport that was made with the same arguments. Every queue
+    /// goes on where its used index says.
+    ///
+    /// # Errors
+    /// [`StateError`]. The caller then resets the function.
+    pub fn restore(&mut self, state: TransportState) -> Result<(), StateError> {
+        self.reset_device();
+        self.transport.restore(state)?;
+        if self.transport.registers.queues.iter().any(|queue| queue.resetting) {
+            return Err(StateError::Inconsistent("a queue in a reset".into()));
+        }
+        (self.changed, self.resumes) = (true, true);
+        Ok(())
+    }
+}
+
+/// Makes a queue that goes on where its used index in memory says, or at 0 without memory.
+fn make(
+    registers: &QueueRegisters,
+    rings: RingFeatures,
+    resumes: Option<&Memory>,
+) -> Result<Queue, Broken> {
+    let event_index = rings.contains(RingFeatures::EVENT_IDX);
+    let indirect = rings.contains(RingFeatures::INDIRECT_DESC);
+    let mut queue = Queue::new(&registers.layout(), event_index, indirect);
+    if let Some(memory) = resumes {
+        queue.resume(memory)?;
+    }
+    Ok(queue)
+}
