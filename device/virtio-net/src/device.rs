@@ -79,9 +79,9 @@ impl Device {
     pub fn new(parts: Parts) -> Result<(Self, DevicePort), PartsError> {
         parts.check()?;
         let vectors = parts.interrupts.len() as u16;
-        let description = layout::description(vectors);
-        let msix = layout::msix(vectors);
         let registers = Registers::new(&parts.settings, vectors);
+        let description = layout::description(vectors, registers.queues.len());
+        let msix = layout::msix(vectors);
         let exchange = Exchange::new();
         let journal = match &parts.journal {
             Some(memory) => Some(Snapshots::new(memory).ok_or(PartsError::Journal)?),
@@ -448,6 +448,13 @@ impl Function for Device {
         }
         self.checkpoint();
         Access::Done
+    }
+
+    fn notified(&mut self) {
+        self.exchange.live.notifications.add(1);
+        if self.away {
+            self.exchange.wake();
+        }
     }
 
     fn set_turn(&mut self, _: TurnLength) {}

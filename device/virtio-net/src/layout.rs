@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use slipway_pci::{Bar, ConfigSpace, Description, MsixLayout, VendorCapability};
+use slipway_pci::{Bar, ConfigSpace, Description, MsixLayout, Notifications, VendorCapability};
 use slipway_virtio_spec::net::{Config, DEVICE_TYPE};
 use slipway_virtio_spec::pci::{
     CAPABILITY_ID, COMMON_SIZE, Capability, ConfigCapability, DEVICE_BASE, NotifyCapability,
@@ -18,7 +18,7 @@ pub const COMMON: Range<u64> = 0..0x1000;
 pub const ISR: Range<u64> = 0x1000..0x2000;
 /// Device configuration.
 pub const DEVICE: Range<u64> = 0x2000..0x3000;
-/// Notifications, four bytes for each queue. Always trapped.
+/// Notifications, four bytes for each queue. A host may take an event for a write.
 pub const NOTIFY: Range<u64> = 0x3000..0x4000;
 /// Bytes from one queue's notification to the next one's.
 pub const NOTIFY_MULTIPLIER: u32 = 4;
@@ -39,8 +39,12 @@ const IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
 /// The index of the window among the vendor-specific capabilities (section 4.1.4.9).
 const WINDOW: usize = 4;
 
-pub(crate) fn description(vectors: u16) -> Description {
-    let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: None };
+/// Describes a function with `queues` queues, each of which has a notification register.
+pub(crate) fn description(vectors: u16, queues: usize) -> Description {
+    let stride = u64::from(NOTIFY_MULTIPLIER);
+    let range = NOTIFY.start..NOTIFY.start + stride * queues as u64;
+    let notifications = Some(Notifications { range, stride });
+    let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: None, notifications };
     Description { bars: vec![bar], vectors, pin: false }
 }
 
