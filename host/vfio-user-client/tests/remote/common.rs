@@ -23,7 +23,6 @@ const MODE: &str = "SLIPWAY_TEST_DOORBELLS";
 pub struct Served {
     pub path: PathBuf,
     pub control: Control,
-    pub knobs: Arc<Knobs>,
     _reactor: Reactor,
     _directory: Option<tempfile::TempDir>,
 }
@@ -40,12 +39,12 @@ fn serve_at(path: &Path, doorbells: DoorbellMode) -> Served {
     config.doorbells = doorbells;
     let mut parts = EndpointParts::new(&config);
     let (cells, knobs) = (parts.doorbells(DOORBELLS).unwrap(), Arc::<Knobs>::default());
-    let function = Scratch::new(parts.memory(), &parts.interrupts(), cells, knobs.clone());
+    let function = Scratch::new(parts.memory(), &parts.interrupts(), cells, knobs);
     let endpoint =
         Endpoint::new(config, parts, Box::new(function), Vec::new(), &reactor.handle()).unwrap();
     let control = endpoint.control();
     reactor.handle().add(Box::new(endpoint)).unwrap();
-    Served { path: path.into(), control, knobs, _reactor: reactor, _directory: None }
+    Served { path: path.into(), control, _reactor: reactor, _directory: None }
 }
 
 impl Served {
