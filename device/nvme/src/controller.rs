@@ -44,7 +44,13 @@ impl Controller {
     pub fn new(parts: Parts) -> Result<Self, PartsError> {
         parts.check()?;
         let vectors = parts.interrupts.len() as u16;
-        let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: Some(DOORBELL_PAGE) };
+        let bar = Bar {
+            index: 0,
+            size: BAR_SIZE,
+            wide: true,
+            doorbell_page: Some(DOORBELL_PAGE),
+            notifications: None,
+        };
         let description = Description { bars: vec![bar], vectors, pin: true };
         let layout = MsixLayout::new(0, vectors, MSIX_TABLE, MSIX_PENDING);
         let pci = ConfigSpace::new(&PCI_IDENTITY, &description, Some(&layout));
@@ -381,6 +387,11 @@ impl Function for Controller {
             }
             _ => Access::Refused,
         }
+    }
+
+    fn notified(&mut self) {
+        // The home's queues look at their cells in the poll that follows.
+        self.home.fleet.notified();
     }
 
     fn set_turn(&mut self, turn: TurnLength) {

@@ -13,9 +13,9 @@ const IDENTITY: Identity = Identity {
 fn space() -> ConfigSpace {
     let description = Description {
         bars: vec![
-            Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None },
-            Bar { index: 2, size: 1 << 20, wide: false, doorbell_page: None },
-            Bar { index: 4, size: 8 << 30, wide: true, doorbell_page: None },
+            Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None, notifications: None },
+            Bar { index: 2, size: 1 << 20, wide: false, doorbell_page: None, notifications: None },
+            Bar { index: 4, size: 8 << 30, wide: true, doorbell_page: None, notifications: None },
         ],
         vectors: 65,
         pin: true,
@@ -256,7 +256,8 @@ fn a_table_outside_its_bar_is_a_mistake() {
 fn vendor_capabilities_are_chained_behind_the_others_and_masked() {
     let window = VendorCapability { bytes: vec![0xff; 8], writable: vec![0xff; 8] };
     let more = [VendorCapability::fixed(&[0, 0, 0, 7, 8]), window];
-    let bar = Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None };
+    let bar =
+        Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None, notifications: None };
     let description = Description { bars: vec![bar], vectors: 65, pin: false };
     let layout = MsixLayout::new(0, 65, 0x2000, 0x3000);
     let mut config = ConfigSpace::with_vendor(&IDENTITY, &description, Some(&layout), &more);

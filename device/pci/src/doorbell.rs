@@ -1,7 +1,8 @@
 //! Doorbell cells.
 //!
 //! A device reads its doorbells from cells and does not know how they change: by a trapped register
-//! write that the device itself stores, or by a client's store to a page that the client maps.
+//! write that the device itself stores, by a client's store to a page that the client maps, or by
+//! such a store that an event announces.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -45,13 +46,19 @@ impl Doorbells {
         Self { page, shared: false, watched: Arc::default() }
     }
 
+    /// Makes cells of memory that a client stores to, and then has the function notified
+    /// ([`Function::notified`](crate::Function::notified)) of every change.
+    pub fn rung(page: Arc<dyn CellPage>) -> Self {
+        Self { page, shared: false, watched: Arc::default() }
+    }
+
     /// Makes cells of memory that a client may store to.
     pub fn shared(page: Arc<dyn CellPage>) -> Self {
         Self { page, shared: true, watched: Arc::default() }
     }
 
-    /// Returns whether a client may store to the cells itself, so that no write of a doorbell is
-    /// trapped.
+    /// Returns whether a client may store to the cells without telling anybody, so that changes have
+    /// to be looked for.
     pub fn is_shared(&self) -> bool {
         self.shared
     }

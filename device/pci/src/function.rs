@@ -26,6 +26,25 @@ pub struct Bar {
     /// The part of the BAR that holds doorbells and nothing else, in bytes from the BAR's start,
     /// page-aligned. A host may map the doorbell cells there instead of trapping writes.
     pub doorbell_page: Option<std::ops::Range<u64>>,
+    /// Registers whose writes announce something, whatever the value; `None` if there are none. A
+    /// host may take an event for a write of any of them: [`Function::notified`].
+    pub notifications: Option<Notifications>,
+}
+
+/// Notification registers of a BAR. Nothing else lies between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notifications {
+    /// The bytes from the first register's start to the end of the last register's place.
+    pub range: std::ops::Range<u64>,
+    /// Bytes from one register to the next, at least 1.
+    pub stride: u64,
+}
+
+impl Notifications {
+    /// Returns the offset of each register in the BAR.
+    pub fn offsets(&self) -> impl Iterator<Item = u64> + use<> {
+        self.range.clone().step_by(usize::try_from(self.stride).unwrap_or(usize::MAX).max(1))
+    }
 }
 
 /// The shape of a function, which a host needs to present it; constant for the function's life.
@@ -92,6 +111,11 @@ pub trait Function: Send {
 
     /// Writes to BAR number `bar`.
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access;
+
+    /// Takes the news that registers were written of which the host was told by an event: some of
+    /// the BARs' [`Notifications`], or doorbells whose cells another process has stored. Which ones
+    /// is not known, and events that came together are one. The host polls afterwards.
+    fn notified(&mut self);
 
     /// Sets how much polls may do from now on; [`TurnLength::Long`] after construction.
     fn set_turn(&mut self, turn: TurnLength);

@@ -40,7 +40,7 @@ mod turn;
 pub use capability::VendorCapability;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 pub use doorbell::{CellPage, Doorbells};
-pub use function::{Access, Bar, Description, Function, StateError};
+pub use function::{Access, Bar, Description, Function, Notifications, StateError};
 pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
 pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};

@@ -203,6 +203,10 @@ impl Function for Device {
         Access::Done
     }
 
+    fn notified(&mut self) {
+        self.exchange.ring();
+    }
+
     fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {

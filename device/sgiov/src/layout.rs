@@ -1,7 +1,7 @@
 //! The function's BAR and configuration space.
 
-use slipway_pci::{Bar, ConfigSpace, Description, Identity, MsixLayout};
-use slipway_sgiov_spec::function::{BAR, CLASS, DEVICE, VENDOR};
+use slipway_pci::{Bar, ConfigSpace, Description, Identity, MsixLayout, Notifications};
+use slipway_sgiov_spec::function::{BAR, CLASS, DEVICE, VENDOR, register};
 
 /// Offset in BAR 0 of the MSI-X table, behind the registers.
 pub const MSIX_TABLE: u64 = 0x800;
@@ -20,7 +20,9 @@ const IDENTITY: Identity = Identity {
 };
 
 pub fn description() -> Description {
-    let bar = Bar { index: 0, size: BAR, wide: true, doorbell_page: None };
+    let range = register::BELL..register::BELL + 4;
+    let notifications = Some(Notifications { range, stride: 4 });
+    let bar = Bar { index: 0, size: BAR, wide: true, doorbell_page: None, notifications };
     Description { bars: vec![bar], vectors: 1, pin: true }
 }
 

@@ -388,6 +388,13 @@ impl Function for Device {
         Access::Done
     }
 
+    fn notified(&mut self) {
+        self.exchange.live.notifications.add(1);
+        if self.away {
+            self.exchange.wake();
+        }
+    }
+
     fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {

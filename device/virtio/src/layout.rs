@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use slipway_pci::{Bar, ConfigSpace, Description, Identity, MsixLayout, VendorCapability};
+use slipway_pci::{
+    Bar, ConfigSpace, Description, Identity, MsixLayout, Notifications, VendorCapability,
+};
 use slipway_virtio_spec::pci::{
     CAPABILITY_ID, COMMON_SIZE, Capability, ConfigCapability, DEVICE_BASE, NotifyCapability,
     VENDOR, config_type,
@@ -58,8 +60,12 @@ pub const fn notification(queue: u16) -> u64 {
     NOTIFY.start + NOTIFY_MULTIPLIER as u64 * queue as u64
 }
 
-pub(crate) fn description(vectors: u16) -> Description {
-    let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: None };
+/// Describes a function with `queues` queues, each of which has a notification register.
+pub(crate) fn description(vectors: u16, queues: usize) -> Description {
+    let stride = u64::from(NOTIFY_MULTIPLIER);
+    let range = NOTIFY.start..NOTIFY.start + stride * queues as u64;
+    let notifications = Some(Notifications { range, stride });
+    let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: None, notifications };
     Description { bars: vec![bar], vectors, pin: false }
 }
 

@@ -60,7 +60,7 @@ impl Transport {
     pub fn new(kind: &Kind, offer: &Offer, interrupts: Vec<Interrupt>) -> Self {
         assert!((1..=MAX_VECTORS).contains(&interrupts.len()), "1 to 256 vectors");
         let vectors = interrupts.len() as u16;
-        let (description, msix) = (layout::description(vectors), layout::msix(vectors));
+        let (description, msix) = (layout::description(vectors, queues), layout::msix(vectors));
         let queues = usize::from(offer.queues);
         let (pci, window) = layout::config_space(kind, &description, &msix, queues);
         let registers = Registers::new(offer, vectors);

@@ -364,7 +364,7 @@ impl Client {
         let mut header = self.header(Command::RegionWrite, payload.len());
         header.flags = U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
         self.flush(self.deadline())?;
-        self.wire.send(&header, &payload, None)?;
+        self.wire.send(&header, &payload, Vec::new())?;
         Ok(())
     }
 
@@ -525,9 +525,9 @@ impl Client {
             _ => Err(Errno::NOTSUP),
         };
         match reply {
-            Ok(payload) => self.wire.send(&header.reply(payload.len()), &payload, None)?,
+            Ok(payload) => self.wire.send(&header.reply(payload.len()), &payload, Vec::new())?,
             Err(errno) => {
-                self.wire.send(&header.error_reply(errno.raw_os_error()), &[], None)?;
+                self.wire.send(&header.error_reply(errno.raw_os_error()), &[], Vec::new())?;
             }
         }
         Ok(())

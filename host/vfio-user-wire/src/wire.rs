@@ -77,7 +77,8 @@ pub enum Peeked {
 struct Out {
     bytes: Vec<u8>,
     sent: usize,
-    file: Option<OwnedFd>,
+    /// The descriptors that go with the first byte.
+    files: Vec<OwnedFd>,
 }
 
 /// One end of a connection.
@@ -235,18 +236,18 @@ impl Wire {
         &mut self,
         header: &Header,
         payload: &[u8],
-        file: Option<OwnedFd>,
+        files: Vec<OwnedFd>,
     ) -> Result<(), End> {
         let mut sent = 0;
-        let mut file = file;
+        let mut files = files;
         if self.out.is_empty() {
-            let files = file.as_ref().map(AsFd::as_fd);
-            sent = self.send_now(header, payload, files.as_slice())?;
+            let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+            sent = self.send_now(header, payload, &borrowed)?;
             if sent > 0 {
-                file = None;
+                files.clear();
             }
         }
-        self.queue(header, payload, sent, file)
+        self.queue(header, payload, sent, files)
     }
 
     /// Sends a message with any number of descriptors. Descriptors cannot be queued: returns
@@ -264,7 +265,7 @@ impl Wire {
         if sent == 0 {
             return Ok(false);
         }
-        self.queue(header, payload, sent, None)?;
+        self.queue(header, payload, sent, Vec::new())?;
         Ok(true)
     }
 
@@ -284,7 +285,7 @@ impl Wire {
         header: &Header,
         payload: &[u8],
         sent: usize,
-        file: Option<OwnedFd>,
+        files: Vec<OwnedFd>,
     ) -> Result<(), End> {
         let left = HEADER_LEN + payload.len() - sent;
         if left == 0 {
@@ -298,7 +299,7 @@ impl Wire {
         let split = sent.min(HEADER_LEN);
         bytes.extend_from_slice(&header.as_bytes()[split..]);
         bytes.extend_from_slice(&payload[sent - split..]);
-        self.out.push_back(Out { bytes, sent: 0, file });
+        self.out.push_back(Out { bytes, sent: 0, files });
         Ok(())
     }
 
@@ -306,12 +307,12 @@ impl Wire {
     pub fn flush(&mut self) -> Result<bool, End> {
         while let Some(next) = self.out.front_mut() {
             let parts = [IoSlice::new(&next.bytes[next.sent..])];
-            let files = next.file.as_ref().map(AsFd::as_fd);
-            let count = write(self.socket.as_fd(), &parts, files.as_slice())?;
+            let files: Vec<_> = next.files.iter().map(AsFd::as_fd).collect();
+            let count = write(self.socket.as_fd(), &parts, &files)?;
             if count == 0 {
                 return Ok(false);
             }
-            next.file = None;
+            next.files.clear();
             next.sent += count;
             self.out_bytes -= count;
             if next.sent == next.bytes.len() {

@@ -160,7 +160,7 @@ impl Inner {
         let payload = [request.as_bytes(), more].concat();
         self.next_id = self.next_id.wrapping_add(1);
         let header = Header::command(self.next_id, command, payload.len());
-        let outcome = self.wire.send(&header, &payload, None);
+        let outcome = self.wire.send(&header, &payload, Vec::new());
         let outcome = outcome.and_then(|()| self.reply(&header, deadline));
         let reply = match outcome {
             Ok(reply) => reply,

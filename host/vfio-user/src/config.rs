@@ -32,6 +32,11 @@ pub enum DoorbellMode {
     /// By stores to a page that the client maps. The endpoint checks the page by polling while
     /// there is work, and by a timer ([`Config::sweep_period`]) otherwise.
     Mapped,
+    /// By stores to a page that the client maps, each followed by an eventfd that wakes the
+    /// endpoint: no message, and nothing to look for. The page is for the client, not for its
+    /// guest, whose writes the client traps. A client that does not ask for the page
+    /// (`VFIO_USER_DEVICE_GET_REGION_IO_FDS`) rings by messages.
+    Rung,
 }
 
 /// The identity of a file in memory, as stat(2) reports it.

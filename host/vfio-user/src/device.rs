@@ -1,6 +1,6 @@
 //! The function that an endpoint presents, and the state that stays with it from client to client.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -9,10 +9,10 @@ use slipway_pci::{Bar, Function, TurnLength};
 use slipway_peer::Bin;
 use slipway_ram::DmaMap;
 
-use crate::EndpointParts;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{EventSink, Line};
 use crate::pace::{Cells, Pace};
+use crate::{DoorbellMode, EndpointParts};
 
 /// A doorbell page that clients map.
 pub(crate) struct Mapped {
@@ -31,6 +31,14 @@ pub(crate) struct Device {
     pub(crate) sink: Arc<EventSink>,
     pub(crate) bars: Vec<Bar>,
     pub(crate) mapped: Option<Mapped>,
+    /// The doorbell page that the client stores to and rings for.
+    pub(crate) rung: Option<Mapped>,
+    /// The eventfd that the client raises instead of sending messages. Made by us, for one client.
+    bell: Option<Arc<OwnedFd>>,
+    /// `bell` may have changed.
+    bell_changed: bool,
+    /// The client has raised the eventfd, and the function does not know yet.
+    event: bool,
     /// Error and device-request interrupts: the client may route them, but they are never
     /// signalled.
     pub(crate) error: Line,
@@ -58,10 +66,12 @@ impl Device {
         let description = function.description().clone();
         parts.sink.size(description.vectors);
         let mut pace = Pace::new(parts.clock);
-        let mapped = match &parts.page {
+        let found = match &parts.page {
             Some((page, _)) => find_doorbells(page.clone(), &description.bars)?,
             None => None,
         };
+        let is_mapped = parts.mode == DoorbellMode::Mapped;
+        let (mapped, rung) = if is_mapped { (found, None) } else { (None, found) };
         if mapped.is_some() {
             pace.cells = parts.page.map(|(page, doorbells)| Cells { page, doorbells });
         }
@@ -72,6 +82,10 @@ impl Device {
             sink: parts.sink,
             bars: description.bars,
             mapped,
+            rung,
+            bell: None,
+            bell_changed: false,
+            event: false,
             error: Line::default(),
             request: Line::default(),
             has_pin: description.pin,
@@ -138,7 +152,7 @@ impl Device {
         // Have the function polled once: it may have been poked meanwhile, and the reset has a step
         // to take.
         self.pace.renew();
-        match &self.mapped {
+        match self.mapped.as_ref().or(self.rung.as_ref()) {
             Some(mapped) => mapped.page.renew(mapped.offset),
             None => Ok(()),
         }
@@ -151,10 +165,53 @@ impl Device {
         self.sink.lines().iter().chain(others)
     }
 
-    /// Removes every interrupt's route.
-    pub(crate) fn unroute(&self) {
+    /// Removes every interrupt's route, and the client's eventfd.
+    pub(crate) fn unroute(&mut self) {
         self.lines().for_each(Line::clear);
         self.note_unmasking();
+        (self.bell, self.bell_changed, self.event) = (None, true, false);
+    }
+
+    /// Returns the eventfd that the present client raises instead of sending messages, if it has
+    /// one.
+    pub(crate) fn bell(&self) -> Option<&Arc<OwnedFd>> {
+        self.bell.as_ref()
+    }
+
+    /// Gives the present client an eventfd to raise.
+    pub(crate) fn hang(&mut self, bell: Arc<OwnedFd>) {
+        (self.bell, self.bell_changed) = (Some(bell), true);
+    }
+
+    /// Notes that the client's eventfd may have changed.
+    pub(crate) fn note_bell(&mut self) {
+        self.bell_changed = true;
+    }
+
+    /// Returns whether the client's eventfd may have changed since the last call.
+    pub(crate) fn take_bell_changed(&mut self) -> bool {
+        std::mem::take(&mut self.bell_changed)
+    }
+
+    /// Takes the readable eventfd of the client. The event stays noted until the function may be
+    /// told. Returns false if the eventfd cannot be drained.
+    pub(crate) fn take_event(&mut self) -> bool {
+        let drained = self.bell.as_ref().is_none_or(|b| slipway_peer::eventfd::drain(b.as_fd()));
+        self.note_event();
+        drained
+    }
+
+    /// Notes that the client has raised its eventfd.
+    pub(crate) fn note_event(&mut self) {
+        self.event = true;
+        self.pace.kick();
+    }
+
+    /// Tells the function of the client's event, if there was one.
+    pub(crate) fn pass_event(&mut self) {
+        if std::mem::take(&mut self.event) {
+            self.function.notified();
+        }
     }
 
     /// Notes that the eventfd by which the client unmasks the pin may have changed.

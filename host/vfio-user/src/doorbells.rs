@@ -73,6 +73,11 @@ impl SharedPage {
         self.len as u64
     }
 
+    /// Returns the number of cells.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
     /// Puts a fresh zeroed file behind the cells, which then lie at `offset` of it.
     pub(crate) fn renew(&self, offset: u64) -> std::io::Result<()> {
         let file = sealed_file(offset + self.len as u64)?;

@@ -1,7 +1,7 @@
 //! The state that an endpoint keeps for its successor, and the steps of its messages.
 //! [`crate::kept`] describes their order.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,9 +16,10 @@ use crate::channel::Channel;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{Line, adopt};
 use crate::kept::{
-    Applied, NegotiatedState, Parts, Progress, RegionState, SessionState, States, Steps,
+    Applied, Attachments, NegotiatedState, Parts, Progress, RegionState, SessionState, States,
+    Steps,
 };
-use crate::slots::{CLIENT, LINES, REGIONS};
+use crate::slots::{BELL, CLIENT, LINES, REGIONS};
 use crate::version::Negotiated;
 use crate::{Config, fault};
 use slipway_vfio_user_wire::{End, Message, Peeked};
@@ -76,6 +77,22 @@ impl Keeping {
         self.steps.share(page);
     }
 
+    /// Leaves the eventfd that the client raises with the keeper.
+    pub fn hang(&mut self, bell: &Arc<OwnedFd>) -> Result<(), Errno> {
+        // The slot's earlier eventfd was a former client's.
+        self.stale.retain(|slot| *slot != BELL);
+        self.shelf.put(BELL, bell.as_ref()).map_err(|_| Errno::IO)?;
+        self.steps.hang(bell.clone());
+        Ok(())
+    }
+
+    /// Returns the eventfd that a predecessor's client raises, or `None` if it has none.
+    pub fn resume_bell(&mut self, parts: &mut Parts) -> Option<Arc<OwnedFd>> {
+        let bell = parts.found.remove(&BELL).and_then(adopt)?;
+        self.steps.hang(bell.clone());
+        Some(bell)
+    }
+
     /// Returns the client of the connection that a predecessor had, or `None` if it had none.
     pub fn client(&self) -> Option<Peer> {
         self.state.client.map(|(pid, uid)| Peer { pid, uid })
@@ -94,7 +111,8 @@ impl Keeping {
     pub fn disconnect(&mut self) {
         let regions = self.state.regions.iter().filter_map(|region| region.slot);
         let lines = (LINES.start..).zip(&self.state.lines).filter(|(_, line)| line.0);
-        let slots: Vec<u32> = regions.chain(lines.map(|(slot, _)| slot)).chain([CLIENT]).collect();
+        let slots: Vec<u32> =
+            regions.chain(lines.map(|(slot, _)| slot)).chain([CLIENT, BELL]).collect();
         self.stale.extend(slots);
         self.state = SessionState::default();
         self.routes.clear();
@@ -143,7 +161,7 @@ impl Keeping {
     pub fn catch_up(&mut self) -> Result<(), End> {
         match &self.state.applied {
             Some(applied) if applied.number == self.steps.number() && !self.steps.is_replying() => {
-                self.steps.record(applied.size, &[&applied.reply], false)
+                self.steps.record(applied.size, &[&applied.reply], Attachments::default())
             }
             _ => Ok(()),
         }
@@ -203,12 +221,11 @@ impl Keeping {
         Next::Message(message)
     }
 
-    /// Ends the current message with a reply, or without one if `quiet`. With `page`, the reply
-    /// carries the descriptor of the doorbell page.
+    /// Ends the current message with a reply, or without one if `quiet`.
     pub fn answer(
         &mut self,
         channel: &Channel,
-        (reply, payload, page): (&Header, &[u8], bool),
+        (reply, payload, attachments): (&Header, &[u8], Attachments),
         quiet: bool,
     ) -> Result<(), End> {
         fault::point("applied");
@@ -222,14 +239,15 @@ impl Keeping {
         } else if quiet {
             return channel.with(|wire| self.steps.end_quietly(wire.file(), self.size));
         }
-        self.steps.record(self.size, parts, page && !quiet)?;
+        let attachments = if quiet { Attachments::default() } else { attachments };
+        self.steps.record(self.size, parts, attachments)?;
         self.blocked = channel.with(|wire| self.steps.go_on(wire.file()))? == Progress::Blocked;
         Ok(())
     }
 
     pub fn negotiated(&mut self, agreed: Negotiated) {
-        let Negotiated { max_xfer, write_multiple } = agreed;
-        self.state.negotiated = Some(NegotiatedState { max_xfer, write_multiple });
+        let Negotiated { max_xfer, max_files, write_multiple } = agreed;
+        self.state.negotiated = Some(NegotiatedState { max_xfer, max_files, write_multiple });
         self.changed = true;
     }
 

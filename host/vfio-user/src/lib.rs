@@ -73,8 +73,7 @@
 //! home. On a shared reactor, accesses to message-only regions fault: read-only ones are firmware
 //! (QEMU's ROMs), small ones the mappable pages of other devices, and neither is meant for DMA.
 //!
-//! Not implemented: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
-//! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), MSI (a function has MSI-X and
+//! Not implemented: migration, dirty-page bitmaps, twin sockets, MSI (a function has MSI-X and
 //! may have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at
 //! a time.
 //!

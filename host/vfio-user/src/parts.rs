@@ -22,7 +22,7 @@ pub struct EndpointParts {
     pub(crate) page: Option<(Arc<SharedPage>, Doorbells)>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) kept: Option<(Box<kept::Parts>, Keeping)>,
-    mode: DoorbellMode,
+    pub(crate) mode: DoorbellMode,
 }
 
 impl EndpointParts {
@@ -83,14 +83,14 @@ impl EndpointParts {
     /// makes cells that no client ever maps.
     ///
     /// # Errors
-    /// No memory or descriptors are left, for mapped doorbells; or a predecessor's doorbells were
+    /// No memory or descriptors are left, for shared doorbells; or a predecessor's doorbells were
     /// not kept; or there are more cells than an endpoint can keep.
     pub fn doorbells(&mut self, count: usize) -> std::io::Result<Doorbells> {
         let has_client = self.has_client();
         match (self.mode, &mut self.kept) {
             (DoorbellMode::Trapped, None) => Ok(Doorbells::trapped(count)),
             (DoorbellMode::Trapped, Some((parts, _))) => kept::cells(&parts.cells, count),
-            (DoorbellMode::Mapped, kept) => {
+            (DoorbellMode::Mapped | DoorbellMode::Rung, kept) => {
                 let page = match kept {
                     None => Arc::new(SharedPage::new(count)?),
                     Some((parts, keeping)) => {
@@ -105,7 +105,10 @@ impl EndpointParts {
                         page
                     }
                 };
-                let doorbells = Doorbells::shared(page.clone());
+                let doorbells = match self.mode {
+                    DoorbellMode::Rung => Doorbells::rung(page.clone()),
+                    _ => Doorbells::shared(page.clone()),
+                };
                 self.page = Some((page, doorbells.clone()));
                 Ok(doorbells)
             }

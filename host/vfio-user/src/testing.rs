@@ -15,13 +15,14 @@
 //! | 0x060 | reads and writes are refused by the bus |
 //! | 0x1000 | doorbell 0: a new value copies and then signals interrupt 0 |
 //! | 0x2000 | MSI-X table, 0x3000 pending bits (never set) |
+//! | 0x3800, 0x3808 | a write of any value signals the interrupt [`NOTIFIED`] |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slipway_pci::{
-    Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Pin, Progress,
-    StateError, TurnLength,
+    Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Notifications, Pin,
+    Progress, StateError, TurnLength,
 };
 use slipway_ram::Memory;
 
@@ -39,6 +40,8 @@ pub const PIN_ON: u32 = 1 << 31 | 1;
 pub const PIN_OFF: u32 = 1 << 31;
 /// The number of interrupts.
 pub const VECTORS: u16 = 4;
+/// The interrupt that a notification signals.
+pub const NOTIFIED: usize = 3;
 /// The number of doorbell cells.
 pub const DOORBELLS: usize = 4;
 /// The PCI vendor and device identifiers.
@@ -85,7 +88,9 @@ impl Scratch {
         doorbells: Doorbells,
         knobs: Arc<Knobs>,
     ) -> Self {
-        let bar = Bar { index: 0, size: 0x4000, wide: true, doorbell_page: Some(0x1000..0x2000) };
+        let doorbell_page = Some(0x1000..0x2000);
+        let notifications = Some(Notifications { range: 0x3800..0x3810, stride: 8 });
+        let bar = Bar { index: 0, size: 0x4000, wide: true, doorbell_page, notifications };
         let mut scratch = Self {
             description: Description { bars: vec![bar], vectors: VECTORS, pin: true },
             memory,
@@ -235,8 +240,16 @@ impl Function for Scratch {
                 self.table[at - 0x2000..][..from.len()].copy_from_slice(from);
                 Access::Done
             }
+            0x3800 | 0x3808 => {
+                self.notified();
+                Access::Done
+            }
             _ => Access::Refused,
         }
+    }
+
+    fn notified(&mut self) {
+        self.interrupts[NOTIFIED].signal();
     }
 
     fn set_turn(&mut self, _: TurnLength) {}

@@ -15,6 +15,8 @@ pub(crate) const PAGE_SIZE: u64 = 4096;
 pub(crate) struct Negotiated {
     /// The largest number of data bytes that the client accepts.
     pub(crate) max_xfer: usize,
+    /// The largest number of descriptors that the client accepts with one message.
+    pub(crate) max_files: usize,
     /// `VFIO_USER_REGION_WRITE_MULTI` may be sent.
     pub(crate) write_multiple: bool,
 }
@@ -46,6 +48,8 @@ pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno>
     let minor = version.minor.get().min(spec::MINOR);
     let negotiated = Negotiated {
         max_xfer: usize::try_from(max_xfer).unwrap_or(usize::MAX).min(MAX_DATA_XFER_SIZE),
+        max_files: theirs.max_msg_fds.unwrap_or(spec::DEFAULT_MAX_MSG_FDS).min(MAX_MSG_FDS as u64)
+            as usize,
         write_multiple: theirs.write_multiple == Some(true),
     };
     Ok((negotiated, encode(minor, ours)))
@@ -65,7 +69,7 @@ mod tests {
     fn a_reply_holds_only_what_was_proposed() {
         let (agreed, reply) =
             negotiate(&proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":8}}\0")).unwrap();
-        assert_eq!(agreed, Negotiated { max_xfer: 1 << 20, write_multiple: false });
+        assert_eq!(agreed, Negotiated { max_xfer: 1 << 20, max_files: 8, write_multiple: false });
         assert_eq!(reply, proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":16}}\0"));
     }
 

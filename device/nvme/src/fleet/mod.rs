@@ -318,6 +318,15 @@ impl Fleet {
         Some(Ok(()))
     }
 
+    /// Wakes the lanes that rest: the cells of some doorbells have changed.
+    pub fn notified(&self) {
+        for link in &self.links {
+            if link.nap.misses() {
+                link.orders.wake();
+            }
+        }
+    }
+
     /// Returns the queue states that lanes saved when they stopped.
     pub fn saved_queues(&self) -> QueueStates {
         let mut all = QueueStates::default();

@@ -27,7 +27,7 @@ use crate::stats::{ClientInfo, add};
 use crate::{Config, Control, EndpointParts, kept, slots};
 use connection::Connection;
 use entrance::{Entrance, listen};
-use ready::{CLIENT, CONTROL, FIRST_WAKE, LISTENER, Ready, UNMASK};
+use ready::{BELL, CLIENT, CONTROL, FIRST_WAKE, LISTENER, Ready, UNMASK};
 use slipway_vfio_user_wire::Wire;
 
 /// The interval at which a function that does not become quiet is asked again.
@@ -393,7 +393,16 @@ impl Endpoint {
             EndpointState::Draining { .. } | EndpointState::Ended => false,
         };
         if wanted {
+            self.device.pass_event();
             self.device.poll(now);
+        }
+    }
+
+    /// Takes the client's event, before the poll that looks for its reason.
+    fn take_event(&mut self, context: &mut Context<'_>) {
+        if !self.device.take_event() {
+            // Watching the eventfd further would only keep this thread busy.
+            context.unwatch(BELL);
         }
     }
 
@@ -437,6 +446,16 @@ impl Endpoint {
                 // A failure means that no descriptor is left; unmasking by message still works.
                 Some(file) => drop(context.watch(file.as_fd(), Interest::Read, UNMASK)),
                 None => context.unwatch(UNMASK),
+            }
+        }
+        if self.device.take_bell_changed() {
+            match self.device.bell().cloned() {
+                // Without a descriptor for it, the client's events would be lost.
+                Some(bell) if context.watch(bell.as_fd(), Interest::Read, BELL).is_err() => {
+                    self.disconnect("no descriptor is left to watch the client's eventfd", context);
+                }
+                Some(_) => {}
+                None => context.unwatch(BELL),
             }
         }
         self.entrance.watch(self.admits(), context);
@@ -516,6 +535,7 @@ impl Task for Endpoint {
         context.watch(self.entrance.listener.file(), Interest::Read, LISTENER)?;
         self.entrance.watched = true;
         self.device.note_unmasking();
+        self.device.note_bell();
         for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
@@ -567,6 +587,9 @@ impl Task for Endpoint {
                 return Step::Leave;
             }
             self.settle(true, context);
+        }
+        if ready.bell {
+            self.take_event(context);
         }
         self.poll_device(ready, now);
         if ready.unmask {

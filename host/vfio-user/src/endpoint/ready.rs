@@ -6,7 +6,8 @@ pub const CONTROL: u32 = 0;
 pub const LISTENER: u32 = 1;
 pub const CLIENT: u32 = 2;
 pub const UNMASK: u32 = 3;
-pub const FIRST_WAKE: u32 = 4;
+pub const BELL: u32 = 4;
+pub const FIRST_WAKE: u32 = 5;
 
 /// The descriptors of the endpoint that are ready.
 #[derive(Clone, Copy, Default)]
@@ -19,6 +20,8 @@ pub struct Ready {
     pub output: bool,
     /// The client has signalled the eventfd that unmasks the pin.
     pub unmask: bool,
+    /// The client has raised the eventfd that takes the place of messages.
+    pub bell: bool,
     pub wake: bool,
 }
 
@@ -34,6 +37,7 @@ impl Ready {
                     ready.output |= event.writable;
                 }
                 UNMASK => ready.unmask = true,
+                BELL => ready.bell = true,
                 _ => ready.wake = true,
             }
         }

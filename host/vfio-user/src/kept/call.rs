@@ -29,8 +29,11 @@ pub(super) unsafe fn prepare(
     header
 }
 
-/// A buffer for one descriptor: a control header of 16 bytes, the descriptor's number, and padding
-/// that aligns the next header.
+/// The largest number of descriptors of a reply.
+const MAX_ATTACHED: usize = 2;
+
+/// A buffer for the descriptors of a reply: a control header of 16 bytes and the descriptors'
+/// numbers.
 #[repr(C, align(8))]
 pub(super) struct Control([u8; 24]);
 
@@ -39,11 +42,15 @@ impl Control {
         Self([0; 24])
     }
 
-    /// Attaches a copy of `file` to the message of `header`.
-    pub(super) fn attach(&mut self, header: *mut libc::mmsghdr, file: &OwnedFd) {
-        let len = size_of::<libc::c_int>() as u32;
+    /// Attaches copies of `files`, at most [`MAX_ATTACHED`], to the message of `header`.
+    pub(super) fn attach(&mut self, header: *mut libc::mmsghdr, files: &[OwnedFd]) {
+        if files.is_empty() {
+            return;
+        }
+        assert!(files.len() <= MAX_ATTACHED, "a reply with more descriptors than there are kinds");
+        let len = std::mem::size_of_val(files) as u32;
         // SAFETY: the header is in our mapping, and what it refers to is this buffer, which is
-        // aligned and has room for a control message with one descriptor (CMSG_SPACE is 24).
+        // aligned and has room for a control message with two descriptors (CMSG_SPACE is 24).
         unsafe {
             let message = &raw mut (*header).msg_hdr;
             (*message).msg_control = self.0.as_mut_ptr().cast();
@@ -52,7 +59,10 @@ impl Control {
             (*first).cmsg_level = libc::SOL_SOCKET;
             (*first).cmsg_type = libc::SCM_RIGHTS;
             (*first).cmsg_len = libc::CMSG_LEN(len) as _;
-            libc::CMSG_DATA(first).cast::<libc::c_int>().write_unaligned(file.as_raw_fd());
+            let numbers = libc::CMSG_DATA(first).cast::<libc::c_int>();
+            for (at, file) in files.iter().enumerate() {
+                numbers.add(at).write_unaligned(file.as_raw_fd());
+            }
         }
     }
 }
@@ -111,7 +121,10 @@ impl Descriptors {
 }
 
 // SAFETY: computes a number.
-const _: () = assert!(unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } == 24);
+const _: () = {
+    let numbers = MAX_ATTACHED * size_of::<libc::c_int>();
+    assert!(unsafe { libc::CMSG_SPACE(numbers as u32) } as usize == size_of::<Control>());
+};
 
 pub(super) fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)

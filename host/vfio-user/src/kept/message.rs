@@ -1,7 +1,7 @@
 //! The progress of the current message, in lasting memory.
 
 use std::io::IoSliceMut;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,8 +36,8 @@ const REPLY_LEN: usize = 3;
 /// Word: the number of writes done of a multiple write.
 const DONE: usize = 4;
 
-/// Word: 1 if the descriptor of the doorbell page is sent with the reply's first byte.
-const PAGE: usize = 5;
+/// Word: the [`Attachments`] that are sent with the reply's first byte.
+const ATTACHMENTS: usize = 5;
 
 /// Values of [`STAGE`].
 const FRESH: u64 = 0;
@@ -53,6 +53,25 @@ pub(crate) enum Progress {
     Blocked,
 }
 
+/// The descriptors that a reply carries, in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Attachments {
+    /// The eventfd that the client raises.
+    pub bell: bool,
+    /// The doorbell page.
+    pub page: bool,
+}
+
+impl Attachments {
+    fn word(self) -> u64 {
+        u64::from(self.page) | u64::from(self.bell) << 1
+    }
+
+    fn from_word(word: u64) -> Self {
+        Self { page: word & 1 != 0, bell: word & 2 != 0 }
+    }
+}
+
 /// The steps of the current message, recorded so that a successor can continue with them.
 pub(crate) struct Steps {
     memory: Lasting,
@@ -61,6 +80,8 @@ pub(crate) struct Steps {
     scratch: Vec<u8>,
     /// The doorbell page that clients map.
     page: Option<Arc<SharedPage>>,
+    /// The eventfd that the client raises.
+    bell: Option<Arc<OwnedFd>>,
     /// The bin that closes descriptors of consumed messages.
     bin: Bin,
 }
@@ -72,7 +93,7 @@ impl Steps {
         // SAFETY: our own mapping, at least a page long.
         let _ = unsafe { rustix::mm::mlock(memory.as_ptr().cast(), HEAD) };
         let inbox = Inbox::new(inbox);
-        Self { memory, inbox, scratch: Vec::new(), page: None, bin: bin.clone() }
+        Self { memory, inbox, scratch: Vec::new(), page: None, bell: None, bin: bin.clone() }
     }
 
     /// Sets the doorbell page, whose descriptor replies carry.
@@ -80,8 +101,14 @@ impl Steps {
         self.page = Some(page);
     }
 
+    /// Sets the eventfd that replies carry.
+    pub fn hang(&mut self, bell: Arc<OwnedFd>) {
+        self.bell = Some(bell);
+    }
+
     /// Ends the current message without a trace, for a new client.
-    pub fn clear(&self) {
+    pub fn clear(&mut self) {
+        self.bell = None;
         self.set(NUMBER, self.number() + 1);
         self.set(STAGE, FRESH);
     }
@@ -112,8 +139,13 @@ impl Steps {
     }
 
     /// Records the end of the current message, which has `size` bytes (step 4). An empty `reply`
-    /// means none; with `page`, the reply carries the descriptor of the doorbell page.
-    pub fn record(&self, size: usize, reply: &[&[u8]], page: bool) -> Result<(), End> {
+    /// means none.
+    pub fn record(
+        &self,
+        size: usize,
+        reply: &[&[u8]],
+        attachments: Attachments,
+    ) -> Result<(), End> {
         self.clear_counts();
         let len: usize = reply.iter().map(|part| part.len()).sum();
         if len > REPLY {
@@ -127,7 +159,7 @@ impl Steps {
         }
         self.set(SIZE, size as u64);
         self.set(REPLY_LEN, len as u64);
-        self.set(PAGE, page.into());
+        self.set(ATTACHMENTS, attachments.word());
         self.set(STAGE, REPLYING);
         fault::point("recorded");
         Ok(())
@@ -249,15 +281,9 @@ impl Steps {
             let mut part = libc::iovec { iov_base: from.cast(), iov_len: len - sent };
             let header = self.prepare(calls, &mut part);
             let mut control = Control::new();
-            let file = match &self.page {
-                Some(page) if sent == 0 && self.get(PAGE) == 1 => {
-                    Some(page.file().map_err(|_| Errno::MFILE)?)
-                }
-                _ => None,
-            };
-            if let Some(file) = &file {
-                control.attach(header, file);
-            }
+            // Borrowed by number until the call has ended.
+            let files = if sent == 0 { self.attached()? } else { Vec::new() };
+            control.attach(header, &files);
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             // SAFETY: the header lies in our mapping and refers to `part`, and that to the reply's
             // area, within its bounds, and to `control`; both live through the call.
@@ -271,6 +297,16 @@ impl Steps {
                 }
             }
         }
+    }
+
+    /// Returns the descriptors that the recorded reply carries.
+    fn attached(&self) -> Result<Vec<OwnedFd>, End> {
+        let wanted = Attachments::from_word(self.get(ATTACHMENTS));
+        let bell = self.bell.as_ref().filter(|_| wanted.bell);
+        let page = self.page.as_ref().filter(|_| wanted.page);
+        let bell = bell.map(|bell| bell.try_clone());
+        let files = bell.into_iter().chain(page.map(|page| page.file()));
+        Ok(files.collect::<Result<_, _>>().map_err(|_| Errno::MFILE)?)
     }
 
     /// Prepares header number `at` for a call with one part. Its count stays as it is.

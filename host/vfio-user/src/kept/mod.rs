@@ -32,7 +32,9 @@
 //!
 //! A client that maps its doorbells continues to store to the page, which lies on the shelf, too;
 //! the successor looks at the page when it begins. The record of a reply says whether it carries
-//! the page's descriptor, and a successor that sends the reply attaches it.
+//! the page's descriptor, and a successor that sends the reply attaches it. The eventfd that a client
+//! raises instead of sending messages lies on the shelf as well; a successor acts as if it had just
+//! been raised.
 //!
 //! Limits: the client's memory comes with descriptors (message-only memory that needs a thread of
 //! its own is refused). A message with descriptors must arrive in one piece, as all known clients
@@ -54,7 +56,7 @@ use slipway_pci::{CellPage, Doorbells};
 use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 
-pub(crate) use message::{Progress, Steps};
+pub(crate) use message::{Attachments, Progress, Steps};
 pub(crate) use state::{Applied, NegotiatedState, RegionState, SessionState, States};
 
 /// The size in bytes of the lasting memory of an endpoint; most of it is never touched.
@@ -63,7 +65,7 @@ pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + inbox::LEN + state::LEN;
 /// this version only.
 pub const KEPT_VERSION: u32 = LAYOUT << 16 | state::VERSION;
 /// The version of the layout, without the session's state.
-const LAYOUT: u32 = 3;
+const LAYOUT: u32 = 4;
 /// The size of the doorbell cells in bytes: enough for 256 queue pairs.
 const CELLS_LEN: usize = 4096;
 

@@ -7,7 +7,7 @@ use slipway_ram::{Lasting, Snapshots};
 
 pub(super) const LEN: usize = 1 << 20;
 /// The version of the format. A state of another version is refused.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// All session state that messages change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,7 @@ pub(crate) struct SessionState {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NegotiatedState {
     pub max_xfer: usize,
+    pub max_files: usize,
     pub write_multiple: bool,
 }
 

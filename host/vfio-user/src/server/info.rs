@@ -1,17 +1,18 @@
-//! The requests that describe the device: `VFIO_USER_DEVICE_GET_INFO`,
-//! `VFIO_USER_DEVICE_GET_REGION_INFO`, `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+//! The requests that describe the device: `VFIO_USER_DEVICE_GET_INFO` and
+//! `VFIO_USER_DEVICE_GET_REGION_INFO`.
 
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use slipway_vfio_user_spec::{
-    CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds, SparseArea,
-    SparseHeader, U16, U32, U64, capability, irq, region,
+    CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, SparseArea, SparseHeader,
+    U16, U32, U64, capability, irq, region,
 };
 use zerocopy::IntoBytes;
 
 use super::{Answer, Session, exactly, prefix};
 use crate::device::Device;
+use crate::kept::Attachments;
 
 /// The size of the configuration space in bytes: that of PCI Express.
 pub(super) const CONFIG_SIZE: u64 = 4096;
@@ -65,7 +66,10 @@ pub(super) fn region_info(device: &Device, payload: &[u8]) -> Result<Answer, Err
     }
     reply.flags = U32::new(flags.bits());
     Ok(match area {
-        Some((bytes, file)) if fits => Answer::ReplyWith([reply.as_bytes(), &bytes].concat(), file),
+        Some((bytes, file)) if fits => {
+            let page = Attachments { page: true, ..Attachments::default() };
+            Answer::ReplyWith([reply.as_bytes(), &bytes].concat(), page, vec![file])
+        }
         _ => Answer::Reply(reply.as_bytes().to_vec()),
     })
 }
@@ -93,14 +97,4 @@ fn mappable(device: &Device, index: u32) -> Result<Option<(Vec<u8>, OwnedFd)>, E
     let area = SparseArea { offset: U64::new(mapped.offset), size: U64::new(mapped.page.len()) };
     let file = mapped.page.file().map_err(|_| Errno::MFILE)?;
     Ok(Some(([header.as_bytes(), sparse.as_bytes(), area.as_bytes()].concat(), file)))
-}
-
-/// Answers that no region can be accessed by descriptors: doorbells are either messages or a mapped
-/// page.
-pub(super) fn region_io_fds(payload: &[u8]) -> Result<Answer, Errno> {
-    let request: RegionIoFds = exactly(payload)?;
-    if request.flags.get() != 0 || request.index.get() >= region::COUNT {
-        return Err(Errno::INVAL);
-    }
-    Err(Errno::NOTSUP)
 }

@@ -26,11 +26,17 @@ impl Session {
     ) -> Result<Self, End> {
         let vectors = device.sink.lines().len();
         keeping.resume_lines(device.lines(), vectors, parts);
+        if let Some(bell) = keeping.resume_bell(parts) {
+            device.hang(bell);
+            // The predecessor may have taken an event and done nothing about it.
+            device.note_event();
+        }
         keeping.catch_up()?;
         let mut session = Self::new(channel, config, live);
-        if let Some(NegotiatedState { max_xfer, write_multiple }) = keeping.state.negotiated {
+        if let Some(agreed) = keeping.state.negotiated {
+            let NegotiatedState { max_xfer, max_files, write_multiple } = agreed;
             session.channel.set_max_xfer(max_xfer);
-            session.negotiated = Some(Negotiated { max_xfer, write_multiple });
+            session.negotiated = Some(Negotiated { max_xfer, max_files, write_multiple });
             session.live.stamp(&session.live.negotiated_at);
         }
         session.add_kept_remotes(device, &keeping)?;

@@ -1,12 +1,14 @@
 //! The session of one client: takes its messages in order and answers them.
 //!
-//! Requests are grouped by file: [`info`] (the device's description), [`irqs`], [`dma`] (client
+//! Requests are grouped by file: [`info`] (the device's description),
+//! [`io_fds`] (what a client writes without messages), [`irqs`], [`dma`] (client
 //! memory), [`access`] (registers). A request that cannot be answered yet is [`Pending`]; later
 //! messages wait behind it, since commands are processed in order (section *Command Concurrency*).
 
 mod access;
 mod dma;
 mod info;
+mod io_fds;
 mod irqs;
 mod kept;
 
@@ -22,6 +24,7 @@ use crate::Config;
 use crate::channel::Channel;
 use crate::device::Device;
 use crate::keeping::Keeping;
+use crate::kept::Attachments;
 use crate::stats::{Live, add};
 use crate::version::{self, Negotiated};
 use slipway_vfio_user_wire::{End, Message};
@@ -46,8 +49,8 @@ const STUCK_PATIENCE: Duration = Duration::from_millis(20);
 enum Answer {
     /// A reply with this payload.
     Reply(Vec<u8>),
-    /// A reply with this payload and a descriptor.
-    ReplyWith(Vec<u8>, OwnedFd),
+    /// A reply with this payload and these descriptors, which are those that the attachments name.
+    ReplyWith(Vec<u8>, Attachments, Vec<OwnedFd>),
     /// No reply yet: the request waits.
     Later(Waiting),
 }
@@ -255,7 +258,7 @@ impl Session {
             Command::DmaUnmap => self.dma_unmap(device, payload),
             Command::DeviceGetInfo => self.device_info(payload),
             Command::DeviceGetRegionInfo => info::region_info(device, payload),
-            Command::DeviceGetRegionIoFds => info::region_io_fds(payload),
+            Command::DeviceGetRegionIoFds => self.region_io_fds(device, payload),
             Command::DeviceGetIrqInfo => irqs::info(device, payload),
             Command::DeviceSetIrqs => {
                 let routes = !message.files.is_empty() && irqs::is_msix(payload);
@@ -346,29 +349,29 @@ impl Session {
         outcome: Result<Answer, Errno>,
         deadline: Instant,
     ) -> Result<(), End> {
-        let (reply, payload, file) = match outcome {
+        let none = Attachments::default();
+        let (reply, payload, attachments, files) = match outcome {
             Ok(Answer::Later(waiting)) => {
                 self.pending = Some(Pending { header: *header, deadline, waiting });
                 return Ok(());
             }
-            Ok(Answer::Reply(payload)) => (header.reply(payload.len()), payload, None),
-            Ok(Answer::ReplyWith(payload, file)) => {
-                (header.reply(payload.len()), payload, Some(file))
+            Ok(Answer::Reply(payload)) => (header.reply(payload.len()), payload, none, Vec::new()),
+            Ok(Answer::ReplyWith(payload, attachments, files)) => {
+                (header.reply(payload.len()), payload, attachments, files)
             }
             Err(errno) => {
                 self.live.error(errno.raw_os_error());
-                (header.error_reply(errno.raw_os_error()), Vec::new(), None)
+                (header.error_reply(errno.raw_os_error()), Vec::new(), none, Vec::new())
             }
         };
         if let Some(kept) = &mut self.kept {
-            // The only descriptor that a reply carries is that of the doorbell page.
-            let reply = (&reply, payload.as_slice(), file.is_some());
+            let reply = (&reply, payload.as_slice(), attachments);
             return kept.answer(&self.channel, reply, header.no_reply());
         }
         if header.no_reply() {
             return Ok(());
         }
-        self.channel.with(|wire| wire.send(&reply, &payload, file))
+        self.channel.with(|wire| wire.send(&reply, &payload, files))
     }
 }
 

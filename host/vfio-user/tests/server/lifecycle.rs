@@ -23,7 +23,7 @@ fn the_next_client_finds_a_fresh_function() {
     assert_eq!(served.knobs.resets.load(Ordering::SeqCst), 1);
     let stats = served.control.stats();
     assert_eq!(stats.connections, 2);
-    assert_eq!(stats.last_disconnect.as_deref(), Some("the client hung up"));
+    assert_eq!(stats.last_disconnect.as_deref(), Some("the peer hung up"));
 }
 
 #[test]

@@ -1,0 +1,126 @@
+//! Servers that are killed and replaced.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use slipway_vfio_user::testing::{DONE, ID, NOTIFIED};
+use slipway_vfio_user_client::{ConnectionState, FunctionError, RemoteFunction};
+
+use crate::common::*;
+
+#[test]
+fn an_access_waits_for_the_next_server() {
+    let first = Process::start("rung");
+    let function = first.connect();
+    let (ram, files) = (memory(0x2000), [event(), event(), event(), event()]);
+    rustix::io::pwrite(&ram, b"replayed", 0).unwrap();
+    function.map_ram(0x4000, 0x2000, ram.as_fd(), 0).unwrap();
+    // Vector 1 stays without a route, so that the vectors are no single range.
+    function.route(0, &[files[0].as_fd()]).unwrap();
+    function.route(2, &[files[2].as_fd(), files[3].as_fd()]).unwrap();
+    write_u32(&function, 8, 5);
+    let old = function.notifications(0);
+    drop(first);
+    eventually("the end is seen", || is_readable(&function));
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..4).map(|_| scope.spawn(|| read_u32(&function, 0))).collect();
+        let writing = scope.spawn(|| function.write(0, 0x10, &9_u32.to_le_bytes()));
+        eventually("the end is known", || matches!(function.state(), ConnectionState::Lost(_)));
+        assert!(!function.ring(0, 0x1000, 1), "nobody would look");
+        let second = Process::start("rung");
+        second.take_over(&function);
+        for thread in waiting {
+            assert_eq!(thread.join().unwrap(), ID);
+        }
+        writing.join().unwrap().unwrap();
+        assert_eq!(function.state(), ConnectionState::Connected);
+        assert_eq!(function.connections(), 2);
+        assert!(!is_readable(&function));
+        let raised: Vec<_> = files.iter().map(count).collect();
+        assert_eq!(raised, [1, 0, 1, 1], "an interrupt may have been lost");
+        assert_eq!((read_u32(&function, 8), read_u32(&function, 0x10)), (0, 9));
+        // What the VMM had set is there again.
+        assert_eq!(copy(&function, 0x4000, 0x5000, 8), DONE);
+        let mut bytes = [0; 8];
+        rustix::io::pread(&ram, &mut bytes, 0x1000).unwrap();
+        assert_eq!(&bytes, b"replayed");
+        assert!(function.ring(0, 0x1000, 3));
+        eventually("vector 0 is signalled", || count(&files[0]) == 1);
+        assert!(old[0].event.raise());
+        assert!(function.notifications(0)[0].event.raise());
+        eventually("the function is told", || count(&files[NOTIFIED]) == 1);
+    });
+}
+
+#[test]
+fn what_is_set_meanwhile_is_set_then() {
+    let first = Process::start("rung");
+    let function = first.connect();
+    let ram = memory(0x3000);
+    function.map_ram(0, 0x1000, ram.as_fd(), 0).unwrap();
+    drop(first);
+    eventually("the end is known", || matches!(function.state(), ConnectionState::Lost(_)));
+    let told = event();
+    function.unmap(0, 0x1000).unwrap();
+    function.map_ram(0x1_0000, 0x2000, ram.as_fd(), 0x1000).unwrap();
+    function.route(1, &[told.as_fd()]).unwrap();
+    let second = Process::start("rung");
+    second.take_over(&function);
+    assert_eq!(count(&told), 1);
+    assert_eq!(copy(&function, 0x1_0000, 0x1_1000, 8), DONE);
+    assert_ne!(copy(&function, 0, 0x1_1000, 8), DONE);
+    write_u32(&function, 0x58, 1);
+    assert_eq!(count(&told), 1);
+}
+
+#[test]
+fn another_function_is_refused_and_the_same_one_taken() {
+    let first = Process::start("rung");
+    let function = first.connect();
+    drop(first);
+    eventually("the end is known", || matches!(function.state(), ConnectionState::Lost(_)));
+    let mapped = Process::start("mapped");
+    let mut outcome = Ok(());
+    eventually("it is another one", || {
+        outcome = function.reconnect(connect(&mapped.path));
+        matches!(outcome, Err(FunctionError::Different(_)))
+    });
+    assert!(matches!(function.state(), ConnectionState::Lost(_)));
+    let second = Process::start("rung");
+    second.take_over(&function);
+    assert_eq!(read_u32(&function, 0), ID);
+}
+
+#[test]
+fn a_living_connection_can_be_replaced() {
+    let (first, second) = (Process::start("rung"), Process::start("rung"));
+    let function = first.connect();
+    second.take_over(&function);
+    drop(first);
+    assert_eq!(read_u32(&function, 0), ID);
+    assert!(!is_readable(&function));
+    assert_eq!(function.connections(), 2);
+}
+
+#[test]
+fn a_server_that_stays_away_breaks_the_function_for_good() {
+    let first = Process::start("rung");
+    let patience = Duration::from_millis(300);
+    let mut made = None;
+    eventually("it is connected", || {
+        made = RemoteFunction::new(connect(&first.path), patience).ok();
+        made.is_some()
+    });
+    let function = made.unwrap();
+    drop(first);
+    assert_eq!(read_u32(&function, 0), u32::MAX);
+    assert!(matches!(function.state(), ConnectionState::Broken(_)), "{:?}", function.state());
+    assert!(is_readable(&function));
+    assert!(matches!(function.write(0, 8, &[0; 4]), Err(FunctionError::Broken(_))));
+    assert!(matches!(function.unmap(0, 0x1000), Err(FunctionError::Broken(_))));
+    let second = Process::start("rung");
+    eventually("it is too late", || {
+        let outcome = function.reconnect(connect(&second.path));
+        matches!(outcome, Err(FunctionError::Broken(_)))
+    });
+}
