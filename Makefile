@@ -9,8 +9,8 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# What runs in guests is linked statically: the agent and the socket engine for the initramfs, slipway-load for any image. The
-# explicit target keeps these flags from build scripts and macros.
+# What runs in guests is linked statically: the agent and the socket engine for the initramfs, slipway-load for any image.
+# So is slipway-vmm, which starts sooner without libraries. The explicit target keeps these flags from build scripts and macros.
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
@@ -22,13 +22,14 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, slipway-bench, libslipway.so, those that run in guests
+build: ## the programs: target/release/slipway, slipway-bench, libslipway.so, slipway-vmm, those that run in guests
 	@deploy/setup/setup.sh build
 	cargo build --release --locked --package slipway-cli --package slipway-preload
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
-	    --package slipway-guest-sockets --package slipway-bench --bins --target $(HOST)
+	    --package slipway-guest-sockets --package slipway-bench --package slipway-vmm-process \
+	    --bins --target $(HOST)
 
 demo: build ## run four containers, each in a microVM of its own, and show where the time went
 	@deploy/setup/setup.sh run demo
@@ -82,6 +83,8 @@ install: build ## install to PREFIX (/usr/local), with completions and man pages
 	    $(DESTDIR)/usr/libexec/slipway/slipway-load
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-guest-sockets \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-guest-sockets
+	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-vmm \
+	    $(DESTDIR)/usr/libexec/slipway/slipway-vmm
 
 clean: ## remove what was built; tools and images stay in /var/lib/slipway
 	cargo clean

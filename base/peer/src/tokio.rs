@@ -1,7 +1,7 @@
 //! A Unix stream for tokio whose peer cannot make a thread sleep.
 
 use std::io::{Error, IoSliceMut, Result};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,7 +10,7 @@ use rustix::net::RecvFlags;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 
-use crate::{Bin, receive};
+use crate::{Bin, Foreign, receive};
 
 mod turns;
 
@@ -39,6 +39,15 @@ impl Stream {
     /// The errors of connect(2).
     pub async fn connect(path: impl AsRef<Path>, bin: &Bin) -> Result<Self> {
         Ok(Self::new(UnixStream::connect(path).await?, bin))
+    }
+
+    /// Duplicates the connection's descriptor, for what a stream cannot do. The duplicate is closed
+    /// through the same bin.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn try_clone(&self) -> Result<Foreign> {
+        Ok(Foreign::new(self.inner()?.as_fd().try_clone_to_owned()?, &self.bin))
     }
 
     fn inner(&self) -> Result<&UnixStream> {

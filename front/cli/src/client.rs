@@ -45,6 +45,9 @@ pub fn config(args: &NodeArgs) -> Result<Config> {
     if let Some(tools) = std::env::var_os("SLIPWAY_TOOLS") {
         config.tools_dir = tools.into();
     }
+    if let Some(vmm) = std::env::var("SLIPWAY_VMM").ok().filter(|vmm| !vmm.is_empty()) {
+        config.vmm = vmm;
+    }
     Ok(config)
 }
 

@@ -9,7 +9,6 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use slipway_hypervisor::qemu::Qemu;
 use slipway_network::Networks;
 use slipway_plane::Plane;
 use slipway_plane_api::network_v1::networks_server::NetworksServer;
@@ -25,6 +24,7 @@ use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use crate::args::DaemonArgs;
 use crate::client::need_root;
+use crate::vmm::vmms;
 use crate::{image, keeper};
 
 /// The time without clients and work after which an embedded daemon ends.
@@ -229,10 +229,13 @@ async fn open_node(
     networks: &Arc<Networks>,
     keeps: bool,
 ) -> Result<Arc<Node>> {
+    let vmms = vmms(config)?;
+    // A VMM that is missing is reported here, where its user looks first.
+    vmms.check().await?;
     let parts = Parts {
         plane: slipway_plane_api::PlaneClient::new(plane.connect().await?),
         networks: slipway_plane_api::NetworkClient::new(networks.connect().await?),
-        hypervisor: Arc::new(Qemu::find(&config.cache_dir())?),
+        hypervisor: Arc::new(vmms),
         boot: Arc::new(Installed(config.clone())),
         images: image::cache(config)?,
         keeps,

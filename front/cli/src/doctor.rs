@@ -4,12 +4,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Result;
-use slipway_hypervisor::accel;
-use slipway_hypervisor::qemu::Qemu;
+use slipway_hypervisor::{Hypervisor, accel};
 use slipway_runtime::Config;
 
 use crate::args::DoctorArgs;
 use crate::table::table;
+use crate::vmm::vmms;
 
 /// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,9 +44,11 @@ const SET_UP: &str = "make setup (in Slipway's source tree)";
 
 /// Runs all checks. The exit status is 1 if sandboxes cannot run.
 pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
+    let [vmm, qemu] = vmm(config).await;
     let findings = [
         root(),
-        qemu(config),
+        vmm,
+        qemu,
         accelerator(),
         kernel(config),
         agent(config),
@@ -100,13 +102,44 @@ fn root() -> Finding {
     needed("user", outcome, "sudo slipway …")
 }
 
-fn qemu(config: &Config) -> Finding {
-    let found = Qemu::find(&config.cache_dir());
-    let outcome = found.map_err(|error| error.to_string()).map(|qemu| {
+/// Returns the findings about the VMM that sandboxes get, and about QEMU, which is a necessity only
+/// if it is that VMM.
+async fn vmm(config: &Config) -> [Finding; 2] {
+    let vmms = match vmms(config) {
+        Ok(vmms) => vmms,
+        Err(error) => {
+            let mend = "vmm = \"auto\" in the settings, or SLIPWAY_VMM=auto";
+            return [
+                needed("VMM", Err(error.to_string()), mend),
+                qemu(Err("not looked for".into())),
+            ];
+        }
+    };
+    let chosen = vmms.preview();
+    let used = match vmms.check().await {
+        Ok(()) if chosen.vmm != "qemu" => accel::probe_without_boot()
+            .map_err(|reason| format!("slipway-vmm, which was asked for, needs KVM: {reason}")),
+        checked => checked.map_err(|error| error.to_string()),
+    };
+    let used = used.map(|()| match vmms.native() {
+        Ok(native) if chosen.vmm == native.name() => {
+            format!("{} at {}: {}", chosen.vmm, native.path().display(), chosen.reason)
+        }
+        _ => format!("{}: {}", chosen.vmm, chosen.reason),
+    });
+    let found = vmms.qemu().await.map_err(|error| error.to_string()).map(|qemu| {
         let binary = qemu.binary();
         format!("{} at {}", binary.version(), binary.path().display())
     });
-    needed("QEMU 10.1 or newer", outcome, SET_UP)
+    let mut qemu = qemu(found);
+    if qemu.verdict == Verdict::Missing && chosen.vmm != "qemu" {
+        qemu.verdict = Verdict::Lesser;
+    }
+    [needed("VMM", used, SET_UP), qemu]
+}
+
+fn qemu(found: Result<String, String>) -> Finding {
+    needed("QEMU 10.1 or newer", found, SET_UP)
 }
 
 fn accelerator() -> Finding {

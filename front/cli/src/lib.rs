@@ -37,6 +37,7 @@ mod size;
 mod snoop;
 mod socket;
 mod table;
+mod vmm;
 mod volume;
 
 use std::ffi::OsString;

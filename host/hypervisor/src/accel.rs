@@ -6,8 +6,9 @@
 //!
 //! 1. Does the CPU have VT-x or AMD-V (`vmx` or `svm` in `/proc/cpuinfo`)?
 //! 2. Does `/dev/kvm` open, and does it support the only API version?
-//! 3. Does the guest kernel really boot on it? Checked once per boot, kernel and QEMU, see
-//!    [`qemu::Qemu::probe`](crate::qemu::Qemu::probe).
+//! 3. Does the guest kernel really boot on it? Checked once per boot, kernel and VMM, see
+//!    [`SlipwayVmm::probe`](crate::native::SlipwayVmm::probe) and
+//!    [`Qemu::probe`](crate::qemu::Qemu::probe).
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -94,6 +95,11 @@ pub fn probe_without_boot() -> Result<(), String> {
         };
         return Err(format!("the CPU has neither VT-x nor AMD-V{device}"));
     }
+    probe_device()
+}
+
+/// Checks that the KVM device opens and answers. Returns the reason as `Err` if it does not.
+pub(crate) fn probe_device() -> Result<(), String> {
     let kvm = open_kvm().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             format!("{KVM_DEVICE} does not exist: load kvm_intel or kvm_amd")

@@ -20,6 +20,21 @@ pub enum Error {
         /// The candidates, and the fault of each.
         reason: String,
     },
+    /// The program `slipway-vmm` was not found.
+    #[error("no usable slipway-vmm: {reason}; SLIPWAY_VMM_PROGRAM may name one")]
+    NoSlipwayVmm {
+        /// The places that were searched, or the fault of the program.
+        reason: String,
+    },
+    /// Slipway's own VMM was requested, and KVM cannot be used.
+    #[error(
+        "slipway-vmm needs KVM, which cannot be used: {reason}; with vmm = \"auto\" in the settings \
+         QEMU emulates the CPU"
+    )]
+    NeedsKvm {
+        /// The result of the probe.
+        reason: String,
+    },
     /// KVM was requested explicitly and cannot be used.
     #[error("KVM cannot be used: {reason}; use --accel tcg, or auto")]
     NoKvm {

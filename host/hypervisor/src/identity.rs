@@ -21,7 +21,7 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmRecord {
-    /// The hypervisor that runs the VM: `qemu`.
+    /// The hypervisor that runs the VM: `qemu` or `slipway-vmm`.
     pub hypervisor: String,
     /// The process id.
     pub pid: i32,
@@ -38,6 +38,12 @@ impl VmRecord {
             .and_then(|ticks| ticks.ok_or_else(|| io::ErrorKind::NotFound.into()))
             .map_err(|source| Error::system("reading the start time of a process", source))?;
         Ok(Self { hypervisor: hypervisor.to_owned(), pid, start_time_ticks, boot_id: boot_id()? })
+    }
+
+    /// Returns whether the VMM gets new connections of its functions from its launcher, so that a
+    /// function may have been lost meanwhile.
+    pub fn reconnects(&self) -> bool {
+        crate::native::is_named(&self.hypervisor)
     }
 
     /// Returns a pidfd of the process, or `None` if it has ended or belongs to another boot. A

@@ -1,21 +1,29 @@
 //! Starts, supervises and ends the virtual machine of a sandbox.
 //!
-//! A [`Hypervisor`] turns a [`VmSpec`] into a running [`Vm`]. There is one so far, [`qemu::Qemu`]:
-//! any QEMU from 10.1 on (the first with a vfio-user client), with KVM if the machine can run a
-//! stock kernel on it, and with software emulation otherwise ([`accel`] finds out, and gives the
-//! reason). Slipway's own VMM will be the second one; the traits exist so that only the places that
-//! make a hypervisor have to change then (`open_node` of the daemon, and `slipway doctor`).
+//! A [`Hypervisor`] turns a [`VmSpec`] into a running [`Vm`]. There are two:
+//! - [`native::SlipwayVmm`], Slipway's own VMM, which needs KVM;
+//! - [`qemu::Qemu`], any QEMU from 10.1 on (the first with a vfio-user client), with KVM if the
+//!   machine can run a stock kernel on it, and with software emulation otherwise.
 //!
-//! The steps of a launch: [`qemu::Qemu::launch`](Hypervisor::launch) opens everything that QEMU may
-//! use (the agent's listening socket, the vfio-user sockets, files of emulated disks, the control
-//! channel's listening socket, the KVM device) while it still has the right to. It starts QEMU as
+//! [`Vmms`] chooses one of them for each VM; [`accel`] finds out what KVM is worth.
+//!
+//! Both VMMs are launched, reached and ended in the same way. They speak QMP (module `qmp`), print
+//! into FIFOs (`console`), and get what they use as descriptors; module `launch` does the steps, and
+//! its trait `Program` has what differs: the command line and the descriptors.
+//!
+//! The steps of a launch: [`Hypervisor::launch`] opens everything that the VMM may use (the agent's
+//! listening socket, the functions of vfio-user servers, files of emulated disks, the control
+//! channel's listening socket, the KVM device) while it still has the right to. It starts the VMM as
 //! an unprivileged process in a cage (module `cage`) that inherits exactly those descriptors, waits
-//! until QEMU answers over QMP, closes the cage, and only then has the guest run. The process does
-//! not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end it
+//! until the VMM answers over QMP, closes the cage, and only then has the guest run. The process
+//! does not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end it
 //! ([`reap_leftover`]), or take it over ([`Hypervisor::adopt`]), without ever hitting another
 //! process that got the same id. To permit that, both channels are listening sockets that accept
-//! one client after the other, QEMU prints into FIFOs that stay open, and a pidfd reports its end
+//! one client after the other, the VMM prints into FIFOs that stay open, and a pidfd reports its end
 //! to a process that is not its parent.
+//!
+//! QEMU connects to vfio-user servers itself, before its guest runs, and never again. `slipway-vmm`
+//! gets connections, and new ones whenever it reports one lost (module `reconnect`).
 //!
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other.
@@ -40,16 +48,30 @@ use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 
 pub mod accel;
+mod cache;
 mod cage;
+mod choice;
+mod console;
+mod control;
 mod error;
+mod exit;
+mod files;
 mod identity;
+mod launch;
 mod memory;
+pub mod native;
+mod probe;
 mod process;
 pub mod qemu;
+mod qmp;
 mod reap;
+mod reconnect;
 mod spec;
+mod vm;
 
 pub use accel::{Accel, AccelChoice, AccelReport};
+pub use choice::{Preview, VmmChoice, Vmms};
+pub use console::STDERR_TAIL;
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
@@ -60,8 +82,16 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A program that can run virtual machines.
 pub trait Hypervisor: Send + Sync {
-    /// Returns the short name for logs and tables: `qemu`.
+    /// Returns the short name for logs and tables, such as `qemu`.
     fn name(&self) -> &'static str;
+
+    /// Returns the host memory in bytes that the VMM of such a VM needs at most beside the guest's
+    /// memory. Neither control groups nor sockets of the spec are looked at. If this depends on the
+    /// accelerator, the first call may boot the spec's kernel for a moment.
+    ///
+    /// # Errors
+    /// There is no VMM for such a VM.
+    fn overhead<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<u64>>;
 
     /// Starts a VM and returns once it answers on its control channel; its guest has begun to run
     /// by then.
@@ -180,7 +210,7 @@ pub struct VmExit {
     pub signal: Option<i32>,
     /// The last reason that the VM reported for its end.
     pub reason: Option<ShutdownReason>,
-    /// The end of the process's standard error, at most [`STDERR_TAIL`](qemu::STDERR_TAIL) bytes.
+    /// The end of the process's standard error, at most [`STDERR_TAIL`] bytes.
     pub stderr: String,
 }
 

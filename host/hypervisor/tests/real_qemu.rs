@@ -224,6 +224,7 @@ fn qemu_is_taken_over_by_one_after_the_other() {
         record,
         run_dir: spec.run_dir.clone(),
         agent_socket: spec.agent_socket.clone(),
+        vfio_user_sockets: Vec::new(),
         console_log: spec.console_log.clone(),
     };
     and_dies(async { machine.qemu.adopt(&left).await.unwrap().detach() });

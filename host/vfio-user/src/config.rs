@@ -58,7 +58,8 @@ pub struct Config {
     /// The owner of the socket (user, group), so that an unprivileged VMM may connect. Changing it
     /// needs root.
     pub owner: Option<(u32, u32)>,
-    /// The only user whose clients are served, if set; others are disconnected.
+    /// The only user whose clients are served, if set, beside the server's own user: a launcher may
+    /// connect for its client and pass the connection on. Others are disconnected.
     pub allowed_uid: Option<u32>,
     /// The way in which doorbells are rung.
     pub doorbells: DoorbellMode,
@@ -109,6 +110,12 @@ impl Config {
             memory_file: None,
             max_queued_bytes: 4 << 20,
         }
+    }
+
+    /// Returns whether clients of the user `uid` are served.
+    pub(crate) fn admits(&self, uid: u32) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.allowed_uid.is_none_or(|allowed| uid == allowed || uid == own)
     }
 
     /// Returns the defaults for a socket named `cntrl` in `directory`: only its owner may connect,

@@ -4,14 +4,15 @@
 //! sandboxes: their VMMs are separate processes, the next plane serves their functions, and their
 //! containers notice nothing. The next daemon adopts each intact sandbox. A sandbox is intact if
 //! its record says that its container ran, its VMM lives and answers, the plane has its functions
-//! with that VMM as the client, and its agent answers. All others are released, as after any
-//! daemon's death. There is no state in between: until the last step has succeeded, no part of a
-//! sandbox is changed.
+//! with that VMM as the client, and its agent answers. A VMM that can be given new connections need
+//! not be the client: `slipway-hypervisor` connects each function that it has lost. All other
+//! sandboxes are released, as after any daemon's death. There is no state in between: until the last
+//! step has succeeded, no part of a sandbox is changed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_hypervisor::{LeftVm, Vm};
+use slipway_hypervisor::{LeftVm, Vm, VmRecord};
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::agent::{Agent, process};
@@ -21,7 +22,7 @@ use crate::record::{Record, SandboxState};
 use crate::running::{CONTAINER, Running};
 use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
-use crate::{Error, Result, function, log, network};
+use crate::{Error, Result, function, log, network, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
@@ -56,14 +57,12 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         return Err(lost("its VMM ended while no daemon ran"));
     }
     for id in function::ids(&record) {
-        if u32::try_from(left.record.pid) != Ok(client_of(node, &id).await?) {
+        if !serves(node, &id, &left.record).await? {
             return Err(lost("its disks ended with the daemon"));
         }
     }
     let net = network::function_id(&record.id);
-    if record.network.is_some()
-        && u32::try_from(left.record.pid) != Ok(client_of(node, &net).await?)
-    {
+    if record.network.is_some() && !serves(node, &net, &left.record).await? {
         return Err(lost("its network ended with the daemon"));
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
@@ -99,22 +98,27 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
 }
 
 fn left(node: &Node, record: &Record) -> Option<LeftVm> {
-    let run_dir = node.run_dir(&record.id);
+    // In the order of the start.
+    let sockets = function::sockets(node, record).chain(network::socket(node, record));
     Some(LeftVm {
         record: record.vm.clone()?,
         agent_socket: node.agent_socket(&record.id),
-        run_dir,
+        vfio_user_sockets: sockets.chain(sockets::socket(node, record)).collect(),
+        run_dir: node.run_dir(&record.id),
         console_log: node.store(&record.id).console(),
     })
 }
 
-/// Returns the id of the process that is connected to function `id`, or 0 if the plane has no such
-/// function.
-async fn client_of(node: &Node, id: &str) -> Result<u32> {
+/// Returns whether the plane has function `id` for this VMM: with the VMM as its client, or at least
+/// at all if the VMM can be given a new connection.
+async fn serves(node: &Node, id: &str, vmm: &VmRecord) -> Result<bool> {
     let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
     match node.plane.clone().get_endpoint(request).await {
-        Ok(endpoint) => Ok(endpoint.get_ref().client_pid),
-        Err(status) if status.code() == tonic::Code::NotFound => Ok(0),
+        Ok(endpoint) => {
+            let is_client = u32::try_from(vmm.pid) == Ok(endpoint.get_ref().client_pid);
+            Ok(is_client || vmm.reconnects())
+        }
+        Err(status) if status.code() == tonic::Code::NotFound => Ok(false),
         Err(status) => Err(Error::Plane(status.message().to_owned())),
     }
 }
@@ -133,8 +137,6 @@ async fn reach(node: &Node, sandbox: &Sandbox, socket: &std::path::Path) -> Resu
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use slipway_hypervisor::VmRecord;
-
     use super::*;
 
     /// Makes a record of a sandbox without volumes.

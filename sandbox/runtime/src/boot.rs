@@ -57,7 +57,7 @@ impl Boot for Installed {
 /// The errors of finding the engine and the library, with the paths that were tried.
 fn socket_files(config: &Config) -> Result<Sockets> {
     Ok(Sockets {
-        engine: config.find_guest_program(SOCKETS_PROGRAM)?,
+        engine: config.find_program(SOCKETS_PROGRAM)?,
         library: find_library("libslipway.so")?,
         musl_library: find_library("libslipway-musl.so").ok(),
     })

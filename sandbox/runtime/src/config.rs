@@ -45,6 +45,9 @@ pub struct Config {
     pub boot_timeout_s: u64,
     /// The accelerator: "auto", "kvm" or "tcg".
     pub accelerator: String,
+    /// The VMM: "auto", "native" (Slipway's own, which needs KVM) or "qemu". "auto" is Slipway's own
+    /// where guests run on KVM with it, and QEMU elsewhere.
+    pub vmm: String,
     /// The number of threads that serve devices.
     pub reactors: u32,
     /// The most microseconds that a thread that serves devices polls after its last work before it
@@ -85,6 +88,7 @@ impl Default for Config {
             log_bytes: 256 << 20,
             boot_timeout_s: 120,
             accelerator: "auto".into(),
+            vmm: "auto".into(),
             reactors: 1,
             poll_budget_us: 200,
             keeper: false,
@@ -153,27 +157,39 @@ impl Config {
         self.data_dir.join("cache")
     }
 
+    /// Returns the path of Slipway's own VMM: `SLIPWAY_VMM_PROGRAM` if it is set, else the static
+    /// program `slipway-vmm` that comes with this one.
+    ///
+    /// # Errors
+    /// The errors of [`Config::find_program`].
+    pub fn find_vmm(&self) -> Result<PathBuf> {
+        match std::env::var_os("SLIPWAY_VMM_PROGRAM").filter(|path| !path.is_empty()) {
+            Some(path) => Ok(std::path::absolute(&path).unwrap_or_else(|_| path.into())),
+            None => self.find_program("slipway-vmm"),
+        }
+    }
+
     /// Returns the path of the static agent. A dynamic one, which a build for tests leaves beside
     /// its programs, is skipped.
     ///
     /// # Errors
-    /// The errors of [`Config::find_guest_program`].
+    /// The errors of [`Config::find_program`].
     pub fn find_agent(&self) -> Result<PathBuf> {
         match &self.agent {
             Some(path) => static_among("slipway-agent", std::slice::from_ref(path)),
-            None => self.find_guest_program("slipway-agent"),
+            None => self.find_program("slipway-agent"),
         }
     }
 
-    /// Returns the path of a static program that comes with this one and runs in guests. Searches
+    /// Returns the path of a static program that comes with this one: a guest's or a VMM. Searches
     /// beside this program, in a freshly built tree, and where Slipway is installed.
     ///
     /// # Errors
-    /// [`Error::NoGuestProgram`] with the paths that were tried; [`Error::Initramfs`] if a program
-    /// was found that cannot run in every guest.
-    pub fn find_guest_program(&self, name: &str) -> Result<PathBuf> {
+    /// [`Error::NoProgram`] with the paths that were tried; [`Error::Initramfs`] if a program was
+    /// found that cannot run in every guest.
+    pub fn find_program(&self, name: &str) -> Result<PathBuf> {
         let beside = std::env::current_exe().ok().and_then(|exe| {
-            // A freshly built tree keeps the guest's programs under their own target and profile.
+            // A freshly built tree keeps static programs under their own target and profile.
             let dir = exe.parent()?;
             let built = dir.parent()?.join("x86_64-unknown-linux-gnu/agent").join(name);
             Some([dir.join(name), built])
@@ -209,7 +225,7 @@ fn static_among(name: &str, places: &[PathBuf]) -> Result<PathBuf> {
         }
     }
     Err(refused.map_or_else(
-        || Error::NoGuestProgram { name: name.to_owned(), places: places.to_vec() },
+        || Error::NoProgram { name: name.to_owned(), places: places.to_vec() },
         Error::from,
     ))
 }
@@ -255,7 +271,7 @@ mod tests {
         assert_eq!(found, fixed);
         let refused = static_among("x", &[absent.clone(), dynamic]).unwrap_err().to_string();
         assert!(refused.contains("not static"), "{refused}");
-        assert!(matches!(static_among("x", &[absent]), Err(Error::NoGuestProgram { .. })));
+        assert!(matches!(static_among("x", &[absent]), Err(Error::NoProgram { .. })));
     }
 
     #[test]

@@ -22,10 +22,10 @@ pub enum Error {
         /// The reason why the file is invalid.
         reason: String,
     },
-    /// The binary of a program that runs in guests was not found.
+    /// The binary of a static program, a guest's or a VMM, was not found.
     #[error("{name} not found in {}; build it with `make build`",
         places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
-    NoGuestProgram {
+    NoProgram {
         /// The program's name.
         name: String,
         /// The paths that were tried.

@@ -86,6 +86,12 @@ fn numbered(disks: Vec<plane_v1::Disk>) -> Vec<plane_v1::Namespace> {
     namespaces.map(|(nsid, disk)| plane_v1::Namespace { nsid, disk: Some(disk) }).collect()
 }
 
+/// Returns the sockets of the functions, in the order of [`ids`].
+pub fn sockets<'a>(node: &Node, record: &'a Record) -> impl Iterator<Item = PathBuf> + use<'a> {
+    let run_dir = node.run_dir(&record.id);
+    (0..ids(record).count()).map(move |number| run_dir.join(format!("nvme-{number}.sock")))
+}
+
 /// Makes the plane serve the functions. When this returns, their sockets accept the VMM.
 ///
 /// # Errors
@@ -97,9 +103,7 @@ pub async fn serve(
     memory: &GuestMemory,
     functions: Vec<Vec<plane_v1::Namespace>>,
 ) -> Result<Vec<PathBuf>> {
-    let mut sockets = Vec::new();
-    for (number, (id, namespaces)) in ids(record).zip(functions).enumerate() {
-        let socket = node.run_dir(&record.id).join(format!("nvme-{number}.sock"));
+    for ((id, namespaces), socket) in ids(record).zip(functions).zip(sockets(node, record)) {
         let request = plane_v1::CreateEndpointRequest {
             virtio_net: None,
             memory: Some(client_memory(memory)?),
@@ -115,9 +119,8 @@ pub async fn serve(
         };
         let created = node.plane.clone().create_endpoint(request).await;
         created.map_err(|status| Error::Plane(status.message().to_owned()))?;
-        sockets.push(socket);
     }
-    Ok(sockets)
+    Ok(sockets(node, record).collect())
 }
 
 /// Removes the functions of [`serve`]. Missing ones are no error.

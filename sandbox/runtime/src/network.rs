@@ -133,6 +133,11 @@ pub fn function_id(sandbox_id: &str) -> String {
     format!("{sandbox_id}.net")
 }
 
+/// Returns the socket of the network function, or `None` if the sandbox has no network.
+pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
+    record.network.as_ref().map(|_| node.run_dir(&record.id).join("net.sock"))
+}
+
 /// Makes the plane serve the network function. When this returns, its socket accepts the VMM.
 /// Returns `None` if the sandbox has no network.
 ///
@@ -144,8 +149,9 @@ pub async fn serve(
     uid: u32,
     memory: &GuestMemory,
 ) -> Result<Option<PathBuf>> {
-    let Some(network) = &record.network else { return Ok(None) };
-    let socket = node.run_dir(&record.id).join("net.sock");
+    let (Some(network), Some(socket)) = (&record.network, socket(node, record)) else {
+        return Ok(None);
+    };
     let request = plane_v1::CreateEndpointRequest {
         id: function_id(&record.id),
         socket_path: socket.to_string_lossy().into_owned(),

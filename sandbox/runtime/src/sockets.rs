@@ -3,8 +3,8 @@
 //!
 //! The engine serves the function as long as the VMM is connected, whatever happens to the daemon.
 //!
-//! Not implemented: recovery of a sandbox whose engine died. VMMs do not reconnect, so the sandbox
-//! must be started anew to have its sockets back.
+//! Not implemented: recovery of a sandbox whose engine died. The next engine knows nothing of the
+//! function, so the sandbox must be started anew to have its sockets back.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -53,6 +53,13 @@ pub struct ServedFunction {
     _connection: OwnedFd,
 }
 
+/// Returns the socket of the sandbox's function, or `None` if the sandbox has no socket engine or no
+/// network.
+pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
+    let served = record.sockets.is_some() && record.network.is_some();
+    served.then(|| node.run_dir(&record.id).join("sockets.sock"))
+}
+
 /// Makes the engine serve the sandbox's function. When this returns, its socket accepts the VMM.
 /// Returns `None` if the sandbox has no socket engine or no network.
 ///
@@ -64,7 +71,8 @@ pub async fn serve(
     uid: u32,
     memory: &GuestMemory,
 ) -> Result<Option<ServedFunction>> {
-    let (Some(engine), Some(network)) = (&record.sockets, &record.network) else { return Ok(None) };
+    let parts = (&record.sockets, &record.network, socket(node, record));
+    let (Some(engine), Some(network), Some(socket)) = parts else { return Ok(None) };
     let addresses = [&network.ipv4, &network.ipv6].into_iter().filter(|one| !one.is_empty());
     let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
     let addresses = addresses.map_err(|error| failed(engine, error))?;
@@ -72,7 +80,6 @@ pub async fn serve(
     let plane_v1::ClientMemory { limit_bytes: bytes, device, inode } = client_memory(memory)?;
     let memory = Some(Memory { bytes, device, inode });
     let function = Function { name: record.name.clone(), tenant, addresses, memory };
-    let socket = node.run_dir(&record.id).join("sockets.sock");
     let (at, path) = (engine.clone(), socket.clone());
     // The call waits for the engine, so it runs on a thread of its own.
     let asked = tokio::task::spawn_blocking(move || {

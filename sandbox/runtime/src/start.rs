@@ -4,7 +4,7 @@
 //! served before the VMM starts, so that the VMM never waits for it. Work that the guest does not
 //! depend on is done while the guest boots.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +23,6 @@ use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::{Error, Result, function, log, name, network, sockets, stdio};
 
-/// Host memory that a VMM needs beside its guest's memory: QEMU's own, the translator's cache under
-/// software emulation, page tables.
-const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
@@ -81,15 +78,17 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     recorded.await?;
     let record = sandbox.record();
     let run_dir = node.run_dir(&record.id);
-    let (id, limits) = (record.id.clone(), limits(&record));
+    let memory = GuestMemory::new(record.memory_bytes)?;
+    let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
+    let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
+    let id = record.id.clone();
     let cgroup = sandbox.lane.run(move || {
         let cgroup = Cgroup::of(&id);
         cgroup.create(limits).map(|()| cgroup)
     });
-    let cgroup = stages.run("cgroup", cgroup).await?;
+    spec.cgroup_procs = stages.run("cgroup", cgroup).await?.procs_files();
     let functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
     sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
-    let memory = GuestMemory::new(record.memory_bytes)?;
     let attach = async {
         let mut paths = function::serve(node, &record, uid, &memory, functions).await?;
         paths.extend(network::serve(node, &record, uid, &memory).await?);
@@ -99,7 +98,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     };
     // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
     let (paths, _asked) = stages.run("vf-attach", attach).await?;
-    let spec = vm_spec(node, &record, uid, &cgroup, memory.clone(), paths).await?;
+    spec.vfio_user_sockets = paths;
     let launched = {
         let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
         stages.run("vmm", launch).await
@@ -134,9 +133,10 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     Ok(Running::new(vm, agent, carry))
 }
 
-fn limits(record: &Record) -> Limits {
+/// Returns the limits of a VMM that needs `overhead` bytes beside its guest's memory.
+fn limits(record: &Record, overhead: u64) -> Limits {
     Limits {
-        memory_bytes: record.memory_bytes + VMM_OVERHEAD_BYTES,
+        memory_bytes: record.memory_bytes.saturating_add(overhead),
         // One CPU more is for the VMM's own threads: the VMM must answer while the guest computes.
         cpus: record.cpus + 1,
         threads: 64 + record.cpus,
@@ -153,14 +153,8 @@ fn make_run_dir(dir: &Path) -> Result<()> {
         .map_err(Error::file("cannot create", dir))
 }
 
-async fn vm_spec(
-    node: &Node,
-    record: &Record,
-    uid: u32,
-    cgroup: &Cgroup,
-    memory: GuestMemory,
-    vfio_user_sockets: Vec<PathBuf>,
-) -> Result<VmSpec> {
+/// Describes the VM, without its control groups and the sockets of its functions.
+async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) -> Result<VmSpec> {
     let boot = node.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
     let run_dir = node.run_dir(&record.id);
     Ok(VmSpec {
@@ -171,12 +165,12 @@ async fn vm_spec(
         initramfs: boot.initramfs,
         cmdline: Vec::new(),
         agent_socket: node.agent_socket(&record.id),
-        vfio_user_sockets,
+        vfio_user_sockets: Vec::new(),
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
         run_dir,
         credentials: Some(Credentials { uid, gid: uid }),
-        cgroup_procs: cgroup.procs_files(),
+        cgroup_procs: Vec::new(),
         accel: accelerator(&record.accelerator)?,
     })
 }

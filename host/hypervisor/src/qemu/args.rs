@@ -17,13 +17,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::{Accel, DiskModel, Error, Result, VmSpec};
+use crate::launch::Common;
+use crate::{Accel, DiskModel, VmSpec};
 
 /// The name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
-
-/// The largest number of functions and disks: the root bus has 32 slots, some of which are taken.
-const MAX_FUNCTIONS: usize = 24;
 
 /// The first of QEMU's descriptor sets for disks; set 1 is the KVM device.
 const FIRST_DISK_SET: usize = 2;
@@ -33,69 +31,27 @@ const FIRST_DISK_SET: usize = 2;
 const MACHINE: &str = "q35,memory-backend=ram,usb=off,sata=off,smbus=off,vmport=off,hpet=off,\
                        i8042=off,graphics=off,smm=off";
 
-/// The kernel command line of every guest. The reasons:
-/// - `console=ttyS0 quiet`: panics and warnings reach the console log, other messages do not (a
-///   character costs a trap);
-/// - `panic=-1 reboot=t`: a panicked guest ends at once instead of hanging (QEMU runs with
-///   `-no-reboot`);
-/// - `cryptomgr.notests`: saves 0.3 to 0.6 s of self-tests of ciphers under emulation;
-/// - `tsc=reliable no_timer_check`: no calibration against timers that a busy host delays;
-/// - `random.trust_cpu=on`: the guest's random numbers are ready at once.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t cryptomgr.notests tsc=reliable \
-                       no_timer_check random.trust_cpu=on";
+/// QEMU's words on the kernel command line. A guest resets itself by a triple fault, which needs no
+/// device; QEMU runs with `-no-reboot` and ends then.
+const WORDS: [&str; 1] = ["reboot=t"];
 
 /// The numbers of the child's descriptors.
 #[derive(Clone, Debug)]
 pub(super) struct Passed {
-    /// The guest memory.
-    pub(super) memory: RawFd,
-    /// The listening socket of the control channel.
-    pub(super) qmp: RawFd,
-    /// The listening socket of the agent's port.
-    pub(super) agent: RawFd,
+    /// The descriptors that any VMM has.
+    pub(super) common: Common,
     /// Path-only descriptors of the vfio-user sockets.
     pub(super) functions: Vec<RawFd>,
     /// The files of the emulated disks, each with a flag that it is a block device.
     pub(super) disks: Vec<(RawFd, bool)>,
-    /// The KVM device; `None` under emulation.
-    pub(super) kvm: Option<RawFd>,
-}
-
-/// Refuses an invalid spec before anything is started.
-pub(super) fn check(spec: &VmSpec) -> Result<()> {
-    let bad = |what: String| Err(Error::BadSpec { what });
-    let mib = 1 << 20;
-    let bytes = spec.memory.bytes();
-    if bytes < VmSpec::MIN_MEMORY || !bytes.is_multiple_of(mib) {
-        let least = VmSpec::MIN_MEMORY / mib;
-        return bad(format!(
-            "{bytes} bytes of memory: a sandbox needs at least {least} MiB, in whole MiB"
-        ));
-    }
-    if !(1..=VmSpec::MAX_CPUS).contains(&spec.cpus) {
-        return bad(format!("{} CPUs: 1 to {} are possible", spec.cpus, VmSpec::MAX_CPUS));
-    }
-    let count = spec.vfio_user_sockets.len() + spec.disks.len();
-    if count > MAX_FUNCTIONS {
-        return bad(format!("{count} functions and disks: at most {MAX_FUNCTIONS} fit on the bus"));
-    }
-    // The name becomes part of QEMU's option lists, where commas separate.
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if spec.name.is_empty() || spec.name.len() > 128 || !spec.name.chars().all(plain) {
-        return bad(format!("'{}' is no name of a sandbox: use letters, digits, - _ .", spec.name));
-    }
-    if spec.cmdline.iter().any(|word| word.chars().any(char::is_control)) {
-        return bad("a control character in the kernel's command line".into());
-    }
-    Ok(())
 }
 
 /// Builds the command line for a checked spec.
 pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsString> {
     let mut arguments = Arguments::default();
-    base(&mut arguments, spec, accel, passed);
+    base(&mut arguments, spec, accel, &passed.common);
     boot(&mut arguments, spec);
-    channels(&mut arguments, passed);
+    channels(&mut arguments, &passed.common);
     for (index, function) in passed.functions.iter().enumerate() {
         let socket = json!({ "type": "unix", "path": format!("/proc/self/fd/{function}") });
         let addr = slot(index);
@@ -145,7 +101,7 @@ fn disk(arguments: &mut Arguments, spec: &VmSpec, index: usize, (file, device): 
     arguments.json("-device", &front);
 }
 
-fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed) {
+fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common) {
     arguments.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
     // The guest runs no instruction until the launcher has closed the cage and sends `cont`.
     arguments.flag("-S");
@@ -183,16 +139,11 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed)
 fn boot(arguments: &mut Arguments, spec: &VmSpec) {
     arguments.pair("-bios", "qboot.rom");
     arguments.path("-kernel", &spec.kernel).path("-initrd", &spec.initramfs);
-    let mut cmdline = CMDLINE.to_owned();
-    for word in &spec.cmdline {
-        cmdline.push(' ');
-        cmdline.push_str(word);
-    }
-    arguments.pair("-append", cmdline);
+    arguments.pair("-append", spec.kernel_words(&WORDS));
 }
 
-fn channels(arguments: &mut Arguments, passed: &Passed) {
-    arguments.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", passed.qmp));
+fn channels(arguments: &mut Arguments, passed: &Common) {
+    arguments.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", passed.control));
     arguments.pair("-mon", "chardev=qmp,mode=control");
     // The console is standard output, which the launcher reads into a bounded log.
     arguments.pair("-chardev", "stdio,id=console,signal=off,mux=off");
@@ -232,30 +183,12 @@ impl Arguments {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::{AccelChoice, EmulatedDisk, GuestMemory};
-
-    pub(crate) fn spec() -> VmSpec {
-        VmSpec {
-            name: "web-1".into(),
-            memory: GuestMemory::new(256 << 20).unwrap(),
-            cpus: 2,
-            kernel: "/k/vmlinux".into(),
-            initramfs: "/k/initramfs,with comma.cpio".into(),
-            cmdline: vec!["slipway.debug=1".into()],
-            agent_socket: "/run/x/agent".into(),
-            vfio_user_sockets: vec!["/run/x/a,b".into(), "/run/x/c".into()],
-            disks: Vec::new(),
-            console_log: "/run/x/console".into(),
-            run_dir: PathBuf::from("/run/x"),
-            credentials: None,
-            cgroup_procs: Vec::new(),
-            accel: AccelChoice::Auto,
-        }
-    }
+    use crate::spec::tests::spec;
+    use crate::{EmulatedDisk, Error};
 
     fn line(accel: Accel, kvm: Option<RawFd>) -> String {
         lined(&spec(), &[], accel, kvm)
@@ -264,7 +197,8 @@ pub(super) mod tests {
     fn lined(spec: &VmSpec, disks: &[(RawFd, bool)], accel: Accel, kvm: Option<RawFd>) -> String {
         let functions = vec![7, 8];
         let disks = disks.to_vec();
-        let passed = Passed { memory: 3, qmp: 5, agent: 6, functions, disks, kvm };
+        let common = Common { memory: 3, control: 5, agent: 6, kvm };
+        let passed = Passed { common, functions, disks };
         let arguments = build(spec, accel, &passed);
         arguments.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
@@ -296,7 +230,7 @@ pub(super) mod tests {
         assert!(line.contains(r#"{"addr":"7","drive":"disk1","driver":"virtio-blk-pci""#));
         assert_eq!(spec.disk_address(1), "0000:00:07.0");
         let many = VmSpec { disks: vec![disk(DiskModel::Nvme); 23], ..spec };
-        assert!(matches!(check(&many), Err(Error::BadSpec { .. })), "2 + 23 functions");
+        assert!(matches!(many.check(), Err(Error::BadSpec { .. })), "2 + 23 functions");
     }
 
     #[test]
@@ -308,7 +242,7 @@ pub(super) mod tests {
         assert!(line.contains(" -S "), "{line}");
         assert!(line.contains("-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny"));
         assert!(line.contains("-initrd /k/initramfs,with comma.cpio"));
-        assert!(line.contains("random.trust_cpu=on slipway.debug=1"));
+        assert!(line.contains("random.trust_cpu=on reboot=t slipway.debug=1"));
     }
 
     #[test]
@@ -316,27 +250,5 @@ pub(super) mod tests {
         let kvm = line(Accel::Kvm, Some(9));
         assert!(kvm.contains("-add-fd fd=9,set=1 -accel kvm,device=/dev/fdset/1 -cpu host"));
         assert!(line(Accel::Tcg, None).contains("-accel tcg"));
-    }
-
-    #[test]
-    fn impossible_machines_are_refused() {
-        check(&spec()).unwrap();
-        let refused: [fn(&mut VmSpec); 10] = [
-            |s| s.memory = GuestMemory::new(1).unwrap(),
-            |s| s.memory = GuestMemory::new((96 << 20) - (1 << 20)).unwrap(),
-            |s| s.memory = GuestMemory::new((96 << 20) + 1).unwrap(),
-            |s| s.cpus = 0,
-            |s| s.cpus = 256,
-            |s| s.name = String::new(),
-            |s| s.name = "a,debug-threads=on".into(),
-            |s| s.name = "a".repeat(129),
-            |s| s.vfio_user_sockets = vec!["/x".into(); 25],
-            |s| s.cmdline = vec!["a\nb".into()],
-        ];
-        for spoil in refused {
-            let mut spec = spec();
-            spoil(&mut spec);
-            assert!(matches!(check(&spec), Err(Error::BadSpec { .. })), "{spec:?}");
-        }
     }
 }

@@ -4,13 +4,14 @@ use std::cmp::Ordering;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::{file_identity, read_cached, write_cached};
 use crate::{Error, Result};
 
 /// The directory where set-up puts the tools that the distribution lacks, unless `SLIPWAY_TOOLS`
@@ -56,10 +57,10 @@ impl FromStr for Version {
 /// A QEMU that can run sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binary {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     version: Version,
     /// The identity of the examined file; see [`file_identity`].
-    identity: String,
+    pub(super) identity: String,
 }
 
 impl Binary {
@@ -71,10 +72,6 @@ impl Binary {
     /// Returns the version of the program.
     pub fn version(&self) -> Version {
         self.version
-    }
-
-    pub(super) fn identity(&self) -> &str {
-        &self.identity
     }
 
     /// Carries out [`Qemu::find`](super::Qemu::find).
@@ -155,33 +152,6 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
 
 fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-}
-
-/// Returns a text that identifies a file in its present state: a replaced or changed file has
-/// another.
-pub(super) fn file_identity(path: &Path) -> std::io::Result<String> {
-    let meta = fs::metadata(path)?;
-    let (dev, ino, size) = (meta.dev(), meta.ino(), meta.size());
-    let changed = (meta.ctime(), meta.ctime_nsec());
-    Ok(format!("{} {dev}:{ino} {size} {}.{:09}", path.display(), changed.0, changed.1))
-}
-
-/// Reads a cache file. Returns `None` if it does not exist or is damaged.
-pub(super) fn read_cached<T: for<'de> Deserialize<'de>>(file: &Path) -> Option<T> {
-    serde_json::from_slice(&fs::read(file).ok()?).ok()
-}
-
-/// Replaces a cache file atomically. A cache that cannot be written only costs time.
-pub(super) fn write_cached<T: Serialize>(file: &Path, value: &T) {
-    let write = || -> std::io::Result<()> {
-        fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
-        let unfinished = file.with_extension(format!("{}.tmp", std::process::id()));
-        fs::write(&unfinished, serde_json::to_vec(value)?)?;
-        fs::rename(&unfinished, file)
-    };
-    if let Err(error) = write() {
-        tracing::debug!(file = %file.display(), %error, "cache not written");
-    }
 }
 
 #[cfg(test)]

@@ -1,33 +1,29 @@
 //! QEMU as the hypervisor.
 
 mod args;
-mod console;
-mod control;
-mod exit;
-mod files;
 mod find;
-mod launch;
-mod probe;
-mod qmp;
-mod vm;
+mod program;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use tokio::sync::OnceCell;
-
-pub use console::STDERR_TAIL;
 pub use find::{Binary, MINIMUM_VERSION, TOOL_ROOT, Version};
 
+use crate::launch::Program;
+use crate::probe::Probe;
 use crate::{
     Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, LeftVm, Result, Vm, VmSpec,
+    launch,
 };
+
+/// Host memory in bytes that a QEMU needs beside its guest's memory: its own, the translator's cache
+/// under software emulation, page tables.
+const OVERHEAD: u64 = 768 << 20;
 
 /// Any QEMU from 10.1 on.
 #[derive(Debug)]
 pub struct Qemu {
     binary: Binary,
-    cache: PathBuf,
-    auto: OnceCell<AccelReport>,
+    probe: Probe,
 }
 
 impl Qemu {
@@ -39,7 +35,7 @@ impl Qemu {
     /// not exist; a cache that cannot be written only costs time. Blocks while a QEMU that is not
     /// in the cache is examined (about 0.2 s).
     pub fn find(cache: &Path) -> Result<Self> {
-        Ok(Self { binary: Binary::find(cache)?, cache: cache.to_owned(), auto: OnceCell::new() })
+        Ok(Self { binary: Binary::find(cache)?, probe: Probe::new(cache) })
     }
 
     /// Examines the QEMU at `path`, as [`Qemu::find`] does.
@@ -48,7 +44,7 @@ impl Qemu {
     /// [`Error::NoQemu`] with the fault of that QEMU.
     pub fn at(path: &Path, cache: &Path) -> Result<Self> {
         let binary = Binary::at(path, cache).map_err(|reason| Error::NoQemu { reason })?;
-        Ok(Self { binary, cache: cache.to_owned(), auto: OnceCell::new() })
+        Ok(Self { binary, probe: Probe::new(cache) })
     }
 
     /// Returns the QEMU that was found.
@@ -59,14 +55,7 @@ impl Qemu {
     /// Returns the accelerator that [`AccelChoice::Auto`] selects, and the reason. Boots `kernel`
     /// on KVM for a moment if no cheaper check rules KVM out and the answer is not in the cache.
     pub async fn probe(&self, kernel: &Path) -> &AccelReport {
-        self.auto
-            .get_or_init(|| async {
-                let report = probe::probe(&self.binary, kernel, &self.cache).await;
-                tracing::info!(accel = %report.accel, reason = %report.reason, "accelerator \
-                    chosen");
-                report
-            })
-            .await
+        self.probe.report(&self.binary, kernel).await
     }
 
     /// Returns the accelerator for `choice`: with `Auto`, that of the last probe with this kernel,
@@ -87,18 +76,27 @@ impl Qemu {
 
 impl Hypervisor for Qemu {
     fn name(&self) -> &'static str {
-        "qemu"
+        Binary::NAME
+    }
+
+    fn overhead<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<u64>> {
+        Box::pin(std::future::ready(Ok(OVERHEAD)))
     }
 
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
         Box::pin(async move {
             let accel = self.resolve(spec.accel, &spec.kernel).await?;
-            let vm = launch::launch(self.binary.path(), spec, accel).await?;
+            let vm = launch::launch(&self.binary, spec, accel).await?;
             Ok(Box::new(vm) as Box<dyn Vm>)
         })
     }
 
     fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
-        Box::pin(async move { Ok(Box::new(launch::adopt(left).await?) as Box<dyn Vm>) })
+        Box::pin(adopt(left))
     }
+}
+
+/// Takes over a QEMU. The program itself is not needed for that.
+pub(crate) async fn adopt(left: &LeftVm) -> Result<Box<dyn Vm>> {
+    Ok(Box::new(launch::adopt::<Binary>(left).await?))
 }

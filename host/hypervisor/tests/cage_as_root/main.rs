@@ -1,5 +1,5 @@
-//! A VMM that was taken over: this test program itself in QEMU's place, started by the launcher as
-//! QEMU is, tries to reach resources of its host and of other sandboxes. Each attack succeeds from
+//! A VMM that was taken over: this test program itself in the place of QEMU and of `slipway-vmm`,
+//! started by the launcher as they are, tries to reach resources of its host and of other sandboxes. Each attack succeeds from
 //! a process of the same user without the cage, which the test checks first.
 #![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
 #![allow(unsafe_code)] // An attacker's system calls.
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
     Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, VmSpec, reap_leftover,
@@ -70,8 +71,8 @@ impl Host {
         Self { directory, targets, victim, queue, _listeners: (path, hidden, tcp) }
     }
 
-    /// Copies this program so that USER may run it, and makes a script that runs it in QEMU's
-    /// place.
+    /// Copies this program so that USER may run it, and makes a script that runs it in a
+    /// VMM's place.
     fn program(&self) -> PathBuf {
         let (copy, script) =
             (self.directory.path().join("program"), self.directory.path().join("qemu"));
@@ -93,7 +94,7 @@ impl Host {
         script
     }
 
-    fn spec(&self) -> VmSpec {
+    fn spec(&self, accel: Accel) -> VmSpec {
         let run_dir = self.directory.path().join("vm");
         fs::create_dir(&run_dir).unwrap();
         open_to_all(&run_dir, 0o700);
@@ -101,8 +102,8 @@ impl Host {
             name: "taken-over".into(),
             memory: GuestMemory::new(128 << 20).unwrap(),
             cpus: 1,
-            kernel: "/nowhere".into(),
-            initramfs: "/nowhere".into(),
+            kernel: "/dev/null".into(),
+            initramfs: "/dev/null".into(),
             cmdline: self.targets.words(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
@@ -111,7 +112,7 @@ impl Host {
             run_dir,
             credentials: Some(USER),
             cgroup_procs: Vec::new(),
-            accel: AccelChoice::Only(Accel::Tcg),
+            accel: AccelChoice::Only(accel),
         }
     }
 
@@ -164,20 +165,36 @@ async fn console(spec: &VmSpec) -> String {
 }
 
 #[tokio::test]
-async fn a_vmm_that_was_taken_over_reaches_nothing() {
-    let name = "a_vmm_that_was_taken_over_reaches_nothing";
+async fn a_qemu_that_was_taken_over_reaches_nothing() {
+    let name = "a_qemu_that_was_taken_over_reaches_nothing";
     if !rustix::process::geteuid().is_root() {
         return println!("SKIPPED: {name}: needs root");
     }
     let host = Host::new();
     let qemu = Qemu::at(&host.program(), &host.directory.path().join("cache")).unwrap();
+    reaches_nothing(&host, &qemu, Accel::Tcg).await;
+}
+
+#[tokio::test]
+async fn a_slipway_vmm_that_was_taken_over_reaches_nothing() {
+    let name = "a_slipway_vmm_that_was_taken_over_reaches_nothing";
+    let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    if !rustix::process::geteuid().is_root() || kvm.is_err() {
+        return println!("SKIPPED: {name}: needs root, and /dev/kvm, of which nothing is used");
+    }
+    let host = Host::new();
+    let native = SlipwayVmm::new(host.program(), &host.directory.path().join("cache"));
+    reaches_nothing(&host, &native, Accel::Kvm).await;
+}
+
+async fn reaches_nothing(host: &Host, vmm: &dyn Hypervisor, accel: Accel) {
     let open = reached(host.outside().iter().map(String::as_str));
     println!("open without the cage: {open:?}");
     for way in attacks::OPEN_WITHOUT_A_CAGE {
         assert!(open.iter().any(|reached| reached == way), "{way} proves nothing: {open:?}");
     }
-    let spec = host.spec();
-    let vm = tokio::time::timeout(LIMIT, qemu.launch(&spec)).await.unwrap().unwrap();
+    let spec = host.spec(accel);
+    let vm = tokio::time::timeout(LIMIT, vmm.launch(&spec)).await.unwrap().unwrap();
     let pid = vm.record().pid;
     let text = console(&spec).await;
     assert_eq!(reached(text.lines()), Vec::<String>::new(), "{text}");

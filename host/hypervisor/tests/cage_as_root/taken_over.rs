@@ -1,4 +1,4 @@
-//! The program in QEMU's place. It speaks as much QMP as its launcher needs, and attacks its host
+//! The program in a VMM's place. It speaks as much QMP as its launcher needs, and attacks its host
 //! once the guest is to run. Started by hand, these tests do nothing.
 
 use std::io::{BufRead, BufReader, Write};
@@ -12,11 +12,11 @@ fn arguments() -> Option<String> {
     std::env::var("VMM_ARGUMENTS").ok()
 }
 
-/// Returns the descriptor that QEMU is given as `id`.
-fn descriptor(arguments: &str, id: &str) -> RawFd {
-    let of = format!("socket,id={id},fd=");
-    let rest = arguments.split(&of).nth(1).unwrap();
-    rest.split(',').next().unwrap().parse().unwrap()
+/// Returns the listening socket of the control channel, as QEMU or `slipway-vmm` is given it.
+fn control(arguments: &str) -> RawFd {
+    let after = |option| arguments.split(option).nth(1);
+    let rest = after("socket,id=qmp,fd=").or_else(|| after("--control fd:")).unwrap();
+    rest.split([',', ' ']).next().unwrap().parse().unwrap()
 }
 
 /// Answers until the guest is to run.
@@ -34,11 +34,11 @@ fn serve_until_it_runs(mut stream: &UnixStream) {
 }
 
 #[test]
-#[ignore = "started in QEMU's place"]
+#[ignore = "started in a VMM's place"]
 fn program() {
     let Some(arguments) = arguments() else { return };
-    // SAFETY: the launcher passed this descriptor for QEMU to own.
-    let listener = unsafe { UnixListener::from_raw_fd(descriptor(&arguments, "qmp")) };
+    // SAFETY: the launcher passed this descriptor for the VMM to own.
+    let listener = unsafe { UnixListener::from_raw_fd(control(&arguments)) };
     let (stream, _) = listener.accept().unwrap();
     serve_until_it_runs(&stream);
     attacks::all(&Targets::of(&arguments));

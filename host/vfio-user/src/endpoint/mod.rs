@@ -228,8 +228,7 @@ impl Endpoint {
                 return Err(std::io::Error::other("too much of earlier clients cannot be closed"));
             }
             let Some((socket, peer)) = self.entrance.listener.accept()? else { return Ok(()) };
-            let allowed = self.config.allowed_uid.is_none_or(|uid| uid == peer.uid);
-            if allowed && matches!(self.state, EndpointState::Listening) {
+            if self.config.admits(peer.uid) && matches!(self.state, EndpointState::Listening) {
                 self.connect(socket, peer, context)?;
             } else {
                 add(&self.shared.live.refused, 1);

@@ -35,14 +35,51 @@ fn a_second_client_is_hung_up_on() {
     assert_eq!(served.control.stats().refused, 1);
 }
 
+/// A launcher is of the server's user, and connects for a VMM of another user.
 #[test]
-fn only_the_allowed_user_is_served() {
+fn the_servers_own_user_connects_for_others() {
     let us = rustix::process::getuid().as_raw();
-    let served = serve_with(|config| config.allowed_uid = Some(us));
-    assert!(served.client().is_alive());
-    let served = serve_with(|config| config.allowed_uid = Some(us + 1));
-    assert!(served.connect().try_reply().is_none());
-    assert_eq!(served.control.stats().connections, 0);
+    for allowed in [us, us + 1] {
+        let served = serve_with(|config| config.allowed_uid = Some(allowed));
+        assert!(served.client().is_alive());
+    }
+}
+
+#[test]
+fn another_user_is_hung_up_on_as_root() {
+    let test = "another_user_is_hung_up_on_as_root";
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: {test}: needs root to act as another user");
+    }
+    const USER: u32 = 65534;
+    for (allowed, answer) in [(USER, "served"), (USER + 1, "hung up on")] {
+        let served = serve_with(|config| {
+            config.allowed_uid = Some(allowed);
+            config.mode = 0o666;
+        });
+        // The directory of the socket is this user's alone, but not a descriptor of it.
+        let socket = std::fs::File::from(
+            rustix::fs::open(&served.path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
+                .unwrap(),
+        );
+        let program = "import socket, struct, sys\n\
+             client = socket.socket(socket.AF_UNIX)\n\
+             client.connect(f'/proc/self/fd/{sys.argv[1]}')\n\
+             try: client.send(struct.pack('<HHIIIHH', 1, 1, 20, 0, 0, 0, 1))\n\
+             except BrokenPipeError: pass\n\
+             try: print('served' if client.recv(16) else 'hung up on')\n\
+             except ConnectionResetError: print('hung up on')";
+        let number = std::os::fd::AsRawFd::as_raw_fd(&socket).to_string();
+        let mut client = std::process::Command::new("python3");
+        client.args(["-c", program, &number]);
+        let said = match std::os::unix::process::CommandExt::uid(&mut client, USER).output() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return println!("SKIPPED: {test}: needs python3");
+            }
+            said => said.unwrap(),
+        };
+        assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), answer, "{said:?}");
+    }
 }
 
 #[test]

@@ -270,6 +270,10 @@ impl Hypervisor for StandIn {
         "stand-in"
     }
 
+    fn overhead<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, slipway_hypervisor::Result<u64>> {
+        Box::pin(std::future::ready(Ok(0)))
+    }
+
     fn launch<'a>(
         &'a self,
         spec: &'a VmSpec,

@@ -81,7 +81,7 @@ impl Node {
 
     /// Returns the bytes of a static program that is installed with this one and runs in guests.
     pub fn guest_program(&self, name: &str) -> Result<Vec<u8>> {
-        let path = self.config.find_guest_program(name)?;
+        let path = self.config.find_program(name)?;
         std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 

@@ -1,7 +1,7 @@
-//! The connection to a QEMU's control channel.
+//! The connection to a VMM's control channel.
 //!
-//! The QEMU may have been taken over by its guest. It may pass descriptors that cannot be closed
-//! without waiting, so none is closed here; a QEMU that passes too many of them is disconnected. An
+//! The VMM may have been taken over by its guest. It may pass descriptors that cannot be closed
+//! without waiting, so none is closed here; a VMM that passes too many of them is disconnected. An
 //! endless stream of data is read in turns with the data of other connections.
 
 use std::path::Path;
@@ -10,20 +10,21 @@ use std::time::Duration;
 use slipway_peer::Bin;
 use slipway_peer::tokio::{InTurns, Stream};
 
-use super::qmp::Qmp;
+use crate::qmp::Qmp;
 use crate::{Error, Result};
 
-/// The time that QEMU may take to answer. A hundred at once on two cores need some of it.
-pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// The time that a VMM may take to answer. A hundred at once on two cores need some of it.
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Connects, and waits for QEMU's main loop: the greeting comes from a thread of its own before the
-/// machine is complete, `query-status` is answered after that.
-pub(super) async fn connect(control: &Path) -> Result<Qmp> {
+/// Connects, and waits for the VMM's main loop: QEMU's greeting comes from a thread of its own before
+/// the machine is complete, `query-status` is answered after that.
+pub(crate) async fn connect(control: &Path) -> Result<Qmp> {
     let bin = Bin::new();
     let stream = Stream::connect(control, &bin).await;
     let stream = stream.map_err(|error| Error::Control(error.to_string()))?;
+    let socket = stream.try_clone().map_err(|error| Error::Control(error.to_string()))?;
     let (reader, writer) = tokio::io::split(InTurns::new(stream, &bin));
-    let qmp = Qmp::connect(reader, writer).await?;
+    let qmp = Qmp::connect(reader, writer).await?.passing_over(socket);
     qmp.execute("query-status", ANSWER_DEADLINE).await?;
     Ok(qmp)
 }
@@ -53,7 +54,7 @@ mod tests {
         other
     }
 
-    /// A QEMU that was taken over passes descriptors that make the thread that closes them sleep;
+    /// A VMM that was taken over passes descriptors that make the thread that closes them sleep;
     /// the thread that serves the channel also serves others.
     #[test]
     fn descriptors_on_the_control_channel_hold_nobody_up() {

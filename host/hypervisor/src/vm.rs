@@ -1,4 +1,4 @@
-//! A running QEMU.
+//! A running VMM.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -9,30 +9,34 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
-use super::exit::{StderrTail, exit_of};
-use super::files::remove;
-use super::qmp::Qmp;
+use crate::exit::{StderrTail, exit_of};
+use crate::files::remove;
 use crate::process::Process;
+use crate::qmp::Qmp;
+use crate::reconnect::reconnect;
 use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, identity};
 
-/// The time that a command may take. None of our commands makes QEMU wait for anything.
+/// The time that a command may take. None of our commands makes a VMM wait for anything.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The time that the end of a VM waits for the end of its console's log.
 const LOG_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The resources that the supervising task owns until the process has ended.
-pub(super) struct Supervised {
-    pub(super) process: Process,
-    pub(super) stderr: StderrTail,
+pub(crate) struct Supervised {
+    pub(crate) process: Process,
+    pub(crate) stderr: StderrTail,
     /// The task that writes the console's log until the process has closed the pipe.
-    pub(super) console: JoinHandle<std::io::Result<()>>,
+    pub(crate) console: JoinHandle<std::io::Result<()>>,
     /// The paths that were made in the VM's directory.
-    pub(super) made: Vec<PathBuf>,
+    pub(crate) made: Vec<PathBuf>,
+    /// The sockets from which the VMM gets new connections of its functions, in their order on the
+    /// bus. Empty if the VMM takes none.
+    pub(crate) functions: Vec<PathBuf>,
 }
 
-/// A QEMU that was launched, or left by another launcher.
-pub(super) struct QemuVm {
+/// A VMM that was launched, or left by another launcher.
+pub(crate) struct LaunchedVm {
     record: VmRecord,
     times: Option<LaunchTimes>,
     accel: Accel,
@@ -42,8 +46,8 @@ pub(super) struct QemuVm {
     detached: AtomicBool,
 }
 
-impl QemuVm {
-    pub(super) fn new(
+impl LaunchedVm {
+    pub(crate) fn new(
         record: VmRecord,
         times: Option<LaunchTimes>,
         accel: Accel,
@@ -70,9 +74,11 @@ impl QemuVm {
 
 /// Waits for the end of the process, reports it, and removes the files that the VM left.
 async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<Option<VmExit>>) {
-    let Supervised { mut process, mut stderr, console, made } = supervised;
+    let Supervised { mut process, mut stderr, console, made, functions } = supervised;
+    let reconnects = tokio::spawn(reconnect(Arc::clone(&qmp), functions));
     // An error here means that the process has ended already; exit_of reports the same.
     let _ = process.exited().await;
+    reconnects.abort();
     let exit = exit_of(&mut process, &mut stderr, Some(&qmp)).await;
     // The log is complete when the end is reported, unless its disk does not respond.
     let _ = tokio::time::timeout(LOG_DEADLINE, console).await;
@@ -82,7 +88,7 @@ async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<O
     let _ = ended.send(Some(exit));
 }
 
-impl Vm for QemuVm {
+impl Vm for LaunchedVm {
     fn record(&self) -> &VmRecord {
         &self.record
     }
@@ -135,7 +141,7 @@ impl Vm for QemuVm {
     }
 }
 
-impl Drop for QemuVm {
+impl Drop for LaunchedVm {
     fn drop(&mut self) {
         if !self.detached.load(Ordering::Relaxed)
             && let Err(error) = self.kill()

@@ -1,33 +1,75 @@
-//! Launches a QEMU from a spec, and takes over one that another launcher left.
+//! Launches a VMM from a spec, and takes over one that another launcher left.
 
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::net::unix::pipe;
 
-use super::args::{self, Passed};
-use super::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
-use super::control::{ANSWER_DEADLINE, connect};
-use super::exit::{StderrTail, exit_of};
-use super::files::{RemoveOnDrop, listen, open_disk, open_socket};
-use super::qmp::Qmp;
-use super::vm::{QemuVm, Supervised};
 use crate::cage::Cage;
+use crate::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
+use crate::control::{ANSWER_DEADLINE, connect};
+use crate::exit::{StderrTail, exit_of};
+use crate::files::{RemoveOnDrop, listen};
 use crate::process::{Launch, Process};
+use crate::qmp::Qmp;
+use crate::vm::{LaunchedVm, Supervised};
 use crate::{Accel, Error, LaunchTimes, LeftVm, Result, VmRecord, VmSpec, accel};
 
-/// The time that a QEMU that runs already may take to answer.
+/// The time that a VMM that runs already may take to answer.
 const ADOPT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The time that a killed QEMU may take to end.
+/// The time that a killed VMM may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
+/// A VMM's program: the part of a launch that differs from one VMM to another.
+pub(crate) trait Program: Clone + Send + Sync + 'static {
+    /// The name of the hypervisor, in records and in logs.
+    const NAME: &'static str;
+
+    /// Says whether the VMM takes new connections of its functions, by the command
+    /// `slipway-reconnect`.
+    const RECONNECTS: bool;
+
+    /// Returns the path of the program.
+    fn path(&self) -> &Path;
+
+    /// Returns a text that changes when the program's file does.
+    fn identity(&self) -> io::Result<String>;
+
+    /// Refuses a spec that this VMM cannot run, beyond what [`VmSpec::check`] refuses.
+    fn check(&self, spec: &VmSpec, accel: Accel) -> Result<()>;
+
+    /// Opens what this VMM is given beyond `common`, passes it, and returns the arguments. Blocks
+    /// on files.
+    fn prepare(
+        &self,
+        spec: &VmSpec,
+        accel: Accel,
+        common: Common,
+        launch: &mut Launch,
+    ) -> Result<Vec<OsString>>;
+}
+
+/// The numbers of the descriptors that any VMM is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Common {
+    /// The guest memory.
+    pub(crate) memory: RawFd,
+    /// The listening socket of the control channel.
+    pub(crate) control: RawFd,
+    /// The listening socket of the agent's port.
+    pub(crate) agent: RawFd,
+    /// The KVM device; `None` under emulation.
+    pub(crate) kvm: Option<RawFd>,
+}
+
 /// The paths in a VM's directory that a successor of its launcher uses. The directory is the
-/// launcher's alone: QEMU gets all of these as descriptors.
+/// launcher's alone: the VMM gets all of these as descriptors.
 struct Names {
-    qmp: PathBuf,
+    control: PathBuf,
     console: PathBuf,
     stderr: PathBuf,
 }
@@ -35,11 +77,15 @@ struct Names {
 impl Names {
     fn in_directory(directory: &Path) -> Self {
         let name = |name: &str| directory.join(name);
-        Self { qmp: name("qmp.sock"), console: name("console.fifo"), stderr: name("stderr.fifo") }
+        Self {
+            control: name("qmp.sock"),
+            console: name("console.fifo"),
+            stderr: name("stderr.fifo"),
+        }
     }
 
     fn all(self, agent: &Path) -> Vec<PathBuf> {
-        vec![self.qmp, self.console, self.stderr, agent.to_owned()]
+        vec![self.control, self.console, self.stderr, agent.to_owned()]
     }
 }
 
@@ -47,17 +93,18 @@ impl Names {
 struct Prepared {
     launch: Launch,
     log: CappedLog,
-    /// The console's FIFO: QEMU's end and the launcher's. The next field is that of standard error.
+    /// The console's FIFO: the VMM's end and the launcher's. The next field is that of standard
+    /// error.
     console: (OwnedFd, pipe::Receiver),
     errors: (OwnedFd, pipe::Receiver),
     control: PathBuf,
     made: RemoveOnDrop,
 }
 
-/// Opens and makes the resources that QEMU is given. Blocks on files; needs tokio's runtime.
-fn prepare(program: &Path, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
+/// Opens and makes the resources that the VMM is given. Blocks on files; needs tokio's runtime.
+fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
     let log = CappedLog::create(&spec.console_log, VmSpec::CONSOLE_CAP)?;
-    let mut launch = Launch::new(program, &spec.run_dir);
+    let mut launch = Launch::new(program.path(), &spec.run_dir);
     launch.run_as(spec.credentials);
     launch.allow_io_uring(!spec.disks.is_empty());
     launch.join(&spec.cgroup_procs)?;
@@ -67,12 +114,9 @@ fn prepare(program: &Path, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
         }
         Accel::Tcg => None,
     };
-    let functions = spec.vfio_user_sockets.iter().map(|path| open_socket(path));
-    let functions = functions.collect::<Result<Vec<_>>>()?;
-    let disks = spec.disks.iter().map(open_disk).collect::<Result<Vec<_>>>()?;
     let names = Names::in_directory(&spec.run_dir);
-    let qmp = listen(&names.qmp)?;
-    let mut made = RemoveOnDrop(vec![names.qmp.clone()]);
+    let control = listen(&names.control)?;
+    let mut made = RemoveOnDrop(vec![names.control.clone()]);
     let agent = listen(&spec.agent_socket)?;
     made.0.push(spec.agent_socket.clone());
     let fifo = |path: &Path, made: &mut RemoveOnDrop| {
@@ -82,36 +126,41 @@ fn prepare(program: &Path, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
     };
     let console = fifo(&names.console, &mut made)?;
     let errors = fifo(&names.stderr, &mut made)?;
-    let passed = Passed {
+    let common = Common {
         memory: launch.pass(spec.memory.descriptor()?),
-        qmp: launch.pass(qmp),
+        control: launch.pass(control),
         agent: launch.pass(agent),
-        functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
-        disks: disks.into_iter().map(|(fd, device)| (launch.pass(fd), device)).collect(),
         kvm: kvm.map(|fd| launch.pass(fd)),
     };
-    launch.arguments(args::build(spec, accel, &passed));
-    Ok(Prepared { launch, log, console, errors, control: names.qmp, made })
+    let arguments = program.prepare(spec, accel, common, &mut launch)?;
+    launch.arguments(arguments);
+    Ok(Prepared { launch, log, console, errors, control: names.control, made })
 }
 
 /// Runs `work`, which blocks on files, on a thread for blocking work.
-async fn elsewhere<T: Send + 'static>(
+pub(crate) async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err(Error::system("a file operation", io::Error::other(error))))
 }
 
-pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Result<QemuVm> {
-    args::check(spec)?;
-    let (program, spec) = (program.to_owned(), spec.clone());
-    let prepared = elsewhere(move || prepare(&program, &spec, accel)).await?;
+/// Starts a VM, and returns once its guest runs. After an error nothing of it is left.
+pub(crate) async fn launch<P: Program>(
+    program: &P,
+    spec: &VmSpec,
+    accel: Accel,
+) -> Result<LaunchedVm> {
+    spec.check()?;
+    program.check(spec, accel)?;
+    let (program, its) = (program.clone(), spec.clone());
+    let prepared = elsewhere(move || prepare(&program, &its, accel)).await?;
     let Prepared { launch, log, console, errors, control, made } = prepared;
     let spawned = Instant::now();
     let cage = launch.cage();
     let mut process = Unfinished(Some(launch.spawn(console.0, errors.0).await?));
     let console = tokio::spawn(copy_to_log(console.1, log));
-    let started = start_up(process.get(), errors.1, &control, cage).await;
+    let started = start_up::<P>(process.get(), errors.1, &control, cage).await;
     let (record, qmp, stderr) = match started {
         Ok(started) => started,
         Err(error) => {
@@ -121,18 +170,28 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
     };
     let times = LaunchTimes { spawned, ready: Instant::now() };
     let (process, made) = (process.finish(), made.finish());
-    let supervised = Supervised { process, stderr, console, made };
-    QemuVm::new(record, Some(times), accel, qmp, supervised)
+    let functions = reconnectable::<P>(&spec.vfio_user_sockets);
+    let supervised = Supervised { process, stderr, console, made, functions };
+    LaunchedVm::new(record, Some(times), accel, qmp, supervised)
 }
 
-/// Takes over a QEMU whose launcher has ended. After an error it continues to run unchanged.
-pub(super) async fn adopt(left: &LeftVm) -> Result<QemuVm> {
+/// Returns the sockets from which a VMM gets new connections of its functions.
+fn reconnectable<P: Program>(sockets: &[PathBuf]) -> Vec<PathBuf> {
+    if P::RECONNECTS { sockets.to_vec() } else { Vec::new() }
+}
+
+/// Takes over a VMM whose launcher has ended. After an error it continues to run unchanged.
+pub(crate) async fn adopt<P: Program>(left: &LeftVm) -> Result<LaunchedVm> {
     let record = &left.record;
+    if record.hypervisor != P::NAME {
+        let what = format!("the VM is one of '{}', not of {}", record.hypervisor, P::NAME);
+        return Err(Error::BadSpec { what });
+    }
     let gone = || Error::Control("its process has ended".into());
     let pidfd = record.running()?.ok_or_else(gone)?;
     let process = Process::of_another(record.pid, pidfd)?;
     let names = Names::in_directory(&left.run_dir);
-    let qmp = tokio::time::timeout(ADOPT_DEADLINE, connect(&names.qmp)).await;
+    let qmp = tokio::time::timeout(ADOPT_DEADLINE, connect(&names.control)).await;
     let timeout = ADOPT_DEADLINE;
     let qmp = qmp.map_err(|_| Error::Timeout { command: "query-status".into(), timeout })??;
     let accel = match qmp.execute("query-kvm", ADOPT_DEADLINE).await?.get("enabled") {
@@ -149,19 +208,20 @@ pub(super) async fn adopt(left: &LeftVm) -> Result<QemuVm> {
     let console = tokio::spawn(copy_to_log(console, log));
     let stderr = tokio::spawn(read_tail(errors));
     let made = names.all(&left.agent_socket);
-    let supervised = Supervised { process, stderr, console, made };
-    QemuVm::new(record.clone(), None, accel, qmp, supervised)
+    let functions = reconnectable::<P>(&left.vfio_user_sockets);
+    let supervised = Supervised { process, stderr, console, made, functions };
+    LaunchedVm::new(record.clone(), None, accel, qmp, supervised)
 }
 
-/// Waits until QEMU answers, closes its cage, and has its guest run.
-async fn start_up(
+/// Waits until the VMM answers, closes its cage, and has its guest run.
+async fn start_up<P: Program>(
     process: &mut Process,
     errors: pipe::Receiver,
     control: &Path,
     cage: Option<Cage>,
 ) -> Result<(VmRecord, Qmp, StderrTail)> {
-    let started = answer(process, errors, control).await?;
-    // QEMU has opened all that it needs, and its guest waits.
+    let started = answer::<P>(process, errors, control).await?;
+    // The VMM has opened all that it needs, and its guest waits.
     if let Some(cage) = cage {
         cage.empty_root(process.pid(), process.pidfd()?).await?;
     }
@@ -169,20 +229,20 @@ async fn start_up(
     Ok(started)
 }
 
-/// Waits until QEMU answers.
-async fn answer(
+/// Waits until the VMM answers.
+async fn answer<P: Program>(
     process: &mut Process,
     errors: pipe::Receiver,
     control: &Path,
 ) -> Result<(VmRecord, Qmp, StderrTail)> {
-    let record = VmRecord::of("qemu", process.pid())?;
+    let record = VmRecord::of(P::NAME, process.pid())?;
     let mut stderr = tokio::spawn(read_tail(errors));
     tokio::select! {
         answer = tokio::time::timeout(ANSWER_DEADLINE, connect(control)) => {
             let command = || "qmp_capabilities".to_owned();
             match answer {
                 Ok(Ok(qmp)) => return Ok((record, qmp, stderr)),
-                // A dying QEMU closes the channel a moment before it ends: its standard error says
+                // A dying VMM closes the channel a moment before it ends: its standard error says
                 // more than the closed channel does.
                 Ok(Err(error @ Error::Control(_))) => {
                     let limit = Duration::from_secs(2);
@@ -236,7 +296,38 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::qemu::args::tests::spec;
+    use crate::spec::tests::spec;
+
+    /// Any program in a VMM's place.
+    #[derive(Clone)]
+    struct Any(PathBuf);
+
+    impl Program for Any {
+        const NAME: &'static str = "any";
+        const RECONNECTS: bool = false;
+
+        fn path(&self) -> &Path {
+            &self.0
+        }
+
+        fn identity(&self) -> io::Result<String> {
+            Ok(String::new())
+        }
+
+        fn check(&self, _: &VmSpec, _: Accel) -> Result<()> {
+            Ok(())
+        }
+
+        fn prepare(
+            &self,
+            _: &VmSpec,
+            _: Accel,
+            _: Common,
+            _: &mut Launch,
+        ) -> Result<Vec<OsString>> {
+            Ok(vec!["--no-option-of-ls".into()])
+        }
+    }
 
     /// Returns a spec whose paths are all in `directory`.
     fn spec_in(directory: &Path) -> VmSpec {
@@ -250,14 +341,14 @@ mod tests {
     }
 
     async fn failure(program: &str, spec: &VmSpec) -> Error {
-        launch(Path::new(program), spec, Accel::Tcg).await.err().expect("no launch")
+        launch(&Any(program.into()), spec, Accel::Tcg).await.err().expect("no launch")
     }
 
     #[tokio::test]
     async fn a_program_that_ends_is_reported_and_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let spec = spec_in(directory.path());
-        // ls rejects the first of QEMU's options and reports it on standard error.
+        // ls rejects the option and reports it on standard error.
         let error = failure("ls", &spec).await;
         let Error::Died { exit } = &error else { panic!("{error}") };
         assert_eq!(exit.code, Some(2));
@@ -268,16 +359,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_missing_is_named() {
+    async fn a_missing_program_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        let mut spec = spec_in(directory.path());
-        let error = failure("/nonexistent/qemu", &spec).await.to_string();
-        assert!(error.starts_with("cannot start /nonexistent/qemu"), "{error}");
+        let spec = spec_in(directory.path());
+        let error = failure("/nonexistent/vmm", &spec).await.to_string();
+        assert!(error.starts_with("cannot start /nonexistent/vmm"), "{error}");
         assert!(!spec.agent_socket.exists());
-        spec.vfio_user_sockets = vec![directory.path().join("absent")];
-        let error = failure("true", &spec).await.to_string();
-        assert!(error.contains("cannot use the vfio-user socket") && error.contains("absent"));
-        spec.vfio_user_sockets = vec![directory.path().join("console")];
-        assert!(failure("true", &spec).await.to_string().contains("it is no socket"));
+    }
+
+    #[tokio::test]
+    async fn a_vm_of_another_program_is_not_taken_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = spec_in(directory.path());
+        let record = VmRecord::of("another", std::process::id() as i32).unwrap();
+        let left = LeftVm {
+            record,
+            run_dir: spec.run_dir,
+            agent_socket: spec.agent_socket,
+            vfio_user_sockets: Vec::new(),
+            console_log: spec.console_log,
+        };
+        let error = adopt::<Any>(&left).await.err().expect("not taken over").to_string();
+        assert_eq!(error, "the VM is one of 'another', not of any");
     }
 }

@@ -1,8 +1,8 @@
-//! The files and sockets that a QEMU is given as descriptors.
+//! The files and sockets that a VMM is given as descriptors.
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,14 +12,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::{EmulatedDisk, Error, Result};
 
 /// The number of connections to the agent's port, or to the control channel, that may wait for
-/// QEMU.
+/// the VMM.
 const BACKLOG: i32 = 4;
 
 /// Paths that are removed on drop, unless the owner is [finished](RemoveOnDrop::finish).
-pub(super) struct RemoveOnDrop(pub(super) Vec<PathBuf>);
+pub(crate) struct RemoveOnDrop(pub(crate) Vec<PathBuf>);
 
 impl RemoveOnDrop {
-    pub(super) fn finish(mut self) -> Vec<PathBuf> {
+    pub(crate) fn finish(mut self) -> Vec<PathBuf> {
         std::mem::take(&mut self.0)
     }
 }
@@ -31,7 +31,7 @@ impl Drop for RemoveOnDrop {
 }
 
 /// Removes the files that a VM has left in its directory.
-pub(super) fn remove(paths: &[PathBuf]) {
+pub(crate) fn remove(paths: &[PathBuf]) {
     for path in paths {
         let _ = fs::remove_file(path);
     }
@@ -39,7 +39,7 @@ pub(super) fn remove(paths: &[PathBuf]) {
 
 /// Listens at `path`, which has mode 0600 before any client can connect. After an error no socket
 /// is left.
-pub(super) fn listen(path: &Path) -> Result<OwnedFd> {
+pub(crate) fn listen(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("listen on", path, source);
     remove_stale(path).map_err(failed)?;
     let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
@@ -67,7 +67,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 
 /// Opens a disk's file with the rights that the guest is to have. Returns it, and whether it is a
 /// block device.
-pub(super) fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
+pub(crate) fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
     use rustix::fs::FileType;
     let failed = |source: io::Error| Error::file("use the disk", &disk.path, source);
     let access = if disk.read_only { OFlags::RDONLY } else { OFlags::RDWR };
@@ -84,8 +84,26 @@ pub(super) fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
     }
 }
 
+/// Connects to a vfio-user socket without waiting.
+pub(crate) fn connect(path: &Path) -> Result<OwnedFd> {
+    let failed = |source: io::Error| Error::file("use the vfio-user socket", path, source);
+    // A socket address holds at most 107 bytes of a path, which this name never needs.
+    let named = open_socket(path)?;
+    let name = format!("/proc/self/fd/{}", named.as_raw_fd());
+    let address = SocketAddrUnix::new(name).map_err(|errno| failed(errno.into()))?;
+    let kind = SocketType::STREAM;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
+        .and_then(|socket| {
+            rustix::net::connect(&socket, &address)?;
+            rustix::io::ioctl_fionbio(&socket, false)?;
+            Ok(socket)
+        })
+        .map_err(|errno| failed(errno.into()))
+}
+
 /// Opens a path-only descriptor of a socket.
-pub(super) fn open_socket(path: &Path) -> Result<OwnedFd> {
+pub(crate) fn open_socket(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("use the vfio-user socket", path, source);
     let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| failed(errno.into()))?;
@@ -99,6 +117,28 @@ pub(super) fn open_socket(path: &Path) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_is_reached_by_any_path_and_what_is_none_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let long = directory.path().join("c".repeat(60)).join("d".repeat(60));
+        fs::create_dir_all(&long).unwrap();
+        let (short, path) = (directory.path().join("s"), long.join("s"));
+        let listener = std::os::unix::net::UnixListener::bind(&short).unwrap();
+        fs::rename(&short, &path).unwrap();
+        let socket = connect(&path).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&socket).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK), "the VMM decides about it");
+        listener.accept().unwrap();
+        drop(listener);
+        for (absent, reason) in
+            [(path, "refused"), (long.join("x"), "No such"), (long, "no socket")]
+        {
+            let error = connect(&absent).unwrap_err().to_string();
+            assert!(error.starts_with("cannot use the vfio-user socket"), "{error}");
+            assert!(error.contains(reason), "{error}");
+        }
+    }
 
     #[test]
     fn a_stale_socket_is_replaced_and_a_file_is_not() {

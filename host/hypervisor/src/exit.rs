@@ -1,17 +1,17 @@
-//! How a QEMU ended.
+//! How a VMM ended.
 
 use std::io;
 use std::time::Duration;
 
-use super::qmp::Qmp;
 use crate::VmExit;
 use crate::process::{self, Process};
+use crate::qmp::Qmp;
 
-/// The task that reads the end of a QEMU's standard error.
-pub(super) type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
+/// The task that reads the end of a VMM's standard error.
+pub(crate) type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
 
 /// Returns how a process that has ended did so.
-pub(super) async fn exit_of(
+pub(crate) async fn exit_of(
     process: &mut Process,
     stderr: &mut StderrTail,
     qmp: Option<&Qmp>,

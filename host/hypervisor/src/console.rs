@@ -1,8 +1,8 @@
-//! QEMU's output: the guest's console into a bounded file, errors into a bounded tail.
+//! A VMM's output: the guest's console into a bounded file, errors into a bounded tail.
 //!
-//! QEMU prints into FIFOs in the VM's directory, and holds each of them open at both ends. So a
+//! A VMM prints into FIFOs in the VM's directory, and holds each of them open at both ends. So a
 //! FIFO keeps unread text, up to a pipe's capacity, when the launcher is gone; its successor opens
-//! the FIFO by name and continues. Neither a file that QEMU writes itself (a guest would fill the
+//! the FIFO by name and continues. Neither a file that the VMM writes itself (a guest would fill the
 //! disk) nor another process is needed.
 
 use std::fs::{File, OpenOptions};
@@ -17,12 +17,12 @@ use tokio::net::unix::pipe;
 
 use crate::{Error, Result};
 
-/// The number of bytes that are kept of the end of QEMU's standard error.
+/// The number of bytes that are kept of the end of a VMM's standard error.
 pub const STDERR_TAIL: usize = 8 << 10;
 
 /// A log file that never exceeds its cap: when it is full, its older half is dropped.
 #[derive(Debug)]
-pub(super) struct CappedLog {
+pub(crate) struct CappedLog {
     file: File,
     length: u64,
     cap: u64,
@@ -30,7 +30,7 @@ pub(super) struct CappedLog {
 
 impl CappedLog {
     /// Makes the file anew, readable by its owner only, since a console may show secrets.
-    pub(super) fn create(path: &Path, cap: u64) -> Result<Self> {
+    pub(crate) fn create(path: &Path, cap: u64) -> Result<Self> {
         let mut log = Self::go_on(path, cap)?;
         log.file.set_len(0).map_err(|source| Error::file("empty", path, source))?;
         log.length = 0;
@@ -38,7 +38,7 @@ impl CappedLog {
     }
 
     /// Opens the file to append to its present content.
-    pub(super) fn go_on(path: &Path, cap: u64) -> Result<Self> {
+    pub(crate) fn go_on(path: &Path, cap: u64) -> Result<Self> {
         let failed = |source| Error::file("open", path, source);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -71,8 +71,8 @@ impl CappedLog {
     }
 }
 
-/// Makes a FIFO at `path`, in place of any existing file. Returns the end for QEMU.
-pub(super) fn make_fifo(path: &Path) -> Result<OwnedFd> {
+/// Makes a FIFO at `path`, in place of any existing file. Returns the end for the VMM.
+pub(crate) fn make_fifo(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("make", path, source);
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -80,14 +80,14 @@ pub(super) fn make_fifo(path: &Path) -> Result<OwnedFd> {
     }
     let private = Mode::RUSR | Mode::WUSR;
     rustix::fs::mknodat(CWD, path, FileType::Fifo, private, 0).map_err(|e| failed(e.into()))?;
-    // Nonblocking: QEMU never waits, a full FIFO loses text. Open for reading as well: the FIFO
+    // Nonblocking: the VMM never waits, a full FIFO loses text. Open for reading as well: the FIFO
     // stays open without a launcher.
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))
 }
 
-/// Opens the launcher's end of a FIFO that a QEMU holds open.
-pub(super) fn open_fifo(path: &Path) -> Result<pipe::Receiver> {
+/// Opens the launcher's end of a FIFO that a VMM holds open.
+pub(crate) fn open_fifo(path: &Path) -> Result<pipe::Receiver> {
     let failed = |source: io::Error| Error::file("open", path, source);
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let end = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
@@ -97,7 +97,7 @@ pub(super) fn open_fifo(path: &Path) -> Result<pipe::Receiver> {
 /// Copies a pipe into a log until the pipe closes. The log is written on threads that may wait for
 /// a disk, since the guest controls the amount of text. A log that cannot be written (a full disk)
 /// loses text; the pipe is emptied nevertheless, so that the guest never waits for it.
-pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) -> io::Result<()> {
+pub(crate) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
     loop {
         match pipe.read(&mut buffer).await? {
@@ -117,7 +117,7 @@ pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) ->
 }
 
 /// Reads a pipe until it closes, and returns the end of the text.
-pub(super) async fn read_tail(mut pipe: pipe::Receiver) -> io::Result<String> {
+pub(crate) async fn read_tail(mut pipe: pipe::Receiver) -> io::Result<String> {
     let mut tail = Vec::new();
     let mut buffer = vec![0; 4 << 10];
     loop {

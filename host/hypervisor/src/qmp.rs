@@ -4,29 +4,45 @@
 //! carries an `id` that is returned with its result, and events arrive at any time (QEMU,
 //! *docs/interop/qmp-spec.rst*).
 //!
-//! The peer may be a QEMU that its guest took over: lines are capped, unknown ids are ignored, and
+//! `slipway-vmm` speaks the part of QMP that is used here, with a command and an event of its own:
+//! - `slipway-reconnect` gives it a new connection of a function; a descriptor comes with the
+//!   command;
+//! - `SLIPWAY_FUNCTION_LOST` says that the connection of a function has ended. Each new client is
+//!   told so of every function that has none, so that the loss may happen while there is no client.
+//!
+//! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
+use slipway_peer::Foreign;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::{Error, Result, ShutdownReason, VmEvent};
+use crate::{Error, Result, ShutdownReason, VmEvent, VmSpec};
 
-/// The longest line that is accepted from QEMU, in bytes. QEMU's longest answers to our commands
+/// The longest line that is accepted from a VMM, in bytes. QEMU's longest answers to our commands
 /// are some hundred bytes.
 const MAX_LINE: usize = 64 << 10;
 
 /// The number of events that are kept for a slow receiver.
 const EVENT_BACKLOG: usize = 64;
 
+/// The pause after which a command with a descriptor is sent again to a VMM that does not read.
+const SEND_AGAIN: Duration = Duration::from_millis(10);
+
 /// A QMP connection.
 pub(crate) struct Qmp {
+    /// The connection's socket, for commands with a descriptor.
+    socket: Option<Foreign>,
     writer: tokio::sync::Mutex<Box<dyn AsyncWrite + Send + Unpin>>,
     shared: Arc<Shared>,
     reader: JoinHandle<()>,
@@ -36,6 +52,8 @@ pub(crate) struct Qmp {
 struct Shared {
     state: Mutex<ChannelState>,
     events: broadcast::Sender<VmEvent>,
+    /// Wakes the one caller that waits for lost functions.
+    lost: Notify,
 }
 
 #[derive(Default)]
@@ -45,6 +63,8 @@ struct ChannelState {
     /// The reason for which the channel ended; once it is set, no command waits any more.
     closed: Option<String>,
     last_shutdown: Option<ShutdownReason>,
+    /// The functions whose connections were reported lost, until a caller takes them.
+    lost: BTreeSet<usize>,
 }
 
 type Answer = Result<Value, String>;
@@ -61,6 +81,7 @@ impl Shared {
         state.waiting.clear();
         drop(state);
         let _ = self.events.send(VmEvent::ControlLost);
+        self.lost.notify_one();
     }
 }
 
@@ -79,34 +100,100 @@ impl Qmp {
             Err(reason) => return Err(Error::Control(reason)),
         }
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
-        let shared = Arc::new(Shared { state: Mutex::default(), events });
+        let shared = Arc::new(Shared { state: Mutex::default(), events, lost: Notify::new() });
         let reader = tokio::spawn(read_all(lines, Arc::clone(&shared)));
-        let qmp = Self { writer: tokio::sync::Mutex::new(Box::new(writer)), shared, reader };
-        qmp.execute_unlimited("qmp_capabilities").await?;
+        let writer = tokio::sync::Mutex::new(Box::new(writer) as Box<_>);
+        let qmp = Self { socket: None, writer, shared, reader };
+        qmp.execute_unlimited(&Command::named("qmp_capabilities")).await?;
         Ok(qmp)
+    }
+
+    /// Sets the socket of the connection, over which descriptors can be passed.
+    pub(crate) fn passing_over(mut self, socket: Foreign) -> Self {
+        self.socket = Some(socket);
+        self
     }
 
     /// Runs a command without arguments and returns its result.
     pub(crate) async fn execute(&self, command: &str, timeout: Duration) -> Result<Value> {
+        self.execute_within(&Command::named(command), timeout).await
+    }
+
+    /// Gives `slipway-vmm` a new connection of the function `index`.
+    pub(crate) async fn reconnect(
+        &self,
+        index: usize,
+        connection: OwnedFd,
+        timeout: Duration,
+    ) -> Result<()> {
+        let command = Command {
+            name: "slipway-reconnect",
+            arguments: Some(json!({ "function": index })),
+            descriptor: Some(connection),
+        };
+        self.execute_within(&command, timeout).await.map(drop)
+    }
+
+    async fn execute_within(&self, command: &Command<'_>, timeout: Duration) -> Result<Value> {
         match tokio::time::timeout(timeout, self.execute_unlimited(command)).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Timeout { command: command.to_owned(), timeout }),
+            Err(_) => Err(Error::Timeout { command: command.name.to_owned(), timeout }),
         }
     }
 
-    async fn execute_unlimited(&self, command: &str) -> Result<Value> {
+    async fn execute_unlimited(&self, command: &Command<'_>) -> Result<Value> {
         let (id, answer) = self.register()?;
         // Withdraws the registration if this future is dropped at its deadline.
         let _withdraw = Withdraw { shared: &self.shared, id };
-        let mut line = json!({ "execute": command, "id": id }).to_string();
-        line.push('\n');
-        let sent = self.writer.lock().await.write_all(line.as_bytes()).await;
+        let sent = self.send(command.line(id).as_bytes(), command.descriptor.as_ref()).await;
         sent.map_err(|error| Error::Control(error.to_string()))?;
         match answer.await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(message)) => Err(Error::Refused { command: command.to_owned(), message }),
+            Ok(Err(message)) => Err(Error::Refused { command: command.name.to_owned(), message }),
             Err(_) => Err(self.closed_error()),
         }
+    }
+
+    /// Sends a line, with a descriptor attached to its first byte if there is one.
+    async fn send(&self, line: &[u8], descriptor: Option<&OwnedFd>) -> std::io::Result<()> {
+        let mut writer = self.writer.lock().await;
+        let sent = match descriptor {
+            Some(descriptor) => self.send_with(line, descriptor).await?,
+            None => 0,
+        };
+        writer.write_all(&line[sent..]).await
+    }
+
+    /// Sends the beginning of a line together with a descriptor. Returns the number of bytes sent.
+    async fn send_with(&self, line: &[u8], descriptor: &OwnedFd) -> std::io::Result<usize> {
+        let Some(socket) = &self.socket else {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        };
+        loop {
+            match send_once(socket, line, descriptor) {
+                Err(Errno::AGAIN) => tokio::time::sleep(SEND_AGAIN).await,
+                sent => return Ok(sent?),
+            }
+        }
+    }
+
+    /// Waits until connections of functions are reported lost, and takes their indices. Returns
+    /// `None` when the channel is closed. For one caller at a time.
+    pub(crate) async fn lost_functions(&self) -> Option<BTreeSet<usize>> {
+        loop {
+            let lost = self.take_lost_functions()?;
+            if !lost.is_empty() {
+                return Some(lost);
+            }
+            self.shared.lost.notified().await;
+        }
+    }
+
+    /// Takes the indices of the functions that were reported lost so far. Returns `None` when the
+    /// channel is closed.
+    pub(crate) fn take_lost_functions(&self) -> Option<BTreeSet<usize>> {
+        let mut state = self.shared.state();
+        if state.closed.is_some() { None } else { Some(std::mem::take(&mut state.lost)) }
     }
 
     fn register(&self) -> Result<(u64, oneshot::Receiver<Answer>)> {
@@ -153,6 +240,39 @@ impl Drop for Qmp {
     }
 }
 
+/// A command to the VMM.
+struct Command<'a> {
+    name: &'a str,
+    arguments: Option<Value>,
+    descriptor: Option<OwnedFd>,
+}
+
+impl<'a> Command<'a> {
+    /// Returns a command without arguments.
+    fn named(name: &'a str) -> Self {
+        Self { name, arguments: None, descriptor: None }
+    }
+
+    fn line(&self, id: u64) -> String {
+        let mut object = json!({ "execute": self.name, "id": id });
+        if let Some(arguments) = &self.arguments {
+            object["arguments"] = arguments.clone();
+        }
+        format!("{object}\n")
+    }
+}
+
+/// Sends bytes and a descriptor without waiting. Returns the number of bytes sent.
+fn send_once(socket: &Foreign, bytes: &[u8], descriptor: &OwnedFd) -> Result<usize, Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    // The space is that of one descriptor.
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
+}
+
 /// Withdraws the registration of a command when its caller has stopped waiting.
 struct Withdraw<'a> {
     shared: &'a Shared,
@@ -165,7 +285,7 @@ impl Drop for Withdraw<'_> {
     }
 }
 
-/// Processes everything that QEMU sends, until the channel ends.
+/// Processes everything that the VMM sends, until the channel ends.
 async fn read_all<R: AsyncRead + Unpin>(mut lines: BufReader<R>, shared: Arc<Shared>) {
     loop {
         let message = match read_line(&mut lines).await {
@@ -193,6 +313,10 @@ fn dispatch(message: Message, shared: &Shared) {
             }
             let _ = shared.events.send(event);
         }
+        Message::FunctionLost(index) => {
+            shared.state().lost.insert(index);
+            shared.lost.notify_one();
+        }
         Message::Greeting | Message::Ignored => {}
     }
 }
@@ -218,6 +342,9 @@ enum Message {
         answer: Answer,
     },
     Event(VmEvent),
+    /// The connection of the function with this index has ended. The index is below
+    /// [`VmSpec::MAX_FUNCTIONS`].
+    FunctionLost(usize),
     /// Valid, but of no interest here.
     Ignored,
 }
@@ -234,6 +361,9 @@ fn parse(line: &[u8]) -> Result<Message, String> {
     if let Some(name) = object.get("event") {
         let name = name.as_str().ok_or("an event without a name")?;
         let data = object.get("data").unwrap_or(&Value::Null);
+        if name == "SLIPWAY_FUNCTION_LOST" {
+            return lost_function(data).map(Message::FunctionLost);
+        }
         return Ok(event(name, data).map_or(Message::Ignored, Message::Event));
     }
     let answer = match (object.remove("return"), object.get("error")) {
@@ -262,6 +392,13 @@ fn event(name: &str, data: &Value) -> Option<VmEvent> {
         "RESUME" => VmEvent::Resumed,
         _ => return None,
     })
+}
+
+/// Parses the data of SLIPWAY_FUNCTION_LOST.
+fn lost_function(data: &Value) -> Result<usize, String> {
+    let index = data.get("function").and_then(Value::as_u64);
+    let index = index.and_then(|index| usize::try_from(index).ok());
+    index.filter(|index| *index < VmSpec::MAX_FUNCTIONS).ok_or("no such function is lost".into())
 }
 
 /// Parses `ShutdownCause` of QEMU's *qapi/run-state.json*.
@@ -373,9 +510,10 @@ mod tests {
         let (ours, _theirs_kept_open) = duplex(4096);
         let (reader, writer) = split(ours);
         let (events, _) = broadcast::channel(1);
-        let shared = Arc::new(Shared { state: Mutex::default(), events });
+        let shared = Arc::new(Shared { state: Mutex::default(), events, lost: Notify::new() });
         let reader = tokio::spawn(read_all(BufReader::new(reader), Arc::clone(&shared)));
-        let qmp = Qmp { writer: tokio::sync::Mutex::new(Box::new(writer)), shared, reader };
+        let writer = tokio::sync::Mutex::new(Box::new(writer) as Box<_>);
+        let qmp = Qmp { socket: None, writer, shared, reader };
         let error = qmp.execute("query-status", Duration::from_secs(5)).await.unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         assert!(qmp.shared.state().waiting.is_empty());
@@ -391,11 +529,39 @@ mod tests {
             let error = qmp.err().unwrap();
             assert!(matches!(error, Error::Control(_)), "{greeting:.20}: {error}");
         }
-        for line in ["nonsense\n", "{}\n", "{\"return\": 1}\n", "{\"return\": 1, \"id\": -1}\n"] {
+        let lost = |function: &str| {
+            let data = format!("{{\"function\": {function}}}");
+            format!("{{\"event\": \"SLIPWAY_FUNCTION_LOST\", \"data\": {data}}}\n")
+        };
+        let (no_index, large_index) = (lost("\"0\""), lost("24"));
+        let lines = ["nonsense\n", "{}\n", "{\"return\": 1}\n", "{\"return\": 1, \"id\": -1}\n"];
+        for line in lines.into_iter().chain([&*no_index, &large_index]) {
             let (qmp, _peer) = connect(negotiated(&["<", line])).await;
             let error = qmp.unwrap().execute("query-status", LIMIT).await.unwrap_err();
             assert!(matches!(error, Error::Control(_)), "{line}: {error}");
         }
+    }
+
+    #[tokio::test]
+    async fn lost_functions_are_told_once_until_the_channel_ends() {
+        let lost = |function: u32| {
+            let event = "SLIPWAY_FUNCTION_LOST";
+            format!("{{\"event\": \"{event}\", \"data\": {{\"function\": {function}}}}}\n")
+        };
+        let answer = "{\"return\": {}, \"id\": 1}\n";
+        let steps = [&lost(2), &lost(0), &lost(2), "<", answer, "<", &lost(3), "<"];
+        let (qmp, _peer) = connect(negotiated(&steps)).await;
+        let qmp = qmp.unwrap();
+        qmp.execute("query-status", LIMIT).await.unwrap();
+        assert_eq!(qmp.lost_functions().await, Some(BTreeSet::from([0, 2])));
+        assert_eq!(qmp.take_lost_functions(), Some(BTreeSet::new()));
+        let (lost, stopped) = tokio::join!(qmp.lost_functions(), async {
+            tokio::time::timeout(Duration::from_millis(1), qmp.execute("stop", LIMIT)).await
+        });
+        assert_eq!(lost, Some(BTreeSet::from([3])));
+        assert!(stopped.is_err(), "never answered");
+        qmp.execute("quit", LIMIT).await.unwrap_err();
+        assert_eq!(qmp.lost_functions().await, None);
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! `slipway-vmm` as a program that is launched, and its command line.
+//!
+//! All that the VMM uses arrives as an open descriptor, kernel and initramfs included, so that it
+//! needs no right on any path. A vfio-user function arrives as a connection to its server.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use crate::cache::file_identity;
+use crate::files::connect;
+use crate::launch::{Common, Program};
+use crate::process::Launch;
+use crate::{Accel, Error, Result, VmSpec};
+
+/// A program `slipway-vmm`.
+#[derive(Clone, Debug)]
+pub(super) struct Binary(pub(super) PathBuf);
+
+/// The numbers of the child's descriptors.
+struct Passed {
+    common: Common,
+    kernel: RawFd,
+    initramfs: RawFd,
+    /// Connections to the vfio-user servers.
+    functions: Vec<RawFd>,
+}
+
+impl Program for Binary {
+    const NAME: &'static str = "slipway-vmm";
+    const RECONNECTS: bool = true;
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn identity(&self) -> io::Result<String> {
+        file_identity(&self.0)
+    }
+
+    fn check(&self, spec: &VmSpec, accel: Accel) -> Result<()> {
+        let bad = |what: &str| Err(Error::BadSpec { what: what.to_owned() });
+        if accel == Accel::Tcg {
+            return bad(
+                "slipway-vmm runs guests on KVM only; QEMU emulates a CPU (vmm = \"auto\")",
+            );
+        }
+        if !spec.disks.is_empty() {
+            return bad("slipway-vmm emulates no disks; QEMU does (vmm = \"auto\")");
+        }
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        spec: &VmSpec,
+        _: Accel,
+        common: Common,
+        launch: &mut Launch,
+    ) -> Result<Vec<OsString>> {
+        let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
+        let functions = functions.collect::<Result<Vec<_>>>()?;
+        let passed = Passed {
+            common,
+            kernel: launch.pass(open(&spec.kernel)?),
+            initramfs: launch.pass(open(&spec.initramfs)?),
+            functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
+        };
+        Ok(arguments(spec, &passed))
+    }
+}
+
+fn open(path: &Path) -> Result<OwnedFd> {
+    let file = File::open(path).map_err(|source| Error::file("open", path, source))?;
+    Ok(file.into())
+}
+
+/// Builds the command line for a checked spec.
+fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
+    let Common { memory, control, agent, kvm } = passed.common;
+    let descriptors = kvm.map(|kvm| ("--kvm", kvm)).into_iter().chain([
+        ("--memory", memory),
+        ("--kernel", passed.kernel),
+        ("--initramfs", passed.initramfs),
+        ("--control", control),
+        ("--agent", agent),
+    ]);
+    let functions = passed.functions.iter().map(|function| ("--function", *function));
+    let mut arguments: Vec<OsString> = Vec::new();
+    for (option, descriptor) in descriptors.chain(functions) {
+        arguments.extend([option.into(), format!("fd:{descriptor}").into()]);
+    }
+    arguments.extend(["--name".into(), format!("slipway-{}", spec.name).into()]);
+    arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
+    arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
+    arguments.push("--paused".into());
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::tests::spec;
+    use crate::{DiskModel, EmulatedDisk};
+
+    #[test]
+    fn all_that_it_uses_is_a_descriptor() {
+        let common = Common { memory: 3, control: 5, agent: 6, kvm: Some(9) };
+        let passed = Passed { common, kernel: 10, initramfs: 11, functions: vec![7, 8] };
+        let arguments = arguments(&spec(), &passed);
+        let words: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();
+        let value = |option| {
+            let at = words.iter().position(|word| *word == option)?;
+            words.get(at + 1).copied()
+        };
+        for (option, descriptor) in [
+            ("--kvm", "fd:9"),
+            ("--memory", "fd:3"),
+            ("--kernel", "fd:10"),
+            ("--initramfs", "fd:11"),
+            ("--control", "fd:5"),
+            ("--agent", "fd:6"),
+            ("--name", "slipway-web-1"),
+            ("--cpus", "2"),
+        ] {
+            assert_eq!(value(option), Some(descriptor), "{option}");
+        }
+        let functions = words.windows(2).filter(|pair| pair[0] == "--function");
+        assert_eq!(functions.map(|pair| pair[1]).collect::<Vec<_>>(), ["fd:7", "fd:8"]);
+        let cmdline = value("--cmdline").unwrap();
+        assert!(cmdline.ends_with("random.trust_cpu=on slipway.debug=1"), "{cmdline}");
+        assert_eq!(words.last(), Some(&"--paused"));
+        assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
+    }
+
+    #[test]
+    fn what_only_qemu_can_do_is_refused() {
+        let program = Binary("/nowhere".into());
+        program.check(&spec(), Accel::Kvm).unwrap();
+        let refusal = |spec: &VmSpec, accel| match program.check(spec, accel) {
+            Err(Error::BadSpec { what }) => what,
+            other => panic!("{other:?}"),
+        };
+        assert!(refusal(&spec(), Accel::Tcg).contains("KVM only"));
+        let disk = EmulatedDisk { model: DiskModel::Nvme, path: "/d".into(), read_only: false };
+        let with_disk = VmSpec { disks: vec![disk], ..spec() };
+        assert!(refusal(&with_disk, Accel::Kvm).contains("no disks"));
+    }
+}

@@ -1,0 +1,141 @@
+//! Tests whether the guest kernel boots on KVM, by booting it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
+
+use crate::cache::{file_identity, read_cached, write_cached};
+use crate::launch::{Program, launch};
+use crate::{
+    Accel, AccelChoice, AccelReport, GuestMemory, ShutdownReason, Vm, VmSpec, accel, identity,
+};
+
+/// The time that the boot may take. A kernel that works on KVM needs well under a second. The rest
+/// is for hosts that are busy or virtual machines themselves: a verdict holds until the next boot,
+/// so KVM must not lose to a moment of load. Only on a CPU that claims VT-x or AMD-V without
+/// supporting it does the probe take this long.
+const BOOT_DEADLINE: Duration = Duration::from_secs(30);
+
+/// An empty archive: the end marker of the newc format, padded to four bytes.
+const EMPTY_INITRAMFS: &[u8] = b"07070100000000000000000000000000000000000000010000000000000000\
+00000000000000000000000000000000000000000000000b00000000TRAILER!!!\0\0\0\0";
+
+/// The outcome of a boot, and the configuration that it is valid for.
+#[derive(Serialize, Deserialize)]
+struct Cached {
+    /// The host's boot.
+    boot: String,
+    /// The identity of the VMM's program.
+    program: String,
+    /// The identity of the guest kernel.
+    kernel: String,
+    report: AccelReport,
+}
+
+/// The probe of one VMM's program: its outcome, once it is known.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    cache: PathBuf,
+    outcome: OnceCell<AccelReport>,
+}
+
+impl Probe {
+    /// Makes a probe that keeps its outcome in the directory `cache`.
+    pub(crate) fn new(cache: &Path) -> Self {
+        Self { cache: cache.to_owned(), outcome: OnceCell::new() }
+    }
+
+    /// Returns the accelerator for guests of `program`, and the reason. Boots `kernel` on KVM for a
+    /// moment if no cheaper check rules KVM out and the outcome of such a boot is not known.
+    pub(crate) async fn report<P: Program>(&self, program: &P, kernel: &Path) -> &AccelReport {
+        let find_out = || async {
+            let report = self.find_out(program, kernel).await;
+            tracing::info!(vmm = P::NAME, %report, "KVM probed");
+            report
+        };
+        self.outcome.get_or_init(find_out).await
+    }
+
+    /// Returns the outcome of the last boot with `program`, whatever the kernel was. Returns `None`
+    /// if there was none since the host started.
+    pub(crate) fn known<P: Program>(&self, program: &P) -> Option<AccelReport> {
+        let cached = read_cached::<Cached>(&self.file::<P>())?;
+        let same = cached.boot == identity::boot_id().ok()?
+            && cached.program == program.identity().ok()?;
+        same.then_some(cached.report)
+    }
+
+    fn file<P: Program>(&self) -> PathBuf {
+        self.cache.join(format!("accel-{}.json", P::NAME))
+    }
+
+    async fn find_out<P: Program>(&self, program: &P, kernel: &Path) -> AccelReport {
+        if let Err(reason) = accel::probe_without_boot() {
+            return AccelReport::tcg(reason);
+        }
+        let known = (identity::boot_id(), program.identity(), file_identity(kernel));
+        let (Ok(boot), Ok(program_file), Ok(kernel_file)) = known else {
+            return AccelReport::tcg("the guest kernel cannot be read, so KVM was not tried");
+        };
+        let file = self.file::<P>();
+        let same = |cached: &Cached| {
+            (&cached.boot, &cached.program, &cached.kernel) == (&boot, &program_file, &kernel_file)
+        };
+        if let Some(cached) = read_cached::<Cached>(&file).filter(same) {
+            return cached.report;
+        }
+        let report = match try_boot(program, kernel, &self.cache).await {
+            Ok(()) => AccelReport::kvm("the guest kernel boots on it"),
+            Err(reason) => {
+                AccelReport::tcg(format!("the guest kernel does not boot on KVM: {reason}"))
+            }
+        };
+        let cached = Cached { boot, program: program_file, kernel: kernel_file, report };
+        write_cached(&file, &cached);
+        cached.report
+    }
+}
+
+/// Boots the kernel with an empty initramfs. The kernel finds no root, panics and resets: by then
+/// it has gone through all of its start-up, and the reset reports that.
+async fn try_boot<P: Program>(program: &P, kernel: &Path, cache: &Path) -> Result<(), String> {
+    let directory = cache.join(format!("probe-{}-{}", P::NAME, std::process::id()));
+    fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
+    let result = boot_once(program, kernel, &directory).await;
+    let _ = fs::remove_dir_all(&directory);
+    result
+}
+
+async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> Result<(), String> {
+    let initramfs = directory.join("empty.cpio");
+    fs::write(&initramfs, EMPTY_INITRAMFS).map_err(|error| error.to_string())?;
+    let spec = VmSpec {
+        name: "probe".into(),
+        memory: GuestMemory::new(256 << 20).map_err(|error| error.to_string())?,
+        cpus: 1,
+        kernel: kernel.to_owned(),
+        initramfs,
+        cmdline: Vec::new(),
+        agent_socket: directory.join("agent"),
+        vfio_user_sockets: Vec::new(),
+        disks: Vec::new(),
+        console_log: directory.join("console"),
+        run_dir: directory.to_owned(),
+        credentials: None,
+        cgroup_procs: Vec::new(),
+        accel: AccelChoice::Only(Accel::Kvm),
+    };
+    let boot = async {
+        let vm = launch(program, &spec, Accel::Kvm).await.map_err(|error| error.to_string())?;
+        Ok::<_, String>(vm.wait().await)
+    };
+    match tokio::time::timeout(BOOT_DEADLINE, boot).await {
+        Ok(Ok(exit)) if exit.reason == Some(ShutdownReason::GuestReset) => Ok(()),
+        Ok(Ok(exit)) => Err(format!("the VM {exit}")),
+        Ok(Err(reason)) => Err(reason),
+        Err(_) => Err(format!("it is not through after {} s", BOOT_DEADLINE.as_secs())),
+    }
+}

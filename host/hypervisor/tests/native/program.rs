@@ -1,0 +1,131 @@
+//! The program in the VMM's place. Started by hand, it does nothing.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{IoSliceMut, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+/// The functions without a connection, and the client of the control channel.
+#[derive(Default)]
+struct State {
+    lost: BTreeSet<usize>,
+    client: Option<UnixStream>,
+}
+
+type Shared = Arc<Mutex<State>>;
+
+fn tell(client: &mut UnixStream, message: &serde_json::Value) {
+    // The launcher may be gone.
+    let _ = client.write_all(format!("{message}\n").as_bytes());
+}
+
+fn lost(index: usize) -> serde_json::Value {
+    serde_json::json!({ "event": "SLIPWAY_FUNCTION_LOST", "data": { "function": index } })
+}
+
+/// Says `word` over a function's connection, and reports its end.
+fn use_function(shared: &Shared, index: usize, word: &str, mut connection: UnixStream) {
+    connection.write_all(format!("{word} {index}").as_bytes()).unwrap();
+    let shared = Arc::clone(shared);
+    std::thread::spawn(move || {
+        let _ = connection.read(&mut [0]);
+        let mut state = shared.lock().unwrap();
+        state.lost.insert(index);
+        if let Some(client) = &mut state.client {
+            tell(client, &lost(index));
+        }
+    });
+}
+
+/// Reads a line, and the descriptor that came with it. Returns `None` at the end.
+fn read_line(client: &UnixStream) -> Option<(serde_json::Value, Option<OwnedFd>)> {
+    let (mut line, mut descriptor) = (Vec::new(), None);
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let parts = &mut [IoSliceMut::new(&mut byte)];
+        let read = rustix::net::recvmsg(client, parts, &mut control, RecvFlags::empty());
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+                assert!(line.is_empty(), "it comes with the first byte");
+                descriptor = descriptors.next();
+            }
+        }
+        if !read.is_ok_and(|read| read.bytes == 1) {
+            return None;
+        }
+        line.push(byte[0]);
+    }
+    Some((serde_json::from_slice(&line).unwrap(), descriptor))
+}
+
+/// Serves one client of the control channel.
+fn serve(shared: &Shared, client: &UnixStream) {
+    let mut writer = client.try_clone().unwrap();
+    tell(&mut writer, &serde_json::json!({ "QMP": { "version": {}, "capabilities": [] } }));
+    while let Some((request, descriptor)) = read_line(client) {
+        let mut state = shared.lock().unwrap();
+        let mut value = serde_json::json!({});
+        match request["execute"].as_str().unwrap() {
+            "query-status" => value = serde_json::json!({ "status": "paused" }),
+            "query-kvm" => value = serde_json::json!({ "enabled": true, "present": true }),
+            "cont" => println!("runs"),
+            "slipway-reconnect" => {
+                let index = request["arguments"]["function"].as_u64().unwrap() as usize;
+                assert!(state.lost.remove(&index), "{index} is not lost");
+                let connection = UnixStream::from(descriptor.unwrap());
+                use_function(shared, index, "again", connection);
+            }
+            "quit" => {
+                let data = serde_json::json!({ "guest": true, "reason": "guest-reset" });
+                let event = serde_json::json!({ "event": "SHUTDOWN", "data": data });
+                tell(&mut writer, &serde_json::json!({ "return": {}, "id": request["id"] }));
+                tell(&mut writer, &event);
+                std::process::exit(0);
+            }
+            _ => {}
+        }
+        tell(&mut writer, &serde_json::json!({ "return": value, "id": request["id"] }));
+        if request["execute"] == "qmp_capabilities" {
+            state.lost.iter().for_each(|index| tell(&mut writer, &lost(*index)));
+            state.client = Some(writer.try_clone().unwrap());
+        }
+    }
+    shared.lock().unwrap().client = None;
+}
+
+#[test]
+#[ignore = "started as the VMM"]
+fn main() {
+    let Ok(arguments) = std::env::var("VMM_ARGUMENTS") else { return };
+    let words: Vec<_> = arguments.split(' ').collect();
+    let all = |option: &str| -> Vec<RawFd> {
+        let pairs = words.windows(2).filter(|pair| pair[0] == option);
+        pairs.map(|pair| pair[1].strip_prefix("fd:").unwrap().parse().unwrap()).collect()
+    };
+    // SAFETY: the launcher passed each of these descriptors for this program to own.
+    let take = |option: &str| unsafe { OwnedFd::from_raw_fd(all(option)[0]) };
+    assert!(words.contains(&"--paused"));
+    println!("\nmemory {}", File::from(take("--memory")).metadata().unwrap().len());
+    for option in ["--kernel", "--initramfs"] {
+        let mut text = String::new();
+        File::from(take(option)).read_to_string(&mut text).unwrap();
+        println!("{} {text}", option.trim_start_matches('-'));
+    }
+    let (_kvm, _agent) = (take("--kvm"), take("--agent"));
+    let shared = Shared::default();
+    for (index, function) in all("--function").into_iter().enumerate() {
+        // SAFETY: as above.
+        let connection = UnixStream::from(unsafe { OwnedFd::from_raw_fd(function) });
+        use_function(&shared, index, "hello", connection);
+    }
+    let listener = UnixListener::from(take("--control"));
+    loop {
+        serve(&shared, &listener.accept().unwrap().0);
+    }
+}
