@@ -326,6 +326,10 @@ impl Function for Console {
         access
     }
 
+    fn notified(&mut self) {
+        // Each poll looks at all queues.
+    }
+
     fn set_turn(&mut self, _: TurnLength) {}
 
     /// Serves the control queues and looks at the ports. [`Progress::Busy`] also tells that a port

@@ -121,6 +121,10 @@ impl Function for Rng {
         self.local.write(bar, offset, from)
     }
 
+    fn notified(&mut self) {
+        // Each poll looks at all queues.
+    }
+
     fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {

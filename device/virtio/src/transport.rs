@@ -60,8 +60,8 @@ impl Transport {
     pub fn new(kind: &Kind, offer: &Offer, interrupts: Vec<Interrupt>) -> Self {
         assert!((1..=MAX_VECTORS).contains(&interrupts.len()), "1 to 256 vectors");
         let vectors = interrupts.len() as u16;
-        let (description, msix) = (layout::description(vectors, queues), layout::msix(vectors));
         let queues = usize::from(offer.queues);
+        let (description, msix) = (layout::description(vectors, queues), layout::msix(vectors));
         let (pci, window) = layout::config_space(kind, &description, &msix, queues);
         let registers = Registers::new(offer, vectors);
         Self { description, pci, window, msix: Msix::new(msix), interrupts, registers, isr: 0 }

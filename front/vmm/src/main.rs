@@ -16,6 +16,7 @@
 mod args;
 mod control;
 mod functions;
+mod ports;
 mod process;
 mod qmp;
 mod stream;

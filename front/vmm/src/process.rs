@@ -9,7 +9,8 @@ use slipway_vmm::{Config, Machine, Running};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
-use crate::functions::Functions;
+use crate::functions::{self, Functions};
+use crate::ports::{self, Ports};
 use crate::qmp::{self, Command};
 use crate::watch::Watch;
 
@@ -30,7 +31,9 @@ enum Token {
     /// The client of the control socket has sent something, or takes bytes again.
     Control,
     /// Something has happened to a function.
-    Function(crate::functions::Token),
+    Function(functions::Token),
+    /// Something has happened to the guest's ports.
+    Port(ports::Token),
 }
 
 /// Makes the machine and serves it until its end. Returns the exit status.
@@ -45,6 +48,7 @@ pub fn run(args: Args) -> Result<u8, String> {
 struct Process {
     running: Running,
     functions: Functions,
+    ports: Ports,
     control: Option<Control>,
     /// Removes the paths of sockets at the end.
     _sockets: Vec<crate::args::Socket>,
@@ -59,7 +63,10 @@ impl Process {
     fn new(args: Args) -> Result<Self, String> {
         let text = |error: slipway_vmm::Error| error.to_string();
         let missing = "the command line is incomplete";
-        let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
+        let stdout = || {
+            let copy = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
+            copy.map_err(|errno| format!("standard output: {errno}"))
+        };
         let config = Config {
             cpus: args.cpus,
             kvm: args.kvm.ok_or(missing)?,
@@ -67,24 +74,29 @@ impl Process {
             kernel: args.kernel.ok_or(missing)?,
             initramfs: args.initramfs,
             command_line: args.command_line,
-            console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
+            console: stdout()?,
         };
         let machine = Machine::new(config).map_err(text)?;
+        let mut sockets = Vec::new();
+        let mut listener = |socket: Option<crate::args::Socket>| match socket {
+            Some(socket) => {
+                let listener = socket.listener.try_clone().map_err(|error| error.to_string())?;
+                sockets.push(socket);
+                Ok::<_, String>(Some(listener))
+            }
+            None => Ok(None),
+        };
+        let control = listener(args.control)?.map(Control::new);
+        let ports = Ports::new(&machine, stdout()?, listener(args.agent)?)?;
         let functions = Functions::new(&machine, args.functions)?;
         let running = machine.start().map_err(text)?;
         if !args.paused {
             running.cpus.resume();
         }
-        let mut control = None;
-        let mut sockets = Vec::new();
-        if let Some(socket) = args.control {
-            let listener = socket.listener.try_clone().map_err(|error| error.to_string())?;
-            control = Some(Control::new(listener));
-            sockets.push(socket);
-        }
         Ok(Self {
             running,
             functions,
+            ports,
             control,
             _sockets: sockets,
             statistics: args.statistics,
@@ -117,6 +129,7 @@ impl Process {
                             }
                         }
                     }
+                    Token::Port(token) => self.ports.serve(token),
                     Token::Function(token) => {
                         for line in self.functions.serve(token) {
                             self.tell(&line);
@@ -139,6 +152,7 @@ impl Process {
             }
         }
         self.functions.watch(&mut watch, Token::Function);
+        self.ports.watch(&mut watch, Token::Port);
         Ok(watch.wait()?.into_iter().map(|(token, _)| token).collect())
     }
 

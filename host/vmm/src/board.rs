@@ -222,7 +222,10 @@ impl Board {
 
 /// Writes to the console if it takes bytes at once, and drops them otherwise: a guest must not be
 /// able to stop its CPU, and with it a pause of the machine, by a console that nobody reads.
-pub(crate) fn write_or_drop(console: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// An error of poll(2) or write(2).
+pub fn write_or_drop(console: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let mut poll = [PollFd::new(console, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

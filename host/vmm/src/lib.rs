@@ -45,6 +45,7 @@ pub mod layout;
 pub mod loader;
 mod machine;
 pub mod memory;
+pub mod own;
 pub mod pci;
 pub mod power;
 pub mod remote;

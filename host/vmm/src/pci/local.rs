@@ -1,21 +1,20 @@
 //! A function in this process.
 
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use slipway_pci::{Access, Function, InterruptSink};
+use rustix::event::EventfdFlags;
+use slipway_pci::{Access, Function, Interrupt, InterruptSink};
+use slipway_ram::Memory;
+use vmm_sys_util::eventfd::EventFd;
 
-use super::slot::{Backend, Slot};
+use super::slot::{Backend, Notification, Shape, Slot};
+use super::vectors::VectorSource;
+use crate::{Error, Machine, Result};
 
 /// The way of a local function's interrupts to its slot, which is made after the function.
 #[derive(Default)]
-pub struct Sink(OnceLock<Weak<Slot>>);
-
-impl Sink {
-    /// Names the slot.
-    pub fn connect(&self, slot: &Arc<Slot>) {
-        let _ = self.0.set(Arc::downgrade(slot));
-    }
-}
+struct Sink(OnceLock<Weak<Slot>>);
 
 impl InterruptSink for Sink {
     fn signal(&self, vector: u16) {
@@ -25,41 +24,99 @@ impl InterruptSink for Sink {
     }
 }
 
-/// A function in this process, which the CPUs' threads and the thread that serves its backend
-/// share.
-pub struct Local<F>(Arc<Mutex<F>>);
+/// A function in this process. The CPUs' threads access its registers; the thread that serves its
+/// backend polls it when [`Local::notified`] becomes readable.
+pub struct Local<F> {
+    shared: Arc<Shared<F>>,
+}
 
-impl<F: Function> Local<F> {
-    /// Wraps a function.
-    pub fn new(function: Arc<Mutex<F>>) -> Self {
-        Self(function)
+struct Shared<F> {
+    function: Mutex<F>,
+    /// Raised by the kernel for a notification, and by a CPU's thread after another register write.
+    notified: OwnedFd,
+}
+
+impl<F: Function + 'static> Local<F> {
+    /// Makes a function with `make`, which gets the guest's memory and one interrupt for each of
+    /// `vectors` vectors, and adds it to the machine's bus as device `number`. `notifications` are
+    /// offsets in BAR 0 to which the driver writes to announce work.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::System`].
+    pub fn new<E: ToString>(
+        machine: &Machine,
+        number: u8,
+        vectors: u16,
+        notifications: impl Iterator<Item = u64>,
+        make: impl FnOnce(Memory, Vec<Interrupt>) -> Result<F, E>,
+    ) -> Result<Self> {
+        let sink = Arc::new(Sink::default());
+        let interrupt = |vector| Interrupt::new(Arc::clone(&sink) as Arc<_>, vector);
+        let function = make(machine.ram().memory(), (0..vectors).map(interrupt).collect());
+        let function = function.map_err(|error| Error::Config(error.to_string()))?;
+        let bars = function.description().bars.iter().map(|bar| (bar.index, bar.size)).collect();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let notified = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
+        let notification = |offset| {
+            let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;
+            // SAFETY: ownership of an open descriptor passes on.
+            let eventfd = unsafe { EventFd::from_raw_fd(copy.into_raw_fd()) };
+            Ok(Notification { bar: 0, offset, eventfd })
+        };
+        let notifications = notifications.map(notification).collect::<Result<Vec<_>>>()?;
+        let shape = Shape { bars, vectors: VectorSource::Calls, notifications };
+        let shared = Arc::new(Shared { function: Mutex::new(function), notified });
+        let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
+        let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
+        let _ = sink.0.set(Arc::downgrade(&slot));
+        machine.pci().add(slot)?;
+        Ok(Self { shared })
     }
 
-    fn function(&self) -> MutexGuard<'_, F> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Returns the descriptor that becomes readable when the driver has announced work.
+    pub fn notified(&self) -> BorrowedFd<'_> {
+        self.shared.notified.as_fd()
+    }
+
+    /// Clears [`Local::notified`], polls the function until it has nothing to do, and lets `serve`
+    /// use its backend; polls again after that.
+    pub fn serve<T>(&self, serve: impl FnOnce(&mut F) -> T) -> T {
+        // Nobody else reads it, so a failure means that nothing was announced.
+        let _ = rustix::io::read(&self.shared.notified, &mut [0; 8]);
+        let mut function = self.shared.function();
+        function.notified();
+        poll_until_idle(&mut *function);
+        let outcome = serve(&mut *function);
+        poll_until_idle(&mut *function);
+        outcome
     }
 }
 
-/// Polls until the function has nothing to do: what these functions may do in a poll, and how often
-/// they are busy, is bounded by the size of the guest's rings.
-pub fn poll_until_idle(function: &mut impl Function) {
+impl<F> Shared<F> {
+    fn function(&self) -> MutexGuard<'_, F> {
+        self.function.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Polls until the function has nothing to do, or the guest has kept it busy for long enough: the
+/// rest waits for the next notification.
+fn poll_until_idle(function: &mut impl Function) {
     const MOST: usize = 1024;
     for _ in 0..MOST {
         if !function.poll().is_busy() {
-            return;
+            break;
         }
     }
+    function.rest();
 }
 
-impl<F: Function> Backend for Local<F> {
+impl<F: Function> Backend for Arc<Shared<F>> {
     fn config_read(&self, offset: u16, into: &mut [u8]) {
         self.function().config_read(offset, into);
     }
 
     fn config_write(&self, offset: u16, from: &[u8]) {
-        let mut function = self.function();
-        function.config_write(offset, from);
-        poll_until_idle(&mut *function);
+        self.function().config_write(offset, from);
     }
 
     fn read(&self, bar: u8, offset: u64, into: &mut [u8]) {
@@ -71,6 +128,8 @@ impl<F: Function> Backend for Local<F> {
     fn write(&self, bar: u8, offset: u64, from: &[u8]) {
         let mut function = self.function();
         let _ = function.write(bar, offset, from);
-        poll_until_idle(&mut *function);
+        function.poll();
+        drop(function);
+        let _ = rustix::io::write(&self.notified, &1u64.to_ne_bytes());
     }
 }

@@ -17,6 +17,6 @@ mod slot;
 mod vectors;
 
 pub use bus::Bus;
-pub use local::{Local, Sink, poll_until_idle};
+pub use local::Local;
 pub use slot::{Backend, Notification, Shape, Slot};
 pub use vectors::VectorSource;

@@ -1,0 +1,152 @@
+//! The guest's ports: its console goes to standard output, the agent's port to a socket.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::PollFlags;
+use slipway_virtio_console::Console;
+use slipway_virtio_rng::Rng;
+use slipway_vmm::own::{self, AGENT_PORT, CONSOLE_PORT};
+use slipway_vmm::pci::Local;
+use slipway_vmm::{Machine, board};
+
+use crate::stream::{Client, Ended};
+use crate::watch::Watch;
+
+/// The most bytes that wait for the agent's client: when it does not read, the guest waits.
+const MAX_UNSENT: usize = 64 << 10;
+/// Bytes that are moved at once.
+const CHUNK: usize = 4096;
+
+/// An event of the ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// The guest has sent something, or has room.
+    Console,
+    /// The guest wants random numbers.
+    Rng,
+    /// A client of the agent's socket waits.
+    AgentListener,
+    /// The client of the agent's socket has sent something, or takes bytes again.
+    Agent,
+}
+
+/// The ports of a guest.
+pub struct Ports {
+    console: Local<Console>,
+    rng: Local<Rng>,
+    output: OwnedFd,
+    listener: Option<OwnedFd>,
+    agent: Option<Agent>,
+}
+
+struct Agent {
+    client: Client,
+    /// Bytes that the guest has had no room for.
+    unread: Vec<u8>,
+}
+
+impl Ports {
+    /// Adds the console and the source of random numbers to the machine. The console's output goes
+    /// to `output`, the agent's port to clients of `listener`, one after the other.
+    ///
+    /// # Errors
+    /// The reason in one line.
+    pub fn new(
+        machine: &Machine,
+        output: OwnedFd,
+        listener: Option<OwnedFd>,
+    ) -> Result<Self, String> {
+        let text = |error: slipway_vmm::Error| error.to_string();
+        let console = own::console(machine).map_err(text)?;
+        console.serve(|console| console.set_host_open(CONSOLE_PORT, true));
+        let rng = own::rng(machine).map_err(text)?;
+        Ok(Self { console, rng, output, listener, agent: None })
+    }
+
+    /// Adds to `watch` what the ports wait for.
+    pub fn watch<'a, T: Copy>(&'a self, watch: &mut Watch<'a, T>, token: impl Fn(Token) -> T) {
+        watch.read(self.console.notified(), token(Token::Console));
+        watch.read(self.rng.notified(), token(Token::Rng));
+        match (&self.agent, &self.listener) {
+            (Some(agent), _) => {
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::IN, agent.unread.is_empty());
+                flags.set(PollFlags::OUT, agent.client.has_unsent());
+                watch.add(agent.client.as_fd(), flags, token(Token::Agent));
+            }
+            (None, Some(listener)) => watch.read(listener.as_fd(), token(Token::AgentListener)),
+            (None, None) => {}
+        }
+    }
+
+    /// Serves an event.
+    pub fn serve(&mut self, token: Token) {
+        match token {
+            Token::Rng => self.rng.serve(|_| ()),
+            Token::AgentListener => {
+                let listener = self.listener.as_ref();
+                let client = listener.and_then(|listener| Client::accept(listener, MAX_UNSENT));
+                self.agent = client.map(|client| Agent { client, unread: Vec::new() });
+                let open = self.agent.is_some();
+                self.console.serve(|console| console.set_host_open(AGENT_PORT, open));
+            }
+            Token::Console | Token::Agent => {}
+        }
+        if matches!(token, Token::Rng) {
+            return;
+        }
+        let (agent, output) = (&mut self.agent, &self.output);
+        let ended = self.console.serve(|console| {
+            move_console(console, output);
+            let ended = agent.as_mut().is_some_and(|agent| agent.pump(console).is_err());
+            if ended {
+                console.set_host_open(AGENT_PORT, false);
+            }
+            ended
+        });
+        if ended {
+            self.agent = None;
+        }
+    }
+}
+
+/// Moves what the guest has printed. Bytes that standard output does not take are lost: Linux waits
+/// in its kernel until a console's bytes are read.
+fn move_console(console: &mut Console, output: &OwnedFd) {
+    let mut bytes = [0; CHUNK];
+    // As much as the queue can hold, and not what the guest adds meanwhile.
+    for _ in 0..slipway_virtio_console::QUEUE_SIZE {
+        let len = console.port_read(CONSOLE_PORT, &mut bytes);
+        if len == 0 {
+            return;
+        }
+        let _ = board::write_or_drop(output, &bytes[..len]);
+    }
+}
+
+impl Agent {
+    /// Moves bytes both ways, as far as both sides take them.
+    fn pump(&mut self, console: &mut Console) -> Result<(), Ended> {
+        self.client.flush()?;
+        let mut bytes = [0; CHUNK];
+        while self.client.room() >= CHUNK {
+            let len = console.port_read(AGENT_PORT, &mut bytes);
+            self.client.send(&bytes[..len])?;
+            if len < CHUNK {
+                break;
+            }
+        }
+        loop {
+            let taken = console.port_write(AGENT_PORT, &self.unread);
+            self.unread.drain(..taken);
+            if !self.unread.is_empty() {
+                return Ok(());
+            }
+            // Descriptors that come along are closed: the port carries bytes.
+            match self.client.receive(&mut bytes)? {
+                Some(received) => self.unread.extend(&bytes[..received.bytes]),
+                None => return Ok(()),
+            }
+        }
+    }
+}
