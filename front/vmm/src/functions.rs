@@ -56,7 +56,10 @@ impl Functions {
     /// The reason why one cannot be added, in one line.
     pub fn new(machine: &Machine, sockets: Vec<OwnedFd>) -> Result<Self, String> {
         if sockets.len() > MAX_FUNCTIONS {
-            return Err(format!("{} functions: the bus has room for {MAX_FUNCTIONS}", sockets.len()));
+            return Err(format!(
+                "{} functions: the bus has room for {MAX_FUNCTIONS}",
+                sockets.len()
+            ));
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let answered = rustix::event::eventfd(0, flags).map_err(|e| format!("eventfd: {e}"))?;

@@ -15,6 +15,7 @@
 
 mod args;
 mod control;
+mod filter;
 mod functions;
 mod ports;
 mod process;

@@ -9,6 +9,7 @@ use slipway_vmm::{Config, Machine, Running};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
+use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
 use crate::ports::{self, Ports};
 use crate::qmp::{self, Command};
@@ -89,7 +90,12 @@ impl Process {
         let control = listener(args.control)?.map(Control::new);
         let ports = Ports::new(&machine, stdout()?, listener(args.agent)?)?;
         let functions = Functions::new(&machine, args.functions)?;
-        let running = machine.start().map_err(text)?;
+        let running = machine.start(|| {
+            // Without its filter a CPU must not run.
+            filter::apply(Role::Cpu).expect("the kernel takes a filter that it took before");
+        });
+        let running = running.map_err(text)?;
+        filter::apply(Role::Events)?;
         if !args.paused {
             running.cpus.resume();
         }

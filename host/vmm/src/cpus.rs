@@ -90,11 +90,15 @@ pub struct Cpus {
 }
 
 impl Cpus {
-    /// Starts a thread for each CPU. All are paused.
+    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused.
     ///
     /// # Errors
     /// [`Error::System`]: no handler or thread can be made.
-    pub fn start(cpus: Vec<Cpu>, board: &Arc<Board>) -> Result<Self> {
+    pub fn start(
+        cpus: Vec<Cpu>,
+        board: &Arc<Board>,
+        begin: impl Fn() + Clone + Send + 'static,
+    ) -> Result<Self> {
         kick::install()?;
         let shared = Arc::new(Shared {
             wanted: AtomicU8::new(Wanted::Paused as u8),
@@ -106,7 +110,9 @@ impl Cpus {
             let seat = Seat { shared: Arc::clone(&all.shared), board: Arc::clone(board) };
             let board = Arc::clone(board);
             let (tell, told) = std::sync::mpsc::sync_channel(1);
+            let begin = begin.clone();
             let run = move || {
+                begin();
                 let _ = tell.send(kick::Thread::current());
                 cpu.run(&board, &seat);
                 seat.leave();

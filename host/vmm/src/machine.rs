@@ -105,12 +105,13 @@ impl Machine {
         &self.board
     }
 
-    /// Starts the CPUs' threads, paused.
+    /// Starts the CPUs' threads, paused. Each thread calls `begin` first, for example to give up
+    /// rights.
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn start(self) -> Result<Running> {
-        let cpus = Cpus::start(self.cpus, &self.board)?;
+    pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
+        let cpus = Cpus::start(self.cpus, &self.board, begin)?;
         Ok(Running { cpus, board: self.board, _ram: self.ram })
     }
 }

@@ -148,7 +148,7 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     let (machine, console) = common::machine(&code, 1);
     let stream = UnixStream::connect(socket).unwrap();
     let function = Attached::new(&machine, 4, 0, stream.into()).unwrap();
-    let running = machine.start().unwrap();
+    let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     // A guest may stop its only CPU by an interrupt that it sends itself.
     let give_up = Instant::now() + Duration::from_secs(2);

@@ -117,7 +117,7 @@ fn a_paused_guest_does_nothing_until_it_is_resumed() {
     let (machine, console) = common::machine(counter(), 2);
     let memory = machine.ram().memory();
     let count = || memory.load_u32(0x9000).unwrap();
-    let running = machine.start().unwrap();
+    let running = machine.start(|| ()).unwrap();
     let mut guest = common::Guest { running, console };
     for _ in 0..20 {
         assert!(!guest.running.cpus.is_running());

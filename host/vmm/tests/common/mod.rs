@@ -114,7 +114,7 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
 /// Makes the machine and runs it.
 pub fn start(code: &[u8], cpus: u32) -> Guest {
     let (machine, console) = machine(code, cpus);
-    let running = machine.start().unwrap();
+    let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     Guest { running, console }
 }

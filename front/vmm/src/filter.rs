@@ -1,0 +1,184 @@
+//! The system calls of each thread: what a VMM that was taken over can still ask of the kernel.
+//!
+//! Beside the launcher's filter, which refuses what reaches beyond the process for every VMM, each
+//! thread of this one has a list of the calls that it needs once the machine is made. All others
+//! fail with EPERM. No thread can open a file, make a socket, run a program, or make memory
+//! executable.
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+/// A thread's role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs a CPU.
+    Cpu,
+    /// Serves the control socket, the guest's ports and the connections of functions.
+    Events,
+}
+
+/// Calls of every thread: locks, memory, signals, its end, and messages to the functions' servers.
+const EVERYWHERE: [c_long; 31] = [
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_preadv2,
+    libc::SYS_read,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_yield,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+    libc::SYS_write,
+];
+
+/// Further calls of the event loop: clients, watches of connections, a thread that connects a
+/// function again, a socket's path that is removed at the end.
+const EVENTS: [c_long; 12] = [
+    libc::SYS_accept4,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_dup,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_wait,
+    libc::SYS_getsockopt,
+    libc::SYS_set_robust_list,
+    libc::SYS_setsockopt,
+    libc::SYS_unlink,
+];
+
+/// Further calls of a CPU's thread: the eventfd of a vector that the guest uses for the first time.
+const CPU: [c_long; 3] = [libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_set_robust_list];
+
+/// KVM's requests after the start (linux/kvm.h).
+mod kvm {
+    pub const RUN: u64 = 0xae80;
+    pub const GET_REGS: u64 = 0x8090_ae81;
+    pub const SET_GSI_ROUTING: u64 = 0x4008_ae6a;
+    pub const IRQFD: u64 = 0x4020_ae76;
+    pub const IOEVENTFD: u64 = 0x4040_ae79;
+    pub const SIGNAL_MSI: u64 = 0x4020_aea5;
+}
+
+/// Requests that change interrupts and notifications, which guests make happen on a CPU's thread
+/// and servers on the other.
+const KVM_SHARED: [u64; 4] = [kvm::SET_GSI_ROUTING, kvm::IRQFD, kvm::IOEVENTFD, kvm::SIGNAL_MSI];
+const KVM_CPU: [u64; 2] = [kvm::RUN, kvm::GET_REGS];
+
+/// Applies the role's list to the calling thread for good. Threads that it starts later have it as
+/// well.
+///
+/// # Errors
+/// The reason in one line.
+pub fn apply(role: Role) -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("the filter of system calls: {error}");
+    let program = program(role).map_err(|error| failed(&error))?;
+    seccompiler::apply_filter(&program).map_err(|error| failed(&error))
+}
+
+fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    let (calls, requests): (&[c_long], &[u64]) = match role {
+        Role::Cpu => (&CPU, &KVM_CPU),
+        Role::Events => (&EVENTS, &[]),
+    };
+    for call in EVERYWHERE.iter().chain(calls) {
+        rules.insert(*call, Vec::new());
+    }
+    let equals = |argument, value| {
+        let width = SeccompCmpArgLen::Dword;
+        SeccompRule::new(vec![SeccompCondition::new(argument, width, SeccompCmpOp::Eq, value)?])
+    };
+    let requests = KVM_SHARED.iter().chain(requests);
+    let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_ioctl, requests);
+    // Memory may be readable and writable, and nothing else.
+    let executable = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let width = SeccompCmpArgLen::Dword;
+        let condition = SeccompCondition::new(2, width, executable.clone(), 0)?;
+        rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
+    }
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?;
+    filter.try_into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `work` on a thread with the filter of `role`.
+    fn filtered<T: Send + 'static>(role: Role, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let run = move || {
+            apply(role).unwrap();
+            work()
+        };
+        std::thread::spawn(run).join().unwrap()
+    }
+
+    #[test]
+    fn a_thread_reaches_no_file_no_socket_and_no_program() {
+        for role in [Role::Cpu, Role::Events] {
+            let denied = |error: std::io::Error| error.raw_os_error() == Some(libc::EPERM);
+            assert!(filtered(role, move || std::fs::File::open("/").err().is_some_and(denied)));
+            assert!(filtered(role, move || {
+                std::net::UdpSocket::bind("127.0.0.1:0").err().is_some_and(denied)
+            }));
+            assert!(filtered(role, move || {
+                std::process::Command::new("/bin/true").spawn().err().is_some_and(denied)
+            }));
+            assert!(filtered(role, move || {
+                // SAFETY: a fresh mapping at an address of the kernel's choice.
+                let at = unsafe {
+                    let prot = libc::PROT_READ | libc::PROT_EXEC;
+                    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                    libc::mmap(std::ptr::null_mut(), 4096, prot, flags, -1, 0)
+                };
+                at == libc::MAP_FAILED && denied(std::io::Error::last_os_error())
+            }));
+        }
+    }
+
+    #[test]
+    fn a_thread_can_do_its_work() {
+        let work = || {
+            let memory = vec![1u8; 8 << 20];
+            let (sender, receiver) = std::sync::mpsc::channel();
+            sender.send(memory.len()).unwrap();
+            receiver.recv().unwrap()
+        };
+        assert_eq!(filtered(Role::Cpu, work), 8 << 20);
+        assert_eq!(
+            filtered(Role::Events, move || std::thread::spawn(work).join().unwrap()),
+            8 << 20
+        );
+    }
+}
