@@ -63,7 +63,7 @@ ok "a detached container that never ran is an error, and logs says why"
 SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 "$slipway" rm -f taken >/dev/null
 stop_daemon
-SLIPWAY_QEMU=/no/such/qemu refuses 'qemu' run "$image" true
+SLIPWAY_VMM=qemu SLIPWAY_QEMU=/no/such/qemu refuses 'qemu' run "$image" true
 if id nobody >/dev/null 2>&1; then
     cp "$slipway" "$work/slipway"; chmod 755 "$work" "$work/slipway"
     su -s /bin/sh nobody -c "SLIPWAY_RUN_DIR=$work/nr SLIPWAY_DATA_DIR=$work/nd '$work/slipway' run x true" 2>"$work/err"
