@@ -3,9 +3,14 @@
 use slipway_pci::driver::Direct;
 use slipway_pci::{FifoSink, Function, Interrupt, Progress};
 use slipway_ram::Memory;
+use slipway_virtio::driver::Start;
+use slipway_virtio_spec::console::{Control, Features, queue};
 use slipway_virtio_spec::pci::common;
+use slipway_virtio_spec::queue::{DESCRIPTOR, Descriptor, available, used};
+use slipway_virtio_spec::{RingFeatures, Status};
+use zerocopy::IntoBytes;
 
-use crate::driver::{Arena, Driver, Options, notification};
+use crate::driver::{Arena, Driver, DriverError, Options, Ring, notification};
 use crate::layout::{BAR_SIZE, COMMON};
 use crate::{Console, Parts, PortSettings, vectors};
 
@@ -50,15 +55,15 @@ impl Guest {
         assert!(driver.open(1, true).is_ok());
         Self { console: driver.registers.function, memory: self.memory }
     }
+}
 
-    /// Does what a host does after a poll, with calls of `len` bytes.
-    fn turn(&mut self, len: usize) {
-        let mut bytes = [7; 256];
-        self.console.poll();
-        for port in 0..=PORTS {
-            assert!(self.console.port_read(port, &mut bytes[..len]) <= len);
-            assert!(self.console.port_write(port, &bytes[..len]) <= len);
-        }
+/// Does what a host does after a poll, with calls of `len` bytes.
+fn turn(console: &mut Console, len: usize) {
+    let mut bytes = [7; 256];
+    console.poll();
+    for port in 0..=PORTS {
+        assert!(console.port_read(port, &mut bytes[..len]) <= len);
+        assert!(console.port_write(port, &bytes[..len]) <= len);
     }
 }
 
@@ -85,26 +90,79 @@ pub fn device(data: &[u8]) {
             5 => drop(guest.console.write(0, notification(at as u16 % 8), &[0; 2])),
             6 if step[1] == 0 => drop(guest.console.quiesce()),
             6 => guest.console.set_host_open(u16::from(step[2] & 1), step[3] & 1 == 0),
-            _ => guest.turn(usize::from(step[1])),
+            _ => turn(&mut guest.console, usize::from(step[1])),
         }
     }
     finish(guest);
 }
 
-/// Runs a driver whose memory is the input: rings, descriptors and control messages.
+/// Runs a driver that makes descriptors, chains and control messages of its own.
 ///
 /// # Panics
 /// When the device has a defect.
 pub fn rings(data: &[u8]) {
-    let mut guest = Guest::new().start();
-    for chunk in data.chunks(0x4000) {
-        // The rings and control messages of the driver come first in its arena.
-        let _ = guest.memory.write(0, chunk);
-        for len in [1, 100, 256] {
-            guest.turn(len);
+    let Guest { console, memory } = Guest::new();
+    let Ok((mut registers, mut rings)) = bare(console, &memory) else {
+        unreachable!("the device works")
+    };
+    for step in data.chunks_exact(8).take(STEPS) {
+        let ring = usize::from(step[0] & 31) % rings.len();
+        let at = u64::from(u16::from_le_bytes([step[2], step[3]])) << 2;
+        match step[0] >> 5 {
+            0 | 1 => describe(&rings[ring], step, at),
+            2 | 3 => push(&mut rings[ring], u16::from(step[1] % 9)),
+            4 if step[1] == 0 => {
+                let _ = rings[ring].areas()[1].store_u16(available::INDEX, at as u16);
+            }
+            4 | 5 => {
+                let (id, event) = (u32::from(step[1] % 3), u16::from(step[6] % 8));
+                let value = u16::from(step[7] & 1);
+                let control = Control { id: id.into(), event: event.into(), value: value.into() };
+                let _ = memory.write(at, control.as_bytes());
+            }
+            6 => registers.function.set_host_open(u16::from(step[1] & 1), step[2] & 1 == 0),
+            _ => turn(&mut registers.function, usize::from(step[1])),
         }
     }
-    finish(guest);
+    drop(rings);
+    finish(Guest { console: registers.function, memory });
+}
+
+/// Starts a device with queues of 8 entries and no buffers.
+fn bare(console: Console, memory: &Memory) -> Result<(Direct<Console>, Vec<Ring>), DriverError> {
+    let (mut registers, mut rings) = (Direct::new(console), Vec::new());
+    let mut arena = Arena::new(memory.clone(), 0, MEMORY as u64);
+    let features = RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX;
+    registers.reset()?;
+    registers.negotiate(features.bits() | Features::MULTIPORT.bits())?;
+    for queue in 0..queue::count(PORTS) {
+        rings.push(registers.make_queue(&mut arena, features, queue, 8, queue + 1)?);
+    }
+    registers.set_status(Status::DRIVER_OK)?;
+    Ok((registers, rings))
+}
+
+/// Writes the descriptor that a step describes.
+fn describe(ring: &Ring, step: &[u8], at: u64) {
+    let descriptor = Descriptor {
+        address: at.into(),
+        len: u32::from(u16::from_le_bytes([step[4], step[5]])).into(),
+        flags: u16::from(step[6] & 7).into(),
+        next: u16::from(step[7] % 9).into(),
+    };
+    let _ = ring.areas()[0].write(DESCRIPTOR * usize::from(step[1] % 8), descriptor.as_bytes());
+}
+
+/// Makes a chain available if the ring has room for it.
+fn push(ring: &mut Ring, head: u16) {
+    let [_, available, used] = ring.areas();
+    let indexes = (available.load_u16(available::INDEX), used.load_u16(used::INDEX));
+    if let (Ok(available), Ok(used)) = indexes
+        && available.wrapping_sub(used) < 8
+        && ring.push_head(head).is_ok()
+    {
+        let _ = ring.publish();
+    }
 }
 
 /// Restores saved states.
@@ -114,7 +172,7 @@ pub fn rings(data: &[u8]) {
 pub fn state(data: &[u8]) {
     let mut guest = Guest::new();
     let _ = guest.console.restore(data);
-    guest.turn(64);
+    turn(&mut guest.console, 64);
     finish(guest);
 }
 
@@ -127,7 +185,7 @@ fn finish(mut guest: Guest) {
     assert!(successor.save() == saved, "a state that says the same");
     guest.console = successor;
     for _ in 0..4 {
-        guest.turn(256);
+        turn(&mut guest.console, 256);
     }
     guest.console.reset();
     let mut status = [1];
