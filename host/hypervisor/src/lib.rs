@@ -50,6 +50,7 @@ mod reap;
 mod spec;
 
 pub use accel::{Accel, AccelChoice, AccelReport};
+pub use cage::Cage;
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
