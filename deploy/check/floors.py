@@ -36,8 +36,13 @@ ONLY = {
         "it runs in other people's programs",
     ),
     "slipway-vfio-user": (
-        ["base/", "spec/", "slipway-pci", "slipway-keeper"],
+        ["base/", "spec/", "slipway-pci", "slipway-keeper", "slipway-vfio-user-wire"],
         "it serves any PCI function and must not know one of them (the keeper knows none either)",
+    ),
+    "slipway-vfio-user-wire": (["base/", "spec/"], "a VMM links it, and nothing of the server"),
+    "slipway-vfio-user-client": (
+        ["base/", "spec/", "slipway-pci", "slipway-vfio-user-wire"],
+        "a VMM links it, and nothing of the server",
     ),
 }
 

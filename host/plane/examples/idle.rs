@@ -20,7 +20,7 @@ use slipway_nvme_spec::registers::offset::DOORBELLS;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::{self, disk::Kind, nvme_controller::DoorbellMode};
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use common::{PATIENCE, Rig};
 use rustix::io::Errno;
 use slipway_plane_api::v1;
-use slipway_vfio_user::client::{Client, ClientError};
+use slipway_vfio_user_client::{Client, ClientError};
 
 const GUEST: u64 = 1 << 20;
 const MARGIN: u64 = 1 << 16;

@@ -17,7 +17,7 @@ use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::{Client, ClientError};
+use slipway_vfio_user_client::{Client, ClientError};
 
 use common::*;
 

@@ -25,7 +25,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::{Client, ClientError, Window};
+use slipway_vfio_user_client::{Client, ClientError, Window};
 use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
 /// The time for which a serving plane may leave the driver without an answer.

@@ -16,7 +16,7 @@ use slipway_keeper::{Keeper, Shelf};
 use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers};
 use slipway_virtio_net::driver::{Arena, Driver, Options};
 use slipway_virtio_spec::net::Header;
 

@@ -22,7 +22,7 @@ use slipway_sgiov::{Function, Settings, report, serve_function};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::PIECE;
-use slipway_vfio_user::client::Client as Vmm;
+use slipway_vfio_user_client::Client as Vmm;
 use slipway_vfio_user_spec::IrqSetFlags;
 
 const A: [u8; 4] = [10, 9, 0, 1];

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_reactor::{Reactor, Settings};
-use slipway_vfio_user::client::Client;
 use slipway_vfio_user::testing::{DOORBELLS, Scratch};
 use slipway_vfio_user::{Config, DoorbellMode, Endpoint, EndpointParts};
+use slipway_vfio_user_client::Client;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 

@@ -15,7 +15,7 @@ use slipway_ram::{Fault, Remote};
 use slipway_vfio_user_spec::{Command, DmaAccess, Header, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::wire::{End, Message, Wire};
+use slipway_vfio_user_wire::{End, Message, Wire};
 
 /// The largest number of commands that are kept while a reply is awaited, and of bytes in them.
 const MAX_KEPT: usize = 64;

@@ -13,8 +13,8 @@ use crate::channel::Channel;
 use crate::device::Device;
 use crate::server::{Session, SessionTurn};
 use crate::testing::{DOORBELLS, Scratch};
-use crate::wire::Wire;
 use crate::{Config, EndpointParts};
+use slipway_vfio_user_wire::Wire;
 
 /// Feeds `data` to a server over a socket pair.
 ///

@@ -20,8 +20,8 @@ use crate::kept::{
 };
 use crate::slots::{CLIENT, LINES, REGIONS};
 use crate::version::Negotiated;
-use crate::wire::{End, Message, Peeked};
 use crate::{Config, fault};
+use slipway_vfio_user_wire::{End, Message, Peeked};
 
 /// The state that an endpoint leaves with the keeper for its successor, with or without a client.
 pub(crate) struct Keeping {

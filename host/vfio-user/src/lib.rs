@@ -1,4 +1,4 @@
-//! vfio-user: a server that presents a PCI function on a Unix socket, and a client for it.
+//! vfio-user: a server that presents a PCI function on a Unix socket.
 //!
 //! The protocol is that of `slipway_vfio_user_spec`, the function any `slipway_pci::Function`, the
 //! thread a `slipway_reactor::Reactor`.
@@ -11,7 +11,9 @@
 //!   ([`Endpoint::spread`]): each lane is a task of its own, without a socket. All of them end
 //!   together.
 //! - A [`Control`] is the handle for other threads: it closes the endpoint and reads its [`Stats`].
-//! - [`client`] is the other end of the socket.
+//!
+//! The other end of the socket is `slipway_vfio_user_client`, and what both have in common
+//! `slipway_vfio_user_wire`.
 //!
 //! ```no_run
 //! # use std::{sync::Arc, time::Duration};
@@ -35,7 +37,7 @@
 //! ```
 //!
 //! `examples/ramdisk.rs` serves an NVMe controller with a RAM disk this way, in 40 lines; its test
-//! drives it with `slipway_nvme::driver` over [`client::Client`].
+//! drives it with `slipway_nvme::driver` over `slipway_vfio_user_client::Client`.
 //!
 //! # What a client can and cannot do
 //! Every byte of the socket is hostile. Lengths are checked before anything is allocated, and a
@@ -103,7 +105,6 @@ mod server;
 mod slots;
 mod stats;
 mod version;
-mod wire;
 
 /// Imports of `mask` from other crates: its test puts loom's atomics in their place.
 mod outside {
@@ -122,7 +123,6 @@ pub use server::{MAX_HELD, MAX_HELD_BYTES};
 pub use slots::{HOST_SLOTS, KEPT_SLOTS};
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 
-pub mod client;
 #[cfg(feature = "fuzz")]
 mod fuzz;
 #[cfg(feature = "testing")]

@@ -1,38 +1,14 @@
 //! Negotiation of version and capabilities (section *VFIO_USER_VERSION*).
 
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use slipway_vfio_user_spec as spec;
-use zerocopy::{FromBytes, IntoBytes};
-
-use crate::wire::{MAX_DATA_XFER_SIZE, MAX_MSG_FDS};
+use slipway_vfio_user_wire::{Capabilities, MAX_DATA_XFER_SIZE, MAX_MSG_FDS, encode, parse};
+use zerocopy::FromBytes;
 
 /// The largest number of DMA maps of one client.
 pub(crate) const MAX_DMA_MAPS: u64 = slipway_ram::MAX_REGIONS as u64;
 /// The page size of DMA maps: 4 KiB, so that every multiple works, too.
 pub(crate) const PAGE_SIZE: u64 = 4096;
-
-/// The capabilities that one side announces; a missing one has the specification's default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Capabilities {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_msg_fds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_data_xfer_size: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_dma_maps: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) pgsizes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) write_multiple: Option<bool>,
-}
-
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
-struct VersionData {
-    capabilities: Capabilities,
-}
 
 /// The capabilities that both sides agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,33 +51,10 @@ pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno>
     Ok((negotiated, encode(minor, ours)))
 }
 
-/// Encodes a version structure with data, for a proposal or a reply.
-pub(crate) fn encode(minor: u16, capabilities: Capabilities) -> Vec<u8> {
-    let version =
-        spec::Version { major: spec::U16::new(spec::MAJOR), minor: spec::U16::new(minor) };
-    let mut bytes = version.as_bytes().to_vec();
-    // Numbers and booleans under fixed names: this cannot fail, and empty data would be valid, too.
-    bytes.extend(serde_json::to_vec(&VersionData { capabilities }).unwrap_or_default());
-    bytes.push(0);
-    bytes
-}
-
-/// Parses version data, which are empty or one NUL-terminated JSON text. Returns `None` if they are
-/// neither.
-pub(crate) fn parse(data: &[u8]) -> Option<Capabilities> {
-    if data.is_empty() {
-        return Some(Capabilities::default());
-    }
-    let (last, text) = data.split_last()?;
-    if *last != 0 || text.contains(&0) {
-        return None;
-    }
-    Some(serde_json::from_slice::<VersionData>(text).ok()?.capabilities)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     fn proposal(major: u16, minor: u16, data: &[u8]) -> Vec<u8> {
         let version = spec::Version { major: spec::U16::new(major), minor: spec::U16::new(minor) };

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_reactor::{Reactor, Settings};
-use slipway_vfio_user::client::{Client, ClientError};
 use slipway_vfio_user::testing::{DOORBELLS, Scratch};
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
+use slipway_vfio_user_client::{Client, ClientError};
 use slipway_vfio_user_spec::irq;
 
 const ROLE: &str = "SLIPWAY_TEST_ROLE";

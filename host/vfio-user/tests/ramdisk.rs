@@ -12,7 +12,7 @@ use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
-use slipway_vfio_user::client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;

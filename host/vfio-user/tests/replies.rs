@@ -16,8 +16,8 @@ use slipway_pci::Interrupt;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
 use slipway_telemetry::ManualClock;
-use slipway_vfio_user::client::{Client, ClientError, Registers};
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
+use slipway_vfio_user_client::{Client, ClientError, Registers};
 
 /// Long enough for a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -117,11 +117,12 @@ pub struct SparseArea {
     pub size: U64,
 }
 
-/// Request of `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+/// Request and reply of `VFIO_USER_DEVICE_GET_REGION_IO_FDS`; [`SubRegion`]s may follow the reply.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RegionIoFds {
-    /// Largest reply payload that the client takes.
+    /// Request: largest reply payload that the client takes. Reply: bytes of the full payload,
+    /// including sub-regions that were left out because they did not fit.
     pub argsz: U32,
     /// Zero.
     pub flags: U32,
@@ -130,6 +131,58 @@ pub struct RegionIoFds {
     /// Request: zero. Reply: number of sub-regions that follow.
     pub count: U32,
 }
+
+bitflags::bitflags! {
+    /// Flags of [`SubRegion`]: those of `KVM_IOEVENTFD` (`<linux/kvm.h>`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct SubRegionFlags: u32 {
+        /// Only a write of the value [`SubRegion::datamatch`] counts.
+        const DATAMATCH = 1 << 0;
+        /// The region has ports, not memory.
+        const PIO = 1 << 1;
+    }
+}
+
+/// Types of a [`SubRegion`] (libvfio-user, `vfio-user.h`).
+pub mod io_fd {
+    /// `VFIO_USER_IO_FD_TYPE_IOEVENTFD`: a write raises an eventfd, and its value is dropped.
+    pub const IOEVENTFD: u32 = 0;
+    /// `VFIO_USER_IO_FD_TYPE_IOREGIONFD`: accesses are messages on a socket. Structured like an
+    /// ioeventfd whose last word is data of the user's.
+    pub const IOREGIONFD: u32 = 1;
+    /// `VFIO_USER_IO_FD_TYPE_IOEVENTFD_SHADOW`: a write is stored in shadow memory, which the guest
+    /// does not see, and then raises an eventfd.
+    pub const IOEVENTFD_SHADOW: u32 = 2;
+}
+
+/// A part of a region whose writes raise an eventfd; part of the reply after [`RegionIoFds`].
+///
+/// This is libvfio-user's layout (`vfio_user_sub_region_ioeventfd_t`), which it uses for every
+/// type. The *Sub-Region IO FD info format (ioeventfd)* of the specification is older and lacks
+/// `shadow_offset`: [`SUB_REGION_LEN`]. The reply's `argsz` and `count` tell the length in use.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SubRegion {
+    /// Offset from the region's start.
+    pub offset: U64,
+    /// Bytes that a write must have; zero if that does not matter.
+    pub size: U64,
+    /// Index of the eventfd among the reply's descriptors.
+    pub fd_index: U32,
+    /// One of [`io_fd`].
+    pub kind: U32,
+    /// [`SubRegionFlags`].
+    pub flags: U32,
+    /// Index of the shadow memory among the reply's descriptors.
+    pub shadow_fd_index: U32,
+    /// Offset of the written value in the shadow memory.
+    pub shadow_offset: U64,
+    /// The value that counts, with [`SubRegionFlags::DATAMATCH`].
+    pub datamatch: U64,
+}
+
+/// Bytes of a sub-region in the specification, where `datamatch` follows `shadow_fd_index`.
+pub const SUB_REGION_LEN: usize = 40;
 
 #[cfg(test)]
 mod tests {
@@ -143,5 +196,6 @@ mod tests {
         assert_eq!(size_of::<SparseHeader>(), 8);
         assert_eq!(size_of::<SparseArea>(), 16);
         assert_eq!(size_of::<RegionIoFds>(), 16);
+        assert_eq!(size_of::<SubRegion>(), 48);
     }
 }

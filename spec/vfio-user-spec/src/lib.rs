@@ -28,8 +28,7 @@
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
 //! only members that the client proposed. The host parses the text, not this crate.
 //!
-//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), device features, I/O descriptors of
-//! regions beyond their request.
+//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), device features.
 //!
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]
@@ -43,8 +42,8 @@ mod version;
 
 pub use access::{DmaAccess, RegionAccess, WriteMulti, WriteMultiEntry};
 pub use device::{
-    CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds, SparseArea,
-    SparseHeader, capability, region,
+    CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds,
+    SUB_REGION_LEN, SparseArea, SparseHeader, SubRegion, SubRegionFlags, capability, io_fd, region,
 };
 pub use dma::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
 pub use header::{Command, HEADER_LEN, Header, flag};

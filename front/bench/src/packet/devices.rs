@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use slipway_ram::{DmaMap, Permissions, Region, Span};
 use slipway_switch::Mac;
-use slipway_vfio_user::client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers};
 use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, notification};
 
 use super::{PacketLoad, PacketMeasured, PacketSubject};

@@ -43,7 +43,7 @@ impl Program {
     fn arguments(self, load: &VmmLoad, kernel: &Path, folder: &Path) -> Result<Vec<OsString>> {
         let mib = load.mib();
         let mut words: Vec<OsString> = match self {
-            Self::Native => text(&["--cpus", "1", "--memory", &format!("{mib}M")]),
+            Self::Native => text(&["--cpus", "1", "--memory", &mib.to_string()]),
             Self::CloudHypervisor => {
                 let memory = format!("size={mib}M");
                 text(&["--cpus", "boot=1", "--memory", &memory, "--console", "off"])

@@ -10,8 +10,8 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::Client;
-pub use slipway_vfio_user::client::Registers;
+use slipway_vfio_user_client::Client;
+pub use slipway_vfio_user_client::Registers;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The address of the test's memory in the controller's address space.

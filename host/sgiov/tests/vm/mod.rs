@@ -15,7 +15,7 @@ use slipway_sgiov_function::driver::Driver;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Request;
 use slipway_sgiov_spec::function::{Line, Message, PIECE, RUNNING, register};
-use slipway_vfio_user::client::Client as Vmm;
+use slipway_vfio_user_client::Client as Vmm;
 
 use crate::client::{self, Client, Connected, PATIENCE, readable};
 

@@ -24,11 +24,11 @@ use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::Listener;
 use crate::server::{MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
 use crate::stats::{ClientInfo, add};
-use crate::wire::Wire;
 use crate::{Config, Control, EndpointParts, kept, slots};
 use connection::Connection;
 use entrance::{Entrance, listen};
 use ready::{CLIENT, CONTROL, FIRST_WAKE, LISTENER, Ready, UNMASK};
+use slipway_vfio_user_wire::Wire;
 
 /// The interval at which a function that does not become quiet is asked again.
 const RECHECK: Duration = Duration::from_millis(1);

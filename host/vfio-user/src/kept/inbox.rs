@@ -30,7 +30,7 @@ use zerocopy::FromBytes;
 
 use super::call::{Descriptors, HEADER, last_error, prepare};
 use crate::fault;
-use crate::wire::{End, MAX_MESSAGE, Message};
+use slipway_vfio_user_wire::{End, MAX_MESSAGE, Message};
 
 /// A page of state, then the message.
 const HEAD: usize = 4096;

@@ -14,7 +14,7 @@ use super::call::{Control, Descriptors, HEADER, last_error, prepare};
 use super::inbox::Inbox;
 use crate::doorbells::SharedPage;
 use crate::fault;
-use crate::wire::{End, MAX_MESSAGE, Message};
+use slipway_vfio_user_wire::{End, MAX_MESSAGE, Message};
 
 /// The largest number of calls that send a reply; each sends some bytes of it.
 const SENDS: usize = 60;

@@ -13,7 +13,7 @@ use super::info::region_size;
 use super::{Answer, BYTES_PER_COST, COST_PER_TURN, Session, Waiting, prefix};
 use crate::device::Device;
 use crate::stats::add;
-use crate::wire::MAX_DATA_XFER_SIZE;
+use slipway_vfio_user_wire::MAX_DATA_XFER_SIZE;
 
 /// The longest access to a BAR that is passed on whole; longer ones are split into [`PIECE`]s,
 /// since registers have at most this width (see `slipway_pci::Function`).

@@ -13,7 +13,7 @@ use crate::keeping::{Keeping, Next};
 use crate::kept::{NegotiatedState, Parts};
 use crate::stats::Live;
 use crate::version::Negotiated;
-use crate::wire::End;
+use slipway_vfio_user_wire::End;
 
 impl Session {
     /// Continues with the client of a predecessor.

@@ -24,7 +24,7 @@ use crate::device::Device;
 use crate::keeping::Keeping;
 use crate::stats::{Live, add};
 use crate::version::{self, Negotiated};
-use crate::wire::{End, Message};
+use slipway_vfio_user_wire::{End, Message};
 
 /// The cost that one turn may reach, so that clients share a thread fairly. A message costs one,
 /// plus one for every [`BYTES_PER_COST`] of registers that it accesses, plus one for every

@@ -14,10 +14,10 @@ use rustix::net::{
 };
 use slipway_peer::Bin;
 use slipway_reactor::{Reactor, Settings};
-pub use slipway_vfio_user::client::Client;
 use slipway_vfio_user::testing::{DOORBELLS, Knobs, Scratch};
 pub use slipway_vfio_user::{Config, DoorbellMode};
 use slipway_vfio_user::{Control, Endpoint, EndpointParts};
+pub use slipway_vfio_user_client::Client;
 pub use slipway_vfio_user_spec as spec;
 pub use spec::{Command, Header, U32, U64};
 pub use zerocopy::{FromBytes, IntoBytes};

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use slipway_nvme::driver::{AccessError, passes};
 use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_ram::Span;
-use slipway_vfio_user::client::{Client, Window};
+use slipway_vfio_user_client::{Client, Window};
 
 /// The way in which the threads of a load ring doorbells.
 #[derive(Clone)]

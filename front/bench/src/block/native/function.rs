@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use slipway_nvme::driver::{AccessError, RegisterAccess};
 use slipway_nvme_spec::registers::{offset, tail_doorbell};
-use slipway_vfio_user::client::Window;
+use slipway_vfio_user_client::Window;
 
 use super::bell::{Bell, ring};
 use super::controller::{Controller, room};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use slipway_nvme::driver::{AccessError, Arena, RegisterAccess};
 use slipway_nvme_spec::registers::offset;
-use slipway_vfio_user::client::Client;
+use slipway_vfio_user_client::Client;
 
 use super::bell::{Bell, ring};
 use super::controller::{Controller, room};
@@ -36,7 +36,7 @@ struct Registers {
 impl Registers {
     fn client<T>(
         &mut self,
-        call: impl FnOnce(&mut Client) -> Result<T, slipway_vfio_user::client::ClientError>,
+        call: impl FnOnce(&mut Client) -> Result<T, slipway_vfio_user_client::ClientError>,
     ) -> Result<T, AccessError> {
         self.since = Instant::now();
         let mut client = self.client.lock().map_err(|_| AccessError("a thread panicked".into()))?;

@@ -21,11 +21,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The largest number of descriptors that are accepted with one message. QEMU refuses servers that
 /// announce more than 16.
-pub(crate) const MAX_MSG_FDS: usize = 16;
+pub const MAX_MSG_FDS: usize = 16;
 /// The largest number of data bytes in one message.
-pub(crate) const MAX_DATA_XFER_SIZE: usize = 1 << 20;
+pub const MAX_DATA_XFER_SIZE: usize = 1 << 20;
 /// The largest message in bytes: the data and the structures before them.
-pub(crate) const MAX_MESSAGE: usize = MAX_DATA_XFER_SIZE + 4096;
+pub const MAX_MESSAGE: usize = MAX_DATA_XFER_SIZE + 4096;
 /// The number of bytes by which the payload's buffer may exceed what has arrived.
 const READ_AHEAD: usize = 64 << 10;
 /// The number of bytes that are peeked at before a message's length is known: nearly all messages
@@ -34,28 +34,37 @@ const PEEK_AHEAD: usize = 1 << 10;
 
 /// The reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum End {
-    #[error("the client hung up")]
+pub enum End {
+    /// The peer closed its end.
+    #[error("the peer hung up")]
     Closed,
+    /// The peer closed its end before the end of a message.
+    #[error("the peer hung up within a message")]
+    Cut,
+    /// The peer violated the protocol or a limit.
     #[error("{0}")]
     Broken(&'static str),
+    /// A system call on the socket failed.
     #[error("the socket failed: {0}")]
     Socket(#[from] Errno),
 }
 
 /// A complete message.
 #[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) header: Header,
-    pub(crate) payload: Vec<u8>,
+pub struct Message {
+    /// The header; its size is that of the message.
+    pub header: Header,
+    /// The bytes after the header, at most [`MAX_MESSAGE`] with it.
+    pub payload: Vec<u8>,
     /// The descriptors, at most [`MAX_MSG_FDS`].
-    pub(crate) files: Vec<Foreign>,
+    pub files: Vec<Foreign>,
     /// More descriptors came than are accepted; the excess is closed elsewhere.
-    pub(crate) excess: bool,
+    pub excess: bool,
 }
 
 /// The result of peeking at the socket.
-pub(crate) enum Peeked {
+pub enum Peeked {
+    /// Nothing has arrived.
     Nothing,
     /// The beginning of a message, with the message's length if that is known and the message
     /// carries no descriptors.
@@ -72,7 +81,7 @@ struct Out {
 }
 
 /// One end of a connection.
-pub(crate) struct Wire {
+pub struct Wire {
     /// Closing the connection also closes descriptors that were sent over it and not received.
     socket: Foreign,
     /// The bin that closes the peer's descriptors.
@@ -92,7 +101,7 @@ pub(crate) struct Wire {
 impl Wire {
     /// Wraps a connected socket. Calls never block, whatever the socket's own mode is. `bin` is the
     /// peer's.
-    pub(crate) fn new(socket: Foreign, bin: &Bin, max_out_bytes: usize) -> Self {
+    pub fn new(socket: Foreign, bin: &Bin, max_out_bytes: usize) -> Self {
         Self {
             socket,
             bin: bin.clone(),
@@ -107,24 +116,25 @@ impl Wire {
         }
     }
 
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    /// Returns the socket.
+    pub fn file(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Returns whether the client has closed its end. Messages that it sent before may be unread.
-    pub(crate) fn is_hung_up(&self) -> bool {
+    /// Returns whether the peer has closed its end. Messages that it sent before may be unread.
+    pub fn is_hung_up(&self) -> bool {
         let mut asked = [PollFd::new(&self.socket, PollFlags::empty())];
         poll(&mut asked, Some(&Timespec::default())).is_ok()
             && asked[0].revents().contains(PollFlags::HUP)
     }
 
     /// Returns whether output waits to be sent.
-    pub(crate) fn has_output(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         !self.out.is_empty()
     }
 
     /// Returns the next message, or `None` if a part of it has not arrived yet.
-    pub(crate) fn receive(&mut self) -> Result<Option<Message>, End> {
+    pub fn receive(&mut self) -> Result<Option<Message>, End> {
         while self.got < HEADER_LEN {
             let Some(count) = self.read_header()? else { return Ok(None) };
             self.got += count;
@@ -146,7 +156,7 @@ impl Wire {
 
     /// Peeks at the next message and leaves it in the socket. Its descriptors are duplicates. They
     /// are received only if the request may carry some.
-    pub(crate) fn peek(&mut self) -> Result<Peeked, End> {
+    pub fn peek(&mut self) -> Result<Peeked, End> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         self.payload.resize(self.payload.len().max(PEEK_AHEAD), 0);
         #[allow(
@@ -221,7 +231,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`End`], also if more would be queued than is allowed.
-    pub(crate) fn send(
+    pub fn send(
         &mut self,
         header: &Header,
         payload: &[u8],
@@ -239,25 +249,23 @@ impl Wire {
         self.queue(header, payload, sent, file)
     }
 
-    /// Sends a message with any number of descriptors. Descriptors cannot be queued: the socket
-    /// must accept the beginning of the message at once.
+    /// Sends a message with any number of descriptors. Descriptors cannot be queued: returns
+    /// `false`, and sends nothing, if the socket does not accept the beginning of the message.
     ///
     /// # Errors
     /// [`End`].
-    pub(crate) fn send_with(
+    pub fn send_with(
         &mut self,
         header: &Header,
         payload: &[u8],
         files: &[BorrowedFd<'_>],
-    ) -> Result<(), End> {
-        if files.is_empty() {
-            return self.send(header, payload, None);
-        }
+    ) -> Result<bool, End> {
         let sent = if self.out.is_empty() { self.send_now(header, payload, files)? } else { 0 };
         if sent == 0 {
-            return Err(End::Broken("the socket is full"));
+            return Ok(false);
         }
-        self.queue(header, payload, sent, None)
+        self.queue(header, payload, sent, None)?;
+        Ok(true)
     }
 
     fn send_now(
@@ -283,7 +291,7 @@ impl Wire {
             return Ok(());
         }
         if self.out_bytes.saturating_add(left) > self.max_out_bytes {
-            return Err(End::Broken("the client does not read its replies"));
+            return Err(End::Broken("the peer does not read what is sent"));
         }
         self.out_bytes += left;
         let mut bytes = Vec::with_capacity(left);
@@ -295,7 +303,7 @@ impl Wire {
     }
 
     /// Sends as much of the queue as the socket accepts. Returns whether the queue is empty.
-    pub(crate) fn flush(&mut self) -> Result<bool, End> {
+    pub fn flush(&mut self) -> Result<bool, End> {
         while let Some(next) = self.out.front_mut() {
             let parts = [IoSlice::new(&next.bytes[next.sent..])];
             let files = next.file.as_ref().map(AsFd::as_fd);
@@ -337,7 +345,7 @@ fn read(
     files.extend(received.files.into_iter().take(room));
     match received.bytes {
         0 if boundary => Err(End::Closed),
-        0 => Err(End::Broken("the client hung up within a message")),
+        0 => Err(End::Cut),
         count => Ok(Some(count)),
     }
 }

@@ -62,12 +62,22 @@ impl Window {
         u32::from_le(self.word(at).load(Ordering::Acquire))
     }
 
-    fn word(&self, at: u64) -> &AtomicU32 {
+    /// Returns whether the window holds an aligned 32-bit register at byte `at` of the region.
+    pub fn holds_u32(&self, at: u64) -> bool {
+        self.within(at).is_some()
+    }
+
+    /// Returns the place in the window of the register at byte `at` of the region.
+    fn within(&self, at: u64) -> Option<usize> {
         let within = at.checked_sub(self.offset).and_then(|within| usize::try_from(within).ok());
         let fits = |at: &usize| {
             at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= self.len)
         };
-        let within = within.filter(fits);
+        within.filter(fits)
+    }
+
+    fn word(&self, at: u64) -> &AtomicU32 {
+        let within = self.within(at);
         assert!(within.is_some(), "register {at:#x} is not in the window");
         // SAFETY: in bounds and aligned (the mapping begins at a page), valid until drop; atomics
         // tolerate concurrent stores by others.

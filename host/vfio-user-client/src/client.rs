@@ -1,17 +1,13 @@
-//! A vfio-user client: drives a function behind a socket, as a VMM does.
+//! A connection to a server, for one thread.
 //!
 //! The client blocks, with a timeout on every wait, and is used from one thread. While it waits for
 //! a reply it serves the server's accesses to message-only memory ([`Client::map_remote`]).
 //!
 //! Registers that the server permits to map are accessed without a message through a [`Window`].
 //!
-//! Not implemented: message-only memory outside of a wait (call [`Client::serve`] for that),
-//! migration.
+//! Not implemented: message-only memory outside of a wait (call [`Client::serve`] for that).
 //!
-//! Over 500 lines: one client, used by tests and benchmarks.
-
-mod registers;
-mod window;
+//! Over 500 lines: every request of one connection.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,11 +22,11 @@ use slipway_vfio_user_spec as spec;
 use spec::{Command, Header, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub use registers::Registers;
-pub use window::Window;
+use slipway_vfio_user_wire::{
+    Capabilities, End, MAX_DATA_XFER_SIZE, MAX_MESSAGE, MAX_MSG_FDS, Message, Wire, encode, parse,
+};
 
-use crate::version::{Capabilities, encode, parse};
-use crate::wire::{End, MAX_DATA_XFER_SIZE, Message, Wire};
+use crate::Window;
 
 /// The reason for which a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +34,7 @@ pub enum ClientError {
     /// The connection cannot be made or has ended.
     #[error("the vfio-user connection: {0}")]
     Connection(String),
-    /// The server did not answer in time. The connection cannot be used any more.
+    /// The server did not answer in time, or did not read. The connection cannot be used any more.
     #[error("the server did not answer in time")]
     Timeout,
     /// The server refused the request with this errno.
@@ -51,7 +47,10 @@ pub enum ClientError {
 
 impl From<End> for ClientError {
     fn from(end: End) -> Self {
-        Self::Connection(end.to_string())
+        match end {
+            End::Broken(what) => Self::Malformed(what),
+            End::Closed | End::Cut | End::Socket(_) => Self::Connection(end.to_string()),
+        }
     }
 }
 
@@ -72,8 +71,8 @@ pub struct RegionDescription {
     pub file_offset: u64,
     /// Parts that may be mapped, each as its offset in the region and its length in bytes.
     pub areas: Vec<(u64, u64)>,
-    /// The file to map the parts from.
-    pub file: Option<OwnedFd>,
+    /// The file to map the parts from. A user of the file has to trust the server, see [`Window`].
+    pub file: Option<Foreign>,
 }
 
 /// An interrupt type as the server describes it.
@@ -90,10 +89,22 @@ pub struct Client {
     wire: Wire,
     next_id: u16,
     timeout: Duration,
+    /// The time at which every wait ends, instead of `timeout` after the wait's begin.
+    until: Option<Instant>,
     server: Capabilities,
     /// Message-only memory, by its address.
     remote: BTreeMap<u64, Vec<u8>>,
+    /// The bin that closes the server's descriptors.
+    bin: Bin,
 }
+
+/// The largest number of the server's accesses that are refused during one wait, for a client
+/// without message-only memory.
+const MAX_REFUSALS: u32 = 64;
+/// The largest number of the server's descriptors that await closing.
+const MAX_HELD: usize = 64;
+/// The largest number of bytes that wait for the server to read.
+const MAX_QUEUED: usize = 2 * MAX_MESSAGE;
 
 /// Dropping a client shuts the connection down at once, so that the server is free for the next
 /// client. The descriptor is closed elsewhere, which may take its time.
@@ -124,14 +135,16 @@ impl Client {
     pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
         let bin = Bin::new();
         let mut client = Self {
-            wire: Wire::new(Foreign::new(socket, &bin), &bin, usize::MAX),
+            wire: Wire::new(Foreign::new(socket, &bin), &bin, MAX_QUEUED),
             next_id: 0,
             timeout,
+            until: None,
             server: Capabilities::default(),
             remote: BTreeMap::new(),
+            bin,
         };
         let proposal = Capabilities {
-            max_msg_fds: Some(1),
+            max_msg_fds: Some(MAX_MSG_FDS as u64),
             max_data_xfer_size: Some(MAX_DATA_XFER_SIZE as u64),
             max_dma_maps: Some(spec::DEFAULT_MAX_DMA_MAPS),
             pgsizes: Some(spec::DEFAULT_PAGE_SIZES),
@@ -145,6 +158,23 @@ impl Client {
         }
         client.server = parse(data).ok_or(ClientError::Malformed("version data"))?;
         Ok(client)
+    }
+
+    /// Ends every later wait at `until` at the latest.
+    pub(crate) fn limit(&mut self, until: Instant) {
+        self.until = Some(until);
+    }
+
+    /// Returns the largest number of descriptors that the server takes with one message, at least
+    /// one.
+    pub(crate) fn max_files(&self) -> usize {
+        let theirs = self.server.max_msg_fds.unwrap_or(spec::DEFAULT_MAX_MSG_FDS);
+        usize::try_from(theirs).unwrap_or(MAX_MSG_FDS).clamp(1, MAX_MSG_FDS)
+    }
+
+    /// Returns whether the server has closed its end.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        self.wire.is_hung_up()
     }
 
     /// Returns the server's process (`SO_PEERCRED`: the process that began to listen). Returns
@@ -183,8 +213,7 @@ impl Client {
             flags,
             file_offset: info.offset.get(),
             areas,
-            // A user of the file has to trust the server, see `Window`.
-            file: reply.files.pop().map(Foreign::into_owned),
+            file: reply.files.pop(),
         })
     }
 
@@ -325,14 +354,16 @@ impl Client {
         self.call(Command::RegionWrite, &payload, &[]).map(drop)
     }
 
-    /// Writes registers and does not wait.
+    /// Writes registers and does not wait for a reply. Waits while the server does not read earlier
+    /// messages.
     ///
     /// # Errors
-    /// [`ClientError::Connection`]; an error of the server's is never reported.
+    /// [`ClientError`], but never [`ClientError::Refused`].
     pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
         let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
         let mut header = self.header(Command::RegionWrite, payload.len());
         header.flags = U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
+        self.flush(self.deadline())?;
         self.wire.send(&header, &payload, None)?;
         Ok(())
     }
@@ -365,20 +396,47 @@ impl Client {
     }
 
     /// Sends a command with any payload and returns the reply.
-    fn call(
+    pub(crate) fn call(
         &mut self,
         command: Command,
         payload: &[u8],
         files: &[BorrowedFd<'_>],
     ) -> Result<Message, ClientError> {
         let header = self.header(command, payload.len());
-        self.wire.send_with(&header, payload, files)?;
-        let deadline = Instant::now() + self.timeout;
+        let deadline = self.deadline();
+        self.flush(deadline)?;
+        while !self.wire.send_with(&header, payload, files)? {
+            self.wait(deadline, PollFlags::OUT)?;
+        }
         let reply = self.next_message(deadline, Some(&header))?;
+        let brings_files =
+            matches!(command, Command::DeviceGetRegionInfo | Command::DeviceGetRegionIoFds);
+        // Descriptors that nobody asked for would take this process's numbers away.
+        if reply.excess || !(brings_files || reply.files.is_empty()) || self.bin.held() > MAX_HELD {
+            return Err(ClientError::Malformed("descriptors that nobody asked for"));
+        }
         match reply.header.errno() {
             None => Ok(reply),
-            Some(errno) => Err(ClientError::Refused(Errno::from_raw_os_error(errno as i32))),
+            Some(number) => Err(ClientError::Refused(errno(number))),
         }
+    }
+
+    /// Returns the time at which a wait that begins now ends.
+    fn deadline(&self) -> Instant {
+        self.until.unwrap_or_else(|| Instant::now() + self.timeout)
+    }
+
+    /// Waits until the server has read enough for all output to be in the socket.
+    fn flush(&mut self, deadline: Instant) -> Result<(), ClientError> {
+        let mut refusals = 0;
+        while !self.wire.flush()? {
+            // A server that waits for its own output to be read must not wait for ever.
+            match self.wire.receive()? {
+                Some(message) => self.take_command(&message, deadline, &mut refusals)?,
+                None => self.wait(deadline, PollFlags::IN | PollFlags::OUT)?,
+            }
+        }
+        Ok(())
     }
 
     /// Sends a command whose reply is a structure of the same type as the request.
@@ -402,29 +460,33 @@ impl Client {
         deadline: Instant,
         request: Option<&Header>,
     ) -> Result<Message, ClientError> {
+        let mut refusals = 0;
         loop {
-            self.wire.flush()?;
+            let sent = self.wire.flush()?;
             match self.wire.receive()? {
-                Some(message) if message.header.is_command() => self.serve_one(&message)?,
-                Some(message) => {
-                    let expected = request.map(|header| header.id.get());
-                    if expected != Some(message.header.id.get()) {
+                Some(message) if message.header.is_reply() => {
+                    let is_expected = |request: &Header| {
+                        let (asked, got) = (request, &message.header);
+                        (asked.id.get(), asked.command.get()) == (got.id.get(), got.command.get())
+                    };
+                    if !request.is_some_and(is_expected) {
                         return Err(ClientError::Malformed("a reply to nothing"));
                     }
                     return Ok(message);
                 }
-                None => self.wait(deadline)?,
+                Some(message) => self.take_command(&message, deadline, &mut refusals)?,
+                None if sent => self.wait(deadline, PollFlags::IN)?,
+                None => self.wait(deadline, PollFlags::IN | PollFlags::OUT)?,
             }
         }
     }
 
-    fn wait(&self, deadline: Instant) -> Result<(), ClientError> {
+    /// Waits for `flags` on the socket.
+    fn wait(&self, deadline: Instant, flags: PollFlags) -> Result<(), ClientError> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ClientError::Timeout);
         }
-        let mut flags = PollFlags::IN;
-        flags.set(PollFlags::OUT, self.wire.has_output());
         let file = self.wire.file();
         let timeout =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -432,6 +494,26 @@ impl Client {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Answers a command of the server. However many commands arrive, the wait ends at `deadline`.
+    fn take_command(
+        &mut self,
+        message: &Message,
+        deadline: Instant,
+        refusals: &mut u32,
+    ) -> Result<(), ClientError> {
+        if !message.header.is_command() {
+            return Err(ClientError::Malformed("a reply to nothing"));
+        }
+        *refusals += u32::from(self.remote.is_empty());
+        if *refusals > MAX_REFUSALS {
+            return Err(ClientError::Malformed("accesses to memory that is not mapped"));
+        }
+        if Instant::now() >= deadline {
+            return Err(ClientError::Timeout);
+        }
+        self.serve_one(message)
     }
 
     /// Answers an access of the server to message-only memory.
@@ -482,6 +564,14 @@ impl AsFd for Client {
     /// Returns the socket, to wait on together with other descriptors.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wire.file()
+    }
+}
+
+/// Returns the error that a server's errno means. Numbers that are no errno of Linux mean `EIO`.
+fn errno(number: u32) -> Errno {
+    match i32::try_from(number) {
+        Ok(number @ 1..=4095) => Errno::from_raw_os_error(number),
+        _ => Errno::IO,
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use slipway_pci::driver::{AccessError, RegisterAccess};
 
-use super::{Client, ClientError, Window};
+use crate::{Client, ClientError, Window};
 
 /// The registers of BAR 0, for a driver.
 pub struct Registers {

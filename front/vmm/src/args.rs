@@ -1,0 +1,251 @@
+//! The command line. Every file is given as a path, or as `fd:N`: a descriptor that the process
+//! that starts this one has opened, so that the VMM needs no right to any path.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+use lexopt::ValueExt;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::FdFlags;
+
+/// The help text.
+pub const HELP: &str = "\
+slipway-vmm runs one virtual machine on KVM, with PCI functions of vfio-user servers.
+
+usage: slipway-vmm --kernel FILE [OPTION]...
+
+Each FILE is a path, or fd:N for the inherited descriptor N.
+
+  --kernel FILE       the kernel: an uncompressed x86-64 ELF with a PVH entry (vmlinux)
+  --initramfs FILE    the initial RAM file system
+  --cmdline TEXT      the kernel's command line
+  --cpus N            virtual CPUs, 1 to 32 [1]
+  --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]
+  --kvm FILE          the KVM device [/dev/kvm]
+  --function FILE     a PCI function: a vfio-user server's socket, or fd:N for a connection to one;
+                      the first is PCI device 4; repeatable
+  --agent FILE        a socket whose client is connected to the guest's port slipway.agent; made at
+                      the path, or fd:N for a listening socket
+  --control FILE      a socket that speaks QMP, made or inherited like --agent's
+  --paused            do not run the guest before the command `cont`
+  --statistics        at the end, print the number of exits of each kind to standard error
+  --name NAME         the machine's name in messages [vm]
+  --help, --version   print this text, or the version
+
+The guest's serial port and its first console go to standard output.
+
+Status: 0 when the guest powered off, 3 when it reset the machine, 4 after a panic that it reported,
+1 when the machine could not be made or run, 2 for a wrong command line.
+";
+
+/// Everything that the command line says.
+#[derive(Debug, Default)]
+pub struct Args {
+    pub name: String,
+    pub cpus: u32,
+    pub kvm: Option<OwnedFd>,
+    pub memory: Option<OwnedFd>,
+    pub kernel: Option<OwnedFd>,
+    pub initramfs: Option<OwnedFd>,
+    pub command_line: String,
+    pub control: Option<Socket>,
+    pub agent: Option<Socket>,
+    pub functions: Vec<OwnedFd>,
+    pub paused: bool,
+    pub statistics: bool,
+}
+
+/// A listening socket; the path is removed at the end if this process made it.
+#[derive(Debug)]
+pub struct Socket {
+    pub listener: OwnedFd,
+    _path: Option<Made>,
+}
+
+/// A path that is removed when it is dropped.
+#[derive(Debug)]
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The result of parsing.
+#[derive(Debug)]
+pub enum Parsed {
+    /// Run a machine.
+    Run(Box<Args>),
+    /// Print this text and end.
+    Print(String),
+}
+
+/// The default size of the guest's memory in MiB.
+const MEMORY_MIB: u64 = 256;
+
+/// Parses the command line.
+///
+/// # Errors
+/// What is wrong, in one line.
+pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
+    use lexopt::Arg::Long;
+    let mut parser = lexopt::Parser::from_iter(words);
+    let mut args = Args { name: "vm".into(), cpus: 1, ..Args::default() };
+    while let Some(arg) = parser.next().map_err(|error| error.to_string())? {
+        let Long(name) = arg else { return Err(arg.unexpected().to_string()) };
+        let name = name.to_owned();
+        let mut value = || parser.value().map_err(|error| error.to_string());
+        match name.as_str() {
+            "name" => args.name = text(value()?)?,
+            "cpus" => args.cpus = number(value()?, "--cpus")?,
+            "memory" => args.memory = Some(memory(value()?)?),
+            "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
+            "kernel" => args.kernel = Some(open(&value()?, "the kernel", false)?),
+            "initramfs" => args.initramfs = Some(open(&value()?, "the initramfs", false)?),
+            "cmdline" => args.command_line = text(value()?)?,
+            "function" => args.functions.push(connect(&value()?)?),
+            "agent" => args.agent = Some(listen(value()?)?),
+            "control" => args.control = Some(listen(value()?)?),
+            "paused" => args.paused = true,
+            "statistics" => args.statistics = true,
+            "help" => return Ok(Parsed::Print(HELP.into())),
+            "version" => {
+                return Ok(Parsed::Print(format!("slipway-vmm {}\n", env!("CARGO_PKG_VERSION"))));
+            }
+            _ => return Err(format!("there is no option --{name}; --help lists the options")),
+        }
+    }
+    if args.kernel.is_none() {
+        return Err("--kernel is missing; --help lists the options".into());
+    }
+    if args.kvm.is_none() {
+        args.kvm = Some(open(&"/dev/kvm".into(), "KVM", true)?);
+    }
+    if args.memory.is_none() {
+        args.memory = Some(make_memory(MEMORY_MIB)?);
+    }
+    Ok(Parsed::Run(Box::new(args)))
+}
+
+fn text(value: OsString) -> Result<String, String> {
+    value.into_string().map_err(|value| format!("{} is not UTF-8", value.display()))
+}
+
+fn number<T: std::str::FromStr>(value: OsString, option: &str) -> Result<T, String>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    value.parse().map_err(|error| format!("{option}: {error}"))
+}
+
+/// Returns the descriptor N of `fd:N`. Returns `None` for a path.
+fn inherited(value: &OsString) -> Result<Option<OwnedFd>, String> {
+    let Some(number) = value.to_str().and_then(|text| text.strip_prefix("fd:")) else {
+        return Ok(None);
+    };
+    let number: RawFd = number.parse().map_err(|_| format!("fd:{number} is no descriptor"))?;
+    if number < 0 {
+        return Err(format!("fd:{number} is no descriptor"));
+    }
+    // SAFETY: borrowed for one call only, which fails if the descriptor is not open.
+    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC)
+        .map_err(|errno| format!("descriptor {number} was not inherited: {errno}"))?;
+    // SAFETY: the descriptor is open, and the caller of this program gave it to this option alone:
+    // nothing else in this process closes it.
+    Ok(Some(unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
+fn open(value: &OsString, what: &str, write: bool) -> Result<OwnedFd, String> {
+    if let Some(file) = inherited(value)? {
+        return Ok(file);
+    }
+    let file = OpenOptions::new().read(true).write(write).open(value);
+    let file = file.map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound if write => ": load kvm_intel or kvm_amd",
+            io::ErrorKind::PermissionDenied if write => ": join the group kvm, or run as root",
+            _ => "",
+        };
+        format!("{what}: {} cannot be opened: {error}{hint}", value.display())
+    })?;
+    Ok(file.into())
+}
+
+fn memory(value: OsString) -> Result<OwnedFd, String> {
+    match inherited(&value)? {
+        Some(file) => Ok(file),
+        None => make_memory(number(value, "--memory")?),
+    }
+}
+
+/// Makes a sealed file of `mib` MiB.
+fn make_memory(mib: u64) -> Result<OwnedFd, String> {
+    let make = || {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(c"guest-memory", flags)?;
+        rustix::fs::ftruncate(&file, mib.saturating_mul(1 << 20))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        Ok(file)
+    };
+    let failed = |errno: rustix::io::Errno| format!("{mib} MiB of guest memory: {errno}");
+    make().map_err(failed)
+}
+
+fn connect(value: &OsString) -> Result<OwnedFd, String> {
+    if let Some(socket) = inherited(value)? {
+        return Ok(socket);
+    }
+    let stream = std::os::unix::net::UnixStream::connect(value);
+    let failed = |error| format!("the function's socket {}: {error}", value.display());
+    stream.map(Into::into).map_err(failed)
+}
+
+fn listen(value: OsString) -> Result<Socket, String> {
+    if let Some(listener) = inherited(&value)? {
+        return Ok(Socket { listener, _path: None });
+    }
+    let path = PathBuf::from(value);
+    let listener = std::os::unix::net::UnixListener::bind(&path);
+    let failed = |error| format!("the socket {} cannot be made: {error}", path.display());
+    let listener = listener.map_err(failed)?.into();
+    Ok(Socket { listener, _path: Some(Made(path)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(words: &[&str]) -> String {
+        let words = ["slipway-vmm"].iter().chain(words).map(OsString::from);
+        parse(words).expect_err("refused")
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        assert!(refused(&[]).contains("--kernel is missing"));
+        assert!(refused(&["--kernle", "x"]).contains("no option --kernle"));
+        assert!(refused(&["--kernel", "/nonexistent/vmlinux"]).contains("/nonexistent/vmlinux"));
+        assert!(refused(&["--kernel", "fd:999999"]).contains("999999 was not inherited"));
+        assert!(refused(&["--kernel", "fd:-1"]).contains("is no descriptor"));
+        assert!(refused(&["--kernel", "fd:x"]).contains("is no descriptor"));
+        assert!(refused(&["--cpus", "two"]).contains("--cpus"));
+        assert!(refused(&["--kernel"]).contains("kernel"));
+        assert!(refused(&["--kvm", "/nonexistent/kvm"]).contains("load kvm_intel or kvm_amd"));
+    }
+
+    #[test]
+    fn sockets_made_at_a_path_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let socket = listen(path.clone().into()).unwrap();
+        assert!(path.exists());
+        drop(socket);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,48 @@
+//! `slipway-vmm`: one virtual machine on KVM, one process.
+//!
+//! It is given everything as open descriptors by the process that starts it, parses nothing that
+//! the guest wrote but its devices' queues, and uses no network and no configuration file. The
+//! machine is `slipway_vmm`'s; this crate has the command line ([`args`]), the control socket
+//! ([`control`], with the commands and events of [`qmp`]), and the loop that serves both
+//! ([`process`]).
+//!
+//! Dependencies: `slipway_vmm` is the machine; `lexopt` for the command line (a larger parser would
+//! be a quarter of the program); `serde_json` for QMP; `slipway-peer` to receive descriptors;
+//! `rustix` for system calls.
+//!
+//! `unsafe` is allowed to take over inherited descriptors by their numbers.
+#![allow(unsafe_code)]
+
+mod args;
+mod control;
+mod process;
+mod qmp;
+mod stream;
+mod watch;
+
+use std::process::ExitCode;
+
+/// The exit status for a wrong command line.
+const WRONG_USE: u8 = 2;
+/// The exit status when the machine could not be made or run.
+const FAILED: u8 = 1;
+
+fn main() -> ExitCode {
+    match args::parse(std::env::args_os()) {
+        Ok(args::Parsed::Print(text)) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Ok(args::Parsed::Run(args)) => match process::run(*args) {
+            Ok(status) => ExitCode::from(status),
+            Err(reason) => {
+                eprintln!("slipway-vmm: {reason}");
+                ExitCode::from(FAILED)
+            }
+        },
+        Err(reason) => {
+            eprintln!("slipway-vmm: {reason}");
+            ExitCode::from(WRONG_USE)
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The process: one loop serves the control socket, the guest's ports and the machine's end.
+
+use serde_json::{Value, json};
+use slipway_vmm::board::{Board, End};
+use slipway_vmm::{Config, Machine, Running};
+
+use crate::args::Args;
+use crate::control::{Control, Incoming};
+use crate::qmp::{self, Command};
+use crate::watch::Watch;
+
+/// Exit statuses; the help text lists them.
+mod status {
+    pub const POWER_OFF: u8 = 0;
+    pub const RESET: u8 = 3;
+    pub const PANIC: u8 = 4;
+}
+
+/// The descriptors that the loop waits for.
+#[derive(Clone, Copy)]
+enum Token {
+    /// The guest panicked, the machine ended, or all CPUs have stopped.
+    Board,
+    /// A client of the control socket waits.
+    ControlListener,
+    /// The client of the control socket has sent something, or takes bytes again.
+    Control,
+}
+
+/// Makes the machine and serves it until its end. Returns the exit status.
+///
+/// # Errors
+/// The reason for which it could not be made or cannot continue, in one line.
+pub fn run(args: Args) -> Result<u8, String> {
+    let process = Process::new(args)?;
+    process.serve()
+}
+
+struct Process {
+    running: Running,
+    control: Option<Control>,
+    /// Removes the paths of sockets at the end.
+    _sockets: Vec<crate::args::Socket>,
+    statistics: bool,
+    /// The client that asked the guest to stop, while some CPU has not left it yet.
+    stopping: Vec<Value>,
+    /// The event GUEST_PANICKED was sent.
+    panic_told: bool,
+}
+
+impl Process {
+    fn new(args: Args) -> Result<Self, String> {
+        let text = |error: slipway_vmm::Error| error.to_string();
+        let missing = "the command line is incomplete";
+        let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
+        let config = Config {
+            cpus: args.cpus,
+            kvm: args.kvm.ok_or(missing)?,
+            memory: args.memory.ok_or(missing)?,
+            kernel: args.kernel.ok_or(missing)?,
+            initramfs: args.initramfs,
+            command_line: args.command_line,
+            console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
+        };
+        let machine = Machine::new(config).map_err(text)?;
+        let running = machine.start().map_err(text)?;
+        if !args.paused {
+            running.cpus.resume();
+        }
+        let mut control = None;
+        let mut sockets = Vec::new();
+        if let Some(socket) = args.control {
+            let listener = socket.listener.try_clone().map_err(|error| error.to_string())?;
+            control = Some(Control::new(listener));
+            sockets.push(socket);
+        }
+        Ok(Self {
+            running,
+            control,
+            _sockets: sockets,
+            statistics: args.statistics,
+            stopping: Vec::new(),
+            panic_told: false,
+        })
+    }
+
+    fn board(&self) -> &Board {
+        &self.running.board
+    }
+
+    fn serve(mut self) -> Result<u8, String> {
+        loop {
+            let ready = self.wait().map_err(|errno| format!("poll: {errno}"))?;
+            for token in ready {
+                match token {
+                    Token::Board => {
+                        if let Some(end) = self.look_at_board() {
+                            return self.finish(end);
+                        }
+                    }
+                    Token::ControlListener => self.control.iter_mut().for_each(Control::accept),
+                    Token::Control => {
+                        self.control.iter_mut().for_each(Control::flush);
+                        let commands = self.control.as_mut().map(Control::receive);
+                        for incoming in commands.unwrap_or_default() {
+                            if self.execute(incoming) {
+                                return Ok(status::POWER_OFF);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait(&self) -> rustix::io::Result<Vec<Token>> {
+        use rustix::event::PollFlags;
+        use std::os::fd::AsFd;
+        let mut watch = Watch::new();
+        watch.read(self.board().changed(), Token::Board);
+        if let Some(control) = &self.control {
+            watch.read(control.listener().as_fd(), Token::ControlListener);
+            if let Some(client) = control.client() {
+                let mut flags = PollFlags::IN;
+                flags.set(PollFlags::OUT, client.has_unsent());
+                watch.add(client.as_fd(), flags, Token::Control);
+            }
+        }
+        Ok(watch.wait()?.into_iter().map(|(token, _)| token).collect())
+    }
+
+    /// Reports what has happened to the guest. Returns the cause if the machine has ended.
+    fn look_at_board(&mut self) -> Option<End> {
+        self.board().clear_changed();
+        if self.board().has_panicked() && !self.panic_told {
+            self.panic_told = true;
+            self.tell(&qmp::event("GUEST_PANICKED", json!({ "action": "run" })));
+        }
+        if !self.stopping.is_empty() && self.running.cpus.are_parked() {
+            for id in std::mem::take(&mut self.stopping) {
+                self.answer(&id, Ok(json!({})));
+            }
+            self.tell(&qmp::event("STOP", json!({})));
+        }
+        self.board().ended()
+    }
+
+    fn tell(&mut self, line: &[u8]) {
+        self.control.iter_mut().for_each(|control| control.send(line));
+    }
+
+    fn answer(&mut self, id: &Value, outcome: Result<Value, String>) {
+        self.control.iter_mut().for_each(|control| control.answer(id, outcome.clone()));
+    }
+
+    /// Carries out a command. Returns whether the process is to end.
+    fn execute(&mut self, incoming: Incoming) -> bool {
+        let Incoming { request, file } = incoming;
+        let command = match request.command {
+            Ok(command) => command,
+            Err(reason) => {
+                self.answer(&request.id, Err(reason));
+                return false;
+            }
+        };
+        let outcome = match command {
+            Command::Capabilities => Ok(json!({})),
+            Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
+            Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
+            Command::Statistics => Ok(qmp::statistics(&self.board().exits())),
+            Command::Continue => {
+                let was_running = self.running.cpus.is_running();
+                self.running.cpus.resume();
+                if !was_running {
+                    self.answer(&request.id, Ok(json!({})));
+                    self.tell(&qmp::event("RESUME", json!({})));
+                    return false;
+                }
+                Ok(json!({}))
+            }
+            Command::Stop => {
+                // Answered when all CPUs have left the guest, which the board tells.
+                self.stopping.push(request.id);
+                self.running.cpus.pause();
+                return false;
+            }
+            Command::PowerDown => {
+                self.board().press_power_button();
+                Ok(json!({}))
+            }
+            Command::Reconnect { function } => self.reconnect(function, file),
+            Command::Quit => {
+                self.answer(&request.id, Ok(json!({})));
+                self.tell(&qmp::quit());
+                return true;
+            }
+        };
+        self.answer(&request.id, outcome);
+        false
+    }
+
+    fn reconnect(
+        &mut self,
+        function: usize,
+        file: Option<slipway_peer::Foreign>,
+    ) -> Result<Value, String> {
+        let _ = file.ok_or("slipway-reconnect needs a descriptor")?;
+        Err(format!("there is no function {function}"))
+    }
+
+    /// Tells the client, and returns the exit status.
+    fn finish(mut self, end: End) -> Result<u8, String> {
+        if let Some(line) = qmp::shutdown(&end) {
+            self.tell(&line);
+        }
+        if self.statistics {
+            eprintln!("{}", qmp::statistics(&self.board().exits()));
+        }
+        match end {
+            End::PowerOff => Ok(status::POWER_OFF),
+            End::Reset => Ok(status::RESET),
+            End::Panic => Ok(status::PANIC),
+            End::Failed(reason) => Err(reason),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The part of QMP that the control socket speaks: QEMU's framing and names, so that the programs
+//! which drive QEMU can drive this VMM (QEMU, *docs/interop/qmp-spec.rst*).
+//!
+//! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
+//! `stop`, `system_powerdown`, `quit`; of Slipway's own `slipway-statistics` and
+//! `slipway-reconnect`. Events: `STOP`, `RESUME`, `GUEST_PANICKED`, `SHUTDOWN`; of Slipway's own
+//! `SLIPWAY_FUNCTION_LOST`.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use slipway_vmm::board::{End, Exit};
+
+/// A command of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Leave the negotiation that every connection begins with.
+    Capabilities,
+    /// Is the guest running?
+    Status,
+    /// Is KVM in use? It always is.
+    Kvm,
+    /// Let the guest run.
+    Continue,
+    /// Stop the guest's CPUs.
+    Stop,
+    /// Press the power button.
+    PowerDown,
+    /// End the process.
+    Quit,
+    /// Tell the number of exits of each kind.
+    Statistics,
+    /// Use the connection that came with the command for this function, which has lost its own.
+    Reconnect {
+        /// The function's number, from 0.
+        function: usize,
+    },
+}
+
+/// A command with the identifier that its answer repeats.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Any JSON value; null if the client gave none.
+    pub id: Value,
+    /// The command, or what is wrong with it.
+    pub command: Result<Command, String>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    execute: String,
+    #[serde(default)]
+    arguments: Value,
+    #[serde(default)]
+    id: Value,
+}
+
+/// Parses a line of a client.
+pub fn parse(line: &[u8]) -> Request {
+    let Line { execute, arguments, id } = match serde_json::from_slice(line) {
+        Ok(line) => line,
+        Err(error) => {
+            let command = Err(format!("the line is no QMP command: {error}"));
+            return Request { id: Value::Null, command };
+        }
+    };
+    let command = match execute.as_str() {
+        "qmp_capabilities" => Ok(Command::Capabilities),
+        "query-status" => Ok(Command::Status),
+        "query-kvm" => Ok(Command::Kvm),
+        "cont" => Ok(Command::Continue),
+        "stop" => Ok(Command::Stop),
+        "system_powerdown" => Ok(Command::PowerDown),
+        "quit" => Ok(Command::Quit),
+        "slipway-statistics" => Ok(Command::Statistics),
+        "slipway-reconnect" => {
+            let function = arguments.get("function").and_then(Value::as_u64);
+            match function.and_then(|number| usize::try_from(number).ok()) {
+                Some(function) => Ok(Command::Reconnect { function }),
+                None => Err("slipway-reconnect needs the argument 'function', a number".into()),
+            }
+        }
+        _ => Err(format!("there is no command {execute:?}")),
+    };
+    Request { id, command }
+}
+
+fn line(value: &Value) -> Vec<u8> {
+    let mut line = value.to_string().into_bytes();
+    line.push(b'\n');
+    line
+}
+
+/// Returns the first line of a connection.
+pub fn greeting() -> Vec<u8> {
+    let package = concat!("slipway-vmm ", env!("CARGO_PKG_VERSION"));
+    let version = json!({ "qemu": { "major": 0, "minor": 0, "micro": 0 }, "package": package });
+    line(&json!({ "QMP": { "version": version, "capabilities": [] } }))
+}
+
+/// Returns the answer to a request.
+pub fn answer(id: &Value, outcome: Result<Value, String>) -> Vec<u8> {
+    let mut answer = match outcome {
+        Ok(value) => json!({ "return": value }),
+        Err(reason) => json!({ "error": { "class": "GenericError", "desc": reason } }),
+    };
+    if !id.is_null() {
+        answer["id"] = id.clone();
+    }
+    line(&answer)
+}
+
+/// Returns an event.
+pub fn event(name: &str, data: Value) -> Vec<u8> {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let stamp = json!({ "seconds": now.tv_sec, "microseconds": now.tv_nsec / 1000 });
+    line(&json!({ "event": name, "data": data, "timestamp": stamp }))
+}
+
+/// Returns the event of the machine's end. Returns `None` if the guest has not ended it.
+pub fn shutdown(end: &End) -> Option<Vec<u8>> {
+    let reason = match end {
+        End::PowerOff => "guest-shutdown",
+        End::Reset => "guest-reset",
+        End::Panic => "guest-panic",
+        End::Failed(_) => return None,
+    };
+    Some(event("SHUTDOWN", json!({ "guest": true, "reason": reason })))
+}
+
+/// Returns the event of an end that the client asked for.
+pub fn quit() -> Vec<u8> {
+    event("SHUTDOWN", json!({ "guest": false, "reason": "host-qmp-quit" }))
+}
+
+/// Returns the answer to `query-status`.
+pub fn status(running: bool) -> Value {
+    json!({ "running": running, "status": if running { "running" } else { "paused" } })
+}
+
+/// Returns the numbers of exits, each by the name of its kind.
+pub fn statistics(exits: &[u64; Exit::ALL.len()]) -> Value {
+    let named = Exit::ALL.iter().zip(exits).map(|((_, name), count)| (*name, *count));
+    json!({ "exits": named.collect::<std::collections::BTreeMap<_, _>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_told_apart() {
+        let request = parse(br#"{"execute": "cont", "id": 7}"#);
+        assert_eq!((request.id, request.command), (json!(7), Ok(Command::Continue)));
+        let line = br#"{"execute": "slipway-reconnect", "arguments": {"function": 2}}"#;
+        assert_eq!(parse(line).command, Ok(Command::Reconnect { function: 2 }));
+        for bad in [
+            &b"{}"[..],
+            b"cont",
+            br#"{"execute": 1}"#,
+            br#"{"execute": "eject"}"#,
+            br#"{"execute": "slipway-reconnect", "arguments": {"function": -1}}"#,
+            br#"{"execute": "slipway-reconnect"}"#,
+            b"\xff",
+        ] {
+            assert!(parse(bad).command.is_err(), "{}", String::from_utf8_lossy(bad));
+        }
+    }
+
+    #[test]
+    fn answers_repeat_the_identifier_and_end_the_line() {
+        let text = String::from_utf8(answer(&json!("a"), Ok(json!({})))).unwrap();
+        assert_eq!(text, "{\"id\":\"a\",\"return\":{}}\n");
+        let text = String::from_utf8(answer(&Value::Null, Err("no\nway".into()))).unwrap();
+        assert_eq!(text.matches('\n').count(), 1, "{text}");
+        assert!(!text.contains("\"id\""));
+    }
+}

@@ -1,0 +1,207 @@
+//! I/O descriptors of a region (section *VFIO_USER_DEVICE_GET_REGION_IO_FDS*).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::fs::SealFlags;
+use slipway_peer::Foreign;
+use slipway_vfio_user_spec as spec;
+use spec::{Command, RegionIoFds, SUB_REGION_LEN, SubRegion, SubRegionFlags, U32, io_fd};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::{Client, ClientError, Window};
+
+/// The largest reply that is taken, in bytes: more than a thousand sub-regions.
+const ROOM: u32 = 64 << 10;
+/// The largest shadow memory that is mapped, in bytes.
+const MAX_SHADOW: u64 = 1 << 20;
+
+/// An eventfd of the server. It is raised by the kernel (`KVM_IOEVENTFD`), or without ever waiting.
+#[derive(Clone, Debug)]
+pub struct Event(Arc<Foreign>);
+
+impl Event {
+    /// Adds one to the eventfd. Never waits. Returns `false` if it was not raised, since the
+    /// descriptor is no eventfd or this thread has no means to raise it without waiting
+    /// ([`slipway_peer::eventfd::can_raise`]).
+    #[must_use = "a function that was not told does not look"]
+    pub fn raise(&self) -> bool {
+        slipway_peer::eventfd::raise(self.0.as_fd())
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A register of a region whose writes need no message: they raise an eventfd, and the value does
+/// not matter. A VMM registers it as an ioeventfd of KVM.
+#[derive(Clone, Debug)]
+pub struct Notification {
+    /// Offset of the register in the region, in bytes.
+    pub offset: u64,
+    /// Bytes that a write must have: 1, 2, 4 or 8, or 0 if that does not matter.
+    pub size: u8,
+    /// The only value that counts; `None` if any does.
+    pub datamatch: Option<u64>,
+    /// The eventfd to raise.
+    pub event: Event,
+}
+
+/// A 32-bit register of a region whose writes need no message: the value is stored in memory that
+/// the server shares with the VMM, and then an eventfd is raised.
+#[derive(Clone, Debug)]
+pub struct Bell {
+    /// Offset of the register in the region, in bytes.
+    pub offset: u64,
+    /// The place of the value in `shadow`, in bytes.
+    at: u64,
+    shadow: Arc<Window>,
+    event: Event,
+}
+
+impl Bell {
+    /// Stores `value` and raises the eventfd. Never waits. Returns `false` if the eventfd could not
+    /// be raised.
+    #[must_use = "a function that was not told does not look"]
+    pub fn ring(&self, value: u32) -> bool {
+        // The system call that follows orders the store before the function's look at the value.
+        self.shadow.store_u32(self.at, value);
+        self.event.raise()
+    }
+}
+
+/// The registers of a region that are written without messages.
+#[derive(Clone, Debug, Default)]
+pub struct IoFds {
+    /// Registers whose value does not matter.
+    pub notifications: Vec<Notification>,
+    /// Registers whose value is stored.
+    pub bells: Vec<Bell>,
+}
+
+impl Client {
+    /// Asks for the I/O descriptors of a region of `size` bytes. A server that has none, or that
+    /// does not know the request, gives an empty answer. Sub-regions of unknown types and with
+    /// unknown flags are left out.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Malformed`] also if a sub-region is not in its region, or if
+    /// shadow memory cannot be mapped for good.
+    pub fn io_fds(&mut self, index: u32, size: u64) -> Result<IoFds, ClientError> {
+        let request =
+            RegionIoFds { argsz: U32::new(ROOM), index: U32::new(index), ..RegionIoFds::default() };
+        let reply = match self.call(Command::DeviceGetRegionIoFds, request.as_bytes(), &[]) {
+            Err(ClientError::Refused(_)) => return Ok(IoFds::default()),
+            reply => reply?,
+        };
+        let files = reply.files.into_iter().map(|file| Event(Arc::new(file)));
+        Given { files: files.collect(), shadows: Vec::new(), size }.parse(&reply.payload)
+    }
+}
+
+/// The descriptors of a reply.
+struct Given {
+    files: Vec<Event>,
+    /// Shadow memory that is mapped, with the index of its descriptor.
+    shadows: Vec<(u32, Arc<Window>)>,
+    /// The size of the region in bytes.
+    size: u64,
+}
+
+impl Given {
+    fn parse(mut self, payload: &[u8]) -> Result<IoFds, ClientError> {
+        let short = || ClientError::Malformed("region I/O descriptors");
+        let (head, rest) = RegionIoFds::read_from_prefix(payload).map_err(|_| short())?;
+        let count = head.count.get() as usize;
+        let mut found = IoFds::default();
+        if count == 0 {
+            return Ok(found);
+        }
+        let stride = rest.len() / count;
+        if stride < SUB_REGION_LEN {
+            // Also if all of the sub-regions did not fit.
+            return Err(short());
+        }
+        for bytes in rest.chunks_exact(stride).take(count) {
+            let one = sub_region(bytes).ok_or_else(short)?;
+            self.add(&one, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, one: &SubRegion, found: &mut IoFds) -> Result<(), ClientError> {
+        let (offset, size) = (one.offset.get(), one.size.get());
+        let flags = SubRegionFlags::from_bits(one.flags.get());
+        let Some(flags) = flags.filter(|flags| !flags.contains(SubRegionFlags::PIO)) else {
+            return Ok(());
+        };
+        let size = match size {
+            0 | 1 | 2 | 4 | 8 => size as u8,
+            _ => return Err(ClientError::Malformed("width of a sub-region")),
+        };
+        let end = offset.checked_add(u64::from(size.max(1)));
+        if end.is_none_or(|end| end > self.size) {
+            return Err(ClientError::Malformed("a sub-region outside of its region"));
+        }
+        let event = || self.file(one.fd_index.get());
+        let datamatch = flags.contains(SubRegionFlags::DATAMATCH).then(|| one.datamatch.get());
+        match one.kind.get() {
+            io_fd::IOEVENTFD => {
+                found.notifications.push(Notification { offset, size, datamatch, event: event()? });
+            }
+            io_fd::IOEVENTFD_SHADOW if size == 4 && datamatch.is_none() => {
+                let (at, event) = (one.shadow_offset.get(), event()?);
+                let shadow = self.shadow(one.shadow_fd_index.get())?;
+                if !shadow.holds_u32(at) {
+                    return Err(ClientError::Malformed("a register outside of its shadow memory"));
+                }
+                found.bells.push(Bell { offset, at, shadow, event });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn file(&self, index: u32) -> Result<Event, ClientError> {
+        let file = usize::try_from(index).ok().and_then(|index| self.files.get(index));
+        file.cloned().ok_or(ClientError::Malformed("index of a descriptor"))
+    }
+
+    /// Maps the shadow memory behind descriptor `index`, once.
+    fn shadow(&mut self, index: u32) -> Result<Arc<Window>, ClientError> {
+        if let Some((_, window)) = self.shadows.iter().find(|(known, _)| *known == index) {
+            return Ok(window.clone());
+        }
+        let file = self.file(index)?;
+        // A file that shrinks would take the page away from this process, which would then die.
+        let seals = rustix::fs::fcntl_get_seals(&file);
+        let len = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_size);
+        let len = u64::try_from(len).unwrap_or(0);
+        if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+            || !(1..=MAX_SHADOW).contains(&len)
+            || !len.is_multiple_of(4096)
+        {
+            return Err(ClientError::Malformed("shadow memory of another kind or size"));
+        }
+        let window = Window::map(&file, 0, 0, len as usize);
+        let window = window.map_err(|_| ClientError::Malformed("shadow memory"))?;
+        let window = Arc::new(window);
+        self.shadows.push((index, window.clone()));
+        Ok(window)
+    }
+}
+
+/// Parses one sub-region, in either layout.
+fn sub_region(bytes: &[u8]) -> Option<SubRegion> {
+    if let Ok((one, _)) = SubRegion::read_from_prefix(bytes) {
+        return Some(one);
+    }
+    let (head, datamatch) = bytes.get(..SUB_REGION_LEN)?.split_at(SUB_REGION_LEN - 8);
+    let shadowless = [head, &[0; 8], datamatch].concat();
+    let one = SubRegion::read_from_bytes(&shadowless).ok()?;
+    // Without a place in it, there is no shadow memory.
+    (one.kind.get() != io_fd::IOEVENTFD_SHADOW).then_some(one)
+}

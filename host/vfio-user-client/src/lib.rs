@@ -1,0 +1,43 @@
+//! A vfio-user client: drives a PCI function behind a socket, as a VMM does.
+//!
+//! - [`RemoteFunction`] is what a VMM uses: a function for all of its threads, with deadlines, that
+//!   goes on when its server is replaced.
+//! - [`Client`] is one connection, for one thread. It blocks, with a timeout on every wait.
+//! - [`IoFds`] are the registers that are written without messages.
+//! - [`Window`] is a part of a region that is accessed without messages.
+//! - `Registers` (feature `driver`) is a driver's access to BAR 0, for tests and benchmarks.
+//!
+//! Not implemented: migration, dirty-page bitmaps, `VFIO_USER_REGION_WRITE_MULTI`.
+//!
+//! Dependencies, few since a static VMM links them: `slipway-vfio-user-wire` for messages,
+//! `slipway-peer` for everything that a server could make wait, `slipway-ram` to unmap a window,
+//! `slipway-pci` for the driver's contract (feature `driver` only), `rustix` for descriptors,
+//! `zerocopy` for the structures, `thiserror`.
+//!
+//! # What a server can and cannot do
+//! Every byte from the socket is hostile. Lengths are checked before anything is allocated, a
+//! message has at most 1 MiB of data, and at most 16 descriptors with it; descriptors that nobody
+//! asked for end the connection. Closing what a server sent never makes a thread of the VMM wait
+//! ([`slipway_peer::Foreign`]), and raising its eventfds neither. Memory of a server is mapped only
+//! if it is sealed against shrinking ([`Window`] leaves that to its caller). No wait is longer than
+//! the caller's deadline, whatever arrives meanwhile.
+// Unsafe code: a window is mapped from a file of the server.
+#![allow(unsafe_code)]
+
+mod client;
+mod io_fds;
+#[cfg(feature = "driver")]
+mod registers;
+mod remote;
+mod shape;
+mod told;
+mod watch;
+mod window;
+
+pub use client::{Client, ClientError, IrqDescription, RegionDescription};
+pub use io_fds::{Bell, Event, IoFds, Notification};
+#[cfg(feature = "driver")]
+pub use registers::Registers;
+pub use remote::{ConnectionState, FunctionError, RemoteFunction};
+pub use shape::RegionShape;
+pub use window::Window;

@@ -1,0 +1,527 @@
+//! A function behind a socket, for all threads of a VMM.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use slipway_vfio_user_spec::{IrqSetFlags, RegionFlags, irq, region};
+
+use crate::io_fds::{Bell, IoFds, Notification};
+use crate::shape::{RegionShape, Shape};
+use crate::told::{Ram, Told, route, set_unmask};
+use crate::watch::Watch;
+use crate::{Client, ClientError, IrqDescription};
+
+/// The reason for which a call on a [`RemoteFunction`] failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FunctionError {
+    /// The server refused the request with this errno, or the request cannot be made. The function
+    /// goes on.
+    #[error("the server refused: {0}")]
+    Refused(Errno),
+    /// The function cannot be used any more, for this reason.
+    #[error("the function is broken: {0}")]
+    Broken(String),
+    /// The connection could not be set up, for this reason.
+    #[error("the function cannot be connected: {0}")]
+    Connection(String),
+    /// The server presents another function than before. It differs in this.
+    #[error("another function than before: {0}")]
+    Different(&'static str),
+}
+
+/// The state of a [`RemoteFunction`]'s connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionState {
+    /// The function is connected.
+    Connected,
+    /// The connection ended, for this reason. Accesses wait for [`RemoteFunction::reconnect`].
+    Lost(String),
+    /// The function cannot be used any more, for this reason. Reads give all ones and writes are
+    /// dropped, as for a PCI function that was removed.
+    Broken(String),
+}
+
+/// A PCI function behind a vfio-user socket, for all threads of a VMM.
+///
+/// One mutex guards the connection, so a call waits for the calls before it. Every call ends: its
+/// waits on the server are bounded by the *patience* that the VMM gave. Only RAM that the VMM names
+/// by [`RemoteFunction::map_ram`] can be reached by the server; accesses by messages are refused.
+///
+/// # When the server goes away
+/// A server of Slipway whose endpoint has a keeper continues the *connection* when its process is
+/// replaced: the VMM sees replies that take longer, and nothing is lost.
+///
+/// Otherwise the connection ends. [`RemoteFunction::as_fd`] becomes readable, and accesses wait,
+/// each as long as the patience is. Another thread of the VMM connects to the new server and passes
+/// the socket to [`RemoteFunction::reconnect`], which checks that the function is the same, gives it
+/// the RAM and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
+/// - An access whose reply was not seen is done again. The old server may have done it before, so
+///   it may be done twice, but each function sees it once: a new connection presents a function in
+///   its state after a reset (Slipway's server resets a function when its client leaves; the
+///   protocol has no way to say otherwise). A driver that meets such a function finds it disabled
+///   and sets it up again, as after any failure of a device. Its first write must not be dropped,
+///   and the driver cannot know which of its writes that is: so writes are done again as well.
+/// - The function is fresh: the VMM that keeps its own view of configuration space writes its
+///   registers (command, MSI-X control, BARs) again. [`RemoteFunction::connections`] counts the
+///   connections, so that a VMM can tell.
+/// - Every routed MSI-X vector is raised once, since an interrupt may have been lost. A driver
+///   tolerates spurious interrupts.
+/// - I/O descriptors are new: [`RemoteFunction::notifications`] has to be called again, and its
+///   eventfds take the place of the old ones.
+///
+/// # When the server does wrong
+/// A server that violates the protocol, or does not answer within the patience, breaks this
+/// function for good and nothing else: reads give all ones, writes are dropped,
+/// [`RemoteFunction::state`] has the reason. A lost connection breaks the function when an access
+/// has waited for it as long as the patience is.
+pub struct RemoteFunction {
+    shape: Shape,
+    patience: Duration,
+    inner: Mutex<Inner>,
+    /// Notified when `Inner::link` changes.
+    changed: Condvar,
+    /// The state for threads that must not wait for the connection.
+    state: Mutex<(ConnectionState, u64)>,
+    /// The registers that are written without messages, by region. Empty without a connection.
+    io_fds: RwLock<Vec<(u32, IoFds)>>,
+    watch: Watch,
+}
+
+struct Inner {
+    link: Link,
+    told: Told,
+}
+
+enum Link {
+    Up(Box<Client>),
+    Lost,
+    Broken(String),
+}
+
+impl RemoteFunction {
+    /// Negotiates on a connected stream socket and asks for the function's shape and its I/O
+    /// descriptors. Every later wait takes at most `patience`; this call as well.
+    ///
+    /// # Errors
+    /// [`FunctionError::Connection`]
+    pub fn new(socket: OwnedFd, patience: Duration) -> Result<Self, FunctionError> {
+        let failed = |error: ClientError| FunctionError::Connection(error.to_string());
+        let (client, shape, io_fds) = begin(socket, patience).map_err(failed)?;
+        let failed = |error: Errno| FunctionError::Connection(error.to_string());
+        let watch = Watch::new().map_err(failed)?;
+        watch.follow(client.as_fd()).map_err(failed)?;
+        Ok(Self {
+            shape,
+            patience,
+            inner: Mutex::new(Inner { link: Link::Up(Box::new(client)), told: Told::default() }),
+            changed: Condvar::new(),
+            state: Mutex::new((ConnectionState::Connected, 1)),
+            io_fds: RwLock::new(io_fds),
+            watch,
+        })
+    }
+
+    /// Returns the regions, each at its index (`slipway_vfio_user_spec::region`).
+    pub fn regions(&self) -> &[RegionShape] {
+        &self.shape.regions
+    }
+
+    /// Returns the number and the abilities of the MSI-X vectors.
+    pub fn vectors(&self) -> IrqDescription {
+        self.shape.irqs[irq::MSIX as usize]
+    }
+
+    /// Returns the number (0 or 1) and the abilities of the interrupt pin.
+    pub fn pin(&self) -> IrqDescription {
+        self.shape.irqs[irq::INTX as usize]
+    }
+
+    /// Returns the state of the connection. Never waits for the server.
+    pub fn state(&self) -> ConnectionState {
+        // A call that has the connection at present notices its end by itself.
+        if let Ok(mut inner) = self.inner.try_lock()
+            && let Link::Up(client) = &inner.link
+            && client.is_hung_up()
+        {
+            self.lose(&mut inner, "the server hung up".into());
+        }
+        lock(&self.state).0.clone()
+    }
+
+    /// Returns the number of connections so far. Each presents a function in its state after a
+    /// reset.
+    pub fn connections(&self) -> u64 {
+        lock(&self.state).1
+    }
+
+    /// Reads registers. On an error, `into` is filled with ones.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn read(&self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), FunctionError> {
+        let outcome = self
+            .check(region, offset, into.len(), RegionFlags::READ)
+            .and_then(|()| self.perform(|client| client.read(region, offset, into)));
+        if outcome.is_err() {
+            into.fill(0xff);
+        }
+        outcome
+    }
+
+    /// Writes registers, and waits until the server has done the write.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`]: the write is dropped.
+    pub fn write(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), FunctionError> {
+        self.check(region, offset, from.len(), RegionFlags::WRITE)?;
+        self.perform(|client| client.write(region, offset, from))
+    }
+
+    /// Writes registers without waiting for the server to do it; without a message where
+    /// [`RemoteFunction::ring`] does that.
+    ///
+    /// # Errors
+    /// As [`RemoteFunction::write`], but what the server refuses is dropped.
+    pub fn post(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), FunctionError> {
+        self.check(region, offset, from.len(), RegionFlags::WRITE)?;
+        if let Ok(value) = from.try_into()
+            && self.ring(region, offset, u32::from_le_bytes(value))
+        {
+            return Ok(());
+        }
+        self.perform(|client| client.post(region, offset, from))
+    }
+
+    /// Writes a 32-bit register without a message: stores the value in memory that the server
+    /// shares, and raises the server's eventfd. Takes no mutex and waits for nobody. Returns
+    /// `false`, and does nothing, if the register has to be written by a message.
+    ///
+    /// Raising needs io_submit(2) or an io_uring ([`slipway_peer::eventfd`]), since a write(2) to
+    /// an eventfd of the server may wait for ever. Where neither is there, returns `false`.
+    pub fn ring(&self, region: u32, offset: u64, value: u32) -> bool {
+        let io_fds = self.io_fds.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let bells = io_fds.iter().find(|(index, _)| *index == region).map(|(_, one)| &one.bells);
+        let Some(bells) = bells else { return false };
+        let found = bells.binary_search_by_key(&offset, |bell: &Bell| bell.offset);
+        found.is_ok_and(|at| bells[at].ring(value))
+    }
+
+    /// Returns the registers of `region` whose writes raise an eventfd and whose value does not
+    /// matter. The VMM registers them with KVM, and calls this again after each
+    /// [`RemoteFunction::reconnect`]. Never waits for the server.
+    pub fn notifications(&self, region: u32) -> Vec<Notification> {
+        let io_fds = self.io_fds.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let found = io_fds.iter().find(|(index, _)| *index == region);
+        found.map(|(_, one)| one.notifications.clone()).unwrap_or_default()
+    }
+
+    /// Returns a descriptor for the mappable areas of `region`, and the offset in it of the
+    /// region's first byte. Returns `None` if the region cannot be mapped. After
+    /// [`RemoteFunction::reconnect`], the descriptor is another one.
+    ///
+    /// The file is sealed against shrinking: a server cannot take its pages away.
+    ///
+    /// # Errors
+    /// [`FunctionError`]; [`FunctionError::Refused`] with `EPERM` if the file is not sealed.
+    pub fn file(&self, region: u32) -> Result<Option<(OwnedFd, u64)>, FunctionError> {
+        let described = self.perform(|client| client.region(region))?;
+        let Some(file) = described.file else { return Ok(None) };
+        let seals = rustix::fs::fcntl_get_seals(&file);
+        if !seals.is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK)) {
+            return Err(FunctionError::Refused(Errno::PERM));
+        }
+        // It is memory, so closing it never waits.
+        Ok(Some((file.into_owned(), described.file_offset)))
+    }
+
+    /// Permits the function to read and write `len` bytes of RAM at `offset` of `file`, under the
+    /// address `iova`. The file must be memory, sealed against shrinking for a server of Slipway.
+    /// Without a connection, the function gets the RAM when it is connected again.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn map_ram(
+        &self,
+        iova: u64,
+        len: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<(), FunctionError> {
+        let ram = Ram { len, file: duplicate(file)?, offset };
+        self.tell(
+            |client| client.map(iova, len, file, offset, true),
+            |told| drop(told.ram.insert(iova, ram)),
+        )
+    }
+
+    /// Takes RAM back: exactly what one [`RemoteFunction::map_ram`] gave. When this returns without
+    /// an error, a connected function does not access the RAM any more. A server whose connection
+    /// ended is held to nothing: its process may still have the RAM mapped.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn unmap(&self, iova: u64, len: u64) -> Result<(), FunctionError> {
+        let undo = |client: &mut Client| client.unmap(iova, len).map(drop);
+        self.tell(undo, |told| drop(told.ram.remove(&iova)))
+    }
+
+    /// Routes MSI-X vectors from `first` on to eventfds, one each.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`] (also if there are fewer vectors, with `EINVAL`),
+    /// [`FunctionError::Broken`].
+    pub fn route(&self, first: u32, files: &[BorrowedFd<'_>]) -> Result<(), FunctionError> {
+        let end = u32::try_from(files.len()).ok().and_then(|count| first.checked_add(count));
+        self.check_vectors(first..end.ok_or(FunctionError::Refused(Errno::INVAL))?)?;
+        let kept = files.iter().map(|file| duplicate(*file)).collect::<Result<Vec<_>, _>>()?;
+        self.tell(
+            |client| route(client, irq::MSIX, first, files),
+            |told| told.vectors.extend((first..).zip(kept)),
+        )
+    }
+
+    /// Removes the routes of MSI-X vectors.
+    ///
+    /// # Errors
+    /// As [`RemoteFunction::route`].
+    pub fn unroute(&self, vectors: Range<u32>) -> Result<(), FunctionError> {
+        self.check_vectors(vectors.clone())?;
+        if vectors.is_empty() {
+            return Ok(());
+        }
+        let (start, count) = (vectors.start, vectors.end - vectors.start);
+        self.tell(
+            |client| client.route_irqs(irq::MSIX, start, count, &[]),
+            |told| told.vectors.retain(|vector, _| !vectors.contains(vector)),
+        )
+    }
+
+    /// Routes the interrupt pin (INTx) to an eventfd, or nowhere. The pin masks itself when it is
+    /// delivered.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn route_pin(&self, file: Option<BorrowedFd<'_>>) -> Result<(), FunctionError> {
+        let kept = file.map(duplicate).transpose()?;
+        self.tell(
+            |client| client.route_irqs(irq::INTX, 0, 1, file.as_slice()),
+            |told| told.pin = kept,
+        )
+    }
+
+    /// Unmasks the interrupt pin by a message. If the pin is still asserted, it is delivered again.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn unmask_pin(&self) -> Result<(), FunctionError> {
+        let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
+        self.perform(|client| client.set_irqs(flags, irq::INTX, 0, 1, &[], &[]))
+    }
+
+    /// Sets the eventfd that unmasks the interrupt pin (a resample eventfd of KVM), or none.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn unmask_pin_by(&self, file: Option<BorrowedFd<'_>>) -> Result<(), FunctionError> {
+        let kept = file.map(duplicate).transpose()?;
+        self.tell(|client| set_unmask(client, file), |told| told.unmask = kept)
+    }
+
+    /// Resets the function. RAM and routes stay.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn reset(&self) -> Result<(), FunctionError> {
+        self.perform(Client::reset)
+    }
+
+    /// Goes on with a new connection, in place of the present one if there is one. Takes as long as
+    /// three times the patience at most.
+    ///
+    /// # Errors
+    /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and the
+    /// state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
+    pub fn reconnect(&self, socket: OwnedFd) -> Result<(), FunctionError> {
+        let failed = |error: ClientError| FunctionError::Connection(error.to_string());
+        let (mut client, shape, io_fds) = begin(socket, self.patience).map_err(failed)?;
+        if let Some(difference) = self.shape.difference(&shape) {
+            return Err(FunctionError::Different(difference));
+        }
+        let mut inner = lock(&self.inner);
+        if let Link::Broken(why) = &inner.link {
+            return Err(FunctionError::Broken(why.clone()));
+        }
+        client.limit(Instant::now() + self.patience);
+        inner.told.replay(&mut client).map_err(failed)?;
+        if matches!(inner.link, Link::Up(_)) {
+            self.lose(&mut inner, "another connection took its place".into());
+        }
+        let watched = self.watch.follow(client.as_fd());
+        watched.map_err(|error| FunctionError::Connection(error.to_string()))?;
+        *self.io_fds.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = io_fds;
+        inner.link = Link::Up(Box::new(client));
+        let mut state = lock(&self.state);
+        *state = (ConnectionState::Connected, state.1 + 1);
+        drop(state);
+        self.changed.notify_all();
+        for file in inner.told.vectors.values() {
+            // Both servers have these eventfds, so a write(2) could wait for one of them.
+            let _ = slipway_peer::eventfd::raise(file.as_fd());
+        }
+        Ok(())
+    }
+
+    /// Returns `EINVAL` if an access is not within its region, or not allowed.
+    fn check(
+        &self,
+        index: u32,
+        offset: u64,
+        len: usize,
+        needs: RegionFlags,
+    ) -> Result<(), FunctionError> {
+        let region = self.shape.regions.get(index as usize);
+        let end = offset.checked_add(len as u64);
+        let fits = |region: &&RegionShape| {
+            region.flags.contains(needs) && end.is_some_and(|end| end <= region.size)
+        };
+        region.filter(fits).map(drop).ok_or(FunctionError::Refused(Errno::INVAL))
+    }
+
+    fn check_vectors(&self, vectors: Range<u32>) -> Result<(), FunctionError> {
+        let fits = vectors.start <= vectors.end && vectors.end <= self.vectors().count;
+        fits.then_some(()).ok_or(FunctionError::Refused(Errno::INVAL))
+    }
+
+    /// Carries out `request`, again after each reconnection until it is answered.
+    fn perform<T>(
+        &self,
+        mut request: impl FnMut(&mut Client) -> Result<T, ClientError>,
+    ) -> Result<T, FunctionError> {
+        let mut inner = lock(&self.inner);
+        let until = Instant::now() + self.patience;
+        loop {
+            match &mut inner.link {
+                Link::Broken(why) => return Err(FunctionError::Broken(why.clone())),
+                Link::Lost => inner = self.wait_for_link(inner, until),
+                Link::Up(client) => {
+                    client.limit(until);
+                    match request(client) {
+                        Ok(done) => return Ok(done),
+                        Err(error) => self.failed(&mut inner, error)?,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a reconnection. If there is none until `until`, the function is broken.
+    fn wait_for_link<'a>(
+        &self,
+        inner: MutexGuard<'a, Inner>,
+        until: Instant,
+    ) -> MutexGuard<'a, Inner> {
+        let left = until.saturating_duration_since(Instant::now());
+        let lost = |inner: &mut Inner| matches!(inner.link, Link::Lost);
+        let waited = self.changed.wait_timeout_while(inner, left, lost);
+        let (mut inner, waited) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        if waited.timed_out() && matches!(inner.link, Link::Lost) {
+            self.break_off(&mut inner, "the server did not come back in time".into());
+        }
+        inner
+    }
+
+    /// Sets something that is replayed after a reconnection: by `request`, if there is a
+    /// connection, and then in the record of what was set.
+    fn tell(
+        &self,
+        request: impl FnOnce(&mut Client) -> Result<(), ClientError>,
+        note: impl FnOnce(&mut Told),
+    ) -> Result<(), FunctionError> {
+        let mut inner = lock(&self.inner);
+        match &mut inner.link {
+            Link::Broken(why) => return Err(FunctionError::Broken(why.clone())),
+            Link::Lost => {}
+            Link::Up(client) => {
+                client.limit(Instant::now() + self.patience);
+                if let Err(error) = request(client) {
+                    self.failed(&mut inner, error)?;
+                }
+            }
+        }
+        note(&mut inner.told);
+        Ok(())
+    }
+
+    /// Takes an error of the present connection. Returns it if the caller has to know, and not if
+    /// the connection was lost.
+    fn failed(&self, inner: &mut Inner, error: ClientError) -> Result<(), FunctionError> {
+        match error {
+            ClientError::Refused(errno) => return Err(FunctionError::Refused(errno)),
+            ClientError::Connection(why) => self.lose(inner, why),
+            ClientError::Timeout | ClientError::Malformed(_) => {
+                self.break_off(inner, error.to_string());
+                return Err(FunctionError::Broken(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&self, inner: &mut Inner, why: String) {
+        self.end(inner, Link::Lost, ConnectionState::Lost(why));
+    }
+
+    fn break_off(&self, inner: &mut Inner, why: String) {
+        self.end(inner, Link::Broken(why.clone()), ConnectionState::Broken(why));
+        inner.told = Told::default();
+    }
+
+    fn end(&self, inner: &mut Inner, link: Link, state: ConnectionState) {
+        lock(&self.state).0 = state;
+        self.io_fds.write().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
+        if let Link::Up(client) = std::mem::replace(&mut inner.link, link) {
+            self.watch.leave(client.as_fd());
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl AsFd for RemoteFunction {
+    /// Returns a descriptor that is readable while there is no connection, also if no access has
+    /// noticed yet. It stays the same after [`RemoteFunction::reconnect`]. Only to wait on: it is an
+    /// epoll(7) descriptor. Once it is readable, [`RemoteFunction::state`] tells the reason.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
+
+/// Negotiates on `socket` and asks for everything that a VMM needs to know first.
+#[allow(clippy::type_complexity)]
+fn begin(
+    socket: OwnedFd,
+    patience: Duration,
+) -> Result<(Client, Shape, Vec<(u32, IoFds)>), ClientError> {
+    let until = Instant::now() + patience;
+    let mut client = Client::negotiate(socket, patience)?;
+    client.limit(until);
+    let shape = Shape::learn(&mut client)?;
+    let mut io_fds = Vec::new();
+    for (index, one) in (region::BAR0..=region::BAR5).zip(&shape.regions) {
+        if one.size > 0 {
+            let mut found = client.io_fds(index, one.size)?;
+            found.bells.sort_by_key(|bell| bell.offset);
+            io_fds.push((index, found));
+        }
+    }
+    Ok((client, shape, io_fds))
+}
+
+fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, FunctionError> {
+    file.try_clone_to_owned().map_err(|_| FunctionError::Refused(Errno::MFILE))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,87 @@
+//! The state that a VMM has given to a function, to be given again after a reconnection.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use slipway_vfio_user_spec as spec;
+use spec::{IrqSetFlags, irq};
+
+use crate::{Client, ClientError};
+
+/// A range of RAM.
+pub(crate) struct Ram {
+    pub len: u64,
+    pub file: OwnedFd,
+    pub offset: u64,
+}
+
+/// The VMM's settings of one function. The descriptors are duplicates of the VMM's.
+#[derive(Default)]
+pub(crate) struct Told {
+    /// RAM, by its address.
+    pub ram: BTreeMap<u64, Ram>,
+    /// The eventfds of MSI-X vectors.
+    pub vectors: BTreeMap<u32, OwnedFd>,
+    /// The eventfd that the pin raises.
+    pub pin: Option<OwnedFd>,
+    /// The eventfd that unmasks the pin.
+    pub unmask: Option<OwnedFd>,
+}
+
+impl Told {
+    /// Gives all of it to a function that was just connected.
+    pub fn replay(&self, client: &mut Client) -> Result<(), ClientError> {
+        for (iova, ram) in &self.ram {
+            client.map(*iova, ram.len, ram.file.as_fd(), ram.offset, true)?;
+        }
+        for (first, files) in runs(&self.vectors) {
+            route(client, irq::MSIX, first, &files)?;
+        }
+        if let Some(file) = &self.pin {
+            route(client, irq::INTX, 0, &[file.as_fd()])?;
+        }
+        match &self.unmask {
+            Some(file) => set_unmask(client, Some(file.as_fd())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the maximal runs of consecutive vectors, each with its first vector.
+fn runs(vectors: &BTreeMap<u32, OwnedFd>) -> Vec<(u32, Vec<BorrowedFd<'_>>)> {
+    let mut runs: Vec<(u32, Vec<BorrowedFd<'_>>)> = Vec::new();
+    for (vector, file) in vectors {
+        match runs.last_mut() {
+            Some((first, files)) if *first + files.len() as u32 == *vector => {
+                files.push(file.as_fd());
+            }
+            _ => runs.push((*vector, vec![file.as_fd()])),
+        }
+    }
+    runs
+}
+
+/// Routes interrupts from `first` on, in as many messages as the server's limit of descriptors
+/// needs.
+pub(crate) fn route(
+    client: &mut Client,
+    index: u32,
+    first: u32,
+    files: &[BorrowedFd<'_>],
+) -> Result<(), ClientError> {
+    let at_once = client.max_files();
+    for (number, files) in (0..).zip(files.chunks(at_once)) {
+        let start = first + number * at_once as u32;
+        client.route_irqs(index, start, files.len() as u32, files)?;
+    }
+    Ok(())
+}
+
+/// Sets or removes the eventfd that unmasks the pin.
+pub(crate) fn set_unmask(
+    client: &mut Client,
+    file: Option<BorrowedFd<'_>>,
+) -> Result<(), ClientError> {
+    let flags = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::UNMASK;
+    client.set_irqs(flags, irq::INTX, 0, 1, &[], file.as_slice())
+}

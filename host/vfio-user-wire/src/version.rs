@@ -1,0 +1,56 @@
+//! Version data: the text after a version message's structure (section *VFIO_USER_VERSION*).
+
+use serde::{Deserialize, Serialize};
+use slipway_vfio_user_spec as spec;
+use zerocopy::IntoBytes;
+
+/// The capabilities that one side announces; a missing one has the specification's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Capabilities {
+    /// The largest number of descriptors per message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_msg_fds: Option<u64>,
+    /// The largest number of data bytes per message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_data_xfer_size: Option<u64>,
+    /// The largest number of DMA maps at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_dma_maps: Option<u64>,
+    /// The page sizes of DMA maps, or'ed together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pgsizes: Option<u64>,
+    /// `VFIO_USER_REGION_WRITE_MULTI` is understood.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_multiple: Option<bool>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct VersionData {
+    capabilities: Capabilities,
+}
+
+/// Encodes a version structure with data, for a proposal or a reply.
+pub fn encode(minor: u16, capabilities: Capabilities) -> Vec<u8> {
+    let version =
+        spec::Version { major: spec::U16::new(spec::MAJOR), minor: spec::U16::new(minor) };
+    let mut bytes = version.as_bytes().to_vec();
+    // Numbers and booleans under fixed names: this cannot fail, and empty data would be valid, too.
+    bytes.extend(serde_json::to_vec(&VersionData { capabilities }).unwrap_or_default());
+    bytes.push(0);
+    bytes
+}
+
+/// Parses version data, which are empty or one NUL-terminated JSON text. Returns `None` if they are
+/// neither.
+pub fn parse(data: &[u8]) -> Option<Capabilities> {
+    if data.is_empty() {
+        return Some(Capabilities::default());
+    }
+    let (last, text) = data.split_last()?;
+    if *last != 0 || text.contains(&0) {
+        return None;
+    }
+    Some(serde_json::from_slice::<VersionData>(text).ok()?.capabilities)
+}

@@ -1,0 +1,233 @@
+//! The devices that a CPU's exit reaches: ports and addresses that are no RAM.
+//!
+//! Every access may be hostile. An access that nothing answers reads as all ones and writes
+//! nothing, as on a real bus.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::event::EventfdFlags;
+
+use crate::interrupts::Interrupts;
+use crate::pci::Bus;
+use crate::power::{self, Power};
+use crate::serial::SerialPort;
+use crate::{Error, Result, layout};
+
+/// The cause of a machine's end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest powered off.
+    PowerOff,
+    /// The guest reset the machine.
+    Reset,
+    /// The guest's kernel reported a panic, and then reset the machine or powered it off.
+    Panic,
+    /// The machine cannot continue, for the given reason.
+    Failed(String),
+}
+
+/// A kind of exit to user space, for the statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// A write to a port.
+    PortWrite,
+    /// A read of a port.
+    PortRead,
+    /// A write to an address that is no RAM.
+    MemoryWrite,
+    /// A read of an address that is no RAM.
+    MemoryRead,
+    /// The end of a level-triggered interrupt.
+    EndOfInterrupt,
+}
+
+impl Exit {
+    /// All kinds, in the order of their declaration, each with its name in statistics.
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::PortWrite, "port_write"),
+        (Self::PortRead, "port_read"),
+        (Self::MemoryWrite, "memory_write"),
+        (Self::MemoryRead, "memory_read"),
+        (Self::EndOfInterrupt, "end_of_interrupt"),
+    ];
+}
+
+/// The board of a machine.
+pub struct Board {
+    interrupts: Arc<Interrupts>,
+    serial: Mutex<SerialPort>,
+    power: Mutex<Power>,
+    pci: Arc<Bus>,
+    exits: [AtomicU64; Exit::ALL.len()],
+    /// The guest's kernel has reported a panic.
+    panicked: AtomicBool,
+    end: Mutex<Option<End>>,
+    /// Counts changes of `panicked` and `end`, and CPUs that have stopped, for the thread that
+    /// reports them.
+    changed: OwnedFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The event flag of the panic device: the guest's kernel panicked.
+const PANICKED: u8 = 1;
+
+impl Board {
+    /// Makes the board. What the serial port sends goes to `console`.
+    ///
+    /// # Errors
+    /// [`Error::System`]: no descriptor is left.
+    pub fn new(interrupts: Arc<Interrupts>, pci: Arc<Bus>, console: OwnedFd) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let changed = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
+        Ok(Self {
+            serial: Mutex::new(SerialPort::new(Arc::clone(&interrupts), console)),
+            power: Mutex::default(),
+            exits: Default::default(),
+            panicked: AtomicBool::new(false),
+            end: Mutex::default(),
+            interrupts,
+            pci,
+            changed,
+        })
+    }
+
+    /// Returns the descriptor that becomes readable when the guest panics, a CPU has stopped, or the
+    /// machine ends.
+    pub fn changed(&self) -> BorrowedFd<'_> {
+        self.changed.as_fd()
+    }
+
+    /// Clears the readiness of [`Board::changed`].
+    pub fn clear_changed(&self) {
+        let _ = rustix::io::read(&self.changed, &mut [0; 8]);
+    }
+
+    /// Returns the cause of the machine's end, or `None` while it has not ended.
+    pub fn ended(&self) -> Option<End> {
+        lock(&self.end).clone()
+    }
+
+    /// Returns whether the guest's kernel has reported a panic.
+    pub fn has_panicked(&self) -> bool {
+        self.panicked.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of exits of each kind since the start, in the order of [`Exit::ALL`].
+    pub fn exits(&self) -> [u64; Exit::ALL.len()] {
+        std::array::from_fn(|kind| self.exits[kind].load(Ordering::Relaxed))
+    }
+
+    /// Counts an exit.
+    pub fn count(&self, exit: Exit) {
+        self.exits[exit as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes the cause of the machine's end; the first one counts.
+    pub fn end(&self, end: End) {
+        lock(&self.end).get_or_insert(end);
+        self.tell();
+    }
+
+    /// Makes [`Board::changed`] readable.
+    pub(crate) fn tell(&self) {
+        // The counter overflows after 2^64 changes.
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+    }
+
+    /// Returns the end of a machine that its guest reset.
+    pub fn reset(&self) -> End {
+        if self.has_panicked() { End::Panic } else { End::Reset }
+    }
+
+    /// Asks the guest to power off, by the power button. The guest may ignore it.
+    pub fn press_power_button(&self) {
+        lock(&self.power).announce(power::EVENT_POWER_BUTTON);
+        self.interrupts.pulse(layout::EVENT_PIN);
+    }
+
+    /// Serves a write to `port`. Returns the cause if the machine ends by it.
+    ///
+    /// # Errors
+    /// The end of the machine.
+    pub fn port_write(&self, port: u16, data: &[u8]) -> Result<(), End> {
+        if layout::SERIAL.contains(&port) {
+            lock(&self.serial).write(port - layout::SERIAL.start, data);
+        } else if layout::POWER.contains(&port) {
+            match lock(&self.power).write(port - layout::POWER.start, data) {
+                power::Effect::None => {}
+                power::Effect::PowerOff if self.has_panicked() => return Err(End::Panic),
+                power::Effect::PowerOff => return Err(End::PowerOff),
+                power::Effect::Reset => return Err(self.reset()),
+            }
+        } else if port == layout::PANIC_PORT && data.first().is_some_and(|b| b & PANICKED != 0) {
+            self.panicked.store(true, Ordering::Relaxed);
+            self.tell();
+        }
+        Ok(())
+    }
+
+    /// Serves a read of `port`.
+    pub fn port_read(&self, port: u16, data: &mut [u8]) {
+        data.fill(0xff);
+        if layout::SERIAL.contains(&port) {
+            lock(&self.serial).read(port - layout::SERIAL.start, data);
+        } else if layout::POWER.contains(&port) {
+            lock(&self.power).read(port - layout::POWER.start, data);
+        } else if let (layout::PANIC_PORT, [first, ..]) = (port, data) {
+            *first = PANICKED;
+        }
+    }
+
+    /// Serves a read at a guest-physical address that is no RAM.
+    pub fn memory_read(&self, address: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if layout::IOAPIC.contains(&address) {
+            self.interrupts.read(address - layout::IOAPIC.start, data);
+        } else if layout::ECAM.contains(&address) {
+            self.pci.config_read(address - layout::ECAM.start, data);
+        } else {
+            self.pci.read(address, data);
+        }
+    }
+
+    /// Serves a write at a guest-physical address that is no RAM.
+    ///
+    /// # Errors
+    /// The end of the machine: KVM refused an interrupt's route.
+    pub fn memory_write(&self, address: u64, data: &[u8]) -> Result<(), End> {
+        if layout::IOAPIC.contains(&address) {
+            let written = self.interrupts.write(address - layout::IOAPIC.start, data);
+            return written.map_err(|error| End::Failed(error.to_string()));
+        }
+        if layout::ECAM.contains(&address) {
+            self.pci.config_write(address - layout::ECAM.start, data);
+        } else {
+            self.pci.write(address, data);
+        }
+        Ok(())
+    }
+
+    /// Serves the end of a level-triggered interrupt.
+    pub fn end_of_interrupt(&self, vector: u8) {
+        let devices = self.interrupts.end(vector);
+        self.pci.end_of_interrupt(devices);
+    }
+}
+
+/// Writes to the console if it takes bytes at once, and drops them otherwise: a guest must not be
+/// able to stop its CPU, and with it a pause of the machine, by a console that nobody reads.
+pub(crate) fn write_or_drop(console: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let mut poll = [PollFd::new(console, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if rustix::event::poll(&mut poll, Some(&now))? > 0 {
+        rustix::io::write(console, bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! A virtual CPU: its first state, and the thread that runs it.
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_run, kvm_segment};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::board::{Board, End, Exit};
+use crate::cpus::{Next, Seat};
+use crate::{Error, Result, kick, layout};
+
+/// `CR0.PE`: protected mode. The PVH boot protocol starts in it, with paging off.
+const CR0_PROTECTED: u64 = 1;
+/// `RFLAGS`: bit 1 is always set.
+const FLAGS: u64 = 1 << 1;
+
+/// `IA32_MISC_ENABLE`, with fast strings (Intel SDM, volume 4).
+const MSR_MISC_ENABLE: u32 = 0x1a0;
+const MISC_ENABLE_FAST_STRING: u64 = 1;
+/// `IA32_MTRR_DEF_TYPE`: memory is write-back (type 6), and the ranges are enabled (bit 11).
+const MSR_MTRR_DEFAULT: u32 = 0x2ff;
+const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
+
+/// A CPU that has not run yet.
+pub struct Cpu {
+    fd: VcpuFd,
+    number: u32,
+}
+
+impl Cpu {
+    /// Gives a new CPU its features. CPU 0 starts at `entry`, by the PVH boot protocol; the others
+    /// wait until the guest starts them (INIT and SIPI, in the kernel).
+    ///
+    /// # Errors
+    /// [`Error::Kvm`].
+    pub fn new(fd: VcpuFd, number: u32, features: &CpuId, entry: u64) -> Result<Self> {
+        fd.set_cpuid2(features).map_err(Error::kvm("set a CPU's features"))?;
+        let msr = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+        let msrs =
+            [msr(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING), msr(MSR_MTRR_DEFAULT, MTRR_WRITE_BACK)];
+        let msrs = Msrs::from_entries(&msrs).expect("two registers fit");
+        // A KVM without one of them gives the guest its own default, which Linux copes with.
+        fd.set_msrs(&msrs).map_err(Error::kvm("set a CPU's registers"))?;
+        if number == 0 {
+            start_at(&fd, entry)?;
+        }
+        Ok(Self { fd, number })
+    }
+
+    /// Runs the CPU on this thread until the machine ends.
+    pub fn run(mut self, board: &Arc<Board>, seat: &Seat) {
+        let run: *mut kvm_run = self.fd.get_kvm_run();
+        // The structure stays mapped until `self` is dropped, behind the guard.
+        let _guard = kick::Target::new(run);
+        while let Next::Run = seat.next() {
+            self.fd.set_kvm_immediate_exit(0);
+            // A request that came before the line above has set the state that is read here; one
+            // that comes later makes `run` return at once.
+            if seat.is_wanted_elsewhere() {
+                continue;
+            }
+            if let Err(end) = self.run_once(board) {
+                board.end(end);
+                return;
+            }
+        }
+    }
+
+    /// Runs the guest until its next exit, and serves the exit.
+    fn run_once(&mut self, board: &Arc<Board>) -> Result<(), End> {
+        let number = self.number;
+        let broken = |what: String| End::Failed(format!("CPU {number}: {what}"));
+        match self.fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => {
+                board.count(Exit::PortWrite);
+                board.port_write(port, data)
+            }
+            Ok(VcpuExit::IoIn(port, data)) => {
+                board.count(Exit::PortRead);
+                board.port_read(port, data);
+                Ok(())
+            }
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                board.count(Exit::MemoryRead);
+                board.memory_read(address, data);
+                Ok(())
+            }
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                board.count(Exit::MemoryWrite);
+                board.memory_write(address, data)
+            }
+            Ok(VcpuExit::IoapicEoi(vector)) => {
+                board.count(Exit::EndOfInterrupt);
+                board.end_of_interrupt(vector);
+                Ok(())
+            }
+            // A triple fault: the way of a kernel without another one to reset the machine.
+            Ok(VcpuExit::Shutdown) => Err(board.reset()),
+            Ok(VcpuExit::Intr) => Ok(()),
+            Ok(VcpuExit::InternalError) => {
+                let at = self.fd.get_regs().map_or(0, |regs| regs.rip);
+                Err(broken(format!("KVM cannot emulate the guest's instruction at {at:#x}")))
+            }
+            Ok(VcpuExit::FailEntry(reason, _)) => {
+                Err(broken(format!("the processor refused the guest's state ({reason:#x})")))
+            }
+            Ok(other) => Err(broken(format!("an exit that is not served: {other:?}"))),
+            Err(error) => match io::Error::from_raw_os_error(error.errno()) {
+                // A request to stop, or a CPU that the guest has not started yet.
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                error if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+                error => Err(broken(format!("KVM cannot run it: {error}"))),
+            },
+        }
+    }
+}
+
+/// Sets the registers of the PVH boot protocol: 32-bit protected mode, flat segments, the address
+/// of the start information in EBX.
+fn start_at(fd: &VcpuFd, entry: u64) -> Result<()> {
+    let set = || Error::kvm("set a CPU's registers");
+    let mut special = fd.get_sregs().map_err(set())?;
+    let flat = |kind, selector| kvm_segment {
+        base: 0,
+        limit: u32::MAX,
+        selector,
+        type_: kind,
+        present: 1,
+        s: 1,
+        db: 1,
+        g: 1,
+        ..Default::default()
+    };
+    /// Execute and read, accessed.
+    const CODE: u8 = 0xb;
+    /// Read and write, accessed.
+    const DATA: u8 = 0x3;
+    /// 32-bit TSS, busy.
+    const TASK: u8 = 0xb;
+    special.cs = flat(CODE, 0x10);
+    let data = flat(DATA, 0x18);
+    (special.ds, special.es, special.ss) = (data, data, data);
+    (special.fs, special.gs) = (data, data);
+    special.tr = kvm_segment { limit: 0x67, s: 0, db: 0, g: 0, ..flat(TASK, 0x20) };
+    special.cr0 |= CR0_PROTECTED;
+    fd.set_sregs(&special).map_err(set())?;
+    let regs =
+        kvm_regs { rip: entry, rbx: layout::START_INFO, rflags: FLAGS, ..Default::default() };
+    fd.set_regs(&regs).map_err(set())
+}

@@ -1,0 +1,285 @@
+//! The IOAPIC: turns levels and edges of pins into messages to the local APICs, which the kernel
+//! emulates (Intel 82093AA, *I/O Advanced Programmable Interrupt Controller*).
+//!
+//! The machine has a split interrupt controller: an exit tells of the end of an interrupt (EOI)
+//! whose vector belongs to a pin that is triggered by level. The kernel learns these vectors from
+//! the routes of the pins' interrupts, see [`crate::routes`].
+
+use slipway_pci::Message;
+
+use crate::layout::PINS;
+
+/// Register select, at this byte of the registers.
+const SELECT: u64 = 0x00;
+/// The selected register's window.
+const WINDOW: u64 = 0x10;
+/// EOI register (version 0x20 and later).
+const EOI: u64 = 0x40;
+
+/// Selected registers.
+const ID: u8 = 0;
+const VERSION: u8 = 1;
+const ARBITRATION: u8 = 2;
+/// Two 32-bit registers for each pin from here on.
+const REDIRECTION: u8 = 0x10;
+
+/// Version 0x20: it has an EOI register.
+const VERSION_VALUE: u32 = 0x20 | (PINS as u32 - 1) << 16;
+
+/// Fields of a redirection entry.
+mod entry {
+    pub const VECTOR: u64 = 0xff;
+    pub const DELIVERY_MODE: u64 = 0b111 << 8;
+    pub const LOGICAL_DESTINATION: u64 = 1 << 11;
+    pub const REMOTE_IRR: u64 = 1 << 14;
+    pub const LEVEL: u64 = 1 << 15;
+    pub const MASKED: u64 = 1 << 16;
+    /// Bits that software cannot change: delivery status and remote IRR.
+    pub const READ_ONLY: u64 = 1 << 12 | REMOTE_IRR;
+    pub const DESTINATION_SHIFT: u32 = 56;
+}
+
+/// The address of messages to local APICs (Intel SDM, volume 3, *Message Address Register*).
+const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
+
+#[derive(Clone, Copy)]
+struct Pin {
+    entry: u64,
+    /// The level of the pin, or of the last edge.
+    asserted: bool,
+}
+
+/// The registers and pins of the IOAPIC.
+pub struct Ioapic {
+    select: u8,
+    id: u32,
+    pins: [Pin; PINS],
+}
+
+/// The action that a register write asks of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Effect {
+    /// A message to be sent.
+    pub message: Option<Message>,
+    /// The pin whose route has changed.
+    pub route: Option<usize>,
+}
+
+impl Default for Ioapic {
+    fn default() -> Self {
+        Self { select: 0, id: 0, pins: [Pin { entry: entry::MASKED, asserted: false }; PINS] }
+    }
+}
+
+impl Ioapic {
+    /// Reads a register; accesses that are not 32 bits at a register's start read zeros.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let value = match offset {
+            SELECT => self.select.into(),
+            WINDOW => self.register(),
+            _ => 0,
+        };
+        into.fill(0);
+        let bytes = value.to_le_bytes();
+        let len = into.len().min(bytes.len());
+        into[..len].copy_from_slice(&bytes[..len]);
+    }
+
+    fn register(&self) -> u32 {
+        match self.select {
+            ID | ARBITRATION => self.id,
+            VERSION => VERSION_VALUE,
+            _ => match self.selected_pin() {
+                Some((pin, high)) if high => (self.pins[pin].entry >> 32) as u32,
+                Some((pin, _)) => self.pins[pin].entry as u32,
+                None => 0,
+            },
+        }
+    }
+
+    /// Returns the selected pin, and whether the upper half of its entry is selected.
+    fn selected_pin(&self) -> Option<(usize, bool)> {
+        let index = usize::from(self.select.checked_sub(REDIRECTION)?);
+        (index < 2 * PINS).then_some((index / 2, index % 2 != 0))
+    }
+
+    /// Writes a register.
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> Effect {
+        let mut word = [0; 4];
+        let len = from.len().min(word.len());
+        word[..len].copy_from_slice(&from[..len]);
+        let value = u32::from_le_bytes(word);
+        match offset {
+            SELECT => self.select = value as u8,
+            WINDOW => return self.write_register(value),
+            EOI => return Effect { message: self.end(value as u8), route: None },
+            _ => {}
+        }
+        Effect::default()
+    }
+
+    fn write_register(&mut self, value: u32) -> Effect {
+        if self.select == ID {
+            self.id = value & 0x0f00_0000;
+        }
+        let Some((number, high)) = self.selected_pin() else { return Effect::default() };
+        let pin = &mut self.pins[number];
+        let old = pin.entry;
+        let new = if high {
+            old & 0xffff_ffff | u64::from(value) << 32
+        } else {
+            old & !0xffff_ffff | u64::from(value)
+        };
+        pin.entry = new & !entry::READ_ONLY | old & entry::READ_ONLY;
+        if pin.entry & entry::LEVEL == 0 {
+            pin.entry &= !entry::REMOTE_IRR;
+        }
+        let route = (route_of(old) != route_of(pin.entry)).then_some(number);
+        let is_level = pin.entry & entry::LEVEL != 0;
+        let message = if is_level { self.deliver(number) } else { None };
+        Effect { message, route }
+    }
+
+    /// Sets the level of a pin. Returns the message to be sent, if this interrupts the guest.
+    pub fn set(&mut self, pin: u8, asserted: bool) -> Option<Message> {
+        let state = self.pins.get_mut(usize::from(pin))?;
+        let rises = asserted && !state.asserted;
+        state.asserted = asserted;
+        let is_level = state.entry & entry::LEVEL != 0;
+        (rises || is_level).then(|| self.deliver(pin.into())).flatten()
+    }
+
+    /// Returns the message of an asserted, unmasked pin that waits for no end of interrupt.
+    fn deliver(&mut self, number: usize) -> Option<Message> {
+        let pin = &mut self.pins[number];
+        if !pin.asserted || pin.entry & (entry::MASKED | entry::REMOTE_IRR) != 0 {
+            return None;
+        }
+        if pin.entry & entry::LEVEL != 0 {
+            pin.entry |= entry::REMOTE_IRR;
+        }
+        Some(message(pin.entry))
+    }
+
+    /// Ends the interrupts of `vector`. A pin that is still asserted interrupts again with the
+    /// returned message.
+    pub fn end(&mut self, vector: u8) -> Option<Message> {
+        for number in 0..PINS {
+            let entry = &mut self.pins[number].entry;
+            if *entry & entry::VECTOR == u64::from(vector) && *entry & entry::REMOTE_IRR != 0 {
+                *entry &= !entry::REMOTE_IRR;
+                if let Some(message) = self.deliver(number) {
+                    return Some(message);
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns whether a pin with this vector is triggered by level and asserted.
+    pub fn level_pins(&self, vector: u8) -> impl Iterator<Item = u8> + '_ {
+        (0..PINS as u8).filter(move |&pin| {
+            let entry = self.pins[usize::from(pin)].entry;
+            entry & entry::LEVEL != 0 && entry & entry::VECTOR == u64::from(vector)
+        })
+    }
+
+    /// Returns the message by which the kernel learns that ends of the pin's interrupts are to be
+    /// reported. Returns `None` if they are not: the pin is masked or triggered by edges.
+    pub fn route(&self, pin: usize) -> Option<Message> {
+        route_of(self.pins.get(pin)?.entry)
+    }
+}
+
+fn route_of(entry: u64) -> Option<Message> {
+    (entry & entry::MASKED == 0 && entry & entry::LEVEL != 0).then(|| message(entry))
+}
+
+/// Translates a redirection entry to a message (Intel SDM, volume 3, *Message Signalled
+/// Interrupts*).
+fn message(entry: u64) -> Message {
+    let destination = entry >> entry::DESTINATION_SHIFT & 0xff;
+    let logical = u64::from(entry & entry::LOGICAL_DESTINATION != 0) << 2;
+    // Linux sets the lowest-priority mode together with logical destinations; the redirection hint
+    // makes the local APICs choose one of several.
+    let lowest = entry & entry::DELIVERY_MODE == 1 << 8;
+    let address = MESSAGE_ADDRESS | destination << 12 | logical | u64::from(lowest) << 3;
+    /// Message data, Level: asserted.
+    const ASSERT: u64 = 1 << 14;
+    let data = entry & (entry::VECTOR | entry::DELIVERY_MODE | entry::LEVEL) | ASSERT;
+    Message { address, data: data as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(ioapic: &mut Ioapic, register: u8, value: u32) -> Effect {
+        assert_eq!(ioapic.write(SELECT, &u32::from(register).to_le_bytes()), Effect::default());
+        ioapic.write(WINDOW, &value.to_le_bytes())
+    }
+
+    fn read(ioapic: &mut Ioapic, register: u8) -> u32 {
+        ioapic.write(SELECT, &[register]);
+        let mut bytes = [0; 4];
+        ioapic.read(WINDOW, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Vector 0x30, to APIC 1.
+    fn program(ioapic: &mut Ioapic, pin: u8, flags: u64) -> Effect {
+        let register = REDIRECTION + 2 * pin;
+        write(ioapic, register + 1, 1 << 24);
+        write(ioapic, register, 0x30 | flags as u32)
+    }
+
+    const TO_1: u64 = 0xfee0_1000;
+
+    #[test]
+    fn an_edge_is_one_message() {
+        let mut ioapic = Ioapic::default();
+        assert_eq!(ioapic.set(4, true), None, "masked after reset");
+        ioapic.set(4, false);
+        program(&mut ioapic, 4, 0);
+        let message = ioapic.set(4, true).unwrap();
+        assert_eq!((message.address, message.data), (TO_1, 0x4030));
+        assert_eq!(ioapic.set(4, true), None, "it stays asserted");
+        ioapic.set(4, false);
+        assert!(ioapic.set(4, true).is_some());
+        assert_eq!(ioapic.route(4), None);
+    }
+
+    #[test]
+    fn a_level_interrupts_until_it_is_deasserted() {
+        let mut ioapic = Ioapic::default();
+        assert_eq!(ioapic.set(2, true), None);
+        let effect = program(&mut ioapic, 2, entry::LEVEL);
+        assert_eq!(effect.route, Some(2));
+        let message = effect.message.expect("asserted before it was unmasked");
+        assert_eq!((message.address, message.data), (TO_1, 0xc030));
+        assert_eq!(ioapic.route(2), Some(message));
+        assert_eq!(ioapic.level_pins(0x30).collect::<Vec<_>>(), [2]);
+        assert_eq!(ioapic.set(2, true), None, "the guest has not ended it");
+        assert!(read(&mut ioapic, REDIRECTION + 4) & entry::REMOTE_IRR as u32 != 0);
+        assert_eq!(ioapic.end(0x31), None);
+        assert_eq!(ioapic.end(0x30), Some(message), "still asserted");
+        ioapic.set(2, false);
+        assert_eq!(ioapic.end(0x30), None);
+        assert_eq!(ioapic.set(2, true), Some(message));
+        // By the EOI register as well.
+        assert_eq!(ioapic.write(EOI, &[0x30, 0, 0, 0]).message, Some(message));
+    }
+
+    #[test]
+    fn a_guest_cannot_set_the_remote_irr_or_reach_pins_that_do_not_exist() {
+        let mut ioapic = Ioapic::default();
+        program(&mut ioapic, 3, entry::LEVEL | entry::REMOTE_IRR);
+        assert_eq!(read(&mut ioapic, REDIRECTION + 6) & entry::REMOTE_IRR as u32, 0);
+        for register in (REDIRECTION + 2 * PINS as u8)..=255 {
+            assert_eq!(write(&mut ioapic, register, 0x30), Effect::default());
+            assert_eq!(read(&mut ioapic, register), 0);
+        }
+        assert_eq!(ioapic.set(PINS as u8, true), None);
+        assert_eq!(read(&mut ioapic, VERSION) >> 16, PINS as u32 - 1);
+    }
+}

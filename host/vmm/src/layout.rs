@@ -1,0 +1,109 @@
+//! Guest-physical addresses and ports of the machine. Every address that the guest can see is here.
+//!
+//! ```text
+//!          0 .. 640 KiB     RAM (boot data at the bottom)
+//!  0xe_0000 .. 1 MiB        ACPI tables, written before the first instruction
+//!     1 MiB .. 3 GiB        RAM, as far as the guest has it
+//!     3 GiB .. 3.5 GiB      BARs of PCI functions
+//! 0xe000_0000 + 1 MiB       configuration space of bus 0 (ECAM)
+//! 0xfec0_0000 + 4 KiB       IOAPIC
+//! 0xfee0_0000 + 4 KiB       local APICs, in the kernel
+//!     4 GiB ..              the rest of the RAM
+//! ```
+
+use std::ops::Range;
+
+/// Bytes of a MiB.
+pub const MIB: u64 = 1 << 20;
+/// Bytes of a GiB.
+pub const GIB: u64 = 1 << 30;
+
+/// The least guest memory in bytes.
+pub const MIN_MEMORY: u64 = 64 * MIB;
+/// The largest guest memory in bytes.
+pub const MAX_MEMORY: u64 = 256 * GIB;
+/// The largest number of virtual CPUs.
+pub const MAX_CPUS: u32 = 32;
+
+/// The end of conventional memory (640 KiB).
+pub const LOW_MEMORY_END: u64 = 0xa_0000;
+/// The start information of the PVH boot protocol.
+pub const START_INFO: u64 = 0x6000;
+/// The memory map of the PVH boot protocol.
+pub const MEMORY_MAP: u64 = 0x7000;
+/// The kernel's command line.
+pub const COMMAND_LINE: u64 = 0x2_0000;
+/// The largest command line in bytes, the final zero included: `COMMAND_LINE_SIZE` of Linux for
+/// x86 is 2048.
+pub const COMMAND_LINE_SIZE: usize = 2048;
+/// ACPI tables; the RSDP comes first.
+pub const ACPI: Range<u64> = 0xe_0000..0x10_0000;
+/// The page of the VM generation ID, within the range of the ACPI tables.
+pub const GENERATION_ID: u64 = 0xf_f000;
+/// The start of memory above the first MiB.
+pub const HIGH_MEMORY: u64 = MIB;
+
+/// BARs of PCI functions. RAM above this address continues at [`RAM_ABOVE_4G`].
+pub const PCI_WINDOW: Range<u64> = 3 * GIB..0xe000_0000;
+/// Configuration space of bus 0: 4 KiB for each of 32 devices with 8 functions.
+pub const ECAM: Range<u64> = 0xe000_0000..0xe010_0000;
+/// The IOAPIC's registers.
+pub const IOAPIC: Range<u64> = 0xfec0_0000..0xfec0_1000;
+/// The local APICs' registers, which the kernel emulates.
+pub const LOCAL_APIC: u64 = 0xfee0_0000;
+/// The part of the RAM that has no room below [`PCI_WINDOW`].
+pub const RAM_ABOVE_4G: u64 = 4 * GIB;
+
+/// The first serial port (COM1).
+pub const SERIAL: Range<u16> = 0x3f8..0x400;
+/// The panic device: the guest's kernel writes here when it panics (`pvpanic` of Linux).
+pub const PANIC_PORT: u16 = 0x505;
+/// Registers of the power management: see [`crate::power`].
+pub const POWER: Range<u16> = 0x600..0x608;
+
+/// Pins of the IOAPIC. Linux reads and writes each of them at boot, about a dozen exits a pin.
+pub const PINS: usize = 8;
+/// The serial port's pin.
+pub const SERIAL_PIN: u8 = 4;
+/// The pin of the ACPI generic event device.
+pub const EVENT_PIN: u8 = 5;
+/// Pins of INTA# of PCI functions: device number modulo 4 is the index.
+pub const PCI_PINS: [u8; 4] = [2, 3, 6, 7];
+
+/// Returns the IOAPIC pin that INTA# of PCI device `device` leads to.
+pub fn pci_pin(device: u8) -> u8 {
+    PCI_PINS[usize::from(device) % PCI_PINS.len()]
+}
+
+/// Returns the ranges of guest-physical addresses that hold RAM, each with its offset in the file
+/// of the guest's memory, for a guest of `bytes` bytes.
+pub fn ram(bytes: u64) -> Vec<(Range<u64>, u64)> {
+    let low = bytes.min(PCI_WINDOW.start);
+    let mut ranges = vec![(0..low, 0)];
+    if bytes > low {
+        ranges.push((RAM_ABOVE_4G..RAM_ABOVE_4G + (bytes - low), low));
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_beside_the_window_continues_above_4_gib() {
+        assert_eq!(ram(GIB), [(0..GIB, 0)]);
+        assert_eq!(ram(3 * GIB), [(0..3 * GIB, 0)]);
+        assert_eq!(ram(8 * GIB), [(0..3 * GIB, 0), (4 * GIB..9 * GIB, 3 * GIB)]);
+    }
+
+    #[test]
+    fn pins_are_distinct_and_exist() {
+        let mut pins = PCI_PINS.to_vec();
+        pins.extend([SERIAL_PIN, EVENT_PIN]);
+        pins.sort_unstable();
+        pins.dedup();
+        assert_eq!(pins.len(), 6);
+        assert!(pins.iter().all(|&pin| usize::from(pin) < PINS));
+    }
+}

@@ -1,0 +1,54 @@
+//! Slipway's VMM as a library of small parts: an x86-64 machine on KVM with PCI functions and
+//! almost nothing else. The program `slipway-vmm` is made of it.
+//!
+//! How the pieces meet:
+//! - [`Machine::new`] makes everything of a [`Config`]: the guest's memory ([`memory`]) with the
+//!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), KVM's virtual
+//!   machine, the CPUs ([`cpuid`]).
+//! - Each CPU has a thread that runs the guest until its next exit; [`cpus`] pauses and ends all of
+//!   them.
+//! - An exit goes to the [`board`]: serial port, power management, IOAPIC ([`interrupts`]), and the
+//!   PCI bus ([`pci`]) with functions of this process and of vfio-user servers.
+//! - [`layout`] has every address.
+//!
+//! The machine: hardware-reduced ACPI, PVH boot, local APICs in the kernel and an IOAPIC of eight
+//! pins here, kvm-clock and the TSC deadline timer; no PIC, PIT, real-time clock, keyboard
+//! controller, firmware or ROM.
+//!
+//! A hostile guest can write anything anywhere: an access is answered by exactly one device, which
+//! checks it, or by nobody. No CPU's thread waits for anything but the server of the function that
+//! its guest accesses.
+//!
+//! Not implemented: hot plug of CPUs, memory and functions; saved state.
+//!
+//! Dependencies, all of the rust-vmm project, which Firecracker and Cloud Hypervisor are made of:
+//! `kvm-ioctls` and `kvm-bindings` for KVM's interface, `vmm-sys-util` for the eventfds in that
+//! interface, `vm-superio` for the 16550, `acpi_tables` for tables and their byte code. Not used:
+//! `vm-memory`, `linux-loader` and `virtio-queue`, which bring a second contract for guest memory
+//! beside `slipway_ram`'s. `libc` for signals and reads into guest memory, `rustix` for other system
+//! calls, `zerocopy` for the kernel's file format, `thiserror`.
+//!
+//! `unsafe` is allowed for KVM's memory slots, reads into guest memory, and the signal that makes a
+//! thread leave the guest.
+#![allow(unsafe_code)]
+
+pub mod acpi;
+pub mod board;
+pub mod cpu;
+pub mod cpuid;
+pub mod cpus;
+mod error;
+pub mod interrupts;
+mod ioapic;
+mod kick;
+pub mod layout;
+pub mod loader;
+mod machine;
+pub mod memory;
+pub mod pci;
+pub mod power;
+pub mod routes;
+mod serial;
+
+pub use error::{Error, Result};
+pub use machine::{Config, Machine, Running};

@@ -1,0 +1,182 @@
+//! Makes a machine of its configuration, and holds it together.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+
+use crate::board::Board;
+use crate::cpu::Cpu;
+use crate::cpus::Cpus;
+use crate::interrupts::Interrupts;
+use crate::memory::GuestRam;
+use crate::pci::Bus;
+use crate::routes::Routes;
+use crate::{Error, Result, acpi, cpuid, layout, loader};
+
+/// The API version of every KVM since Linux 2.6.22.
+const KVM_API_VERSION: i32 = 12;
+
+/// The configuration of a machine. Everything that it uses is an open descriptor.
+#[derive(Debug)]
+pub struct Config {
+    /// The number of virtual CPUs: 1 to [`layout::MAX_CPUS`].
+    pub cpus: u32,
+    /// The KVM device.
+    pub kvm: OwnedFd,
+    /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
+    /// memory.
+    pub memory: OwnedFd,
+    /// The kernel: an uncompressed ELF with a PVH entry.
+    pub kernel: OwnedFd,
+    /// The initial RAM file system.
+    pub initramfs: Option<OwnedFd>,
+    /// The kernel's command line.
+    pub command_line: String,
+    /// The destination of what the serial port sends.
+    pub console: OwnedFd,
+}
+
+/// A machine whose CPUs have not run yet.
+pub struct Machine {
+    vm: Arc<VmFd>,
+    ram: Arc<GuestRam>,
+    interrupts: Arc<Interrupts>,
+    pci: Arc<Bus>,
+    board: Arc<Board>,
+    cpus: Vec<Cpu>,
+}
+
+impl Machine {
+    /// Makes the machine: memory with the kernel in it, interrupt controllers, CPUs, an empty PCI
+    /// bus.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left.
+    pub fn new(config: Config) -> Result<Self> {
+        let Config { cpus, kvm, memory, kernel, initramfs, command_line, console } = config;
+        if !(1..=layout::MAX_CPUS).contains(&cpus) {
+            let most = layout::MAX_CPUS;
+            return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
+        }
+        let kvm = check(kvm)?;
+        let ram = Arc::new(GuestRam::new(memory)?);
+        let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, cpus)?;
+        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
+        split_interrupt_controller(&vm)?;
+        ram.give_to(&vm)?;
+        let features = cpuid::supported(&kvm)?;
+        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
+        let make_cpu = |number: u32| {
+            let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
+            let features = cpuid::of_cpu(&features, number, cpus, deadline_timer)?;
+            Cpu::new(fd, number, &features, entry)
+        };
+        let cpus = (0..cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
+        let interrupts = Arc::new(Interrupts::new(Arc::new(Routes::new(Arc::clone(&vm)))));
+        let pci = Arc::new(Bus::default());
+        let board = Board::new(Arc::clone(&interrupts), Arc::clone(&pci), console)?;
+        Ok(Self { vm, ram, interrupts, pci, board: Arc::new(board), cpus })
+    }
+
+    /// Returns KVM's handle of the machine.
+    pub fn vm(&self) -> &Arc<VmFd> {
+        &self.vm
+    }
+
+    /// Returns the guest's memory.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+
+    /// Returns the interrupt lines.
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        &self.interrupts
+    }
+
+    /// Returns the PCI bus.
+    pub fn pci(&self) -> &Arc<Bus> {
+        &self.pci
+    }
+
+    /// Returns the board.
+    pub fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// Starts the CPUs' threads, paused.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn start(self) -> Result<Running> {
+        let cpus = Cpus::start(self.cpus, &self.board)?;
+        Ok(Running { cpus, board: self.board, _ram: self.ram })
+    }
+}
+
+/// A machine with running or paused CPUs. Dropping it ends them.
+pub struct Running {
+    /// The CPUs.
+    pub cpus: Cpus,
+    /// The board.
+    pub board: Arc<Board>,
+    /// Mapped for as long as the CPUs run: dropped after them.
+    _ram: Arc<GuestRam>,
+}
+
+/// Checks that the descriptor is a KVM that can run the machine.
+fn check(kvm: OwnedFd) -> Result<Kvm> {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    // SAFETY: the descriptor is open, and ownership passes to the object.
+    let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
+    match kvm.get_api_version() {
+        KVM_API_VERSION => {}
+        ..0 => return Err(Error::NoKvm("the descriptor is not that of /dev/kvm".into())),
+        other => {
+            let what = format!("it speaks API version {other}, not {KVM_API_VERSION}");
+            return Err(Error::NoKvm(what));
+        }
+    }
+    let needed = [
+        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+        (Cap::SplitIrqchip, "KVM_CAP_SPLIT_IRQCHIP"),
+        (Cap::Irqfd, "KVM_CAP_IRQFD"),
+        (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+        (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
+        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+        (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+    ];
+    match needed.into_iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+        Some((_, name)) => Err(Error::KvmLacks(name)),
+        None => Ok(kvm),
+    }
+}
+
+/// Puts all that the guest finds at its start into its memory. Returns the kernel's entry.
+fn load(
+    ram: &GuestRam,
+    kernel: &OwnedFd,
+    initramfs: Option<&OwnedFd>,
+    command_line: &str,
+    cpus: u32,
+) -> Result<u64> {
+    let kernel = loader::load_kernel(ram, kernel.as_fd())?;
+    let initramfs = match initramfs {
+        Some(file) => Some(loader::load_initramfs(ram, file.as_fd(), kernel)?),
+        None => None,
+    };
+    let mut generation = [0; 16];
+    rustix::rand::getrandom(&mut generation, rustix::rand::GetRandomFlags::empty())
+        .map_err(Error::system("getrandom"))?;
+    let rsdp = acpi::write_tables(&ram.memory(), cpus, generation)?;
+    loader::write_start_info(ram, command_line, initramfs, rsdp)?;
+    Ok(kernel.entry)
+}
+
+/// Has the kernel emulate the local APICs alone: no IOAPIC, no PIC, no PIT.
+fn split_interrupt_controller(vm: &VmFd) -> Result<()> {
+    let mut cap = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, ..Default::default() };
+    cap.args[0] = layout::PINS as u64;
+    vm.enable_cap(&cap).map_err(Error::kvm("split its interrupt controller"))
+}

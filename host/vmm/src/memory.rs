@@ -1,0 +1,197 @@
+//! The guest's memory: one file in memory that the launcher made, mapped once.
+//!
+//! KVM's memory slots, the loader and the devices of this process share the one mapping. Servers of
+//! vfio-user functions map the same file themselves.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use slipway_ram::{Access, DmaMap, Memory, Permissions, Region, Span};
+
+use crate::layout::{self, GIB, MIB};
+use crate::{Error, Result};
+
+/// A range of guest-physical addresses that holds RAM.
+pub struct Part {
+    /// The guest-physical address of the first byte.
+    pub start: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// The offset of the first byte in the file.
+    pub offset: u64,
+    span: Span,
+}
+
+/// The memory of a guest.
+pub struct GuestRam {
+    file: OwnedFd,
+    map: DmaMap,
+    bytes: u64,
+    parts: Vec<Part>,
+}
+
+impl GuestRam {
+    /// Maps `file`, whose size is the size of the guest's memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]: the file has a size that the machine does not support, is not sealed
+    /// against shrinking, or cannot be mapped.
+    pub fn new(file: OwnedFd) -> Result<Self> {
+        let failed = |error: io::Error| Error::Memory(error.to_string());
+        let found = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?;
+        let bytes = u64::try_from(found.st_size).unwrap_or(0);
+        if !(layout::MIN_MEMORY..=layout::MAX_MEMORY).contains(&bytes) || bytes % MIB != 0 {
+            return Err(Error::Memory(format!(
+                "{bytes} bytes; a machine has {} MiB to {} GiB, in whole MiB",
+                layout::MIN_MEMORY / MIB,
+                layout::MAX_MEMORY / GIB
+            )));
+        }
+        let mut map = DmaMap::new();
+        let mut parts = Vec::new();
+        for (range, offset) in layout::ram(bytes) {
+            let len = range.end - range.start;
+            let region = Region::mapped(file.as_fd(), offset, len, Permissions::READ_WRITE);
+            let region = region.map_err(failed)?;
+            if region.is_guarded() {
+                let what = "its file is not a memfd that is sealed against shrinking";
+                return Err(Error::Memory(what.into()));
+            }
+            let unmappable = |error: &dyn ToString| Error::Memory(error.to_string());
+            map.add(range.start, region).map_err(|error| unmappable(&error))?;
+            let mut spans = Vec::with_capacity(1);
+            let pinned = map.memory().pin(range.start, len as usize, Access::Write, &mut spans);
+            pinned.map_err(|fault| unmappable(&fault))?;
+            let span = spans.pop().ok_or_else(|| unmappable(&"nothing was mapped"))?;
+            parts.push(Part { start: range.start, len, offset, span });
+        }
+        Ok(Self { file, map, bytes, parts })
+    }
+
+    /// Returns the size of the guest's memory in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the handle by which devices and the loader reach the memory.
+    pub fn memory(&self) -> Memory {
+        self.map.memory()
+    }
+
+    /// Returns the ranges of guest-physical addresses that hold RAM, ascending.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Returns the file of the memory.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Gives each part to KVM as a memory slot of `vm`, numbered from 0.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`].
+    pub fn give_to(&self, vm: &VmFd) -> Result<()> {
+        for (slot, part) in self.parts.iter().enumerate() {
+            let region = kvm_userspace_memory_region {
+                slot: slot as u32,
+                flags: 0,
+                guest_phys_addr: part.start,
+                memory_size: part.len,
+                userspace_addr: part.span.io_vector().0.addr() as u64,
+            };
+            // SAFETY: the range is a shared mapping that no Rust reference points into. It stays
+            // mapped as long as the guest runs: `self.parts` pins it, and a `Machine` owns this
+            // object together with all CPUs.
+            unsafe { vm.set_user_memory_region(region) }
+                .map_err(Error::kvm("map the guest's memory"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads `len` bytes at `offset` of `file` to the guest-physical address `start`, without a
+    /// copy in between.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the range is not within one part of the RAM, `UnexpectedEof` if the file
+    /// ends before, or an error of pread(2).
+    pub(crate) fn load(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        start: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        let within = |part: &&Part| {
+            let end = start.checked_add(len);
+            start >= part.start && end.is_some_and(|end| end <= part.start + part.len)
+        };
+        let part = self.parts.iter().find(within).ok_or(io::ErrorKind::InvalidInput)?;
+        let span = part.span.slice((start - part.start) as usize, len as usize);
+        let (base, len) = span.io_vector();
+        let mut done = 0;
+        while done < len {
+            use std::os::fd::AsRawFd;
+            let at = i64::try_from(offset + done as u64).map_err(io::Error::other)?;
+            // SAFETY: the kernel writes at most `len - done` bytes within the span, which is
+            // pinned. No Rust reference points into guest memory.
+            let read =
+                unsafe { libc::pread(file.as_raw_fd(), base.add(done).cast(), len - done, at) };
+            match read {
+                ..0 => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => done += read as usize,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags};
+
+    use super::*;
+
+    /// Makes a sealed file of `bytes` bytes, as a launcher does.
+    pub(crate) fn sealed(bytes: u64) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(c"guest", flags).unwrap();
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        file
+    }
+
+    #[test]
+    fn memory_of_an_impossible_size_or_kind_is_refused() {
+        let refused = |file| GuestRam::new(file).err().unwrap().to_string();
+        assert!(refused(sealed(0)).contains("64 MiB to 256 GiB"));
+        assert!(refused(sealed(64 * MIB + 4096)).contains("in whole MiB"));
+        assert!(refused(sealed(257 * GIB)).contains("64 MiB to 256 GiB"));
+        let open = rustix::fs::memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&open, 64 * MIB).unwrap();
+        assert!(refused(open).contains("sealed"));
+    }
+
+    #[test]
+    fn a_file_is_loaded_into_ram_and_nowhere_else() {
+        let ram = GuestRam::new(sealed(64 * MIB)).unwrap();
+        let file = rustix::fs::memfd_create(c"kernel", MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&file, b"0123456789").unwrap();
+        ram.load(file.as_fd(), 2, 0x1000, 5).unwrap();
+        let mut bytes = [0; 6];
+        ram.memory().read(0x1000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"23456\0");
+        let failure = |offset, start, len| ram.load(file.as_fd(), offset, start, len).unwrap_err();
+        assert_eq!(failure(0, 0, 11).kind(), io::ErrorKind::UnexpectedEof);
+        for (start, len) in [(64 * MIB - 1, 2), (u64::MAX, 2), (64 * MIB, 1)] {
+            assert_eq!(failure(0, start, len).kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Bus 0: which device an access belongs to.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, RwLock};
+
+use crate::layout::PCI_WINDOW;
+use crate::{Error, Result};
+
+use super::Slot;
+
+/// Devices of a bus.
+pub const DEVICES: usize = 32;
+
+/// Bits of an offset in ECAM (PCIe Base 5.0, 7.2.2): device, function, register.
+const DEVICE_SHIFT: u32 = 15;
+const FUNCTION_SHIFT: u32 = 12;
+
+/// A BAR at its address.
+struct Placed {
+    range: Range<u64>,
+    slot: Arc<Slot>,
+    bar: u8,
+}
+
+/// Bus 0.
+pub struct Bus {
+    slots: RwLock<[Option<Arc<Slot>>; DEVICES]>,
+    /// The BARs that answer, in the order in which they were placed. If two overlap, the first
+    /// answers.
+    placed: RwLock<Vec<Placed>>,
+    /// The first address that no BAR has been given yet.
+    free: Mutex<u64>,
+}
+
+impl Default for Bus {
+    fn default() -> Self {
+        Self {
+            slots: RwLock::default(),
+            placed: RwLock::default(),
+            free: Mutex::new(PCI_WINDOW.start),
+        }
+    }
+}
+
+impl Bus {
+    /// Adds a device and gives its BARs addresses, as firmware would.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the slot's number is taken or no bus has it, or the window is full.
+    pub fn add(&self, slot: Arc<Slot>) -> Result<()> {
+        let number = usize::from(slot.number());
+        {
+            let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let place = slots.get_mut(number).filter(|place| place.is_none());
+            let place = place.ok_or_else(|| {
+                Error::Config(format!("PCI device {number} cannot be added: no such free slot"))
+            })?;
+            *place = Some(Arc::clone(&slot));
+        }
+        for (bar, size) in slot.sizes() {
+            let address = self.allocate(size)?;
+            slot.place(self, bar, address);
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, size: u64) -> Result<u64> {
+        let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let start = free.checked_next_multiple_of(size);
+        let end = start.and_then(|start| start.checked_add(size));
+        match (start, end) {
+            (Some(start), Some(end)) if end <= PCI_WINDOW.end => {
+                *free = end;
+                Ok(start)
+            }
+            _ => Err(Error::Config("the BARs of all functions need more than 512 MiB".into())),
+        }
+    }
+
+    fn slot(&self, number: usize) -> Option<Arc<Slot>> {
+        let slots = self.slots.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        slots.get(number)?.clone()
+    }
+
+    /// Returns the device and the register of an offset in ECAM. Returns `None` if no function is
+    /// there.
+    fn register(&self, offset: u64) -> Option<(Arc<Slot>, u16)> {
+        let function = offset >> FUNCTION_SHIFT & 7;
+        let slot = self.slot((offset >> DEVICE_SHIFT) as usize)?;
+        (function == 0).then_some((slot, offset as u16 & 0xfff))
+    }
+
+    /// Reads configuration space; `into` keeps its bytes if no function is there.
+    pub fn config_read(&self, offset: u64, into: &mut [u8]) {
+        if let Some((slot, register)) = self.register(offset) {
+            slot.config_read(register, into);
+        }
+    }
+
+    /// Writes configuration space.
+    pub fn config_write(&self, offset: u64, from: &[u8]) {
+        if let Some((slot, register)) = self.register(offset) {
+            slot.config_write(self, register, from);
+        }
+    }
+
+    fn find(&self, address: u64) -> Option<(Arc<Slot>, u8, u64)> {
+        let placed = self.placed.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let found = placed.iter().find(|placed| placed.range.contains(&address))?;
+        Some((Arc::clone(&found.slot), found.bar, address - found.range.start))
+    }
+
+    /// Reads from the BAR at `address`; `into` keeps its bytes if there is none.
+    pub fn read(&self, address: u64, into: &mut [u8]) {
+        if let Some((slot, bar, offset)) = self.find(address) {
+            slot.read(bar, offset, into);
+        }
+    }
+
+    /// Writes to the BAR at `address`.
+    pub fn write(&self, address: u64, from: &[u8]) {
+        if let Some((slot, bar, offset)) = self.find(address) {
+            slot.write(bar, offset, from);
+        }
+    }
+
+    /// Lets BAR `bar` of `slot` answer at `range`, or nowhere.
+    pub(super) fn move_bar(&self, slot: &Arc<Slot>, bar: u8, range: Option<Range<u64>>) {
+        let mut placed = self.placed.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        placed.retain(|placed| !(placed.bar == bar && Arc::ptr_eq(&placed.slot, slot)));
+        if let Some(range) = range {
+            placed.push(Placed { range, slot: Arc::clone(slot), bar });
+        }
+    }
+
+    /// Tells the devices in `devices`, a bit each, that the guest has ended the interrupt of their
+    /// pin.
+    pub fn end_of_interrupt(&self, devices: u32) {
+        for number in 0..DEVICES {
+            if devices >> number & 1 != 0
+                && let Some(slot) = self.slot(number)
+            {
+                slot.end_of_interrupt();
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! What every PCI function needs from its host: decoding of BARs, MSI-X, notifications.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use slipway_pci::{MsixControl, MsixLayout};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Bus;
+use super::vectors::Vectors;
+use crate::Result;
+use crate::interrupts::Interrupts;
+use crate::layout::PCI_WINDOW;
+
+/// A place of a BAR to which the guest writes to announce work, whatever value it writes.
+pub struct Notification {
+    /// The BAR's number.
+    pub bar: u8,
+    /// The offset in the BAR.
+    pub offset: u64,
+    /// The eventfd that KVM raises for a write, without an exit to user space.
+    pub eventfd: EventFd,
+}
+
+/// A PCI function, whoever implements it. All methods are called by several CPUs' threads.
+pub trait Backend: Send + Sync {
+    /// Reads configuration space, as software sees it.
+    fn config_read(&self, offset: u16, into: &mut [u8]);
+
+    /// Writes configuration space.
+    fn config_write(&self, offset: u16, from: &[u8]);
+
+    /// Reads from a BAR.
+    fn read(&self, bar: u8, offset: u64, into: &mut [u8]);
+
+    /// Writes to a BAR.
+    fn write(&self, bar: u8, offset: u64, from: &[u8]);
+
+    /// The guest has ended the interrupt of the function's pin.
+    fn end_of_interrupt(&self) {}
+}
+
+/// The shape of a function.
+pub struct Shape {
+    /// The memory BARs: number and size in bytes, a power of two.
+    pub bars: Vec<(u8, u64)>,
+    /// The eventfds of the MSI-X vectors, raised by a server. Empty if the function interrupts by
+    /// [`Slot::signal`].
+    pub vectors: Vec<EventFd>,
+    /// Places for notifications without an exit.
+    pub notifications: Vec<Notification>,
+}
+
+/// Registers of the type 0 header (PCI Local Bus 3.0, 6.1).
+mod register {
+    pub const COMMAND: u16 = 0x04;
+    pub const BAR0: u16 = 0x10;
+    pub const CAPABILITIES: u16 = 0x34;
+}
+
+/// Command register, Memory Space.
+const MEMORY_SPACE: u16 = 1 << 1;
+/// BAR, 64-bit.
+const WIDE: u32 = 0b10 << 1;
+/// Capability ID of PCI Express, and the offset of the byte of its Device Control that has Initiate
+/// Function Level Reset, bit 7 (PCIe Base 5.0, 7.5.3.4).
+const EXPRESS: u8 = 0x10;
+const EXPRESS_RESET: u16 = 9;
+const INITIATE_RESET: u8 = 1 << 7;
+/// Capability ID of MSI-X, and its fields (PCI Local Bus 3.0, 6.8.2).
+const MSIX: u8 = 0x11;
+const MSIX_ENABLE: u16 = 1 << 15;
+const MSIX_MASK: u16 = 1 << 14;
+/// The most capabilities of a function: each takes at least 4 bytes of 192.
+const MAX_CAPABILITIES: usize = 48;
+
+/// The address of each BAR, or `None` while it answers nowhere.
+struct Decoder(Vec<Option<Range<u64>>>);
+
+/// A device of the bus with one function.
+pub struct Slot {
+    number: u8,
+    backend: Box<dyn Backend>,
+    bars: Vec<(u8, u64)>,
+    notifications: Vec<Notification>,
+    /// The offset of MSI-X's Message Control in configuration space.
+    msix_control: Option<u16>,
+    /// The offset of the byte that asks for a function-level reset.
+    reset: Option<u16>,
+    decoder: Mutex<Decoder>,
+    vectors: Option<Mutex<Vectors>>,
+    vm: Arc<VmFd>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Slot {
+    /// Makes device `number` of the bus of `backend`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] if the machine has too many interrupts.
+    pub fn new(
+        number: u8,
+        backend: Box<dyn Backend>,
+        shape: Shape,
+        vm: &Arc<VmFd>,
+        interrupts: &Interrupts,
+    ) -> Result<Arc<Self>> {
+        let Shape { bars, vectors: eventfds, notifications } = shape;
+        let capability = find_msix(&*backend, &bars);
+        let vectors = match &capability {
+            Some((_, layout)) => {
+                let mut eventfds = eventfds;
+                eventfds.truncate(layout.vectors().into());
+                Some(Vectors::new(layout.clone(), eventfds, interrupts.routes())?)
+            }
+            None => None,
+        };
+        Ok(Arc::new(Self {
+            number,
+            decoder: Mutex::new(Decoder(vec![None; bars.len()])),
+            bars,
+            notifications,
+            msix_control: capability.map(|(control, _)| control),
+            reset: find(&*backend, EXPRESS).map(|at| at + EXPRESS_RESET),
+            vectors: vectors.map(Mutex::new),
+            backend,
+            vm: Arc::clone(vm),
+        }))
+    }
+
+    /// Returns the device's number on the bus, 0 to 31.
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// Returns number and size of each BAR.
+    pub fn sizes(&self) -> Vec<(u8, u64)> {
+        self.bars.clone()
+    }
+
+    /// Gives BAR `bar` an address, as firmware would.
+    pub(super) fn place(self: &Arc<Self>, bus: &Bus, bar: u8, address: u64) {
+        self.config_write(bus, register::BAR0 + 4 * u16::from(bar), &address.to_le_bytes()[..4]);
+    }
+
+    /// Interrupts the guest by MSI-X vector `vector`.
+    pub fn signal(&self, vector: u16) {
+        if let Some(vectors) = &self.vectors {
+            lock(vectors).raise(vector);
+        }
+    }
+
+    /// Serves a read of configuration space.
+    pub fn config_read(&self, offset: u16, into: &mut [u8]) {
+        self.backend.config_read(offset, into);
+    }
+
+    /// Serves a write of configuration space, and follows what it changes.
+    pub fn config_write(self: &Arc<Self>, bus: &Bus, offset: u16, from: &[u8]) {
+        let mut decoder = lock(&self.decoder);
+        self.backend.config_write(offset, from);
+        for index in 0..self.bars.len() {
+            let range = self.wanted(index);
+            if decoder.0[index] != range {
+                let old = std::mem::replace(&mut decoder.0[index], range);
+                self.move_bar(bus, index, old, decoder.0[index].clone());
+            }
+        }
+        let Some(vectors) = &self.vectors else { return };
+        let control = self.read_msix_control();
+        let mut vectors = lock(vectors);
+        if self.is_reset(offset, from) {
+            vectors.reset();
+        }
+        vectors.set_control(control);
+    }
+
+    /// Returns whether a write to configuration space asks for a function-level reset.
+    fn is_reset(&self, offset: u16, from: &[u8]) -> bool {
+        let at = self.reset.and_then(|at| at.checked_sub(offset));
+        let byte = at.and_then(|at| from.get(usize::from(at)));
+        byte.is_some_and(|byte| byte & INITIATE_RESET != 0)
+    }
+
+    /// Returns the addresses that a BAR has by the registers, or `None` if it does not answer. A BAR
+    /// outside of the window does not: nothing but BARs is there.
+    fn wanted(&self, index: usize) -> Option<Range<u64>> {
+        let (bar, size) = self.bars[index];
+        if self.read_u16(register::COMMAND) & MEMORY_SPACE == 0 {
+            return None;
+        }
+        let at = register::BAR0 + 4 * u16::from(bar);
+        let low = self.read_u32(at);
+        let high = if low & WIDE != 0 { self.read_u32(at + 4) } else { 0 };
+        let start = u64::from(high) << 32 | u64::from(low & !0xf);
+        let end = start.checked_add(size)?;
+        (start >= PCI_WINDOW.start && end <= PCI_WINDOW.end).then_some(start..end)
+    }
+
+    fn move_bar(
+        self: &Arc<Self>,
+        bus: &Bus,
+        index: usize,
+        old: Option<Range<u64>>,
+        new: Option<Range<u64>>,
+    ) {
+        let bar = self.bars[index].0;
+        for notification in self.notifications.iter().filter(|place| place.bar == bar) {
+            let at = |range: &Range<u64>| IoEventAddress::Mmio(range.start + notification.offset);
+            let eventfd = &notification.eventfd;
+            if let Some(old) = &old {
+                let _ = self.vm.unregister_ioevent(eventfd, &at(old), NoDatamatch);
+            }
+            // If KVM refuses, because another BAR is there, the write causes an exit and reaches
+            // the function by that.
+            if let Some(new) = &new {
+                let _ = self.vm.register_ioevent(eventfd, &at(new), NoDatamatch);
+            }
+        }
+        bus.move_bar(self, bar, new);
+    }
+
+    /// Serves a read of BAR `bar`.
+    pub fn read(&self, bar: u8, offset: u64, into: &mut [u8]) {
+        if let Some(vectors) = &self.vectors {
+            let vectors = lock(vectors);
+            if vectors.hold(bar, offset) {
+                vectors.read(bar, offset, into);
+                return;
+            }
+        }
+        self.backend.read(bar, offset, into);
+    }
+
+    /// Serves a write to BAR `bar`.
+    pub fn write(&self, bar: u8, offset: u64, from: &[u8]) {
+        if let Some(vectors) = &self.vectors {
+            let mut vectors = lock(vectors);
+            if vectors.hold(bar, offset) {
+                vectors.write(bar, offset, from);
+                return;
+            }
+        }
+        self.backend.write(bar, offset, from);
+    }
+
+    /// Tells the function that the guest has ended the interrupt of its pin.
+    pub fn end_of_interrupt(&self) {
+        self.backend.end_of_interrupt();
+    }
+
+    fn read_msix_control(&self) -> MsixControl {
+        let control = self.msix_control.map_or(0, |at| self.read_u16(at));
+        MsixControl { enabled: control & MSIX_ENABLE != 0, masked: control & MSIX_MASK != 0 }
+    }
+
+    fn read_u16(&self, offset: u16) -> u16 {
+        read_u32(&*self.backend, offset & !3).to_le_bytes()[usize::from(offset & 2)..]
+            .first_chunk()
+            .map_or(0, |bytes| u16::from_le_bytes(*bytes))
+    }
+
+    fn read_u32(&self, offset: u16) -> u32 {
+        read_u32(&*self.backend, offset)
+    }
+}
+
+fn read_u32(backend: &dyn Backend, offset: u16) -> u32 {
+    let mut bytes = [0; 4];
+    backend.config_read(offset, &mut bytes);
+    u32::from_le_bytes(bytes)
+}
+
+/// Returns the offset of the first capability with ID `id`. Returns `None` if there is none.
+fn find(backend: &dyn Backend, id: u8) -> Option<u16> {
+    let mut at = read_u32(backend, register::CAPABILITIES) as u8 & !3;
+    for _ in 0..MAX_CAPABILITIES {
+        if at < 0x40 {
+            return None;
+        }
+        let header = read_u32(backend, at.into());
+        if header as u8 == id {
+            return Some(at.into());
+        }
+        at = (header >> 8) as u8 & !3;
+    }
+    None
+}
+
+/// Finds MSI-X: the offset of Message Control, and the places of the table and the pending bits.
+/// Returns `None` if there is none, or a server's is impossible: such a function has no MSI-X.
+fn find_msix(backend: &dyn Backend, bars: &[(u8, u64)]) -> Option<(u16, MsixLayout)> {
+    let at = find(backend, MSIX)?;
+    let vectors = (read_u32(backend, at) >> 16 & 0x7ff) as u16 + 1;
+    let place = |offset: u16| {
+        let word = read_u32(backend, at + offset);
+        (word as u8 & 7, u64::from(word & !7))
+    };
+    let ((bar, table), (pending_bar, pending)) = (place(4), place(8));
+    let &(_, size) = bars.iter().find(|(number, _)| *number == bar && bar == pending_bar)?;
+    let end = |start: u64, len: u64| start.checked_add(len).filter(|&end| end <= size);
+    let table_end = end(table, 16 * u64::from(vectors))?;
+    let pending_end = end(pending, 8 * u64::from(vectors.div_ceil(64)))?;
+    let overlap = table_end > pending && pending_end > table;
+    (!overlap).then(|| (at + 2, MsixLayout::new(bar, vectors, table, pending)))
+}
