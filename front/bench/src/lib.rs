@@ -2,8 +2,8 @@
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`socket`] ways from one program to another, and [`vmm`] the
-//! start of a VMM. The rest is about the start-up of sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG,
-//! and the comparison of two runs. That part is a pure function of
+//! start of a VMM. The rest is about the start-up of sandboxes: statistics for each stage, a table,
+//! a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is a pure function of
 //! [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the strings and writes
 //! the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
@@ -19,7 +19,7 @@
 //! of a table may add up to more than 100 %, and both pictures show stages that run at the same
 //! time; see [`bars`] and [`svg`].
 //!
-//! Not here: starting anything (targets, VMs), terminals (the caller gives the width and whether to
+//! Not here: starting sandboxes and targets, terminals (the caller gives the width and whether to
 //! use colour), files.
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and

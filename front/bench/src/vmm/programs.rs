@@ -108,9 +108,9 @@ impl Vmm {
         Ok(Self { program, path, folder, commands: HashMap::new() })
     }
 
-    /// Returns the command for a load. The first time the VMM is started once for it, unmeasured: to
-    /// have its files in the page cache, and to leave out what only starts the program, such as a
-    /// script that sets the path of its libraries.
+    /// Returns the command for a load. The first time, the VMM is started once for it without being
+    /// measured: its files are then in the page cache, and the command leaves out whatever only
+    /// starts the program, such as a script that sets the path of its libraries.
     fn command(&mut self, load: &VmmLoad) -> Result<Command> {
         if !self.commands.contains_key(load) {
             let kernel = self.folder.path().join("kernel");
