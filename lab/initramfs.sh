@@ -8,6 +8,11 @@ begin_initramfs() {
     added=()
     mkdir -p "$root"/{bin,dev,proc,sys,tmp,run,root,modules}
     cp "$(command -v busybox)" "$root/bin/busybox"
+    # Made here: busybox would take longer to do it than the kernel to start.
+    local applet
+    for applet in $(busybox --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
+    done
     : >"$root/modules/order"
     write_now >"$root/bin/now"
     # The kernel opens it for process 1 before anything is mounted.
@@ -68,7 +73,6 @@ write_mounts() {
     cat <<'INIT'
 #!/bin/busybox sh
 export PATH=/bin HOME=/root TERM=dumb
-/bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev

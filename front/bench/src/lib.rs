@@ -1,9 +1,9 @@
 //! The papers' experiments: measurements and their presentation.
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
-//! [`packet`] measures the switch, and [`socket`] ways from one program to another. The rest is
-//! about start-up: statistics for each stage, a table, a picture in the terminal, a picture as SVG,
-//! and the comparison of two runs. That part is a pure function of
+//! [`packet`] measures the switch, [`socket`] ways from one program to another, and [`vmm`] the
+//! start of a VMM. The rest is about the start-up of sandboxes: statistics for each stage, a table,
+//! a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is a pure function of
 //! [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the strings and writes
 //! the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
@@ -19,19 +19,20 @@
 //! of a table may add up to more than 100 %, and both pictures show stages that run at the same
 //! time; see [`bars`] and [`svg`].
 //!
-//! Not here: starting anything (targets, VMs), terminals (the caller gives the width and whether to
+//! Not here: starting sandboxes and targets, terminals (the caller gives the width and whether to
 //! use colour), files.
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
 //! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for the work of two
-//! socket engines on each byte, `tempfile` for a peer's socket.
+//! socket engines on each byte, `tempfile` for a peer's socket and for a guest's kernel;
+//! `kvm-ioctls` and `kvm-bindings` for KVM without a VMM.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!
 //! `unsafe`: the advice to use huge pages for the floor's disk; peers that end with this process,
 //! and network namespaces for them; for sockets a page shared with their load, epoll, the clocks of
-//! other processes, and OpenSSL.
+//! other processes, and OpenSSL; a guest's memory; VMMs that end with this process.
 
 mod bars;
 pub mod block;
@@ -49,6 +50,7 @@ mod statistics;
 mod svg;
 mod table;
 mod turns;
+pub mod vmm;
 
 pub use bars::bars;
 pub use compare::{Basis, Comparison, StageComparison, Verdict, compare};

@@ -13,7 +13,7 @@ mod socket;
 
 pub use bench::{
     BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
-    StartupArgs, TargetArgs,
+    StartupArgs, TargetArgs, VmmArgs,
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};

@@ -163,6 +163,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::Block(args) => bench::block(&cli.node, args),
         BenchCommand::Packet(args) => bench::packet(args),
         BenchCommand::Socket(args) => bench::socket(args),
+        BenchCommand::Vmm(args) => bench::vmm(args),
         BenchCommand::SocketLoad(args) => bench::socket_load(args),
         BenchCommand::Target(args) => bench::target(args),
         BenchCommand::PacketTarget(args) => bench::packet_target(args),

@@ -70,6 +70,7 @@ mod spec;
 mod vm;
 
 pub use accel::{Accel, AccelChoice, AccelReport};
+pub use cage::Cage;
 pub use choice::{Preview, VmmChoice, Vmms};
 pub use console::STDERR_TAIL;
 pub use error::{Error, Result};

@@ -21,12 +21,27 @@ const MAX_SHADOW: u64 = 1 << 20;
 pub struct Event(Arc<Foreign>);
 
 impl Event {
-    /// Adds one to the eventfd. Never waits. Returns `false` if it was not raised, since the
-    /// descriptor is no eventfd or this thread has no means to raise it without waiting
-    /// ([`slipway_peer::eventfd::can_raise`]).
+    fn new(file: Foreign) -> Self {
+        // For `raise`; a file for which this fails is no eventfd of a server that means well.
+        let _ = rustix::io::ioctl_fionbio(&file, true);
+        Self(Arc::new(file))
+    }
+
+    /// Adds one to the eventfd. Returns `false` if it was not raised.
+    ///
+    /// Never waits in a process that has the means for that
+    /// ([`slipway_peer::eventfd::can_raise`]). A VMM in a cage has none of them. There, write(2) to
+    /// a descriptor that was set not to wait is what is left: it waits only for a server that has
+    /// undone the setting and filled the counter since, and then holds up a CPU whose guest's
+    /// memory that server has anyway.
     #[must_use = "a function that was not told does not look"]
     pub fn raise(&self) -> bool {
-        slipway_peer::eventfd::raise(self.0.as_fd())
+        if slipway_peer::eventfd::can_raise() {
+            return slipway_peer::eventfd::raise(self.0.as_fd());
+        }
+        // A counter that is full is raised already.
+        let written = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+        matches!(written, Ok(_) | Err(rustix::io::Errno::AGAIN))
     }
 }
 
@@ -97,7 +112,7 @@ impl Client {
             Err(ClientError::Refused(_)) => return Ok(IoFds::default()),
             reply => reply?,
         };
-        let files = reply.files.into_iter().map(|file| Event(Arc::new(file)));
+        let files = reply.files.into_iter().map(Event::new);
         Given { files: files.collect(), shadows: Vec::new(), size }.parse(&reply.payload)
     }
 }

@@ -18,6 +18,8 @@ pub enum BenchCommand {
     Packet(PacketArgs),
     /// Send from one program to another by several ways in turn, and say what each costs
     Socket(SocketArgs),
+    /// Start VMMs in turn with a guest of a few instructions, and say how soon it runs
+    Vmm(VmmArgs),
     /// One of the two programs that `socket` measures
     #[command(hide = true)]
     SocketLoad(SocketLoadArgs),
@@ -234,6 +236,31 @@ pub struct SocketArgs {
 pub struct SocketLoadArgs {
     /// Work to do, as JSON
     pub specification: String,
+}
+
+#[derive(Debug, Args)]
+pub struct VmmArgs {
+    /// Memory of the guests
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "128M,16G")]
+    pub memory: Vec<slipway_bench::vmm::VmmLoad>,
+    /// A subject's program, as firecracker=/opt/firecracker [default: slipway-vmm beside this
+    /// program, QEMU of set-up, all others from PATH]
+    #[arg(long, value_name = "SUBJECT=PROGRAM")]
+    pub program: Vec<Named>,
+    /// Only these subjects [default: all that are installed]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Starts of each subject with each size of memory
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// One size of memory, three starts at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// List subjects and sizes of memory
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -1,5 +1,5 @@
-//! `slipway bench`: `startup` is here; `block`, `packet` and `socket` are modules of their own,
-//! with their targets and guests.
+//! `slipway bench`: `startup` is here; `block`, `packet`, `socket` and `vmm` are modules of their
+//! own, with their targets and guests.
 
 mod block;
 mod packet;
@@ -10,6 +10,7 @@ mod socket;
 mod subjects;
 mod target;
 mod vm;
+mod vmm;
 
 use std::process::Command;
 
@@ -24,6 +25,7 @@ pub use packet::packet;
 pub use packet_target::serve as packet_target;
 pub use socket::{load as socket_load, socket};
 pub use target::serve as target;
+pub use vmm::vmm;
 
 use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;

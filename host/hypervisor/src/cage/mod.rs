@@ -50,13 +50,15 @@ use crate::{Error, Result};
 const HOST_NAME: &[u8] = b"slipway";
 
 /// A cage for one VMM. Copies are the same cage.
+///
+/// The public part is its namespaces, so that their cost can be measured with any program.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cage(());
+pub struct Cage(());
 
 impl Cage {
     /// Returns the cage, or `None` if the launcher is not root, since namespaces need root. Tests
     /// and measurements run VMMs without a cage; the daemon is root.
-    pub(crate) fn of_launcher() -> Option<Self> {
+    pub fn of_launcher() -> Option<Self> {
         rustix::process::geteuid().is_root().then_some(Self(()))
     }
 
@@ -66,15 +68,28 @@ impl Cage {
     pub(crate) async fn spawn(self, mut command: Command) -> io::Result<Spawned> {
         // The process namespace of a child is a property of the thread that forks.
         on_a_thread_of_its_own("vmm-spawn", move || {
-            unshare(UnshareFlags::NEWPID)?;
+            self.divert_children()?;
             Ok(Spawned::new(command.spawn()?))
         })
         .await
     }
 
+    /// Has the children of the calling thread start in a new process namespace, whose first process
+    /// is the next child. The namespace ends with that child, and the thread can have no other
+    /// children afterwards: it should be a thread for this purpose.
+    ///
+    /// # Errors
+    /// The kernel's refusal; also the second call on one thread.
+    pub fn divert_children(self) -> io::Result<()> {
+        Ok(unshare(UnshareFlags::NEWPID)?)
+    }
+
     /// Moves the calling process into the other namespaces. Called between fork and exec, as root
     /// and in its final control groups; makes system calls only.
-    pub(crate) fn enter(self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn enter(self) -> io::Result<()> {
         unshare(
             UnshareFlags::NEWNS
                 | UnshareFlags::NEWNET

@@ -195,8 +195,9 @@ impl Slot {
         (start >= PCI_WINDOW.start && end <= PCI_WINDOW.end).then_some(start..end)
     }
 
-    /// Replaces the places for notifications, since the function has another server.
-    pub fn replace_notifications(&self, notifications: Vec<Notification>) {
+    /// Takes over the function's new server: its places for notifications, and interrupts that the
+    /// old one may have lost.
+    pub fn replace_server(&self, notifications: Vec<Notification>) {
         let mut decoder = lock(&self.decoder);
         for index in 0..self.bars.len() {
             self.unregister(&decoder, index);
@@ -204,6 +205,9 @@ impl Slot {
         decoder.notifications = notifications;
         for index in 0..self.bars.len() {
             self.register(&decoder, index);
+        }
+        if let Some(vectors) = &self.vectors {
+            lock(vectors).raise_all();
         }
     }
 

@@ -87,6 +87,15 @@ impl Vectors {
         }
     }
 
+    /// Interrupts the guest by every vector that it has used: after a server was replaced, an
+    /// interrupt may have been lost, and a driver tolerates one too many.
+    pub fn raise_all(&mut self) {
+        let used: Vec<u16> = self.wired.keys().copied().collect();
+        for vector in used {
+            self.raise(vector);
+        }
+    }
+
     /// Returns to the state after a reset of the function.
     pub fn reset(&mut self) {
         self.msix.reset();

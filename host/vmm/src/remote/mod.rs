@@ -109,7 +109,7 @@ impl Attached {
         let remote = &self.remote;
         remote.function.reconnect(socket).map_err(|error| error.to_string())?;
         remote.config.restore(&remote.function).map_err(|error| error.to_string())?;
-        self.slot.replace_notifications(notifications(&remote.function));
+        self.slot.replace_server(notifications(&remote.function));
         Ok(())
     }
 

@@ -1,0 +1,31 @@
+//! Measurements of VMMs: from the start of the process to the first byte of its guest, in turn
+//! (ABAB, never AABB).
+//!
+//! The guest is a [`stub`]: a kernel of a few instructions that writes one byte to the serial port
+//! and halts. So what is measured is the VMM and nothing of a guest's own start, and any KVM that
+//! runs 32-bit code can be measured on, also one that is software itself.
+//!
+//! - [`VmmLoad`]: the size of the guest's memory;
+//! - [`VmmSubject`]: a subject. [`Vmm`] is a VMM's program, [`Caged`] the same within the
+//!   namespaces that Slipway starts VMMs in, and [`Bare`] is KVM alone, which no VMM can beat;
+//! - [`measure_vmms`] runs a [`VmmPlan`]; [`VmmReport`] is everything measured, as JSON, with
+//!   percentiles over the rounds; [`vmm_table`] and [`vmm_plot`] show it; [`compare_vmms`] compares
+//!   two.
+
+mod bare;
+mod compare;
+mod load;
+mod plot;
+mod process;
+mod programs;
+mod report;
+pub mod stub;
+mod table;
+
+pub use bare::Bare;
+pub use compare::compare_vmms;
+pub use load::{BadVmmLoad, VmmLoad};
+pub use plot::vmm_plot;
+pub use programs::{Caged, Program, Vmm};
+pub use report::{VmmFigures, VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject, measure_vmms};
+pub use table::vmm_table;

@@ -1,0 +1,70 @@
+//! Draws a report of VMMs.
+
+use anyhow::Result;
+
+use super::table::memory;
+use super::{VmmFigures, VmmLoad, VmmReport};
+use crate::duration::human;
+use crate::groups::{Bar, Group, groups};
+
+/// Draws `report`: for each load the time to the guest's first byte and the private memory of the
+/// process, with a bar for each subject.
+///
+/// # Errors
+/// If nothing was measured.
+pub fn vmm_plot(report: &VmmReport, title: &str) -> Result<String> {
+    let of_load = |load: &VmmLoad| {
+        [
+            group(report, load, "from start to the guest's first byte", time),
+            group(report, load, "private memory of the process, guest memory left out", private),
+        ]
+    };
+    let all = report.plan.loads.iter().flat_map(of_load).filter(|group| !group.bars.is_empty());
+    groups(title, &all.collect::<Vec<_>>())
+}
+
+/// The length of a bar, its range, and its text.
+type Shown = (f64, (f64, f64), String);
+
+fn time(figures: &VmmFigures) -> Option<Shown> {
+    let VmmFigures { p50_ns, p90_ns, range_ns, .. } = *figures;
+    let text = format!("{}, p90 {}", human(p50_ns), human(p90_ns));
+    Some((p50_ns as f64, (range_ns.0 as f64, range_ns.1 as f64), text))
+}
+
+fn private(figures: &VmmFigures) -> Option<Shown> {
+    let bytes = figures.private_bytes? as f64;
+    Some((bytes, (bytes, bytes), memory(figures)))
+}
+
+fn group(
+    report: &VmmReport,
+    load: &VmmLoad,
+    what: &str,
+    shown: fn(&VmmFigures) -> Option<Shown>,
+) -> Group {
+    let bar = |(subject, name): (usize, &String)| {
+        let (length, range, text) = shown(&report.figures(load, name)?)?;
+        Some(Bar { subject, name: name.clone(), length, range, text })
+    };
+    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
+    Group { name: format!("{load}: {what}"), more_is_better: false, bars }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::svg::tests::well_formed;
+    use crate::vmm::report::tests::report;
+
+    #[test]
+    fn every_subject_is_drawn() {
+        let text = vmm_plot(&report(&[("bare", &[4]), ("<native>", &[8])]), "a & b").unwrap();
+        well_formed(&text).unwrap();
+        for part in ["bare", "&lt;native&gt;", "a &amp; b", "128M", "8.00 ms", "1.50 MiB"] {
+            assert!(text.contains(part), "{part}");
+        }
+        assert_eq!(text.matches("less is better").count(), 2);
+        assert!(vmm_plot(&report(&[]), "x").is_err());
+    }
+}

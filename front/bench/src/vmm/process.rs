@@ -1,0 +1,193 @@
+//! A VMM's process, from its start to its end.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::stub::BYTE;
+
+/// The longest time from the start of a VMM to its guest's byte.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The most bytes of a failed VMM's messages that are shown.
+const MOST_SAID: u64 = 2000;
+
+/// A VMM whose guest has sent its byte. The process ends on drop, with this process, or with the
+/// thread that started it.
+pub(super) struct Started {
+    child: Child,
+    /// Time from before the process was made to the guest's byte.
+    pub byte_ns: u64,
+}
+
+impl Started {
+    /// Starts `command` and waits for the guest's byte on the standard output. `enter` runs in the
+    /// child before the program.
+    pub fn start(
+        command: &mut Command,
+        enter: impl Fn() -> std::io::Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let prepare = move || {
+            let signal = rustix::process::Signal::KILL;
+            rustix::process::set_parent_process_death_signal(Some(signal))?;
+            enter()
+        };
+        #[allow(unsafe_code)] // a VMM does not end by itself when this process is killed
+        // SAFETY: `prepare` makes system calls only, which is allowed between fork and exec; so
+        // does each `enter`, by this module's contract with `programs`.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(command, prepare);
+        }
+        let program = command.get_program().to_owned();
+        let begun = Instant::now();
+        let child = command.spawn();
+        let child = child.with_context(|| format!("cannot start {}", program.display()))?;
+        let mut started = Self { child, byte_ns: 0 };
+        started.wait_for_byte(begun + PATIENCE)?;
+        started.byte_ns = begun.elapsed().as_nanos() as u64;
+        Ok(started)
+    }
+
+    fn wait_for_byte(&mut self, deadline: Instant) -> Result<()> {
+        let mut output = self.child.stdout.take().context("a pipe")?;
+        let mut bytes = [0; 4096];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left)?;
+            let ready = {
+                let mut ends = [PollFd::from_borrowed_fd(output.as_fd(), PollFlags::IN)];
+                poll(&mut ends, Some(&timeout))?
+            };
+            if ready == 0 {
+                bail!("the guest sent nothing within {PATIENCE:?}{}", self.said());
+            }
+            match output.read(&mut bytes)? {
+                0 => bail!("the VMM ended before its guest sent anything{}", self.said()),
+                count if bytes[..count].contains(&BYTE) => break,
+                _ => {}
+            }
+        }
+        // The VMM may still print, and must not be killed by that.
+        self.child.stdout = Some(output);
+        Ok(())
+    }
+
+    /// Ends the VMM, and returns its messages behind a colon.
+    fn said(&mut self) -> String {
+        let _ = self.child.kill();
+        let mut said = Vec::new();
+        if let Some(errors) = self.child.stderr.take() {
+            let _ = errors.take(MOST_SAID).read_to_end(&mut said);
+        }
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> =
+            said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        if lines.is_empty() { String::new() } else { format!(": {}", lines.join("; ")) }
+    }
+
+    /// Returns the program and the arguments that the process ended up as, after any scripts before
+    /// it.
+    pub fn command(&self) -> Result<(PathBuf, Vec<OsString>)> {
+        let folder = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let program = std::fs::read_link(folder.join("exe"))?;
+        let line = std::fs::read(folder.join("cmdline"))?;
+        let words = line.strip_suffix(b"\0").unwrap_or(&line).split(|byte| *byte == 0);
+        Ok((program, words.skip(1).map(|word| OsString::from_vec(word.to_vec())).collect()))
+    }
+
+    /// Returns the process's private dirty memory in bytes, without that of a guest with `guest`
+    /// bytes.
+    pub fn private_bytes(&self, guest: u64) -> Result<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id()))?;
+        Ok(private_dirty(&text, guest))
+    }
+
+    /// Kills the process. Returns the time until nothing is left of it.
+    pub fn end(mut self) -> Result<u64> {
+        let begun = Instant::now();
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(begun.elapsed().as_nanos() as u64)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. A mapping
+/// of an eighth of the guest's memory or more is the guest's, and does not count: VMMs map guest
+/// memory in one to three parts, and have nothing else of that size but their heap.
+fn private_dirty(smaps: &str, guest: u64) -> u64 {
+    let (mut sum, mut counts) = (0, true);
+    for line in smaps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some((start, end)) = range(first) {
+            counts = end.saturating_sub(start) < guest / 8 || line.ends_with("[heap]");
+        } else if first == "Private_Dirty:" && counts {
+            let kib = words.next().and_then(|word| word.parse::<u64>().ok());
+            sum += kib.unwrap_or(0) * 1024;
+        }
+    }
+    sum
+}
+
+/// Parses the addresses at the beginning of a mapping's first line.
+fn range(word: &str) -> Option<(u64, u64)> {
+    let (start, end) = word.split_once('-')?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_memory_does_not_count() {
+        let smaps = "\
+55d000000000-55d000100000 rw-p 00000000 00:00 0                          [heap]
+Size:               1024 kB
+Private_Dirty:        12 kB
+7f0000000000-7f0008000000 rw-s 00000000 00:01 5                          /memfd:guest (deleted)
+Size:             131072 kB
+Private_Dirty:       400 kB
+7f0010000000-7f0010002000 rw-p 00000000 00:00 0
+Private_Clean:         4 kB
+Private_Dirty:         8 kB
+";
+        assert_eq!(private_dirty(smaps, 128 << 20), 20 * 1024);
+        // The same mapping beside a guest of 16 GiB is no part of it.
+        assert_eq!(private_dirty(smaps, 16 << 30), 420 * 1024);
+        assert_eq!(private_dirty("no smaps", 1 << 30), 0);
+    }
+
+    #[test]
+    fn a_process_is_followed_from_start_to_end() {
+        // Prints a line of text, then the byte, then waits for its end.
+        let script = "echo starting; printf '\\001'; exec sleep 100";
+        let mut command = Command::new("/bin/sh");
+        let started = Started::start(command.args(["-c", script]), || Ok(())).unwrap();
+        assert!(started.byte_ns > 0);
+        assert!(started.private_bytes(1 << 30).unwrap() > 0);
+        assert!(started.end().unwrap() > 0);
+    }
+
+    #[test]
+    fn a_process_that_ends_without_the_byte_is_an_error() {
+        let mut command = Command::new("/bin/sh");
+        let started = Started::start(command.args(["-c", "echo no; echo why >&2"]), || Ok(()));
+        let error = started.err().unwrap().to_string();
+        assert!(error.ends_with("its guest sent anything: why"), "{error}");
+    }
+}

@@ -1,0 +1,262 @@
+//! A report of a measurement of VMMs, with the context needed to judge and repeat it.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::VmmLoad;
+use crate::block::Described;
+use crate::json;
+use crate::report::Environment;
+use crate::statistics::percentile;
+use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+
+/// The result of a turn: one start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmmMeasured {
+    /// Time from before the process was made to the guest's byte, ns.
+    pub byte_ns: u64,
+    /// Time from the signal that kills the VMM until nothing is left of its process, ns.
+    pub end_ns: u64,
+    /// Private dirty memory of the process, guest memory left out, in bytes. `None` if the VM is
+    /// in no process of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub private_bytes: Option<u64>,
+    /// Time that KVM took for the memory slots, ns. `None` if that was not seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot_ns: Option<u64>,
+}
+
+/// A VMM that can be started.
+pub trait VmmSubject {
+    /// Returns the name for tables.
+    fn name(&self) -> &str;
+
+    /// Describes the subject in a sentence.
+    fn about(&self) -> String;
+
+    /// Starts the VMM, waits for the guest's byte, and ends it.
+    ///
+    /// # Errors
+    /// An obstacle, with what the VMM said.
+    fn run(&mut self, load: &VmmLoad, round: u32) -> Result<VmmMeasured>;
+}
+
+/// The loads and rounds of a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmmPlan {
+    /// The loads, one after the other.
+    pub loads: Vec<VmmLoad>,
+    /// The number of starts of each subject with each load.
+    pub rounds: u32,
+}
+
+/// One turn of one subject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmmRun {
+    /// The subject's name.
+    pub subject: String,
+    /// The load.
+    pub load: VmmLoad,
+    /// The number of the round, from 0.
+    pub round: u32,
+    /// The result.
+    pub measured: VmmMeasured,
+}
+
+/// All results of one command, stored as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmmReport {
+    /// Version of this format: [`VmmReport::FORMAT`].
+    pub format: u32,
+    /// The machine and the versions of programs.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// The loads and rounds.
+    pub plan: VmmPlan,
+    /// The subjects, in the order of their turns.
+    pub subjects: Vec<Described>,
+    /// The turns.
+    pub runs: Vec<VmmRun>,
+    /// Turns that failed, and turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
+}
+
+/// Percentiles over the rounds of one subject with one load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmmFigures {
+    /// Median of the time to the guest's byte, ns.
+    pub p50_ns: u64,
+    /// 90th percentile of that time, ns.
+    pub p90_ns: u64,
+    /// The least and the greatest of that time, ns.
+    pub range_ns: (u64, u64),
+    /// Median of the time to the end of the process, ns.
+    pub end_ns: u64,
+    /// Median of the private memory in bytes, if the subject has a process.
+    pub private_bytes: Option<u64>,
+    /// Median of KVM's own time for the memory slots, ns, if that was seen.
+    pub slot_ns: Option<u64>,
+}
+
+struct Started<'a>(&'a mut [Box<dyn VmmSubject>]);
+
+impl Subjects for Started<'_> {
+    type Load = VmmLoad;
+    type Run = VmmRun;
+
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.0[subject].name().to_owned()
+    }
+
+    fn takes(&self, _subject: usize, _load: &VmmLoad) -> bool {
+        true
+    }
+
+    fn run(&mut self, subject: usize, load: &VmmLoad, round: u32) -> Result<VmmRun> {
+        let subject = &mut self.0[subject];
+        let measured = subject.run(load, round)?;
+        Ok(VmmRun { subject: subject.name().to_owned(), load: *load, round, measured })
+    }
+}
+
+/// Gives every subject its turns. Calls `before` at the start of each.
+pub fn measure_vmms(
+    subjects: &mut [Box<dyn VmmSubject>],
+    plan: &VmmPlan,
+    before: impl FnMut(Turn<'_, VmmLoad>),
+) -> Turns<VmmRun> {
+    take_turns(&mut Started(subjects), &plan.loads, plan.rounds, before)
+}
+
+impl VmmReport {
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// Makes a report of `turns`.
+    pub fn new(
+        environment: Environment,
+        command: impl Into<String>,
+        plan: VmmPlan,
+        subjects: &[Box<dyn VmmSubject>],
+        turns: Turns<VmmRun>,
+    ) -> Self {
+        let described = subjects
+            .iter()
+            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let subjects = described.collect();
+        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
+        Self { format, environment, command, plan, subjects, runs, faults }
+    }
+
+    /// Returns the results of one subject with one load, in the order of the rounds.
+    pub(super) fn turns<'a>(
+        &'a self,
+        load: &'a VmmLoad,
+        subject: &'a str,
+    ) -> impl Iterator<Item = VmmMeasured> + Clone + 'a {
+        let fits = move |run: &&VmmRun| run.subject == subject && run.load == *load;
+        self.runs.iter().filter(fits).map(|run| run.measured)
+    }
+
+    /// Returns percentiles over the rounds, or `None` if there was no turn.
+    pub fn figures(&self, load: &VmmLoad, subject: &str) -> Option<VmmFigures> {
+        let turns = self.turns(load, subject);
+        let times = sorted(turns.clone().map(|one| one.byte_ns));
+        Some(VmmFigures {
+            p50_ns: percentile(&times, 50),
+            p90_ns: percentile(&times, 90),
+            range_ns: (*times.first()?, *times.last()?),
+            end_ns: percentile(&sorted(turns.clone().map(|one| one.end_ns)), 50),
+            private_bytes: median(turns.clone().filter_map(|one| one.private_bytes)),
+            slot_ns: median(turns.filter_map(|one| one.slot_ns)),
+        })
+    }
+
+    /// Returns the median of KVM's own time for a guest's memory slots, ns, or `None` if no subject
+    /// saw it.
+    pub fn slot_ns(&self, load: &VmmLoad) -> Option<u64> {
+        self.subjects.iter().find_map(|subject| self.figures(load, &subject.name)?.slot_ns)
+    }
+
+    /// Formats the report as JSON with a newline at the end.
+    ///
+    /// # Errors
+    /// None in practice; errors of serialisation are passed on.
+    pub fn to_json(&self) -> Result<String> {
+        json::write(self)
+    }
+
+    /// Parses a report from JSON.
+    ///
+    /// # Errors
+    /// If `text` is no such report, or of another format version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        json::read(text, "VMMs", Self::FORMAT, |report: &Self| report.format)
+    }
+}
+
+fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values
+}
+
+fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
+    Some(sorted(values)).filter(|values| !values.is_empty()).map(|values| percentile(&values, 50))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Makes a report of subjects with these times in milliseconds, round by round. A subject
+    /// called `bare` has slots of 1 ms and no process.
+    pub(crate) fn report(subjects: &[(&str, &[u64])]) -> VmmReport {
+        let load: VmmLoad = "128M".parse().unwrap();
+        let mut runs = Vec::new();
+        for (name, times) in subjects {
+            for (round, ms) in (0..).zip(*times) {
+                let is_bare = *name == "bare";
+                let measured = VmmMeasured {
+                    byte_ns: ms * 1_000_000,
+                    end_ns: 500_000,
+                    private_bytes: (!is_bare).then_some(3 << 19),
+                    slot_ns: is_bare.then_some(1_000_000),
+                };
+                runs.push(VmmRun { subject: (*name).to_owned(), load, round, measured });
+            }
+        }
+        let described =
+            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
+        VmmReport {
+            format: VmmReport::FORMAT,
+            environment: Environment::default(),
+            command: "bench vmm".into(),
+            plan: VmmPlan { loads: vec![load], rounds: 3 },
+            subjects: subjects.iter().map(described).collect(),
+            runs,
+            faults: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn figures_are_percentiles_and_survive_json() {
+        let report = report(&[("native", &[30, 10, 20]), ("bare", &[5]), ("none", &[])]);
+        let load = report.plan.loads[0];
+        let native = report.figures(&load, "native").unwrap();
+        assert_eq!((native.p50_ns, native.p90_ns), (20_000_000, 30_000_000));
+        assert_eq!(native.range_ns, (10_000_000, 30_000_000));
+        assert_eq!((native.private_bytes, native.slot_ns), (Some(3 << 19), None));
+        let bare = report.figures(&load, "bare").unwrap();
+        assert_eq!((bare.private_bytes, report.slot_ns(&load)), (None, Some(1_000_000)));
+        assert_eq!(report.figures(&load, "none"), None);
+        assert_eq!(VmmReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        assert!(VmmReport::from_json("{}").is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! Formats a report of VMMs as tables for a terminal.
+
+use super::{VmmFigures, VmmLoad, VmmReport};
+use crate::duration::human;
+use crate::table::titled;
+use crate::turns::fault_lines;
+
+const HEADINGS: [&str; 8] =
+    ["", "p50", "p90", "least", "without slots", "memory", "end", "of the first"];
+
+/// Formats one table for each load of `report`: percentiles over rounds, a row for each subject, a
+/// newline at the end. Headings are bold if `colour`.
+pub fn vmm_table(report: &VmmReport, colour: bool) -> String {
+    let mut text = String::new();
+    for load in &report.plan.loads {
+        let rows = rows(report, load);
+        if rows.is_empty() {
+            continue;
+        }
+        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
+        if let Some(slots) = report.slot_ns(load) {
+            text.push_str(&format!("KVM's own time for the memory slots: {}\n", human(slots)));
+        }
+        text.push('\n');
+    }
+    text.push_str(&fault_lines(&report.faults));
+    for subject in &report.subjects {
+        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
+    }
+    text
+}
+
+fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 8]> {
+    let slots = report.slot_ns(load);
+    let mut first = None;
+    let row = |name: &String| {
+        let figures = report.figures(load, name)?;
+        let base = *first.get_or_insert(figures.p50_ns);
+        let without = slots.map_or(String::new(), |ns| human(figures.p50_ns.saturating_sub(ns)));
+        Some([
+            name.clone(),
+            human(figures.p50_ns),
+            human(figures.p90_ns),
+            human(figures.range_ns.0),
+            without,
+            memory(&figures),
+            human(figures.end_ns),
+            format!("{:.2}", figures.p50_ns as f64 / base.max(1) as f64),
+        ])
+    };
+    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+}
+
+/// Formats the private memory of a process.
+pub(super) fn memory(figures: &VmmFigures) -> String {
+    let mib = |bytes| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
+    figures.private_bytes.map_or(String::new(), mib)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::BOLD;
+    use crate::vmm::report::tests::report;
+
+    #[test]
+    fn rows_are_subjects() {
+        let text = vmm_table(&report(&[("native", &[10]), ("bare", &[5])]), false);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        for part in ["10.0 ms", "9.00 ms", "1.50 MiB", "500 µs", "1.00"] {
+            assert!(line("native").contains(part), "{part}: {text}");
+        }
+        assert!(line("bare").ends_with("0.50") && !line("bare").contains("MiB"), "{text}");
+        assert!(line("128M").contains("without slots"), "{text}");
+        assert!(text.contains("memory slots: 1.00 ms") && text.contains("native: <&>"), "{text}");
+        assert!(vmm_table(&report(&[("x", &[1])]), true).contains(BOLD));
+    }
+}

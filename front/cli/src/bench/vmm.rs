@@ -1,0 +1,162 @@
+//! `slipway bench vmm`: measures how soon VMMs run their guests.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use slipway_bench::Fault;
+use slipway_bench::vmm::{
+    Bare, Caged, Program, Vmm, VmmLoad, VmmPlan, VmmReport, VmmSubject, compare_vmms, measure_vmms,
+    vmm_plot, vmm_table,
+};
+
+use super::reports::{self, Report};
+use super::subjects;
+use crate::args::VmmArgs;
+use crate::progress;
+
+/// The subjects to measure, with descriptions. Those from the second line on need a program.
+const SUBJECTS: [(&str, &str); 7] = [
+    ("native", "Slipway's own VMM"),
+    ("native-caged", "the same, in the namespaces that sandboxes' VMMs have, as root"),
+    ("firecracker", "Firecracker, where it is in PATH"),
+    ("cloud-hypervisor", "Cloud Hypervisor, where it is in PATH"),
+    ("qemu-microvm", "QEMU's machine for microVMs"),
+    ("qemu-q35", "QEMU's PC, which runs firmware first"),
+    ("bare", "KVM alone, without a VMM: the floor"),
+];
+/// The size of memory of a quick run.
+const QUICK: &str = "128M";
+const KVM: &str = slipway_hypervisor::accel::KVM_DEVICE;
+
+/// Measures, or shows an earlier report.
+pub fn vmm(args: &VmmArgs) -> Result<i32> {
+    if args.list {
+        subjects::list(&SUBJECTS, &loads(args)?);
+        return Ok(0);
+    }
+    reports::complete(&reports::show(&args.report, || run(args))?)?;
+    Ok(0)
+}
+
+impl Report for VmmReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        let (rounds, environment) = (self.plan.rounds, self.environment.line());
+        let plural = if rounds == 1 { "" } else { "s" };
+        let turns = format!("medians of {rounds} start{plural}{}", reports::RANGES);
+        format!("VMMs, from start to a guest's first byte\n{environment}\n{turns}")
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        vmm_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        vmm_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        compare_vmms(before, self)
+    }
+}
+
+fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
+    Ok(if args.quick { vec![QUICK.parse()?] } else { args.memory.clone() })
+}
+
+fn subjects(args: &VmmArgs) -> Result<Vec<Box<dyn VmmSubject>>> {
+    let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
+    let programs = args.program.iter().map(|named| &*named.name);
+    for name in programs {
+        ensure!(
+            name != "bare" && SUBJECTS.iter().any(|(one, _)| *one == name),
+            "there is no subject \"{name}\" with a program; --list shows them"
+        );
+    }
+    let mut subjects: Vec<Box<dyn VmmSubject>> = Vec::new();
+    for (name, _) in chosen {
+        match subject(name, args)? {
+            Ok(subject) => subjects.push(subject),
+            Err(needs) if !args.only.is_empty() => bail!("{name} needs {needs}"),
+            Err(needs) => eprintln!("Left out: {name} (needs {needs})"),
+        }
+    }
+    Ok(subjects)
+}
+
+/// Returns a subject if it can run here, else what it needs.
+fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<dyn VmmSubject>, &'static str>> {
+    fn boxed(subject: impl VmmSubject + 'static) -> Box<dyn VmmSubject> {
+        Box::new(subject)
+    }
+    let (program, found, needs) = match name {
+        "native" | "native-caged" => (Program::Native, own_vmm(), "slipway-vmm: `make build`"),
+        "firecracker" => (Program::Firecracker, in_path("firecracker"), "--program or PATH"),
+        "cloud-hypervisor" => {
+            (Program::CloudHypervisor, in_path("cloud-hypervisor"), "--program or PATH")
+        }
+        "qemu-microvm" => (Program::QemuMicrovm, qemu(), "QEMU: `make setup`"),
+        "qemu-q35" => (Program::QemuQ35, qemu(), "QEMU: `make setup`"),
+        _ => return Ok(Ok(boxed(Bare))),
+    };
+    let named = |name: &str| args.program.iter().find(|one| one.name == name);
+    // Both ways to start it have the same program, unless the user says otherwise.
+    let said = named(name).or_else(|| named(name.strip_suffix("-caged")?));
+    let Some(path) = said.map(|one| one.path.clone()).or(found) else {
+        return Ok(Err(needs));
+    };
+    Ok(match name {
+        "native-caged" => Caged::new(program, &path)?.map(boxed).ok_or("root"),
+        _ => Ok(boxed(Vmm::new(program, &path)?)),
+    })
+}
+
+/// Returns the program of Slipway's own VMM: beside this program, or where cargo puts one that is
+/// linked statically.
+fn own_vmm() -> Option<PathBuf> {
+    const NAME: &str = "slipway-vmm";
+    let own = slipway_bench::slipway().ok()?;
+    let folder = own.parent()?;
+    let statically = folder.parent()?.join("x86_64-unknown-linux-gnu/agent");
+    let installed = Path::new("/usr/libexec/slipway");
+    [folder, &statically, installed].into_iter().map(|one| one.join(NAME)).find(|one| one.is_file())
+}
+
+/// Returns set-up's QEMU, or that in the path.
+fn qemu() -> Option<PathBuf> {
+    let tools = std::env::var_os("SLIPWAY_TOOLS").map(PathBuf::from);
+    let tools = tools.unwrap_or_else(|| slipway_hypervisor::qemu::TOOL_ROOT.into());
+    let name = "qemu-system-x86_64";
+    Some(tools.join("bin").join(name)).filter(|path| path.is_file()).or_else(|| in_path(name))
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+fn run(args: &VmmArgs) -> Result<VmmReport> {
+    let kvm = std::fs::File::options().read(true).write(true).open(KVM);
+    kvm.map_err(|error| anyhow::anyhow!("{KVM}: {error}; all subjects need KVM"))?;
+    let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
+    let plan = VmmPlan { loads: loads(args)?, rounds };
+    let mut subjects = subjects(args)?;
+    ensure!(!subjects.is_empty(), "there is nothing to measure");
+    let bar = progress::turns();
+    let turns = measure_vmms(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
+    bar.finish_and_clear();
+    let environment = super::environment("kvm".to_owned());
+    let turns = subjects::measured(turns)?;
+    Ok(VmmReport::new(environment, super::command_line(), plan, &subjects, turns))
+}
