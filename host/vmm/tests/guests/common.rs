@@ -13,7 +13,6 @@ pub const CODE_AT: u32 = 0x10_0000;
 
 /// Names the bytes of a 32-bit program between two labels. It begins in protected mode, with flat
 /// segments and no stack.
-#[macro_export]
 macro_rules! guest {
     ($name:ident: $($line:literal)*) => {
         core::arch::global_asm!(

@@ -1,9 +1,6 @@
-//! The machine from inside: tiny guests on this machine's KVM, a software KVM included.
-#![allow(unsafe_code)] // guests are assembled into this program, and their bytes found by labels
+//! Ports, resets, pauses and interrupts, as a guest meets them.
 
-mod common;
-
-use common::{has_kvm, start};
+use crate::common::{has_kvm, start};
 use slipway_vmm::board::End;
 
 guest!(hello:
@@ -114,11 +111,11 @@ fn a_paused_guest_does_nothing_until_it_is_resumed() {
     if !has_kvm("a_paused_guest_does_nothing_until_it_is_resumed") {
         return;
     }
-    let (machine, console) = common::machine(counter(), 2);
+    let (machine, console) = crate::common::machine(counter(), 2);
     let memory = machine.ram().memory();
     let count = || memory.load_u32(0x9000).unwrap();
     let running = machine.start(|| ()).unwrap();
-    let mut guest = common::Guest { running, console };
+    let mut guest = crate::common::Guest { running, console };
     for _ in 0..20 {
         assert!(!guest.running.cpus.is_running());
         let before = count();

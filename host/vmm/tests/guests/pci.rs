@@ -1,0 +1,158 @@
+//! The bus as a guest's enumeration sees it: configuration space, BARs that are sized and moved,
+//! MSI-X tables, for a function of this process and for one behind a socket. No guest runs.
+
+use std::os::unix::net::UnixStream;
+
+use crate::common::has_kvm;
+use slipway_reactor::{Reactor, Settings};
+use slipway_vmm::layout::{ECAM, PCI_WINDOW};
+use slipway_vmm::remote::Attached;
+use slipway_vmm::{Machine, own};
+
+guest!(nothing: "2: hlt" "jmp 2b");
+
+/// A machine, as its CPU accesses it.
+struct Bus(Machine);
+
+impl Bus {
+    fn read(&self, address: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.0.board().memory_read(address, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn write(&self, address: u64, value: u32) {
+        self.0.board().memory_write(address, &value.to_le_bytes()).unwrap();
+    }
+
+    fn config(&self, device: u64, register: u64) -> u32 {
+        self.read(ECAM.start + (device << 15) + register)
+    }
+
+    fn set_config(&self, device: u64, register: u64, value: u32) {
+        self.write(ECAM.start + (device << 15) + register, value);
+    }
+
+    /// Switches a device's BARs on or off.
+    fn enable(&self, device: u64, on: bool) {
+        self.set_config(device, 4, if on { 0b110 } else { 0 });
+    }
+
+    /// Returns the offset of the device's capability `id`.
+    fn capability(&self, device: u64, id: u8) -> u64 {
+        let mut at = u64::from(self.config(device, 0x34) & 0xfc);
+        while self.config(device, at) as u8 != id {
+            at = u64::from(self.config(device, at) >> 8 & 0xfc);
+            assert_ne!(at, 0, "there is no capability {id:#x}");
+        }
+        at
+    }
+}
+
+fn machine(test: &str) -> Option<Bus> {
+    has_kvm(test).then(|| Bus(crate::common::machine(nothing(), 1).0))
+}
+
+#[test]
+fn devices_are_where_they_were_put_and_nowhere_else() {
+    let Some(bus) = machine("devices_are_where_they_were_put_and_nowhere_else") else { return };
+    let _rng = own::rng(&bus.0).unwrap();
+    let _console = own::console(&bus.0).unwrap();
+    assert_eq!(bus.config(1, 0), 0x1043_1af4, "virtio console");
+    assert_eq!(bus.config(2, 0), 0x1044_1af4, "virtio entropy");
+    for device in [0, 3, 31] {
+        assert_eq!(bus.config(device, 0), u32::MAX);
+    }
+    assert_eq!(bus.read(ECAM.start + (2 << 15) + (1 << 12)), u32::MAX, "function 1");
+    assert!(own::rng(&bus.0).is_err(), "the slot is taken");
+}
+
+/// Checks what a guest does with BAR 0 of a device whose BAR begins with the register `first`.
+fn check_bar(bus: &Bus, device: u64, size: u32, first: u32) {
+    let at = u64::from(bus.config(device, 0x10) & !0xf);
+    assert!(PCI_WINDOW.contains(&at), "{at:#x} was not given by the machine");
+    assert_eq!(bus.read(at), u32::MAX, "it answers before it is enabled");
+    bus.enable(device, true);
+    assert_eq!(bus.read(at), first);
+    // Sizing, as Linux does it.
+    bus.enable(device, false);
+    let old = bus.config(device, 0x10);
+    bus.set_config(device, 0x10, u32::MAX);
+    assert_eq!(bus.config(device, 0x10) & !0xf, !(size - 1));
+    bus.set_config(device, 0x10, old);
+    bus.enable(device, true);
+    assert_eq!(bus.read(at), first);
+    // A move, and places where no BAR may be.
+    let elsewhere = PCI_WINDOW.end - 0x100_0000;
+    bus.set_config(device, 0x10, elsewhere as u32);
+    assert_eq!((bus.read(elsewhere), bus.read(at)), (first, u32::MAX));
+    for bad in [0, 0x10_0000, ECAM.start as u32, 0xfec0_0000, 0xfff0_0000] {
+        bus.set_config(device, 0x10, bad);
+        assert_eq!(bus.read(elsewhere), u32::MAX);
+    }
+    bus.set_config(device, 0x14, 1);
+    bus.set_config(device, 0x10, at as u32);
+    assert_eq!(bus.read(at), u32::MAX, "above 4 GiB");
+    bus.set_config(device, 0x14, 0);
+    assert_eq!(bus.read(at), first);
+}
+
+/// Checks the MSI-X table of a device.
+fn check_vectors(bus: &Bus, device: u64) {
+    let msix = bus.capability(device, 0x11);
+    let place = bus.config(device, msix + 4);
+    assert_eq!(place & 7, 0, "in BAR 0");
+    let table = u64::from(bus.config(device, 0x10) & !0xf) + u64::from(place & !7);
+    assert_eq!(bus.read(table + 12), 1, "masked after a reset");
+    bus.write(table, 0xfee0_1003);
+    bus.write(table + 8, 0x4031);
+    bus.write(table + 12, 0);
+    assert_eq!((bus.read(table), bus.read(table + 8)), (0xfee0_1000, 0x4031));
+    bus.set_config(device, msix, 0x8000_0000);
+    assert_eq!(bus.config(device, msix) >> 30, 0b10, "enabled, and not masked");
+    // A function-level reset masks the vectors and switches MSI-X off.
+    let express = bus.capability(device, 0x10);
+    bus.set_config(device, express + 8, bus.config(device, express + 8) & 0xffff | 1 << 15);
+    assert_eq!(bus.config(device, msix) >> 30, 0);
+    assert_eq!(bus.config(device, 4) & 0xffff, 0, "BARs are off");
+}
+
+#[test]
+fn a_function_of_this_process_is_decoded() {
+    let Some(bus) = machine("a_function_of_this_process_is_decoded") else { return };
+    let _rng = own::rng(&bus.0).unwrap();
+    // The first register of the common configuration selects features.
+    check_bar(&bus, 2, 0x8000, 0);
+    check_vectors(&bus, 2);
+}
+
+#[test]
+fn a_function_behind_a_socket_is_decoded() {
+    let Some(bus) = machine("a_function_behind_a_socket_is_decoded") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("function");
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
+    let stream = UnixStream::connect(&socket).unwrap();
+    let function = Attached::new(&bus.0, 4, 0, stream.into()).unwrap();
+    assert_eq!(bus.config(4, 8) >> 8, 0x01_08_02, "an NVMe controller");
+    let size = {
+        bus.set_config(4, 0x10, u32::MAX);
+        let size = !(bus.config(4, 0x10) & !0xf) + 1;
+        bus.set_config(4, 0x10, PCI_WINDOW.start as u32);
+        size
+    };
+    // CAP: 4096 queue entries at most, or what the controller says; it does not change.
+    bus.enable(4, true);
+    let capabilities = bus.read(PCI_WINDOW.start);
+    assert_ne!(capabilities, u32::MAX);
+    bus.enable(4, false);
+    check_bar(&bus, 4, size, capabilities);
+    check_vectors(&bus, 4);
+    assert_eq!(function.lost(), None);
+    // The server leaves for good: its function is lost, and nothing else is.
+    control.close();
+    control.wait_closed(std::time::Duration::from_secs(60));
+    assert!(function.lost().is_some());
+    assert_eq!(bus.config(4, 0), bus.config(4, 0));
+}
