@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::parts::QUEUE_SIZE;
 use crate::port::{Dialogue, Notice, encode};
+use crate::state::{self, PortState};
 use crate::stream::{CHAINS, Source};
 use crate::{Parts, PartsError, PortSettings};
 
@@ -24,18 +25,18 @@ const MESSAGES: usize = 64;
 ///
 /// A port number that does not exist is a port that nobody opens: its calls do nothing.
 pub struct Console {
-    pub(crate) local: Local,
-    pub(crate) ports: Vec<Port>,
+    local: Local,
+    ports: Vec<Port>,
 }
 
 /// One port.
-pub(crate) struct Port {
-    pub settings: PortSettings,
-    pub dialogue: Dialogue,
+struct Port {
+    settings: PortSettings,
+    dialogue: Dialogue,
     /// `true` if the host's end is open.
-    pub host_open: bool,
+    host_open: bool,
     /// The bytes from the driver.
-    pub source: Source,
+    source: Source,
     /// `true` if the host has bytes for which the driver had no buffer.
     wants_room: bool,
     /// `true` if a call has left work that needs no notification.
@@ -55,7 +56,7 @@ impl Port {
     }
 
     /// Returns to the state after construction, but for the host's end.
-    pub fn reset(&mut self) {
+    fn reset(&mut self) {
         let host_open = self.host_open;
         *self = Self { host_open, ..Self::new(self.settings.clone()) };
     }
@@ -113,7 +114,7 @@ impl Console {
         open && self.local.transport.registers.is_live()
     }
 
-    pub(crate) fn is_multiport(&self) -> bool {
+    fn is_multiport(&self) -> bool {
         let features = self.local.transport.registers.driver_features;
         Features::from_bits_truncate(features).contains(Features::MULTIPORT)
     }
@@ -292,6 +293,27 @@ impl Console {
     fn reset_ports(&mut self) {
         self.ports.iter_mut().for_each(Port::reset);
     }
+
+    /// Implements [`Function::restore`]. The caller resets the device after an error.
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let (transport, ports) = state::load(state)?;
+        let mut pairs = ports.iter().zip(&self.ports);
+        let same = ports.len() == self.ports.len();
+        if !same || !pairs.all(|(saved, own)| saved.is_of(&own.settings)) {
+            return Err(StateError::Inconsistent("other ports".into()));
+        }
+        self.local.restore(transport)?;
+        let started = self.local.transport.registers.has_started();
+        let multiport = self.is_multiport();
+        if !ports.iter().all(|port| port.is_sound(started, multiport)) {
+            return Err(StateError::Inconsistent("a port that cannot be".into()));
+        }
+        for (port, saved) in self.ports.iter_mut().zip(ports) {
+            port.reset();
+            (port.dialogue, port.source) = (saved.dialogue, Source::resume(saved.taken));
+        }
+        Ok(())
+    }
 }
 
 impl Function for Console {
@@ -359,13 +381,19 @@ impl Function for Console {
     }
 
     fn save(&self) -> Vec<u8> {
-        crate::state::save(self)
+        let ports = self.ports.iter().map(|port| PortState {
+            name: port.settings.name.clone(),
+            is_console: port.settings.is_console,
+            dialogue: port.dialogue,
+            taken: port.source.taken(),
+        });
+        state::save(self.local.transport.save(), ports.collect())
     }
 
     /// Takes over a saved state. The host's ends keep what the host has set on this device: a
     /// driver that was told otherwise is told so by the next polls.
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = crate::state::restore(self, state);
+        let restored = self.take_over(state);
         if restored.is_err() {
             self.reset();
         }

@@ -6,8 +6,8 @@
 //! `/dev/vportNpM`, with the port's name in sysfs.
 //!
 //! How the pieces meet. [`Console`] is the [`slipway_pci::Function`], and the host's end of all
-//! ports. `stream` moves the bytes of one port; `port` is what one port has told and heard by
-//! control messages; `state` is the saved state. Registers and queues are `slipway_virtio`'s.
+//! ports. `stream` moves the bytes of one port; `port` is the state of a port's control messages;
+//! `state` is the saved state. Registers and queues are `slipway_virtio`'s.
 //!
 //! # The host's loop
 //! The host calls [`Console::poll`](slipway_pci::Function::poll) after register writes and after
@@ -20,8 +20,8 @@
 //!
 //! Nothing is buffered here. A guest's buffer goes back to the guest once the host has read all of
 //! its bytes, so the host's pace is the guest's pace. Linux spins in its kernel while the bytes of
-//! a console, or of a port without O_NONBLOCK, wait to be read: a host should not let a console
-//! wait. The bytes of a port whose host end is closed are dropped.
+//! a console wait to be read: a host should not let a console wait. The bytes of a port whose host
+//! end is closed are dropped.
 //!
 //! A hostile driver can harm only itself: an invalid ring, descriptor, chain or address ends in
 //! DEVICE_NEEDS_RESET. Everything is read once, into a private copy. A call does a bounded amount
@@ -29,8 +29,8 @@
 //!
 //! Decisions where the specification leaves room:
 //! - A control message that is too short, or unknown, or of no port, changes nothing.
-//! - A close of the host's end is told even if the end is open again by then, so that the guest sees
-//!   two connections as two.
+//! - A close of the host's end is told even if the end is open again by then, so that the guest
+//!   sees two connections as two.
 //! - Without MULTIPORT there is port 0 only, and the driver's end of it is open while the driver
 //!   runs.
 //! - Addresses are the guest's physical ones: ACCESS_PLATFORM is not offered.

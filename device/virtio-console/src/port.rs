@@ -1,4 +1,4 @@
-//! What one port and the driver have told each other by control messages (section 5.3.6.2).
+//! Control messages (section 5.3.6.2): the state of the dialogue between one port and the driver.
 
 use serde::{Deserialize, Serialize};
 use slipway_virtio_spec::console::{Control, event};

@@ -4,11 +4,10 @@
 
 use serde::{Deserialize, Serialize};
 use slipway_pci::StateError;
-use slipway_virtio::state::{decode, encode};
+use slipway_virtio::state::{TransportState, decode, encode};
 
-use crate::Console;
+use crate::PortSettings;
 use crate::port::Dialogue;
-use crate::stream::Source;
 
 /// Version of the types in this module. A state of another version is refused.
 pub const STATE_VERSION: u32 = 1;
@@ -16,50 +15,36 @@ pub const STATE_VERSION: u32 = 1;
 /// The mark of a state of this kind of device.
 const DEVICE: &str = "virtio-console";
 
+/// The saved state of a port.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PortState {
-    name: String,
-    is_console: bool,
-    dialogue: Dialogue,
+pub(crate) struct PortState {
+    pub name: String,
+    pub is_console: bool,
+    pub dialogue: Dialogue,
     /// Bytes that the host has read of the oldest chain that was not given back.
-    taken: u64,
+    pub taken: u64,
 }
 
-pub(crate) fn save(console: &Console) -> Vec<u8> {
-    let port = |port: &crate::console::Port| PortState {
-        name: port.settings.name.clone(),
-        is_console: port.settings.is_console,
-        dialogue: port.dialogue,
-        taken: port.source.taken(),
-    };
-    let ports: Vec<PortState> = console.ports.iter().map(port).collect();
-    encode(DEVICE, STATE_VERSION, console.local.transport.save(), ports)
+impl PortState {
+    /// Returns whether the state is of a port with these settings.
+    pub fn is_of(&self, settings: &PortSettings) -> bool {
+        self.name == settings.name && self.is_console == settings.is_console
+    }
+
+    /// Returns whether a driver could have led to this state that has started, and has control
+    /// queues.
+    pub fn is_sound(&self, started: bool, multiport: bool) -> bool {
+        self.dialogue.is_sound()
+            && (started || self.taken == 0)
+            && (started && multiport || self.dialogue == Dialogue::START)
+    }
 }
 
-pub(crate) fn restore(console: &mut Console, bytes: &[u8]) -> Result<(), StateError> {
-    let (transport, ports): (_, Vec<PortState>) = decode(DEVICE, STATE_VERSION, bytes)?;
-    let inconsistent = |what: &str| Err(StateError::Inconsistent(what.into()));
-    let same = |(saved, own): (&PortState, &crate::console::Port)| {
-        saved.name == own.settings.name && saved.is_console == own.settings.is_console
-    };
-    if ports.len() != console.ports.len() || !ports.iter().zip(&console.ports).all(same) {
-        return inconsistent("other ports");
-    }
-    console.local.restore(transport)?;
-    let started = console.local.transport.registers.has_started();
-    let multiport = console.is_multiport();
-    let sound = |port: &PortState| {
-        port.dialogue.is_sound()
-            && (started || port.taken == 0)
-            && (started && multiport || port.dialogue == Dialogue::START)
-    };
-    if !ports.iter().all(sound) {
-        return inconsistent("a port that cannot be");
-    }
-    for (port, saved) in console.ports.iter_mut().zip(ports) {
-        port.reset();
-        (port.dialogue, port.source) = (saved.dialogue, Source::resume(saved.taken));
-    }
-    Ok(())
+pub(crate) fn save(transport: TransportState, ports: Vec<PortState>) -> Vec<u8> {
+    encode(DEVICE, STATE_VERSION, transport, ports)
+}
+
+pub(crate) fn load(bytes: &[u8]) -> Result<(TransportState, Vec<PortState>), StateError> {
+    decode(DEVICE, STATE_VERSION, bytes)
 }

@@ -5,7 +5,7 @@ use slipway_virtio::Virtqueue;
 use slipway_virtio::queue::{Broken, Chain, reachable};
 
 /// Most chains that one call begins.
-pub(crate) const CHAINS: usize = 64;
+pub(crate) const CHAINS: usize = 16;
 
 /// A transmit queue's chain that is read piece by piece.
 #[derive(Default)]

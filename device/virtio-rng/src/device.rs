@@ -44,7 +44,7 @@ pub enum PartsError {
 
 /// An entropy device; the crate's head describes it.
 pub struct Rng {
-    pub(crate) local: Local,
+    local: Local,
     source: Source,
 }
 
@@ -151,11 +151,11 @@ impl Function for Rng {
     }
 
     fn save(&self) -> Vec<u8> {
-        crate::state::save(self)
+        crate::state::save(self.local.transport.save())
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = crate::state::restore(self, state);
+        let restored = crate::state::load(state).and_then(|state| self.local.restore(state));
         if restored.is_err() {
             self.reset();
         }

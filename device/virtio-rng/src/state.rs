@@ -3,9 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use slipway_pci::StateError;
-use slipway_virtio::state::{decode, encode};
-
-use crate::Rng;
+use slipway_virtio::state::{TransportState, decode, encode};
 
 /// Version of the saved state. A state of another version is refused.
 pub const STATE_VERSION: u32 = 1;
@@ -18,11 +16,11 @@ const DEVICE: &str = "virtio-rng";
 #[serde(deny_unknown_fields)]
 struct Own {}
 
-pub(crate) fn save(rng: &Rng) -> Vec<u8> {
-    encode(DEVICE, STATE_VERSION, rng.local.transport.save(), Own {})
+pub(crate) fn save(transport: TransportState) -> Vec<u8> {
+    encode(DEVICE, STATE_VERSION, transport, Own {})
 }
 
-pub(crate) fn restore(rng: &mut Rng, bytes: &[u8]) -> Result<(), StateError> {
+pub(crate) fn load(bytes: &[u8]) -> Result<TransportState, StateError> {
     let (transport, Own {}) = decode(DEVICE, STATE_VERSION, bytes)?;
-    rng.local.restore(transport)
+    Ok(transport)
 }

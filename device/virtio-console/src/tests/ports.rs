@@ -1,4 +1,4 @@
-//! What device and driver tell each other of ports.
+//! Control messages: names, consoles, ends that open and close.
 
 use slipway_pci::Function;
 use slipway_virtio_spec::console::event;

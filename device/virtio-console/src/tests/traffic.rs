@@ -77,12 +77,39 @@ fn notifications_are_asked_for_when_they_are_needed() {
     assert!(rig.driver.send(AGENT, b"4", 1).unwrap());
     assert_eq!(rig.read_all(AGENT, 1), b"4");
     assert!(rig.driver.send(AGENT, b"5", 1).unwrap());
+    // A host that has not met the end of the bytes: the poll asks.
+    assert_eq!(rig.console().port_read(AGENT, &mut [0; 1]), 1);
+    rig.settle();
+    assert!(rig.driver.send(AGENT, b"6", 1).unwrap());
+    assert_eq!(rig.read_all(AGENT, 64), b"6");
     // A host without bytes does not want to know of receive buffers.
     rig.console().port_write(AGENT, b"one");
     rig.driver.receive(AGENT).unwrap();
     let inbox = rig.driver.ports[1].receive.as_mut().unwrap();
     let event = inbox.ring.areas()[2].load_u16(4 + 8 * 8).unwrap();
     assert_eq!(event, 0, "as at first");
+}
+
+#[test]
+fn a_call_that_ends_early_is_told_by_the_next_poll() {
+    let mut rig = Rig::new(Options { entries: 32, ..Options::default() });
+    for _ in 0..20 {
+        rig.driver.send(AGENT, b"", 1).unwrap();
+    }
+    rig.driver.send(AGENT, b"data", 1).unwrap();
+    assert_eq!(rig.settle(), 0);
+    let mut bytes = [0; 8];
+    assert_eq!(rig.console().port_read(AGENT, &mut bytes), 0);
+    assert_eq!(rig.console().poll(), Progress::Busy);
+    assert_eq!(rig.console().port_read(AGENT, &mut bytes), 4);
+    assert_eq!(rig.console().poll(), Progress::Idle(None));
+    let sent = pattern(20 * BUFFER as usize);
+    let first = rig.console().port_write(AGENT, &sent);
+    assert_eq!(first, 16 * BUFFER as usize);
+    assert_eq!(rig.console().poll(), Progress::Busy);
+    assert_eq!(rig.console().port_write(AGENT, &sent[first..]), 4 * BUFFER as usize);
+    assert_eq!(rig.console().poll(), Progress::Idle(None));
+    assert!(rig.driver.receive(AGENT).unwrap() == sent);
 }
 
 #[test]
