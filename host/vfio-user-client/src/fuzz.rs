@@ -74,11 +74,11 @@ fn replies(ours: &OwnedFd, mut data: &[u8]) {
     for (id, command) in (1..).zip(commands) {
         let (kind, rest) = data.split_first().map_or((0, data), |(kind, rest)| (*kind, rest));
         data = rest;
-        if *command == Command::DeviceGetRegionInfo {
-            regions += 1;
-        }
+        // The regions are asked for in order, and region 0 again at the end.
+        let region = regions % spec::region::COUNT;
+        regions += u32::from(*command == Command::DeviceGetRegionInfo);
         if kind == 0 {
-            let payload = honest(*command, regions - 1);
+            let payload = honest(*command, region);
             message(ours, (id, *command, 0), &payload);
             continue;
         }
@@ -90,14 +90,13 @@ fn replies(ours: &OwnedFd, mut data: &[u8]) {
 }
 
 fn message(ours: &OwnedFd, (id, command, kind): (u16, Command, u8), payload: &[u8]) {
+    let role = if kind & 4 == 0 { spec::flag::REPLY } else { spec::flag::COMMAND };
+    let flags = if kind & 8 == 0 { role } else { role | spec::flag::ERROR };
     let header = Header {
         id: U16::new(id),
         command: U16::new(command as u16),
         size: U32::new((HEADER_LEN + payload.len()) as u32),
-        flags: U32::new(
-            u32::from(kind & 4 == 0) * spec::flag::REPLY
-                | u32::from(kind & 8 != 0) * spec::flag::ERROR,
-        ),
+        flags: U32::new(flags),
         error: U32::new(kind.into()),
     };
     let files = (0..kind & 3).filter_map(file).collect::<Vec<_>>();

@@ -106,10 +106,10 @@ impl RemoteFunction {
     /// descriptors. Every later wait takes at most `patience`; this call as well.
     ///
     /// # Errors
-    /// [`FunctionError::Connection`]
+    /// [`FunctionError::Connection`].
     pub fn new(socket: OwnedFd, patience: Duration) -> Result<Self, FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
-        let (client, shape, io_fds) = begin(socket, patience).map_err(failed)?;
+        let Begun { client, shape, io_fds } = begin(socket, patience).map_err(failed)?;
         let failed = |error: Errno| FunctionError::Connection(error.to_string());
         let watch = Watch::new().map_err(failed)?;
         watch.follow(client.as_fd()).map_err(failed)?;
@@ -346,7 +346,7 @@ impl RemoteFunction {
     /// state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
     pub fn reconnect(&self, socket: OwnedFd) -> Result<(), FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
-        let (mut client, shape, io_fds) = begin(socket, self.patience).map_err(failed)?;
+        let Begun { mut client, shape, io_fds } = begin(socket, self.patience).map_err(failed)?;
         if let Some(difference) = self.shape.difference(&shape) {
             return Err(FunctionError::Different(difference));
         }
@@ -497,12 +497,16 @@ impl AsFd for RemoteFunction {
     }
 }
 
+/// A connection, and what the server said about its function.
+struct Begun {
+    client: Client,
+    shape: Shape,
+    /// The registers that are written without messages, by region.
+    io_fds: Vec<(u32, IoFds)>,
+}
+
 /// Negotiates on `socket` and asks for everything that a VMM needs to know first.
-#[allow(clippy::type_complexity)]
-fn begin(
-    socket: OwnedFd,
-    patience: Duration,
-) -> Result<(Client, Shape, Vec<(u32, IoFds)>), ClientError> {
+fn begin(socket: OwnedFd, patience: Duration) -> Result<Begun, ClientError> {
     let until = Instant::now() + patience;
     let mut client = Client::negotiate(socket, patience)?;
     client.limit(until);
@@ -515,7 +519,7 @@ fn begin(
             io_fds.push((index, found));
         }
     }
-    Ok((client, shape, io_fds))
+    Ok(Begun { client, shape, io_fds })
 }
 
 fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, FunctionError> {
