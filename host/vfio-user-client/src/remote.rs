@@ -1,4 +1,6 @@
 //! A function behind a socket, for all threads of a VMM.
+//!
+//! Over 500 lines: one type whose calls share one mutex, a third of them documentation.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -56,8 +58,8 @@ pub enum ConnectionState {
 ///
 /// Otherwise the connection ends. [`RemoteFunction::as_fd`] becomes readable, and accesses wait,
 /// each as long as the patience is. Another thread of the VMM connects to the new server and passes
-/// the socket to [`RemoteFunction::reconnect`], which checks that the function is the same, gives it
-/// the RAM and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
+/// the socket to [`RemoteFunction::reconnect`], which checks that the function is the same, gives
+/// it the RAM and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
 /// - An access whose reply was not seen is done again. The old server may have done it before, so
 ///   it may be done twice, but each function sees it once: a new connection presents a function in
 ///   its state after a reset (Slipway's server resets a function when its client leaves; the
@@ -342,8 +344,8 @@ impl RemoteFunction {
     /// three times the patience at most.
     ///
     /// # Errors
-    /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and the
-    /// state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
+    /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and
+    /// the state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
     pub fn reconnect(&self, socket: OwnedFd) -> Result<(), FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
         let Begun { mut client, shape, io_fds } = begin(socket, self.patience).map_err(failed)?;
@@ -490,8 +492,8 @@ impl RemoteFunction {
 
 impl AsFd for RemoteFunction {
     /// Returns a descriptor that is readable while there is no connection, also if no access has
-    /// noticed yet. It stays the same after [`RemoteFunction::reconnect`]. Only to wait on: it is an
-    /// epoll(7) descriptor. Once it is readable, [`RemoteFunction::state`] tells the reason.
+    /// noticed yet. It stays the same after [`RemoteFunction::reconnect`]. Only to wait on: it is
+    /// an epoll(7) descriptor. Once it is readable, [`RemoteFunction::state`] tells the reason.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }
