@@ -57,8 +57,8 @@ impl Doorbells {
         Self { page, shared: true, watched: Arc::default() }
     }
 
-    /// Returns whether a client may store to the cells without telling anybody, so that changes have
-    /// to be looked for.
+    /// Returns whether a client may store to the cells without telling anybody, so that changes
+    /// have to be looked for.
     pub fn is_shared(&self) -> bool {
         self.shared
     }

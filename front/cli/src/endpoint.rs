@@ -217,6 +217,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "doorbells": match endpoint.doorbells() {
             DoorbellMode::Trapped => "trapped",
             DoorbellMode::Mapped => "mapped",
+            DoorbellMode::Rung => "rung",
         },
         "sweep_period_us": (endpoint.sweep_period_us > 0).then_some(endpoint.sweep_period_us),
         "limits": {

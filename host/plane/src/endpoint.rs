@@ -304,7 +304,7 @@ fn nvme(
 ) -> Result<(Endpoint, FunctionKind), Error> {
     let socket = config.location.socket();
     let sweep_period_us = match config.doorbells {
-        DoorbellMode::Trapped => 0,
+        DoorbellMode::Trapped | DoorbellMode::Rung => 0,
         DoorbellMode::Mapped => config.sweep_period.as_micros() as u32,
     };
     let unserved = |source| Error::Socket { path: socket.clone(), source };
@@ -388,6 +388,7 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
     config.doorbells = match nvme.doorbells() {
         v1::nvme_controller::DoorbellMode::Trapped => DoorbellMode::Trapped,
         v1::nvme_controller::DoorbellMode::Mapped => DoorbellMode::Mapped,
+        v1::nvme_controller::DoorbellMode::Rung => DoorbellMode::Rung,
     };
     if nvme.sweep_period_us > 0 {
         config.sweep_period = Duration::from_micros(nvme.sweep_period_us.into());

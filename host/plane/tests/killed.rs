@@ -25,7 +25,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, ClientError, Window};
+use slipway_vfio_user_client::{Bell, Client, ClientError, Window};
 use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
 /// The time for which a serving plane may leave the driver without an answer.
@@ -45,6 +45,8 @@ const LONG: Duration = Duration::from_secs(900);
 const SERVING: &str = "serving";
 const BASE: u64 = 1 << 32;
 const MEMORY: u64 = 8 << 20;
+/// The size of the controller's BAR0.
+const BAR: u64 = 0x4000;
 const PAGE: usize = 4096;
 const DISK: u64 = 1 << 20;
 /// The environment variable for the directory of the plane's process.
@@ -72,8 +74,12 @@ fn connect_keeper(dir: &Path) -> Keeper {
 
 fn request(dir: &Path) -> v1::CreateEndpointRequest {
     use v1::nvme_controller::DoorbellMode;
-    let mapped = dir.join("mapped").exists();
-    let doorbells = if mapped { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
+    let is = |name: &str| dir.join(name).exists();
+    let doorbells = match (is("mapped"), is("rung")) {
+        (true, _) => DoorbellMode::Mapped,
+        (_, true) => DoorbellMode::Rung,
+        _ => DoorbellMode::Trapped,
+    };
     let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: DISK });
     let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
     let file =
@@ -153,6 +159,8 @@ struct Socket {
     client: Client,
     /// The doorbells, if they are mapped.
     window: Option<Window>,
+    /// The doorbells, if they are rung.
+    bells: Vec<Bell>,
     /// The longest duration of a request.
     longest: Duration,
     since: Instant,
@@ -188,6 +196,14 @@ impl RegisterAccess for Socket {
         if let (Some(window), Ok(value)) = (&self.window, from.try_into()) {
             window.store_u32(at, u32::from_le_bytes(value));
             return Ok(());
+        }
+        if let (Some(bell), Ok(value)) =
+            (self.bells.iter().find(|b| b.offset == at), from.try_into())
+        {
+            return match bell.ring(u32::from_le_bytes(value)) {
+                true => Ok(()),
+                false => Err(AccessError("the eventfd cannot be raised".into())),
+            };
         }
         let posted = self.timed(|client| client.post(0, at, from));
         posted.map_err(|error| AccessError(error.to_string()))
@@ -272,9 +288,11 @@ impl Guest {
         let arena = Arena::new(map.memory(), BASE, MEMORY);
         let window = client.window(0, offset::DOORBELLS).unwrap();
         assert_eq!(window.is_some(), dir.join("mapped").exists());
+        let bells = client.io_fds(0, BAR).unwrap().bells;
+        assert_eq!(!bells.is_empty(), dir.join("rung").exists());
         let (longest, since) = (Duration::ZERO, Instant::now());
         let serving = dir.join(SERVING);
-        let socket = Socket { client, window, longest, since, looks: 0, serving };
+        let socket = Socket { client, window, bells, longest, since, looks: 0, serving };
         let mut driver = Driver::new(socket, arena, 32).unwrap();
         for queue in [1, 2] {
             driver.create_pair(queue, 16, Some(queue)).unwrap();
@@ -449,6 +467,11 @@ impl Guest {
         let large = self.driver.registers.timed(|client| client.write(0, 0, &[0; LARGE]));
         assert!(matches!(large, Err(ClientError::Refused(_))), "{large:?}");
         self.pin();
+        if !self.driver.registers.bells.is_empty() {
+            let asked = self.driver.registers.timed(|client| client.io_fds(0, BAR));
+            self.driver.registers.bells = asked.unwrap().bells;
+            assert!(!self.driver.registers.bells.is_empty());
+        }
         if self.driver.registers.window.is_some() {
             // The same page as at first, whichever process sends it.
             let window = self.driver.registers.timed(|client| client.window(0, offset::DOORBELLS));
@@ -509,12 +532,15 @@ struct Plan {
 struct Controller {
     /// The controller's doorbells are mapped.
     mapped: bool,
+    /// The controller's doorbells are rung.
+    rung: bool,
     /// The controller's queues are spread over two threads.
     lanes: bool,
 }
 
-const TRAPPED: Controller = Controller { mapped: false, lanes: false };
-const MAPPED: Controller = Controller { mapped: true, lanes: false };
+const TRAPPED: Controller = Controller { mapped: false, rung: false, lanes: false };
+const MAPPED: Controller = Controller { mapped: true, ..TRAPPED };
+const RUNG: Controller = Controller { rung: true, ..TRAPPED };
 
 /// Has a guest work while `next` plans the end of each process, from the number of processes killed
 /// so far and since the guest last completed a round. Returns kills, rounds and the longest pause.
@@ -524,7 +550,9 @@ fn life(
     mut next: impl FnMut(u64, u64) -> Plan + Send,
 ) -> (u64, u64, Duration) {
     let dir = tempfile::tempdir().unwrap();
-    for (name, is_so) in [("mapped", controller.mapped), ("lanes", controller.lanes)] {
+    let kind =
+        [("mapped", controller.mapped), ("rung", controller.rung), ("lanes", controller.lanes)];
+    for (name, is_so) in kind {
         if is_so {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
@@ -575,7 +603,7 @@ fn life(
 }
 
 fn every_step_of_a_message(controller: Controller) {
-    let counts = if controller.mapped { &[1, 3][..] } else { &[1, 2, 3, 7, 20] };
+    let counts = if controller.mapped || controller.rung { &[1, 3][..] } else { &[1, 2, 3, 7, 20] };
     let plan = |point| counts.iter().map(move |count| format!("{point}:{count}"));
     let plans: Vec<String> = POINTS.iter().flat_map(plan).collect();
     let all = plans.len() as u64;
@@ -588,7 +616,7 @@ fn every_step_of_a_message(controller: Controller) {
 }
 
 fn any_time(controller: Controller) {
-    let (mut seed, wanted) = (7u64, if controller.mapped { 15 } else { 40 });
+    let (mut seed, wanted) = (7u64, if controller.mapped || controller.rung { 15 } else { 40 });
     let (kills, rounds, longest) = life(wanted, controller, move |_, stuck| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         // A busy machine may take longer to start a process than the process lives. The next ones
@@ -619,6 +647,21 @@ fn killed_at_any_time() {
 #[test]
 fn killed_at_any_time_with_mapped_doorbells() {
     any_time(MAPPED);
+}
+
+#[test]
+fn killed_at_every_step_of_a_message_with_rung_doorbells() {
+    every_step_of_a_message(RUNG);
+}
+
+#[test]
+fn killed_at_any_time_with_rung_doorbells() {
+    any_time(RUNG);
+}
+
+#[test]
+fn killed_at_any_time_with_lanes_and_rung_doorbells() {
+    any_time(Controller { lanes: true, ..RUNG });
 }
 
 #[test]

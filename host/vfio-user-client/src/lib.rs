@@ -25,6 +25,8 @@
 #![allow(unsafe_code)]
 
 mod client;
+#[cfg(feature = "fuzz")]
+mod fuzz;
 mod io_fds;
 #[cfg(feature = "driver")]
 mod registers;
@@ -35,6 +37,8 @@ mod watch;
 mod window;
 
 pub use client::{Client, ClientError, IrqDescription, RegionDescription};
+#[cfg(feature = "fuzz")]
+pub use fuzz::fuzz;
 pub use io_fds::{Bell, Event, IoFds, Notification};
 #[cfg(feature = "driver")]
 pub use registers::Registers;

@@ -1,4 +1,6 @@
 //! A function behind a socket, for all threads of a VMM.
+//!
+//! Over 500 lines: one type whose calls share one mutex, a third of them documentation.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -56,8 +58,8 @@ pub enum ConnectionState {
 ///
 /// Otherwise the connection ends. [`RemoteFunction::as_fd`] becomes readable, and accesses wait,
 /// each as long as the patience is. Another thread of the VMM connects to the new server and passes
-/// the socket to [`RemoteFunction::reconnect`], which checks that the function is the same, gives it
-/// the RAM and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
+/// the socket to [`RemoteFunction::reconnect`], which checks that the function is the same, gives
+/// it the RAM and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
 /// - An access whose reply was not seen is done again. The old server may have done it before, so
 ///   it may be done twice, but each function sees it once: a new connection presents a function in
 ///   its state after a reset (Slipway's server resets a function when its client leaves; the
@@ -106,10 +108,10 @@ impl RemoteFunction {
     /// descriptors. Every later wait takes at most `patience`; this call as well.
     ///
     /// # Errors
-    /// [`FunctionError::Connection`]
+    /// [`FunctionError::Connection`].
     pub fn new(socket: OwnedFd, patience: Duration) -> Result<Self, FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
-        let (client, shape, io_fds) = begin(socket, patience).map_err(failed)?;
+        let Begun { client, shape, io_fds } = begin(socket, patience).map_err(failed)?;
         let failed = |error: Errno| FunctionError::Connection(error.to_string());
         let watch = Watch::new().map_err(failed)?;
         watch.follow(client.as_fd()).map_err(failed)?;
@@ -342,11 +344,11 @@ impl RemoteFunction {
     /// three times the patience at most.
     ///
     /// # Errors
-    /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and the
-    /// state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
+    /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and
+    /// the state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
     pub fn reconnect(&self, socket: OwnedFd) -> Result<(), FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
-        let (mut client, shape, io_fds) = begin(socket, self.patience).map_err(failed)?;
+        let Begun { mut client, shape, io_fds } = begin(socket, self.patience).map_err(failed)?;
         if let Some(difference) = self.shape.difference(&shape) {
             return Err(FunctionError::Different(difference));
         }
@@ -490,19 +492,23 @@ impl RemoteFunction {
 
 impl AsFd for RemoteFunction {
     /// Returns a descriptor that is readable while there is no connection, also if no access has
-    /// noticed yet. It stays the same after [`RemoteFunction::reconnect`]. Only to wait on: it is an
-    /// epoll(7) descriptor. Once it is readable, [`RemoteFunction::state`] tells the reason.
+    /// noticed yet. It stays the same after [`RemoteFunction::reconnect`]. Only to wait on: it is
+    /// an epoll(7) descriptor. Once it is readable, [`RemoteFunction::state`] tells the reason.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }
 }
 
+/// A connection, and what the server said about its function.
+struct Begun {
+    client: Client,
+    shape: Shape,
+    /// The registers that are written without messages, by region.
+    io_fds: Vec<(u32, IoFds)>,
+}
+
 /// Negotiates on `socket` and asks for everything that a VMM needs to know first.
-#[allow(clippy::type_complexity)]
-fn begin(
-    socket: OwnedFd,
-    patience: Duration,
-) -> Result<(Client, Shape, Vec<(u32, IoFds)>), ClientError> {
+fn begin(socket: OwnedFd, patience: Duration) -> Result<Begun, ClientError> {
     let until = Instant::now() + patience;
     let mut client = Client::negotiate(socket, patience)?;
     client.limit(until);
@@ -515,7 +521,7 @@ fn begin(
             io_fds.push((index, found));
         }
     }
-    Ok((client, shape, io_fds))
+    Ok(Begun { client, shape, io_fds })
 }
 
 fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, FunctionError> {

@@ -1,8 +1,11 @@
 //! Frames between two drivers.
 
+use slipway_pci::Function;
 use slipway_switch::Mac;
 use slipway_virtio_spec::RingFeatures;
 use slipway_virtio_spec::net::{Features, Header};
+
+use crate::layout::NOTIFY;
 
 use super::rig::{Setup, World, frame, pair};
 
@@ -76,6 +79,20 @@ fn while_the_switch_looks_no_notification_comes_and_before_it_sleeps_one_is_aske
         assert_eq!(after.notifications, before.notifications + 1);
         assert!(world.0.borrow_mut().arm(a.port), "there is one already");
     }
+}
+
+/// A host that was told by an event does not know the queue.
+#[test]
+fn an_event_is_a_notification_of_any_queue() {
+    let (_world, mut a, _b) = pair(Setup::new(1), Setup::new(2));
+    let device = a.device();
+    let before = device.control().counters().notifications;
+    device.notified();
+    assert_eq!(device.control().counters().notifications, before + 1);
+    let registers = device.description().bars[0].notifications.clone().unwrap();
+    let queues = device.registers.queues.len() as u64;
+    let expected = (0..queues).map(|queue| NOTIFY.start + 4 * queue);
+    assert!(registers.offsets().eq(expected));
 }
 
 #[test]

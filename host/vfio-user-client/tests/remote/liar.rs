@@ -22,7 +22,7 @@ pub struct Sent {
     pub files: Vec<OwnedFd>,
 }
 
-/// What the server does about a request.
+/// The server's way of dealing with a request.
 pub enum Act {
     /// Answers as a server should.
     Honest,

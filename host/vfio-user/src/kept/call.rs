@@ -120,9 +120,9 @@ impl Descriptors {
     }
 }
 
-// SAFETY: computes a number.
 const _: () = {
     let numbers = MAX_ATTACHED * size_of::<libc::c_int>();
+    // SAFETY: computes a number.
     assert!(unsafe { libc::CMSG_SPACE(numbers as u32) } as usize == size_of::<Control>());
 };
 

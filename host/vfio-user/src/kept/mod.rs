@@ -32,9 +32,9 @@
 //!
 //! A client that maps its doorbells continues to store to the page, which lies on the shelf, too;
 //! the successor looks at the page when it begins. The record of a reply says whether it carries
-//! the page's descriptor, and a successor that sends the reply attaches it. The eventfd that a client
-//! raises instead of sending messages lies on the shelf as well; a successor acts as if it had just
-//! been raised.
+//! the page's descriptor, and a successor that sends the reply attaches it. The eventfd that a
+//! client raises instead of sending messages lies on the shelf as well; a successor acts as if it
+//! had just been raised.
 //!
 //! Limits: the client's memory comes with descriptors (message-only memory that needs a thread of
 //! its own is refused). A message with descriptors must arrive in one piece, as all known clients

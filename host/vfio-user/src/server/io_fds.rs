@@ -1,10 +1,10 @@
 //! Registers that a client writes without messages: `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
 //!
 //! A write of a notification register raises an eventfd, and its value is dropped
-//! ([`slipway_pci::Notifications`]). A write of a doorbell is stored in a page that the client maps,
-//! and raises the eventfd as well ([`crate::DoorbellMode::Rung`]). All registers of a client share
-//! one eventfd, which wakes the endpoint: more would have to be watched and counted, and the function
-//! looks at everything anyway.
+//! ([`slipway_pci::Notifications`]). A write of a doorbell is stored in a page that the client
+//! maps, and raises the eventfd as well ([`crate::DoorbellMode::Rung`]). All registers of a client
+//! share one eventfd, which wakes the endpoint: more would have to be watched and counted, and the
+//! function looks at everything anyway.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
