@@ -272,9 +272,10 @@ fn descriptors() {
     }
 }
 
-/// Makes a segment that every process may use; returns its key.
-pub fn make_shared_memory() -> i32 {
-    let key = 0x5119_0000 | (std::process::id() as i32 & 0xffff);
+/// Makes a segment that every process may use; returns its key. `number` tells apart those of one
+/// process.
+pub fn make_shared_memory(number: u32) -> i32 {
+    let key = 0x5100_0000 | ((number as i32 & 0xf) << 16) | (std::process::id() as i32 & 0xffff);
     // SAFETY: no memory effects.
     checked(unsafe { libc::shmget(key, 4096, libc::IPC_CREAT | 0o666) }).unwrap();
     key

@@ -16,6 +16,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use slipway_hypervisor::native::SlipwayVmm;
@@ -43,6 +44,8 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
+        static HOSTS: AtomicU32 = AtomicU32::new(0);
+        let number = HOSTS.fetch_add(1, Ordering::Relaxed);
         let directory = tempfile::tempdir().unwrap();
         open_to_all(directory.path(), 0o755);
         let file = directory.path().join("file");
@@ -51,7 +54,7 @@ impl Host {
         let socket = directory.path().join("slipway.sock");
         let path = UnixListener::bind(&socket).unwrap();
         open_to_all(&socket, 0o666);
-        let name = format!("slipway-cage-{}", std::process::id());
+        let name = format!("slipway-cage-{}-{number}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let hidden = UnixListener::bind_addr(&address).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -64,7 +67,7 @@ impl Host {
             abstract_name: name,
             port: tcp.local_addr().unwrap().port(),
             process: victim.id() as i32,
-            shared_memory: attacks::make_shared_memory(),
+            shared_memory: attacks::make_shared_memory(number),
             queue: queue.clone(),
         };
         attacks::make_queue(&queue);

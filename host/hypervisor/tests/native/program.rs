@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{IoSliceMut, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::RecvFlags;
+use slipway_peer::Bin;
 
 /// The functions without a connection, and the client of the control channel.
 #[derive(Default)]
@@ -46,18 +47,12 @@ fn read_line(client: &UnixStream) -> Option<(serde_json::Value, Option<OwnedFd>)
     let (mut line, mut descriptor) = (Vec::new(), None);
     while line.last() != Some(&b'\n') {
         let mut byte = [0];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let parts = &mut [IoSliceMut::new(&mut byte)];
-        let read = rustix::net::recvmsg(client, parts, &mut control, RecvFlags::empty());
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
-                assert!(line.is_empty(), "it comes with the first byte");
-                descriptor = descriptors.next();
-            }
-        }
-        if !read.is_ok_and(|read| read.bytes == 1) {
-            return None;
+        let received = slipway_peer::receive(client, parts, &Bin::new(), RecvFlags::empty());
+        let received = received.ok().filter(|received| received.bytes == 1)?;
+        if let Some(file) = received.files.first() {
+            assert!(line.is_empty(), "it comes with the first byte");
+            descriptor = Some(file.as_fd().try_clone_to_owned().unwrap());
         }
         line.push(byte[0]);
     }
