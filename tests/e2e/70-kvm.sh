@@ -26,5 +26,6 @@ fi
 status=$?
 [ "$status" = 77 ] && skip "an emulated server with KVM: $(tail -n 1 "$work/lab")"
 [ "$status" = 0 ] || { cat "$work/lab"; fail "the emulated server, status $status"; }
-grep -E 'lab: (accelerator|cpu|two_at)=' "$work/lab"
-ok "KVM probed, chosen and used in an emulated server: exit status, two CPUs, a volume, two at once"
+grep -E 'lab: (accelerator|cpu|vmms)=' "$work/lab"
+ok "KVM probed, chosen and used in an emulated server, by slipway-vmm and by QEMU: exit status, two CPUs, a volume, two at once"
+ok "a sandbox on slipway-vmm outlived a killed daemon"
