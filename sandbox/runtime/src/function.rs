@@ -112,7 +112,8 @@ pub async fn serve(
             nvme: Some(plane_v1::NvmeController {
                 serial: id.to_uppercase(),
                 namespaces,
-                doorbells: plane_v1::nvme_controller::DoorbellMode::Trapped.into(),
+                // slipway-vmm rings without messages; QEMU does not ask for the page.
+                doorbells: plane_v1::nvme_controller::DoorbellMode::Rung.into(),
                 ..Default::default()
             }),
             id,
