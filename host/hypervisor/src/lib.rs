@@ -16,8 +16,8 @@
 //! channel's listening socket, the KVM device) while it still has the right to. It starts the VMM
 //! as an unprivileged process in a cage (module `cage`) that inherits exactly those descriptors,
 //! waits until the VMM answers over QMP, closes the cage, and only then has the guest run. The
-//! process does not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end it
-//! ([`reap_leftover`]), or take it over ([`Hypervisor::adopt`]), without ever hitting another
+//! process does not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end
+//! it ([`reap_leftover`]), or take it over ([`Hypervisor::adopt`]), without ever hitting another
 //! process that got the same id. To permit that, both channels are listening sockets that accept
 //! one client after the other, the VMM prints into FIFOs that stay open, and a pidfd reports its
 //! end to a process that is not its parent.
