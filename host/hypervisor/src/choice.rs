@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 
+use crate::identity::SLIPWAY_VMM;
 use crate::native::{self, SlipwayVmm};
 use crate::qemu::{self, Qemu};
 use crate::{
@@ -99,7 +100,7 @@ impl Vmms {
     /// booting a guest.
     pub fn preview(&self) -> Preview {
         let qemu = |reason: String| Preview { vmm: "qemu", reason };
-        let native = |reason: &str| Preview { vmm: "slipway-vmm", reason: reason.to_owned() };
+        let native = |reason: &str| Preview { vmm: SLIPWAY_VMM, reason: reason.to_owned() };
         match (self.choice, &self.native) {
             (VmmChoice::Qemu, _) => qemu("it was asked for".into()),
             (VmmChoice::Native, _) => native("it was asked for"),
@@ -139,7 +140,7 @@ impl Vmms {
     pub async fn qemu(&self) -> Result<&Qemu> {
         let find = || {
             let cache = self.cache.clone();
-            crate::launch::elsewhere(move || Qemu::find(&cache))
+            crate::files::elsewhere(move || Qemu::find(&cache))
         };
         self.qemu.get_or_try_init(find).await
     }
@@ -210,7 +211,7 @@ impl Hypervisor for Vmms {
     }
 
     fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
-        if native::is_named(&left.record.hypervisor) {
+        if left.record.hypervisor == SLIPWAY_VMM {
             Box::pin(native::adopt(left))
         } else {
             Box::pin(qemu::adopt(left))

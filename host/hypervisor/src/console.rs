@@ -2,8 +2,8 @@
 //!
 //! A VMM prints into FIFOs in the VM's directory, and holds each of them open at both ends. So a
 //! FIFO keeps unread text, up to a pipe's capacity, when the launcher is gone; its successor opens
-//! the FIFO by name and continues. Neither a file that the VMM writes itself (a guest would fill the
-//! disk) nor another process is needed.
+//! the FIFO by name and continues. Neither a file that the VMM writes itself (a guest would fill
+//! the disk) nor another process is needed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// The time that a VMM may take to answer. A hundred at once on two cores need some of it.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Connects, and waits for the VMM's main loop: QEMU's greeting comes from a thread of its own before
-/// the machine is complete, `query-status` is answered after that.
+/// Connects, and waits for the VMM's main loop: QEMU's greeting comes from a thread of its own
+/// before the machine is complete, `query-status` is answered after that.
 pub(crate) async fn connect(control: &Path) -> Result<Qmp> {
     let bin = Bin::new();
     let stream = Stream::connect(control, &bin).await;

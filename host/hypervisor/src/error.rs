@@ -28,8 +28,8 @@ pub enum Error {
     },
     /// Slipway's own VMM was requested, and KVM cannot be used.
     #[error(
-        "slipway-vmm needs KVM, which cannot be used: {reason}; with vmm = \"auto\" in the settings \
-         QEMU emulates the CPU"
+        "slipway-vmm needs KVM, which cannot be used: {reason}; with vmm = \"auto\" in the \
+         settings QEMU emulates the CPU"
     )]
     NeedsKvm {
         /// The result of the probe.

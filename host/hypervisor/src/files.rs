@@ -15,6 +15,14 @@ use crate::{EmulatedDisk, Error, Result};
 /// the VMM.
 const BACKLOG: i32 = 4;
 
+/// Runs `work`, which blocks on files, on a thread for blocking work.
+pub(crate) async fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::system("a file operation", io::Error::other(error))))
+}
+
 /// Paths that are removed on drop, unless the owner is [finished](RemoveOnDrop::finish).
 pub(crate) struct RemoveOnDrop(pub(crate) Vec<PathBuf>);
 

@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
+/// The name of Slipway's own VMM.
+pub(crate) const SLIPWAY_VMM: &str = "slipway-vmm";
+
 /// The record on disk by which a VM's process is found again, and no other process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,7 +46,7 @@ impl VmRecord {
     /// Returns whether the VMM gets new connections of its functions from its launcher, so that a
     /// function may have been lost meanwhile.
     pub fn reconnects(&self) -> bool {
-        crate::native::is_named(&self.hypervisor)
+        self.hypervisor == SLIPWAY_VMM
     }
 
     /// Returns a pidfd of the process, or `None` if it has ended or belongs to another boot. A

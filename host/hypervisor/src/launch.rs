@@ -12,7 +12,7 @@ use crate::cage::Cage;
 use crate::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
 use crate::control::{ANSWER_DEADLINE, connect};
 use crate::exit::{StderrTail, exit_of};
-use crate::files::{RemoveOnDrop, listen};
+use crate::files::{RemoveOnDrop, elsewhere, listen};
 use crate::process::{Launch, Process};
 use crate::qmp::Qmp;
 use crate::vm::{LaunchedVm, Supervised};
@@ -135,14 +135,6 @@ fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepa
     let arguments = program.prepare(spec, accel, common, &mut launch)?;
     launch.arguments(arguments);
     Ok(Prepared { launch, log, console, errors, control: names.control, made })
-}
-
-/// Runs `work`, which blocks on files, on a thread for blocking work.
-pub(crate) async fn elsewhere<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::system("a file operation", io::Error::other(error))))
 }
 
 /// Starts a VM, and returns once its guest runs. After an error nothing of it is left.

@@ -8,19 +8,19 @@
 //! [`Vmms`] chooses one of them for each VM; [`accel`] finds out what KVM is worth.
 //!
 //! Both VMMs are launched, reached and ended in the same way. They speak QMP (module `qmp`), print
-//! into FIFOs (`console`), and get what they use as descriptors; module `launch` does the steps, and
-//! its trait `Program` has what differs: the command line and the descriptors.
+//! into FIFOs (`console`), and get what they use as descriptors; module `launch` does the steps,
+//! and its trait `Program` has what differs: the command line and the descriptors.
 //!
 //! The steps of a launch: [`Hypervisor::launch`] opens everything that the VMM may use (the agent's
 //! listening socket, the functions of vfio-user servers, files of emulated disks, the control
-//! channel's listening socket, the KVM device) while it still has the right to. It starts the VMM as
-//! an unprivileged process in a cage (module `cage`) that inherits exactly those descriptors, waits
-//! until the VMM answers over QMP, closes the cage, and only then has the guest run. The process
-//! does not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end it
-//! ([`reap_leftover`]), or take it over ([`Hypervisor::adopt`]), without ever hitting another
+//! channel's listening socket, the KVM device) while it still has the right to. It starts the VMM
+//! as an unprivileged process in a cage (module `cage`) that inherits exactly those descriptors,
+//! waits until the VMM answers over QMP, closes the cage, and only then has the guest run. The
+//! process does not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end
+//! it ([`reap_leftover`]), or take it over ([`Hypervisor::adopt`]), without ever hitting another
 //! process that got the same id. To permit that, both channels are listening sockets that accept
-//! one client after the other, the VMM prints into FIFOs that stay open, and a pidfd reports its end
-//! to a process that is not its parent.
+//! one client after the other, the VMM prints into FIFOs that stay open, and a pidfd reports its
+//! end to a process that is not its parent.
 //!
 //! QEMU connects to vfio-user servers itself, before its guest runs, and never again. `slipway-vmm`
 //! gets connections, and new ones whenever it reports one lost (module `reconnect`).

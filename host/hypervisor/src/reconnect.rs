@@ -1,8 +1,9 @@
 //! New connections of functions, for a VMM that takes them.
 //!
-//! A vfio-user connection ends with its server: with a socket engine, or with a plane whose endpoints
-//! no keeper holds. It also ends when the server refuses what came over it. The VMM has no file system
-//! from which it could connect again, so its launcher does, and passes the connection on.
+//! A vfio-user connection ends with its server: with a socket engine, or with a plane whose
+//! endpoints no keeper holds. It also ends when the server refuses what came over it. The VMM has
+//! no file system from which it could connect again, so its launcher does, and passes the
+//! connection on.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,8 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::files::connect;
-use crate::launch::elsewhere;
+use crate::files::{connect, elsewhere};
 use crate::qmp::Qmp;
 use crate::{Error, Result};
 

@@ -6,8 +6,8 @@
 //! its record says that its container ran, its VMM lives and answers, the plane has its functions
 //! with that VMM as the client, and its agent answers. A VMM that can be given new connections need
 //! not be the client: `slipway-hypervisor` connects each function that it has lost. All other
-//! sandboxes are released, as after any daemon's death. There is no state in between: until the last
-//! step has succeeded, no part of a sandbox is changed.
+//! sandboxes are released, as after any daemon's death. There is no state in between: until the
+//! last step has succeeded, no part of a sandbox is changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,8 +109,8 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     })
 }
 
-/// Returns whether the plane has function `id` for this VMM: with the VMM as its client, or at least
-/// at all if the VMM can be given a new connection.
+/// Returns whether the plane has function `id` for this VMM: with the VMM as its client, or with
+/// any or none if the VMM can be given a new connection.
 async fn serves(node: &Node, id: &str, vmm: &VmRecord) -> Result<bool> {
     let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
     match node.plane.clone().get_endpoint(request).await {

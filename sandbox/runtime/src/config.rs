@@ -45,8 +45,8 @@ pub struct Config {
     pub boot_timeout_s: u64,
     /// The accelerator: "auto", "kvm" or "tcg".
     pub accelerator: String,
-    /// The VMM: "auto", "native" (Slipway's own, which needs KVM) or "qemu". "auto" is Slipway's own
-    /// where guests run on KVM with it, and QEMU elsewhere.
+    /// The VMM: "auto", "native" (Slipway's own, which needs KVM) or "qemu". "auto" is Slipway's
+    /// own where guests run on KVM with it, and QEMU elsewhere.
     pub vmm: String,
     /// The number of threads that serve devices.
     pub reactors: u32,

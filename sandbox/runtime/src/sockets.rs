@@ -53,8 +53,8 @@ pub struct ServedFunction {
     _connection: OwnedFd,
 }
 
-/// Returns the socket of the sandbox's function, or `None` if the sandbox has no socket engine or no
-/// network.
+/// Returns the socket of the sandbox's function, or `None` if the sandbox has no socket engine or
+/// no network.
 pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
     let served = record.sockets.is_some() && record.network.is_some();
     served.then(|| node.run_dir(&record.id).join("sockets.sock"))

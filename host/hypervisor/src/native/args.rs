@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::file_identity;
 use crate::files::connect;
+use crate::identity::SLIPWAY_VMM;
 use crate::launch::{Common, Program};
 use crate::process::Launch;
 use crate::{Accel, Error, Result, VmSpec};
@@ -29,7 +30,7 @@ struct Passed {
 }
 
 impl Program for Binary {
-    const NAME: &'static str = "slipway-vmm";
+    const NAME: &'static str = SLIPWAY_VMM;
     const RECONNECTS: bool = true;
 
     fn path(&self) -> &Path {

@@ -35,8 +35,8 @@ impl SlipwayVmm {
         self.binary.path()
     }
 
-    /// Returns [`Accel::Kvm`] if guests run on KVM with this VMM, and the reason. Boots `kernel` for
-    /// a moment if no cheaper check rules KVM out and the answer is not in the cache.
+    /// Returns [`Accel::Kvm`] if guests run on KVM with this VMM, and the reason. Boots `kernel`
+    /// for a moment if no cheaper check rules KVM out and the answer is not in the cache.
     pub async fn probe(&self, kernel: &Path) -> &AccelReport {
         self.probe.report(&self.binary, kernel).await
     }
@@ -84,9 +84,4 @@ impl Hypervisor for SlipwayVmm {
 /// Takes over a `slipway-vmm`. The program itself is not needed for that.
 pub(crate) async fn adopt(left: &LeftVm) -> Result<Box<dyn Vm>> {
     Ok(Box::new(launch::adopt::<Binary>(left).await?))
-}
-
-/// Returns whether `hypervisor`, the name in a [`VmRecord`](crate::VmRecord), is this VMM.
-pub(crate) fn is_named(hypervisor: &str) -> bool {
-    hypervisor == Binary::NAME
 }

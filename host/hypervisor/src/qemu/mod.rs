@@ -15,8 +15,8 @@ use crate::{
     launch,
 };
 
-/// Host memory in bytes that a QEMU needs beside its guest's memory: its own, the translator's cache
-/// under software emulation, page tables.
+/// Host memory in bytes that a QEMU needs beside its guest's memory: its own, the translator's
+/// cache under software emulation, page tables.
 const OVERHEAD: u64 = 768 << 20;
 
 /// Any QEMU from 10.1 on.

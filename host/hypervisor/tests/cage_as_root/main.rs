@@ -1,6 +1,7 @@
 //! A VMM that was taken over: this test program itself in the place of QEMU and of `slipway-vmm`,
-//! started by the launcher as they are, tries to reach resources of its host and of other sandboxes. Each attack succeeds from
-//! a process of the same user without the cage, which the test checks first.
+//! started by the launcher as they are, tries to reach resources of its host and of other
+//! sandboxes. Each attack succeeds from a process of the same user without the cage,
+//! which the test checks first.
 #![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
 #![allow(unsafe_code)] // An attacker's system calls.
 

@@ -13,6 +13,8 @@
 //! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
 
+mod message;
+
 use std::collections::{BTreeSet, HashMap};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +29,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::{Error, Result, ShutdownReason, VmEvent, VmSpec};
+use crate::{Error, Result, ShutdownReason, VmEvent};
+use message::{Answer, Message, parse};
 
 /// The longest line that is accepted from a VMM, in bytes. QEMU's longest answers to our commands
 /// are some hundred bytes.
@@ -66,8 +69,6 @@ struct ChannelState {
     /// The functions whose connections were reported lost, until a caller takes them.
     lost: BTreeSet<usize>,
 }
-
-type Answer = Result<Value, String>;
 
 impl Shared {
     fn state(&self) -> std::sync::MutexGuard<'_, ChannelState> {
@@ -333,85 +334,6 @@ async fn read_line<R: AsyncRead + Unpin>(lines: &mut BufReader<R>) -> Result<Vec
     }
 }
 
-/// The content of one line.
-#[derive(Debug, PartialEq)]
-enum Message {
-    Greeting,
-    Answer {
-        id: u64,
-        answer: Answer,
-    },
-    Event(VmEvent),
-    /// The connection of the function with this index has ended. The index is below
-    /// [`VmSpec::MAX_FUNCTIONS`].
-    FunctionLost(usize),
-    /// Valid, but of no interest here.
-    Ignored,
-}
-
-fn parse(line: &[u8]) -> Result<Message, String> {
-    let value: Value =
-        serde_json::from_slice(line).map_err(|error| format!("a line that is no JSON: {error}"))?;
-    let Value::Object(mut object) = value else {
-        return Err("a line that is no JSON object".into());
-    };
-    if object.contains_key("QMP") {
-        return Ok(Message::Greeting);
-    }
-    if let Some(name) = object.get("event") {
-        let name = name.as_str().ok_or("an event without a name")?;
-        let data = object.get("data").unwrap_or(&Value::Null);
-        if name == "SLIPWAY_FUNCTION_LOST" {
-            return lost_function(data).map(Message::FunctionLost);
-        }
-        return Ok(event(name, data).map_or(Message::Ignored, Message::Event));
-    }
-    let answer = match (object.remove("return"), object.get("error")) {
-        (Some(value), _) => Ok(value),
-        (None, Some(error)) => Err(error_text(error)),
-        (None, None) => return Err("a line that is neither answer nor event".into()),
-    };
-    match object.get("id").and_then(Value::as_u64) {
-        Some(id) => Ok(Message::Answer { id, answer }),
-        // QEMU omits the id if it could not parse the command, and our commands are valid.
-        None => Err("an answer without an id".into()),
-    }
-}
-
-/// Returns the text of an error, in a form that fits one line of a message.
-fn error_text(error: &Value) -> String {
-    let text = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given");
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
-}
-
-fn event(name: &str, data: &Value) -> Option<VmEvent> {
-    Some(match name {
-        "SHUTDOWN" => VmEvent::Shutdown(shutdown_reason(data)),
-        "GUEST_PANICKED" => VmEvent::GuestPanicked,
-        "STOP" => VmEvent::Stopped,
-        "RESUME" => VmEvent::Resumed,
-        _ => return None,
-    })
-}
-
-/// Parses the data of SLIPWAY_FUNCTION_LOST.
-fn lost_function(data: &Value) -> Result<usize, String> {
-    let index = data.get("function").and_then(Value::as_u64);
-    let index = index.and_then(|index| usize::try_from(index).ok());
-    index.filter(|index| *index < VmSpec::MAX_FUNCTIONS).ok_or("no such function is lost".into())
-}
-
-/// Parses `ShutdownCause` of QEMU's *qapi/run-state.json*.
-fn shutdown_reason(data: &Value) -> ShutdownReason {
-    match data.get("reason").and_then(Value::as_str) {
-        Some("guest-shutdown") => ShutdownReason::GuestPowerOff,
-        Some("guest-reset") => ShutdownReason::GuestReset,
-        Some("guest-panic") => ShutdownReason::GuestPanic,
-        Some(reason) if reason.starts_with("host-") => ShutdownReason::Host,
-        _ => ShutdownReason::Other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::io::{DuplexStream, duplex, split};
@@ -562,19 +484,5 @@ mod tests {
         assert!(stopped.is_err(), "never answered");
         qmp.execute("quit", LIMIT).await.unwrap_err();
         assert_eq!(qmp.lost_functions().await, None);
-    }
-
-    #[test]
-    fn shutdown_reasons_are_told_apart() {
-        for (reason, expected) in [
-            ("guest-shutdown", ShutdownReason::GuestPowerOff),
-            ("guest-reset", ShutdownReason::GuestReset),
-            ("guest-panic", ShutdownReason::GuestPanic),
-            ("host-qmp-quit", ShutdownReason::Host),
-            ("new-in-12.0", ShutdownReason::Other),
-        ] {
-            assert_eq!(shutdown_reason(&json!({ "reason": reason })), expected);
-        }
-        assert_eq!(shutdown_reason(&Value::Null), ShutdownReason::Other);
     }
 }
