@@ -95,13 +95,24 @@ impl Functions {
             }
             Token::Ended(index) => {
                 let function = &mut self.all[index];
-                let Some(reason) = function.attached.lost() else { return Vec::new() };
-                function.lost = true;
-                let data = json!({ "function": index, "reason": reason });
-                vec![qmp::event("SLIPWAY_FUNCTION_LOST", data)]
+                function.lost = function.attached.lost().is_some();
+                self.lost_event(index).into_iter().collect()
             }
             Token::Reconnected => self.take_answers(),
         }
+    }
+
+    /// Returns an event for each function that has no connection, for a client that has just come.
+    pub fn lost_events(&self) -> Vec<Vec<u8>> {
+        let lost = (0..self.all.len()).filter(|&index| self.all[index].lost);
+        lost.filter_map(|index| self.lost_event(index)).collect()
+    }
+
+    /// Returns the event of a function that has no connection. Returns `None` if it has one.
+    fn lost_event(&self, index: usize) -> Option<Vec<u8>> {
+        let reason = self.all[index].attached.lost()?;
+        let data = json!({ "function": index, "reason": reason });
+        Some(qmp::event("SLIPWAY_FUNCTION_LOST", data))
     }
 
     /// Connects a function again, on a thread of its own: the server may take its time.
@@ -133,14 +144,20 @@ impl Functions {
 
     fn take_answers(&mut self) -> Vec<Vec<u8>> {
         let _ = rustix::io::read(&self.answered, &mut [0; 8]);
-        let mut answers = self.answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let answers = std::mem::take(&mut *answers);
-        let line = |Reconnected { function, id, outcome }| {
-            if outcome.is_ok() {
-                self.all[function].lost = false;
-            }
-            qmp::answer(&id, outcome.map(|()| json!({})))
+        let answers = {
+            let mut all = self.answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            std::mem::take(&mut *all)
         };
-        answers.into_iter().map(line).collect()
+        let mut lines = Vec::new();
+        for Reconnected { function, id, outcome } in answers {
+            self.all[function].lost = outcome.is_err();
+            let failed = outcome.is_err();
+            lines.push(qmp::answer(&id, outcome.map(|()| json!({}))));
+            if failed {
+                // Whoever tried knows that it may try again.
+                lines.extend(self.lost_event(function));
+            }
+        }
+        lines
     }
 }

@@ -197,7 +197,13 @@ impl Process {
             }
         };
         let outcome = match command {
-            Command::Capabilities => Ok(json!({})),
+            Command::Capabilities => {
+                self.answer(&request.id, Ok(json!({})));
+                for line in self.functions.lost_events() {
+                    self.tell(&line);
+                }
+                return false;
+            }
             Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
             Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
             Command::Statistics => Ok(qmp::statistics(&self.board().exits())),

@@ -18,6 +18,11 @@ use crate::{Error, Result, acpi, cpuid, layout, loader};
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
 
+/// Words of the kernel's command line that belong to the machine: it has one serial port, and
+/// nothing that Linux would have to look for on the bus before ACPI tells where the bus is (two
+/// hundred exits).
+const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly";
+
 /// The configuration of a machine. Everything that it uses is an open descriptor.
 #[derive(Debug)]
 pub struct Config {
@@ -32,7 +37,7 @@ pub struct Config {
     pub kernel: OwnedFd,
     /// The initial RAM file system.
     pub initramfs: Option<OwnedFd>,
-    /// The kernel's command line.
+    /// The kernel's command line; words of the machine's own come before it.
     pub command_line: String,
     /// The destination of what the serial port sends.
     pub console: OwnedFd,
@@ -171,7 +176,8 @@ fn load(
     rustix::rand::getrandom(&mut generation, rustix::rand::GetRandomFlags::empty())
         .map_err(Error::system("getrandom"))?;
     let rsdp = acpi::write_tables(&ram.memory(), cpus, generation)?;
-    loader::write_start_info(ram, command_line, initramfs, rsdp)?;
+    let command_line = format!("{MACHINE_WORDS} {command_line}");
+    loader::write_start_info(ram, &command_line, initramfs, rsdp)?;
     Ok(kernel.entry)
 }
 
