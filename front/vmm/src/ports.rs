@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::PollFlags;
 use slipway_virtio_console::Console;
 use slipway_virtio_rng::Rng;
+use slipway_vmm::local::Local;
 use slipway_vmm::own::{self, AGENT_PORT, CONSOLE_PORT};
-use slipway_vmm::pci::Local;
-use slipway_vmm::{Machine, board};
+use slipway_vmm::{Machine, output};
 
 use crate::stream::{Client, Ended};
 use crate::watch::Watch;
@@ -120,7 +120,7 @@ fn move_console(console: &mut Console, output: &OwnedFd) {
         if len == 0 {
             return;
         }
-        let _ = board::write_or_drop(output, &bytes[..len]);
+        let _ = output::write_or_drop(output, &bytes[..len]);
     }
 }
 

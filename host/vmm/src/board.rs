@@ -3,7 +3,6 @@
 //! Every access may be hostile. An access that nothing answers reads as all ones and writes
 //! nothing, as on a real bus.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -97,8 +96,8 @@ impl Board {
         })
     }
 
-    /// Returns the descriptor that becomes readable when the guest panics, a CPU has stopped, or the
-    /// machine ends.
+    /// Returns the descriptor that becomes readable when the guest panics, a CPU has stopped, or
+    /// the machine ends.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }
@@ -218,19 +217,4 @@ impl Board {
         let devices = self.interrupts.end(vector);
         self.pci.end_of_interrupt(devices);
     }
-}
-
-/// Writes to the console if it takes bytes at once, and drops them otherwise: a guest must not be
-/// able to stop its CPU, and with it a pause of the machine, by a console that nobody reads.
-///
-/// # Errors
-/// An error of poll(2) or write(2).
-pub fn write_or_drop(console: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec};
-    let mut poll = [PollFd::new(console, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    if rustix::event::poll(&mut poll, Some(&now))? > 0 {
-        rustix::io::write(console, bytes)?;
-    }
-    Ok(())
 }

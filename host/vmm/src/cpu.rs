@@ -7,7 +7,7 @@ use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_run, kvm_segment};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::board::{Board, End, Exit};
-use crate::cpus::{Next, Seat};
+use crate::seat::{Seats, Wanted};
 use crate::{Error, Result, kick, layout};
 
 /// `CR0.PE`: protected mode. The PVH boot protocol starts in it, with paging off.
@@ -49,15 +49,15 @@ impl Cpu {
     }
 
     /// Runs the CPU on this thread until the machine ends.
-    pub fn run(mut self, board: &Arc<Board>, seat: &Seat) {
+    pub fn run(mut self, board: &Arc<Board>, seats: &Seats) {
         let run: *mut kvm_run = self.fd.get_kvm_run();
         // The structure stays mapped until `self` is dropped, behind the guard.
         let _guard = kick::Target::new(run);
-        while let Next::Run = seat.next() {
+        while seats.may_run() {
             self.fd.set_kvm_immediate_exit(0);
             // A request that came before the line above has set the state that is read here; one
             // that comes later makes `run` return at once.
-            if seat.is_wanted_elsewhere() {
+            if !seats.is(Wanted::Running) {
                 continue;
             }
             if let Err(end) = self.run_once(board) {

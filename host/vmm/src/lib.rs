@@ -6,9 +6,11 @@
 //!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), KVM's virtual
 //!   machine, the CPUs ([`cpuid`]).
 //! - Each CPU has a thread that runs the guest until its next exit; [`cpus`] pauses and ends all of
-//!   them.
+//!   them, by the state in [`seat`].
 //! - An exit goes to the [`board`]: serial port, power management, IOAPIC ([`interrupts`]), and the
-//!   PCI bus ([`pci`]) with functions of this process and of vfio-user servers.
+//!   PCI bus ([`pci`]).
+//! - Functions on the bus are in this process ([`local`]; [`own`] has those of every machine), or
+//!   behind vfio-user sockets ([`remote`]).
 //! - [`layout`] has every address.
 //!
 //! The machine: hardware-reduced ACPI, PVH boot, local APICs in the kernel and an IOAPIC of eight
@@ -25,8 +27,8 @@
 //! `kvm-ioctls` and `kvm-bindings` for KVM's interface, `vmm-sys-util` for the eventfds in that
 //! interface, `vm-superio` for the 16550, `acpi_tables` for tables and their byte code. Not used:
 //! `vm-memory`, `linux-loader` and `virtio-queue`, which bring a second contract for guest memory
-//! beside `slipway_ram`'s. `libc` for signals and reads into guest memory, `rustix` for other system
-//! calls, `zerocopy` for the kernel's file format, `thiserror`.
+//! beside `slipway_ram`'s. `libc` for signals and reads into guest memory, `rustix` for the other
+//! system calls, `zerocopy` for the kernel's file format, `thiserror`.
 //!
 //! `unsafe` is allowed for KVM's memory slots, reads into guest memory, and the signal that makes a
 //! thread leave the guest.
@@ -43,13 +45,16 @@ mod ioapic;
 mod kick;
 pub mod layout;
 pub mod loader;
+pub mod local;
 mod machine;
 pub mod memory;
+pub mod output;
 pub mod own;
 pub mod pci;
 pub mod power;
 pub mod remote;
 pub mod routes;
+pub mod seat;
 mod serial;
 
 pub use error::{Error, Result};

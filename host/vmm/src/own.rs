@@ -4,7 +4,7 @@
 use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_rng::Rng;
 
-use crate::pci::Local;
+use crate::local::Local;
 use crate::{Machine, Result};
 
 /// PCI device of the console.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
-use crate::board::write_or_drop;
 use crate::interrupts::Interrupts;
 use crate::layout::SERIAL_PIN;
+use crate::output::write_or_drop;
 
 /// Interrupts by the port's pin.
 struct Line(Arc<Interrupts>);

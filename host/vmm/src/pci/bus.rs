@@ -59,7 +59,7 @@ impl Bus {
         }
         for (bar, size) in slot.sizes() {
             let address = self.allocate(size)?;
-            slot.place(self, bar, address);
+            slot.place(bar, address, &mut |bar, range| self.move_bar(&slot, bar, range));
         }
         Ok(())
     }
@@ -100,7 +100,9 @@ impl Bus {
     /// Writes configuration space.
     pub fn config_write(&self, offset: u64, from: &[u8]) {
         if let Some((slot, register)) = self.register(offset) {
-            slot.config_write(self, register, from);
+            slot.config_write(register, from, &mut |bar, range| {
+                self.move_bar(&slot, bar, range);
+            });
         }
     }
 
@@ -125,7 +127,7 @@ impl Bus {
     }
 
     /// Lets BAR `bar` of `slot` answer at `range`, or nowhere.
-    pub(super) fn move_bar(&self, slot: &Arc<Slot>, bar: u8, range: Option<Range<u64>>) {
+    fn move_bar(&self, slot: &Arc<Slot>, bar: u8, range: Option<Range<u64>>) {
         let mut placed = self.placed.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         placed.retain(|placed| !(placed.bar == bar && Arc::ptr_eq(&placed.slot, slot)));
         if let Some(range) = range {

@@ -4,7 +4,7 @@
 //! - A [`Bus`] finds the device of an access.
 //! - A [`Slot`] has what every device needs from its host: decoding of BARs, MSI-X, notifications
 //!   without an exit.
-//! - A [`Backend`] is the function itself: in this process ([`Local`]) or behind a vfio-user
+//! - A [`Backend`] is the function itself: in this process ([`crate::local`]) or behind a vfio-user
 //!   socket ([`crate::remote`]).
 //!
 //! Locks: the decoder of a slot is locked before its function, the function before the slot's
@@ -12,11 +12,9 @@
 //! a function, since a server may take its time.
 
 mod bus;
-mod local;
 mod slot;
 mod vectors;
 
 pub use bus::Bus;
-pub use local::Local;
 pub use slot::{Backend, Notification, Shape, Slot};
 pub use vectors::VectorSource;

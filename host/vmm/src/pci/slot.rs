@@ -1,4 +1,4 @@
-//! What every PCI function needs from its host: decoding of BARs, MSI-X, notifications.
+//! The part of a PCI function's host that every function needs: BARs, MSI-X, notifications.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,7 +7,6 @@ use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use slipway_pci::{MsixControl, MsixLayout};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Bus;
 use super::vectors::{VectorSource, Vectors};
 use crate::interrupts::Interrupts;
 use crate::layout::PCI_WINDOW;
@@ -73,7 +72,10 @@ const MSIX_MASK: u16 = 1 << 14;
 /// The most capabilities of a function: each takes at least 4 bytes of 192.
 const MAX_CAPABILITIES: usize = 48;
 
-/// What follows the addresses of the BARs.
+/// A function that is told the number of a BAR, and the addresses at which it answers now.
+pub(super) type Moved<'a> = &'a mut dyn FnMut(u8, Option<Range<u64>>);
+
+/// The state that follows the addresses of the BARs.
 struct Decoder {
     /// The address of each BAR, or `None` while it answers nowhere.
     ranges: Vec<Option<Range<u64>>>,
@@ -134,8 +136,9 @@ impl Slot {
     }
 
     /// Gives BAR `bar` an address, as firmware would.
-    pub(super) fn place(self: &Arc<Self>, bus: &Bus, bar: u8, address: u64) {
-        self.config_write(bus, register::BAR0 + 4 * u16::from(bar), &address.to_le_bytes()[..4]);
+    pub(super) fn place(&self, bar: u8, address: u64, moved: Moved<'_>) {
+        let register = register::BAR0 + 4 * u16::from(bar);
+        self.config_write(register, &address.to_le_bytes()[..4], moved);
     }
 
     /// Interrupts the guest by MSI-X vector `vector`.
@@ -150,8 +153,9 @@ impl Slot {
         self.backend.config_read(offset, into);
     }
 
-    /// Serves a write of configuration space, and follows what it changes.
-    pub fn config_write(self: &Arc<Self>, bus: &Bus, offset: u16, from: &[u8]) {
+    /// Serves a write of configuration space, and follows what it changes. `moved` is called for
+    /// each BAR that answers elsewhere now, before another write can move it again.
+    pub(super) fn config_write(&self, offset: u16, from: &[u8], moved: Moved<'_>) {
         let mut decoder = lock(&self.decoder);
         self.backend.config_write(offset, from);
         for index in 0..self.bars.len() {
@@ -161,7 +165,7 @@ impl Slot {
                 self.unregister(&decoder, index);
                 decoder.ranges[index].clone_from(&range);
                 self.register(&decoder, index);
-                bus.move_bar(self, bar, range);
+                moved(bar, range);
             }
         }
         let Some(vectors) = &self.vectors else { return };
@@ -180,8 +184,8 @@ impl Slot {
         byte.is_some_and(|byte| byte & INITIATE_RESET != 0)
     }
 
-    /// Returns the addresses that a BAR has by the registers, or `None` if it does not answer. A BAR
-    /// outside of the window does not: nothing but BARs is there.
+    /// Returns the addresses that a BAR has by the registers. Returns `None` if it does not answer,
+    /// as outside of the window, where nothing but BARs is.
     fn wanted(&self, index: usize) -> Option<Range<u64>> {
         let (bar, size) = self.bars[index];
         if self.read_u16(register::COMMAND) & MEMORY_SPACE == 0 {

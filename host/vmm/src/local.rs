@@ -8,8 +8,7 @@ use slipway_pci::{Access, Function, Interrupt, InterruptSink};
 use slipway_ram::Memory;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::slot::{Backend, Notification, Shape, Slot};
-use super::vectors::VectorSource;
+use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
 use crate::{Error, Machine, Result};
 
 /// The way of a local function's interrupts to its slot, which is made after the function.
