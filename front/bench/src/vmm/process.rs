@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::stub::BYTE;
 
 /// The longest time from the start of a VMM to its guest's byte.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The most bytes of a failed VMM's messages that are shown.
 const MOST_SAID: u64 = 2000;
 
