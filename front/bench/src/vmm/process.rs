@@ -125,10 +125,10 @@ impl Drop for Started {
     }
 }
 
-/// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. Dirty pages
-/// of a program's file in the page cache are not the process's, and do not count. A mapping of an
-/// eighth of the guest's memory or more is the guest's, and does not count: VMMs map guest memory in
-/// one to three parts, and have nothing else of that size but their heap.
+/// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. Dirty
+/// pages of a program's file in the page cache are not the process's, and do not count. A mapping
+/// of an eighth of the guest's memory or more is the guest's, and does not count: VMMs map guest
+/// memory in one to three parts, and have nothing else of that size but their heap.
 fn private_dirty(smaps: &str, guest: u64) -> u64 {
     let (mut sum, mut counts, mut shared, mut dirty) = (0, true, false, 0);
     for line in smaps.lines() {
