@@ -3,9 +3,9 @@
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`socket`] ways from one program to another, and [`vmm`] the
 //! start of a VMM. The rest is about the start-up of sandboxes: statistics for each stage, a table,
-//! a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is a pure function of
-//! [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the strings and writes
-//! the files. The pieces:
+//! a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is a pure
+//! function of [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the
+//! strings and writes the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
 //!   shows them;

@@ -150,8 +150,9 @@ impl Drop for Pages {
     fn drop(&mut self) {
         #[allow(unsafe_code)]
         // SAFETY: the mapping is this value's own, and nothing uses it any more: a VM with it as
-        // memory has been dropped.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len as usize) };
-        debug_assert!(unmapped.is_ok());
+        // memory has been dropped. Pages of a mapping of whole MiB are whole.
+        unsafe {
+            slipway_ram::unmap(self.start.as_ptr(), self.len as usize)
+        };
     }
 }

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::stub::BYTE;
 
 /// The longest time from the start of a VMM to its guest's byte.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The most bytes of a failed VMM's messages that are shown.
 const MOST_SAID: u64 = 2000;
 
@@ -125,19 +125,26 @@ impl Drop for Started {
     }
 }
 
-/// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. A mapping
+/// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. Dirty
+/// pages of a program's file in the page cache are not the process's, and do not count. A mapping
 /// of an eighth of the guest's memory or more is the guest's, and does not count: VMMs map guest
 /// memory in one to three parts, and have nothing else of that size but their heap.
 fn private_dirty(smaps: &str, guest: u64) -> u64 {
-    let (mut sum, mut counts) = (0, true);
+    let (mut sum, mut counts, mut shared, mut dirty) = (0, true, false, 0);
     for line in smaps.lines() {
         let mut words = line.split_ascii_whitespace();
         let first = words.next().unwrap_or_default();
         if let Some((start, end)) = range(first) {
             counts = end.saturating_sub(start) < guest / 8 || line.ends_with("[heap]");
-        } else if first == "Private_Dirty:" && counts {
-            let kib = words.next().and_then(|word| word.parse::<u64>().ok());
-            sum += kib.unwrap_or(0) * 1024;
+            shared = words.next().is_some_and(|access| access.ends_with('s'));
+            continue;
+        }
+        let kib = words.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        match first {
+            "Private_Dirty:" => dirty = kib,
+            // Follows in each mapping.
+            "Anonymous:" if counts => sum += if shared { dirty } else { dirty.min(kib) } * 1024,
+            _ => {}
         }
     }
     sum
@@ -159,12 +166,18 @@ mod tests {
 55d000000000-55d000100000 rw-p 00000000 00:00 0                          [heap]
 Size:               1024 kB
 Private_Dirty:        12 kB
+Anonymous:            12 kB
 7f0000000000-7f0008000000 rw-s 00000000 00:01 5                          /memfd:guest (deleted)
 Size:             131072 kB
 Private_Dirty:       400 kB
+Anonymous:             0 kB
 7f0010000000-7f0010002000 rw-p 00000000 00:00 0
 Private_Clean:         4 kB
 Private_Dirty:         8 kB
+Anonymous:            12 kB
+7f0020000000-7f0020100000 r-xp 00000000 00:01 9                          /usr/bin/vmm
+Private_Dirty:       900 kB
+Anonymous:             0 kB
 ";
         assert_eq!(private_dirty(smaps, 128 << 20), 20 * 1024);
         // The same mapping beside a guest of 16 GiB is no part of it.

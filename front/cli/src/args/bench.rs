@@ -241,7 +241,13 @@ pub struct SocketLoadArgs {
 #[derive(Debug, Args)]
 pub struct VmmArgs {
     /// Memory of the guests
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "128M,16G")]
+    #[arg(
+        long,
+        visible_alias = "load",
+        value_name = "SIZE",
+        value_delimiter = ',',
+        default_value = "128M,16G"
+    )]
     pub memory: Vec<slipway_bench::vmm::VmmLoad>,
     /// A subject's program, as firecracker=/opt/firecracker [default: slipway-vmm beside this
     /// program, QEMU of set-up, all others from PATH]
