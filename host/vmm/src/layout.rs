@@ -40,6 +40,8 @@ pub const COMMAND_LINE_SIZE: usize = 2048;
 pub const ACPI: Range<u64> = 0xe_0000..0x10_0000;
 /// The page of the VM generation ID, within the range of the ACPI tables.
 pub const GENERATION_ID: u64 = 0xf_f000;
+/// The reset vector in real mode, at which a kernel that restarts by firmware ends up.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// The start of memory above the first MiB.
 pub const HIGH_MEMORY: u64 = MIB;
 

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, little_e
 
 use crate::layout::{self, MIB};
 use crate::memory::GuestRam;
-use crate::{Error, Result};
+use crate::{Error, Result, power};
 
 /// The header of an ELF file for 64 bits (System V ABI, *ELF Header*).
 #[derive(FromBytes, Immutable, KnownLayout)]
@@ -234,6 +234,18 @@ fn find_entry(mut notes: &[u8]) -> Option<u64> {
         }
         notes = rest.get(padded(len)?..)?;
     }
+}
+
+/// Writes a real-mode program to the reset vector that resets the machine: there is no firmware that
+/// a kernel could restart by, and without it such a kernel would run zeros for ever.
+///
+/// # Errors
+/// [`Error::Memory`].
+pub fn write_reset_vector(ram: &GuestRam) -> Result<()> {
+    let [low, high] = (layout::POWER.start + power::RESET).to_le_bytes();
+    // mov dx, PORT; mov al, VALUE; out dx, al; then hlt for ever.
+    let code = [0xba, low, high, 0xb0, power::RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd];
+    put(&ram.memory(), layout::RESET_VECTOR, &code)
 }
 
 /// `struct hvm_start_info` of the PVH boot protocol, version 1.

@@ -18,10 +18,10 @@ use crate::{Error, Result, acpi, cpuid, layout, loader};
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
 
-/// Words of the kernel's command line that belong to the machine: it has one serial port, and
-/// nothing that Linux would have to look for on the bus before ACPI tells where the bus is (two
-/// hundred exits).
-const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly";
+/// Words of the kernel's command line that belong to the machine: it has one serial port, nothing
+/// that Linux would have to look for on the bus before ACPI tells where the bus is (two hundred
+/// exits), and no firmware that Linux could restart by.
+const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly reboot=t";
 
 /// The configuration of a machine. Everything that it uses is an open descriptor.
 #[derive(Debug)]
@@ -175,6 +175,7 @@ fn load(
     let mut generation = [0; 16];
     rustix::rand::getrandom(&mut generation, rustix::rand::GetRandomFlags::empty())
         .map_err(Error::system("getrandom"))?;
+    loader::write_reset_vector(ram)?;
     let rsdp = acpi::write_tables(&ram.memory(), cpus, generation)?;
     let command_line = format!("{MACHINE_WORDS} {command_line}");
     loader::write_start_info(ram, &command_line, initramfs, rsdp)?;
