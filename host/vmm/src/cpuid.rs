@@ -1,5 +1,5 @@
 //! The processor that the guest sees: what KVM supports on this host, less the features that a
-//! guest of this machine cannot use, with the machine's own topology.
+//! guest of this machine cannot use, with the host's name of it and the machine's own topology.
 //!
 //! Hidden are nested virtualisation, the performance counters (their emulation costs an exit for
 //! each access, and no sandbox needs them), MONITOR/MWAIT and the power and thermal sensors.
@@ -45,6 +45,16 @@ pub fn supported(kvm: &Kvm) -> Result<CpuId> {
         .map_err(Error::kvm("tell which CPU features it supports"))
 }
 
+/// Leaves of the processor's name (AMD64 APM, volume 3, *Processor Name*). KVM leaves them zero.
+const NAME: std::ops::RangeInclusive<u32> = 0x8000_0002..=0x8000_0004;
+
+/// Returns the host's value of a leaf.
+fn host(function: u32) -> kvm_cpuid_entry2 {
+    let std::arch::x86_64::CpuidResult { eax, ebx, ecx, edx } =
+        std::arch::x86_64::__cpuid(function);
+    kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() }
+}
+
 /// Returns the features of CPU `cpu` of `cpus` of the machine.
 ///
 /// # Errors
@@ -54,7 +64,8 @@ pub fn of_cpu(supported: &CpuId, cpu: u32, cpus: u32, deadline_timer: bool) -> R
     for entry in supported.as_slice() {
         // The topology leaves are written anew.
         if !matches!(entry.function, 0x0b | 0x1f) {
-            let mut entry = *entry;
+            let is_name = NAME.contains(&entry.function);
+            let mut entry = if is_name { host(entry.function) } else { *entry };
             adapt(&mut entry, cpu, cpus, deadline_timer);
             entries.push(entry);
         }
