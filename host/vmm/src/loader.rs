@@ -236,8 +236,8 @@ fn find_entry(mut notes: &[u8]) -> Option<u64> {
     }
 }
 
-/// Writes a real-mode program to the reset vector that resets the machine: there is no firmware that
-/// a kernel could restart by, and without it such a kernel would run zeros for ever.
+/// Writes a real-mode program to the reset vector that resets the machine. There is no firmware
+/// that a kernel could restart by, and without the program such a kernel would run zeros for ever.
 ///
 /// # Errors
 /// [`Error::Memory`].

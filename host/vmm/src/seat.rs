@@ -1,4 +1,4 @@
-//! Whether the CPUs may run: the state that their threads ask for before each entry to the guest.
+//! The state of the CPUs, which their threads ask for before each entry to the guest.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
