@@ -67,7 +67,7 @@ pub fn memory(mib: u64) -> OwnedFd {
 }
 
 /// Wraps a program in an ELF file with a PVH entry at its first byte.
-fn elf(code: &[u8]) -> Vec<u8> {
+pub fn elf(code: &[u8]) -> Vec<u8> {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let longs = |longs: &[u64]| longs.iter().flat_map(|long| long.to_le_bytes()).collect();
     let note: Vec<u8> = [words(&[4, 4, 18]), b"Xen\0".to_vec(), words(&[CODE_AT])].concat();
