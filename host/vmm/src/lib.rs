@@ -30,6 +30,8 @@
 //! beside `slipway_ram`'s. `libc` for signals and reads into guest memory, `rustix` for the other
 //! system calls, `zerocopy` for the kernel's file format, `thiserror`.
 //!
+//! Feature: `fuzz` has the bodies of the fuzz targets.
+//!
 //! `unsafe` is allowed for KVM's memory slots, reads into guest memory, and the signal that makes a
 //! thread leave the guest.
 #![allow(unsafe_code)]
@@ -40,6 +42,8 @@ pub mod cpu;
 pub mod cpuid;
 pub mod cpus;
 mod error;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod interrupts;
 mod ioapic;
 mod kick;

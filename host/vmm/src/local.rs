@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustix::event::EventfdFlags;
-use slipway_pci::{Access, Function, Interrupt, InterruptSink};
+use slipway_pci::{Access, Function, Interrupt, InterruptSink, Progress};
 use slipway_ram::Memory;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -86,27 +86,30 @@ impl<F: Function + 'static> Local<F> {
         function.notified();
         poll_until_idle(&mut *function);
         let outcome = serve(&mut *function);
-        poll_until_idle(&mut *function);
+        if !poll_until_idle(&mut *function) {
+            self.shared.announce();
+        }
         outcome
     }
 }
 
 impl<F> Shared<F> {
+    /// Makes [`Local::notified`] readable.
+    fn announce(&self) {
+        // The counter overflows after 2^64 announcements.
+        let _ = rustix::io::write(&self.notified, &1u64.to_ne_bytes());
+    }
+
     fn function(&self) -> MutexGuard<'_, F> {
         self.function.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// Polls until the function has nothing to do, or the guest has kept it busy for long enough: the
-/// rest waits for the next notification.
-fn poll_until_idle(function: &mut impl Function) {
+/// Polls until the function has nothing to do and will be announced new work. Returns `false` if the
+/// guest has kept it busy for so long that others have to be served first.
+fn poll_until_idle(function: &mut impl Function) -> bool {
     const MOST: usize = 1024;
-    for _ in 0..MOST {
-        if !function.poll().is_busy() {
-            break;
-        }
-    }
-    function.rest();
+    (0..MOST).any(|_| !function.poll().is_busy() && matches!(function.rest(), Progress::Idle(_)))
 }
 
 impl<F: Function> Backend for Arc<Shared<F>> {
@@ -129,6 +132,6 @@ impl<F: Function> Backend for Arc<Shared<F>> {
         let _ = function.write(bar, offset, from);
         function.poll();
         drop(function);
-        let _ = rustix::io::write(&self.notified, &1u64.to_ne_bytes());
+        self.announce();
     }
 }

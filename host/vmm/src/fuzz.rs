@@ -1,0 +1,79 @@
+//! Bodies of the fuzz targets.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::ioapic::Ioapic;
+use crate::layout::MIB;
+use crate::loader::{load_initramfs, load_kernel};
+use crate::memory::GuestRam;
+use crate::power::Power;
+
+fn memfd() -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    rustix::fs::memfd_create(c"fuzz", flags).expect("a file in memory")
+}
+
+/// A guest's memory, and the file that a kernel is read from: made once, since each costs a mapping.
+struct Place {
+    ram: GuestRam,
+    kernel: OwnedFd,
+}
+
+impl Place {
+    fn new() -> Self {
+        let file = memfd();
+        rustix::fs::ftruncate(&file, 64 * MIB).expect("room");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).expect("a seal");
+        let ram = GuestRam::new(file).expect("memory of a possible size");
+        Self { ram, kernel: memfd() }
+    }
+}
+
+thread_local! {
+    static PLACE: RefCell<Place> = RefCell::new(Place::new());
+}
+
+/// Takes `data` for a kernel, and for an initramfs behind it.
+pub fn loader(data: &[u8]) {
+    PLACE.with_borrow_mut(|Place { ram, kernel }| {
+        rustix::fs::ftruncate(&*kernel, 0).expect("an empty file");
+        let mut offset = 0;
+        while offset < data.len() {
+            let written = rustix::io::pwrite(&*kernel, &data[offset..], offset as u64);
+            offset += written.expect("memory for the file");
+        }
+        if let Ok(found) = load_kernel(ram, kernel.as_fd()) {
+            assert!(found.end <= ram.bytes(), "a kernel outside of memory");
+            if let Ok(at) = load_initramfs(ram, kernel.as_fd(), found) {
+                assert!(at.start >= found.end && at.start + at.len <= ram.bytes());
+            }
+        }
+    });
+}
+
+/// Takes `data` for accesses of a guest to the IOAPIC and the power management, four bytes each:
+/// kind, register, and a value of 16 bits.
+pub fn registers(data: &[u8]) {
+    let (mut ioapic, mut power) = (Ioapic::default(), Power::default());
+    for access in data.chunks_exact(4) {
+        let [kind, register, low, high] = access.try_into().expect("four bytes");
+        let value = u32::from_le_bytes([low, high, low, high]).to_le_bytes();
+        let mut into = [0; 8];
+        let len = usize::from(kind >> 4 & 7) + 1;
+        match kind & 7 {
+            0 => drop(ioapic.write(0, &[register])),
+            1 => drop(ioapic.write(u64::from(register), &value[..len.min(4)])),
+            2 => ioapic.read(u64::from(register), &mut into[..len]),
+            3 => drop(ioapic.set(register, low & 1 != 0)),
+            4 => drop(ioapic.end(register)),
+            5 => drop(power.write(register.into(), &value[..len.min(4)])),
+            6 => power.read(register.into(), &mut into[..len]),
+            _ => power.announce(low),
+        }
+        let _ = ioapic.route(high.into());
+        let _ = ioapic.level_pins(low).count();
+    }
+}
