@@ -105,8 +105,8 @@ impl<F> Shared<F> {
     }
 }
 
-/// Polls until the function has nothing to do and will be announced new work. Returns `false` if the
-/// guest has kept it busy for so long that others have to be served first.
+/// Polls until the function has nothing to do and will be announced new work. Returns `false` if
+/// the guest has kept it busy for so long that others have to be served first.
 fn poll_until_idle(function: &mut impl Function) -> bool {
     const MOST: usize = 1024;
     (0..MOST).any(|_| !function.poll().is_busy() && matches!(function.rest(), Progress::Idle(_)))
