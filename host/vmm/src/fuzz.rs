@@ -16,7 +16,7 @@ fn memfd() -> OwnedFd {
     rustix::fs::memfd_create(c"fuzz", flags).expect("a file in memory")
 }
 
-/// A guest's memory, and the file that a kernel is read from: made once, since each costs a mapping.
+/// A guest's memory, and the file that a kernel is read from. Both are made once.
 struct Place {
     ram: GuestRam,
     kernel: OwnedFd,
