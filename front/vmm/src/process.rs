@@ -42,8 +42,13 @@ enum Token {
 /// # Errors
 /// The reason for which it could not be made or cannot continue, in one line.
 pub fn run(args: Args) -> Result<u8, String> {
-    let process = Process::new(args)?;
-    process.serve()
+    let mut process = Process::new(args)?;
+    let outcome = process.serve();
+    // Only the paths are cleaned up. Ending the CPUs' threads one by one would wait for one whose
+    // function's server does not answer; the end of the process does not.
+    drop(std::mem::take(&mut process.sockets));
+    std::mem::forget(process);
+    outcome
 }
 
 struct Process {
@@ -52,9 +57,9 @@ struct Process {
     ports: Ports,
     control: Option<Control>,
     /// Removes the paths of sockets at the end.
-    _sockets: Vec<crate::args::Socket>,
+    sockets: Vec<crate::args::Socket>,
     statistics: bool,
-    /// The client that asked the guest to stop, while some CPU has not left it yet.
+    /// Requests to stop the guest that are answered when all CPUs have left it.
     stopping: Vec<Value>,
     /// The event GUEST_PANICKED was sent.
     panic_told: bool,
@@ -104,7 +109,7 @@ impl Process {
             functions,
             ports,
             control,
-            _sockets: sockets,
+            sockets,
             statistics: args.statistics,
             stopping: Vec::new(),
             panic_told: false,
@@ -115,7 +120,7 @@ impl Process {
         &self.running.board
     }
 
-    fn serve(mut self) -> Result<u8, String> {
+    fn serve(&mut self) -> Result<u8, String> {
         loop {
             let ready = self.wait().map_err(|errno| format!("poll: {errno}"))?;
             for token in ready {
@@ -247,7 +252,7 @@ impl Process {
     }
 
     /// Tells the client, and returns the exit status.
-    fn finish(mut self, end: End) -> Result<u8, String> {
+    fn finish(&mut self, end: End) -> Result<u8, String> {
         if let Some(line) = qmp::shutdown(&end) {
             self.tell(&line);
         }
