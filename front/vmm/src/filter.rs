@@ -22,9 +22,12 @@ pub enum Role {
     Events,
 }
 
-/// Calls of every thread: locks, memory, signals, its end, and messages to the functions' servers.
-const EVERYWHERE: [c_long; 31] = [
+/// Calls of every thread: locks, memory, signals, its end, messages to the functions' servers, and
+/// threads that close what servers have sent.
+const EVERYWHERE: [c_long; 34] = [
     libc::SYS_brk,
+    libc::SYS_clone,
+    libc::SYS_clone3,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_close,
@@ -52,17 +55,16 @@ const EVERYWHERE: [c_long; 31] = [
     libc::SYS_sched_yield,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
+    libc::SYS_shutdown,
     libc::SYS_sigaltstack,
     libc::SYS_tgkill,
     libc::SYS_write,
 ];
 
-/// Further calls of the event loop: clients, watches of connections, a thread that connects a
-/// function again, a socket's path that is removed at the end.
-const EVENTS: [c_long; 12] = [
+/// Further calls of the event loop: clients, watches of connections, a socket's path that is removed
+/// at the end.
+const EVENTS: [c_long; 10] = [
     libc::SYS_accept4,
-    libc::SYS_clone,
-    libc::SYS_clone3,
     libc::SYS_dup,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,

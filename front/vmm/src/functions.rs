@@ -31,6 +31,8 @@ struct Function {
     attached: Arc<Attached>,
     /// The end of the connection was reported, and nobody has brought another one.
     lost: bool,
+    /// Another connection was brought, and the attempt to use it is not over.
+    reconnecting: bool,
 }
 
 /// The functions, in the order of the command line.
@@ -67,7 +69,7 @@ impl Functions {
         let attach = numbered.map(|(index, (device, socket))| {
             let attached = Attached::new(machine, device, index, socket);
             let attached = Arc::new(attached.map_err(|error| error.to_string())?);
-            Ok(Function { attached, lost: false })
+            Ok(Function { attached, lost: false, reconnecting: false })
         });
         let all = attach.collect::<Result<_, String>>()?;
         Ok(Self { all, answers: Arc::default(), answered })
@@ -77,7 +79,7 @@ impl Functions {
     pub fn watch<'a, T: Copy>(&'a self, watch: &mut Watch<'a, T>, token: impl Fn(Token) -> T) {
         watch.read(self.answered.as_fd(), token(Token::Reconnected));
         for (index, function) in self.all.iter().enumerate() {
-            if !function.lost {
+            if !function.lost && !function.reconnecting {
                 watch.read(function.attached.ended(), token(Token::Ended(index)));
             }
             if let Some(pin) = function.attached.pin() {
@@ -120,13 +122,16 @@ impl Functions {
     /// # Errors
     /// The reason why that cannot be tried.
     pub fn reconnect(
-        &self,
+        &mut self,
         index: usize,
         socket: Option<OwnedFd>,
         id: Value,
     ) -> Result<(), String> {
-        let function = self.all.get(index);
+        let function = self.all.get_mut(index);
         let function = function.ok_or_else(|| format!("there is no function {index}"))?;
+        if function.reconnecting {
+            return Err(format!("function {index} is being connected already"));
+        }
         let socket = socket.ok_or("slipway-reconnect needs a descriptor with its message")?;
         let attached = Arc::clone(&function.attached);
         let answers = Arc::clone(&self.answers);
@@ -139,7 +144,9 @@ impl Functions {
             let _ = rustix::io::write(&answered, &1u64.to_ne_bytes());
         };
         let thread = std::thread::Builder::new().name("reconnect".into()).spawn(run);
-        thread.map(drop).map_err(|error| error.to_string())
+        thread.map_err(|error| error.to_string())?;
+        function.reconnecting = true;
+        Ok(())
     }
 
     fn take_answers(&mut self) -> Vec<Vec<u8>> {
@@ -150,13 +157,11 @@ impl Functions {
         };
         let mut lines = Vec::new();
         for Reconnected { function, id, outcome } in answers {
-            self.all[function].lost = outcome.is_err();
-            let failed = outcome.is_err();
             lines.push(qmp::answer(&id, outcome.map(|()| json!({}))));
-            if failed {
-                // Whoever tried knows that it may try again.
-                lines.extend(self.lost_event(function));
-            }
+            let state = &mut self.all[function];
+            (state.lost, state.reconnecting) = (state.attached.lost().is_some(), false);
+            // The client may try again.
+            lines.extend(self.lost_event(function));
         }
         lines
     }

@@ -1,13 +1,15 @@
 //! The guest's ports: its console goes to standard output, the agent's port to a socket.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::PollFlags;
 use slipway_virtio_console::Console;
 use slipway_virtio_rng::Rng;
+use slipway_vmm::Machine;
 use slipway_vmm::local::Local;
+use slipway_vmm::output::Output;
 use slipway_vmm::own::{self, AGENT_PORT, CONSOLE_PORT};
-use slipway_vmm::{Machine, output};
 
 use crate::stream::{Client, Ended};
 use crate::watch::Watch;
@@ -34,7 +36,7 @@ pub enum Token {
 pub struct Ports {
     console: Local<Console>,
     rng: Local<Rng>,
-    output: OwnedFd,
+    output: Arc<Output>,
     listener: Option<OwnedFd>,
     agent: Option<Agent>,
 }
@@ -46,20 +48,17 @@ struct Agent {
 }
 
 impl Ports {
-    /// Adds the console and the source of random numbers to the machine. The console's output goes
-    /// to `output`, the agent's port to clients of `listener`, one after the other.
+    /// Adds the console and the source of random numbers to the machine. The agent's port leads to
+    /// clients of `listener`, one after the other.
     ///
     /// # Errors
     /// The reason in one line.
-    pub fn new(
-        machine: &Machine,
-        output: OwnedFd,
-        listener: Option<OwnedFd>,
-    ) -> Result<Self, String> {
+    pub fn new(machine: &Machine, listener: Option<OwnedFd>) -> Result<Self, String> {
         let text = |error: slipway_vmm::Error| error.to_string();
         let console = own::console(machine).map_err(text)?;
         console.serve(|console| console.set_host_open(CONSOLE_PORT, true));
         let rng = own::rng(machine).map_err(text)?;
+        let output = Arc::clone(machine.output());
         Ok(Self { console, rng, output, listener, agent: None })
     }
 
@@ -96,32 +95,36 @@ impl Ports {
             return;
         }
         let (agent, output) = (&mut self.agent, &self.output);
-        let ended = self.console.serve(|console| {
-            move_console(console, output);
+        let (ended, more) = self.console.serve(|console| {
+            let more = move_console(console, output);
             let ended = agent.as_mut().is_some_and(|agent| agent.pump(console).is_err());
             if ended {
                 console.set_host_open(AGENT_PORT, false);
             }
-            ended
+            (ended, more)
         });
+        if more {
+            self.console.announce();
+        }
         if ended {
             self.agent = None;
         }
     }
 }
 
-/// Moves what the guest has printed. Bytes that standard output does not take are lost: Linux waits
-/// in its kernel until a console's bytes are read.
-fn move_console(console: &mut Console, output: &OwnedFd) {
+/// Moves what the guest has printed. Bytes that the output does not take are lost: Linux waits in
+/// its kernel until a console's bytes are read. Returns whether there may be more.
+fn move_console(console: &mut Console, output: &Output) -> bool {
     let mut bytes = [0; CHUNK];
     // As much as the queue can hold, and not what the guest adds meanwhile.
     for _ in 0..slipway_virtio_console::QUEUE_SIZE {
         let len = console.port_read(CONSOLE_PORT, &mut bytes);
         if len == 0 {
-            return;
+            return false;
         }
-        let _ = output::write_or_drop(output, &bytes[..len]);
+        output.write_or_drop(&bytes[..len]);
     }
+    true
 }
 
 impl Agent {
@@ -131,16 +134,18 @@ impl Agent {
         let mut bytes = [0; CHUNK];
         while self.client.room() >= CHUNK {
             let len = console.port_read(AGENT_PORT, &mut bytes);
-            self.client.send(&bytes[..len])?;
-            if len < CHUNK {
+            if len == 0 {
                 break;
             }
+            self.client.send(&bytes[..len])?;
         }
         loop {
             let taken = console.port_write(AGENT_PORT, &self.unread);
             self.unread.drain(..taken);
             if !self.unread.is_empty() {
-                return Ok(());
+                // Bytes of a client that has gone do not wait for the guest: the next client would
+                // wait with them.
+                return if self.client.is_hung_up() { Err(Ended) } else { Ok(()) };
             }
             // Descriptors that come along are closed: the port carries bytes.
             match self.client.receive(&mut bytes)? {

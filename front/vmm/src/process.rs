@@ -22,6 +22,9 @@ mod status {
     pub const PANIC: u8 = 4;
 }
 
+/// The most requests to stop the guest that wait until its CPUs have left it.
+const MAX_STOPPING: usize = 16;
+
 /// The descriptors that the loop waits for.
 #[derive(Clone, Copy)]
 enum Token {
@@ -69,10 +72,7 @@ impl Process {
     fn new(args: Args) -> Result<Self, String> {
         let text = |error: slipway_vmm::Error| error.to_string();
         let missing = "the command line is incomplete";
-        let stdout = || {
-            let copy = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
-            copy.map_err(|errno| format!("standard output: {errno}"))
-        };
+        let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
         let config = Config {
             cpus: args.cpus,
             kvm: args.kvm.ok_or(missing)?,
@@ -80,7 +80,7 @@ impl Process {
             kernel: args.kernel.ok_or(missing)?,
             initramfs: args.initramfs,
             command_line: args.command_line,
-            console: stdout()?,
+            console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
         let machine = Machine::new(config).map_err(text)?;
         let mut sockets = Vec::new();
@@ -93,7 +93,7 @@ impl Process {
             None => Ok(None),
         };
         let control = listener(args.control)?.map(Control::new);
-        let ports = Ports::new(&machine, stdout()?, listener(args.agent)?)?;
+        let ports = Ports::new(&machine, listener(args.agent)?)?;
         let functions = Functions::new(&machine, args.functions)?;
         let running = machine.start(|| {
             // Without its filter a CPU must not run.
@@ -215,6 +215,9 @@ impl Process {
             Command::Continue => {
                 let was_running = self.running.cpus.is_running();
                 self.running.cpus.resume();
+                for id in std::mem::take(&mut self.stopping) {
+                    self.answer(&id, Err("the machine was told to run meanwhile".into()));
+                }
                 if !was_running {
                     self.answer(&request.id, Ok(json!({})));
                     self.tell(&qmp::event("RESUME", json!({})));
@@ -222,10 +225,16 @@ impl Process {
                 }
                 Ok(json!({}))
             }
+            Command::Stop if self.stopping.len() >= MAX_STOPPING => {
+                Err("too many requests to stop wait for a CPU".into())
+            }
             Command::Stop => {
                 // Answered when all CPUs have left the guest, which the board tells.
                 self.stopping.push(request.id);
                 self.running.cpus.pause();
+                if self.running.cpus.are_parked() {
+                    self.board().tell();
+                }
                 return false;
             }
             Command::PowerDown => {

@@ -66,6 +66,14 @@ impl Client {
         self.flush()
     }
 
+    /// Returns whether the peer has closed its end.
+    pub fn is_hung_up(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec};
+        let mut poll = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Returns the number of bytes that can be sent at present.
     pub fn room(&self) -> usize {
         self.most - self.unsent.len()
@@ -126,7 +134,11 @@ mod tests {
         let mut got = [0; 4];
         peer.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"defg");
+        assert!(!client.is_hung_up());
+        peer.write_all(b"unread").unwrap();
         drop(peer);
+        assert!(client.is_hung_up(), "with bytes that were not read");
+        assert_eq!(client.receive(&mut bytes).unwrap().unwrap().bytes, 6);
         assert!(client.receive(&mut bytes).is_err());
     }
 

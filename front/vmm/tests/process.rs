@@ -246,6 +246,8 @@ fn a_client_runs_stops_and_ends_the_machine() {
     let stopped = client.exits();
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(client.exits(), stopped, "it runs");
+    client.execute("stop");
+    assert_eq!(client.event(), "STOP", "of a machine that has stopped");
     client.execute("quit");
     assert_eq!(client.event(), "SHUTDOWN");
     assert_eq!(running.0.wait().unwrap().code(), Some(0));

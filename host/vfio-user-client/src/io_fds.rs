@@ -13,6 +13,8 @@ use crate::{Client, ClientError, Window};
 
 /// The largest reply that is taken, in bytes: more than a thousand sub-regions.
 const ROOM: u32 = 64 << 10;
+/// The most registers of a region whose writes raise an eventfd: KVM has room for a thousand in all.
+const MAX_NOTIFICATIONS: usize = 256;
 /// The largest shadow memory that is mapped, in bytes.
 const MAX_SHADOW: u64 = 1 << 20;
 
@@ -21,10 +23,11 @@ const MAX_SHADOW: u64 = 1 << 20;
 pub struct Event(Arc<Foreign>);
 
 impl Event {
-    fn new(file: Foreign) -> Self {
-        // For `raise`; a file for which this fails is no eventfd of a server that means well.
-        let _ = rustix::io::ioctl_fionbio(&file, true);
-        Self(Arc::new(file))
+    /// Takes a descriptor of the server, and sets it not to wait, for [`Event::raise`].
+    fn new(file: Foreign) -> rustix::io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&file)?;
+        rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(file)))
     }
 
     /// Adds one to the eventfd. Returns `false` if it was not raised.
@@ -112,8 +115,12 @@ impl Client {
             Err(ClientError::Refused(_)) => return Ok(IoFds::default()),
             reply => reply?,
         };
-        let files = reply.files.into_iter().map(Event::new);
-        Given { files: files.collect(), shadows: Vec::new(), size }.parse(&reply.payload)
+        if reply.payload.len() > ROOM as usize {
+            return Err(ClientError::Malformed("region I/O descriptors: more than was asked for"));
+        }
+        let files = reply.files.into_iter().map(Event::new).collect::<Result<_, _>>();
+        let files = files.map_err(|_| ClientError::Malformed("a descriptor for events"))?;
+        Given { files, shadows: Vec::new(), size }.parse(&reply.payload)
     }
 }
 
@@ -164,6 +171,9 @@ impl Given {
         let event = || self.file(one.fd_index.get());
         let datamatch = flags.contains(SubRegionFlags::DATAMATCH).then(|| one.datamatch.get());
         match one.kind.get() {
+            io_fd::IOEVENTFD if found.notifications.len() >= MAX_NOTIFICATIONS => {
+                return Err(ClientError::Malformed("too many registers with events"));
+            }
             io_fd::IOEVENTFD => {
                 found.notifications.push(Notification { offset, size, datamatch, event: event()? });
             }

@@ -182,6 +182,29 @@ impl RemoteFunction {
         self.perform(|client| client.write(region, offset, from))
     }
 
+    /// Writes registers, as [`RemoteFunction::write`] does, but fails at once if there is no
+    /// connection: for whoever brings the connection, and so cannot wait for it.
+    ///
+    /// # Errors
+    /// [`FunctionError::Connection`] if there is no connection or it ends, and those of
+    /// [`RemoteFunction::write`].
+    pub fn write_connected(
+        &self,
+        region: u32,
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), FunctionError> {
+        self.check(region, offset, from.len(), RegionFlags::WRITE)?;
+        let lost = || FunctionError::Connection("it has ended".into());
+        let mut inner = lock(&self.inner);
+        let Link::Up(client) = &mut inner.link else { return Err(lost()) };
+        client.limit(Instant::now() + self.patience);
+        match client.write(region, offset, from) {
+            Ok(()) => Ok(()),
+            Err(error) => self.failed(&mut inner, error).and(Err(lost())),
+        }
+    }
+
     /// Writes registers without waiting for the server to do it; without a message where
     /// [`RemoteFunction::ring`] does that.
     ///
@@ -204,11 +227,17 @@ impl RemoteFunction {
     /// Raising needs io_submit(2) or an io_uring ([`slipway_peer::eventfd`]), since a write(2) to
     /// an eventfd of the server may wait for ever. Where neither is there, returns `false`.
     pub fn ring(&self, region: u32, offset: u64, value: u32) -> bool {
+        // No lock is held while it rings: a server may make that wait where eventfds are raised by
+        // write(2), and other threads must not wait for it then.
+        self.bell(region, offset).is_some_and(|bell| bell.ring(value))
+    }
+
+    /// Returns the bell of a register. Returns `None` if it has none.
+    fn bell(&self, region: u32, offset: u64) -> Option<Bell> {
         let io_fds = self.io_fds.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let bells = io_fds.iter().find(|(index, _)| *index == region).map(|(_, one)| &one.bells);
-        let Some(bells) = bells else { return false };
+        let bells = io_fds.iter().find(|(index, _)| *index == region).map(|(_, one)| &one.bells)?;
         let found = bells.binary_search_by_key(&offset, |bell: &Bell| bell.offset);
-        found.is_ok_and(|at| bells[at].ring(value))
+        found.ok().map(|at| bells[at].clone())
     }
 
     /// Returns the registers of `region` whose writes raise an eventfd and whose value does not

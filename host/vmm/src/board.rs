@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::event::EventfdFlags;
 
 use crate::interrupts::Interrupts;
+use crate::output::Output;
 use crate::pci::Bus;
 use crate::power::{self, Power};
 use crate::serial::SerialPort;
@@ -81,7 +82,7 @@ impl Board {
     ///
     /// # Errors
     /// [`Error::System`]: no descriptor is left.
-    pub fn new(interrupts: Arc<Interrupts>, pci: Arc<Bus>, console: OwnedFd) -> Result<Self> {
+    pub fn new(interrupts: Arc<Interrupts>, pci: Arc<Bus>, console: Arc<Output>) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let changed = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
         Ok(Self {
@@ -134,7 +135,7 @@ impl Board {
     }
 
     /// Makes [`Board::changed`] readable.
-    pub(crate) fn tell(&self) {
+    pub fn tell(&self) {
         // The counter overflows after 2^64 changes.
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
     }

@@ -185,14 +185,15 @@ impl Ioapic {
     }
 
     /// Returns the message by which the kernel learns that ends of the pin's interrupts are to be
-    /// reported. Returns `None` if they are not: the pin is masked or triggered by edges.
+    /// reported. Returns `None` if they are not: the pin is triggered by edges. A pin that is masked
+    /// keeps its route: the guest may end an interrupt while the pin is masked.
     pub fn route(&self, pin: usize) -> Option<Message> {
         route_of(self.pins.get(pin)?.entry)
     }
 }
 
 fn route_of(entry: u64) -> Option<Message> {
-    (entry & entry::MASKED == 0 && entry & entry::LEVEL != 0).then(|| message(entry))
+    (entry & entry::LEVEL != 0).then(|| message(entry))
 }
 
 /// Translates a redirection entry to a message (Intel SDM, volume 3, *Message Signalled
@@ -268,6 +269,19 @@ mod tests {
         assert_eq!(ioapic.set(2, true), Some(message));
         // By the EOI register as well.
         assert_eq!(ioapic.write(EOI, &[0x30, 0, 0, 0]).message, Some(message));
+    }
+
+    #[test]
+    fn an_interrupt_that_ends_while_its_pin_is_masked_is_over() {
+        let mut ioapic = Ioapic::default();
+        program(&mut ioapic, 2, entry::LEVEL);
+        let message = ioapic.set(2, true).unwrap();
+        ioapic.set(2, false);
+        program(&mut ioapic, 2, entry::LEVEL | entry::MASKED);
+        assert_eq!(ioapic.route(2), Some(message), "its end is still reported");
+        assert_eq!(ioapic.end(0x30), None);
+        program(&mut ioapic, 2, entry::LEVEL);
+        assert_eq!(ioapic.set(2, true), Some(message));
     }
 
     #[test]

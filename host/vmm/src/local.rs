@@ -56,13 +56,11 @@ impl<F: Function + 'static> Local<F> {
         let bars = function.description().bars.iter().map(|bar| (bar.index, bar.size)).collect();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let notified = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
-        let notification = |offset| {
-            let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;
-            // SAFETY: ownership of an open descriptor passes on.
-            let eventfd = unsafe { EventFd::from_raw_fd(copy.into_raw_fd()) };
-            Ok(Notification { bar: 0, offset, eventfd })
-        };
-        let notifications = notifications.map(notification).collect::<Result<Vec<_>>>()?;
+        let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;
+        // SAFETY: ownership of an open descriptor passes on.
+        let eventfd = Arc::new(unsafe { EventFd::from_raw_fd(copy.into_raw_fd()) });
+        let place = |offset| Notification { bar: 0, offset, eventfd: Arc::clone(&eventfd) };
+        let notifications = notifications.map(place).collect();
         let shape = Shape { bars, vectors: VectorSource::Calls, notifications };
         let shared = Arc::new(Shared { function: Mutex::new(function), notified });
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
@@ -77,6 +75,11 @@ impl<F: Function + 'static> Local<F> {
         self.shared.notified.as_fd()
     }
 
+    /// Makes [`Local::notified`] readable.
+    pub fn announce(&self) {
+        self.shared.announce();
+    }
+
     /// Clears [`Local::notified`], polls the function until it has nothing to do, and lets `serve`
     /// use its backend; polls again after that.
     pub fn serve<T>(&self, serve: impl FnOnce(&mut F) -> T) -> T {
@@ -86,7 +89,8 @@ impl<F: Function + 'static> Local<F> {
         function.notified();
         poll_until_idle(&mut *function);
         let outcome = serve(&mut *function);
-        if !poll_until_idle(&mut *function) {
+        // Work after `serve` may be what `serve` waits for, so it is called again.
+        if poll_until_idle(&mut *function) != Polled::NothingToDo {
             self.shared.announce();
         }
         outcome
@@ -105,11 +109,26 @@ impl<F> Shared<F> {
     }
 }
 
-/// Polls until the function has nothing to do and will be announced new work. Returns `false` if
-/// the guest has kept it busy for so long that others have to be served first.
-fn poll_until_idle(function: &mut impl Function) -> bool {
+/// The result of polling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Polled {
+    /// There was nothing to do, and new work will be announced.
+    NothingToDo,
+    /// All work is done, and new work will be announced.
+    Done,
+    /// The guest has kept the function busy for so long that others have to be served first.
+    Busy,
+}
+
+/// Polls until the function has nothing to do and will be announced new work.
+fn poll_until_idle(function: &mut impl Function) -> Polled {
     const MOST: usize = 1024;
-    (0..MOST).any(|_| !function.poll().is_busy() && matches!(function.rest(), Progress::Idle(_)))
+    for round in 0..MOST {
+        if !function.poll().is_busy() && matches!(function.rest(), Progress::Idle(_)) {
+            return if round == 0 { Polled::NothingToDo } else { Polled::Done };
+        }
+    }
+    Polled::Busy
 }
 
 impl<F: Function> Backend for Arc<Shared<F>> {

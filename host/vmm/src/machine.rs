@@ -11,6 +11,7 @@ use crate::cpu::Cpu;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
 use crate::memory::GuestRam;
+use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
 use crate::{Error, Result, acpi, cpuid, layout, loader};
@@ -39,7 +40,7 @@ pub struct Config {
     pub initramfs: Option<OwnedFd>,
     /// The kernel's command line; words of the machine's own come before it.
     pub command_line: String,
-    /// The destination of what the serial port sends.
+    /// The destination of what the guest prints, by the serial port and its first console.
     pub console: OwnedFd,
 }
 
@@ -50,6 +51,7 @@ pub struct Machine {
     interrupts: Arc<Interrupts>,
     pci: Arc<Bus>,
     board: Arc<Board>,
+    output: Arc<Output>,
     cpus: Vec<Cpu>,
 }
 
@@ -81,8 +83,9 @@ impl Machine {
         let cpus = (0..cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
         let interrupts = Arc::new(Interrupts::new(Arc::new(Routes::new(Arc::clone(&vm)))));
         let pci = Arc::new(Bus::default());
-        let board = Board::new(Arc::clone(&interrupts), Arc::clone(&pci), console)?;
-        Ok(Self { vm, ram, interrupts, pci, board: Arc::new(board), cpus })
+        let output = Arc::new(Output::new(console));
+        let board = Board::new(Arc::clone(&interrupts), Arc::clone(&pci), Arc::clone(&output))?;
+        Ok(Self { vm, ram, interrupts, pci, board: Arc::new(board), output, cpus })
     }
 
     /// Returns KVM's handle of the machine.
@@ -103,6 +106,11 @@ impl Machine {
     /// Returns the PCI bus.
     pub fn pci(&self) -> &Arc<Bus> {
         &self.pci
+    }
+
+    /// Returns the destination of what the guest prints.
+    pub fn output(&self) -> &Arc<Output> {
+        &self.output
     }
 
     /// Returns the board.

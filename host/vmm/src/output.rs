@@ -1,20 +1,37 @@
 //! The machine's output: standard output of the process, or what a launcher put in its place.
 
-use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Writes to the console if it takes bytes at once, and drops them otherwise: a guest must not be
-/// able to stop its CPU, and with it a pause of the machine, by a console that nobody reads.
-///
-/// # Errors
-/// An error of poll(2) or write(2).
-pub fn write_or_drop(console: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
-    let mut poll = [PollFd::new(console, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    if rustix::event::poll(&mut poll, Some(&now))? > 0 {
-        rustix::io::write(console, bytes)?;
+/// Bytes that a pipe with room takes without waiting (`PIPE_BUF`).
+const AT_ONCE: usize = 4096;
+
+/// The destination of what the guest prints, for all threads.
+pub struct Output {
+    /// One writer at a time: between the question whether there is room and the write, no other may
+    /// take the room.
+    file: Mutex<OwnedFd>,
+}
+
+impl Output {
+    /// Makes the output that writes to `file`.
+    pub fn new(file: OwnedFd) -> Self {
+        Self { file: Mutex::new(file) }
     }
-    Ok(())
+
+    /// Writes bytes that the file takes at once, and drops the others: a guest must not be able to
+    /// stop its CPU or the event loop by output that nobody reads.
+    pub fn write_or_drop(&self, bytes: &[u8]) {
+        let file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for part in bytes.chunks(AT_ONCE) {
+            let mut poll = [PollFd::new(&*file, PollFlags::OUT)];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if !rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0) {
+                return;
+            }
+            let _ = rustix::io::write(&*file, part);
+        }
+    }
 }

@@ -2,7 +2,6 @@
 //! works, and when it panics.
 
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vm_superio::serial::NoEvents;
@@ -10,7 +9,7 @@ use vm_superio::{Serial, Trigger};
 
 use crate::interrupts::Interrupts;
 use crate::layout::SERIAL_PIN;
-use crate::output::write_or_drop;
+use crate::output::Output;
 
 /// Interrupts by the port's pin.
 struct Line(Arc<Interrupts>);
@@ -25,11 +24,11 @@ impl Trigger for Line {
 }
 
 /// The console behind the port.
-struct Console(OwnedFd);
+struct Console(Arc<Output>);
 
 impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        write_or_drop(&self.0, bytes)?;
+        self.0.write_or_drop(bytes);
         Ok(bytes.len())
     }
 
@@ -43,7 +42,7 @@ pub struct SerialPort(Serial<Line, NoEvents, Console>);
 
 impl SerialPort {
     /// Makes the port.
-    pub fn new(interrupts: Arc<Interrupts>, console: OwnedFd) -> Self {
+    pub fn new(interrupts: Arc<Interrupts>, console: Arc<Output>) -> Self {
         Self(Serial::new(Line(interrupts), Console(console)))
     }
 

@@ -17,8 +17,9 @@ pub struct Notification {
     pub bar: u8,
     /// The offset in the BAR.
     pub offset: u64,
-    /// The eventfd that KVM raises for a write, without an exit to user space.
-    pub eventfd: EventFd,
+    /// The eventfd that KVM raises for a write, without an exit to user space. Several places may
+    /// share one.
+    pub eventfd: Arc<EventFd>,
 }
 
 /// A PCI function, whoever implements it. All methods are called by several CPUs' threads.
@@ -226,7 +227,7 @@ impl Slot {
         let places = decoder.notifications.iter().filter(move |place| place.bar == bar);
         let start = decoder.ranges[index].as_ref().map(|range| range.start);
         places.filter_map(move |place| {
-            Some((&place.eventfd, IoEventAddress::Mmio(start? + place.offset)))
+            Some((&*place.eventfd, IoEventAddress::Mmio(start? + place.offset)))
         })
     }
 

@@ -274,11 +274,11 @@ impl Config {
         let mut state = self.state();
         state.command = word(&state.bytes, register::COMMAND.start);
         let at = register::COMMAND.start as u64;
-        function.write(region::CONFIG, at, &state.command.to_le_bytes())?;
+        function.write_connected(region::CONFIG, at, &state.command.to_le_bytes())?;
         match self.msix {
             Some(msix) => {
                 let control = word(&state.bytes, msix + 2).to_le_bytes();
-                function.write(region::CONFIG, msix as u64 + 2, &control)
+                function.write_connected(region::CONFIG, msix as u64 + 2, &control)
             }
             None => Ok(()),
         }

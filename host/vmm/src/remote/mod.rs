@@ -12,7 +12,8 @@
 
 mod config;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,9 +109,10 @@ impl Attached {
     pub fn reconnect(&self, socket: OwnedFd) -> Result<(), String> {
         let remote = &self.remote;
         remote.function.reconnect(socket).map_err(|error| error.to_string())?;
-        remote.config.restore(&remote.function).map_err(|error| error.to_string())?;
+        let restored = remote.config.restore(&remote.function);
+        // Also after a failure: the old places lead to nobody.
         self.slot.replace_server(notifications(&remote.function));
-        Ok(())
+        restored.map_err(|error| error.to_string())
     }
 
     /// Returns the descriptor that is readable when the server has asserted the pin.
@@ -153,13 +155,21 @@ fn eventfd_of(file: OwnedFd) -> EventFd {
 /// Returns the registers whose writes KVM can pass to the server.
 fn notifications(function: &RemoteFunction) -> Vec<Notification> {
     let mut all = Vec::new();
+    // A server's eventfd is duplicated once, however many registers raise it.
+    let mut eventfds = BTreeMap::new();
     for bar in 0..6 {
         for place in function.notifications(region::BAR0 + u32::from(bar)) {
             // KVM compares no value here: a register that has one is written by a message.
-            if place.datamatch.is_none()
-                && let Ok(file) = place.event.as_fd().try_clone_to_owned()
-            {
-                all.push(Notification { bar, offset: place.offset, eventfd: eventfd_of(file) });
+            if place.datamatch.is_some() {
+                continue;
+            }
+            let file = place.event.as_fd();
+            let known = eventfds.entry(file.as_raw_fd()).or_insert_with(|| {
+                file.try_clone_to_owned().ok().map(|file| Arc::new(eventfd_of(file)))
+            });
+            if let Some(eventfd) = known {
+                let eventfd = Arc::clone(eventfd);
+                all.push(Notification { bar, offset: place.offset, eventfd });
             }
         }
     }
