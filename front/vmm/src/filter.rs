@@ -61,8 +61,8 @@ const EVERYWHERE: [c_long; 34] = [
     libc::SYS_write,
 ];
 
-/// Further calls of the event loop: clients, watches of connections, a socket's path that is removed
-/// at the end.
+/// Further calls of the event loop: clients, watches of connections, a socket's path that is
+/// removed at the end.
 const EVENTS: [c_long; 10] = [
     libc::SYS_accept4,
     libc::SYS_dup,

@@ -13,7 +13,8 @@ use crate::{Client, ClientError, Window};
 
 /// The largest reply that is taken, in bytes: more than a thousand sub-regions.
 const ROOM: u32 = 64 << 10;
-/// The most registers of a region whose writes raise an eventfd: KVM has room for a thousand in all.
+/// The most registers of a region whose writes raise an eventfd. KVM has room for a thousand in
+/// all.
 const MAX_NOTIFICATIONS: usize = 256;
 /// The largest shadow memory that is mapped, in bytes.
 const MAX_SHADOW: u64 = 1 << 20;

@@ -185,8 +185,8 @@ impl Ioapic {
     }
 
     /// Returns the message by which the kernel learns that ends of the pin's interrupts are to be
-    /// reported. Returns `None` if they are not: the pin is triggered by edges. A pin that is masked
-    /// keeps its route: the guest may end an interrupt while the pin is masked.
+    /// reported. Returns `None` if they are not, since the pin is triggered by edges. A masked pin
+    /// has a route as well: the guest may end an interrupt while its pin is masked.
     pub fn route(&self, pin: usize) -> Option<Message> {
         route_of(self.pins.get(pin)?.entry)
     }
