@@ -90,7 +90,7 @@ const MEMORY_MIB: u64 = 256;
 /// Parses the command line.
 ///
 /// # Errors
-/// What is wrong, in one line.
+/// The fault in the command line, in one line.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     use lexopt::Arg::Long;
     let mut parser = lexopt::Parser::from_iter(words);

@@ -5,11 +5,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
 
 use crate::interrupts::Interrupts;
+use crate::lock::lock;
 use crate::output::Output;
 use crate::pci::Bus;
 use crate::power::{self, Power};
@@ -68,10 +69,6 @@ pub struct Board {
     /// Counts changes of `panicked` and `end`, and CPUs that have stopped, for the thread that
     /// reports them.
     changed: OwnedFd,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// The event flag of the panic device: the guest's kernel panicked.

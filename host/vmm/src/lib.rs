@@ -50,6 +50,7 @@ mod kick;
 pub mod layout;
 pub mod loader;
 pub mod local;
+mod lock;
 mod machine;
 pub mod memory;
 pub mod output;

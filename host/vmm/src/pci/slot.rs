@@ -1,7 +1,7 @@
 //! The part of a PCI function's host that every function needs: BARs, MSI-X, notifications.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use slipway_pci::{MsixControl, MsixLayout};
@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::vectors::{VectorSource, Vectors};
 use crate::interrupts::Interrupts;
 use crate::layout::PCI_WINDOW;
+use crate::lock::lock;
 
 /// A place of a BAR to which the guest writes to announce work, whatever value it writes.
 pub struct Notification {
@@ -95,10 +96,6 @@ pub struct Slot {
     decoder: Mutex<Decoder>,
     vectors: Option<Mutex<Vectors>>,
     vm: Arc<VmFd>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Slot {
