@@ -46,9 +46,11 @@ fn an_access_waits_for_the_next_server() {
         assert_eq!(&bytes, b"replayed");
         assert!(function.ring(0, 0x1000, 3));
         eventually("vector 0 is signalled", || count(&files[0]) == 1);
-        assert!(old[0].event.raise());
-        assert!(function.notifications(0)[0].event.raise());
-        eventually("the function is told", || count(&files[NOTIFIED]) == 1);
+        // One at a time: the server may see two events as one.
+        for register in [&old[0], &function.notifications(0)[0]] {
+            assert!(register.event.raise());
+            eventually("the function is told", || count(&files[NOTIFIED]) == 1);
+        }
     });
 }
 
