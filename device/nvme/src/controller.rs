@@ -470,4 +470,14 @@ impl Function for Controller {
         self.home.update_pin();
         restored
     }
+
+    fn recover(&mut self) -> Result<(), StateError> {
+        Self::recover(self).map(drop)
+    }
+
+    fn abandon(&mut self) {
+        Self::abandon(self);
+        // The doorbell cells may be the predecessor's.
+        self.reset();
+    }
 }

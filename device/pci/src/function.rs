@@ -149,4 +149,22 @@ pub trait Function: Send {
     /// # Errors
     /// [`StateError`]; every byte is checked as hostile input.
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError>;
+
+    /// Goes on where a predecessor with the same journal and doorbell cells was killed, on a freshly
+    /// made function of the same configuration. The guest's memory is mapped and its interrupts are
+    /// routed, and nothing of the predecessor can reach either any more.
+    ///
+    /// # Errors
+    /// [`StateError`]: the function has no journal, or the journal is of another version or
+    /// configuration. The function is then in its state after a reset.
+    fn recover(&mut self) -> Result<(), StateError> {
+        self.reset();
+        Err(StateError::Unknown("this function has no journal".into()))
+    }
+
+    /// Drops what a predecessor with the same journal left, since its guest is gone: instead of
+    /// [`Function::recover`].
+    fn abandon(&mut self) {
+        self.reset();
+    }
 }

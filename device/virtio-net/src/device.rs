@@ -439,6 +439,10 @@ impl Function for Device {
         }
         restored
     }
+
+    fn recover(&mut self) -> Result<(), StateError> {
+        Self::recover(self)
+    }
 }
 
 /// A handle to a device for other threads. It is cheap to clone, and harmless after the device is

@@ -330,7 +330,7 @@ fn nvme(
     if parts.has_client() {
         let recovered = controller.recover();
         recovered.map_err(|error| Error::Resources(error.to_string()))?;
-    } else {
+    } else if !parts.is_held() {
         controller.abandon();
     }
     let mailbox = controller.mailbox();

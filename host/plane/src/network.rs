@@ -33,7 +33,7 @@ impl Drop for Attached {
 
 /// Makes the function that `wanted` describes, for a client behind `parts`, and attaches its port
 /// under the name `id`. In a `place` that a predecessor with a client left, the function continues
-/// where the predecessor was.
+/// where the predecessor was, at once or when the client has come back.
 ///
 /// # Errors
 /// [`Error::Invalid`] for settings that no function can have; [`Error::Fabric`] for an address that
@@ -60,7 +60,7 @@ pub fn make(
     if parts.has_client() {
         let recovered = device.recover();
         recovered.map_err(|error| Error::Resources(error.to_string()))?;
-    } else {
+    } else if !parts.is_held() {
         device.reset();
     }
     Ok((device, attach(port, config, switch)?))

@@ -4,7 +4,10 @@
 //! of the test.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
-use std::os::fd::AsFd;
+#[path = "common/resumed.rs"]
+mod resumed;
+
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -17,26 +20,44 @@ use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::{Client, Registers};
-use slipway_virtio_net::driver::{Arena, Driver, Options};
+use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess};
 use slipway_virtio_spec::net::Header;
+
+use resumed::ResumedRegisters;
 
 /// The environment variable for the directory of the plane's process.
 const DIRECTORY: &str = "SLIPWAY_NETWORK_DIR";
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
 
-/// Starts a driver with memory of its own, on the function at `path`.
-fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
+/// Makes memory for a driver.
+fn memory() -> (OwnedFd, DmaMap) {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, MEMORY).unwrap();
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    let mut client = wait_for(|| Client::connect(path, PATIENCE).ok());
-    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
     let mut map = DmaMap::new();
     map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
+    (file, map)
+}
+
+/// Starts a driver with memory of its own, on the function at `path`.
+fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
+    let (file, map) = memory();
+    let mut client = wait_for(|| Client::connect(path, PATIENCE).ok());
+    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
     let arena = Arena::new(map.memory(), 0, MEMORY);
     let driver = Driver::new(Registers::new(client, PATIENCE), arena, Options::default());
     (driver.unwrap(), map)
+}
+
+/// Does what [`drive`] does, for a client that connects again by itself and resumes the function.
+fn drive_resumed(path: &Path) -> (Driver<ResumedRegisters>, DmaMap) {
+    let (file, map) = memory();
+    let function = resumed::connect(path, PATIENCE);
+    function.map_ram(0, MEMORY, file.as_fd(), 0).unwrap();
+    let arena = Arena::new(map.memory(), 0, MEMORY);
+    let registers = ResumedRegisters::new(function, PATIENCE);
+    (Driver::new(registers, arena, Options::default()).unwrap(), map)
 }
 
 fn request(directory: &Path, number: u8, switch: &str) -> v1::CreateEndpointRequest {
@@ -67,7 +88,7 @@ fn frame(from: u8, to: u8, len: usize) -> Vec<u8> {
 
 /// Sends a frame until it arrives: the switch may not have noticed yet that the other driver is
 /// there.
-fn cross(from: &mut Driver<Registers>, to: &mut Driver<Registers>, sent: &[u8]) -> bool {
+fn cross<A: RegisterAccess>(from: &mut Driver<A>, to: &mut Driver<A>, sent: &[u8]) -> bool {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         from.transmit[0].push(&mut from.arena, &Header::default(), sent, &[]).unwrap();
@@ -335,6 +356,16 @@ fn keep_killing(directory: &Path, came: &AtomicBool, ended: &AtomicBool, kills: 
 
 #[test]
 fn killed_at_any_time_its_drivers_see_a_pause_and_nothing_else() {
+    killed_at_any_time(drive);
+}
+
+/// No keeper holds the drivers' connections: they connect again, and the functions go on.
+#[test]
+fn killed_at_any_time_it_is_resumed_by_its_drivers() {
+    killed_at_any_time(drive_resumed);
+}
+
+fn killed_at_any_time<A: RegisterAccess>(drive: fn(&Path) -> (Driver<A>, DmaMap)) {
     const KILLS: u64 = 25;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keeper");

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec as spec;
-use spec::{Command, Header, U32, U64};
+use spec::{Command, Header, U32, U64, device_state, feature};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use slipway_vfio_user_wire::{
@@ -133,6 +133,23 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
+        Self::begin(socket, timeout, None)
+    }
+
+    /// Negotiates as a client that connects again by itself when the server was replaced, and then
+    /// calls [`Client::resume`].
+    pub(crate) fn negotiate_resuming(
+        socket: OwnedFd,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        Self::begin(socket, timeout, Some(true))
+    }
+
+    fn begin(
+        socket: OwnedFd,
+        timeout: Duration,
+        resume: Option<bool>,
+    ) -> Result<Self, ClientError> {
         let bin = Bin::new();
         let mut client = Self {
             wire: Wire::new(Foreign::new(socket, &bin), &bin, MAX_QUEUED),
@@ -149,6 +166,7 @@ impl Client {
             max_dma_maps: Some(spec::DEFAULT_MAX_DMA_MAPS),
             pgsizes: Some(spec::DEFAULT_PAGE_SIZES),
             write_multiple: Some(true),
+            resume,
         };
         let reply = client.call(Command::Version, &encode(spec::MINOR, proposal), &[])?;
         let (version, data) = spec::Version::read_from_prefix(&reply.payload)
@@ -187,6 +205,39 @@ impl Client {
     /// Returns whether the server accepts several writes in one message.
     pub fn can_write_multiple(&self) -> bool {
         self.server.write_multiple == Some(true)
+    }
+
+    /// Returns whether a successor of the server holds the function for this client.
+    pub(crate) fn resumes(&self) -> bool {
+        self.server.resume == Some(true)
+    }
+
+    /// Has a function go on that a new server holds for this client. RAM is mapped and interrupts
+    /// are routed as they were. Returns `false` if the function is in its state after a reset.
+    pub(crate) fn resume(&mut self) -> Result<bool, ClientError> {
+        if !self.resumes()
+            || self.device_state(feature::GET, device_state::RUNNING)? != device_state::STOP
+        {
+            return Ok(false);
+        }
+        match self.device_state(feature::SET, device_state::RUNNING) {
+            Ok(_) => Ok(true),
+            Err(ClientError::Refused(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gets or sets the state of the device, and returns it.
+    fn device_state(&mut self, operation: u32, state: u32) -> Result<u32, ClientError> {
+        let len = size_of::<spec::DeviceFeature>() + size_of::<spec::DeviceState>();
+        let flags = U32::new(operation | feature::DEVICE_STATE);
+        let head = spec::DeviceFeature { argsz: U32::new(len as u32), flags };
+        let state = spec::DeviceState { state: U32::new(state), ..Default::default() };
+        let request = [head.as_bytes(), state.as_bytes()].concat();
+        let reply = self.call(Command::DeviceFeature, &request, &[])?;
+        let state = reply.payload.get(head.as_bytes().len()..).unwrap_or(&[]);
+        let state = spec::DeviceState::read_from_bytes(state);
+        Ok(state.map_err(|_| ClientError::Malformed("device state"))?.state.get())
     }
 
     /// Asks for the description of the device.

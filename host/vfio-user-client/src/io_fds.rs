@@ -90,6 +90,11 @@ impl Bell {
         self.shadow.store_u32(self.at, value);
         self.event.raise()
     }
+
+    /// Returns whether both registers raise the same eventfd, by the same descriptor.
+    pub(crate) fn has_event_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.event.0, &other.event.0)
+    }
 }
 
 /// The registers of a region that are written without messages.
@@ -99,6 +104,20 @@ pub struct IoFds {
     pub notifications: Vec<Notification>,
     /// Registers whose value is stored.
     pub bells: Vec<Bell>,
+}
+
+impl IoFds {
+    /// Raises each eventfd once. One that cannot be raised is a server's that does not look anyway.
+    pub(crate) fn raise_all(&self) {
+        let mut events: Vec<&Event> = Vec::new();
+        let notifications = self.notifications.iter().map(|one| &one.event);
+        for event in notifications.chain(self.bells.iter().map(|bell| &bell.event)) {
+            if !events.iter().any(|known| Arc::ptr_eq(&known.0, &event.0)) {
+                events.push(event);
+                let _ = event.raise();
+            }
+        }
+    }
 }
 
 impl Client {

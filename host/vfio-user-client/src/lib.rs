@@ -42,6 +42,6 @@ pub use fuzz::fuzz;
 pub use io_fds::{Bell, Event, IoFds, Notification};
 #[cfg(feature = "driver")]
 pub use registers::Registers;
-pub use remote::{ConnectionState, FunctionError, RemoteFunction};
+pub use remote::{ConnectionState, Continuity, FunctionError, RemoteFunction};
 pub use shape::RegionShape;
 pub use window::Window;

@@ -46,6 +46,15 @@ pub enum ConnectionState {
     Broken(String),
 }
 
+/// The function that a new connection has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Continuity {
+    /// The function goes on where it was. Its guest has noticed a pause.
+    Resumed,
+    /// The function is in its state after a reset.
+    Reset,
+}
+
 /// A PCI function behind a vfio-user socket, for all threads of a VMM.
 ///
 /// One mutex guards the connection, so a call waits for the calls before it. Every call ends: its
@@ -53,26 +62,27 @@ pub enum ConnectionState {
 /// by [`RemoteFunction::map_ram`] can be reached by the server; accesses by messages are refused.
 ///
 /// # When the server goes away
-/// A server of Slipway whose endpoint has a keeper continues the *connection* when its process is
-/// replaced: the VMM sees replies that take longer, and nothing is lost.
-///
-/// Otherwise the connection ends. [`RemoteFunction::as_fd`] becomes readable, and accesses wait,
-/// each as long as the patience is. Another thread of the VMM connects to the new server and passes
-/// the socket to [`RemoteFunction::reconnect`], which checks that the function is the same, gives
-/// it the RAM and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
-/// - An access whose reply was not seen is done again. The old server may have done it before, so
-///   it may be done twice, but each function sees it once: a new connection presents a function in
-///   its state after a reset (Slipway's server resets a function when its client leaves; the
-///   protocol has no way to say otherwise). A driver that meets such a function finds it disabled
-///   and sets it up again, as after any failure of a device. Its first write must not be dropped,
-///   and the driver cannot know which of its writes that is: so writes are done again as well.
-/// - The function is fresh: the VMM that keeps its own view of configuration space writes its
-///   registers (command, MSI-X control, BARs) again. [`RemoteFunction::connections`] counts the
-///   connections, so that a VMM can tell.
+/// The connection ends: [`RemoteFunction::as_fd`] becomes readable, and accesses wait, each as long
+/// as the patience is. Another thread of the VMM connects to the new server and passes the socket
+/// to [`RemoteFunction::reconnect`], which checks that the function is the same, gives it the RAM
+/// and the interrupts that the VMM had set, and lets the waiting accesses go on. Then:
+/// - If a server of Slipway left the function's state with a keeper, its successor has held the
+///   function, and the function goes on where it was ([`Continuity::Resumed`]).
+/// - Otherwise it is in its state after a reset ([`Continuity::Reset`]). A driver that meets such a
+///   function finds it disabled and sets it up again, as after any failure of a device. The VMM
+///   that keeps its own view of configuration space writes its registers (command, MSI-X control,
+///   BARs) again.
+/// - An access whose reply was not seen is done again. The old server may have done it before. To a
+///   function that was reset this is the first time, and a function that goes on takes the last
+///   write to a register twice without harm (`slipway_pci::Function`, on one with a journal).
 /// - Every routed MSI-X vector is raised once, since an interrupt may have been lost. A driver
 ///   tolerates spurious interrupts.
 /// - I/O descriptors are new: [`RemoteFunction::notifications`] has to be called again, and its
-///   eventfds take the place of the old ones.
+///   eventfds take the place of the old ones. As one of these may have been raised in vain, the VMM
+///   then raises the new ones once ([`RemoteFunction::announce`]).
+///
+/// A function whose server keeps the *connection* (for a client that cannot connect again) sees
+/// replies that take longer, and nothing else.
 ///
 /// # When the server does wrong
 /// A server that violates the protocol, or does not answer within the patience, breaks this
@@ -153,8 +163,7 @@ impl RemoteFunction {
         lock(&self.state).0.clone()
     }
 
-    /// Returns the number of connections so far. Each presents a function in its state after a
-    /// reset.
+    /// Returns the number of connections so far.
     pub fn connections(&self) -> u64 {
         lock(&self.state).1
     }
@@ -206,7 +215,8 @@ impl RemoteFunction {
     }
 
     /// Writes registers without waiting for the server to do it; without a message where
-    /// [`RemoteFunction::ring`] does that.
+    /// [`RemoteFunction::ring`] does that. Waits all the same if a successor of the server would go
+    /// on with the function: a message that the server has not read is lost with it.
     ///
     /// # Errors
     /// As [`RemoteFunction::write`], but what the server refuses is dropped.
@@ -217,7 +227,10 @@ impl RemoteFunction {
         {
             return Ok(());
         }
-        self.perform(|client| client.post(region, offset, from))
+        self.perform(|client| match client.resumes() {
+            true => client.write(region, offset, from),
+            false => client.post(region, offset, from),
+        })
     }
 
     /// Writes a 32-bit register without a message: stores the value in memory that the server
@@ -229,7 +242,19 @@ impl RemoteFunction {
     pub fn ring(&self, region: u32, offset: u64, value: u32) -> bool {
         // No lock is held while it rings: a server may make that wait where eventfds are raised by
         // write(2), and other threads must not wait for it then.
-        self.bell(region, offset).is_some_and(|bell| bell.ring(value))
+        let Some(bell) = self.bell(region, offset) else { return false };
+        // If the server was replaced meanwhile, the old one's eventfd was raised in vain.
+        let is_same = |now: Bell| now.has_event_of(&bell);
+        bell.ring(value) && self.bell(region, offset).is_some_and(is_same)
+    }
+
+    /// Raises every eventfd of the server once, so that it looks at all registers that are written
+    /// without messages.
+    pub fn announce(&self) {
+        let io_fds = self.io_fds.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        for (_, registers) in io_fds {
+            registers.raise_all();
+        }
     }
 
     /// Returns the bell of a register. Returns `None` if it has none.
@@ -375,7 +400,7 @@ impl RemoteFunction {
     /// # Errors
     /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and
     /// the state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
-    pub fn reconnect(&self, socket: OwnedFd) -> Result<(), FunctionError> {
+    pub fn reconnect(&self, socket: OwnedFd) -> Result<Continuity, FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
         let Begun { mut client, shape, io_fds } = begin(socket, self.patience).map_err(failed)?;
         if let Some(difference) = self.shape.difference(&shape) {
@@ -387,6 +412,7 @@ impl RemoteFunction {
         }
         client.limit(Instant::now() + self.patience);
         inner.told.replay(&mut client).map_err(failed)?;
+        let resumed = client.resume().map_err(failed)?;
         if matches!(inner.link, Link::Up(_)) {
             self.lose(&mut inner, "another connection took its place".into());
         }
@@ -402,7 +428,9 @@ impl RemoteFunction {
             // Both servers have these eventfds, so a write(2) could wait for one of them.
             let _ = slipway_peer::eventfd::raise(file.as_fd());
         }
-        Ok(())
+        drop(inner);
+        self.announce();
+        Ok(if resumed { Continuity::Resumed } else { Continuity::Reset })
     }
 
     /// Returns `EINVAL` if an access is not within its region, or not allowed.
@@ -539,7 +567,7 @@ struct Begun {
 /// Negotiates on `socket` and asks for everything that a VMM needs to know first.
 fn begin(socket: OwnedFd, patience: Duration) -> Result<Begun, ClientError> {
     let until = Instant::now() + patience;
-    let mut client = Client::negotiate(socket, patience)?;
+    let mut client = Client::negotiate_resuming(socket, patience)?;
     client.limit(until);
     let shape = Shape::learn(&mut client)?;
     let mut io_fds = Vec::new();

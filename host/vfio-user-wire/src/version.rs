@@ -23,6 +23,11 @@ pub struct Capabilities {
     /// `VFIO_USER_REGION_WRITE_MULTI` is understood.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_multiple: Option<bool>,
+    /// An extension of Slipway. The client connects again when the server was replaced, gives RAM
+    /// and interrupts again, and then sets the function running (`VFIO_USER_DEVICE_FEATURE`). The
+    /// server leaves the function's state to its successor, which holds the function until then.
+    #[serde(rename = "slipway_resume", skip_serializing_if = "Option::is_none")]
+    pub resume: Option<bool>,
 }
 
 #[derive(Default, Serialize, Deserialize)]

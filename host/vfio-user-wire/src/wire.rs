@@ -196,6 +196,12 @@ impl Wire {
         Ok(Peeked::Whole(Message { header, payload, files, excess }, size))
     }
 
+    /// Ends the peeking: from now on, messages are received.
+    pub fn end_peeking(&mut self) {
+        // What was peeked at is in the socket.
+        self.payload.clear();
+    }
+
     /// Returns the number of bytes after the header. After an impossible size, the stream has no
     /// next message.
     fn payload_len(&self) -> Result<usize, End> {

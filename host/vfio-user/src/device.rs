@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use slipway_pci::{Bar, Function, TurnLength};
+use slipway_pci::{Bar, Function, StateError, TurnLength};
 use slipway_peer::Bin;
 use slipway_ram::DmaMap;
 
@@ -56,6 +56,9 @@ pub(crate) struct Device {
     turn: TurnLength,
     /// Other threads poll parts of the function.
     pub(crate) has_lanes: bool,
+    /// The function has a predecessor's state in its journal, and waits for the predecessor's
+    /// client to connect and to resume it. Until then it is not polled.
+    pub(crate) held: bool,
 }
 
 impl Device {
@@ -95,6 +98,7 @@ impl Device {
             polled: false,
             turn: TurnLength::default(),
             has_lanes: false,
+            held: false,
         })
     }
 
@@ -143,12 +147,35 @@ impl Device {
         self.pace.note(found, now) || self.pace.is_watching()
     }
 
+    /// Has a held function go on where the predecessor was killed. The client has mapped its memory
+    /// and routed its interrupts.
+    ///
+    /// # Errors
+    /// The predecessor's state cannot be taken over. The function is then in its state after a
+    /// reset.
+    pub(crate) fn resume(&mut self) -> Result<(), StateError> {
+        self.held = false;
+        // Whatever the client has rung meanwhile, or the predecessor took and did nothing about.
+        self.note_event();
+        self.function.recover()
+    }
+
+    /// Gives up the state of a held function, since its client does not resume it.
+    pub(crate) fn abandon(&mut self) {
+        self.held = false;
+        self.function.abandon();
+        self.pace.renew();
+    }
+
     /// Cleans up after a client: removes routes and memory, resets the function, renews the
-    /// doorbells.
+    /// doorbells. A held function stays held.
     pub(crate) fn renew(&mut self) -> std::io::Result<()> {
         self.map.clear();
-        self.function.reset();
         self.unroute();
+        if self.held {
+            return Ok(());
+        }
+        self.function.reset();
         // Have the function polled once: it may have been poked meanwhile, and the reset has a step
         // to take.
         self.pace.renew();

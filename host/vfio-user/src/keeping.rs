@@ -121,6 +121,31 @@ impl Keeping {
         self.steps.clear();
     }
 
+    /// Returns whether a predecessor's client connects again by itself.
+    pub fn holds(&self) -> bool {
+        self.state.client.is_none() && self.state.resuming.is_some()
+    }
+
+    /// Returns whether user `uid` may resume the function of a predecessor's client.
+    pub fn may_resume(&self, uid: u32) -> bool {
+        self.state.resuming == Some(uid)
+    }
+
+    /// Returns whether the client has mapped no memory and routed no interrupt so far.
+    pub fn has_just_begun(&self) -> bool {
+        self.state.regions.is_empty() && self.state.lines.is_empty()
+    }
+
+    /// Keeps nothing of the present client any more but that it connects again by itself. To be
+    /// called between two messages.
+    pub fn release(&mut self) {
+        let resuming = self.state.client.map(|(_, uid)| uid).or(self.state.resuming);
+        self.state = SessionState { resuming, ..SessionState::default() };
+        self.stale.push(CLIENT);
+        let _ = self.store();
+        self.steps.clear();
+    }
+
     /// Maps the regions that a predecessor's client had mapped. Message-only regions follow when
     /// there is a session.
     pub fn map_regions(&self, map: &mut DmaMap, parts: &Parts) -> std::io::Result<()> {
@@ -246,8 +271,9 @@ impl Keeping {
     }
 
     pub fn negotiated(&mut self, agreed: Negotiated) {
-        let Negotiated { max_xfer, max_files, write_multiple } = agreed;
-        self.state.negotiated = Some(NegotiatedState { max_xfer, max_files, write_multiple });
+        let Negotiated { max_xfer, max_files, write_multiple, resume } = agreed;
+        self.state.negotiated =
+            Some(NegotiatedState { max_xfer, max_files, write_multiple, resume });
         self.changed = true;
     }
 

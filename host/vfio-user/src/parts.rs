@@ -63,6 +63,13 @@ impl EndpointParts {
         })
     }
 
+    /// Returns whether a predecessor's client is expected to connect again and to resume the
+    /// function. The endpoint has the function recover then, or abandon what the predecessor left
+    /// ([`slipway_pci::Function::recover`]); until then the function is not polled.
+    pub fn is_held(&self) -> bool {
+        self.kept.as_ref().is_some_and(|(_, keeping)| keeping.holds())
+    }
+
     /// Returns the client's memory, empty until a client maps some.
     pub fn memory(&self) -> Memory {
         self.map.memory()
@@ -86,7 +93,7 @@ impl EndpointParts {
     /// No memory or descriptors are left, for shared doorbells; or a predecessor's doorbells were
     /// not kept; or there are more cells than an endpoint can keep.
     pub fn doorbells(&mut self, count: usize) -> std::io::Result<Doorbells> {
-        let has_client = self.has_client();
+        let has_client = self.has_client() || self.is_held();
         match (self.mode, &mut self.kept) {
             (DoorbellMode::Trapped, None) => Ok(Doorbells::trapped(count)),
             (DoorbellMode::Trapped, Some((parts, _))) => kept::cells(&parts.cells, count),

@@ -19,14 +19,17 @@ pub(crate) struct Negotiated {
     pub(crate) max_files: usize,
     /// `VFIO_USER_REGION_WRITE_MULTI` may be sent.
     pub(crate) write_multiple: bool,
+    /// The client connects again after the server was replaced, and resumes the function.
+    pub(crate) resume: bool,
 }
 
-/// Answers a proposal. Returns the negotiated capabilities and the reply's payload.
+/// Answers a proposal, to a client that may resume its function after a replacement of the server
+/// if `resumable`. Returns the negotiated capabilities and the reply's payload.
 ///
 /// # Errors
 /// `EINVAL` if the major version differs or the data violate the specification: the connection
 /// ends.
-pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno> {
+pub(crate) fn negotiate(proposal: &[u8], resumable: bool) -> Result<(Negotiated, Vec<u8>), Errno> {
     let (version, data) = spec::Version::read_from_prefix(proposal).map_err(|_| Errno::INVAL)?;
     if version.major.get() != spec::MAJOR {
         return Err(Errno::INVAL);
@@ -44,6 +47,7 @@ pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno>
         max_dma_maps: theirs.max_dma_maps.map(|_| MAX_DMA_MAPS),
         pgsizes: theirs.pgsizes.map(|_| PAGE_SIZE),
         write_multiple: theirs.write_multiple,
+        resume: theirs.resume.filter(|_| resumable),
     };
     let minor = version.minor.get().min(spec::MINOR);
     let negotiated = Negotiated {
@@ -51,6 +55,7 @@ pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno>
         max_files: theirs.max_msg_fds.unwrap_or(spec::DEFAULT_MAX_MSG_FDS).min(MAX_MSG_FDS as u64)
             as usize,
         write_multiple: theirs.write_multiple == Some(true),
+        resume: theirs.resume == Some(true) && resumable,
     };
     Ok((negotiated, encode(minor, ours)))
 }
@@ -68,14 +73,28 @@ mod tests {
     #[test]
     fn a_reply_holds_only_what_was_proposed() {
         let (agreed, reply) =
-            negotiate(&proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":8}}\0")).unwrap();
-        assert_eq!(agreed, Negotiated { max_xfer: 1 << 20, max_files: 8, write_multiple: false });
+            negotiate(&proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":8}}\0"), true).unwrap();
+        assert_eq!(
+            agreed,
+            Negotiated { max_xfer: 1 << 20, max_files: 8, write_multiple: false, resume: false }
+        );
         assert_eq!(reply, proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":16}}\0"));
     }
 
     #[test]
     fn a_newer_minor_version_gets_ours_and_data_are_optional() {
-        let (_, reply) = negotiate(&proposal(0, 77, b"")).unwrap();
+        let (_, reply) = negotiate(&proposal(0, 77, b""), true).unwrap();
+        assert_eq!(reply, proposal(0, 1, b"{\"capabilities\":{}}\0"));
+    }
+
+    #[test]
+    fn resuming_is_agreed_on_where_both_can() {
+        let asks = b"{\"capabilities\":{\"slipway_resume\":true}}\0";
+        let (agreed, reply) = negotiate(&proposal(0, 1, asks), true).unwrap();
+        assert!(agreed.resume);
+        assert_eq!(reply, proposal(0, 1, asks));
+        let (agreed, reply) = negotiate(&proposal(0, 1, asks), false).unwrap();
+        assert!(!agreed.resume);
         assert_eq!(reply, proposal(0, 1, b"{\"capabilities\":{}}\0"));
     }
 
@@ -93,9 +112,9 @@ mod tests {
             &nested,
         ];
         for data in cases {
-            assert_eq!(negotiate(&proposal(0, 1, data)), Err(Errno::INVAL));
+            assert_eq!(negotiate(&proposal(0, 1, data), true), Err(Errno::INVAL));
         }
-        assert_eq!(negotiate(&proposal(1, 0, b"")), Err(Errno::INVAL));
-        assert_eq!(negotiate(&[0, 0, 0]), Err(Errno::INVAL));
+        assert_eq!(negotiate(&proposal(1, 0, b""), true), Err(Errno::INVAL));
+        assert_eq!(negotiate(&[0, 0, 0], true), Err(Errno::INVAL));
     }
 }

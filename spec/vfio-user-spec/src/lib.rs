@@ -28,13 +28,15 @@
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
 //! only members that the client proposed. The host parses the text, not this crate.
 //!
-//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), device features.
+//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), and device features but whether the device
+//! runs.
 //!
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]
 
 mod access;
 mod device;
+mod device_feature;
 mod dma;
 mod header;
 mod interrupt;
@@ -45,6 +47,7 @@ pub use device::{
     CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds,
     SUB_REGION_LEN, SparseArea, SparseHeader, SubRegion, SubRegionFlags, capability, io_fd, region,
 };
+pub use device_feature::{DeviceFeature, DeviceState, device_state, feature};
 pub use dma::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
 pub use header::{Command, HEADER_LEN, Header, flag};
 pub use interrupt::{IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, irq};

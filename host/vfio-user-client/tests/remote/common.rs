@@ -95,7 +95,7 @@ impl Process {
     pub fn take_over(&self, function: &RemoteFunction) {
         let mut last = Ok(());
         let done = || {
-            last = function.reconnect(connect(&self.path));
+            last = function.reconnect(connect(&self.path)).map(drop);
             last.is_ok()
         };
         eventually("it is connected again", done);

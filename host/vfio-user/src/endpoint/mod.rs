@@ -174,9 +174,14 @@ impl Endpoint {
     }
 
     /// Continues with the client that a predecessor had, if there is one.
-    fn resume(&mut self, mut parts: kept::Parts, keeping: Keeping) -> std::io::Result<()> {
+    fn resume(&mut self, mut parts: kept::Parts, mut keeping: Keeping) -> std::io::Result<()> {
         let socket = parts.found.remove(&slots::CLIENT);
         let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
+            self.device.held = keeping.holds();
+            if self.device.held {
+                // The predecessor may have been killed before it had cleared everything.
+                keeping.release();
+            }
             self.kept = Some(Box::new(keeping));
             return Ok(());
         };
@@ -250,7 +255,7 @@ impl Endpoint {
         }
         // The failure was that of an earlier client.
         let _ = self.device.sink.failure.take();
-        if let Some(kept) = &mut self.kept {
+        if let Some(kept) = self.kept.as_mut().filter(|_| !self.device.held) {
             kept.connect(&socket, peer)?;
         }
         context.watch(socket.as_fd(), Interest::Read, CLIENT)?;
@@ -261,7 +266,11 @@ impl Endpoint {
         let mut session = Session::new(channel, self.config.clone(), live);
         // An endpoint that has served a client returns home first, so this changes nothing.
         let _ = session.settle_on_thread(&mut self.device, false);
-        session.kept = self.kept.take();
+        if self.device.held {
+            session.released = self.kept.take_if(|kept| kept.may_resume(peer.uid));
+        } else {
+            session.kept = self.kept.take();
+        }
         self.state = EndpointState::Connected(Connection::new(session, context.now()));
         Ok(())
     }
@@ -280,8 +289,11 @@ impl Endpoint {
         };
         let private = *private;
         session.channel.hang_up();
-        if let Some(mut kept) = session.kept.take() {
-            kept.disconnect();
+        if let Some(mut kept) = session.kept.take().or(session.released.take()).or(self.kept.take())
+        {
+            if !self.device.held {
+                kept.disconnect();
+            }
             self.kept = Some(kept);
         }
         // Before the connection is closed: the duplicate that is watched must not be the last one.
@@ -379,11 +391,13 @@ impl Endpoint {
             && session.is_negotiated()
             && !session.is_pending()
             && !session.is_quiescing()
+            && !self.device.held
     }
 
     /// Polls the function if there is a reason to.
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
+            _ if self.device.held => false,
             EndpointState::Connected(connection) if connection.session.is_quiescing() => false,
             EndpointState::Connected(_) => {
                 ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
@@ -415,7 +429,7 @@ impl Endpoint {
         if now < *retry_at {
             return None;
         }
-        if !self.device.function.quiesce() && now < *deadline {
+        if !self.device.held && !self.device.function.quiesce() && now < *deadline {
             return None;
         }
         let private = *private;
@@ -493,6 +507,7 @@ impl Endpoint {
                 return Step::Idle(Some((*retry_at).max(now + RECHECK)));
             }
         };
+        let quiescing = quiescing || self.device.held;
         let connected = matches!(self.state, EndpointState::Connected(_));
         let hot = connected && self.device.pace.is_hot(now, context.poll_budget());
         if !quiescing && more && !pending {

@@ -7,7 +7,7 @@ use slipway_ram::{Lasting, Snapshots};
 
 pub(super) const LEN: usize = 1 << 20;
 /// The version of the format. A state of another version is refused.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// All session state that messages change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub(crate) struct SessionState {
     pub version: u32,
     /// The process and the user of the client; `None` without a client.
     pub client: Option<(u32, u32)>,
+    /// The user of a client that connects again by itself and then resumes the function. Of such a
+    /// client nothing else is kept.
+    pub resuming: Option<u32>,
     pub negotiated: Option<NegotiatedState>,
     pub regions: Vec<RegionState>,
     /// Each interrupt: (it has a route, it is masked).
@@ -30,6 +33,7 @@ pub(crate) struct NegotiatedState {
     pub max_xfer: usize,
     pub max_files: usize,
     pub write_multiple: bool,
+    pub resume: bool,
 }
 
 /// A DMA map.

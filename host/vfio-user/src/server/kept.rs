@@ -34,9 +34,9 @@ impl Session {
         keeping.catch_up()?;
         let mut session = Self::new(channel, config, live);
         if let Some(agreed) = keeping.state.negotiated {
-            let NegotiatedState { max_xfer, max_files, write_multiple } = agreed;
+            let NegotiatedState { max_xfer, max_files, write_multiple, resume } = agreed;
             session.channel.set_max_xfer(max_xfer);
-            session.negotiated = Some(Negotiated { max_xfer, max_files, write_multiple });
+            session.negotiated = Some(Negotiated { max_xfer, max_files, write_multiple, resume });
             session.live.stamp(&session.live.negotiated_at);
         }
         session.add_kept_remotes(device, &keeping)?;
@@ -60,6 +60,18 @@ impl Session {
         Ok(())
     }
 
+    /// Ends the keeping of the session, once it is agreed that the client connects again by itself.
+    /// Returns whether that has just happened.
+    fn release(&mut self) -> bool {
+        let resumes = self.negotiated.is_some_and(|agreed| agreed.resume);
+        let begun = |kept: &mut Box<Keeping>| resumes && !kept.waits() && kept.has_just_begun();
+        let Some(mut kept) = self.kept.take_if(begun) else { return false };
+        kept.release();
+        self.channel.with(|wire| wire.end_peeking());
+        self.released = Some(kept);
+        true
+    }
+
     /// Does what [`Session::turn`] does, for a session that is kept.
     pub(super) fn turn_kept(
         &mut self,
@@ -75,6 +87,9 @@ impl Session {
             }
             if self.pending.is_some() || self.holds_much(device, now)? {
                 return Ok(SessionTurn::Pending);
+            }
+            if self.release() {
+                return Ok(SessionTurn::More);
             }
             let Some(kept) = &mut self.kept else { return Ok(SessionTurn::Drained) };
             match kept.next(&self.channel, &self.config, now)? {

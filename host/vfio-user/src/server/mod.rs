@@ -2,8 +2,9 @@
 //!
 //! Requests are grouped by file: [`info`] (the device's description),
 //! [`io_fds`] (what a client writes without messages), [`irqs`], [`dma`] (client
-//! memory), [`access`] (registers). A request that cannot be answered yet is [`Pending`]; later
-//! messages wait behind it, since commands are processed in order (section *Command Concurrency*).
+//! memory), [`access`] (registers), [`resume`] (functions that outlive a connection). A request that
+//! cannot be answered yet is [`Pending`]; later messages wait behind it, since commands are
+//! processed in order (section *Command Concurrency*).
 
 mod access;
 mod dma;
@@ -11,6 +12,7 @@ mod info;
 mod io_fds;
 mod irqs;
 mod kept;
+mod resume;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -99,6 +101,8 @@ pub(crate) struct Session {
     cost: usize,
     /// The state that a successor process needs; `None` if the session is not kept.
     pub(crate) kept: Option<Box<Keeping>>,
+    /// The state that a successor needs of a client that resumes its function by itself.
+    pub(crate) released: Option<Box<Keeping>>,
     /// An unmap or a reset ran into its deadline, and no later one has found the function quiet.
     stuck: bool,
     /// The number and bytes of the client's resources that await closing or unmapping, and the time
@@ -119,6 +123,7 @@ impl Session {
             mapped_bytes: 0,
             cost: 0,
             kept: None,
+            released: None,
             stuck: false,
             held_since: None,
         }
@@ -224,7 +229,7 @@ impl Session {
         let refused = outcome.is_err();
         self.answer(&header, outcome, now + self.patience(&header))?;
         if first && refused && header.command.get() == Command::Version as u16 {
-            return Err(End::Broken("no common version of the protocol"));
+            return Err(End::Broken("its version request was refused"));
         }
         Ok(())
     }
@@ -252,8 +257,12 @@ impl Session {
             return Err(Errno::INVAL);
         }
         let payload = &message.payload;
-        match command.ok_or(Errno::INVAL)? {
-            Command::Version => self.version(payload),
+        let command = command.ok_or(Errno::INVAL)?;
+        if device.held && resume::touches(command, payload) {
+            device.abandon();
+        }
+        match command {
+            Command::Version => self.version(device, payload),
             Command::DmaMap => self.dma_map(device, payload, message.files),
             Command::DmaUnmap => self.dma_unmap(device, payload),
             Command::DeviceGetInfo => self.device_info(payload),
@@ -279,15 +288,21 @@ impl Session {
             Command::DeviceReset => self.device_reset(device, payload),
             // The server sends these commands; a client must not.
             Command::DmaRead | Command::DmaWrite => Err(Errno::INVAL),
-            Command::DirtyPages
-            | Command::DeviceFeature
-            | Command::MigDataRead
-            | Command::MigDataWrite => Err(Errno::NOTSUP),
+            Command::DeviceFeature => self.device_feature(device, payload),
+            Command::DirtyPages | Command::MigDataRead | Command::MigDataWrite => {
+                Err(Errno::NOTSUP)
+            }
         }
     }
 
-    fn version(&mut self, payload: &[u8]) -> Result<Answer, Errno> {
-        let (negotiated, reply) = version::negotiate(payload)?;
+    fn version(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
+        let resumable = self.is_resumable(device);
+        let (negotiated, reply) = version::negotiate(payload, resumable)?;
+        if device.held && !negotiated.resume {
+            // Once it is disconnected, the endpoint is as for any first client.
+            device.abandon();
+            return Err(Errno::AGAIN);
+        }
         self.channel.set_max_xfer(negotiated.max_xfer);
         self.negotiated = Some(negotiated);
         if let Some(kept) = &mut self.kept {

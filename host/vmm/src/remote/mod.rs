@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use slipway_vfio_user_client::{ConnectionState, RemoteFunction};
+use slipway_vfio_user_client::{ConnectionState, Continuity, RemoteFunction};
 use slipway_vfio_user_spec::region;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -108,10 +108,15 @@ impl Attached {
     /// The reason for which the new connection cannot be used.
     pub fn reconnect(&self, socket: OwnedFd) -> Result<(), String> {
         let remote = &self.remote;
-        remote.function.reconnect(socket).map_err(|error| error.to_string())?;
-        let restored = remote.config.restore(&remote.function);
+        let continuity = remote.function.reconnect(socket).map_err(|error| error.to_string())?;
+        let restored = match continuity {
+            Continuity::Resumed => Ok(()),
+            Continuity::Reset => remote.config.restore(&remote.function),
+        };
         // Also after a failure: the old places lead to nobody.
         self.slot.replace_server(notifications(&remote.function));
+        // The guest may have written to the old places until now.
+        remote.function.announce();
         restored.map_err(|error| error.to_string())
     }
 

@@ -8,6 +8,10 @@
 //! Over 500 lines: one scenario with the processes that play it.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
+#[path = "../common/resumed.rs"]
+mod resumed;
+mod socket;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slipway_keeper::Keeper;
-use slipway_nvme::driver::{AccessError, Arena, Driver, RegisterAccess, io};
+use slipway_nvme::driver::{Arena, Driver, RegisterAccess, io};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::offset;
@@ -25,8 +29,8 @@ use slipway_nvme_spec::status::Status;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Bell, Client, ClientError, Window};
-use slipway_vfio_user_spec::{IrqSetFlags, irq};
+
+use socket::{Link, Socket};
 
 /// The time for which a serving plane may leave the driver without an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -154,74 +158,6 @@ fn start(dir: &Path, fault: Option<&str>) -> Child {
     command.spawn().unwrap()
 }
 
-/// The registers of BAR0, accessed over the socket.
-struct Socket {
-    client: Client,
-    /// The doorbells, if they are mapped.
-    window: Option<Window>,
-    /// The doorbells, if they are rung.
-    bells: Vec<Bell>,
-    /// The longest duration of a request.
-    longest: Duration,
-    since: Instant,
-    /// The number of fruitless polls since `since`.
-    looks: u32,
-    /// The file that exists while a plane serves.
-    serving: PathBuf,
-}
-
-impl Socket {
-    fn timed<T>(&mut self, call: impl FnOnce(&mut Client) -> T) -> T {
-        let begun = Instant::now();
-        let value = call(&mut self.client);
-        self.longest = self.longest.max(begun.elapsed());
-        value
-    }
-}
-
-impl RegisterAccess for Socket {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        let read = self.timed(|client| client.read(0, offset, into));
-        read.map_err(|error| AccessError(error.to_string()))
-    }
-
-    fn write(&mut self, at: u64, from: &[u8]) -> Result<(), AccessError> {
-        (self.since, self.looks) = (Instant::now(), 0);
-        let written = self.timed(|client| client.write(0, at, from));
-        written.map_err(|error| AccessError(error.to_string()))
-    }
-
-    fn post(&mut self, at: u64, from: &[u8]) -> Result<(), AccessError> {
-        (self.since, self.looks) = (Instant::now(), 0);
-        if let (Some(window), Ok(value)) = (&self.window, from.try_into()) {
-            window.store_u32(at, u32::from_le_bytes(value));
-            return Ok(());
-        }
-        if let (Some(bell), Ok(value)) =
-            (self.bells.iter().find(|b| b.offset == at), from.try_into())
-        {
-            return match bell.ring(u32::from_le_bytes(value)) {
-                true => Ok(()),
-                false => Err(AccessError("the eventfd cannot be raised".into())),
-            };
-        }
-        let posted = self.timed(|client| client.post(0, at, from));
-        posted.map_err(|error| AccessError(error.to_string()))
-    }
-
-    fn idle(&mut self) -> Result<(), AccessError> {
-        self.looks += 1;
-        if !self.serving.exists() {
-            (self.since, self.looks) = (Instant::now(), 0);
-        }
-        if self.since.elapsed() > PATIENCE && self.looks > LOOKS {
-            return Err(AccessError("the controller does not answer".into()));
-        }
-        std::thread::sleep(PAUSE);
-        Ok(())
-    }
-}
-
 /// The guest: memory, driver, known data.
 struct Guest {
     driver: Driver<Socket>,
@@ -269,37 +205,25 @@ fn event() -> OwnedFd {
 impl Guest {
     fn new(dir: &Path) -> Self {
         let (file, other) = (memfd(MEMORY), memfd(MEMORY));
-        let begun = Instant::now();
-        let mut client = loop {
-            match Client::connect(&dir.join("cntrl"), LONG) {
-                Ok(client) => break client,
-                Err(error) => assert!(begun.elapsed() < LONG, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
+        let is = |name: &str| dir.join(name).exists();
+        let mut link = Link::new(dir, is("resumed"));
+        link.map(BASE, MEMORY, file.as_fd()).unwrap();
         let pin = [event(), event()];
-        client.route_irqs(irq::INTX, 0, 1, &[pin[0].as_fd()]).unwrap();
-        let unmasks = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::UNMASK;
-        client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[pin[1].as_fd()]).unwrap();
+        link.route_pin(pin[0].as_fd(), pin[1].as_fd()).unwrap();
         let mut map = DmaMap::new();
         let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
         map.add(BASE, region).unwrap();
         let arena = Arena::new(map.memory(), BASE, MEMORY);
-        let window = client.window(0, offset::DOORBELLS).unwrap();
-        assert_eq!(window.is_some(), dir.join("mapped").exists());
-        let bells = client.io_fds(0, BAR).unwrap().bells;
-        assert_eq!(!bells.is_empty(), dir.join("rung").exists());
-        let (longest, since) = (Duration::ZERO, Instant::now());
-        let serving = dir.join(SERVING);
-        let socket = Socket { client, window, bells, longest, since, looks: 0, serving };
+        let socket = Socket::new(dir, link, offset::DOORBELLS);
+        assert_eq!(socket.window.is_some(), is("mapped"));
+        assert_eq!(!socket.bells.is_empty(), is("rung") && !is("resumed"));
         let mut driver = Driver::new(socket, arena, 32).unwrap();
         for queue in [1, 2] {
             driver.create_pair(queue, 16, Some(queue)).unwrap();
         }
         let buffers = (0..24).map(|_| driver.arena.allocate(PAGE).unwrap()).collect();
         let pairs = driver.identify_controller().unwrap().fused.get() == 1;
-        assert_ne!(pairs, dir.join("lanes").exists());
+        assert_ne!(pairs, is("lanes"));
         let exchanged = [0; WRITTEN as usize];
         let event = event();
         let mut guest = Self { driver, other, event, pin, buffers, round: 0, pairs, exchanged };
@@ -434,12 +358,9 @@ impl Guest {
     fn pin(&mut self) {
         // Signals for entries that were taken already do not count.
         let _ = rustix::io::read(&self.pin[0], &mut [0; 8]);
-        let unmasks = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
         match self.round % 2 {
             0 => drop(rustix::io::write(&self.pin[1], &1_u64.to_ne_bytes()).unwrap()),
-            _ => self.driver.registers.timed(|client| {
-                client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[]).unwrap();
-            }),
+            _ => self.driver.registers.timed(Link::unmask_pin).unwrap(),
         }
         let command = SubmissionEntry::new(AdminOpcode::KeepAlive.0, 0);
         let id = self.driver.submit(0, command).unwrap();
@@ -458,24 +379,23 @@ impl Guest {
     /// Tests operations other than I/O: the session, registers, admin commands.
     fn admin(&mut self) {
         let (other, event) = (self.other.as_fd(), self.event.as_fd());
-        self.driver.registers.timed(|client| {
-            client.map(BASE + MEMORY, MEMORY, other, 0, true).unwrap();
-            client.route_irqs(2, 1, 1, &[event]).unwrap();
-            client.unmap(BASE + MEMORY, MEMORY).unwrap();
+        self.driver.registers.timed(|link| {
+            link.map(BASE + MEMORY, MEMORY, other).unwrap();
+            link.route(1, event).unwrap();
+            link.unmap(BASE + MEMORY, MEMORY).unwrap();
         });
         // The write is refused, since there is no such register, but it arrives and is answered.
-        let large = self.driver.registers.timed(|client| client.write(0, 0, &[0; LARGE]));
-        assert!(matches!(large, Err(ClientError::Refused(_))), "{large:?}");
+        let large = self.driver.registers.timed(|link| link.write(0, &[0; LARGE]));
+        assert!(large.as_ref().is_err_and(|error| error.contains("refused")), "{large:?}");
         self.pin();
         if !self.driver.registers.bells.is_empty() {
-            let asked = self.driver.registers.timed(|client| client.io_fds(0, BAR));
-            self.driver.registers.bells = asked.unwrap().bells;
+            self.driver.registers.bells = self.driver.registers.timed(Link::bells);
             assert!(!self.driver.registers.bells.is_empty());
         }
         if self.driver.registers.window.is_some() {
             // The same page as at first, whichever process sends it.
-            let window = self.driver.registers.timed(|client| client.window(0, offset::DOORBELLS));
-            self.driver.registers.window = window.unwrap();
+            let window = self.driver.registers.timed(|link| link.window(offset::DOORBELLS));
+            self.driver.registers.window = window;
         }
         self.driver.identify_controller().unwrap();
         self.driver.create_pair(3, 4, None).unwrap();
@@ -536,11 +456,14 @@ struct Controller {
     rung: bool,
     /// The controller's queues are spread over two threads.
     lanes: bool,
+    /// The client connects again by itself and resumes the controller.
+    resumed: bool,
 }
 
-const TRAPPED: Controller = Controller { mapped: false, rung: false, lanes: false };
+const TRAPPED: Controller = Controller { mapped: false, rung: false, lanes: false, resumed: false };
 const MAPPED: Controller = Controller { mapped: true, ..TRAPPED };
 const RUNG: Controller = Controller { rung: true, ..TRAPPED };
+const RESUMED: Controller = Controller { resumed: true, ..RUNG };
 
 /// Has a guest work while `next` plans the end of each process, from the number of processes killed
 /// so far and since the guest last completed a round. Returns kills, rounds and the longest pause.
@@ -550,8 +473,12 @@ fn life(
     mut next: impl FnMut(u64, u64) -> Plan + Send,
 ) -> (u64, u64, Duration) {
     let dir = tempfile::tempdir().unwrap();
-    let kind =
-        [("mapped", controller.mapped), ("rung", controller.rung), ("lanes", controller.lanes)];
+    let kind = [
+        ("mapped", controller.mapped),
+        ("rung", controller.rung),
+        ("lanes", controller.lanes),
+        ("resumed", controller.resumed),
+    ];
     for (name, is_so) in kind {
         if is_so {
             std::fs::write(dir.path().join(name), "").unwrap();
@@ -657,6 +584,17 @@ fn killed_at_every_step_of_a_message_with_rung_doorbells() {
 #[test]
 fn killed_at_any_time_with_rung_doorbells() {
     any_time(RUNG);
+}
+
+/// No keeper holds the connection: the client connects again, and the controller goes on.
+#[test]
+fn killed_at_any_time_and_resumed() {
+    any_time(RESUMED);
+}
+
+#[test]
+fn killed_at_any_time_and_resumed_with_trapped_doorbells() {
+    any_time(Controller { resumed: true, ..TRAPPED });
 }
 
 #[test]
