@@ -14,6 +14,11 @@ export SLIPWAY_DATA_DIR=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
 # Debian with the tools that the tests use in the guest; made once by `image`, and named for it.
 image=slipway-e2e:$(sha256sum "$here/image" | cut -c 1-12)
 work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
+# Settings of the tests' daemons, of which a test may write more to $SLIPWAY_CONFIG. A guest under
+# emulation on a busy machine starts slowly, and no test is about how long that takes.
+export SLIPWAY_CONFIG=$work/config.toml
+mkdir "$work/config.d"
+echo 'boot_timeout_s = 3600' >"$work/config.d/tests.toml"
 
 say() { printf '%s: %s\n' "$test_name" "$*"; }
 ok() { say "ok: $*"; }

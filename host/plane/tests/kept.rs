@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 use slipway_keeper::Keeper;
 use slipway_nvme::driver::{Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::registers::offset;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_ram::Lasting;
+use slipway_vfio_user_client::{Client, ClientError, RemoteFunction};
 
 use common::*;
 
@@ -281,4 +283,63 @@ fn another_layout_is_refused_and_left_alone() {
         assert_eq!(left.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(), [0]);
     }
     connect(dir.path()).clear(0).unwrap();
+}
+
+/// Connects to `socket` as a client that can resume its function, once the last one is gone.
+fn resuming(socket: &Path) -> RemoteFunction {
+    wait_for(|| {
+        let stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        RemoteFunction::new(stream.into(), PATIENCE).ok()
+    })
+}
+
+/// Does what [`resuming`] does, and enables the controller.
+fn enabled(socket: &Path) -> RemoteFunction {
+    let function = resuming(socket);
+    let write = |at: u64, value: u32| function.write(0, at, &value.to_le_bytes()).unwrap();
+    write(offset::AQA, 0xf_000f);
+    write(offset::ASQ, 0x1000);
+    write(offset::ACQ, 0x2000);
+    write(offset::CC, 0x0046_0001);
+    wait_for(|| (status(&function) & 1 == 1).then_some(()));
+    function
+}
+
+fn status(function: &RemoteFunction) -> u32 {
+    let mut bytes = [0; 4];
+    function.read(0, offset::CSTS, &mut bytes).unwrap();
+    u32::from_le_bytes(bytes)
+}
+
+#[test]
+fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
+    let dir = tempfile::tempdir().unwrap();
+    slipway_block::create_sparse(&dir.path().join("disk"), MIB).unwrap();
+    serve_keeper(dir.path());
+    let socket = dir.path().join("cntrl");
+    let child = start(dir.path(), "make");
+    drop(enabled(&socket));
+    // One that has left is not waited for.
+    let next = resuming(&socket);
+    assert_eq!(status(&next) & 1, 0);
+    drop(next);
+    let first = enabled(&socket);
+    kill(child);
+    // Another one, which can resume the function and accesses it instead.
+    let child = start(dir.path(), "first");
+    let other = enabled(&socket);
+    kill(child);
+    // One that cannot.
+    let child = start(dir.path(), "second");
+    let refused = Client::connect(&socket, PATIENCE);
+    assert!(matches!(refused, Err(ClientError::Refused(_))), "{:?}", refused.err());
+    let mut client = wait_for(|| Client::connect(&socket, PATIENCE).ok());
+    let mut bytes = [0; 4];
+    client.read(0, offset::CSTS, &mut bytes).unwrap();
+    assert_eq!(bytes[0] & 1, 0);
+    drop((client, first, other));
+    kill(child);
+    let child = start(dir.path(), "end");
+    kill(child);
+    wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
 }

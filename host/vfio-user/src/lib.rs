@@ -63,7 +63,10 @@
 //! # Restart
 //! An endpoint with a keeper ([`EndpointParts::kept`]) leaves its descriptors and its state where
 //! the next process finds them and continues: its client sees a pause, and no error, whenever the
-//! process is killed. The head of `kept` describes how, and the limits.
+//! process is killed. The head of `kept` describes how, and the limits. A client that can connect
+//! again by itself agrees on that when it negotiates: then only the function's state is left, and
+//! the next process holds the function until this client resumes it (the head of
+//! `server/resume.rs`).
 //!
 //! # Message-only memory
 //! A writable region without a descriptor that is larger than [`Config::remote_threshold`] moves

@@ -36,8 +36,9 @@ use crate::uevent;
 /// The client preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The longest wait for the port to appear. A sandbox without the port is useless.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest wait for the port to appear. A sandbox without the port is useless, but when to give
+/// a slow guest up is the host's decision (`boot_timeout_s`).
+const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The size of reads while looking for a preface; the driver's buffers are pages.
 const PAGE: usize = 4096;

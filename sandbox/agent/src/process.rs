@@ -22,10 +22,10 @@ use crate::init::{InitSpec, SUBCOMMAND};
 use crate::kept::Kept;
 use crate::reaper::{Exit, Reaper};
 
-/// The deadline for setting a process up. Mounts and look-ups take milliseconds, but a device that
-/// does not answer must not block the caller for ever. The NVMe driver gives up a command after 30
-/// s.
-const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+/// The deadline for setting a process up. Mounts and look-ups take milliseconds, or minutes in a
+/// guest under emulation on a busy host, but a device that does not answer must not block the
+/// caller for ever. The NVMe driver gives up a command after 30 s.
+const SETUP_DEADLINE: Duration = Duration::from_secs(600);
 
 /// The reason why a process could not be set up or started.
 #[derive(Debug, Clone)]

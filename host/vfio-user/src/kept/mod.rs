@@ -36,6 +36,9 @@
 //! client raises instead of sending messages lies on the shelf as well; a successor acts as if it
 //! had just been raised.
 //!
+//! A client that connects again by itself needs none of this: of its session only the user is kept,
+//! and its function waits for it (`server::resume`).
+//!
 //! Limits: the client's memory comes with descriptors (message-only memory that needs a thread of
 //! its own is refused). A message with descriptors must arrive in one piece, as all known clients
 //! send it. A client that is just connecting when the process is killed may find itself
