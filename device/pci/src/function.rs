@@ -150,7 +150,7 @@ pub trait Function: Send {
     /// [`StateError`]; every byte is checked as hostile input.
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError>;
 
-    /// Goes on where a predecessor with the same journal and doorbell cells was killed, on a freshly
+    /// Goes on where a predecessor with the same journal and doorbell cells was killed, on a newly
     /// made function of the same configuration. The guest's memory is mapped and its interrupts are
     /// routed, and nothing of the predecessor can reach either any more.
     ///

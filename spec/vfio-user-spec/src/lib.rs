@@ -28,8 +28,8 @@
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
 //! only members that the client proposed. The host parses the text, not this crate.
 //!
-//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), and device features but whether the device
-//! runs.
+//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), and all device features except whether
+//! the device runs.
 //!
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]

@@ -2,8 +2,8 @@
 //!
 //! Requests are grouped by file: [`info`] (the device's description),
 //! [`io_fds`] (what a client writes without messages), [`irqs`], [`dma`] (client
-//! memory), [`access`] (registers), [`resume`] (functions that outlive a connection). A request that
-//! cannot be answered yet is [`Pending`]; later messages wait behind it, since commands are
+//! memory), [`access`] (registers), [`resume`] (functions that outlive a connection). A request
+//! that cannot be answered yet is [`Pending`]; later messages wait behind it, since commands are
 //! processed in order (section *Command Concurrency*).
 
 mod access;
