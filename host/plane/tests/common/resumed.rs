@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test program uses a part
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ fn open(path: &Path) -> Result<OwnedFd, String> {
     stream.map(OwnedFd::from).map_err(|error| error.to_string())
 }
 
-fn keep_connected(used: &Weak<RemoteFunction>, path: &PathBuf) {
+fn keep_connected(used: &Weak<RemoteFunction>, path: &Path) {
     while let Some(function) = used.upgrade() {
         let state = function.state();
         assert!(!matches!(state, ConnectionState::Broken(_)), "{state:?}");
