@@ -27,6 +27,8 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --kvm FILE          the KVM device [/dev/kvm]
   --function FILE     a PCI function: a vfio-user server's socket, or fd:N for a connection to one;
                       the first is PCI device 4; repeatable
+  --slots N           PCI devices, from 4 on, that functions can be plugged into and removed from
+                      while the guest runs, 0 to 28 [0]
   --agent FILE        a socket whose client is connected to the guest's port slipway.agent; made at
                       the path, or fd:N for a listening socket
   --control FILE      a socket that speaks QMP, made or inherited like --agent's
@@ -46,6 +48,7 @@ Status: 0 when the guest powered off, 3 when it reset the machine, 4 after a pan
 pub struct Args {
     pub name: String,
     pub cpus: u32,
+    pub slots: u8,
     pub kvm: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
     pub kernel: Option<OwnedFd>,
@@ -102,6 +105,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
         match name.as_str() {
             "name" => args.name = text(value()?)?,
             "cpus" => args.cpus = number(value()?, "--cpus")?,
+            "slots" => args.slots = number(value()?, "--slots")?,
             "memory" => args.memory = Some(memory(value()?)?),
             "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
             "kernel" => args.kernel = Some(open(&value()?, "the kernel", false)?),

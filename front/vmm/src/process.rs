@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
-use slipway_vmm::{Config, Machine, Running};
+use slipway_vmm::{Config, Machine, Running, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
@@ -75,6 +75,7 @@ impl Process {
         let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
         let config = Config {
             cpus: args.cpus,
+            slots: args.slots,
             kvm: args.kvm.ok_or(missing)?,
             memory: args.memory.ok_or(missing)?,
             kernel: args.kernel.ok_or(missing)?,
@@ -180,6 +181,9 @@ impl Process {
             }
             self.tell(&qmp::event("STOP", json!({})));
         }
+        for device in plug::slots(self.board().take_ejected()) {
+            self.functions.ejected(device);
+        }
         self.board().ended()
     }
 
@@ -194,6 +198,8 @@ impl Process {
     /// Carries out a command. Returns whether the process is to end.
     fn execute(&mut self, incoming: Incoming) -> bool {
         let Incoming { request, file } = incoming;
+        // Closing what this process's own launcher sent does not wait.
+        let socket = || -> Option<OwnedFd> { file.map(slipway_peer::Foreign::into_owned) };
         let command = match request.command {
             Ok(command) => command,
             Err(reason) => {
@@ -241,10 +247,15 @@ impl Process {
                 self.board().press_power_button();
                 Ok(json!({}))
             }
+            Command::Plug { name } => match self.functions.plug(name, socket(), request.id.clone())
+            {
+                // Answered when the server has.
+                Ok(()) => return false,
+                Err(reason) => Err(reason),
+            },
+            Command::Unplug { name } => self.functions.unplug(&name).map(|()| json!({})),
             Command::Reconnect { function } => {
-                // Closing what this process's own launcher sent does not wait.
-                let socket: Option<OwnedFd> = file.map(slipway_peer::Foreign::into_owned);
-                match self.functions.reconnect(function, socket, request.id.clone()) {
+                match self.functions.reconnect(function, socket(), request.id.clone()) {
                     // Answered when the server has.
                     Ok(()) => return false,
                     Err(reason) => Err(reason),

@@ -2,9 +2,9 @@
 //! which drive QEMU can drive this VMM (QEMU, *docs/interop/qmp-spec.rst*).
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
-//! `stop`, `system_powerdown`, `quit`; of Slipway's own `slipway-statistics` and
-//! `slipway-reconnect`. Events: `STOP`, `RESUME`, `GUEST_PANICKED`, `SHUTDOWN`; of Slipway's own
-//! `SLIPWAY_FUNCTION_LOST`.
+//! `stop`, `system_powerdown`, `device_add`, `device_del`, `quit`; of Slipway's own
+//! `slipway-statistics` and `slipway-reconnect`. Events: `STOP`, `RESUME`, `GUEST_PANICKED`,
+//! `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own `SLIPWAY_FUNCTION_LOST`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,6 +29,16 @@ pub enum Command {
     Quit,
     /// Tell the number of exits of each kind.
     Statistics,
+    /// Add the function behind the connection that came with the command.
+    Plug {
+        /// The name by which it can be removed.
+        name: String,
+    },
+    /// Ask the guest to give up a function.
+    Unplug {
+        /// The function's name.
+        name: String,
+    },
     /// Use the connection that came with the command for this function, which has lost its own.
     Reconnect {
         /// The function's number, from 0.
@@ -72,6 +82,13 @@ pub fn parse(line: &[u8]) -> Request {
         "system_powerdown" => Ok(Command::PowerDown),
         "quit" => Ok(Command::Quit),
         "slipway-statistics" => Ok(Command::Statistics),
+        "device_add" => device(&arguments, &["driver", "id"]).and_then(|name| {
+            match arguments.get("driver").and_then(Value::as_str) {
+                Some(FUNCTION_DRIVER) => Ok(Command::Plug { name }),
+                _ => Err(format!("the only driver is {FUNCTION_DRIVER:?}")),
+            }
+        }),
+        "device_del" => device(&arguments, &["id"]).map(|name| Command::Unplug { name }),
         "slipway-reconnect" => {
             let function = arguments.get("function").and_then(Value::as_u64);
             match function.and_then(|number| usize::try_from(number).ok()) {
@@ -82,6 +99,31 @@ pub fn parse(line: &[u8]) -> Request {
         _ => Err(format!("there is no command {execute:?}")),
     };
     Request { id, command }
+}
+
+/// The driver of a function behind a vfio-user socket, as QEMU calls it.
+const FUNCTION_DRIVER: &str = "vfio-user-pci";
+/// The longest name of a device in bytes.
+const MAX_NAME: usize = 64;
+
+/// Returns the device's name in `arguments`, of which only those of `known` are allowed.
+fn device(arguments: &Value, known: &[&str]) -> Result<String, String> {
+    let mut given = arguments.as_object().into_iter().flat_map(|object| object.keys());
+    if let Some(other) = given.find(|name| !known.contains(&name.as_str())) {
+        return Err(format!("there is no argument {other:?}"));
+    }
+    let name = arguments.get("id").and_then(Value::as_str);
+    let name = name.ok_or("the argument 'id', a name, is missing")?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if !name.starts_with(|first: char| first.is_ascii_alphabetic())
+        || name.len() > MAX_NAME
+        || !name.bytes().all(plain)
+    {
+        return Err(format!(
+            "'id' begins with a letter, and has at most {MAX_NAME} letters, digits, - _ ."
+        ));
+    }
+    Ok(name.to_owned())
 }
 
 fn line(value: &Value) -> Vec<u8> {
@@ -114,6 +156,12 @@ pub fn event(name: &str, data: Value) -> Vec<u8> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let stamp = json!({ "seconds": now.tv_sec, "microseconds": now.tv_nsec / 1000 });
     line(&json!({ "event": name, "data": data, "timestamp": stamp }))
+}
+
+/// Returns the event of a device that is removed.
+pub fn device_deleted(name: &str) -> Vec<u8> {
+    let path = format!("/machine/peripheral/{name}");
+    event("DEVICE_DELETED", json!({ "device": name, "path": path }))
 }
 
 /// Returns the event of the machine's end. Returns `None` if the guest has not ended it.
@@ -153,8 +201,20 @@ mod tests {
         assert_eq!((request.id, request.command), (json!(7), Ok(Command::Continue)));
         let line = br#"{"execute": "slipway-reconnect", "arguments": {"function": 2}}"#;
         assert_eq!(parse(line).command, Ok(Command::Reconnect { function: 2 }));
+        let line =
+            br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci", "id": "a"}}"#;
+        assert_eq!(parse(line).command, Ok(Command::Plug { name: "a".into() }));
+        let line = br#"{"execute": "device_del", "arguments": {"id": "a-1"}}"#;
+        assert_eq!(parse(line).command, Ok(Command::Unplug { name: "a-1".into() }));
         for bad in [
             &b"{}"[..],
+            br#"{"execute": "device_add", "arguments": {"driver": "nvme", "id": "a"}}"#,
+            br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci"}}"#,
+            br#"{"execute": "device_del", "arguments": {"id": "a", "bus": "pci.0"}}"#,
+            br#"{"execute": "device_del", "arguments": {"id": "1"}}"#,
+            br#"{"execute": "device_del", "arguments": {"id": "a\n"}}"#,
+            br#"{"execute": "device_del", "arguments": "a"}"#,
+            br#"{"execute": "device_del"}"#,
             b"cont",
             br#"{"execute": 1}"#,
             br#"{"execute": "eject"}"#,

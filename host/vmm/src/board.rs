@@ -3,8 +3,9 @@
 //! Every access may be hostile. An access that nothing answers reads as all ones and writes
 //! nothing, as on a real bus.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
@@ -13,6 +14,7 @@ use crate::interrupts::Interrupts;
 use crate::lock::lock;
 use crate::output::Output;
 use crate::pci::Bus;
+use crate::plug::{self, Bank};
 use crate::power::{self, Power};
 use crate::serial::SerialPort;
 use crate::{Error, Result, layout};
@@ -62,12 +64,17 @@ pub struct Board {
     serial: Mutex<SerialPort>,
     power: Mutex<Power>,
     pci: Arc<Bus>,
+    /// The slots of the bus that functions can be plugged into and removed from.
+    slots: Mutex<Bank>,
+    slot_count: u8,
+    /// The devices that the guest has ejected, a bit each, until the event loop takes them.
+    ejected: AtomicU32,
     exits: [AtomicU64; Exit::ALL.len()],
     /// The guest's kernel has reported a panic.
     panicked: AtomicBool,
     end: Mutex<Option<End>>,
-    /// Counts changes of `panicked` and `end`, and CPUs that have stopped, for the thread that
-    /// reports them.
+    /// Counts changes of `panicked`, `ejected` and `end`, and CPUs that have stopped, for the thread
+    /// that reports them.
     changed: OwnedFd,
 }
 
@@ -75,16 +82,25 @@ pub struct Board {
 const PANICKED: u8 = 1;
 
 impl Board {
-    /// Makes the board. What the serial port sends goes to `console`.
+    /// Makes the board of a machine with `slots` slots for hot plug. What the serial port sends goes
+    /// to `console`.
     ///
     /// # Errors
     /// [`Error::System`]: no descriptor is left.
-    pub fn new(interrupts: Arc<Interrupts>, pci: Arc<Bus>, console: Arc<Output>) -> Result<Self> {
+    pub fn new(
+        interrupts: Arc<Interrupts>,
+        pci: Arc<Bus>,
+        slots: u8,
+        console: Arc<Output>,
+    ) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let changed = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
         Ok(Self {
             serial: Mutex::new(SerialPort::new(Arc::clone(&interrupts), console)),
             power: Mutex::default(),
+            slots: Mutex::default(),
+            slot_count: slots,
+            ejected: AtomicU32::new(0),
             exits: Default::default(),
             panicked: AtomicBool::new(false),
             end: Mutex::default(),
@@ -94,8 +110,8 @@ impl Board {
         })
     }
 
-    /// Returns the descriptor that becomes readable when the guest panics, a CPU has stopped, or
-    /// the machine ends.
+    /// Returns the descriptor that becomes readable when the guest panics or ejects a function, a
+    /// CPU has stopped, or the machine ends.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }
@@ -144,8 +160,54 @@ impl Board {
 
     /// Asks the guest to power off, by the power button. The guest may ignore it.
     pub fn press_power_button(&self) {
-        lock(&self.power).announce(power::EVENT_POWER_BUTTON);
+        self.announce(power::EVENT_POWER_BUTTON);
+    }
+
+    fn announce(&self, events: u8) {
+        lock(&self.power).announce(events);
         self.interrupts.pulse(layout::EVENT_PIN);
+    }
+
+    /// Returns the PCI devices that can be plugged and removed.
+    pub fn slots(&self) -> Range<u8> {
+        plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + self.slot_count
+    }
+
+    /// Notes that a function is on the bus since the start, as PCI device `device`.
+    pub fn function_present(&self, device: u8) {
+        if self.slots().contains(&device) {
+            lock(&self.slots).take(device);
+        }
+    }
+
+    /// Tells the guest that a function has been added to the bus, as PCI device `device`, which is
+    /// one of [`Board::slots`].
+    pub fn function_plugged(&self, device: u8) {
+        lock(&self.slots).plug(device);
+        self.announce(power::EVENT_FUNCTIONS);
+    }
+
+    /// Asks the guest to give up PCI device `device`, which it may ignore. Once it has ejected the
+    /// device, [`Board::take_ejected`] returns the device.
+    pub fn ask_for_function(&self, device: u8) {
+        if lock(&self.slots).ask(device) {
+            self.announce(power::EVENT_FUNCTIONS);
+        }
+    }
+
+    /// Returns the PCI devices that the guest has ejected since the last call, a bit each. They are
+    /// off the bus.
+    pub fn take_ejected(&self) -> u32 {
+        self.ejected.swap(0, Ordering::AcqRel)
+    }
+
+    fn write_slots(&self, offset: u16, data: &[u8]) {
+        let ejected = lock(&self.slots).write(offset, data);
+        if ejected != 0 {
+            plug::slots(ejected).for_each(|device| self.pci.eject(device));
+            self.ejected.fetch_or(ejected, Ordering::AcqRel);
+            self.tell();
+        }
     }
 
     /// Serves a write to `port`. Returns the cause if the machine ends by it.
@@ -162,6 +224,8 @@ impl Board {
                 power::Effect::PowerOff => return Err(End::PowerOff),
                 power::Effect::Reset => return Err(self.reset()),
             }
+        } else if layout::FUNCTION_SLOTS.contains(&port) {
+            self.write_slots(port - layout::FUNCTION_SLOTS.start, data);
         } else if port == layout::PANIC_PORT && data.first().is_some_and(|b| b & PANICKED != 0) {
             self.panicked.store(true, Ordering::Relaxed);
             self.tell();
@@ -176,6 +240,8 @@ impl Board {
             lock(&self.serial).read(port - layout::SERIAL.start, data);
         } else if layout::POWER.contains(&port) {
             lock(&self.power).read(port - layout::POWER.start, data);
+        } else if layout::FUNCTION_SLOTS.contains(&port) {
+            lock(&self.slots).read(port - layout::FUNCTION_SLOTS.start, data);
         } else if let (layout::PANIC_PORT, [first, ..]) = (port, data) {
             *first = PANICKED;
         }
@@ -200,6 +266,10 @@ impl Board {
     pub fn memory_write(&self, address: u64, data: &[u8]) -> Result<(), End> {
         if layout::IOAPIC.contains(&address) {
             let written = self.interrupts.write(address - layout::IOAPIC.start, data);
+            // An edge is lost while its pin is masked: an event may have come before its driver.
+            if lock(&self.power).is_pending() {
+                self.interrupts.pulse(layout::EVENT_PIN);
+            }
             return written.map_err(|error| End::Failed(error.to_string()));
         }
         if layout::ECAM.contains(&address) {

@@ -56,6 +56,7 @@ pub mod memory;
 pub mod output;
 pub mod own;
 pub mod pci;
+pub mod plug;
 pub mod power;
 pub mod remote;
 pub mod routes;
@@ -63,4 +64,4 @@ pub mod seat;
 mod serial;
 
 pub use error::{Error, Result};
-pub use machine::{Config, Machine, Running};
+pub use machine::{Chassis, Config, Machine, Running};

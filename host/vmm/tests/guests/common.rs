@@ -11,6 +11,9 @@ use slipway_vmm::{Config, Machine, Running};
 /// The guest-physical address that guests are loaded at; they are position independent.
 pub const CODE_AT: u32 = 0x10_0000;
 
+/// The slots of each machine for hot plug.
+pub const SLOTS: u8 = 8;
+
 /// Names the bytes of a 32-bit program between two labels. It begins in protected mode, with flat
 /// segments and no stack.
 macro_rules! guest {
@@ -100,6 +103,7 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let config = Config {
         cpus,
+        slots: SLOTS,
         kvm: kvm.into(),
         memory: memory(64),
         kernel: memfd(&elf(code)),

@@ -1,0 +1,243 @@
+//! Events of the machine that reach a guest by the generic event device: the power button, functions
+//! that come and go.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use slipway_reactor::{Reactor, Settings};
+use slipway_vmm::board::{Board, End};
+use slipway_vmm::layout::{ECAM, PCI_WINDOW, PINS};
+use slipway_vmm::plug;
+use slipway_vmm::remote::Attached;
+use slipway_vmm::{Chassis, own};
+
+use crate::common::{SLOTS, has_kvm, machine, start};
+
+// The generic event device's pin leads to vector 0x30. Its handler prints the pending events, then
+// for each plugged function `p` and the first byte of device 4's configuration space, and for each
+// function that is to leave `e` and that byte after it has ejected it, then a full stop. The power
+// button powers off.
+guest!(events:
+    "jmp 1f"
+    ".long 0x100000 + 4f - guest_events" // at 0x100002: the handler
+    ".word 31"                           // at 0x100006: the table of segments
+    ".long 0xb000"
+    ".word 0x1ff"                        // at 0x10000c: the table of interrupts
+    ".long 0xa000"
+    "1: mov esp, 0x8000"
+    "mov eax, [0x100002]"
+    "mov ebx, 0xa000 + 8 * 0x30"         // the gate of vector 0x30
+    "mov word ptr [ebx], ax"
+    "shr eax, 16"
+    "mov word ptr [ebx + 6], ax"
+    "mov word ptr [ebx + 2], 0x10"
+    "mov word ptr [ebx + 4], 0x8e00"
+    "mov ebx, 0xb000"                    // segments 0x10 and 0x18: code and data, flat
+    "mov dword ptr [ebx + 16], 0x0000ffff"
+    "mov dword ptr [ebx + 20], 0x00cf9b00"
+    "mov dword ptr [ebx + 24], 0x0000ffff"
+    "mov dword ptr [ebx + 28], 0x00cf9300"
+    "lgdt [0x100006]"
+    "lidt [0x10000c]"
+    "mov dword ptr [0xfee000f0], 0x1ff"  // the local APIC is on
+    "mov dword ptr [0xfec00000], 0x1b"   // pin 5: upper half, then lower half
+    "mov dword ptr [0xfec00010], 0"
+    "mov dword ptr [0xfec00000], 0x1a"
+    "mov dword ptr [0xfec00010], 0x30"
+    "mov dx, 0x3f8"
+    "mov al, 'r'"
+    "out dx, al"
+    "3: mov esp, 0x8000"                 // a software KVM does not know `iretd`
+    "sti"
+    "hlt"
+    "jmp 3b"
+    "4: mov dx, 0x604"
+    "in al, dx"
+    "mov bl, al"
+    "add al, '0'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov dx, 0x614"                      // plugged
+    "in eax, dx"
+    "test eax, eax"
+    "jz 5f"
+    "mov al, 'p'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov al, [0xe0020000]"
+    "out dx, al"
+    "5: mov dx, 0x618"                   // leaving
+    "in eax, dx"
+    "test eax, eax"
+    "jz 6f"
+    "mov dx, 0x61c"                      // eject
+    "out dx, eax"
+    "mov al, 'e'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov al, [0xe0020000]"
+    "out dx, al"
+    "6: mov dx, 0x3f8"
+    "mov al, '.'"
+    "out dx, al"
+    "mov dword ptr [0xfee000b0], 0"      // end of interrupt
+    "test bl, 1"
+    "jz 7f"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "7: jmp 3b"
+);
+
+#[test]
+fn the_power_button_interrupts() {
+    if !has_kvm("the_power_button_interrupts") {
+        return;
+    }
+    let mut guest = start(events(), 1);
+    assert_eq!(guest.read(1), b"r");
+    guest.running.board.press_power_button();
+    assert_eq!(guest.read(2), b"1.");
+    assert_eq!(guest.end(), End::PowerOff);
+}
+
+/// Plugs the function behind `socket` as device 4.
+fn plug_function(chassis: &Chassis, board: &Board, socket: &Path) -> Attached {
+    let stream = UnixStream::connect(socket).unwrap();
+    let function = Attached::plug(chassis, 4, 0, stream.into()).unwrap();
+    board.function_plugged(4);
+    function
+}
+
+/// Waits until the guest has ejected a device, and returns those that it has ejected.
+fn ejected(board: &Board) -> u32 {
+    loop {
+        match board.take_ejected() {
+            0 => std::thread::yield_now(),
+            devices => return devices,
+        }
+    }
+}
+
+#[test]
+fn a_function_comes_and_goes_while_the_guest_runs() {
+    if !has_kvm("a_function_comes_and_goes_while_the_guest_runs") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("function");
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
+    let mut guest = start(events(), 1);
+    assert_eq!(guest.read(1), b"r");
+    let board = std::sync::Arc::clone(&guest.running.board);
+    let chassis = guest.running.chassis.clone();
+    // The server takes one connection at a time: the next one shows that this one has ended.
+    for _ in 0..3 {
+        let function = plug_function(&chassis, &board, &socket);
+        assert_eq!(guest.read(4), [b'4', b'p', 0xf4, b'.'], "the first byte of the vendor's ID");
+        assert_eq!(board.take_ejected(), 0, "nobody asked for it");
+        board.ask_for_function(4);
+        assert_eq!(guest.read(4), [b'4', b'e', 0xff, b'.'], "nothing is there");
+        assert_eq!(ejected(&board), 1 << 4);
+        function.close(&chassis);
+    }
+    // Nothing is there, and nobody is told.
+    board.ask_for_function(4);
+    board.press_power_button();
+    assert_eq!(guest.read(2), b"1.");
+    assert_eq!(guest.end(), End::PowerOff);
+    control.close();
+}
+
+#[test]
+fn an_event_before_the_guest_listens_is_not_lost() {
+    if !has_kvm("an_event_before_the_guest_listens_is_not_lost") {
+        return;
+    }
+    let (machine, console) = machine(events(), 1);
+    machine.board().press_power_button();
+    let running = machine.start(|| ()).unwrap();
+    running.cpus.resume();
+    let mut guest = crate::common::Guest { running, console };
+    assert_eq!(guest.read(3), b"r1.");
+    assert_eq!(guest.end(), End::PowerOff);
+}
+
+/// Accesses of a CPU to the bus.
+struct Accesses<'a>(&'a Board);
+
+impl Accesses<'_> {
+    fn read(&self, address: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.0.memory_read(address, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn write(&self, address: u64, value: u32) {
+        self.0.memory_write(address, &value.to_le_bytes()).unwrap();
+    }
+
+    fn eject(&self, bits: u32) {
+        self.0.port_write(0x61c, &bits.to_le_bytes()).unwrap();
+    }
+}
+
+/// The configuration space of device 4.
+const DEVICE_4: u64 = ECAM.start + (4 << 15);
+
+/// Switches MSI-X of device 4 on, whose BAR 0 is at `bar`, and unmasks vector 0.
+fn wire_vector(bus: &Accesses<'_>, bar: u64) {
+    let mut msix = DEVICE_4 + u64::from(bus.read(DEVICE_4 + 0x34) & 0xfc);
+    while bus.read(msix) as u8 != 0x11 {
+        msix = DEVICE_4 + u64::from(bus.read(msix) >> 8 & 0xfc);
+        assert_ne!(msix, DEVICE_4, "there is no MSI-X");
+    }
+    bus.write(msix, 0x8000_0000);
+    let table = bar + u64::from(bus.read(msix + 4) & !7);
+    for (offset, value) in [(0, 0xfee0_0000), (8, 0x40), (12, 0)] {
+        bus.write(table + offset, value);
+    }
+}
+
+#[test]
+fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
+    if !has_kvm("a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("function");
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
+    let (machine, _console) = machine(events(), 1);
+    let _rng = own::rng(&machine).unwrap();
+    let (board, chassis) = (machine.board(), machine.chassis());
+    let bus = Accesses(board);
+    assert_eq!(board.slots(), plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + SLOTS);
+    for _ in 0..2 {
+        let function = plug_function(chassis, board, &socket);
+        assert_eq!(bus.read(DEVICE_4 + 0x10) & !0xf, 0, "its BAR has no place");
+        let at = PCI_WINDOW.end - 0x100_0000;
+        bus.write(DEVICE_4 + 0x10, at as u32);
+        bus.write(DEVICE_4 + 4, 0b110);
+        assert_ne!(bus.read(at), u32::MAX);
+        wire_vector(&bus, at);
+        // Ejections that nobody asked for, of this function and of all others.
+        bus.eject(u32::MAX);
+        assert_ne!(bus.read(at), u32::MAX);
+        board.ask_for_function(4);
+        bus.eject(u32::MAX);
+        assert_eq!((bus.read(at), bus.read(DEVICE_4)), (u32::MAX, u32::MAX));
+        assert_eq!(bus.read(ECAM.start + (2 << 15)), 0x1044_1af4, "the machine's own stays");
+        assert_eq!(ejected(board), 1 << 4);
+        function.close(chassis);
+        drop(function);
+        let routes = chassis.interrupts().routes();
+        let gsi = routes.reserve().unwrap();
+        assert_eq!(gsi, PINS as u32, "the vector's interrupt was not given back");
+        routes.release(gsi);
+    }
+    control.close();
+    control.wait_closed(Duration::from_secs(60));
+}
