@@ -94,6 +94,10 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         arguments.extend([option.into(), format!("fd:{descriptor}").into()]);
     }
     arguments.extend(["--name".into(), format!("slipway-{}", spec.name).into()]);
+    if spec.plug_slots > 0 {
+        let slots = spec.vfio_user_sockets.len() + spec.plug_slots;
+        arguments.extend(["--slots".into(), slots.to_string().into()]);
+    }
     arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
     arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
     arguments.push("--paused".into());
@@ -134,6 +138,9 @@ mod tests {
         assert!(cmdline.ends_with("random.trust_cpu=on slipway.debug=1"), "{cmdline}");
         assert_eq!(words.last(), Some(&"--paused"));
         assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
+        assert_eq!(value("--slots"), None);
+        let with_slots = super::arguments(&VmSpec { plug_slots: 3, ..spec() }, &passed);
+        assert!(with_slots.windows(2).any(|pair| pair == ["--slots", "5"]), "{with_slots:?}");
     }
 
     #[test]
