@@ -6,15 +6,20 @@
 #[allow(dead_code)] // shared with the library's tests
 #[path = "../../../host/vmm/tests/guests/common.rs"]
 mod common;
+#[path = "../../../host/vfio-user/examples/ramdisk.rs"]
+mod ramdisk;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::has_kvm;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
+use slipway_reactor::{Reactor, Settings};
 
 guest!(prints_and_powers_off:
     "mov dx, 0x3f8"
@@ -190,6 +195,10 @@ impl Client {
     /// Runs a command and returns its result. Events that come before it are kept.
     fn ask(&mut self, line: &str) -> Value {
         self.lines.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Value {
         loop {
             let answer = self.read();
             match answer.get("event") {
@@ -197,6 +206,25 @@ impl Client {
                 None => return answer,
             }
         }
+    }
+
+    /// Runs `device_add` with a connection to the server at `socket`.
+    fn plug(&mut self, name: &str, socket: &Path) -> Value {
+        let arguments = json!({ "driver": "vfio-user-pci", "id": name });
+        let command = json!({ "execute": "device_add", "arguments": arguments });
+        let connection = UnixStream::connect(socket).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut attached = SendAncillaryBuffer::new(&mut space);
+        let files = [connection.as_fd()];
+        attached.push(SendAncillaryMessage::ScmRights(&files));
+        let line = format!("{command}\n");
+        let (control, bytes) = (self.lines.get_ref(), [IoSlice::new(line.as_bytes())]);
+        rustix::net::sendmsg(control, &bytes, &mut attached, SendFlags::empty()).unwrap();
+        self.answer()
+    }
+
+    fn unplug(&mut self, name: &str) -> Value {
+        self.ask(&json!({ "execute": "device_del", "arguments": { "id": name } }).to_string())
     }
 
     fn execute(&mut self, command: &str) -> Value {
@@ -286,4 +314,81 @@ fn what_is_no_command_is_refused_and_the_machine_goes_on() {
     assert_eq!(client.lines.read_to_end(&mut Vec::new()).unwrap_or(0), 0);
     let mut client = Client::connect(&place.path("control"));
     assert_eq!(client.execute("query-status")["running"], false);
+}
+
+#[test]
+fn functions_come_and_go() {
+    if !has_kvm("functions_come_and_go") {
+        return;
+    }
+    let place = Place::new();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let disks = ["a", "b", "c"].map(|name| place.path(name));
+    let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
+    let servers = disks.each_ref().map(serve);
+    let control = place.path("control");
+    let mut command = vmm(&place.kernel(common::events()));
+    command.arg("--control").arg(&control).args(["--slots", "2"]).stdout(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let mut console = running.0.stdout.take().unwrap();
+    let mut prints = |expected: &[u8]| {
+        let mut bytes = vec![0; expected.len()];
+        console.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, expected);
+    };
+    let mut client = Client::connect(&control);
+    prints(b"r");
+    let error = |answer: &Value, words: &str| {
+        let text = answer["error"]["desc"].as_str().unwrap();
+        assert!(text.contains(words), "{text}");
+    };
+    for _ in 0..3 {
+        assert_eq!(client.plug("a", &disks[0])["return"], json!({ "function": 0 }));
+        prints(b"4p\xf4.");
+        error(&client.plug("a", &disks[1]), "already");
+        assert_eq!(client.unplug("a")["return"], json!({}));
+        prints(b"4e\xff.");
+        assert_eq!(client.event(), "DEVICE_DELETED");
+        error(&client.unplug("a"), "there is no device");
+    }
+    // The bus is full, until one of them has left.
+    assert_eq!(client.plug("a", &disks[0])["return"]["function"], 0);
+    assert_eq!(client.plug("b", &disks[1])["return"]["function"], 1);
+    error(&client.plug("c", &disks[2]), "2 slots");
+    client.unplug("b");
+    assert_eq!(client.event(), "DEVICE_DELETED");
+    assert_eq!(client.plug("c", &disks[2])["return"]["function"], 1);
+    // What is no server harms nobody.
+    client.unplug("a");
+    assert_eq!(client.event(), "DEVICE_DELETED");
+    let silent = place.path("hung-up");
+    let listener = UnixListener::bind(&silent).unwrap();
+    let hanging_up = std::thread::spawn(move || drop(listener.accept()));
+    error(&client.plug("d", &silent), "function 0: ");
+    hanging_up.join().unwrap();
+    error(&client.ask(&add_without_a_descriptor()), "descriptor");
+    assert_eq!(client.plug("d", &disks[0])["return"]["function"], 0);
+    client.execute("system_powerdown");
+    assert_eq!(running.0.wait().unwrap().code(), Some(0));
+    servers.iter().for_each(|server| server.close());
+}
+
+fn add_without_a_descriptor() -> String {
+    let arguments = json!({ "driver": "vfio-user-pci", "id": "e" });
+    json!({ "execute": "device_add", "arguments": arguments }).to_string()
+}
+
+#[test]
+fn a_machine_without_slots_says_so() {
+    if !has_kvm("a_machine_without_slots_says_so") {
+        return;
+    }
+    let place = Place::new();
+    let (_running, mut client) = start(&place, counts_for_ever());
+    let listener = place.path("server");
+    let _server = UnixListener::bind(&listener).unwrap();
+    let answer = client.plug("a", &listener);
+    assert!(answer["error"]["desc"].as_str().unwrap().contains("--slots"), "{answer}");
+    let output = vmm(&place.path("kernel")).args(["--slots", "29"]).output().unwrap();
+    assert!(error_of(&output).contains("the bus has room for 28"));
 }
