@@ -15,6 +15,7 @@
 
 mod args;
 mod control;
+mod cpus;
 mod filter;
 mod functions;
 mod ports;

@@ -9,6 +9,7 @@ use slipway_vmm::{Config, Machine, Running, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
+use crate::cpus::HotCpus;
 use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
 use crate::ports::{self, Ports};
@@ -57,6 +58,7 @@ pub fn run(args: Args) -> Result<u8, String> {
 struct Process {
     running: Running,
     functions: Functions,
+    hot_cpus: HotCpus,
     ports: Ports,
     control: Option<Control>,
     /// Removes the paths of sockets at the end.
@@ -75,6 +77,7 @@ impl Process {
         let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
         let config = Config {
             cpus: args.cpus,
+            max_cpus: args.max_cpus,
             slots: args.slots,
             kvm: args.kvm.ok_or(missing)?,
             memory: args.memory.ok_or(missing)?,
@@ -108,6 +111,7 @@ impl Process {
         Ok(Self {
             running,
             functions,
+            hot_cpus: HotCpus::default(),
             ports,
             control,
             sockets,
@@ -181,8 +185,13 @@ impl Process {
             }
             self.tell(&qmp::event("STOP", json!({})));
         }
-        for device in plug::slots(self.board().take_ejected()) {
+        for device in plug::slots(self.board().ejected_functions()) {
             self.functions.ejected(device);
+        }
+        for cpu in plug::slots(self.board().ejected_cpus()) {
+            if let Some(line) = self.hot_cpus.ejected(&self.running.cpus, cpu) {
+                self.tell(&line);
+            }
         }
         self.board().ended()
     }
@@ -193,6 +202,10 @@ impl Process {
 
     fn answer(&mut self, id: &Value, outcome: Result<Value, String>) {
         self.control.iter_mut().for_each(|control| control.answer(id, outcome.clone()));
+    }
+
+    fn has_device(&self, name: &str) -> bool {
+        self.functions.has(name) || self.hot_cpus.has(name)
     }
 
     /// Carries out a command. Returns whether the process is to end.
@@ -247,12 +260,23 @@ impl Process {
                 self.board().press_power_button();
                 Ok(json!({}))
             }
+            Command::Cpus => Ok(self.hot_cpus.list(self.board())),
+            Command::Plug { name } | Command::PlugCpu { name, .. } if self.has_device(&name) => {
+                Err(format!("there is a device {name:?} already"))
+            }
+            Command::PlugCpu { name, cpu } => {
+                let Running { cpus, board, .. } = &self.running;
+                self.hot_cpus.plug(cpus, board, name, cpu).map(|()| json!({}))
+            }
             Command::Plug { name } => match self.functions.plug(name, socket(), request.id.clone())
             {
                 // Answered when the server has.
                 Ok(()) => return false,
                 Err(reason) => Err(reason),
             },
+            Command::Unplug { name } if self.hot_cpus.has(&name) => {
+                self.hot_cpus.unplug(&self.running.board, &name).map(|()| json!({}))
+            }
             Command::Unplug { name } => self.functions.unplug(&name).map(|()| json!({})),
             Command::Reconnect { function } => {
                 match self.functions.reconnect(function, socket(), request.id.clone()) {

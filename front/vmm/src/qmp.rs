@@ -2,9 +2,9 @@
 //! which drive QEMU can drive this VMM (QEMU, *docs/interop/qmp-spec.rst*).
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
-//! `stop`, `system_powerdown`, `device_add`, `device_del`, `quit`; of Slipway's own
-//! `slipway-statistics` and `slipway-reconnect`. Events: `STOP`, `RESUME`, `GUEST_PANICKED`,
-//! `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own `SLIPWAY_FUNCTION_LOST`.
+//! `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`; of
+//! Slipway's own `slipway-statistics` and `slipway-reconnect`. Events: `STOP`, `RESUME`,
+//! `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own `SLIPWAY_FUNCTION_LOST`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -34,11 +34,20 @@ pub enum Command {
         /// The name by which it can be removed.
         name: String,
     },
-    /// Ask the guest to give up a function.
+    /// Add a CPU.
+    PlugCpu {
+        /// The name by which it can be removed.
+        name: String,
+        /// The CPU's number.
+        cpu: u8,
+    },
+    /// Ask the guest to give up a function or a CPU.
     Unplug {
-        /// The function's name.
+        /// Its name.
         name: String,
     },
+    /// List the CPUs that the machine can have.
+    Cpus,
     /// Use the connection that came with the command for this function, which has lost its own.
     Reconnect {
         /// The function's number, from 0.
@@ -82,12 +91,8 @@ pub fn parse(line: &[u8]) -> Request {
         "system_powerdown" => Ok(Command::PowerDown),
         "quit" => Ok(Command::Quit),
         "slipway-statistics" => Ok(Command::Statistics),
-        "device_add" => device(&arguments, &["driver", "id"]).and_then(|name| {
-            match arguments.get("driver").and_then(Value::as_str) {
-                Some(FUNCTION_DRIVER) => Ok(Command::Plug { name }),
-                _ => Err(format!("the only driver is {FUNCTION_DRIVER:?}")),
-            }
-        }),
+        "device_add" => device_add(&arguments),
+        "query-hotpluggable-cpus" => Ok(Command::Cpus),
         "device_del" => device(&arguments, &["id"]).map(|name| Command::Unplug { name }),
         "slipway-reconnect" => {
             let function = arguments.get("function").and_then(Value::as_u64);
@@ -103,8 +108,26 @@ pub fn parse(line: &[u8]) -> Request {
 
 /// The driver of a function behind a vfio-user socket, as QEMU calls it.
 const FUNCTION_DRIVER: &str = "vfio-user-pci";
+/// The driver of a CPU, as QEMU calls one that has what the host's has.
+pub const CPU_DRIVER: &str = "host-x86_64-cpu";
 /// The longest name of a device in bytes.
 const MAX_NAME: usize = 64;
+
+fn device_add(arguments: &Value) -> Result<Command, String> {
+    match arguments.get("driver").and_then(Value::as_str) {
+        Some(FUNCTION_DRIVER) => {
+            device(arguments, &["driver", "id"]).map(|name| Command::Plug { name })
+        }
+        Some(CPU_DRIVER) => {
+            let name = device(arguments, &["driver", "id", "core-id"])?;
+            let cpu = arguments.get("core-id").and_then(Value::as_u64);
+            let cpu = cpu.and_then(|number| u8::try_from(number).ok());
+            let cpu = cpu.ok_or("the argument 'core-id', a CPU's number, is missing")?;
+            Ok(Command::PlugCpu { name, cpu })
+        }
+        _ => Err(format!("'driver' is {FUNCTION_DRIVER:?} or {CPU_DRIVER:?}")),
+    }
+}
 
 /// Returns the device's name in `arguments`, of which only those of `known` are allowed.
 fn device(arguments: &Value, known: &[&str]) -> Result<String, String> {
@@ -160,8 +183,12 @@ pub fn event(name: &str, data: Value) -> Vec<u8> {
 
 /// Returns the event of a device that is removed.
 pub fn device_deleted(name: &str) -> Vec<u8> {
-    let path = format!("/machine/peripheral/{name}");
-    event("DEVICE_DELETED", json!({ "device": name, "path": path }))
+    event("DEVICE_DELETED", json!({ "device": name, "path": path(name) }))
+}
+
+/// Returns the path that QEMU would give a device of this name.
+pub fn path(name: &str) -> String {
+    format!("/machine/peripheral/{name}")
 }
 
 /// Returns the event of the machine's end. Returns `None` if the guest has not ended it.
@@ -204,12 +231,16 @@ mod tests {
         let line =
             br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci", "id": "a"}}"#;
         assert_eq!(parse(line).command, Ok(Command::Plug { name: "a".into() }));
+        let line = br#"{"execute": "device_add",
+            "arguments": {"driver": "host-x86_64-cpu", "id": "c", "core-id": 3}}"#;
+        assert_eq!(parse(line).command, Ok(Command::PlugCpu { name: "c".into(), cpu: 3 }));
         let line = br#"{"execute": "device_del", "arguments": {"id": "a-1"}}"#;
         assert_eq!(parse(line).command, Ok(Command::Unplug { name: "a-1".into() }));
         for bad in [
             &b"{}"[..],
             br#"{"execute": "device_add", "arguments": {"driver": "nvme", "id": "a"}}"#,
             br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci"}}"#,
+            br#"{"execute": "device_add", "arguments": {"driver": "host-x86_64-cpu", "id": "c"}}"#,
             br#"{"execute": "device_del", "arguments": {"id": "a", "bus": "pci.0"}}"#,
             br#"{"execute": "device_del", "arguments": {"id": "1"}}"#,
             br#"{"execute": "device_del", "arguments": {"id": "a\n"}}"#,

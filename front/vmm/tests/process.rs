@@ -135,6 +135,8 @@ fn bad_input_is_one_clear_line() {
     fails(&mut vmm(&no_kernel), 1, "it is not an ELF file");
     fails(vmm(&kernel).args(["--cpus", "33"]), 1, "1 to 32");
     fails(vmm(&kernel).args(["--cpus", "0"]), 1, "1 to 32");
+    fails(vmm(&kernel).args(["--max-cpus", "33"]), 1, "1 to 32");
+    fails(vmm(&kernel).args(["--cpus", "3", "--max-cpus", "2"]), 1, "at most 2");
     fails(vmm(&kernel).args(["--memory", "32"]), 1, "64 MiB to 256 GiB");
     fails(vmm(&kernel).args(["--cmdline", &"x".repeat(3000)]), 1, "command line");
     fails(vmm(&kernel).args(["--kvm", "/dev/null"]), 1, "not that of /dev/kvm");
@@ -371,6 +373,59 @@ fn functions_come_and_go() {
     client.execute("system_powerdown");
     assert_eq!(running.0.wait().unwrap().code(), Some(0));
     servers.iter().for_each(|server| server.close());
+}
+
+#[test]
+fn cpus_come_and_go() {
+    if !has_kvm("cpus_come_and_go") {
+        return;
+    }
+    let place = Place::new();
+    let control = place.path("control");
+    let mut command = vmm(&place.kernel(common::events()));
+    command.arg("--control").arg(&control).args(["--max-cpus", "3"]).stdout(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let mut console = running.0.stdout.take().unwrap();
+    let mut prints = |expected: &[u8]| {
+        let mut bytes = vec![0; expected.len()];
+        console.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, expected);
+    };
+    let mut client = Client::connect(&control);
+    prints(b"r");
+    let there = |client: &mut Client| {
+        let all = client.execute("query-hotpluggable-cpus");
+        let all = all.as_array().unwrap().clone();
+        assert_eq!(all.len(), 3);
+        all.iter().filter(|cpu| cpu.get("qom-path").is_some()).count()
+    };
+    let add = |client: &mut Client, name: &str, core: u32| {
+        let arguments = json!({ "driver": "host-x86_64-cpu", "id": name, "core-id": core });
+        client.ask(&json!({ "execute": "device_add", "arguments": arguments }).to_string())
+    };
+    for _ in 0..3 {
+        assert_eq!(there(&mut client), 1);
+        assert_eq!(add(&mut client, "second", 1)["return"], json!({}));
+        prints(b"8c.");
+        for (name, core, words) in [
+            ("second", 2, "already"),
+            ("again", 1, "already"),
+            ("no", 0, "max-cpus"),
+            ("x", 3, "3"),
+        ] {
+            let answer = add(&mut client, name, core);
+            assert!(answer["error"]["desc"].as_str().unwrap().contains(words), "{answer}");
+        }
+        assert_eq!(there(&mut client), 2);
+        client.execute("stop");
+        client.execute("cont");
+        assert_eq!(client.unplug("second")["return"], json!({}));
+        prints(b"8d.");
+        while client.event() != "DEVICE_DELETED" {}
+    }
+    client.execute("stop");
+    client.execute("quit");
+    assert_eq!(running.0.wait().unwrap().code(), Some(0));
 }
 
 fn add_without_a_descriptor() -> String {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
@@ -58,22 +58,30 @@ impl Exit {
     ];
 }
 
+/// The parts of a machine that come and go while it runs, by their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// PCI devices.
+    pub functions: Range<u8>,
+    /// CPUs.
+    pub cpus: Range<u8>,
+}
+
 /// The board of a machine.
 pub struct Board {
     interrupts: Arc<Interrupts>,
     serial: Mutex<SerialPort>,
     power: Mutex<Power>,
     pci: Arc<Bus>,
-    /// The slots of the bus that functions can be plugged into and removed from.
-    slots: Mutex<Bank>,
-    slot_count: u8,
-    /// The devices that the guest has ejected, a bit each, until the event loop takes them.
-    ejected: AtomicU32,
+    /// The PCI devices and CPUs that can be plugged and removed.
+    slots: Slots,
+    functions: Mutex<Bank>,
+    cpus: Mutex<Bank>,
     exits: [AtomicU64; Exit::ALL.len()],
     /// The guest's kernel has reported a panic.
     panicked: AtomicBool,
     end: Mutex<Option<End>>,
-    /// Counts changes of `panicked`, `ejected` and `end`, and CPUs that have stopped, for the thread
+    /// Counts changes of `panicked` and `end`, ejections, and CPUs that have stopped, for the thread
     /// that reports them.
     changed: OwnedFd,
 }
@@ -82,7 +90,7 @@ pub struct Board {
 const PANICKED: u8 = 1;
 
 impl Board {
-    /// Makes the board of a machine with `slots` slots for hot plug. What the serial port sends goes
+    /// Makes the board of a machine of which `slots` come and go, and are not there yet. What the serial port sends goes
     /// to `console`.
     ///
     /// # Errors
@@ -90,7 +98,7 @@ impl Board {
     pub fn new(
         interrupts: Arc<Interrupts>,
         pci: Arc<Bus>,
-        slots: u8,
+        slots: Slots,
         console: Arc<Output>,
     ) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -98,9 +106,9 @@ impl Board {
         Ok(Self {
             serial: Mutex::new(SerialPort::new(Arc::clone(&interrupts), console)),
             power: Mutex::default(),
-            slots: Mutex::default(),
-            slot_count: slots,
-            ejected: AtomicU32::new(0),
+            slots,
+            functions: Mutex::default(),
+            cpus: Mutex::default(),
             exits: Default::default(),
             panicked: AtomicBool::new(false),
             end: Mutex::default(),
@@ -110,8 +118,8 @@ impl Board {
         })
     }
 
-    /// Returns the descriptor that becomes readable when the guest panics or ejects a function, a
-    /// CPU has stopped, or the machine ends.
+    /// Returns the descriptor that becomes readable when the guest panics or ejects something, a CPU
+    /// has stopped, or the machine ends.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }
@@ -168,44 +176,68 @@ impl Board {
         self.interrupts.pulse(layout::EVENT_PIN);
     }
 
-    /// Returns the PCI devices that can be plugged and removed.
-    pub fn slots(&self) -> Range<u8> {
-        plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + self.slot_count
+    /// Returns the PCI devices and CPUs that can be plugged and removed.
+    pub fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     /// Notes that a function is on the bus since the start, as PCI device `device`.
     pub fn function_present(&self, device: u8) {
-        if self.slots().contains(&device) {
-            lock(&self.slots).take(device);
+        if self.slots.functions.contains(&device) {
+            lock(&self.functions).take(device);
         }
     }
 
     /// Tells the guest that a function has been added to the bus, as PCI device `device`, which is
-    /// one of [`Board::slots`].
+    /// one of [`Slots::functions`].
     pub fn function_plugged(&self, device: u8) {
-        lock(&self.slots).plug(device);
+        lock(&self.functions).plug(device);
         self.announce(power::EVENT_FUNCTIONS);
     }
 
     /// Asks the guest to give up PCI device `device`, which it may ignore. Once it has ejected the
-    /// device, [`Board::take_ejected`] returns the device.
+    /// device, [`Board::ejected_functions`] returns the device.
     pub fn ask_for_function(&self, device: u8) {
-        if lock(&self.slots).ask(device) {
+        if lock(&self.functions).ask(device) {
             self.announce(power::EVENT_FUNCTIONS);
         }
     }
 
     /// Returns the PCI devices that the guest has ejected since the last call, a bit each. They are
     /// off the bus.
-    pub fn take_ejected(&self) -> u32 {
-        self.ejected.swap(0, Ordering::AcqRel)
+    pub fn ejected_functions(&self) -> u32 {
+        lock(&self.functions).take_ejected()
     }
 
-    fn write_slots(&self, offset: u16, data: &[u8]) {
-        let ejected = lock(&self.slots).write(offset, data);
+    /// Tells the guest that CPU `cpu` is there, which is one of [`Slots::cpus`].
+    pub fn cpu_plugged(&self, cpu: u8) {
+        lock(&self.cpus).plug(cpu);
+        self.announce(power::EVENT_CPUS);
+    }
+
+    /// Asks the guest to give up CPU `cpu`, which it may ignore. Once it has ejected the CPU,
+    /// [`Board::ejected_cpus`] returns the CPU.
+    pub fn ask_for_cpu(&self, cpu: u8) {
+        if lock(&self.cpus).ask(cpu) {
+            self.announce(power::EVENT_CPUS);
+        }
+    }
+
+    /// Returns the CPUs that the guest has ejected since the last call, a bit each.
+    pub fn ejected_cpus(&self) -> u32 {
+        lock(&self.cpus).take_ejected()
+    }
+
+    fn write_functions(&self, offset: u16, data: &[u8]) {
+        let ejected = lock(&self.functions).write(offset, data);
         if ejected != 0 {
             plug::slots(ejected).for_each(|device| self.pci.eject(device));
-            self.ejected.fetch_or(ejected, Ordering::AcqRel);
+            self.tell();
+        }
+    }
+
+    fn write_cpus(&self, offset: u16, data: &[u8]) {
+        if lock(&self.cpus).write(offset, data) != 0 {
             self.tell();
         }
     }
@@ -225,7 +257,9 @@ impl Board {
                 power::Effect::Reset => return Err(self.reset()),
             }
         } else if layout::FUNCTION_SLOTS.contains(&port) {
-            self.write_slots(port - layout::FUNCTION_SLOTS.start, data);
+            self.write_functions(port - layout::FUNCTION_SLOTS.start, data);
+        } else if layout::CPU_SLOTS.contains(&port) {
+            self.write_cpus(port - layout::CPU_SLOTS.start, data);
         } else if port == layout::PANIC_PORT && data.first().is_some_and(|b| b & PANICKED != 0) {
             self.panicked.store(true, Ordering::Relaxed);
             self.tell();
@@ -241,7 +275,9 @@ impl Board {
         } else if layout::POWER.contains(&port) {
             lock(&self.power).read(port - layout::POWER.start, data);
         } else if layout::FUNCTION_SLOTS.contains(&port) {
-            lock(&self.slots).read(port - layout::FUNCTION_SLOTS.start, data);
+            lock(&self.functions).read(port - layout::FUNCTION_SLOTS.start, data);
+        } else if layout::CPU_SLOTS.contains(&port) {
+            lock(&self.cpus).read(port - layout::CPU_SLOTS.start, data);
         } else if let (layout::PANIC_PORT, [first, ..]) = (port, data) {
             *first = PANICKED;
         }

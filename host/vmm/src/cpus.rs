@@ -18,17 +18,19 @@ pub struct Cpus {
 }
 
 impl Cpus {
-    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused.
+    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused. Those behind the
+    /// first `present` are not there until they are [plugged](Cpus::plug).
     ///
     /// # Errors
     /// [`Error::System`]: no handler or thread can be made.
     pub fn start(
         cpus: Vec<Cpu>,
+        present: u32,
         board: &Arc<Board>,
         begin: impl Fn() + Clone + Send + 'static,
     ) -> Result<Self> {
         kick::install()?;
-        let mut all = Self { seats: Seats::new(board), threads: Vec::new() };
+        let mut all = Self { seats: Seats::new(board, first(present)), threads: Vec::new() };
         for (number, cpu) in cpus.into_iter().enumerate() {
             let (seats, board) = (all.seats.clone(), Arc::clone(board));
             let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -70,6 +72,19 @@ impl Cpus {
         self.seats.is(Wanted::Running)
     }
 
+    /// Adds CPU `cpu`: its thread enters the guest, which starts it by INIT and SIPI.
+    pub fn plug(&self, cpu: u8) {
+        self.seats.set_present(cpu.into(), true);
+    }
+
+    /// Takes CPU `cpu` away: its thread leaves the guest, and waits until it is plugged again.
+    pub fn unplug(&self, cpu: u8) {
+        self.seats.set_present(cpu.into(), false);
+        if let Some((thread, _)) = self.threads.get(usize::from(cpu)) {
+            thread.kick();
+        }
+    }
+
     fn set(&self, wanted: Wanted) {
         if self.seats.set(wanted) && wanted != Wanted::Running {
             for (thread, _) in &self.threads {
@@ -77,6 +92,11 @@ impl Cpus {
             }
         }
     }
+}
+
+/// Returns the bits of the first `count` CPUs, at most 32.
+fn first(count: u32) -> u32 {
+    u32::MAX.checked_shr(32 - count.min(32)).unwrap_or(0)
 }
 
 impl Drop for Cpus {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
-use crate::board::Board;
+use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
@@ -27,8 +27,11 @@ const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly reboot=t";
 /// The configuration of a machine. Everything that it uses is an open descriptor.
 #[derive(Debug)]
 pub struct Config {
-    /// The number of virtual CPUs: 1 to [`layout::MAX_CPUS`].
+    /// The number of virtual CPUs at the start: 1 to `max_cpus`.
     pub cpus: u32,
+    /// The largest number of virtual CPUs: up to [`layout::MAX_CPUS`]. Those behind the first ones
+    /// can be plugged and removed while the guest runs.
+    pub max_cpus: u32,
     /// The number of PCI devices, from [`plug::FIRST_FUNCTION`] on, that can be plugged and removed
     /// while the guest runs: 0 to [`plug::MAX_FUNCTIONS`].
     pub slots: u8,
@@ -84,6 +87,8 @@ pub struct Machine {
     board: Arc<Board>,
     output: Arc<Output>,
     cpus: Vec<Cpu>,
+    /// The number of CPUs that are there from the start.
+    present: u32,
 }
 
 impl Machine {
@@ -93,10 +98,15 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, slots, kvm, memory, kernel, initramfs, command_line, console } = config;
-        if !(1..=layout::MAX_CPUS).contains(&cpus) {
-            let most = layout::MAX_CPUS;
+        let Config { cpus, max_cpus, slots, kvm, memory, kernel, initramfs, command_line, console } =
+            config;
+        if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
+            let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
             return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
+        }
+        if max_cpus < cpus {
+            let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
+            return Err(Error::Config(what));
         }
         if slots > plug::MAX_FUNCTIONS {
             let most = plug::MAX_FUNCTIONS;
@@ -104,7 +114,7 @@ impl Machine {
         }
         let kvm = check(kvm)?;
         let ram = Arc::new(GuestRam::new(memory)?);
-        let parts = acpi::Parts { cpus, slots, generation: random()? };
+        let parts = acpi::Parts { cpus, max_cpus, slots, generation: random()? };
         let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
@@ -113,17 +123,21 @@ impl Machine {
         let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
         let make_cpu = |number: u32| {
             let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
-            let features = cpuid::of_cpu(&features, number, cpus, deadline_timer)?;
+            let features = cpuid::of_cpu(&features, number, max_cpus, deadline_timer)?;
             Cpu::new(fd, number, &features, entry)
         };
-        let cpus = (0..cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
+        let slots = Slots {
+            functions: plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + slots,
+            cpus: cpus as u8..max_cpus as u8,
+        };
+        let all = (0..max_cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
         let interrupts = Arc::new(Interrupts::new(Arc::new(Routes::new(Arc::clone(&vm)))));
         let pci = Arc::new(Bus::default());
         let output = Arc::new(Output::new(console));
         let (its_interrupts, its_pci) = (Arc::clone(&interrupts), Arc::clone(&pci));
         let board = Board::new(its_interrupts, its_pci, slots, Arc::clone(&output))?;
         let chassis = Chassis { vm, ram, interrupts, pci };
-        Ok(Self { chassis, board: Arc::new(board), output, cpus })
+        Ok(Self { chassis, board: Arc::new(board), output, cpus: all, present: cpus })
     }
 
     /// Returns the parts that functions are attached to.
@@ -167,7 +181,7 @@ impl Machine {
     /// # Errors
     /// [`Error::System`].
     pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
-        let cpus = Cpus::start(self.cpus, &self.board, begin)?;
+        let cpus = Cpus::start(self.cpus, self.present, &self.board, begin)?;
         Ok(Running { cpus, board: self.board, chassis: self.chassis })
     }
 }

@@ -36,6 +36,8 @@ pub struct Bank {
     leaving: u32,
     /// The part of `leaving` that the guest has not read.
     untold: u32,
+    /// Given up by the guest, until the host takes them.
+    ejected: u32,
 }
 
 impl Bank {
@@ -64,6 +66,11 @@ impl Bank {
         self.taken & bit(slot) != 0
     }
 
+    /// Returns the slots that the guest has given up since the last call, a bit each.
+    pub fn take_ejected(&mut self) -> u32 {
+        std::mem::take(&mut self.ejected)
+    }
+
     /// Reads the register at byte `offset` of the bank.
     pub fn read(&mut self, offset: u16, into: &mut [u8]) {
         into.fill(0);
@@ -85,6 +92,7 @@ impl Bank {
         for bits in [&mut self.taken, &mut self.plugged, &mut self.leaving, &mut self.untold] {
             *bits &= !ejected;
         }
+        self.ejected |= ejected;
         ejected
     }
 }
@@ -136,6 +144,7 @@ mod tests {
         assert_eq!(bank.write(EJECT, &[]), 0);
         assert_eq!(bank.write(EJECT, &all), 1 << 5);
         assert_eq!(bank.write(EJECT, &all), 0, "it is gone");
+        assert_eq!((bank.take_ejected(), bank.take_ejected()), (1 << 5, 0));
         assert_eq!(read(&mut bank, TAKEN), 1 << 4);
         assert_eq!(read(&mut bank, PLUGGED), 1 << 4);
         assert!(!bank.is_taken(5) && !bank.ask(5));

@@ -33,6 +33,8 @@ pub const EVENT_POWER_BUTTON: u8 = 1 << 0;
 pub const EVENT_GENERATION: u8 = 1 << 1;
 /// Slots of the bus have changed ([`crate::plug`]).
 pub const EVENT_FUNCTIONS: u8 = 1 << 2;
+/// CPUs were plugged, or are to leave ([`crate::plug`]).
+pub const EVENT_CPUS: u8 = 1 << 3;
 
 /// The action that a write asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

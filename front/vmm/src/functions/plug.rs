@@ -28,18 +28,20 @@ pub(super) struct Leaving {
 }
 
 impl Functions {
-    /// Connects the function behind `socket` and adds it to the bus as `name`, on a thread of its
-    /// own.
+    /// Returns whether there is a function `name`, or one that comes or goes.
+    pub fn has(&self, name: &str) -> bool {
+        let mut names = self.all.values().map(|function| &function.name);
+        names.any(|taken| taken == name) || self.reserved.values().any(|taken| taken == name)
+    }
+
+    /// Connects the function behind `socket` and adds it to the bus as `name`, which no other device
+    /// has, on a thread of its own.
     ///
     /// # Errors
     /// The reason why that cannot be tried.
     pub fn plug(&mut self, name: String, socket: Option<OwnedFd>, id: Value) -> Result<(), String> {
-        let mut names = self.all.values().map(|function| &function.name);
-        if names.any(|taken| *taken == name) || self.reserved.values().any(|n| *n == name) {
-            return Err(format!("there is a device {name:?} already"));
-        }
         let socket = socket.ok_or("device_add needs a descriptor with its message")?;
-        let slots = self.board.slots().len();
+        let slots = self.board.slots().functions.len();
         let free =
             |number: &usize| !self.all.contains_key(number) && !self.reserved.contains_key(number);
         let number = (0..slots).find(free).ok_or_else(|| {
@@ -81,7 +83,7 @@ impl Functions {
         let found = all.find(|(_, function)| function.name == name);
         let (&number, function) = found.ok_or_else(|| format!("there is no device {name:?}"))?;
         let device = device_of(number);
-        if !self.board.slots().contains(&device) {
+        if !self.board.slots().functions.contains(&device) {
             return Err(format!("device {name:?} is in no slot for hot plug; see --slots"));
         }
         if function.leaving.is_none() {

@@ -6,6 +6,8 @@
 
 mod plug;
 
+use std::ops::Range;
+
 use acpi_tables::Aml;
 use acpi_tables::aml::{
     self, AddressSpace, AddressSpaceCacheable, And, Device, EISAName, Equal, Field,
@@ -38,8 +40,11 @@ const DEVICES: u8 = 32;
 /// The parts of the machine that the tables describe, as far as they differ from one to another.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
-    /// The number of CPUs.
+    /// The number of CPUs that are there from the start.
     pub cpus: u32,
+    /// The largest number of CPUs: those behind the first can be plugged and removed while the guest
+    /// runs.
+    pub max_cpus: u32,
     /// The number of PCI devices, from [`crate::plug::FIRST_FUNCTION`] on, that can be plugged and
     /// removed while the guest runs.
     pub slots: u8,
@@ -58,7 +63,7 @@ pub fn write_tables(memory: &Memory, parts: &Parts) -> Result<u64> {
     let mut writer = Writer { memory, next: layout::ACPI.start + 64 };
     let dsdt = writer.append(&dsdt(parts))?;
     let fadt = writer.append(&bytes_of(&fadt(dsdt)))?;
-    let madt = writer.append(&bytes_of(&madt(parts.cpus)))?;
+    let madt = writer.append(&bytes_of(&madt(parts)))?;
     let mcfg = writer.append(&bytes_of(&mcfg()))?;
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
     for table in [fadt, madt, mcfg] {
@@ -68,6 +73,13 @@ pub fn write_tables(memory: &Memory, parts: &Parts) -> Result<u64> {
     put(memory, layout::GENERATION_ID, &parts.generation)?;
     put(memory, layout::ACPI.start, &bytes_of(&Rsdp::new(OEM, xsdt)))?;
     Ok(layout::ACPI.start)
+}
+
+impl Parts {
+    /// Returns the CPUs that can be plugged and removed.
+    fn hot_cpus(&self) -> Range<u8> {
+        self.cpus as u8..self.max_cpus as u8
+    }
 }
 
 struct Writer<'a> {
@@ -114,11 +126,14 @@ fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
     fadt.finalize()
 }
 
-fn madt(cpus: u32) -> MADT {
+fn madt(parts: &Parts) -> MADT {
     let apic = LocalInterruptController::Address(layout::LOCAL_APIC as u32);
     let mut madt = MADT::new(OEM, TABLE, REVISION, apic);
-    for cpu in 0..cpus as u8 {
-        madt.add_structure(ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
+    for cpu in 0..parts.max_cpus as u8 {
+        let is_there = u32::from(cpu) < parts.cpus;
+        let status = EnabledStatus::DisabledOnlineCapable;
+        let status = if is_there { EnabledStatus::Enabled } else { status };
+        madt.add_structure(ProcessorLocalApic::new(cpu, cpu, status));
     }
     madt.add_structure(IoApic::new(0, layout::IOAPIC.start as u32, 0));
     madt
@@ -142,7 +157,7 @@ fn dsdt(parts: &Parts) -> Vec<u8> {
 
 fn scope(parts: &Parts) -> Vec<u8> {
     let own = [reserved(), serial(), panic(), button(), generation()].concat();
-    let devices = [host_bridge(parts.slots), own, events(parts)];
+    let devices = [host_bridge(parts.slots), own, plug::cpus(parts.hot_cpus()), events(parts)];
     Scope::raw("_SB_".into(), devices.concat())
 }
 
@@ -235,7 +250,7 @@ fn events(parts: &Parts) -> Vec<u8> {
     let register = u32::from(layout::POWER.start + power::EVENTS);
     let (button, generation) = (Path::new("\\_SB_.PWRB"), Path::new("\\_SB_.VGEN"));
     let (button_bit, generation_bit) = (power::EVENT_POWER_BUTTON, power::EVENT_GENERATION);
-    let functions_bit = power::EVENT_FUNCTIONS;
+    let (functions_bit, cpus_bit) = (power::EVENT_FUNCTIONS, power::EVENT_CPUS);
     bytes_of(&Device::new(
         "GED_".into(),
         vec![
@@ -270,6 +285,11 @@ fn events(parts: &Parts) -> Vec<u8> {
                     &If::new(
                         &Equal::new(&Local(1), &functions_bit),
                         vec![&plug::notify_functions(parts.slots)],
+                    ),
+                    &And::new(&Local(1), &Local(0), &cpus_bit),
+                    &If::new(
+                        &Equal::new(&Local(1), &cpus_bit),
+                        vec![&plug::notify_cpus(parts.hot_cpus())],
                     ),
                 ],
             ),

@@ -2,10 +2,14 @@
 //! tells the guest which slots have changed (ACPI 6.4, 5.6.6 *Device Object Notifications*, 6.3.3
 //! *_EJx*). The registers are those of [`crate::plug`].
 
+use std::ops::Range;
+
 use acpi_tables::aml::{
-    And, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Local,
-    Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, Store,
+    And, BufferData, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule,
+    If, Local, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, Return, Store,
+    ZERO,
 };
+use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
 
 use super::bytes_of;
 use crate::layout;
@@ -33,10 +37,21 @@ const FUNCTIONS: Names = Names {
     scan: "PSCN",
 };
 
+const CPUS: Names = Names {
+    scope: "\\_SB_",
+    region: "CREG",
+    fields: [b"CTHR", b"CPLG", b"CLEV", b"CEJC"],
+    scan: "CSCN",
+};
+
 impl Names {
     fn path(&self, field: usize) -> Path {
         let name = std::str::from_utf8(self.fields[field]).expect("names are ASCII");
         Path::new(&format!("{}.{name}", self.scope))
+    }
+
+    fn taken(&self) -> Path {
+        self.path(0)
     }
 
     fn plugged(&self) -> Path {
@@ -129,6 +144,54 @@ fn function_slot(device: u8) -> Vec<u8> {
 /// Returns the call that notifies slots of the bus.
 pub fn notify_functions(slots: u8) -> Raw {
     Raw(if slots == 0 { Vec::new() } else { FUNCTIONS.call() })
+}
+
+fn cpu_name(cpu: u8) -> String {
+    format!("C{cpu:02X}_")
+}
+
+/// Returns the objects of `\_SB` for the CPUs that come and go: registers, a device for each, and
+/// the method that notifies them.
+pub fn cpus(cpus: Range<u8>) -> Vec<u8> {
+    if cpus.is_empty() {
+        return Vec::new();
+    }
+    let registers = CPUS.registers(layout::CPU_SLOTS.start);
+    let devices = cpus.clone().flat_map(cpu).collect();
+    [registers, devices, CPUS.scan(cpus, cpu_name)].concat()
+}
+
+/// A processor device (ACPI 6.4, 8.4): whether it is there, and its local APIC as the MADT has it.
+fn cpu(cpu: u8) -> Vec<u8> {
+    /// `_STA`: present, enabled, shown and working (ACPI 6.4, 6.3.7).
+    const THERE: u8 = 0xf;
+    let (bit, taken) = (1u32 << cpu, CPUS.taken());
+    let apic = bytes_of(&ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
+    let status = bytes_of(&Method::new(
+        "_STA".into(),
+        0,
+        false,
+        vec![
+            &And::new(&Local(0), &taken, &bit),
+            &If::new(&Local(0), vec![&Return::new(&THERE)]),
+            &Return::new(&ZERO),
+        ],
+    ));
+    bytes_of(&Device::new(
+        cpu_name(cpu).as_str().into(),
+        vec![
+            &Name::new("_HID".into(), &"ACPI0007"),
+            &Name::new("_UID".into(), &cpu),
+            &Raw(status),
+            &Name::new("_MAT".into(), &BufferData::new(apic)),
+            &Raw(CPUS.eject_method(cpu)),
+        ],
+    ))
+}
+
+/// Returns the call that notifies the CPUs that come and go.
+pub fn notify_cpus(cpus: Range<u8>) -> Raw {
+    Raw(if cpus.is_empty() { Vec::new() } else { CPUS.call() })
 }
 
 /// Code that is complete.

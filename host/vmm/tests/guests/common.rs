@@ -103,6 +103,7 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let config = Config {
         cpus,
+        max_cpus: cpus,
         slots: SLOTS,
         kvm: kvm.into(),
         memory: memory(64),
@@ -144,8 +145,8 @@ impl Guest {
 
 // The generic event device's pin leads to vector 0x30. Its handler prints the pending events, then
 // for each plugged function `p` and the first byte of device 4's configuration space, and for each
-// function that is to leave `e` and that byte after it has ejected it, then a full stop. The power
-// button powers off.
+// function that is to leave `e` and that byte after it has ejected it, `c` for plugged CPUs and `d`
+// for those that it has ejected, then a full stop. The power button powers off.
 guest!(events:
     "jmp 1f"
     ".long 0x100000 + 4f - guest_events" // at 0x100002: the handler
@@ -205,6 +206,22 @@ guest!(events:
     "mov dx, 0x3f8"
     "out dx, al"
     "mov al, [0xe0020000]"
+    "out dx, al"
+    "6: mov dx, 0x624"                   // plugged CPUs
+    "in eax, dx"
+    "test eax, eax"
+    "jz 5f"
+    "mov al, 'c'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "5: mov dx, 0x628"                   // CPUs that are to leave
+    "in eax, dx"
+    "test eax, eax"
+    "jz 6f"
+    "mov dx, 0x62c"                      // eject
+    "out dx, eax"
+    "mov al, 'd'"
+    "mov dx, 0x3f8"
     "out dx, al"
     "6: mov dx, 0x3f8"
     "mov al, '.'"

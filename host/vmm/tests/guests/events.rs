@@ -37,7 +37,7 @@ fn plug_function(chassis: &Chassis, board: &Board, socket: &Path) -> Attached {
 /// Waits until the guest has ejected a device, and returns those that it has ejected.
 fn ejected(board: &Board) -> u32 {
     loop {
-        match board.take_ejected() {
+        match board.ejected_functions() {
             0 => std::thread::yield_now(),
             devices => return devices,
         }
@@ -61,7 +61,7 @@ fn a_function_comes_and_goes_while_the_guest_runs() {
     for _ in 0..3 {
         let function = plug_function(&chassis, &board, &socket);
         assert_eq!(guest.read(4), [b'4', b'p', 0xf4, b'.'], "the first byte of the vendor's ID");
-        assert_eq!(board.take_ejected(), 0, "nobody asked for it");
+        assert_eq!(board.ejected_functions(), 0, "nobody asked for it");
         board.ask_for_function(4);
         assert_eq!(guest.read(4), [b'4', b'e', 0xff, b'.'], "nothing is there");
         assert_eq!(ejected(&board), 1 << 4);
@@ -138,7 +138,7 @@ fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
     let _rng = own::rng(&machine).unwrap();
     let (board, chassis) = (machine.board(), machine.chassis());
     let bus = Accesses(board);
-    assert_eq!(board.slots(), plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + SLOTS);
+    assert_eq!(board.slots().functions, plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + SLOTS);
     for _ in 0..2 {
         let function = plug_function(chassis, board, &socket);
         assert_eq!(bus.read(DEVICE_4 + 0x10) & !0xf, 0, "its BAR has no place");
