@@ -1,6 +1,9 @@
-//! Plugs functions into a running `slipway-vmm`, and removes them, by its control socket:
-//! `device CONTROL add ID FUNCTION` (the socket of a vfio-user server), `device CONTROL del ID`.
-//! `del` waits until the guest has given the function up. Prints the VMM's answers.
+//! Plugs functions and CPUs into a running `slipway-vmm`, and removes them, by its control socket:
+//! - `device CONTROL function ID SOCKET` plugs what the vfio-user server at the socket serves;
+//! - `device CONTROL cpu ID NUMBER` plugs a CPU;
+//! - `device CONTROL remove ID` waits until the guest has given the device up.
+//!
+//! Prints the VMM's answers.
 
 use std::io::{BufRead, BufReader, IoSlice};
 use std::mem::MaybeUninit;
@@ -46,17 +49,21 @@ fn wait(lines: &mut impl BufRead, key: &str) -> Outcome<Value> {
 fn main() -> Outcome<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let add = |arguments| json!({ "execute": "device_add", "arguments": arguments });
     let (path, command, socket) = match words[..] {
-        [path, "add", id, function] => {
-            let arguments = json!({ "driver": "vfio-user-pci", "id": id });
-            let command = json!({ "execute": "device_add", "arguments": arguments });
+        [path, "function", id, function] => {
+            let command = add(json!({ "driver": "vfio-user-pci", "id": id }));
             (path, command, Some(UnixStream::connect(function)?))
         }
-        [path, "del", id] => {
+        [path, "cpu", id, number] => {
+            let number: u8 = number.parse()?;
+            (path, add(json!({ "driver": "host-x86_64-cpu", "id": id, "core-id": number })), None)
+        }
+        [path, "remove", id] => {
             let command = json!({ "execute": "device_del", "arguments": { "id": id } });
             (path, command, None)
         }
-        _ => return Err("device CONTROL add ID FUNCTION, or device CONTROL del ID".into()),
+        _ => return Err("device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID".into()),
     };
     let control = UnixStream::connect(path)?;
     let mut lines = BufReader::new(control.try_clone()?);
@@ -65,7 +72,7 @@ fn main() -> Outcome<()> {
     wait(&mut lines, "return")?;
     send(&control, &command, socket.as_ref())?;
     println!("{}", wait(&mut lines, "return")?);
-    if socket.is_none() {
+    if words[1] == "remove" {
         println!("{}", wait(&mut lines, "event")?);
     }
     Ok(())

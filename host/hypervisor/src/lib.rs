@@ -23,15 +23,15 @@
 //! end to a process that is not its parent.
 //!
 //! QEMU connects to vfio-user servers itself, before its guest runs, and never again. `slipway-vmm`
-//! gets connections, new ones whenever it reports one lost (module `reconnect`), and those of functions
-//! that are added while it runs ([`Vm::plug`]).
+//! gets connections, new ones whenever it reports one lost (module `reconnect`), and those of
+//! functions that are added while it runs ([`Vm::plug`]).
 //!
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other.
 //!
-//! Not implemented: hot plug with QEMU, templates and snapshots. Limits: the exit status of a VM that was
-//! taken over is known to its parent only; console text beyond the capacity of a FIFO (64 KiB)
-//! waits in the guest while it has no reader.
+//! Not implemented: hot plug with QEMU, hot plug of CPUs, templates and snapshots. Limits: the exit
+//! status of a VM that was taken over is known to its parent only; console text beyond the capacity
+//! of a FIFO (64 KiB) waits in the guest while it has no reader.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
 //! user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel

@@ -81,8 +81,8 @@ pub struct Board {
     /// The guest's kernel has reported a panic.
     panicked: AtomicBool,
     end: Mutex<Option<End>>,
-    /// Counts changes of `panicked` and `end`, ejections, and CPUs that have stopped, for the thread
-    /// that reports them.
+    /// Counts changes of `panicked` and `end`, ejections, and CPUs that have stopped, for the
+    /// thread that reports them.
     changed: OwnedFd,
 }
 
@@ -90,8 +90,8 @@ pub struct Board {
 const PANICKED: u8 = 1;
 
 impl Board {
-    /// Makes the board of a machine of which `slots` come and go, and are not there yet. What the serial port sends goes
-    /// to `console`.
+    /// Makes the board of a machine of which `slots` come and go, and are not there yet. What the
+    /// serial port sends goes to `console`.
     ///
     /// # Errors
     /// [`Error::System`]: no descriptor is left.
@@ -118,8 +118,8 @@ impl Board {
         })
     }
 
-    /// Returns the descriptor that becomes readable when the guest panics or ejects something, a CPU
-    /// has stopped, or the machine ends.
+    /// Returns the descriptor that becomes readable when the guest panics or ejects something, a
+    /// CPU has stopped, or the machine ends.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }

@@ -18,8 +18,8 @@ pub struct Cpus {
 }
 
 impl Cpus {
-    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused. Those behind the
-    /// first `present` are not there until they are [plugged](Cpus::plug).
+    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused. Those behind
+    /// the first `present` are not there until they are [plugged](Cpus::plug).
     ///
     /// # Errors
     /// [`Error::System`]: no handler or thread can be made.

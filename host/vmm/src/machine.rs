@@ -98,8 +98,8 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, kvm, memory, kernel, initramfs, command_line, console } =
-            config;
+        let Config { cpus, max_cpus, slots, kvm, memory, console, .. } = config;
+        let Config { kernel, initramfs, command_line, .. } = config;
         if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
             let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
             return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));

@@ -67,8 +67,7 @@ impl Seats {
         true
     }
 
-    /// Adds CPU `cpu`, 0 to 31, or takes it away. It has to be kicked out of the guest by the caller
-    /// then.
+    /// Adds CPU `cpu`, 0 to 31, or takes it away. The caller has to kick it out of the guest then.
     pub fn set_present(&self, cpu: u32, present: bool) {
         let parked = self.shared.parked();
         let bit = 1 << (cpu & 31);

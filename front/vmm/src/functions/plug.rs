@@ -34,8 +34,8 @@ impl Functions {
         names.any(|taken| taken == name) || self.reserved.values().any(|taken| taken == name)
     }
 
-    /// Connects the function behind `socket` and adds it to the bus as `name`, which no other device
-    /// has, on a thread of its own.
+    /// Connects the function behind `socket` and adds it to the bus as `name`, which no other
+    /// device has, on a thread of its own.
     ///
     /// # Errors
     /// The reason why that cannot be tried.

@@ -42,8 +42,8 @@ const DEVICES: u8 = 32;
 pub struct Parts {
     /// The number of CPUs that are there from the start.
     pub cpus: u32,
-    /// The largest number of CPUs: those behind the first can be plugged and removed while the guest
-    /// runs.
+    /// The largest number of CPUs: those behind the first can be plugged and removed while the
+    /// guest runs.
     pub max_cpus: u32,
     /// The number of PCI devices, from [`crate::plug::FIRST_FUNCTION`] on, that can be plugged and
     /// removed while the guest runs.

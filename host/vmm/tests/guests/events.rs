@@ -1,5 +1,5 @@
-//! Events of the machine that reach a guest by the generic event device: the power button, functions
-//! that come and go.
+//! Events of the machine that reach a guest by the generic event device: the power button, and
+//! functions that come and go.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
