@@ -29,9 +29,9 @@
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other.
 //!
-//! Not implemented: hot plug with QEMU, hot plug of CPUs, templates and snapshots. Limits: the exit
-//! status of a VM that was taken over is known to its parent only; console text beyond the capacity
-//! of a FIFO (64 KiB) waits in the guest while it has no reader.
+//! Not implemented: hot plug with QEMU, templates and snapshots. Limits: the exit status of a VM
+//! that was taken over is known to its parent only; console text beyond the capacity of a FIFO (64
+//! KiB) waits in the guest while it has no reader.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
 //! user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
@@ -163,14 +163,25 @@ pub trait Vm: Send + Sync {
         Box::pin(std::future::ready(no_hot_plug()))
     }
 
-    /// Asks the guest to give up the function `name`, which the guest may ignore. Those that the
-    /// machine began with are called `function-0` and so on, in the order of
-    /// [`VmSpec::vfio_user_sockets`]. [`VmEvent::Unplugged`] says that a function is gone; until
-    /// then the guest uses it, and may be asked again.
+    /// Adds CPU `cpu` under such a name, and tells the guest. The first one that can be added has
+    /// the number [`VmSpec::cpus`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if the name is
+    /// taken, or the machine cannot have the CPU or has it.
+    fn plug_cpu<'a>(&'a self, name: &'a str, cpu: u32) -> BoxFuture<'a, Result<()>> {
+        let _ = (name, cpu);
+        Box::pin(std::future::ready(no_hot_plug()))
+    }
+
+    /// Asks the guest to give up the function or CPU `name`, which the guest may ignore. Functions
+    /// that the machine began with are called `function-0` and so on, in the order of
+    /// [`VmSpec::vfio_user_sockets`]. [`VmEvent::Unplugged`] says that a device is gone; until then
+    /// the guest uses it, and may be asked again.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if there is no
-    /// such function.
+    /// such device.
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
         let _ = name;
         Box::pin(std::future::ready(no_hot_plug()))
@@ -184,7 +195,8 @@ pub trait Vm: Send + Sync {
 }
 
 fn no_hot_plug<T>() -> Result<T> {
-    Err(Error::Unsupported { what: "only slipway-vmm adds and removes functions of a running VM" })
+    let what = "only slipway-vmm adds and removes functions and CPUs of a running VM";
+    Err(Error::Unsupported { what })
 }
 
 /// The times at which a launch began and the VM answered: the `vmm` stage of a timeline.
@@ -215,7 +227,7 @@ pub enum VmEvent {
     Stopped,
     /// The guest's CPUs run again.
     Resumed,
-    /// The guest has given up the function of this name, and its connection has ended.
+    /// The guest has given up the function or CPU of this name; a function's connection has ended.
     Unplugged(String),
     /// The control channel is closed, because the VM has ended or is broken.
     ControlLost,

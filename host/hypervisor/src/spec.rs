@@ -62,6 +62,9 @@ pub struct VmSpec {
     /// those of [`VmSpec::vfio_user_sockets`]. With any, those of the sockets can be removed, too.
     /// The guest's start takes longer with each. QEMU has none, whatever this says.
     pub plug_slots: usize,
+    /// The number of CPUs that can be added while the VM runs ([`crate::Vm::plug_cpu`]), beside
+    /// [`VmSpec::cpus`]. QEMU has none, whatever this says.
+    pub plug_cpus: u32,
     /// Disks that the VMM itself emulates, behind the functions on the bus.
     pub disks: Vec<EmulatedDisk>,
     /// The log of the guest's serial console, at most [`VmSpec::CONSOLE_CAP`] bytes: when it is
@@ -122,8 +125,9 @@ impl VmSpec {
                 "{bytes} bytes of memory: a sandbox needs at least {least} MiB, in whole MiB"
             ));
         }
-        if !(1..=Self::MAX_CPUS).contains(&self.cpus) {
-            return bad(format!("{} CPUs: 1 to {} are possible", self.cpus, Self::MAX_CPUS));
+        let most = self.cpus.saturating_add(self.plug_cpus);
+        if self.cpus == 0 || most > Self::MAX_CPUS {
+            return bad(format!("{most} CPUs: 1 to {} are possible", Self::MAX_CPUS));
         }
         let count = self.vfio_user_sockets.len() + self.disks.len();
         let count = count.saturating_add(self.plug_slots);
@@ -188,6 +192,7 @@ pub(crate) mod tests {
             agent_socket: "/run/x/agent".into(),
             vfio_user_sockets: vec!["/run/x/a,b".into(), "/run/x/c".into()],
             plug_slots: 0,
+            plug_cpus: 0,
             disks: Vec::new(),
             console_log: "/run/x/console".into(),
             run_dir: PathBuf::from("/run/x"),
@@ -200,12 +205,13 @@ pub(crate) mod tests {
     #[test]
     fn impossible_machines_are_refused() {
         spec().check().unwrap();
-        let refused: [fn(&mut VmSpec); 11] = [
+        let refused: [fn(&mut VmSpec); 12] = [
             |s| s.memory = GuestMemory::new(1).unwrap(),
             |s| s.memory = GuestMemory::new((96 << 20) - (1 << 20)).unwrap(),
             |s| s.memory = GuestMemory::new((96 << 20) + 1).unwrap(),
             |s| s.cpus = 0,
             |s| s.cpus = 256,
+            |s| s.plug_cpus = 254,
             |s| s.name = String::new(),
             |s| s.name = "a,debug-threads=on".into(),
             |s| s.name = "a".repeat(129),

@@ -153,6 +153,15 @@ impl Vm for LaunchedVm {
         })
     }
 
+    fn plug_cpu<'a>(&'a self, name: &'a str, cpu: u32) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            match &self.functions {
+                Some(_) => self.qmp.plug_cpu(name, cpu, COMMAND_DEADLINE).await,
+                None => crate::no_hot_plug(),
+            }
+        })
+    }
+
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             match &self.functions {

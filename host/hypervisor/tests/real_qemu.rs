@@ -62,6 +62,7 @@ impl Machine {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
             plug_slots: 0,
+            plug_cpus: 0,
             disks: Vec::new(),
             console_log: run_dir.join("console"),
             run_dir,
@@ -170,6 +171,7 @@ async fn qemu_is_paused_resumed_and_quits_without_rights() {
     assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Stopped);
     let refused = vm.plug("more", Path::new("/nowhere")).await.unwrap_err();
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    assert!(matches!(vm.plug_cpu("more", 1).await, Err(Error::Unsupported { .. })));
     assert!(matches!(vm.unplug("more").await, Err(Error::Unsupported { .. })));
     vm.resume().await.unwrap();
     assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Resumed);

@@ -99,6 +99,10 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         arguments.extend(["--slots".into(), slots.to_string().into()]);
     }
     arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
+    if spec.plug_cpus > 0 {
+        let most = spec.cpus + spec.plug_cpus;
+        arguments.extend(["--max-cpus".into(), most.to_string().into()]);
+    }
     arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
     arguments.push("--paused".into());
     arguments
@@ -139,8 +143,11 @@ mod tests {
         assert_eq!(words.last(), Some(&"--paused"));
         assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
         assert_eq!(value("--slots"), None);
-        let with_slots = super::arguments(&VmSpec { plug_slots: 3, ..spec() }, &passed);
-        assert!(with_slots.windows(2).any(|pair| pair == ["--slots", "5"]), "{with_slots:?}");
+        let plugs = VmSpec { plug_slots: 3, plug_cpus: 1, ..spec() };
+        let plugs = super::arguments(&plugs, &passed);
+        for option in [["--slots", "5"], ["--max-cpus", "3"]] {
+            assert!(plugs.windows(2).any(|pair| pair == option), "{plugs:?}");
+        }
     }
 
     #[test]

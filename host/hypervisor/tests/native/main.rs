@@ -68,6 +68,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
         plug_slots: 0,
+        plug_cpus: 0,
         disks: Vec::new(),
         console_log: directory.join("console"),
         run_dir,
@@ -201,7 +202,7 @@ fn a_function_is_plugged_connected_again_and_removed() {
     }
     let directory = directory();
     let native = SlipwayVmm::new(vmm(directory.path()), directory.path());
-    let spec = VmSpec { plug_slots: 1, ..spec(directory.path(), &[]) };
+    let spec = VmSpec { plug_slots: 1, plug_cpus: 1, ..spec(directory.path(), &[]) };
     let server = Server::new(directory.path().join("more"));
     and_dies(async {
         let vm = native.launch(&spec).await.unwrap();
@@ -213,6 +214,7 @@ fn a_function_is_plugged_connected_again_and_removed() {
             drop(server.accept("hello 2"));
             server.accept("again 2")
         });
+        vm.plug_cpu("cpu", 1).await.unwrap();
         vm.unplug("more").await.unwrap();
         while events.recv().await.unwrap() != VmEvent::Unplugged("more".into()) {}
         vm.quit().await.unwrap();

@@ -78,10 +78,18 @@ fn serve(shared: &Shared, client: &UnixStream) {
             }
             "device_add" => {
                 let arguments = &request["arguments"];
-                assert_eq!(arguments["driver"], "vfio-user-pci");
-                assert_eq!(arguments["id"], "more");
-                use_function(shared, 2, "hello", UnixStream::from(descriptor.unwrap()));
-                value = serde_json::json!({ "function": 2 });
+                if let Some(connection) = descriptor {
+                    assert_eq!(arguments["driver"], "vfio-user-pci");
+                    assert_eq!(arguments["id"], "more");
+                    use_function(shared, 2, "hello", UnixStream::from(connection));
+                    value = serde_json::json!({ "function": 2 });
+                } else {
+                    assert_eq!(arguments["driver"], "host-x86_64-cpu");
+                    assert_eq!(
+                        (&arguments["id"], &arguments["core-id"]),
+                        (&"cpu".into(), &1.into())
+                    );
+                }
             }
             "device_del" => {
                 let data = serde_json::json!({ "device": request["arguments"]["id"] });
