@@ -34,7 +34,8 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
                       the path, or fd:N for a listening socket
   --control FILE      a socket that speaks QMP, made or inherited like --agent's
   --paused            do not run the guest before the command `cont`
-  --statistics        at the end, print the number of exits of each kind to standard error
+  --statistics        at the end, print exits by kind, CPU time, page faults and touched memory to
+                      standard error
   --name NAME         the machine's name in messages [vm]
   --help, --version   print this text, or the version
 

@@ -14,6 +14,7 @@ use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
 use crate::ports::{self, Ports};
 use crate::qmp::{self, Command};
+use crate::statistics;
 use crate::watch::Watch;
 
 /// Exit statuses; the help text lists them.
@@ -230,7 +231,7 @@ impl Process {
             }
             Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
             Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
-            Command::Statistics => Ok(qmp::statistics(&self.board().exits())),
+            Command::Statistics => Ok(statistics::collect(&self.running)),
             Command::Continue => {
                 let was_running = self.running.cpus.is_running();
                 self.running.cpus.resume();
@@ -301,7 +302,7 @@ impl Process {
             self.tell(&line);
         }
         if self.statistics {
-            eprintln!("{}", qmp::statistics(&self.board().exits()));
+            eprintln!("{}", statistics::collect(&self.running));
         }
         match end {
             End::PowerOff => Ok(status::POWER_OFF),

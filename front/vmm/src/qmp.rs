@@ -8,7 +8,7 @@
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slipway_vmm::board::{End, Exit};
+use slipway_vmm::board::End;
 
 /// A command of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum Command {
     PowerDown,
     /// End the process.
     Quit,
-    /// Tell the number of exits of each kind.
+    /// Tell what the machine has used.
     Statistics,
     /// Add the function behind the connection that came with the command.
     Plug {
@@ -210,12 +210,6 @@ pub fn quit() -> Vec<u8> {
 /// Returns the answer to `query-status`.
 pub fn status(running: bool) -> Value {
     json!({ "running": running, "status": if running { "running" } else { "paused" } })
-}
-
-/// Returns the numbers of exits, each by the name of its kind.
-pub fn statistics(exits: &[u64; Exit::ALL.len()]) -> Value {
-    let named = Exit::ALL.iter().zip(exits).map(|((_, name), count)| (*name, *count));
-    json!({ "exits": named.collect::<std::collections::BTreeMap<_, _>>() })
 }
 
 #[cfg(test)]

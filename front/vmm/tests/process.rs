@@ -113,6 +113,11 @@ fn statistics_are_printed_when_they_are_asked_for() {
     let output = vmm(&kernel).arg("--statistics").output().unwrap();
     let statistics: Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(statistics["exits"]["port_write"], 2);
+    assert_eq!(statistics["memory"]["bytes"], 64 << 20);
+    let touched = statistics["memory"]["touched"].as_u64().unwrap();
+    assert!((4096..16 << 20).contains(&touched), "{touched} bytes were touched");
+    assert!(statistics["faults"]["minor"].as_u64().unwrap() > 0, "{statistics}");
+    assert_eq!(statistics["cpu_us"].as_array().unwrap().len(), 1);
 }
 
 #[test]
@@ -269,6 +274,7 @@ fn a_client_runs_stops_and_ends_the_machine() {
     client.execute("cont");
     assert_eq!(client.event(), "RESUME");
     while client.exits() == 0 {}
+    while client.execute("slipway-statistics")["cpu_us"][0] == 0 {}
     // The next client takes the place of this one.
     let mut client = Client::connect(&place.path("control"));
     client.execute("stop");

@@ -4,7 +4,9 @@
 //! all threads out of KVM.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::board::Board;
 use crate::cpu::Cpu;
@@ -14,7 +16,24 @@ use crate::{Error, Result, kick};
 /// The threads of all CPUs. Dropping this ends them.
 pub struct Cpus {
     seats: Seats,
-    threads: Vec<(kick::Thread, JoinHandle<()>)>,
+    threads: Vec<Thread>,
+}
+
+/// The thread of a CPU.
+struct Thread {
+    target: kick::Thread,
+    handle: JoinHandle<()>,
+    /// The processor time in microseconds that the thread had used when it ended.
+    used: Arc<AtomicU64>,
+}
+
+impl Thread {
+    /// Returns the processor time that the thread has used.
+    fn time(&self) -> Duration {
+        // The thread stores its time before its clock stops.
+        let now = self.target.time();
+        now.max(Duration::from_micros(self.used.load(Ordering::Relaxed)))
+    }
 }
 
 impl Cpus {
@@ -35,18 +54,22 @@ impl Cpus {
             let (seats, board) = (all.seats.clone(), Arc::clone(board));
             let (tell, told) = std::sync::mpsc::sync_channel(1);
             let begin = begin.clone();
+            let used = Arc::new(AtomicU64::new(0));
+            let its = Arc::clone(&used);
             let run = move || {
                 begin();
                 let _ = tell.send(kick::Thread::current());
                 cpu.run(&board, &seats);
+                let time = kick::Thread::current().time().as_micros();
+                its.store(time as u64, Ordering::Relaxed);
                 seats.leave();
             };
             let builder = std::thread::Builder::new().name(format!("cpu{number}"));
             let handle = builder.spawn(run).map_err(Error::system("starting a CPU's thread"))?;
-            let thread = told.recv().map_err(|_| {
+            let target = told.recv().map_err(|_| {
                 Error::system("starting a CPU's thread")(std::io::Error::other("it ended"))
             })?;
-            all.threads.push((thread, handle));
+            all.threads.push(Thread { target, handle, used });
         }
         Ok(all)
     }
@@ -60,6 +83,11 @@ impl Cpus {
     /// that waits for a function's server leaves when the server has answered.
     pub fn pause(&self) {
         self.set(Wanted::Paused);
+    }
+
+    /// Returns the processor time that each CPU's thread has used, in the guest and for its exits.
+    pub fn times(&self) -> Vec<Duration> {
+        self.threads.iter().map(Thread::time).collect()
     }
 
     /// Returns whether no CPU is in the guest, or serves an exit of it.
@@ -80,15 +108,15 @@ impl Cpus {
     /// Takes CPU `cpu` away: its thread leaves the guest, and waits until it is plugged again.
     pub fn unplug(&self, cpu: u8) {
         self.seats.set_present(cpu.into(), false);
-        if let Some((thread, _)) = self.threads.get(usize::from(cpu)) {
-            thread.kick();
+        if let Some(thread) = self.threads.get(usize::from(cpu)) {
+            thread.target.kick();
         }
     }
 
     fn set(&self, wanted: Wanted) {
         if self.seats.set(wanted) && wanted != Wanted::Running {
-            for (thread, _) in &self.threads {
-                thread.kick();
+            for thread in &self.threads {
+                thread.target.kick();
             }
         }
     }
@@ -102,8 +130,8 @@ fn first(count: u32) -> u32 {
 impl Drop for Cpus {
     fn drop(&mut self) {
         self.set(Wanted::Ended);
-        for (_, thread) in self.threads.drain(..) {
-            let _ = thread.join();
+        for thread in self.threads.drain(..) {
+            let _ = thread.handle.join();
         }
     }
 }
