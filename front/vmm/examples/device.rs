@@ -1,7 +1,8 @@
 //! Plugs functions and CPUs into a running `slipway-vmm`, and removes them, by its control socket:
 //! - `device CONTROL function ID SOCKET` plugs what the vfio-user server at the socket serves;
 //! - `device CONTROL cpu ID NUMBER` plugs a CPU;
-//! - `device CONTROL remove ID` waits until the guest has given the device up.
+//! - `device CONTROL remove ID` waits until the guest has given the device up;
+//! - `device CONTROL cont` lets a machine run that was started with `--paused`.
 //!
 //! Prints the VMM's answers.
 
@@ -63,7 +64,12 @@ fn main() -> Outcome<()> {
             let command = json!({ "execute": "device_del", "arguments": { "id": id } });
             (path, command, None)
         }
-        _ => return Err("device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID".into()),
+        [path, "cont"] => (path, json!({ "execute": "cont" }), None),
+        _ => {
+            return Err(
+                "device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID | cont".into()
+            );
+        }
     };
     let control = UnixStream::connect(path)?;
     let mut lines = BufReader::new(control.try_clone()?);

@@ -217,6 +217,12 @@ impl Client {
 
     /// Runs `device_add` with a connection to the server at `socket`.
     fn plug(&mut self, name: &str, socket: &Path) -> Value {
+        self.begin_to_plug(name, socket);
+        self.answer()
+    }
+
+    /// Sends `device_add` with a connection to the server at `socket`.
+    fn begin_to_plug(&mut self, name: &str, socket: &Path) {
         let arguments = json!({ "driver": "vfio-user-pci", "id": name });
         let command = json!({ "execute": "device_add", "arguments": arguments });
         let connection = UnixStream::connect(socket).unwrap();
@@ -227,7 +233,6 @@ impl Client {
         let line = format!("{command}\n");
         let (control, bytes) = (self.lines.get_ref(), [IoSlice::new(line.as_bytes())]);
         rustix::net::sendmsg(control, &bytes, &mut attached, SendFlags::empty()).unwrap();
-        self.answer()
     }
 
     fn unplug(&mut self, name: &str) -> Value {
@@ -437,6 +442,36 @@ fn cpus_come_and_go() {
 fn add_without_a_descriptor() -> String {
     let arguments = json!({ "driver": "vfio-user-pci", "id": "e" });
     json!({ "execute": "device_add", "arguments": arguments }).to_string()
+}
+
+#[test]
+fn a_server_that_says_nothing_holds_up_nobody() {
+    if !has_kvm("a_server_that_says_nothing_holds_up_nobody") {
+        return;
+    }
+    let place = Place::new();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let (disk, silent, control) = (place.path("disk"), place.path("silent"), place.path("control"));
+    let server = ramdisk::serve(disk.to_str().unwrap(), &reactor).unwrap();
+    let _silent = UnixListener::bind(&silent).unwrap();
+    let mut command = vmm(&place.kernel(counts_for_ever()));
+    command.arg("--control").arg(&control).args(["--slots", "2"]).stdout(Stdio::null());
+    let mut running = Running(command.spawn().unwrap());
+    let mut client = Client::connect(&control);
+    client.begin_to_plug("silent", &silent);
+    assert_eq!(client.execute("query-status")["running"], true);
+    let removal = client.unplug("silent");
+    assert!(removal["error"]["desc"].is_string(), "it is not there yet: {removal}");
+    assert_eq!(client.plug("disk", &disk)["return"], json!({ "function": 1 }));
+    // This guest never ejects what it is asked for.
+    for _ in 0..3 {
+        assert_eq!(client.unplug("disk")["return"], json!({}));
+    }
+    let before = client.exits();
+    while client.exits() == before {}
+    client.execute("quit");
+    assert_eq!(running.0.wait().unwrap().code(), Some(0));
+    server.close();
 }
 
 #[test]
