@@ -339,6 +339,9 @@ fn functions_come_and_go() {
     let disks = ["a", "b", "c"].map(|name| place.path(name));
     let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
     let servers = disks.each_ref().map(serve);
+    // Connections that are refused before anybody speaks to the server.
+    let unused = place.path("unused");
+    let _unused = UnixListener::bind(&unused).unwrap();
     let control = place.path("control");
     let mut command = vmm(&place.kernel(common::events()));
     command.arg("--control").arg(&control).args(["--slots", "2"]).stdout(Stdio::piped());
@@ -358,7 +361,7 @@ fn functions_come_and_go() {
     for _ in 0..3 {
         assert_eq!(client.plug("a", &disks[0])["return"], json!({ "function": 0 }));
         prints(b"4p\xf4.");
-        error(&client.plug("a", &disks[1]), "already");
+        error(&client.plug("a", &unused), "already");
         assert_eq!(client.unplug("a")["return"], json!({}));
         prints(b"4e\xff.");
         assert_eq!(client.event(), "DEVICE_DELETED");
@@ -366,11 +369,13 @@ fn functions_come_and_go() {
     }
     // The bus is full, until one of them has left.
     assert_eq!(client.plug("a", &disks[0])["return"]["function"], 0);
-    assert_eq!(client.plug("b", &disks[1])["return"]["function"], 1);
-    error(&client.plug("c", &disks[2]), "2 slots");
+    let answer = client.plug("b", &disks[1]);
+    assert_eq!(answer["return"]["function"], 1, "{answer}");
+    error(&client.plug("c", &unused), "2 slots");
     client.unplug("b");
     assert_eq!(client.event(), "DEVICE_DELETED");
-    assert_eq!(client.plug("c", &disks[2])["return"]["function"], 1);
+    let answer = client.plug("c", &disks[2]);
+    assert_eq!(answer["return"]["function"], 1, "{answer}");
     // What is no server harms nobody.
     client.unplug("a");
     assert_eq!(client.event(), "DEVICE_DELETED");
@@ -380,7 +385,8 @@ fn functions_come_and_go() {
     error(&client.plug("d", &silent), "function 0: ");
     hanging_up.join().unwrap();
     error(&client.ask(&add_without_a_descriptor()), "descriptor");
-    assert_eq!(client.plug("d", &disks[0])["return"]["function"], 0);
+    let answer = client.plug("d", &disks[0]);
+    assert_eq!(answer["return"]["function"], 0, "{answer}");
     client.execute("system_powerdown");
     assert_eq!(running.0.wait().unwrap().code(), Some(0));
     servers.iter().for_each(|server| server.close());
