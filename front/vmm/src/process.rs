@@ -261,6 +261,7 @@ impl Process {
                 self.board().press_power_button();
                 Ok(json!({}))
             }
+            Command::Functions => Ok(self.functions.list()),
             Command::Cpus => Ok(self.hot_cpus.list(self.board())),
             Command::Plug { name } | Command::PlugCpu { name, .. } if self.has_device(&name) => {
                 Err(format!("there is a device {name:?} already"))

@@ -3,7 +3,7 @@
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
 //! `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`; of
-//! Slipway's own `slipway-statistics` and `slipway-reconnect`. Events: `STOP`, `RESUME`,
+//! Slipway's own `slipway-functions`, `slipway-statistics` and `slipway-reconnect`. Events: `STOP`, `RESUME`,
 //! `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own `SLIPWAY_FUNCTION_LOST`.
 
 use serde::Deserialize;
@@ -46,6 +46,8 @@ pub enum Command {
         /// Its name.
         name: String,
     },
+    /// List the functions behind sockets.
+    Functions,
     /// List the CPUs that the machine can have.
     Cpus,
     /// Use the connection that came with the command for this function, which has lost its own.
@@ -90,6 +92,7 @@ pub fn parse(line: &[u8]) -> Request {
         "stop" => Ok(Command::Stop),
         "system_powerdown" => Ok(Command::PowerDown),
         "quit" => Ok(Command::Quit),
+        "slipway-functions" => Ok(Command::Functions),
         "slipway-statistics" => Ok(Command::Statistics),
         "device_add" => device_add(&arguments),
         "query-hotpluggable-cpus" => Ok(Command::Cpus),

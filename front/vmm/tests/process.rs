@@ -470,8 +470,11 @@ fn a_server_that_says_nothing_holds_up_nobody() {
     assert!(removal["error"]["desc"].is_string(), "it is not there yet: {removal}");
     assert_eq!(client.plug("disk", &disk)["return"], json!({ "function": 1 }));
     // This guest never ejects what it is asked for.
+    let expected = |leaving: bool| json!([{ "function": 1, "id": "disk", "connected": true, "leaving": leaving }]);
+    assert_eq!(client.execute("slipway-functions"), expected(false));
     for _ in 0..3 {
         assert_eq!(client.unplug("disk")["return"], json!({}));
+        assert_eq!(client.execute("slipway-functions"), expected(true));
     }
     let before = client.exits();
     while client.exits() == before {}

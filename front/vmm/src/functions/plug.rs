@@ -28,6 +28,20 @@ pub(super) struct Leaving {
 }
 
 impl Functions {
+    /// Returns the functions that are on the bus: number, name, whether the server is connected, and
+    /// whether the guest has been asked to give the function up.
+    pub fn list(&self) -> Value {
+        let describe = |(number, function): (&usize, &Function)| {
+            json!({
+                "function": number,
+                "id": function.name,
+                "connected": function.attached.lost().is_none(),
+                "leaving": function.leaving.is_some(),
+            })
+        };
+        self.all.iter().map(describe).collect()
+    }
+
     /// Returns whether there is a function `name`, or one that comes or goes.
     pub fn has(&self, name: &str) -> bool {
         let mut names = self.all.values().map(|function| &function.name);
