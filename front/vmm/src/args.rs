@@ -23,15 +23,19 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --initramfs FILE    the initial RAM file system
   --cmdline TEXT      the kernel's command line
   --cpus N            virtual CPUs, 1 to 32 [1]
+  --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
   --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]
   --kvm FILE          the KVM device [/dev/kvm]
   --function FILE     a PCI function: a vfio-user server's socket, or fd:N for a connection to one;
                       the first is PCI device 4; repeatable
+  --slots N           PCI devices, from 4 on, that functions can be plugged into and removed from
+                      while the guest runs, 0 to 28 [0]
   --agent FILE        a socket whose client is connected to the guest's port slipway.agent; made at
                       the path, or fd:N for a listening socket
   --control FILE      a socket that speaks QMP, made or inherited like --agent's
   --paused            do not run the guest before the command `cont`
-  --statistics        at the end, print the number of exits of each kind to standard error
+  --statistics        at the end, print exits by kind, CPU time, page faults and touched memory to
+                      standard error
   --name NAME         the machine's name in messages [vm]
   --help, --version   print this text, or the version
 
@@ -46,6 +50,8 @@ Status: 0 when the guest powered off, 3 when it reset the machine, 4 after a pan
 pub struct Args {
     pub name: String,
     pub cpus: u32,
+    pub max_cpus: u32,
+    pub slots: u8,
     pub kvm: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
     pub kernel: Option<OwnedFd>,
@@ -102,6 +108,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
         match name.as_str() {
             "name" => args.name = text(value()?)?,
             "cpus" => args.cpus = number(value()?, "--cpus")?,
+            "max-cpus" => args.max_cpus = number(value()?, "--max-cpus")?,
+            "slots" => args.slots = number(value()?, "--slots")?,
             "memory" => args.memory = Some(memory(value()?)?),
             "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
             "kernel" => args.kernel = Some(open(&value()?, "the kernel", false)?),
@@ -121,6 +129,9 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
     }
     if args.kernel.is_none() {
         return Err("--kernel is missing; --help lists the options".into());
+    }
+    if args.max_cpus == 0 {
+        args.max_cpus = args.cpus;
     }
     if args.kvm.is_none() {
         args.kvm = Some(open(&"/dev/kvm".into(), "KVM", true)?);

@@ -61,15 +61,17 @@ const EVERYWHERE: [c_long; 34] = [
     libc::SYS_write,
 ];
 
-/// Further calls of the event loop: clients, watches of connections, a socket's path that is
-/// removed at the end.
-const EVENTS: [c_long; 10] = [
+/// Further calls of the event loop: clients, watches of connections, the eventfd of a new
+/// function's pin, statistics, a socket's path that is removed at the end.
+const EVENTS: [c_long; 12] = [
     libc::SYS_accept4,
     libc::SYS_dup,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
+    libc::SYS_eventfd2,
+    libc::SYS_getrusage,
     libc::SYS_getsockopt,
     libc::SYS_set_robust_list,
     libc::SYS_setsockopt,

@@ -1,20 +1,21 @@
 //! The functions behind vfio-user sockets, as the event loop serves them.
 
+mod plug;
+
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
 use serde_json::{Value, json};
-use slipway_vmm::Machine;
+use slipway_vmm::board::Board;
+use slipway_vmm::plug::MAX_FUNCTIONS;
 use slipway_vmm::remote::Attached;
+use slipway_vmm::{Chassis, Machine};
 
 use crate::qmp;
 use crate::watch::Watch;
-
-/// The PCI device number of the first function; lower ones belong to the machine's own functions.
-const FIRST_DEVICE: u8 = 4;
-/// The most functions: the devices of the bus from the first one on.
-const MAX_FUNCTIONS: usize = 28;
+use plug::{Leaving, device_of};
 
 /// An event of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,32 +24,76 @@ pub enum Token {
     Ended(usize),
     /// The function's pin was asserted.
     Pin(usize),
-    /// An attempt to connect again is over.
-    Reconnected,
+    /// The work of a thread is over.
+    Outcome,
 }
 
 struct Function {
+    /// The name by which a client removes it.
+    name: String,
     attached: Arc<Attached>,
     /// The end of the connection was reported, and nobody has brought another one.
     lost: bool,
     /// Another connection was brought, and the attempt to use it is not over.
     reconnecting: bool,
+    leaving: Option<Leaving>,
 }
 
-/// The functions, in the order of the command line.
+impl Function {
+    fn new(name: String, attached: Attached) -> Self {
+        let attached = Arc::new(attached);
+        Self { name, attached, lost: false, reconnecting: false, leaving: None }
+    }
+}
+
+/// The functions, by their numbers: function N is the Nth PCI device behind the machine's own ones.
 pub struct Functions {
-    all: Vec<Function>,
-    /// The answers of attempts to connect again, each with its function and request.
-    answers: Arc<Mutex<Vec<Reconnected>>>,
-    /// Counts entries of `answers`.
-    answered: OwnedFd,
+    all: BTreeMap<usize, Function>,
+    /// The numbers of functions that threads connect or take apart, with the functions' names.
+    reserved: BTreeMap<usize, String>,
+    outcomes: Outcomes,
+    chassis: Chassis,
+    board: Arc<Board>,
 }
 
-/// The result of an attempt to connect again.
-struct Reconnected {
-    function: usize,
-    id: Value,
-    outcome: Result<(), String>,
+/// The outcomes of what threads have done, for the event loop.
+struct Outcomes {
+    all: Arc<Mutex<Vec<Outcome>>>,
+    /// Counts entries of `all`.
+    pushed: OwnedFd,
+}
+
+/// The outcome of what a thread has done.
+enum Outcome {
+    /// An attempt to connect a function again, with the client's request.
+    Reconnected { number: usize, id: Value, outcome: Result<(), String> },
+    /// An attempt to connect a new function, with the client's request.
+    Plugged { number: usize, name: String, id: Value, outcome: Result<Attached, String> },
+    /// An ejected function is taken apart.
+    Removed { number: usize, name: String },
+}
+
+impl Outcomes {
+    fn new() -> Result<Self, String> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let pushed = rustix::event::eventfd(0, flags).map_err(|e| format!("eventfd: {e}"))?;
+        Ok(Self { all: Arc::default(), pushed })
+    }
+
+    fn try_clone(&self) -> Result<Self, String> {
+        let pushed = self.pushed.try_clone().map_err(|error| error.to_string())?;
+        Ok(Self { all: Arc::clone(&self.all), pushed })
+    }
+
+    fn push(&self, outcome: Outcome) {
+        self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
+        let _ = rustix::io::write(&self.pushed, &1u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> Vec<Outcome> {
+        let _ = rustix::io::read(&self.pushed, &mut [0; 8]);
+        std::mem::take(&mut *self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
 }
 
 impl Functions {
@@ -57,28 +102,29 @@ impl Functions {
     /// # Errors
     /// The reason why one cannot be added, in one line.
     pub fn new(machine: &Machine, sockets: Vec<OwnedFd>) -> Result<Self, String> {
-        if sockets.len() > MAX_FUNCTIONS {
-            return Err(format!(
-                "{} functions: the bus has room for {MAX_FUNCTIONS}",
-                sockets.len()
-            ));
+        if sockets.len() > usize::from(MAX_FUNCTIONS) {
+            let count = sockets.len();
+            return Err(format!("{count} functions: the bus has room for {MAX_FUNCTIONS}"));
         }
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let answered = rustix::event::eventfd(0, flags).map_err(|e| format!("eventfd: {e}"))?;
-        let numbered = (FIRST_DEVICE..).zip(sockets).enumerate();
-        let attach = numbered.map(|(index, (device, socket))| {
-            let attached = Attached::new(machine, device, index, socket);
-            let attached = Arc::new(attached.map_err(|error| error.to_string())?);
-            Ok(Function { attached, lost: false, reconnecting: false })
+        let attach = sockets.into_iter().enumerate().map(|(number, socket)| {
+            let attached = Attached::new(machine, device_of(number), number, socket);
+            let attached = attached.map_err(|error| error.to_string())?;
+            machine.board().function_present(device_of(number));
+            Ok((number, Function::new(format!("function-{number}"), attached)))
         });
-        let all = attach.collect::<Result<_, String>>()?;
-        Ok(Self { all, answers: Arc::default(), answered })
+        Ok(Self {
+            all: attach.collect::<Result<_, String>>()?,
+            reserved: BTreeMap::new(),
+            outcomes: Outcomes::new()?,
+            chassis: machine.chassis().clone(),
+            board: Arc::clone(machine.board()),
+        })
     }
 
     /// Adds to `watch` what the functions wait for.
     pub fn watch<'a, T: Copy>(&'a self, watch: &mut Watch<'a, T>, token: impl Fn(Token) -> T) {
-        watch.read(self.answered.as_fd(), token(Token::Reconnected));
-        for (index, function) in self.all.iter().enumerate() {
+        watch.read(self.outcomes.pushed.as_fd(), token(Token::Outcome));
+        for (&index, function) in &self.all {
             if !function.lost && !function.reconnecting {
                 watch.read(function.attached.ended(), token(Token::Ended(index)));
             }
@@ -92,27 +138,33 @@ impl Functions {
     pub fn serve(&mut self, token: Token) -> Vec<Vec<u8>> {
         match token {
             Token::Pin(index) => {
-                self.all[index].attached.pin_raised();
+                if let Some(function) = self.all.get(&index) {
+                    function.attached.pin_raised();
+                }
                 Vec::new()
             }
             Token::Ended(index) => {
-                let function = &mut self.all[index];
-                function.lost = function.attached.lost().is_some();
+                if let Some(function) = self.all.get_mut(&index) {
+                    function.lost = function.attached.lost().is_some();
+                }
                 self.lost_event(index).into_iter().collect()
             }
-            Token::Reconnected => self.take_answers(),
+            Token::Outcome => {
+                let outcomes = self.outcomes.take();
+                outcomes.into_iter().flat_map(|outcome| self.finish(outcome)).collect()
+            }
         }
     }
 
     /// Returns an event for each function that has no connection, for a client that has just come.
     pub fn lost_events(&self) -> Vec<Vec<u8>> {
-        let lost = (0..self.all.len()).filter(|&index| self.all[index].lost);
-        lost.filter_map(|index| self.lost_event(index)).collect()
+        let lost = self.all.iter().filter(|(_, function)| function.lost);
+        lost.filter_map(|(&index, _)| self.lost_event(index)).collect()
     }
 
     /// Returns the event of a function that has no connection. Returns `None` if it has one.
     fn lost_event(&self, index: usize) -> Option<Vec<u8>> {
-        let reason = self.all[index].attached.lost()?;
+        let reason = self.all.get(&index)?.attached.lost()?;
         let data = json!({ "function": index, "reason": reason });
         Some(qmp::event("SLIPWAY_FUNCTION_LOST", data))
     }
@@ -127,42 +179,36 @@ impl Functions {
         socket: Option<OwnedFd>,
         id: Value,
     ) -> Result<(), String> {
-        let function = self.all.get_mut(index);
+        let function = self.all.get_mut(&index);
         let function = function.ok_or_else(|| format!("there is no function {index}"))?;
         if function.reconnecting {
             return Err(format!("function {index} is being connected already"));
         }
         let socket = socket.ok_or("slipway-reconnect needs a descriptor with its message")?;
         let attached = Arc::clone(&function.attached);
-        let answers = Arc::clone(&self.answers);
-        let answered = self.answered.try_clone().map_err(|error| error.to_string())?;
-        let run = move || {
+        self.outcomes.spawn("reconnect", move |outcomes| {
             let outcome = attached.reconnect(socket);
-            let mut answers = answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            answers.push(Reconnected { function: index, id, outcome });
-            drop(answers);
-            let _ = rustix::io::write(&answered, &1u64.to_ne_bytes());
-        };
-        let thread = std::thread::Builder::new().name("reconnect".into()).spawn(run);
-        thread.map_err(|error| error.to_string())?;
+            outcomes.push(Outcome::Reconnected { number: index, id, outcome });
+        })?;
         function.reconnecting = true;
         Ok(())
     }
 
-    fn take_answers(&mut self) -> Vec<Vec<u8>> {
-        let _ = rustix::io::read(&self.answered, &mut [0; 8]);
-        let answers = {
-            let mut all = self.answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            std::mem::take(&mut *all)
-        };
-        let mut lines = Vec::new();
-        for Reconnected { function, id, outcome } in answers {
-            lines.push(qmp::answer(&id, outcome.map(|()| json!({}))));
-            let state = &mut self.all[function];
-            (state.lost, state.reconnecting) = (state.attached.lost().is_some(), false);
-            // The client may try again.
-            lines.extend(self.lost_event(function));
+    /// Uses what a thread has done. Returns the lines for the client.
+    fn finish(&mut self, outcome: Outcome) -> Vec<Vec<u8>> {
+        match outcome {
+            Outcome::Reconnected { number, id, outcome } => {
+                if let Some(state) = self.all.get_mut(&number) {
+                    (state.lost, state.reconnecting) = (state.attached.lost().is_some(), false);
+                }
+                // The client may try again.
+                let answer = qmp::answer(&id, outcome.map(|()| json!({})));
+                std::iter::once(answer).chain(self.lost_event(number)).collect()
+            }
+            Outcome::Plugged { number, name, id, outcome } => {
+                self.plugged(number, name, &id, outcome)
+            }
+            Outcome::Removed { number, name } => vec![self.removed(number, &name)],
         }
-        lines
     }
 }

@@ -8,18 +8,20 @@
 //!
 //! Dependencies: `slipway_vmm` is the machine; `lexopt` for the command line (a larger parser would
 //! be a quarter of the program); `serde_json` for QMP; `slipway-peer` to receive descriptors;
-//! `rustix` for system calls.
+//! `rustix` for system calls, `libc` for their numbers and for the one that `rustix` lacks.
 //!
-//! `unsafe` is allowed to take over inherited descriptors by their numbers.
+//! `unsafe` is allowed to take over inherited descriptors by their numbers, and for getrusage(2).
 #![allow(unsafe_code)]
 
 mod args;
 mod control;
+mod cpus;
 mod filter;
 mod functions;
 mod ports;
 mod process;
 mod qmp;
+mod statistics;
 mod stream;
 mod watch;
 

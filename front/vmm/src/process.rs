@@ -5,14 +5,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
-use slipway_vmm::{Config, Machine, Running};
+use slipway_vmm::{Config, Machine, Running, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
+use crate::cpus::HotCpus;
 use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
 use crate::ports::{self, Ports};
 use crate::qmp::{self, Command};
+use crate::statistics;
 use crate::watch::Watch;
 
 /// Exit statuses; the help text lists them.
@@ -57,6 +59,7 @@ pub fn run(args: Args) -> Result<u8, String> {
 struct Process {
     running: Running,
     functions: Functions,
+    hot_cpus: HotCpus,
     ports: Ports,
     control: Option<Control>,
     /// Removes the paths of sockets at the end.
@@ -75,6 +78,8 @@ impl Process {
         let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
         let config = Config {
             cpus: args.cpus,
+            max_cpus: args.max_cpus,
+            slots: args.slots,
             kvm: args.kvm.ok_or(missing)?,
             memory: args.memory.ok_or(missing)?,
             kernel: args.kernel.ok_or(missing)?,
@@ -107,6 +112,7 @@ impl Process {
         Ok(Self {
             running,
             functions,
+            hot_cpus: HotCpus::default(),
             ports,
             control,
             sockets,
@@ -180,6 +186,14 @@ impl Process {
             }
             self.tell(&qmp::event("STOP", json!({})));
         }
+        for device in plug::slots(self.board().ejected_functions()) {
+            self.functions.ejected(device);
+        }
+        for cpu in plug::slots(self.board().ejected_cpus()) {
+            if let Some(line) = self.hot_cpus.ejected(&self.running.cpus, cpu) {
+                self.tell(&line);
+            }
+        }
         self.board().ended()
     }
 
@@ -191,9 +205,15 @@ impl Process {
         self.control.iter_mut().for_each(|control| control.answer(id, outcome.clone()));
     }
 
+    fn has_device(&self, name: &str) -> bool {
+        self.functions.has(name) || self.hot_cpus.has(name)
+    }
+
     /// Carries out a command. Returns whether the process is to end.
     fn execute(&mut self, incoming: Incoming) -> bool {
         let Incoming { request, file } = incoming;
+        // Closing what this process's own launcher sent does not wait.
+        let socket = || -> Option<OwnedFd> { file.map(slipway_peer::Foreign::into_owned) };
         let command = match request.command {
             Ok(command) => command,
             Err(reason) => {
@@ -211,7 +231,7 @@ impl Process {
             }
             Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
             Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
-            Command::Statistics => Ok(qmp::statistics(&self.board().exits())),
+            Command::Statistics => Ok(statistics::collect(&self.running)),
             Command::Continue => {
                 let was_running = self.running.cpus.is_running();
                 self.running.cpus.resume();
@@ -241,10 +261,27 @@ impl Process {
                 self.board().press_power_button();
                 Ok(json!({}))
             }
+            Command::Functions => Ok(self.functions.list()),
+            Command::Cpus => Ok(self.hot_cpus.list(self.board())),
+            Command::Plug { name } | Command::PlugCpu { name, .. } if self.has_device(&name) => {
+                Err(format!("there is a device {name:?} already"))
+            }
+            Command::PlugCpu { name, cpu } => {
+                let Running { cpus, board, .. } = &self.running;
+                self.hot_cpus.plug(cpus, board, name, cpu).map(|()| json!({}))
+            }
+            Command::Plug { name } => match self.functions.plug(name, socket(), request.id.clone())
+            {
+                // Answered when the server has.
+                Ok(()) => return false,
+                Err(reason) => Err(reason),
+            },
+            Command::Unplug { name } if self.hot_cpus.has(&name) => {
+                self.hot_cpus.unplug(&self.running.board, &name).map(|()| json!({}))
+            }
+            Command::Unplug { name } => self.functions.unplug(&name).map(|()| json!({})),
             Command::Reconnect { function } => {
-                // Closing what this process's own launcher sent does not wait.
-                let socket: Option<OwnedFd> = file.map(slipway_peer::Foreign::into_owned);
-                match self.functions.reconnect(function, socket, request.id.clone()) {
+                match self.functions.reconnect(function, socket(), request.id.clone()) {
                     // Answered when the server has.
                     Ok(()) => return false,
                     Err(reason) => Err(reason),
@@ -266,7 +303,7 @@ impl Process {
             self.tell(&line);
         }
         if self.statistics {
-            eprintln!("{}", qmp::statistics(&self.board().exits()));
+            eprintln!("{}", statistics::collect(&self.running));
         }
         match end {
             End::PowerOff => Ok(status::POWER_OFF),

@@ -2,13 +2,13 @@
 //! which drive QEMU can drive this VMM (QEMU, *docs/interop/qmp-spec.rst*).
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
-//! `stop`, `system_powerdown`, `quit`; of Slipway's own `slipway-statistics` and
-//! `slipway-reconnect`. Events: `STOP`, `RESUME`, `GUEST_PANICKED`, `SHUTDOWN`; of Slipway's own
-//! `SLIPWAY_FUNCTION_LOST`.
+//! `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`; of
+//! Slipway's own `slipway-functions`, `slipway-statistics` and `slipway-reconnect`. Events: `STOP`, `RESUME`,
+//! `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own `SLIPWAY_FUNCTION_LOST`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slipway_vmm::board::{End, Exit};
+use slipway_vmm::board::End;
 
 /// A command of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +27,29 @@ pub enum Command {
     PowerDown,
     /// End the process.
     Quit,
-    /// Tell the number of exits of each kind.
+    /// Tell what the machine has used.
     Statistics,
+    /// Add the function behind the connection that came with the command.
+    Plug {
+        /// The name by which it can be removed.
+        name: String,
+    },
+    /// Add a CPU.
+    PlugCpu {
+        /// The name by which it can be removed.
+        name: String,
+        /// The CPU's number.
+        cpu: u8,
+    },
+    /// Ask the guest to give up a function or a CPU.
+    Unplug {
+        /// Its name.
+        name: String,
+    },
+    /// List the functions behind sockets.
+    Functions,
+    /// List the CPUs that the machine can have.
+    Cpus,
     /// Use the connection that came with the command for this function, which has lost its own.
     Reconnect {
         /// The function's number, from 0.
@@ -71,7 +92,11 @@ pub fn parse(line: &[u8]) -> Request {
         "stop" => Ok(Command::Stop),
         "system_powerdown" => Ok(Command::PowerDown),
         "quit" => Ok(Command::Quit),
+        "slipway-functions" => Ok(Command::Functions),
         "slipway-statistics" => Ok(Command::Statistics),
+        "device_add" => device_add(&arguments),
+        "query-hotpluggable-cpus" => Ok(Command::Cpus),
+        "device_del" => device(&arguments, &["id"]).map(|name| Command::Unplug { name }),
         "slipway-reconnect" => {
             let function = arguments.get("function").and_then(Value::as_u64);
             match function.and_then(|number| usize::try_from(number).ok()) {
@@ -82,6 +107,49 @@ pub fn parse(line: &[u8]) -> Request {
         _ => Err(format!("there is no command {execute:?}")),
     };
     Request { id, command }
+}
+
+/// The driver of a function behind a vfio-user socket, as QEMU calls it.
+const FUNCTION_DRIVER: &str = "vfio-user-pci";
+/// The driver of a CPU, as QEMU calls one that has what the host's has.
+pub const CPU_DRIVER: &str = "host-x86_64-cpu";
+/// The longest name of a device in bytes.
+const MAX_NAME: usize = 64;
+
+fn device_add(arguments: &Value) -> Result<Command, String> {
+    match arguments.get("driver").and_then(Value::as_str) {
+        Some(FUNCTION_DRIVER) => {
+            device(arguments, &["driver", "id"]).map(|name| Command::Plug { name })
+        }
+        Some(CPU_DRIVER) => {
+            let name = device(arguments, &["driver", "id", "core-id"])?;
+            let cpu = arguments.get("core-id").and_then(Value::as_u64);
+            let cpu = cpu.and_then(|number| u8::try_from(number).ok());
+            let cpu = cpu.ok_or("the argument 'core-id', a CPU's number, is missing")?;
+            Ok(Command::PlugCpu { name, cpu })
+        }
+        _ => Err(format!("'driver' is {FUNCTION_DRIVER:?} or {CPU_DRIVER:?}")),
+    }
+}
+
+/// Returns the device's name in `arguments`, of which only those of `known` are allowed.
+fn device(arguments: &Value, known: &[&str]) -> Result<String, String> {
+    let mut given = arguments.as_object().into_iter().flat_map(|object| object.keys());
+    if let Some(other) = given.find(|name| !known.contains(&name.as_str())) {
+        return Err(format!("there is no argument {other:?}"));
+    }
+    let name = arguments.get("id").and_then(Value::as_str);
+    let name = name.ok_or("the argument 'id', a name, is missing")?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if !name.starts_with(|first: char| first.is_ascii_alphabetic())
+        || name.len() > MAX_NAME
+        || !name.bytes().all(plain)
+    {
+        return Err(format!(
+            "'id' begins with a letter, and has at most {MAX_NAME} letters, digits, - _ ."
+        ));
+    }
+    Ok(name.to_owned())
 }
 
 fn line(value: &Value) -> Vec<u8> {
@@ -116,6 +184,16 @@ pub fn event(name: &str, data: Value) -> Vec<u8> {
     line(&json!({ "event": name, "data": data, "timestamp": stamp }))
 }
 
+/// Returns the event of a device that is removed.
+pub fn device_deleted(name: &str) -> Vec<u8> {
+    event("DEVICE_DELETED", json!({ "device": name, "path": path(name) }))
+}
+
+/// Returns the path that QEMU would give a device of this name.
+pub fn path(name: &str) -> String {
+    format!("/machine/peripheral/{name}")
+}
+
 /// Returns the event of the machine's end. Returns `None` if the guest has not ended it.
 pub fn shutdown(end: &End) -> Option<Vec<u8>> {
     let reason = match end {
@@ -137,12 +215,6 @@ pub fn status(running: bool) -> Value {
     json!({ "running": running, "status": if running { "running" } else { "paused" } })
 }
 
-/// Returns the numbers of exits, each by the name of its kind.
-pub fn statistics(exits: &[u64; Exit::ALL.len()]) -> Value {
-    let named = Exit::ALL.iter().zip(exits).map(|((_, name), count)| (*name, *count));
-    json!({ "exits": named.collect::<std::collections::BTreeMap<_, _>>() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,8 +225,24 @@ mod tests {
         assert_eq!((request.id, request.command), (json!(7), Ok(Command::Continue)));
         let line = br#"{"execute": "slipway-reconnect", "arguments": {"function": 2}}"#;
         assert_eq!(parse(line).command, Ok(Command::Reconnect { function: 2 }));
+        let line =
+            br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci", "id": "a"}}"#;
+        assert_eq!(parse(line).command, Ok(Command::Plug { name: "a".into() }));
+        let line = br#"{"execute": "device_add",
+            "arguments": {"driver": "host-x86_64-cpu", "id": "c", "core-id": 3}}"#;
+        assert_eq!(parse(line).command, Ok(Command::PlugCpu { name: "c".into(), cpu: 3 }));
+        let line = br#"{"execute": "device_del", "arguments": {"id": "a-1"}}"#;
+        assert_eq!(parse(line).command, Ok(Command::Unplug { name: "a-1".into() }));
         for bad in [
             &b"{}"[..],
+            br#"{"execute": "device_add", "arguments": {"driver": "nvme", "id": "a"}}"#,
+            br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci"}}"#,
+            br#"{"execute": "device_add", "arguments": {"driver": "host-x86_64-cpu", "id": "c"}}"#,
+            br#"{"execute": "device_del", "arguments": {"id": "a", "bus": "pci.0"}}"#,
+            br#"{"execute": "device_del", "arguments": {"id": "1"}}"#,
+            br#"{"execute": "device_del", "arguments": {"id": "a\n"}}"#,
+            br#"{"execute": "device_del", "arguments": "a"}"#,
+            br#"{"execute": "device_del"}"#,
             b"cont",
             br#"{"execute": 1}"#,
             br#"{"execute": "eject"}"#,

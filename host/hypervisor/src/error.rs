@@ -47,6 +47,12 @@ pub enum Error {
         /// The field and its allowed range.
         what: String,
     },
+    /// This VMM cannot do what was asked for.
+    #[error("{what}")]
+    Unsupported {
+        /// The request, and the VMM that can.
+        what: &'static str,
+    },
     /// A file or socket of the VM could not be opened or made.
     #[error("cannot {action} {}: {source}", path.display())]
     File {

@@ -15,6 +15,7 @@ use crate::exit::{StderrTail, exit_of};
 use crate::files::{RemoveOnDrop, elsewhere, listen};
 use crate::process::{Launch, Process};
 use crate::qmp::Qmp;
+use crate::reconnect::Sockets;
 use crate::vm::{LaunchedVm, Supervised};
 use crate::{Accel, Error, LaunchTimes, LeftVm, Result, VmRecord, VmSpec, accel};
 
@@ -29,8 +30,8 @@ pub(crate) trait Program: Clone + Send + Sync + 'static {
     /// The name of the hypervisor, in records and in logs.
     const NAME: &'static str;
 
-    /// Says whether the VMM takes new connections of its functions, by the command
-    /// `slipway-reconnect`.
+    /// Says whether the VMM takes connections of functions while it runs, by the commands
+    /// `slipway-reconnect` and `device_add`.
     const RECONNECTS: bool;
 
     /// Returns the path of the program.
@@ -167,9 +168,9 @@ pub(crate) async fn launch<P: Program>(
     LaunchedVm::new(record, Some(times), accel, qmp, supervised)
 }
 
-/// Returns the sockets from which a VMM gets new connections of its functions.
-fn reconnectable<P: Program>(sockets: &[PathBuf]) -> Vec<PathBuf> {
-    if P::RECONNECTS { sockets.to_vec() } else { Vec::new() }
+/// Returns the sockets from which a VMM gets connections of its functions while it runs.
+fn reconnectable<P: Program>(sockets: &[PathBuf]) -> Option<Sockets> {
+    P::RECONNECTS.then(|| Sockets::new(sockets))
 }
 
 /// Takes over a VMM whose launcher has ended. After an error it continues to run unchanged.

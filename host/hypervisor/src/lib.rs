@@ -23,14 +23,15 @@
 //! end to a process that is not its parent.
 //!
 //! QEMU connects to vfio-user servers itself, before its guest runs, and never again. `slipway-vmm`
-//! gets connections, and new ones whenever it reports one lost (module `reconnect`).
+//! gets connections, new ones whenever it reports one lost (module `reconnect`), and those of
+//! functions that are added while it runs ([`Vm::plug`]).
 //!
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other.
 //!
-//! Not implemented: hot plug, templates and snapshots. Limits: the exit status of a VM that was
-//! taken over is known to its parent only; console text beyond the capacity of a FIFO (64 KiB)
-//! waits in the guest while it has no reader.
+//! Not implemented: hot plug with QEMU, templates and snapshots. Limits: the exit status of a VM
+//! that was taken over is known to its parent only; console text beyond the capacity of a FIFO (64
+//! KiB) waits in the guest while it has no reader.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
 //! user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
@@ -42,6 +43,7 @@
 #![allow(unsafe_code)]
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
@@ -146,11 +148,55 @@ pub trait Vm: Send + Sync {
     /// Resumes the guest's CPUs.
     fn resume(&self) -> BoxFuture<'_, Result<()>>;
 
+    /// Adds the function that the vfio-user server at `socket` serves, under a name of at most 64
+    /// letters, digits, `-`, `_` and `.` that begins with a letter. Returns its PCI address in the
+    /// guest, which has been told of it. The function takes one of [`VmSpec::plug_slots`].
+    ///
+    /// A successor of this launcher does not know the socket, and does not connect the function
+    /// again when its server has ended.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if the name or
+    /// all slots are taken, or the server does not answer as one.
+    fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {
+        let _ = (name, socket);
+        Box::pin(std::future::ready(no_hot_plug()))
+    }
+
+    /// Adds CPU `cpu` under such a name, and tells the guest. The first one that can be added has
+    /// the number [`VmSpec::cpus`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if the name is
+    /// taken, or the machine cannot have the CPU or has it.
+    fn plug_cpu<'a>(&'a self, name: &'a str, cpu: u32) -> BoxFuture<'a, Result<()>> {
+        let _ = (name, cpu);
+        Box::pin(std::future::ready(no_hot_plug()))
+    }
+
+    /// Asks the guest to give up the function or CPU `name`, which the guest may ignore. Functions
+    /// that the machine began with are called `function-0` and so on, in the order of
+    /// [`VmSpec::vfio_user_sockets`]. [`VmEvent::Unplugged`] says that a device is gone; until then
+    /// the guest uses it, and may be asked again.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if there is no
+    /// such device.
+    fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
+        let _ = name;
+        Box::pin(std::future::ready(no_hot_plug()))
+    }
+
     /// Kills the process at once. Succeeds if it has ended already.
     fn kill(&self) -> Result<()>;
 
     /// Lets the VM outlive this object. Afterwards the VM can be ended or taken over by its record.
     fn detach(&self);
+}
+
+fn no_hot_plug<T>() -> Result<T> {
+    let what = "only slipway-vmm adds and removes functions and CPUs of a running VM";
+    Err(Error::Unsupported { what })
 }
 
 /// The times at which a launch began and the VM answered: the `vmm` stage of a timeline.
@@ -181,6 +227,8 @@ pub enum VmEvent {
     Stopped,
     /// The guest's CPUs run again.
     Resumed,
+    /// The guest has given up the function or CPU of this name; a function's connection has ended.
+    Unplugged(String),
     /// The control channel is closed, because the VM has ended or is broken.
     ControlLost,
 }

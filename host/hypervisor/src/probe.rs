@@ -121,6 +121,8 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         cmdline: Vec::new(),
         agent_socket: directory.join("agent"),
         vfio_user_sockets: Vec::new(),
+        plug_slots: 0,
+        plug_cpus: 0,
         disks: Vec::new(),
         console_log: directory.join("console"),
         run_dir: directory.to_owned(),

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,23 +25,50 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The time that the VMM may take to accept a connection.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
+/// The sockets from which a VMM gets connections of its functions, by the functions' numbers.
+/// Clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Sockets(Arc<Mutex<BTreeMap<usize, PathBuf>>>);
+
+impl Sockets {
+    /// Makes the sockets of the functions that a machine begins with.
+    pub(crate) fn new(sockets: &[PathBuf]) -> Self {
+        Self(Arc::new(Mutex::new(sockets.iter().cloned().enumerate().collect())))
+    }
+
+    fn all(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the socket of function `number`, which was plugged. It takes the place of a function
+    /// that was removed.
+    pub(crate) fn insert(&self, number: usize, socket: PathBuf) {
+        self.all().insert(number, socket);
+    }
+
+    fn get(&self, number: usize) -> Option<PathBuf> {
+        self.all().get(&number).cloned()
+    }
+}
+
 /// Connects functions again whose connections the VMM reports lost, until the control channel ends.
-/// `sockets` are those of the functions, in their order on the bus; a function without one stays
-/// lost.
-pub(crate) async fn reconnect(qmp: Arc<Qmp>, sockets: Vec<PathBuf>) {
+/// A function without a socket stays lost.
+pub(crate) async fn reconnect(qmp: Arc<Qmp>, sockets: Sockets) {
     // The time at which each lost function is given up.
     let mut lost: BTreeMap<usize, Instant> = BTreeMap::new();
     loop {
         let reported =
             if lost.is_empty() { qmp.lost_functions().await } else { qmp.take_lost_functions() };
         let Some(reported) = reported else { return };
-        for index in reported.into_iter().filter(|index| *index < sockets.len()) {
-            tracing::info!(socket = %sockets[index].display(), "connection lost");
+        for index in reported {
+            let Some(socket) = sockets.get(index) else { continue };
+            tracing::info!(socket = %socket.display(), "connection lost");
             lost.entry(index).or_insert_with(|| Instant::now() + PATIENCE);
         }
         for (index, until) in std::mem::take(&mut lost) {
-            match reconnect_one(&qmp, index, &sockets[index]).await {
-                Ok(()) => tracing::info!(socket = %sockets[index].display(), "connected again"),
+            let Some(socket) = sockets.get(index) else { continue };
+            match reconnect_one(&qmp, index, &socket).await {
+                Ok(()) => tracing::info!(socket = %socket.display(), "connected again"),
                 // The VMM has the function already, or reports it lost once more.
                 Err(error @ Error::Refused { .. }) => tracing::warn!(%error, "not connected again"),
                 Err(_) if Instant::now() < until => _ = lost.insert(index, until),

@@ -58,6 +58,13 @@ pub struct VmSpec {
     /// that runs the VM must have write permission on the socket itself; its parent directories may
     /// be closed to that user.
     pub vfio_user_sockets: Vec<PathBuf>,
+    /// The number of functions that can be added while the VM runs ([`crate::Vm::plug`]), beside
+    /// those of [`VmSpec::vfio_user_sockets`]. With any, those of the sockets can be removed, too.
+    /// The guest's start takes longer with each. QEMU has none, whatever this says.
+    pub plug_slots: usize,
+    /// The number of CPUs that can be added while the VM runs ([`crate::Vm::plug_cpu`]), beside
+    /// [`VmSpec::cpus`]. QEMU has none, whatever this says.
+    pub plug_cpus: u32,
     /// Disks that the VMM itself emulates, behind the functions on the bus.
     pub disks: Vec<EmulatedDisk>,
     /// The log of the guest's serial console, at most [`VmSpec::CONSOLE_CAP`] bytes: when it is
@@ -118,13 +125,16 @@ impl VmSpec {
                 "{bytes} bytes of memory: a sandbox needs at least {least} MiB, in whole MiB"
             ));
         }
-        if !(1..=Self::MAX_CPUS).contains(&self.cpus) {
-            return bad(format!("{} CPUs: 1 to {} are possible", self.cpus, Self::MAX_CPUS));
+        let most = self.cpus.saturating_add(self.plug_cpus);
+        if self.cpus == 0 || most > Self::MAX_CPUS {
+            return bad(format!("{most} CPUs: 1 to {} are possible", Self::MAX_CPUS));
         }
         let count = self.vfio_user_sockets.len() + self.disks.len();
+        let count = count.saturating_add(self.plug_slots);
         if count > Self::MAX_FUNCTIONS {
             let most = Self::MAX_FUNCTIONS;
-            return bad(format!("{count} functions and disks: at most {most} fit on the bus"));
+            let what = "functions, disks and slots for more";
+            return bad(format!("{count} {what}: at most {most} fit on the bus"));
         }
         // The name becomes part of option lists, where commas separate.
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -181,6 +191,8 @@ pub(crate) mod tests {
             cmdline: vec!["slipway.debug=1".into()],
             agent_socket: "/run/x/agent".into(),
             vfio_user_sockets: vec!["/run/x/a,b".into(), "/run/x/c".into()],
+            plug_slots: 0,
+            plug_cpus: 0,
             disks: Vec::new(),
             console_log: "/run/x/console".into(),
             run_dir: PathBuf::from("/run/x"),
@@ -193,16 +205,18 @@ pub(crate) mod tests {
     #[test]
     fn impossible_machines_are_refused() {
         spec().check().unwrap();
-        let refused: [fn(&mut VmSpec); 10] = [
+        let refused: [fn(&mut VmSpec); 12] = [
             |s| s.memory = GuestMemory::new(1).unwrap(),
             |s| s.memory = GuestMemory::new((96 << 20) - (1 << 20)).unwrap(),
             |s| s.memory = GuestMemory::new((96 << 20) + 1).unwrap(),
             |s| s.cpus = 0,
             |s| s.cpus = 256,
+            |s| s.plug_cpus = 254,
             |s| s.name = String::new(),
             |s| s.name = "a,debug-threads=on".into(),
             |s| s.name = "a".repeat(129),
             |s| s.vfio_user_sockets = vec!["/x".into(); 25],
+            |s| s.plug_slots = 23,
             |s| s.cmdline = vec!["a\nb".into()],
         ];
         for spoil in refused {

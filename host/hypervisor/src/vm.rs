@@ -1,7 +1,7 @@
 //! A running VMM.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,13 +10,18 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
 use crate::exit::{StderrTail, exit_of};
-use crate::files::remove;
+use crate::files::{connect, elsewhere, remove};
 use crate::process::Process;
 use crate::qmp::Qmp;
-use crate::reconnect::reconnect;
-use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, identity};
+use crate::reconnect::{Sockets, reconnect};
+use crate::{
+    Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec, identity,
+};
 
-/// The time that a command may take. None of our commands makes a VMM wait for anything.
+/// The time that a new function may take: the VMM waits for its server for up to a minute.
+const PLUG_DEADLINE: Duration = Duration::from_secs(70);
+
+/// The time that any other command may take. None makes a VMM wait for anything.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The time that the end of a VM waits for the end of its console's log.
@@ -30,9 +35,9 @@ pub(crate) struct Supervised {
     pub(crate) console: JoinHandle<std::io::Result<()>>,
     /// The paths that were made in the VM's directory.
     pub(crate) made: Vec<PathBuf>,
-    /// The sockets from which the VMM gets new connections of its functions, in their order on the
-    /// bus. Empty if the VMM takes none.
-    pub(crate) functions: Vec<PathBuf>,
+    /// The sockets from which the VMM gets connections of its functions; `None` if it takes none
+    /// while it runs.
+    pub(crate) functions: Option<Sockets>,
 }
 
 /// A VMM that was launched, or left by another launcher.
@@ -41,6 +46,7 @@ pub(crate) struct LaunchedVm {
     times: Option<LaunchTimes>,
     accel: Accel,
     qmp: Arc<Qmp>,
+    functions: Option<Sockets>,
     pidfd: OwnedFd,
     exit: watch::Receiver<Option<VmExit>>,
     detached: AtomicBool,
@@ -62,9 +68,11 @@ impl LaunchedVm {
             }
         };
         let qmp = Arc::new(qmp);
+        let functions = supervised.functions.clone();
         let (ended, exit) = watch::channel(None);
         tokio::spawn(supervise(supervised, Arc::clone(&qmp), ended));
-        Ok(Self { record, times, accel, qmp, pidfd, exit, detached: AtomicBool::new(false) })
+        let detached = AtomicBool::new(false);
+        Ok(Self { record, times, accel, qmp, functions, pidfd, exit, detached })
     }
 
     fn command<'a>(&'a self, name: &'static str) -> BoxFuture<'a, Result<()>> {
@@ -75,10 +83,12 @@ impl LaunchedVm {
 /// Waits for the end of the process, reports it, and removes the files that the VM left.
 async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<Option<VmExit>>) {
     let Supervised { mut process, mut stderr, console, made, functions } = supervised;
-    let reconnects = tokio::spawn(reconnect(Arc::clone(&qmp), functions));
+    let reconnects = functions.map(|sockets| tokio::spawn(reconnect(Arc::clone(&qmp), sockets)));
     // An error here means that the process has ended already; exit_of reports the same.
     let _ = process.exited().await;
-    reconnects.abort();
+    if let Some(task) = reconnects {
+        task.abort();
+    }
     let exit = exit_of(&mut process, &mut stderr, Some(&qmp)).await;
     // The log is complete when the end is reported, unless its disk does not respond.
     let _ = tokio::time::timeout(LOG_DEADLINE, console).await;
@@ -130,6 +140,35 @@ impl Vm for LaunchedVm {
 
     fn resume(&self) -> BoxFuture<'_, Result<()>> {
         self.command("cont")
+    }
+
+    fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {
+        Box::pin(async move {
+            let Some(functions) = &self.functions else { return crate::no_hot_plug() };
+            let path = socket.to_owned();
+            let connection = elsewhere(move || connect(&path)).await?;
+            let number = self.qmp.plug(name, connection, PLUG_DEADLINE).await?;
+            functions.insert(number, socket.to_owned());
+            Ok(VmSpec::function_address(number))
+        })
+    }
+
+    fn plug_cpu<'a>(&'a self, name: &'a str, cpu: u32) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            match &self.functions {
+                Some(_) => self.qmp.plug_cpu(name, cpu, COMMAND_DEADLINE).await,
+                None => crate::no_hot_plug(),
+            }
+        })
+    }
+
+    fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            match &self.functions {
+                Some(_) => self.qmp.unplug(name, COMMAND_DEADLINE).await,
+                None => crate::no_hot_plug(),
+            }
+        })
     }
 
     fn kill(&self) -> Result<()> {

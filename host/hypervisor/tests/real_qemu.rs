@@ -61,6 +61,8 @@ impl Machine {
             cmdline: Vec::new(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
+            plug_slots: 0,
+            plug_cpus: 0,
             disks: Vec::new(),
             console_log: run_dir.join("console"),
             run_dir,
@@ -167,6 +169,10 @@ async fn qemu_is_paused_resumed_and_quits_without_rights() {
     let mut events = vm.events();
     vm.pause().await.unwrap();
     assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Stopped);
+    let refused = vm.plug("more", Path::new("/nowhere")).await.unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    assert!(matches!(vm.plug_cpu("more", 1).await, Err(Error::Unsupported { .. })));
+    assert!(matches!(vm.unplug("more").await, Err(Error::Unsupported { .. })));
     vm.resume().await.unwrap();
     assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Resumed);
     vm.quit().await.unwrap();

@@ -3,6 +3,7 @@
 //! Every access may be hostile. An access that nothing answers reads as all ones and writes
 //! nothing, as on a real bus.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,7 @@ use crate::interrupts::Interrupts;
 use crate::lock::lock;
 use crate::output::Output;
 use crate::pci::Bus;
+use crate::plug::{self, Bank};
 use crate::power::{self, Power};
 use crate::serial::SerialPort;
 use crate::{Error, Result, layout};
@@ -56,18 +58,31 @@ impl Exit {
     ];
 }
 
+/// The parts of a machine that come and go while it runs, by their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// PCI devices.
+    pub functions: Range<u8>,
+    /// CPUs.
+    pub cpus: Range<u8>,
+}
+
 /// The board of a machine.
 pub struct Board {
     interrupts: Arc<Interrupts>,
     serial: Mutex<SerialPort>,
     power: Mutex<Power>,
     pci: Arc<Bus>,
+    /// The PCI devices and CPUs that can be plugged and removed.
+    slots: Slots,
+    functions: Mutex<Bank>,
+    cpus: Mutex<Bank>,
     exits: [AtomicU64; Exit::ALL.len()],
     /// The guest's kernel has reported a panic.
     panicked: AtomicBool,
     end: Mutex<Option<End>>,
-    /// Counts changes of `panicked` and `end`, and CPUs that have stopped, for the thread that
-    /// reports them.
+    /// Counts changes of `panicked` and `end`, ejections, and CPUs that have stopped, for the
+    /// thread that reports them.
     changed: OwnedFd,
 }
 
@@ -75,16 +90,25 @@ pub struct Board {
 const PANICKED: u8 = 1;
 
 impl Board {
-    /// Makes the board. What the serial port sends goes to `console`.
+    /// Makes the board of a machine of which `slots` come and go, and are not there yet. What the
+    /// serial port sends goes to `console`.
     ///
     /// # Errors
     /// [`Error::System`]: no descriptor is left.
-    pub fn new(interrupts: Arc<Interrupts>, pci: Arc<Bus>, console: Arc<Output>) -> Result<Self> {
+    pub fn new(
+        interrupts: Arc<Interrupts>,
+        pci: Arc<Bus>,
+        slots: Slots,
+        console: Arc<Output>,
+    ) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let changed = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
         Ok(Self {
             serial: Mutex::new(SerialPort::new(Arc::clone(&interrupts), console)),
             power: Mutex::default(),
+            slots,
+            functions: Mutex::default(),
+            cpus: Mutex::default(),
             exits: Default::default(),
             panicked: AtomicBool::new(false),
             end: Mutex::default(),
@@ -94,8 +118,8 @@ impl Board {
         })
     }
 
-    /// Returns the descriptor that becomes readable when the guest panics, a CPU has stopped, or
-    /// the machine ends.
+    /// Returns the descriptor that becomes readable when the guest panics or ejects something, a
+    /// CPU has stopped, or the machine ends.
     pub fn changed(&self) -> BorrowedFd<'_> {
         self.changed.as_fd()
     }
@@ -144,8 +168,78 @@ impl Board {
 
     /// Asks the guest to power off, by the power button. The guest may ignore it.
     pub fn press_power_button(&self) {
-        lock(&self.power).announce(power::EVENT_POWER_BUTTON);
+        self.announce(power::EVENT_POWER_BUTTON);
+    }
+
+    fn announce(&self, events: u8) {
+        lock(&self.power).announce(events);
         self.interrupts.pulse(layout::EVENT_PIN);
+    }
+
+    /// Returns the PCI devices and CPUs that can be plugged and removed.
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Notes that a function is on the bus since the start, as PCI device `device`.
+    pub fn function_present(&self, device: u8) {
+        if self.slots.functions.contains(&device) {
+            lock(&self.functions).take(device);
+        }
+    }
+
+    /// Tells the guest that a function has been added to the bus, as PCI device `device`, which is
+    /// one of [`Slots::functions`].
+    pub fn function_plugged(&self, device: u8) {
+        lock(&self.functions).plug(device);
+        self.announce(power::EVENT_FUNCTIONS);
+    }
+
+    /// Asks the guest to give up PCI device `device`, which it may ignore. Once it has ejected the
+    /// device, [`Board::ejected_functions`] returns the device.
+    pub fn ask_for_function(&self, device: u8) {
+        if lock(&self.functions).ask(device) {
+            self.announce(power::EVENT_FUNCTIONS);
+        }
+    }
+
+    /// Returns the PCI devices that the guest has ejected since the last call, a bit each. They are
+    /// off the bus.
+    pub fn ejected_functions(&self) -> u32 {
+        lock(&self.functions).take_ejected()
+    }
+
+    /// Tells the guest that CPU `cpu` is there, which is one of [`Slots::cpus`].
+    pub fn cpu_plugged(&self, cpu: u8) {
+        lock(&self.cpus).plug(cpu);
+        self.announce(power::EVENT_CPUS);
+    }
+
+    /// Asks the guest to give up CPU `cpu`, which it may ignore. Once it has ejected the CPU,
+    /// [`Board::ejected_cpus`] returns the CPU.
+    pub fn ask_for_cpu(&self, cpu: u8) {
+        if lock(&self.cpus).ask(cpu) {
+            self.announce(power::EVENT_CPUS);
+        }
+    }
+
+    /// Returns the CPUs that the guest has ejected since the last call, a bit each.
+    pub fn ejected_cpus(&self) -> u32 {
+        lock(&self.cpus).take_ejected()
+    }
+
+    fn write_functions(&self, offset: u16, data: &[u8]) {
+        let ejected = lock(&self.functions).write(offset, data);
+        if ejected != 0 {
+            plug::slots(ejected).for_each(|device| self.pci.eject(device));
+            self.tell();
+        }
+    }
+
+    fn write_cpus(&self, offset: u16, data: &[u8]) {
+        if lock(&self.cpus).write(offset, data) != 0 {
+            self.tell();
+        }
     }
 
     /// Serves a write to `port`. Returns the cause if the machine ends by it.
@@ -162,6 +256,10 @@ impl Board {
                 power::Effect::PowerOff => return Err(End::PowerOff),
                 power::Effect::Reset => return Err(self.reset()),
             }
+        } else if layout::FUNCTION_SLOTS.contains(&port) {
+            self.write_functions(port - layout::FUNCTION_SLOTS.start, data);
+        } else if layout::CPU_SLOTS.contains(&port) {
+            self.write_cpus(port - layout::CPU_SLOTS.start, data);
         } else if port == layout::PANIC_PORT && data.first().is_some_and(|b| b & PANICKED != 0) {
             self.panicked.store(true, Ordering::Relaxed);
             self.tell();
@@ -176,6 +274,10 @@ impl Board {
             lock(&self.serial).read(port - layout::SERIAL.start, data);
         } else if layout::POWER.contains(&port) {
             lock(&self.power).read(port - layout::POWER.start, data);
+        } else if layout::FUNCTION_SLOTS.contains(&port) {
+            lock(&self.functions).read(port - layout::FUNCTION_SLOTS.start, data);
+        } else if layout::CPU_SLOTS.contains(&port) {
+            lock(&self.cpus).read(port - layout::CPU_SLOTS.start, data);
         } else if let (layout::PANIC_PORT, [first, ..]) = (port, data) {
             *first = PANICKED;
         }
@@ -200,6 +302,10 @@ impl Board {
     pub fn memory_write(&self, address: u64, data: &[u8]) -> Result<(), End> {
         if layout::IOAPIC.contains(&address) {
             let written = self.interrupts.write(address - layout::IOAPIC.start, data);
+            // An edge is lost while its pin is masked: an event may have come before its driver.
+            if lock(&self.power).is_pending() {
+                self.interrupts.pulse(layout::EVENT_PIN);
+            }
             return written.map_err(|error| End::Failed(error.to_string()));
         }
         if layout::ECAM.contains(&address) {

@@ -7,7 +7,7 @@ use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_run, kvm_segment};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::board::{Board, End, Exit};
-use crate::seat::{Seats, Wanted};
+use crate::seat::Seats;
 use crate::{Error, Result, kick, layout};
 
 /// `CR0.PE`: protected mode. The PVH boot protocol starts in it, with paging off.
@@ -53,11 +53,11 @@ impl Cpu {
         let run: *mut kvm_run = self.fd.get_kvm_run();
         // The structure stays mapped until `self` is dropped, behind the guard.
         let _guard = kick::Target::new(run);
-        while seats.may_run() {
+        while seats.may_run(self.number) {
             self.fd.set_kvm_immediate_exit(0);
             // A request that came before the line above has set the state that is read here; one
             // that comes later makes `run` return at once.
-            if !seats.is(Wanted::Running) {
+            if !seats.is_running(self.number) {
                 continue;
             }
             if let Err(end) = self.run_once(board) {

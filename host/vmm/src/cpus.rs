@@ -4,7 +4,9 @@
 //! all threads out of KVM.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::board::Board;
 use crate::cpu::Cpu;
@@ -14,37 +16,60 @@ use crate::{Error, Result, kick};
 /// The threads of all CPUs. Dropping this ends them.
 pub struct Cpus {
     seats: Seats,
-    threads: Vec<(kick::Thread, JoinHandle<()>)>,
+    threads: Vec<Thread>,
+}
+
+/// The thread of a CPU.
+struct Thread {
+    target: kick::Thread,
+    handle: JoinHandle<()>,
+    /// The processor time in microseconds that the thread had used when it ended.
+    used: Arc<AtomicU64>,
+}
+
+impl Thread {
+    /// Returns the processor time that the thread has used.
+    fn time(&self) -> Duration {
+        // The thread stores its time before its clock stops.
+        let now = self.target.time();
+        now.max(Duration::from_micros(self.used.load(Ordering::Relaxed)))
+    }
 }
 
 impl Cpus {
-    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused.
+    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused. Those behind
+    /// the first `present` are not there until they are [plugged](Cpus::plug).
     ///
     /// # Errors
     /// [`Error::System`]: no handler or thread can be made.
     pub fn start(
         cpus: Vec<Cpu>,
+        present: u32,
         board: &Arc<Board>,
         begin: impl Fn() + Clone + Send + 'static,
     ) -> Result<Self> {
         kick::install()?;
-        let mut all = Self { seats: Seats::new(board), threads: Vec::new() };
+        let mut all = Self { seats: Seats::new(board, first(present)), threads: Vec::new() };
         for (number, cpu) in cpus.into_iter().enumerate() {
             let (seats, board) = (all.seats.clone(), Arc::clone(board));
             let (tell, told) = std::sync::mpsc::sync_channel(1);
             let begin = begin.clone();
+            let used = Arc::new(AtomicU64::new(0));
+            let its = Arc::clone(&used);
             let run = move || {
                 begin();
                 let _ = tell.send(kick::Thread::current());
                 cpu.run(&board, &seats);
+                let time = kick::Thread::current().time().as_micros();
+                its.store(time as u64, Ordering::Relaxed);
                 seats.leave();
             };
             let builder = std::thread::Builder::new().name(format!("cpu{number}"));
             let handle = builder.spawn(run).map_err(Error::system("starting a CPU's thread"))?;
-            let thread = told.recv().map_err(|_| {
+            let target = told.recv().map_err(|_| {
                 Error::system("starting a CPU's thread")(std::io::Error::other("it ended"))
             })?;
-            all.threads.push((thread, handle));
+            all.threads.push(Thread { target, handle, used });
         }
         Ok(all)
     }
@@ -60,6 +85,11 @@ impl Cpus {
         self.set(Wanted::Paused);
     }
 
+    /// Returns the processor time that each CPU's thread has used, in the guest and for its exits.
+    pub fn times(&self) -> Vec<Duration> {
+        self.threads.iter().map(Thread::time).collect()
+    }
+
     /// Returns whether no CPU is in the guest, or serves an exit of it.
     pub fn are_parked(&self) -> bool {
         self.seats.parked() == self.threads.len()
@@ -70,20 +100,38 @@ impl Cpus {
         self.seats.is(Wanted::Running)
     }
 
+    /// Adds CPU `cpu`: its thread enters the guest, which starts it by INIT and SIPI.
+    pub fn plug(&self, cpu: u8) {
+        self.seats.set_present(cpu.into(), true);
+    }
+
+    /// Takes CPU `cpu` away: its thread leaves the guest, and waits until it is plugged again.
+    pub fn unplug(&self, cpu: u8) {
+        self.seats.set_present(cpu.into(), false);
+        if let Some(thread) = self.threads.get(usize::from(cpu)) {
+            thread.target.kick();
+        }
+    }
+
     fn set(&self, wanted: Wanted) {
         if self.seats.set(wanted) && wanted != Wanted::Running {
-            for (thread, _) in &self.threads {
-                thread.kick();
+            for thread in &self.threads {
+                thread.target.kick();
             }
         }
     }
 }
 
+/// Returns the bits of the first `count` CPUs, at most 32.
+fn first(count: u32) -> u32 {
+    u32::MAX.checked_shr(32 - count.min(32)).unwrap_or(0)
+}
+
 impl Drop for Cpus {
     fn drop(&mut self) {
         self.set(Wanted::Ended);
-        for (_, thread) in self.threads.drain(..) {
-            let _ = thread.join();
+        for thread in self.threads.drain(..) {
+            let _ = thread.handle.join();
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::ioapic::Ioapic;
 use crate::layout::MIB;
 use crate::loader::{load_initramfs, load_kernel};
 use crate::memory::GuestRam;
+use crate::plug::Bank;
 use crate::power::Power;
 
 fn memfd() -> OwnedFd {
@@ -54,10 +55,11 @@ pub fn loader(data: &[u8]) {
     });
 }
 
-/// Takes `data` for accesses of a guest to the IOAPIC and the power management, four bytes each:
-/// kind, register, and a value of 16 bits.
+/// Takes `data` for accesses of a guest to the IOAPIC, the power management and the slots for hot
+/// plug, four bytes each: kind, register, and a value of 16 bits.
 pub fn registers(data: &[u8]) {
     let (mut ioapic, mut power) = (Ioapic::default(), Power::default());
+    let mut bank = Bank::default();
     for access in data.chunks_exact(4) {
         let [kind, register, low, high] = access.try_into().expect("four bytes");
         let value = u32::from_le_bytes([low, high, low, high]).to_le_bytes();
@@ -72,6 +74,14 @@ pub fn registers(data: &[u8]) {
             5 => drop(power.write(register.into(), &value[..len.min(4)])),
             6 => power.read(register.into(), &mut into[..len]),
             _ => power.announce(low),
+        }
+        match kind >> 7 {
+            0 => bank.read(register.into(), &mut into[..len]),
+            _ => {
+                bank.plug(low);
+                assert_eq!(bank.write(register.into(), &value[..len.min(4)]), bank.take_ejected());
+                bank.ask(high);
+            }
         }
         let _ = ioapic.route(high.into());
         let _ = ioapic.level_pins(low).count();

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use kvm_bindings::kvm_run;
 
@@ -81,6 +82,20 @@ impl Thread {
     pub fn current() -> Self {
         // SAFETY: no preconditions.
         Self(unsafe { libc::pthread_self() })
+    }
+
+    /// Returns the processor time that the thread has used. The thread must not have been joined;
+    /// zero if it has ended.
+    pub fn time(self) -> Duration {
+        let mut clock = 0;
+        // SAFETY: the thread exists, by this method's contract.
+        if unsafe { libc::pthread_getcpuclockid(self.0, &raw mut clock) } != 0 {
+            return Duration::ZERO;
+        }
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is valid for writes. The call fails if the thread has ended meanwhile.
+        unsafe { libc::clock_gettime(clock, &raw mut time) };
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
     /// Sends the signal. The thread must not have been joined.

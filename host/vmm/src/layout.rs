@@ -62,6 +62,10 @@ pub const SERIAL: Range<u16> = 0x3f8..0x400;
 pub const PANIC_PORT: u16 = 0x505;
 /// Registers of the power management: see [`crate::power`].
 pub const POWER: Range<u16> = 0x600..0x608;
+/// Registers of the bus's slots: a bank of [`crate::plug`].
+pub const FUNCTION_SLOTS: Range<u16> = 0x610..0x620;
+/// Registers of the CPUs that can be plugged: a bank of [`crate::plug`].
+pub const CPU_SLOTS: Range<u16> = 0x620..0x630;
 
 /// Pins of the IOAPIC. Linux reads and writes each of them at boot, about a dozen exits a pin.
 pub const PINS: usize = 8;

@@ -21,7 +21,10 @@
 //! checks it, or by nobody. No CPU's thread waits for anything but the server of the function that
 //! its guest accesses.
 //!
-//! Not implemented: hot plug of CPUs, memory and functions; saved state.
+//! Functions and CPUs come and go while the guest runs, by registers ([`plug`]) that the guest's
+//! byte code reads.
+//!
+//! Not implemented: hot plug of memory; saved state.
 //!
 //! Dependencies, all of the rust-vmm project, which Firecracker and Cloud Hypervisor are made of:
 //! `kvm-ioctls` and `kvm-bindings` for KVM's interface, `vmm-sys-util` for the eventfds in that
@@ -56,6 +59,7 @@ pub mod memory;
 pub mod output;
 pub mod own;
 pub mod pci;
+pub mod plug;
 pub mod power;
 pub mod remote;
 pub mod routes;
@@ -63,4 +67,4 @@ pub mod seat;
 mod serial;
 
 pub use error::{Error, Result};
-pub use machine::{Config, Machine, Running};
+pub use machine::{Chassis, Config, Machine, Running};

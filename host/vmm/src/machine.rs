@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
-use crate::board::Board;
+use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
@@ -14,7 +14,7 @@ use crate::memory::GuestRam;
 use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
-use crate::{Error, Result, acpi, cpuid, layout, loader};
+use crate::{Error, Result, acpi, cpuid, layout, loader, plug};
 
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
@@ -27,8 +27,14 @@ const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly reboot=t";
 /// The configuration of a machine. Everything that it uses is an open descriptor.
 #[derive(Debug)]
 pub struct Config {
-    /// The number of virtual CPUs: 1 to [`layout::MAX_CPUS`].
+    /// The number of virtual CPUs at the start: 1 to `max_cpus`.
     pub cpus: u32,
+    /// The largest number of virtual CPUs: up to [`layout::MAX_CPUS`]. Those behind the first ones
+    /// can be plugged and removed while the guest runs.
+    pub max_cpus: u32,
+    /// The number of PCI devices, from [`plug::FIRST_FUNCTION`] on, that can be plugged and removed
+    /// while the guest runs: 0 to [`plug::MAX_FUNCTIONS`].
+    pub slots: u8,
     /// The KVM device.
     pub kvm: OwnedFd,
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
@@ -44,50 +50,16 @@ pub struct Config {
     pub console: OwnedFd,
 }
 
-/// A machine whose CPUs have not run yet.
-pub struct Machine {
+/// The parts of a machine that a function is attached to. Clones are of the same machine.
+#[derive(Clone)]
+pub struct Chassis {
     vm: Arc<VmFd>,
     ram: Arc<GuestRam>,
     interrupts: Arc<Interrupts>,
     pci: Arc<Bus>,
-    board: Arc<Board>,
-    output: Arc<Output>,
-    cpus: Vec<Cpu>,
 }
 
-impl Machine {
-    /// Makes the machine: memory with the kernel in it, interrupt controllers, CPUs, an empty PCI
-    /// bus.
-    ///
-    /// # Errors
-    /// [`Error`]; nothing is left.
-    pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, kvm, memory, kernel, initramfs, command_line, console } = config;
-        if !(1..=layout::MAX_CPUS).contains(&cpus) {
-            let most = layout::MAX_CPUS;
-            return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
-        }
-        let kvm = check(kvm)?;
-        let ram = Arc::new(GuestRam::new(memory)?);
-        let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, cpus)?;
-        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
-        split_interrupt_controller(&vm)?;
-        ram.give_to(&vm)?;
-        let features = cpuid::supported(&kvm)?;
-        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
-        let make_cpu = |number: u32| {
-            let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
-            let features = cpuid::of_cpu(&features, number, cpus, deadline_timer)?;
-            Cpu::new(fd, number, &features, entry)
-        };
-        let cpus = (0..cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
-        let interrupts = Arc::new(Interrupts::new(Arc::new(Routes::new(Arc::clone(&vm)))));
-        let pci = Arc::new(Bus::default());
-        let output = Arc::new(Output::new(console));
-        let board = Board::new(Arc::clone(&interrupts), Arc::clone(&pci), Arc::clone(&output))?;
-        Ok(Self { vm, ram, interrupts, pci, board: Arc::new(board), output, cpus })
-    }
-
+impl Chassis {
     /// Returns KVM's handle of the machine.
     pub fn vm(&self) -> &Arc<VmFd> {
         &self.vm
@@ -98,6 +70,15 @@ impl Machine {
         &self.ram
     }
 
+    /// Returns the bytes of the guest's memory that somebody has touched: the file has no pages for
+    /// the others.
+    pub fn touched(&self) -> u64 {
+        /// Bytes of a block of stat(2).
+        const BLOCK: u64 = 512;
+        let stat = rustix::fs::fstat(self.ram.file());
+        stat.map_or(0, |stat| stat.st_blocks.cast_unsigned() * BLOCK)
+    }
+
     /// Returns the interrupt lines.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.interrupts
@@ -106,6 +87,91 @@ impl Machine {
     /// Returns the PCI bus.
     pub fn pci(&self) -> &Arc<Bus> {
         &self.pci
+    }
+}
+
+/// A machine whose CPUs have not run yet.
+pub struct Machine {
+    chassis: Chassis,
+    board: Arc<Board>,
+    output: Arc<Output>,
+    cpus: Vec<Cpu>,
+    /// The number of CPUs that are there from the start.
+    present: u32,
+}
+
+impl Machine {
+    /// Makes the machine: memory with the kernel in it, interrupt controllers, CPUs, an empty PCI
+    /// bus.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left.
+    pub fn new(config: Config) -> Result<Self> {
+        let Config { cpus, max_cpus, slots, kvm, memory, console, .. } = config;
+        let Config { kernel, initramfs, command_line, .. } = config;
+        if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
+            let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
+            return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
+        }
+        if max_cpus < cpus {
+            let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
+            return Err(Error::Config(what));
+        }
+        if slots > plug::MAX_FUNCTIONS {
+            let most = plug::MAX_FUNCTIONS;
+            return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
+        }
+        let kvm = check(kvm)?;
+        let ram = Arc::new(GuestRam::new(memory)?);
+        let parts = acpi::Parts { cpus, max_cpus, slots, generation: random()? };
+        let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
+        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
+        split_interrupt_controller(&vm)?;
+        ram.give_to(&vm)?;
+        let features = cpuid::supported(&kvm)?;
+        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
+        let make_cpu = |number: u32| {
+            let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
+            let features = cpuid::of_cpu(&features, number, max_cpus, deadline_timer)?;
+            Cpu::new(fd, number, &features, entry)
+        };
+        let slots = Slots {
+            functions: plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + slots,
+            cpus: cpus as u8..max_cpus as u8,
+        };
+        let all = (0..max_cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
+        let interrupts = Arc::new(Interrupts::new(Arc::new(Routes::new(Arc::clone(&vm)))));
+        let pci = Arc::new(Bus::default());
+        let output = Arc::new(Output::new(console));
+        let (its_interrupts, its_pci) = (Arc::clone(&interrupts), Arc::clone(&pci));
+        let board = Board::new(its_interrupts, its_pci, slots, Arc::clone(&output))?;
+        let chassis = Chassis { vm, ram, interrupts, pci };
+        Ok(Self { chassis, board: Arc::new(board), output, cpus: all, present: cpus })
+    }
+
+    /// Returns the parts that functions are attached to.
+    pub fn chassis(&self) -> &Chassis {
+        &self.chassis
+    }
+
+    /// Returns KVM's handle of the machine.
+    pub fn vm(&self) -> &Arc<VmFd> {
+        self.chassis.vm()
+    }
+
+    /// Returns the guest's memory.
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        self.chassis.ram()
+    }
+
+    /// Returns the interrupt lines.
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        self.chassis.interrupts()
+    }
+
+    /// Returns the PCI bus.
+    pub fn pci(&self) -> &Arc<Bus> {
+        self.chassis.pci()
     }
 
     /// Returns the destination of what the guest prints.
@@ -124,8 +190,8 @@ impl Machine {
     /// # Errors
     /// [`Error::System`].
     pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
-        let cpus = Cpus::start(self.cpus, &self.board, begin)?;
-        Ok(Running { cpus, board: self.board, _ram: self.ram })
+        let cpus = Cpus::start(self.cpus, self.present, &self.board, begin)?;
+        Ok(Running { cpus, board: self.board, chassis: self.chassis })
     }
 }
 
@@ -135,8 +201,9 @@ pub struct Running {
     pub cpus: Cpus,
     /// The board.
     pub board: Arc<Board>,
-    /// Mapped for as long as the CPUs run: dropped after them.
-    _ram: Arc<GuestRam>,
+    /// The parts that functions are attached to. The memory stays mapped for as long as the CPUs
+    /// run: it is dropped after them.
+    pub chassis: Chassis,
 }
 
 /// Checks that the descriptor is a KVM that can run the machine.
@@ -167,24 +234,28 @@ fn check(kvm: OwnedFd) -> Result<Kvm> {
     }
 }
 
+fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(Error::system("getrandom"))?;
+    Ok(bytes)
+}
+
 /// Puts all that the guest finds at its start into its memory. Returns the kernel's entry.
 fn load(
     ram: &GuestRam,
     kernel: &OwnedFd,
     initramfs: Option<&OwnedFd>,
     command_line: &str,
-    cpus: u32,
+    parts: &acpi::Parts,
 ) -> Result<u64> {
     let kernel = loader::load_kernel(ram, kernel.as_fd())?;
     let initramfs = match initramfs {
         Some(file) => Some(loader::load_initramfs(ram, file.as_fd(), kernel)?),
         None => None,
     };
-    let mut generation = [0; 16];
-    rustix::rand::getrandom(&mut generation, rustix::rand::GetRandomFlags::empty())
-        .map_err(Error::system("getrandom"))?;
     loader::write_reset_vector(ram)?;
-    let rsdp = acpi::write_tables(&ram.memory(), cpus, generation)?;
+    let rsdp = acpi::write_tables(&ram.memory(), parts)?;
     let command_line = format!("{MACHINE_WORDS} {command_line}");
     loader::write_start_info(ram, &command_line, initramfs, rsdp)?;
     Ok(kernel.entry)

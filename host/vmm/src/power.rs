@@ -31,6 +31,10 @@ const SLEEP_TYPE_SHIFT: u32 = 2;
 pub const EVENT_POWER_BUTTON: u8 = 1 << 0;
 /// The VM's generation ID has changed.
 pub const EVENT_GENERATION: u8 = 1 << 1;
+/// Slots of the bus have changed ([`crate::plug`]).
+pub const EVENT_FUNCTIONS: u8 = 1 << 2;
+/// CPUs were plugged, or are to leave ([`crate::plug`]).
+pub const EVENT_CPUS: u8 = 1 << 3;
 
 /// The action that a write asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +75,11 @@ impl Power {
     /// Marks events as pending. The caller raises the event device's interrupt afterwards.
     pub fn announce(&mut self, events: u8) {
         self.events |= events;
+    }
+
+    /// Returns whether the guest has not read of an event yet.
+    pub fn is_pending(&self) -> bool {
+        self.events != 0
     }
 }
 

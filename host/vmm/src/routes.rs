@@ -26,28 +26,45 @@ const MAX_VECTORS: usize = 4000;
 /// The routes of a machine.
 pub struct Routes {
     vm: Arc<VmFd>,
+    table: Mutex<Table>,
+}
+
+struct Table {
     /// The messages of all GSIs, in their order.
-    table: Mutex<Vec<Option<Message>>>,
+    messages: Vec<Option<Message>>,
+    /// GSIs that were reserved once and are no longer.
+    free: Vec<u32>,
 }
 
 impl Routes {
     /// Makes the table of `vm`, with no message behind any pin.
     pub fn new(vm: Arc<VmFd>) -> Self {
-        Self { vm, table: Mutex::new(vec![None; PINS]) }
+        let table = Table { messages: vec![None; PINS], free: Vec::new() };
+        Self { vm, table: Mutex::new(table) }
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<Option<Message>>> {
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Reserves a GSI for a vector. Returns `None` if there is none left.
     pub fn reserve(&self) -> Option<u32> {
         let mut table = self.table();
-        if table.len() >= PINS + MAX_VECTORS {
+        if let Some(gsi) = table.free.pop() {
+            return Some(gsi);
+        }
+        if table.messages.len() >= PINS + MAX_VECTORS {
             return None;
         }
-        table.push(None);
-        Some(table.len() as u32 - 1)
+        table.messages.push(None);
+        Some(table.messages.len() as u32 - 1)
+    }
+
+    /// Gives back a GSI to which nothing is attached. If KVM keeps its route, it is not used again.
+    pub fn release(&self, gsi: u32) {
+        if self.set(gsi, None).is_ok() {
+            self.table().free.push(gsi);
+        }
     }
 
     /// Sets the message behind `gsi`, or removes it.
@@ -56,11 +73,10 @@ impl Routes {
     /// [`Error::Kvm`].
     pub fn set(&self, gsi: u32, message: Option<Message>) -> Result<()> {
         let mut table = self.table();
-        let Some(entry) = table.get_mut(gsi as usize).filter(|entry| **entry != message) else {
-            return Ok(());
-        };
+        let entry = table.messages.get_mut(gsi as usize).filter(|entry| **entry != message);
+        let Some(entry) = entry else { return Ok(()) };
         *entry = message;
-        let entries = table.iter().zip(0..).filter_map(|(message, gsi)| {
+        let entries = table.messages.iter().zip(0..).filter_map(|(message, gsi)| {
             message.map(|message| kvm_irq_routing_entry {
                 gsi,
                 type_: KVM_IRQ_ROUTING_MSI,

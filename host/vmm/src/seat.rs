@@ -1,6 +1,6 @@
 //! The state of the CPUs, which their threads ask for before each entry to the guest.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::board::Board;
@@ -21,7 +21,9 @@ struct Shared {
     /// A [`Wanted`]. It is stored under the lock of `parked`, so that no CPU misses a change while
     /// it goes to sleep, and read without the lock before each entry to the guest.
     wanted: AtomicU8,
-    /// CPUs that are outside of the guest: they wait, or their threads have ended.
+    /// The CPUs that the machine has at present, a bit each; stored and read as `wanted` is.
+    present: AtomicU32,
+    /// CPUs that are outside of the guest: they wait, are not there, or their threads have ended.
     parked: Mutex<usize>,
     changed: Condvar,
 }
@@ -40,10 +42,12 @@ pub struct Seats {
 }
 
 impl Seats {
-    /// Makes the state of CPUs that are paused. The board is told when one has stopped.
-    pub fn new(board: &Arc<Board>) -> Self {
+    /// Makes the state of CPUs that are paused, of which those in `present`, a bit each, are there.
+    /// The board is told when one has stopped.
+    pub fn new(board: &Arc<Board>, present: u32) -> Self {
         let shared = Shared {
             wanted: AtomicU8::new(Wanted::Paused as u8),
+            present: AtomicU32::new(present),
             parked: Mutex::new(0),
             changed: Condvar::new(),
         };
@@ -63,6 +67,28 @@ impl Seats {
         true
     }
 
+    /// Adds CPU `cpu`, 0 to 31, or takes it away. The caller has to kick it out of the guest then.
+    pub fn set_present(&self, cpu: u32, present: bool) {
+        let parked = self.shared.parked();
+        let bit = 1 << (cpu & 31);
+        if present {
+            self.shared.present.fetch_or(bit, Ordering::SeqCst);
+        } else {
+            self.shared.present.fetch_and(!bit, Ordering::SeqCst);
+        }
+        drop(parked);
+        self.shared.changed.notify_all();
+    }
+
+    fn has(&self, cpu: u32) -> bool {
+        self.shared.present.load(Ordering::SeqCst) >> (cpu & 31) & 1 != 0
+    }
+
+    /// Returns whether CPU `cpu` may be in the guest.
+    pub fn is_running(&self, cpu: u32) -> bool {
+        self.is(Wanted::Running) && self.has(cpu)
+    }
+
     /// Returns whether the state is `wanted`.
     pub fn is(&self, wanted: Wanted) -> bool {
         self.shared.wanted.load(Ordering::SeqCst) == wanted as u8
@@ -73,15 +99,15 @@ impl Seats {
         *self.shared.parked()
     }
 
-    /// Waits, as one CPU, until the state is no longer `Paused`. Returns whether it is `Running`.
-    pub fn may_run(&self) -> bool {
-        if self.is(Wanted::Running) {
+    /// Waits, as CPU `cpu`, until it may be in the guest. Returns `false` if the state is `Ended`.
+    pub fn may_run(&self, cpu: u32) -> bool {
+        if self.is_running(cpu) {
             return true;
         }
         let mut parked = self.shared.parked();
         *parked += 1;
         self.board.tell();
-        while self.is(Wanted::Paused) {
+        while !self.is_running(cpu) && !self.is(Wanted::Ended) {
             parked = self.shared.changed.wait(parked).unwrap_or_else(|p| p.into_inner());
         }
         *parked -= 1;

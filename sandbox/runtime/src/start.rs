@@ -166,6 +166,8 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         cmdline: Vec::new(),
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
+        plug_slots: 0,
+        plug_cpus: 0,
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
         run_dir,

@@ -94,7 +94,15 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         arguments.extend([option.into(), format!("fd:{descriptor}").into()]);
     }
     arguments.extend(["--name".into(), format!("slipway-{}", spec.name).into()]);
+    if spec.plug_slots > 0 {
+        let slots = spec.vfio_user_sockets.len() + spec.plug_slots;
+        arguments.extend(["--slots".into(), slots.to_string().into()]);
+    }
     arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
+    if spec.plug_cpus > 0 {
+        let most = spec.cpus + spec.plug_cpus;
+        arguments.extend(["--max-cpus".into(), most.to_string().into()]);
+    }
     arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
     arguments.push("--paused".into());
     arguments
@@ -134,6 +142,12 @@ mod tests {
         assert!(cmdline.ends_with("random.trust_cpu=on slipway.debug=1"), "{cmdline}");
         assert_eq!(words.last(), Some(&"--paused"));
         assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
+        assert_eq!(value("--slots"), None);
+        let plugs = VmSpec { plug_slots: 3, plug_cpus: 1, ..spec() };
+        let plugs = super::arguments(&plugs, &passed);
+        for option in [["--slots", "5"], ["--max-cpus", "3"]] {
+            assert!(plugs.windows(2).any(|pair| pair == option), "{plugs:?}");
+        }
     }
 
     #[test]

@@ -64,15 +64,21 @@ fn event(name: &str, data: &Value) -> Option<VmEvent> {
         "GUEST_PANICKED" => VmEvent::GuestPanicked,
         "STOP" => VmEvent::Stopped,
         "RESUME" => VmEvent::Resumed,
+        // A device without a name was not added by a command.
+        "DEVICE_DELETED" => VmEvent::Unplugged(data.get("device")?.as_str()?.to_owned()),
         _ => return None,
     })
 }
 
 /// Parses the data of SLIPWAY_FUNCTION_LOST.
 fn lost_function(data: &Value) -> Result<usize, String> {
-    let index = data.get("function").and_then(Value::as_u64);
-    let index = index.and_then(|index| usize::try_from(index).ok());
-    index.filter(|index| *index < VmSpec::MAX_FUNCTIONS).ok_or("no such function is lost".into())
+    function(data).ok_or("no such function is lost".into())
+}
+
+/// Returns the number of a function in an event or an answer.
+pub(super) fn function(data: &Value) -> Option<usize> {
+    let index = usize::try_from(data.get("function")?.as_u64()?).ok()?;
+    (index < VmSpec::MAX_FUNCTIONS).then_some(index)
 }
 
 /// Parses `ShutdownCause` of QEMU's *qapi/run-state.json*.

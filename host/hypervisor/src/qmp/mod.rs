@@ -13,6 +13,7 @@
 //! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
 
+mod functions;
 mod message;
 
 use std::collections::{BTreeSet, HashMap};
@@ -120,21 +121,6 @@ impl Qmp {
         self.execute_within(&Command::named(command), timeout).await
     }
 
-    /// Gives `slipway-vmm` a new connection of the function `index`.
-    pub(crate) async fn reconnect(
-        &self,
-        index: usize,
-        connection: OwnedFd,
-        timeout: Duration,
-    ) -> Result<()> {
-        let command = Command {
-            name: "slipway-reconnect",
-            arguments: Some(json!({ "function": index })),
-            descriptor: Some(connection),
-        };
-        self.execute_within(&command, timeout).await.map(drop)
-    }
-
     async fn execute_within(&self, command: &Command<'_>, timeout: Duration) -> Result<Value> {
         match tokio::time::timeout(timeout, self.execute_unlimited(command)).await {
             Ok(result) => result,
@@ -176,25 +162,6 @@ impl Qmp {
                 sent => return Ok(sent?),
             }
         }
-    }
-
-    /// Waits until connections of functions are reported lost, and takes their indices. Returns
-    /// `None` when the channel is closed. For one caller at a time.
-    pub(crate) async fn lost_functions(&self) -> Option<BTreeSet<usize>> {
-        loop {
-            let lost = self.take_lost_functions()?;
-            if !lost.is_empty() {
-                return Some(lost);
-            }
-            self.shared.lost.notified().await;
-        }
-    }
-
-    /// Takes the indices of the functions that were reported lost so far. Returns `None` when the
-    /// channel is closed.
-    pub(crate) fn take_lost_functions(&self) -> Option<BTreeSet<usize>> {
-        let mut state = self.shared.state();
-        if state.closed.is_some() { None } else { Some(std::mem::take(&mut state.lost)) }
     }
 
     fn register(&self) -> Result<(u64, oneshot::Receiver<Answer>)> {

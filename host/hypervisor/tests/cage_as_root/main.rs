@@ -111,6 +111,8 @@ impl Host {
             cmdline: self.targets.words(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
+            plug_slots: 0,
+            plug_cpus: 0,
             disks: Vec::new(),
             console_log: self.directory.path().join("console"),
             run_dir,

@@ -16,7 +16,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, LeftVm, ShutdownReason, VmSpec, Vmms,
+    Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, LeftVm, ShutdownReason, VmEvent,
+    VmSpec, Vmms,
 };
 use tempfile::TempDir;
 
@@ -66,6 +67,8 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         cmdline: Vec::new(),
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
+        plug_slots: 0,
+        plug_cpus: 0,
         disks: Vec::new(),
         console_log: directory.join("console"),
         run_dir,
@@ -190,6 +193,33 @@ fn a_function_is_connected_again_whoever_the_launcher_is() {
     one.listener.set_nonblocking(true).unwrap();
     assert!(one.listener.accept().is_err());
     drop(first);
+}
+
+#[test]
+fn a_function_is_plugged_connected_again_and_removed() {
+    if is_missing("a_function_is_plugged_connected_again_and_removed") {
+        return;
+    }
+    let directory = directory();
+    let native = SlipwayVmm::new(vmm(directory.path()), directory.path());
+    let spec = VmSpec { plug_slots: 1, plug_cpus: 1, ..spec(directory.path(), &[]) };
+    let server = Server::new(directory.path().join("more"));
+    and_dies(async {
+        let vm = native.launch(&spec).await.unwrap();
+        let mut events = vm.events();
+        let absent = vm.plug("more", &directory.path().join("absent")).await.unwrap_err();
+        assert!(absent.to_string().contains("absent"), "{absent}");
+        assert_eq!(vm.plug("more", &server.path).await.unwrap(), "0000:00:06.0");
+        meanwhile(|| {
+            drop(server.accept("hello 2"));
+            server.accept("again 2")
+        });
+        vm.plug_cpu("cpu", 1).await.unwrap();
+        vm.unplug("more").await.unwrap();
+        while events.recv().await.unwrap() != VmEvent::Unplugged("more".into()) {}
+        vm.quit().await.unwrap();
+        vm.wait().await;
+    });
 }
 
 #[test]

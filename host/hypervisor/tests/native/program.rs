@@ -76,6 +76,26 @@ fn serve(shared: &Shared, client: &UnixStream) {
                 let connection = UnixStream::from(descriptor.unwrap());
                 use_function(shared, index, "again", connection);
             }
+            "device_add" => {
+                let arguments = &request["arguments"];
+                if let Some(connection) = descriptor {
+                    assert_eq!(arguments["driver"], "vfio-user-pci");
+                    assert_eq!(arguments["id"], "more");
+                    use_function(shared, 2, "hello", UnixStream::from(connection));
+                    value = serde_json::json!({ "function": 2 });
+                } else {
+                    assert_eq!(arguments["driver"], "host-x86_64-cpu");
+                    assert_eq!(
+                        (&arguments["id"], &arguments["core-id"]),
+                        (&"cpu".into(), &1.into())
+                    );
+                }
+            }
+            "device_del" => {
+                let data = serde_json::json!({ "device": request["arguments"]["id"] });
+                let event = serde_json::json!({ "event": "DEVICE_DELETED", "data": data });
+                tell(&mut writer, &event);
+            }
             "quit" => {
                 let data = serde_json::json!({ "guest": true, "reason": "guest-reset" });
                 let event = serde_json::json!({ "event": "SHUTDOWN", "data": data });

@@ -48,20 +48,54 @@ impl Bus {
     /// # Errors
     /// [`Error::Config`] if the slot's number is taken or no bus has it, or the window is full.
     pub fn add(&self, slot: Arc<Slot>) -> Result<()> {
-        let number = usize::from(slot.number());
-        {
-            let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let place = slots.get_mut(number).filter(|place| place.is_none());
-            let place = place.ok_or_else(|| {
-                Error::Config(format!("PCI device {number} cannot be added: no such free slot"))
-            })?;
-            *place = Some(Arc::clone(&slot));
-        }
+        self.plug(Arc::clone(&slot))?;
         for (bar, size) in slot.sizes() {
             let address = self.allocate(size)?;
             slot.place(bar, address, &mut |bar, range| self.move_bar(&slot, bar, range));
         }
         Ok(())
+    }
+
+    /// Adds a device whose BARs have no address: the guest gives them some. Linux does so for every
+    /// device that it finds later than at its start, whatever the BARs hold, and it alone knows
+    /// which addresses it has left free.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the slot's number is taken or no bus has it.
+    pub fn plug(&self, slot: Arc<Slot>) -> Result<()> {
+        let number = usize::from(slot.number());
+        let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let place = slots.get_mut(number).filter(|place| place.is_none());
+        let place = place.ok_or_else(|| {
+            Error::Config(format!("PCI device {number} cannot be added: no such free slot"))
+        })?;
+        *place = Some(slot);
+        Ok(())
+    }
+
+    /// Takes device `number` off the bus: no access that begins later reaches it. What KVM does for
+    /// it goes on until [`Bus::close`]. Waits for nobody.
+    pub fn eject(&self, number: u8) {
+        let slot = {
+            let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+            slots.get_mut(usize::from(number)).and_then(Option::take)
+        };
+        if let Some(slot) = slot {
+            self.remove_bars(&slot);
+        }
+    }
+
+    /// Ends what is left of a device that was ejected. Waits for accesses that began before, and so
+    /// for the function's server: call it on a thread of its own.
+    pub fn close(&self, slot: &Arc<Slot>) {
+        slot.close();
+        // An access that began before may have moved a BAR after the ejection.
+        self.remove_bars(slot);
+    }
+
+    fn remove_bars(&self, slot: &Arc<Slot>) {
+        let mut placed = self.placed.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        placed.retain(|placed| !Arc::ptr_eq(&placed.slot, slot));
     }
 
     fn allocate(&self, size: u64) -> Result<u64> {

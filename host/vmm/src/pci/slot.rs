@@ -82,6 +82,8 @@ struct Decoder {
     /// The address of each BAR, or `None` while it answers nowhere.
     ranges: Vec<Option<Range<u64>>>,
     notifications: Vec<Notification>,
+    /// The function is off the bus: its BARs answer nowhere any more.
+    closed: bool,
 }
 
 /// A device of the bus with one function.
@@ -110,7 +112,8 @@ impl Slot {
         let Shape { bars, vectors: source, notifications } = shape;
         let (msix_control, layout) = find_msix(&*backend, &bars).unzip();
         let vectors = layout.map(|layout| Vectors::new(layout, source, interrupts.routes()));
-        let decoder = Decoder { ranges: vec![None; bars.len()], notifications };
+        let ranges = vec![None; bars.len()];
+        let decoder = Decoder { ranges, notifications, closed: false };
         Arc::new(Self {
             number,
             decoder: Mutex::new(decoder),
@@ -155,6 +158,9 @@ impl Slot {
     /// each BAR that answers elsewhere now, before another write can move it again.
     pub(super) fn config_write(&self, offset: u16, from: &[u8], moved: Moved<'_>) {
         let mut decoder = lock(&self.decoder);
+        if decoder.closed {
+            return;
+        }
         self.backend.config_write(offset, from);
         for index in 0..self.bars.len() {
             let range = self.wanted(index);
@@ -197,10 +203,29 @@ impl Slot {
         (start >= PCI_WINDOW.start && end <= PCI_WINDOW.end).then_some(start..end)
     }
 
+    /// Ends all that KVM does for the function, for good. Waits for accesses of CPUs that change
+    /// where the function answers, and so for the function's server: call it on a thread of its
+    /// own.
+    pub(super) fn close(&self) {
+        let mut decoder = lock(&self.decoder);
+        decoder.closed = true;
+        for index in 0..self.bars.len() {
+            self.unregister(&decoder, index);
+            decoder.ranges[index] = None;
+        }
+        decoder.notifications.clear();
+        if let Some(vectors) = &self.vectors {
+            lock(vectors).close();
+        }
+    }
+
     /// Takes over the function's new server: its places for notifications, and interrupts that the
     /// old one may have lost.
     pub fn replace_server(&self, notifications: Vec<Notification>) {
         let mut decoder = lock(&self.decoder);
+        if decoder.closed {
+            return;
+        }
         for index in 0..self.bars.len() {
             self.unregister(&decoder, index);
         }

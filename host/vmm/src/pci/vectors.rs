@@ -102,6 +102,17 @@ impl Vectors {
         self.set_control(MsixControl { enabled: false, masked: false });
     }
 
+    /// Detaches all vectors for good, and gives back what they use of KVM's.
+    pub fn close(&mut self) {
+        self.source = VectorSource::Calls;
+        self.reset();
+        for (_, wired) in std::mem::take(&mut self.wired) {
+            if !wired.attached || self.routes.detach(&wired.eventfd, wired.gsi).is_ok() {
+                self.routes.release(wired.gsi);
+            }
+        }
+    }
+
     fn deliver_unmasked(&mut self) {
         while let Some((_, message)) = self.msix.take_unmasked(self.control) {
             self.routes.send(message);

@@ -24,7 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::interrupts::Interrupts;
 use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
-use crate::{Error, Machine, Result};
+use crate::{Chassis, Error, Machine, Result};
 use config::{Action, Config};
 
 /// The longest time that an access waits for the function's server, a restart of the server
@@ -53,11 +53,35 @@ pub struct Attached {
 
 impl Attached {
     /// Connects the function behind `socket` as PCI device `number` of the machine, the function
-    /// with number `index` in messages.
+    /// with number `index` in messages. Its BARs get addresses.
     ///
     /// # Errors
     /// [`Error::Function`], [`Error::Config`].
     pub fn new(machine: &Machine, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
+        let attached = Self::connect(machine.chassis(), number, index, socket)?;
+        machine.pci().add(Arc::clone(&attached.slot))?;
+        Ok(attached)
+    }
+
+    /// As [`Attached::new`], for a machine that may run: the guest gives the BARs addresses. Waits
+    /// for the server, so call it on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Function`], [`Error::Config`].
+    pub fn plug(chassis: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
+        let attached = Self::connect(chassis, number, index, socket)?;
+        chassis.pci().plug(Arc::clone(&attached.slot))?;
+        Ok(attached)
+    }
+
+    /// Ends what is left of a function that was taken off the bus. Waits for the server, so call it
+    /// on a thread of its own.
+    pub fn close(&self, chassis: &Chassis) {
+        chassis.pci().close(&self.slot);
+        self.remote.interrupts.set_inta(self.remote.number, false);
+    }
+
+    fn connect(machine: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
         let failed = |reason: &dyn ToString| Error::Function { index, reason: reason.to_string() };
         let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
         let function = Arc::new(function);
@@ -84,7 +108,6 @@ impl Attached {
         let shape = Shape { bars, vectors, notifications: notifications(&remote.function) };
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&remote));
         let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
-        machine.pci().add(Arc::clone(&slot))?;
         Ok(Self { remote, slot, pin })
     }
 

@@ -11,6 +11,9 @@ use slipway_vmm::{Config, Machine, Running};
 /// The guest-physical address that guests are loaded at; they are position independent.
 pub const CODE_AT: u32 = 0x10_0000;
 
+/// The slots of each machine for hot plug.
+pub const SLOTS: u8 = 8;
+
 /// Names the bytes of a 32-bit program between two labels. It begins in protected mode, with flat
 /// segments and no stack.
 macro_rules! guest {
@@ -26,7 +29,7 @@ macro_rules! guest {
             ".code64",
             ".popsection",
         );
-        fn $name() -> &'static [u8] {
+        pub(crate) fn $name() -> &'static [u8] {
             unsafe extern "C" {
                 #[link_name = concat!("guest_", stringify!($name))]
                 static START: u8;
@@ -100,6 +103,8 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let config = Config {
         cpus,
+        max_cpus: cpus,
+        slots: SLOTS,
         kvm: kvm.into(),
         memory: memory(64),
         kernel: memfd(&elf(code)),
@@ -137,3 +142,95 @@ impl Guest {
         bytes
     }
 }
+
+// The generic event device's pin leads to vector 0x30. Its handler prints the pending events, then
+// for each plugged function `p` and the first byte of device 4's configuration space, and for each
+// function that is to leave `e` and that byte after it has ejected it, `c` for plugged CPUs and `d`
+// for those that it has ejected, then a full stop. The power button powers off.
+guest!(events:
+    "jmp 1f"
+    ".long 0x100000 + 4f - guest_events" // at 0x100002: the handler
+    ".word 31"                           // at 0x100006: the table of segments
+    ".long 0xb000"
+    ".word 0x1ff"                        // at 0x10000c: the table of interrupts
+    ".long 0xa000"
+    "1: mov esp, 0x8000"
+    "mov eax, [0x100002]"
+    "mov ebx, 0xa000 + 8 * 0x30"         // the gate of vector 0x30
+    "mov word ptr [ebx], ax"
+    "shr eax, 16"
+    "mov word ptr [ebx + 6], ax"
+    "mov word ptr [ebx + 2], 0x10"
+    "mov word ptr [ebx + 4], 0x8e00"
+    "mov ebx, 0xb000"                    // segments 0x10 and 0x18: code and data, flat
+    "mov dword ptr [ebx + 16], 0x0000ffff"
+    "mov dword ptr [ebx + 20], 0x00cf9b00"
+    "mov dword ptr [ebx + 24], 0x0000ffff"
+    "mov dword ptr [ebx + 28], 0x00cf9300"
+    "lgdt [0x100006]"
+    "lidt [0x10000c]"
+    "mov dword ptr [0xfee000f0], 0x1ff"  // the local APIC is on
+    "mov dword ptr [0xfec00000], 0x1b"   // pin 5: upper half, then lower half
+    "mov dword ptr [0xfec00010], 0"
+    "mov dword ptr [0xfec00000], 0x1a"
+    "mov dword ptr [0xfec00010], 0x30"
+    "mov dx, 0x3f8"
+    "mov al, 'r'"
+    "out dx, al"
+    "3: mov esp, 0x8000"                 // a software KVM does not know `iretd`
+    "sti"
+    "hlt"
+    "jmp 3b"
+    "4: mov dx, 0x604"
+    "in al, dx"
+    "mov bl, al"
+    "add al, '0'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov dx, 0x614"                      // plugged
+    "in eax, dx"
+    "test eax, eax"
+    "jz 5f"
+    "mov al, 'p'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov al, [0xe0020000]"
+    "out dx, al"
+    "5: mov dx, 0x618"                   // leaving
+    "in eax, dx"
+    "test eax, eax"
+    "jz 6f"
+    "mov dx, 0x61c"                      // eject
+    "out dx, eax"
+    "mov al, 'e'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov al, [0xe0020000]"
+    "out dx, al"
+    "6: mov dx, 0x624"                   // plugged CPUs
+    "in eax, dx"
+    "test eax, eax"
+    "jz 5f"
+    "mov al, 'c'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "5: mov dx, 0x628"                   // CPUs that are to leave
+    "in eax, dx"
+    "test eax, eax"
+    "jz 6f"
+    "mov dx, 0x62c"                      // eject
+    "out dx, eax"
+    "mov al, 'd'"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "6: mov dx, 0x3f8"
+    "mov al, '.'"
+    "out dx, al"
+    "mov dword ptr [0xfee000b0], 0"      // end of interrupt
+    "test bl, 1"
+    "jz 7f"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "7: jmp 3b"
+);

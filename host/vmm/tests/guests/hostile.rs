@@ -6,12 +6,13 @@
 //! the first one's seed, which a failure prints.
 
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::has_kvm;
 use slipway_reactor::{Reactor, Settings};
-use slipway_vmm::own;
 use slipway_vmm::remote::Attached;
+use slipway_vmm::{Running, own};
 
 // EBP is the state of a generator (x = x * 1664525 + 1013904223), ECX the accesses that are left.
 // Each access takes its kind, address and value from three numbers of it.
@@ -71,12 +72,17 @@ guest!(random:
     "jmp 9f"
     "8: mov al, [edx]"
     "jmp 9f"
-    // Ports: any below 0x800, or the serial port.
+    // Ports: any below 0x800, the registers of hot plug, or the serial port.
     "5: and edx, 0x7ff"
     "test esi, 2"
     "jz 6f"
     "and edx, 7"
     "add edx, 0x3f8"
+    "test esi, 4"
+    "jz 6f"
+    "sub edx, 0x3f8"
+    "shl edx, 2"
+    "add edx, 0x610"
     "6: test esi, 16"
     "jz 7f"
     "test esi, 32"
@@ -136,6 +142,21 @@ fn a_guest_that_accesses_everything_harms_nobody() {
     control.close();
 }
 
+/// Asks the guest to give up its function, and gives it another connection if it has.
+fn replace_if_ejected(running: &Running, function: Attached, socket: &Path) -> Attached {
+    let Running { board, chassis, .. } = running;
+    board.ask_for_function(4);
+    if board.ejected_functions() == 0 {
+        return function;
+    }
+    function.close(chassis);
+    drop(function);
+    let stream = UnixStream::connect(socket).unwrap();
+    let function = Attached::plug(chassis, 4, 0, stream.into()).unwrap();
+    board.function_plugged(4);
+    function
+}
+
 /// Runs one guest, and returns the number of its exits.
 fn run(seed: u32, socket: &std::path::Path) -> u64 {
     let mut code = random().to_vec();
@@ -145,7 +166,8 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     let stream = UnixStream::connect(socket).unwrap();
     let console_function = own::console(&machine).unwrap();
     let rng = own::rng(&machine).unwrap();
-    let function = Attached::new(&machine, 4, 0, stream.into()).unwrap();
+    let mut function = Attached::new(&machine, 4, 0, stream.into()).unwrap();
+    machine.board().function_present(4);
     let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     // A guest may stop its only CPU by an interrupt that it sends itself.
@@ -153,6 +175,7 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     while running.board.ended().is_none() && Instant::now() < give_up {
         std::thread::sleep(Duration::from_millis(1));
         function.pin_raised();
+        function = replace_if_ejected(&running, function, socket);
         console_function.serve(|console| {
             let mut bytes = [0; 64];
             console.port_read(own::AGENT_PORT, &mut bytes);

@@ -4,6 +4,7 @@
 
 #[macro_use]
 mod common;
+mod events;
 mod hostile;
 mod pci;
 #[path = "../../../vfio-user/examples/ramdisk.rs"]

@@ -1,4 +1,4 @@
-//! Ports, resets, pauses and interrupts, as a guest meets them.
+//! Ports, resets and pauses, as a guest meets them.
 
 use crate::common::{has_kvm, start};
 use slipway_vmm::board::End;
@@ -131,63 +131,4 @@ fn a_paused_guest_does_nothing_until_it_is_resumed() {
         std::thread::sleep(std::time::Duration::from_millis(5));
         assert_eq!(count(), stopped, "it runs");
     }
-}
-
-// Waits for the power button: the generic event device's pin leads to vector 0x30, whose handler
-// reads the pending events, prints them and powers off.
-guest!(button:
-    "jmp 1f"
-    ".long 0x100000 + 4f - guest_button" // at 0x100002: the handler
-    ".word 31"                           // at 0x100006: the table of segments
-    ".long 0xb000"
-    ".word 0x1ff"                        // at 0x10000c: the table of interrupts
-    ".long 0xa000"
-    "1: mov esp, 0x8000"
-    "mov eax, [0x100002]"
-    "mov ebx, 0xa000 + 8 * 0x30"         // the gate of vector 0x30
-    "mov word ptr [ebx], ax"
-    "shr eax, 16"
-    "mov word ptr [ebx + 6], ax"
-    "mov word ptr [ebx + 2], 0x10"
-    "mov word ptr [ebx + 4], 0x8e00"
-    "mov ebx, 0xb000"                    // segments 0x10 and 0x18: code and data, flat
-    "mov dword ptr [ebx + 16], 0x0000ffff"
-    "mov dword ptr [ebx + 20], 0x00cf9b00"
-    "mov dword ptr [ebx + 24], 0x0000ffff"
-    "mov dword ptr [ebx + 28], 0x00cf9300"
-    "lgdt [0x100006]"
-    "lidt [0x10000c]"
-    "mov dword ptr [0xfee000f0], 0x1ff"  // the local APIC is on
-    "mov dword ptr [0xfec00000], 0x1b"   // pin 5: upper half, then lower half
-    "mov dword ptr [0xfec00010], 0"
-    "mov dword ptr [0xfec00000], 0x1a"
-    "mov dword ptr [0xfec00010], 0x30"
-    "mov dx, 0x3f8"
-    "mov al, 'r'"
-    "out dx, al"
-    "sti"
-    "3: hlt"
-    "jmp 3b"
-    "4: mov dx, 0x604"
-    "in al, dx"
-    "add al, '0'"
-    "mov dx, 0x3f8"
-    "out dx, al"
-    "mov dword ptr [0xfee000b0], 0"      // end of interrupt
-    "mov dx, 0x600"
-    "mov al, 0x34"
-    "out dx, al"
-    "iretd"
-);
-
-#[test]
-fn the_power_button_interrupts() {
-    if !has_kvm("the_power_button_interrupts") {
-        return;
-    }
-    let mut guest = start(button(), 1);
-    assert_eq!(guest.read(1), b"r");
-    guest.running.board.press_power_button();
-    assert_eq!(guest.read(1), b"1");
-    assert_eq!(guest.end(), End::PowerOff);
 }

@@ -1,8 +1,12 @@
 //! The ACPI tables of the machine: hardware-reduced ACPI (ACPI 6.4, 4.1), so that the guest looks
 //! for none of a PC's old timers, interrupt controllers and ports.
 //!
-//! The byte code (AML) only names devices, and reads one register when the generic event device
-//! interrupts.
+//! The byte code (AML) only names devices, and reads registers when the generic event device
+//! interrupts: which event it was, and which slots it concerns ([`crate::plug`]).
+
+mod plug;
+
+use std::ops::Range;
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -33,6 +37,21 @@ const REVISION: u32 = 1;
 /// PCI devices of a bus.
 const DEVICES: u8 = 32;
 
+/// The parts of the machine that the tables describe, as far as they differ from one to another.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// The number of CPUs that are there from the start.
+    pub cpus: u32,
+    /// The largest number of CPUs: those behind the first can be plugged and removed while the
+    /// guest runs.
+    pub max_cpus: u32,
+    /// The number of PCI devices, from [`crate::plug::FIRST_FUNCTION`] on, that can be plugged and
+    /// removed while the guest runs.
+    pub slots: u8,
+    /// The VM generation ID.
+    pub generation: [u8; 16],
+}
+
 /// `IAPC_BOOT_ARCH` (ACPI 6.4, table 5.10): there is no VGA, no real-time clock.
 const BOOT_FLAGS: u16 = 1 << 2 | 1 << 5;
 
@@ -40,20 +59,27 @@ const BOOT_FLAGS: u16 = 1 << 2 | 1 << 5;
 ///
 /// # Errors
 /// [`Error::Memory`] if the tables do not fit, which no supported configuration makes happen.
-pub fn write_tables(memory: &Memory, cpus: u32, generation: [u8; 16]) -> Result<u64> {
+pub fn write_tables(memory: &Memory, parts: &Parts) -> Result<u64> {
     let mut writer = Writer { memory, next: layout::ACPI.start + 64 };
-    let dsdt = writer.append(&dsdt())?;
+    let dsdt = writer.append(&dsdt(parts))?;
     let fadt = writer.append(&bytes_of(&fadt(dsdt)))?;
-    let madt = writer.append(&bytes_of(&madt(cpus)))?;
+    let madt = writer.append(&bytes_of(&madt(parts)))?;
     let mcfg = writer.append(&bytes_of(&mcfg()))?;
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
     for table in [fadt, madt, mcfg] {
         xsdt.add_entry(table);
     }
     let xsdt = writer.append(&bytes_of(&xsdt))?;
-    put(memory, layout::GENERATION_ID, &generation)?;
+    put(memory, layout::GENERATION_ID, &parts.generation)?;
     put(memory, layout::ACPI.start, &bytes_of(&Rsdp::new(OEM, xsdt)))?;
     Ok(layout::ACPI.start)
+}
+
+impl Parts {
+    /// Returns the CPUs that can be plugged and removed.
+    fn hot_cpus(&self) -> Range<u8> {
+        self.cpus as u8..self.max_cpus as u8
+    }
 }
 
 struct Writer<'a> {
@@ -100,11 +126,14 @@ fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
     fadt.finalize()
 }
 
-fn madt(cpus: u32) -> MADT {
+fn madt(parts: &Parts) -> MADT {
     let apic = LocalInterruptController::Address(layout::LOCAL_APIC as u32);
     let mut madt = MADT::new(OEM, TABLE, REVISION, apic);
-    for cpu in 0..cpus as u8 {
-        madt.add_structure(ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
+    for cpu in 0..parts.max_cpus as u8 {
+        let is_there = u32::from(cpu) < parts.cpus;
+        let status = EnabledStatus::DisabledOnlineCapable;
+        let status = if is_there { EnabledStatus::Enabled } else { status };
+        madt.add_structure(ProcessorLocalApic::new(cpu, cpu, status));
     }
     madt.add_structure(IoApic::new(0, layout::IOAPIC.start as u32, 0));
     madt
@@ -116,9 +145,8 @@ fn mcfg() -> MCFG {
     mcfg
 }
 
-fn dsdt() -> Vec<u8> {
-    let mut code = Vec::new();
-    code.extend(scope());
+fn dsdt(parts: &Parts) -> Vec<u8> {
+    let mut code = scope(parts);
     // \_S5: the sleep type that powers off.
     let off = power::SLEEP_TYPE_OFF;
     Name::new("_S5_".into(), &Package::new(vec![&off])).to_aml_bytes(&mut code);
@@ -127,13 +155,14 @@ fn dsdt() -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-fn scope() -> Vec<u8> {
-    let devices = [host_bridge(), reserved(), serial(), panic(), events(), button(), generation()];
+fn scope(parts: &Parts) -> Vec<u8> {
+    let own = [reserved(), serial(), panic(), button(), generation()].concat();
+    let devices = [host_bridge(parts.slots), own, plug::cpus(parts.hot_cpus()), events(parts)];
     Scope::raw("_SB_".into(), devices.concat())
 }
 
-/// The host bridge: bus 0, the window of BARs, and the pins of the devices' INTA#.
-fn host_bridge() -> Vec<u8> {
+/// The host bridge: bus 0, the window of BARs, the pins of the devices' INTA#, and the slots.
+fn host_bridge(slots: u8) -> Vec<u8> {
     let window = layout::PCI_WINDOW;
     let memory = AddressSpace::new_memory(
         AddressSpaceCacheable::NotCacheable,
@@ -161,6 +190,7 @@ fn host_bridge() -> Vec<u8> {
                 &ResourceTemplate::new(vec![&AddressSpace::new_bus_number(0u16, 0), &memory]),
             ),
             &Name::new("_PRT".into(), &routing),
+            &plug::functions(slots),
         ],
     ))
 }
@@ -216,10 +246,11 @@ fn edge(pin: u8) -> Interrupt {
 }
 
 /// The generic event device: its method reads the pending events and tells the devices concerned.
-fn events() -> Vec<u8> {
+fn events(parts: &Parts) -> Vec<u8> {
     let register = u32::from(layout::POWER.start + power::EVENTS);
     let (button, generation) = (Path::new("\\_SB_.PWRB"), Path::new("\\_SB_.VGEN"));
     let (button_bit, generation_bit) = (power::EVENT_POWER_BUTTON, power::EVENT_GENERATION);
+    let (functions_bit, cpus_bit) = (power::EVENT_FUNCTIONS, power::EVENT_CPUS);
     bytes_of(&Device::new(
         "GED_".into(),
         vec![
@@ -249,6 +280,16 @@ fn events() -> Vec<u8> {
                     &If::new(
                         &Equal::new(&Local(1), &generation_bit),
                         vec![&Notify::new(&generation, &0x80u8)],
+                    ),
+                    &And::new(&Local(1), &Local(0), &functions_bit),
+                    &If::new(
+                        &Equal::new(&Local(1), &functions_bit),
+                        vec![&plug::notify_functions(parts.slots)],
+                    ),
+                    &And::new(&Local(1), &Local(0), &cpus_bit),
+                    &If::new(
+                        &Equal::new(&Local(1), &cpus_bit),
+                        vec![&plug::notify_cpus(parts.hot_cpus())],
                     ),
                 ],
             ),

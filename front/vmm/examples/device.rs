@@ -1,0 +1,85 @@
+//! Plugs functions and CPUs into a running `slipway-vmm`, and removes them, by its control socket:
+//! - `device CONTROL function ID SOCKET` plugs what the vfio-user server at the socket serves;
+//! - `device CONTROL cpu ID NUMBER` plugs a CPU;
+//! - `device CONTROL remove ID` waits until the guest has given the device up;
+//! - `device CONTROL cont` lets a machine run that was started with `--paused`.
+//!
+//! Prints the VMM's answers.
+
+use std::io::{BufRead, BufReader, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use serde_json::{Value, json};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Sends a command, with a descriptor if there is one.
+fn send(control: &UnixStream, command: &Value, file: Option<&UnixStream>) -> Outcome<()> {
+    let line = format!("{command}\n");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut attached = SendAncillaryBuffer::new(&mut space);
+    let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+    if !files.is_empty() {
+        attached.push(SendAncillaryMessage::ScmRights(&files));
+    }
+    let bytes = [IoSlice::new(line.as_bytes())];
+    let sent = rustix::net::sendmsg(control, &bytes, &mut attached, SendFlags::empty())?;
+    if sent < line.len() { Err("the command was cut".into()) } else { Ok(()) }
+}
+
+/// Prints what the VMM says until a line has `key`, and returns the line.
+fn wait(lines: &mut impl BufRead, key: &str) -> Outcome<Value> {
+    loop {
+        let mut line = String::new();
+        if lines.read_line(&mut line)? == 0 {
+            return Err("the VMM has closed the connection".into());
+        }
+        let value: Value = serde_json::from_str(&line)?;
+        if let Some(error) = value.pointer("/error/desc") {
+            return Err(error.to_string().into());
+        }
+        if value.get(key).is_some() {
+            return Ok(value);
+        }
+    }
+}
+
+fn main() -> Outcome<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let add = |arguments| json!({ "execute": "device_add", "arguments": arguments });
+    let (path, command, socket) = match words[..] {
+        [path, "function", id, function] => {
+            let command = add(json!({ "driver": "vfio-user-pci", "id": id }));
+            (path, command, Some(UnixStream::connect(function)?))
+        }
+        [path, "cpu", id, number] => {
+            let number: u8 = number.parse()?;
+            (path, add(json!({ "driver": "host-x86_64-cpu", "id": id, "core-id": number })), None)
+        }
+        [path, "remove", id] => {
+            let command = json!({ "execute": "device_del", "arguments": { "id": id } });
+            (path, command, None)
+        }
+        [path, "cont"] => (path, json!({ "execute": "cont" }), None),
+        _ => {
+            return Err(
+                "device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID | cont".into()
+            );
+        }
+    };
+    let control = UnixStream::connect(path)?;
+    let mut lines = BufReader::new(control.try_clone()?);
+    wait(&mut lines, "QMP")?;
+    send(&control, &json!({ "execute": "qmp_capabilities" }), None)?;
+    wait(&mut lines, "return")?;
+    send(&control, &command, socket.as_ref())?;
+    println!("{}", wait(&mut lines, "return")?);
+    if words[1] == "remove" {
+        println!("{}", wait(&mut lines, "event")?);
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! Hot plug in byte code: a device for each slot, which the guest can eject, and a method that
+//! tells the guest which slots have changed (ACPI 6.4, 5.6.6 *Device Object Notifications*, 6.3.3
+//! *_EJx*). The registers are those of [`crate::plug`].
+
+use std::ops::Range;
+
+use acpi_tables::aml::{
+    And, BufferData, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule,
+    If, Local, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, Return, Store,
+    ZERO,
+};
+use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
+
+use super::bytes_of;
+use crate::layout;
+use crate::plug::FIRST_FUNCTION;
+
+/// Notifications: *Device Check* and *Eject Request*.
+const DEVICE_CHECK: u8 = 1;
+const EJECT_REQUEST: u8 = 3;
+
+/// Names of a bank's parts in the byte code.
+struct Names {
+    /// The scope that holds all of them.
+    scope: &'static str,
+    region: &'static str,
+    /// Registers: there, plugged, leaving, eject.
+    fields: [&'static [u8; 4]; 4],
+    /// The method that notifies.
+    scan: &'static str,
+}
+
+const FUNCTIONS: Names = Names {
+    scope: "\\_SB_.PCI0",
+    region: "PREG",
+    fields: [b"PTHR", b"PPLG", b"PLEV", b"PEJC"],
+    scan: "PSCN",
+};
+
+const CPUS: Names = Names {
+    scope: "\\_SB_",
+    region: "CREG",
+    fields: [b"CTHR", b"CPLG", b"CLEV", b"CEJC"],
+    scan: "CSCN",
+};
+
+impl Names {
+    fn path(&self, field: usize) -> Path {
+        let name = std::str::from_utf8(self.fields[field]).expect("names are ASCII");
+        Path::new(&format!("{}.{name}", self.scope))
+    }
+
+    fn taken(&self) -> Path {
+        self.path(0)
+    }
+
+    fn plugged(&self) -> Path {
+        self.path(1)
+    }
+
+    fn leaving(&self) -> Path {
+        self.path(2)
+    }
+
+    fn eject(&self) -> Path {
+        self.path(3)
+    }
+
+    /// Returns the registers at `port`.
+    fn registers(&self, port: u16) -> Vec<u8> {
+        let entries = self.fields.map(|name| FieldEntry::Named(*name, 32)).into();
+        let (dword, lock) = (FieldAccessType::DWord, FieldLockRule::NoLock);
+        let zeroes = FieldUpdateRule::WriteAsZeroes;
+        let (start, len) = (u32::from(port), u32::from(crate::plug::BANK));
+        let space = OpRegionSpace::SystemIO;
+        let region = OpRegion::new(self.region.into(), space, &start, &len);
+        let field = Field::new(self.region.into(), dword, lock, zeroes, entries);
+        [bytes_of(&region), bytes_of(&field)].concat()
+    }
+
+    /// Returns the method that notifies the objects of `slots` whose bits are set.
+    fn scan(&self, slots: impl Iterator<Item = u8> + Clone, name: fn(u8) -> String) -> Vec<u8> {
+        let notified = |value: u8| {
+            let notify = move |slot: u8| {
+                let object = Path::new(&name(slot));
+                let bit = 1u32 << slot;
+                bytes_of(&If::new(
+                    &And::new(&Local(1), &Local(0), &bit),
+                    vec![&Notify::new(&object, &value)],
+                ))
+            };
+            slots.clone().flat_map(notify).collect::<Vec<_>>()
+        };
+        let code = [
+            bytes_of(&Store::new(&Local(0), &self.plugged())),
+            notified(DEVICE_CHECK),
+            bytes_of(&Store::new(&Local(0), &self.leaving())),
+            notified(EJECT_REQUEST),
+        ];
+        bytes_of(&Method::new(self.scan.into(), 0, true, vec![&Raw(code.concat())]))
+    }
+
+    /// Returns the method of `slot` by which the guest ejects it.
+    fn eject_method(&self, slot: u8) -> Vec<u8> {
+        let bit = 1u32 << slot;
+        bytes_of(&Method::new("_EJ0".into(), 1, false, vec![&Store::new(&self.eject(), &bit)]))
+    }
+
+    /// Returns the call of the method that notifies.
+    fn call(&self) -> Vec<u8> {
+        bytes_of(&MethodCall::new(Path::new(&format!("{}.{}", self.scope, self.scan)), vec![]))
+    }
+}
+
+fn slot_name(device: u8) -> String {
+    format!("S{device:02X}_")
+}
+
+/// Returns the objects of the host bridge: registers, a device for each of `slots` slots, and the
+/// method that notifies them. A slot costs Linux as much as a device at its start, so a machine
+/// without slots has none of this.
+pub fn functions(slots: u8) -> Raw {
+    if slots == 0 {
+        return Raw(Vec::new());
+    }
+    let slots = FIRST_FUNCTION..FIRST_FUNCTION + slots;
+    let registers = FUNCTIONS.registers(layout::FUNCTION_SLOTS.start);
+    let devices = slots.clone().flat_map(function_slot).collect();
+    Raw([registers, devices, FUNCTIONS.scan(slots, slot_name)].concat())
+}
+
+/// A slot of the bus: its address (ACPI 6.4, 6.1.1) and number, and how to eject the function.
+fn function_slot(device: u8) -> Vec<u8> {
+    bytes_of(&Device::new(
+        slot_name(device).as_str().into(),
+        vec![
+            &Name::new("_ADR".into(), &(u32::from(device) << 16)),
+            &Name::new("_SUN".into(), &device),
+            &Raw(FUNCTIONS.eject_method(device)),
+        ],
+    ))
+}
+
+/// Returns the call that notifies slots of the bus.
+pub fn notify_functions(slots: u8) -> Raw {
+    Raw(if slots == 0 { Vec::new() } else { FUNCTIONS.call() })
+}
+
+fn cpu_name(cpu: u8) -> String {
+    format!("C{cpu:02X}_")
+}
+
+/// Returns the objects of `\_SB` for the CPUs that come and go: registers, a device for each, and
+/// the method that notifies them.
+pub fn cpus(cpus: Range<u8>) -> Vec<u8> {
+    if cpus.is_empty() {
+        return Vec::new();
+    }
+    let registers = CPUS.registers(layout::CPU_SLOTS.start);
+    let devices = cpus.clone().flat_map(cpu).collect();
+    [registers, devices, CPUS.scan(cpus, cpu_name)].concat()
+}
+
+/// A processor device (ACPI 6.4, 8.4): whether it is there, and its local APIC as the MADT has it.
+fn cpu(cpu: u8) -> Vec<u8> {
+    /// `_STA`: present, enabled, shown and working (ACPI 6.4, 6.3.7).
+    const THERE: u8 = 0xf;
+    let (bit, taken) = (1u32 << cpu, CPUS.taken());
+    let apic = bytes_of(&ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
+    let status = bytes_of(&Method::new(
+        "_STA".into(),
+        0,
+        false,
+        vec![
+            &And::new(&Local(0), &taken, &bit),
+            &If::new(&Local(0), vec![&Return::new(&THERE)]),
+            &Return::new(&ZERO),
+        ],
+    ));
+    bytes_of(&Device::new(
+        cpu_name(cpu).as_str().into(),
+        vec![
+            &Name::new("_HID".into(), &"ACPI0007"),
+            &Name::new("_UID".into(), &cpu),
+            &Raw(status),
+            &Name::new("_MAT".into(), &BufferData::new(apic)),
+            &Raw(CPUS.eject_method(cpu)),
+        ],
+    ))
+}
+
+/// Returns the call that notifies the CPUs that come and go.
+pub fn notify_cpus(cpus: Range<u8>) -> Raw {
+    Raw(if cpus.is_empty() { Vec::new() } else { CPUS.call() })
+}
+
+/// Code that is complete.
+pub struct Raw(Vec<u8>);
+
+impl acpi_tables::Aml for Raw {
+    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
+        sink.vec(&self.0);
+    }
+}

@@ -1,0 +1,165 @@
+//! The registers of hot plug: the guest reads in them which slots have changed, and ejects what it
+//! has stopped using. The byte code in the ACPI tables uses them ([`crate::acpi`]).
+//!
+//! A bank has a bit for each of 32 slots. All registers have 32 bits; other accesses read zeros and
+//! write nothing.
+//!
+//! | offset | register |
+//! |---|---|
+//! | 0 | slots that are taken |
+//! | 4 | slots that were taken since the last read; reading clears |
+//! | 8 | slots that the guest has been asked to give up since the last read; reading clears |
+//! | 12 | written: slots that the guest gives up. Only those count that it was asked for. |
+
+/// Bytes of a bank.
+pub const BANK: u16 = 16;
+
+/// PCI devices that can be plugged and removed are those from this number on; lower numbers belong
+/// to the machine's own functions.
+pub const FIRST_FUNCTION: u8 = 4;
+/// The most functions that can be on the bus beside the machine's own.
+pub const MAX_FUNCTIONS: u8 = 32 - FIRST_FUNCTION;
+
+/// Offsets of the registers.
+const TAKEN: u16 = 0;
+const PLUGGED: u16 = 4;
+const LEAVING: u16 = 8;
+const EJECT: u16 = 12;
+
+/// A bank of 32 slots, a bit each.
+#[derive(Debug, Default)]
+pub struct Bank {
+    taken: u32,
+    /// Taken since the guest last read it.
+    plugged: u32,
+    /// The guest is to give them up, and has not done so.
+    leaving: u32,
+    /// The part of `leaving` that the guest has not read.
+    untold: u32,
+    /// Given up by the guest, until the host takes them.
+    ejected: u32,
+}
+
+impl Bank {
+    /// Takes a slot, 0 to 31, of which the guest learns otherwise.
+    pub fn take(&mut self, slot: u8) {
+        self.taken |= bit(slot);
+    }
+
+    /// Takes a slot and notes it for the guest. The caller raises the event device's interrupt.
+    pub fn plug(&mut self, slot: u8) {
+        self.take(slot);
+        self.plugged |= bit(slot);
+    }
+
+    /// Asks the guest to give up a slot. Returns `false` if nothing is there. The caller raises the
+    /// event device's interrupt. A guest that was asked before is asked again.
+    pub fn ask(&mut self, slot: u8) -> bool {
+        let asked = self.taken & bit(slot);
+        self.leaving |= asked;
+        self.untold |= asked;
+        asked != 0
+    }
+
+    /// Returns whether a slot is taken.
+    pub fn is_taken(&self, slot: u8) -> bool {
+        self.taken & bit(slot) != 0
+    }
+
+    /// Returns the slots that the guest has given up since the last call, a bit each.
+    pub fn take_ejected(&mut self) -> u32 {
+        std::mem::take(&mut self.ejected)
+    }
+
+    /// Reads the register at byte `offset` of the bank.
+    pub fn read(&mut self, offset: u16, into: &mut [u8]) {
+        into.fill(0);
+        let Ok(into) = <&mut [u8; 4]>::try_from(into) else { return };
+        let value = match offset {
+            TAKEN => self.taken,
+            PLUGGED => std::mem::take(&mut self.plugged),
+            LEAVING => std::mem::take(&mut self.untold),
+            _ => 0,
+        };
+        *into = value.to_le_bytes();
+    }
+
+    /// Writes the register at byte `offset` of the bank. Returns the slots that the guest has given
+    /// up by it, a bit each; they are free.
+    pub fn write(&mut self, offset: u16, from: &[u8]) -> u32 {
+        let (EJECT, Ok(value)) = (offset, <[u8; 4]>::try_from(from)) else { return 0 };
+        let ejected = u32::from_le_bytes(value) & self.leaving;
+        for bits in [&mut self.taken, &mut self.plugged, &mut self.leaving, &mut self.untold] {
+            *bits &= !ejected;
+        }
+        self.ejected |= ejected;
+        ejected
+    }
+}
+
+fn bit(slot: u8) -> u32 {
+    1 << (slot & 31)
+}
+
+/// Returns the slots of a set of bits, ascending.
+pub fn slots(bits: u32) -> impl Iterator<Item = u8> {
+    (0..32).filter(move |&slot| bits & bit(slot) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bank: &mut Bank, offset: u16) -> u32 {
+        let mut bytes = [0xff; 4];
+        bank.read(offset, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn what_has_changed_is_read_once() {
+        let mut bank = Bank::default();
+        bank.take(4);
+        bank.plug(31);
+        assert_eq!(read(&mut bank, TAKEN), 1 << 31 | 1 << 4);
+        assert_eq!((read(&mut bank, PLUGGED), read(&mut bank, PLUGGED)), (1 << 31, 0));
+        assert!(bank.ask(4) && !bank.ask(5), "nothing is in slot 5");
+        assert_eq!((read(&mut bank, LEAVING), read(&mut bank, LEAVING)), (1 << 4, 0));
+        assert!(bank.ask(4));
+        assert_eq!(read(&mut bank, LEAVING), 1 << 4, "it is asked again");
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_ejected() {
+        let mut bank = Bank::default();
+        bank.plug(4);
+        bank.plug(5);
+        let all = u32::MAX.to_le_bytes();
+        assert_eq!(bank.write(EJECT, &all), 0);
+        bank.ask(5);
+        for (offset, bytes) in [(TAKEN, &all[..]), (PLUGGED, &all), (LEAVING, &all)] {
+            assert_eq!(bank.write(offset, bytes), 0);
+        }
+        assert_eq!(bank.write(EJECT, &all[..2]), 0, "not 32 bits");
+        assert_eq!(bank.write(EJECT, &[]), 0);
+        assert_eq!(bank.write(EJECT, &all), 1 << 5);
+        assert_eq!(bank.write(EJECT, &all), 0, "it is gone");
+        assert_eq!((bank.take_ejected(), bank.take_ejected()), (1 << 5, 0));
+        assert_eq!(read(&mut bank, TAKEN), 1 << 4);
+        assert_eq!(read(&mut bank, PLUGGED), 1 << 4);
+        assert!(!bank.is_taken(5) && !bank.ask(5));
+    }
+
+    #[test]
+    fn registers_of_other_widths_read_as_zeros_and_keep_their_values() {
+        let mut bank = Bank::default();
+        bank.plug(0);
+        let mut bytes = [0xff; 8];
+        for len in [0, 1, 2, 8] {
+            bank.read(PLUGGED, &mut bytes[..len]);
+            assert!(bytes[..len].iter().all(|&byte| byte == 0));
+        }
+        assert_eq!(read(&mut bank, PLUGGED + 1), 0);
+        assert_eq!(read(&mut bank, PLUGGED), 1);
+    }
+}
