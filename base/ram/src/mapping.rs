@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
 
 use crate::backing::{self, Backing};
+use crate::late::{Late, LateMemory, NotYet};
 use crate::pages::Pages;
 use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
 
@@ -36,6 +38,8 @@ pub struct Mapping {
     len: usize,
     permissions: Permissions,
     guarded: bool,
+    /// Set if a page may have an earlier user's bytes until it is taken.
+    late: Option<Late>,
     owner: Owner,
 }
 
@@ -101,7 +105,28 @@ impl Mapping {
         let guarded = can_lose_pages || !backing::cannot_shrink(file, offset, len);
         let base = start.cast::<u8>().wrapping_add(head);
         let owner = Owner::File { start, len: whole, granule, bin: bin.clone() };
-        Ok(Self { base, len, permissions, guarded, owner })
+        Ok(Self { base, len, permissions, guarded, late: None, owner })
+    }
+
+    /// Maps `len` bytes at `offset` of late memory, like [`Mapping::file`].
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`]; `InvalidInput` for bytes beyond the memory.
+    pub fn late(
+        memory: &Arc<LateMemory>,
+        offset: u64,
+        len: usize,
+        permissions: Permissions,
+        bin: &Bin,
+    ) -> std::io::Result<Self> {
+        let start = usize::try_from(offset).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+        let within = start.checked_add(len).is_some_and(|end| end <= memory.len());
+        if !within {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        let mut mapping = Self::file(memory.file(), offset, len, permissions, bin)?;
+        mapping.late = Some(Late { memory: Arc::clone(memory), offset: start });
+        Ok(mapping)
     }
 
     /// Returns `len` zeroed bytes of heap, for unit tests and bounce buffers.
@@ -114,6 +139,7 @@ impl Mapping {
             len,
             permissions: Permissions::READ_WRITE,
             guarded: false,
+            late: None,
             owner: Owner::Heap { words },
         }
     }
@@ -154,6 +180,35 @@ impl Mapping {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "span out of mapping");
         // SAFETY: the assertion keeps the address within the mapping.
         unsafe { self.base.add(offset) }
+    }
+
+    /// Takes late memory for an access that is to happen now or later. Never waits: the caller
+    /// comes back if the memory is busy.
+    #[inline]
+    pub(crate) fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
+        match &self.late {
+            None => Ok(()),
+            Some(late) => late.memory.take(late.offset + offset, len),
+        }
+    }
+
+    /// Takes late memory for an access. Waits while another thread writes the zeros of a granule.
+    #[inline]
+    pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> bool {
+        match &self.late {
+            None => true,
+            Some(late) => late.memory.take_patiently(late.offset + offset, len).is_ok(),
+        }
+    }
+
+    /// Copies from `offset` into `into`, of memory that may not have been taken. Returns `false` if
+    /// the memory is gone.
+    #[inline]
+    pub(crate) fn look(&self, offset: usize, into: &mut [u8]) -> bool {
+        match &self.late {
+            None => self.read(offset, into),
+            Some(late) => late.memory.read(late.offset + offset, self, offset, into),
+        }
     }
 
     /// Copies from `offset` into `into`. Returns `false` if the memory is gone.
