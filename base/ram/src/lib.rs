@@ -54,8 +54,12 @@ mod copy;
 mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod gate;
 mod lasting;
 mod late;
+mod late_files;
+#[cfg(any(test, feature = "fuzz"))]
+mod late_model;
 mod map;
 mod mapping;
 mod pages;
@@ -66,8 +70,10 @@ mod window;
 mod tests;
 
 pub use fetch::{fetch, fetch_to_write};
+pub use gate::{GRANULE, NotYet};
 pub use lasting::{Lasting, Snapshots};
-pub use late::{GRANULE, Granules, LateFiles, LateMemory, NotYet};
+pub use late::{Granules, LateMemory};
+pub use late_files::LateFiles;
 pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use pages::unmap;

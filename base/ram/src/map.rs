@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use arc_swap::ArcSwap;
 use slipway_peer::Bin;
 
-use crate::late::{LateMemory, NotYet};
+use crate::gate::NotYet;
+use crate::late::LateMemory;
 use crate::{Access, Fault, Mapping, Permissions, Remote, Span, pages};
 
 /// Maximum number of regions of one client: QEMU needs a few dozen; the cap bounds the memory that
@@ -67,7 +68,7 @@ impl Region {
     /// accesses bytes which nobody was given finds zeros.
     ///
     /// # Errors
-    /// As for [`Mapping::late`].
+    /// As for [`Mapping::file`]; `InvalidInput` for bytes beyond the memory.
     pub fn late(
         memory: &Arc<LateMemory>,
         offset: u64,
@@ -76,7 +77,7 @@ impl Region {
         bin: &Bin,
     ) -> std::io::Result<Self> {
         let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
-        let mapping = Mapping::late(memory, offset, size, permissions, bin)?;
+        let mapping = memory.map((offset, size), permissions, bin)?;
         Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
     }
 

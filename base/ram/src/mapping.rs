@@ -2,13 +2,12 @@
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
 
 use crate::backing::{self, Backing};
-use crate::late::{Late, LateMemory, NotYet};
+use crate::gate::{Late, NotYet};
 use crate::pages::Pages;
 use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
 
@@ -108,25 +107,10 @@ impl Mapping {
         Ok(Self { base, len, permissions, guarded, late: None, owner })
     }
 
-    /// Maps `len` bytes at `offset` of late memory, like [`Mapping::file`].
-    ///
-    /// # Errors
-    /// As for [`Mapping::file`]; `InvalidInput` for bytes beyond the memory.
-    pub fn late(
-        memory: &Arc<LateMemory>,
-        offset: u64,
-        len: usize,
-        permissions: Permissions,
-        bin: &Bin,
-    ) -> std::io::Result<Self> {
-        let start = usize::try_from(offset).map_err(|_| std::io::ErrorKind::InvalidInput)?;
-        let within = start.checked_add(len).is_some_and(|end| end <= memory.len());
-        if !within {
-            return Err(std::io::ErrorKind::InvalidInput.into());
-        }
-        let mut mapping = Self::file(memory.file(), offset, len, permissions, bin)?;
-        mapping.late = Some(Late { memory: Arc::clone(memory), offset: start });
-        Ok(mapping)
+    /// Puts the mapping behind a gate.
+    pub(crate) fn behind(mut self, late: Late) -> Self {
+        self.late = Some(late);
+        self
     }
 
     /// Returns `len` zeroed bytes of heap, for unit tests and bounce buffers.
@@ -188,7 +172,7 @@ impl Mapping {
     pub(crate) fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         match &self.late {
             None => Ok(()),
-            Some(late) => late.memory.take(late.offset + offset, len),
+            Some(late) => late.take(offset, len),
         }
     }
 
@@ -197,17 +181,26 @@ impl Mapping {
     pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> bool {
         match &self.late {
             None => true,
-            Some(late) => late.memory.take_patiently(late.offset + offset, len).is_ok(),
+            Some(late) => late.take_patiently(offset, len).is_ok(),
         }
     }
 
-    /// Copies from `offset` into `into`, of memory that may not have been taken. Returns `false` if
-    /// the memory is gone.
+    /// Copies from `offset` into `into`, of memory that may not have been taken: that reads as
+    /// zeros. Returns `false` if the memory is gone.
     #[inline]
     pub(crate) fn look(&self, offset: usize, into: &mut [u8]) -> bool {
         match &self.late {
             None => self.read(offset, into),
-            Some(late) => late.memory.read(late.offset + offset, self, offset, into),
+            Some(late) => late.parts(offset, into.len(), |part, taken| {
+                let start = offset + part.start;
+                match taken {
+                    true => self.read(start, &mut into[part]),
+                    false => {
+                        into[part].fill(0);
+                        true
+                    }
+                }
+            }),
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Config {
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
     /// memory.
     pub memory: OwnedFd,
+    /// The connection to the pool that gave the memory, if a pool did.
+    pub lease: Option<OwnedFd>,
     /// The kernel: an uncompressed ELF with a PVH entry.
     pub kernel: OwnedFd,
     /// The initial RAM file system.
@@ -62,13 +64,16 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, kvm, memory, kernel, initramfs, command_line, console } = config;
+        let Config { cpus, kvm, memory, lease, kernel, initramfs, command_line, console } = config;
         if !(1..=layout::MAX_CPUS).contains(&cpus) {
             let most = layout::MAX_CPUS;
             return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
         }
         let kvm = check(kvm)?;
-        let ram = Arc::new(GuestRam::new(memory)?);
+        let ram = Arc::new(match lease {
+            Some(connection) => GuestRam::leased(memory, connection)?,
+            None => GuestRam::new(memory)?,
+        });
         let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, cpus)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;

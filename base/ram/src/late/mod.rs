@@ -3,26 +3,23 @@
 //! A [`LateMemory`] is a file in memory whose pages may still hold the bytes of an earlier user. It
 //! is cut into granules of [`GRANULE`] bytes, and a table has the state of each (see `states`). The
 //! three parties that may meet a page first all go by the table:
-//! - a device of this process: a [`Region`](crate::Region) of late memory takes the granules of an
-//!   access before the access. A span is taken when it is pinned, and needs no check later, since a
-//!   clean granule stays clean;
+//! - a device of this process: a region of late memory takes the granules of an access before the
+//!   access. A span is taken when it is pinned, and needs no check later, since a clean granule
+//!   stays clean;
 //! - the user's process, which has the file mapped under userfaultfd(2): the server of its faults
 //!   calls [`LateMemory::take`] before it lets a fault go on;
 //! - a thread that zeroes ahead of both, [`LateMemory::zero_ahead`].
 //!
 //! A thread that finds a granule busy, because another one is writing its zeros, is told so
-//! ([`Fault::Busy`](crate::Fault::Busy)) where it can come back: at [`View::pin`](crate::View::pin),
-//! the way of data. A read never waits: a granule that nobody was given reads as zeros. The small
-//! writes of a device (words, ring entries, structures) wait for the other thread, which writes 64
-//! KiB and makes no system call meanwhile. Threads that zero ahead must therefore not do so at idle
-//! priority (they may wait for their turn at it).
+//! ([`Fault::Busy`](crate::Fault::Busy)) where it can come back: at
+//! [`View::pin`](crate::View::pin), the way of data. A read never waits: a granule that nobody was
+//! given reads as zeros. The small writes of a device (words, ring entries, structures) wait for
+//! the other thread, which writes 64 KiB and makes no system call meanwhile. Threads that zero
+//! ahead must therefore not do so at idle priority, at which they may wait for a CPU.
 //!
 //! The table lies in a memfd, so that it can outlive this process together with the file. A granule
 //! that was busy when its process ended is dirty ([`LateMemory::of_predecessor`]).
 
-mod files;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod model;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -37,28 +34,16 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-pub use files::LateFiles;
 use outside::{AtomicU8, Ordering};
 use rustix::fs::FallocateFlags;
+use slipway_peer::Bin;
 use states::Taken;
 
+use crate::gate::{GRANULE, Gate, Late, NotYet};
 use crate::{Lasting, Mapping, Permissions, pages};
 
-/// The size in bytes of the parts that are zeroed as a whole. A power of two, and a divisor of the
-/// size of a huge page.
-pub const GRANULE: usize = 64 << 10;
-
-/// What a granule is filled from, a page at a time so that it stays in the processor's first cache.
+/// The bytes that fill a granule: a page of them, which stays in the processor's first cache.
 static ZEROS: [u8; 4096] = [0; 4096];
-
-/// A reason for which bytes of late memory cannot be used now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotYet {
-    /// Another thread is writing the zeros of a granule; try again.
-    Busy,
-    /// A page cannot be had: no huge page is free.
-    Gone,
-}
 
 /// The number of granules in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,6 +173,24 @@ impl LateMemory {
         (offset / GRANULE).min(end)..end
     }
 
+    /// Maps `len` bytes at `offset` as a region of a client's memory.
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`]; `InvalidInput` for bytes beyond the memory.
+    pub(crate) fn map(
+        self: &Arc<Self>,
+        (offset, len): (u64, usize),
+        permissions: Permissions,
+        bin: &Bin,
+    ) -> io::Result<Mapping> {
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if start.checked_add(len).is_none_or(|end| end > self.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mapping = Mapping::file(self.file(), offset, len, permissions, bin)?;
+        Ok(mapping.behind(Late { gate: self.clone(), offset: start }))
+    }
+
     /// Takes all granules of `offset..offset + len` for their user: writes zeros into those that
     /// are dirty. Never waits.
     ///
@@ -217,43 +220,6 @@ impl LateMemory {
             }
         }
         Ok(())
-    }
-
-    /// Does what [`LateMemory::take`] does, and lets other threads finish what they are zeroing.
-    pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> Result<(), NotYet> {
-        let mut tries = 0u32;
-        loop {
-            match self.take(offset, len) {
-                Err(NotYet::Busy) if tries < 1000 => std::hint::spin_loop(),
-                Err(NotYet::Busy) => std::thread::yield_now(),
-                other => return other,
-            }
-            tries = tries.saturating_add(1);
-        }
-    }
-
-    /// Copies from `offset` of the file into `into` through `mapping`, whose byte `at` that is. A
-    /// granule that was not given to anybody reads as zeros. Returns `false` if the memory is gone.
-    pub(crate) fn read(
-        &self,
-        offset: usize,
-        mapping: &Mapping,
-        at: usize,
-        into: &mut [u8],
-    ) -> bool {
-        let mut done = 0;
-        while done < into.len() {
-            let granule = (offset + done) / GRANULE;
-            let part = ((granule + 1) * GRANULE - (offset + done)).min(into.len() - done);
-            let bytes = &mut into[done..done + part];
-            match self.states().get(granule) {
-                Some(state) if !states::is_clean(state) => bytes.fill(0),
-                _ if mapping.read(at + done, bytes) => {}
-                _ => return false,
-            }
-            done += part;
-        }
-        true
     }
 
     /// Zeroes granule `number` if it is dirty and nobody else is at it. Returns whether it did.
@@ -298,10 +264,20 @@ impl LateMemory {
     }
 
     /// Makes the memory ready for another user, after the last one and everything that it began are
-    /// gone: what the last user was given is dirty. The exclusive borrow tells that no region and no
-    /// thread of this process uses the memory; that no other process does is the caller's part.
+    /// gone: what the last user was given is dirty. The exclusive borrow tells that no region and
+    /// no thread of this process uses the memory; that no other process does is the caller's part.
     pub fn recycle(&mut self) {
         self.states().iter().for_each(states::recycle);
+    }
+}
+
+impl Gate for LateMemory {
+    fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
+        LateMemory::take(self, offset, len)
+    }
+
+    fn is_taken(&self, number: usize) -> bool {
+        self.states().get(number).is_none_or(states::is_clean)
     }
 }
 
@@ -313,11 +289,4 @@ fn granules_of(file: &OwnedFd) -> io::Result<usize> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     Ok(size / GRANULE)
-}
-
-/// Late memory at a place of a mapping.
-pub(crate) struct Late {
-    pub(crate) memory: Arc<LateMemory>,
-    /// The offset in the file of the mapping's first byte.
-    pub(crate) offset: usize,
 }

@@ -1,7 +1,7 @@
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::{Access, DmaMap, Fault, Memory, Region, View};
+use crate::{Access, DmaMap, Fault, LateFiles, Memory, Region, View};
 
 fn file(granules: usize) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

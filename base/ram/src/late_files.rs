@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use slipway_peer::Bin;
 
-use super::LateMemory;
-use crate::{Permissions, Region};
+use crate::{LateMemory, Permissions, Region};
 
 /// The late memory of a process, found by the file that a client passes. Clones share it.
 ///
@@ -33,8 +32,8 @@ impl LateFiles {
         self.lock().retain(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(memory)));
     }
 
-    /// Returns the late memory of `file`, or `None` if the file is another's. Never blocks, whatever
-    /// the file is.
+    /// Returns the late memory of `file`, or `None` if the file is another's. Never blocks,
+    /// whatever the file is.
     pub fn find(&self, file: BorrowedFd<'_>) -> Option<Arc<LateMemory>> {
         let all = self.lock();
         if all.is_empty() || !slipway_peer::is_memory_file(file) {
@@ -48,8 +47,8 @@ impl LateFiles {
         memory.find(|memory| identity(memory.file().as_fd()) == Some(wanted))
     }
 
-    /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`], and as
-    /// late memory if it is that.
+    /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`], and
+    /// as late memory if it is that.
     ///
     /// # Errors
     /// As for [`Region::of_peer`], and for [`Region::late`].
