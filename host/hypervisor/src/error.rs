@@ -47,6 +47,9 @@ pub enum Error {
         /// The field and its allowed range.
         what: String,
     },
+    /// The pool gave no memory.
+    #[error("memory of the pool: {0}")]
+    Pool(#[from] slipway_pool_wire::WireError),
     /// A file or socket of the VM could not be opened or made.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
