@@ -1,5 +1,6 @@
 //! Entry points of the fuzz targets.
 
+pub use crate::late_model::late_memory;
 use crate::{Access, DmaMap, Fault, Region, Removed, Span};
 
 /// Bytes of address space that the model covers at the bottom, and as many at the top.

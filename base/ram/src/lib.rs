@@ -17,6 +17,10 @@
 //! - [`Lasting`] is no guest's memory but this process's own, for the state that the next process
 //!   needs to go on.
 //!
+//! Memory may be recycled and not zeroed yet ([`LateMemory`]): each access through [`Memory`] or a
+//! new span takes its granules first, so that a device finds zeros where nobody has written. Other
+//! memory pays one branch for it, late memory a load for each granule (64 KiB) of the access.
+//!
 //! A client that shrinks its file behind a mapping makes an access raise SIGBUS. No copy is ended
 //! by it: a handler of that signal knows the few instructions that touch guest memory, and makes
 //! the copy end with [`Fault::Gone`] instead (`copy/x86_64.rs` has the argument). This takes no
@@ -38,8 +42,7 @@
 //! wait until the hole is punched, about a second for gigabytes (`slipway-reactor` goes on without
 //! a task that sleeps in one).
 //!
-//! Not here: an IOMMU model, dirty-page tracking, lazily zeroed memory (its place would be
-//! `Memory`).
+//! Not here: an IOMMU model, dirty-page tracking.
 //!
 //! Dependencies: `slipway-peer` to unmap on disposal threads, `rustix` for mmap and seals, `libc`
 //! for `sigaction` and `process_vm_readv`, `arc-swap` so that a lookup takes no lock while another
@@ -51,7 +54,12 @@ mod copy;
 mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod gate;
 mod lasting;
+mod late;
+mod late_files;
+#[cfg(any(test, feature = "fuzz"))]
+mod late_model;
 mod map;
 mod mapping;
 mod pages;
@@ -62,7 +70,10 @@ mod window;
 mod tests;
 
 pub use fetch::{fetch, fetch_to_write};
+pub use gate::{GRANULE, NotYet};
 pub use lasting::{Lasting, Snapshots};
+pub use late::{Granules, LateMemory};
+pub use late_files::LateFiles;
 pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use pages::unmap;
@@ -102,8 +113,9 @@ impl Permissions {
     }
 }
 
-/// Reason for which an access to guest memory failed. Always the fault of the party that owns the
-/// memory or that chose the address, never of Slipway; a device turns it into its own error status.
+/// Reason for which an access to guest memory failed. Except for [`Fault::Busy`], always the fault
+/// of the party that owns the memory or that chose the address, never of Slipway; a device turns it
+/// into its own error status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// No region holds the address, or the range wraps around the address space.
@@ -124,6 +136,12 @@ pub enum Fault {
     /// empty pool of huge pages).
     #[error("memory behind address {iova:#x} was taken away by its owner")]
     Gone {
+        /// First address of the access within its region.
+        iova: u64,
+    },
+    /// Another thread is writing the zeros of late memory. Nobody is at fault: try again soon.
+    #[error("the memory at {iova:#x} is being zeroed")]
+    Busy {
         /// First address of the access within its region.
         iova: u64,
     },

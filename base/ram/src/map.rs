@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use arc_swap::ArcSwap;
 use slipway_peer::Bin;
 
+use crate::gate::NotYet;
+use crate::late::LateMemory;
 use crate::{Access, Fault, Mapping, Permissions, Remote, Span, pages};
 
 /// Maximum number of regions of one client: QEMU needs a few dozen; the cap bounds the memory that
@@ -59,6 +61,23 @@ impl Region {
     ) -> std::io::Result<Self> {
         let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
         let mapping = Mapping::file(file, offset, size, permissions, bin)?;
+        Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
+    }
+
+    /// Maps `len` bytes at `offset` of late memory, like [`Region::of_peer`]. A device that
+    /// accesses bytes which nobody was given finds zeros.
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`]; `InvalidInput` for bytes beyond the memory.
+    pub fn late(
+        memory: &Arc<LateMemory>,
+        offset: u64,
+        len: u64,
+        permissions: Permissions,
+        bin: &Bin,
+    ) -> std::io::Result<Self> {
+        let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+        let mapping = memory.map((offset, size), permissions, bin)?;
         Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
     }
 
@@ -409,7 +428,8 @@ impl View {
     /// request: where the mapping is the same, no reference count changes.
     ///
     /// # Errors
-    /// As for [`Memory::pin`]; the contents of `spans` are then unspecified.
+    /// As for [`Memory::pin`]; [`Fault::Busy`] where [`Memory::pin`] would wait. The contents of
+    /// `spans` are then unspecified.
     pub fn pin(
         &mut self,
         ranges: impl Iterator<Item = (u64, usize)>,
@@ -498,7 +518,7 @@ impl Piece<'_> {
 
     fn read(&self, into: &mut [u8]) -> Result<(), Fault> {
         match &self.region.backing {
-            Backing::Mapped(mapping) if mapping.read(self.offset, into) => Ok(()),
+            Backing::Mapped(mapping) if mapping.look(self.offset, into) => Ok(()),
             Backing::Mapped(_) => Err(Fault::Gone { iova: self.iova }),
             Backing::Remote(remote) => remote.read(self.iova, into),
         }
@@ -506,16 +526,25 @@ impl Piece<'_> {
 
     fn write(&self, from: &[u8]) -> Result<(), Fault> {
         match &self.region.backing {
-            Backing::Mapped(mapping) if mapping.write(self.offset, from) => Ok(()),
+            Backing::Mapped(mapping)
+                if mapping.take_patiently(self.offset, from.len())
+                    && mapping.write(self.offset, from) =>
+            {
+                Ok(())
+            }
             Backing::Mapped(_) => Err(Fault::Gone { iova: self.iova }),
             Backing::Remote(remote) => remote.write(self.iova, from),
         }
     }
 
-    /// Returns the mapping if all of the `len` bytes lie in it.
+    /// Returns the mapping if all of the `len` bytes lie in it and may be accessed.
     fn whole(&self, len: usize) -> Option<&Mapping> {
         match &self.region.backing {
-            Backing::Mapped(mapping) if self.len == len => Some(mapping),
+            Backing::Mapped(mapping)
+                if self.len == len && mapping.take_patiently(self.offset, len) =>
+            {
+                Some(mapping)
+            }
             _ => None,
         }
     }
@@ -527,6 +556,10 @@ impl Piece<'_> {
             return Err(Fault::Remote { iova: self.iova });
         };
         let (offset, len, iova) = (self.offset, self.len, self.iova);
+        mapping.take(offset, len).map_err(|not_yet| match not_yet {
+            NotYet::Busy => Fault::Busy { iova },
+            NotYet::Gone => Fault::Gone { iova },
+        })?;
         let last = used.checked_sub(1).and_then(|last| spans.get_mut(last));
         if last.is_some_and(|last| last.extend(mapping, offset, len, iova)) {
             return Ok(());
@@ -541,9 +574,10 @@ impl Piece<'_> {
 
     fn span(&self) -> Result<Span, Fault> {
         match &self.region.backing {
-            Backing::Mapped(mapping) => {
+            Backing::Mapped(mapping) if mapping.take_patiently(self.offset, self.len) => {
                 Ok(Span::new(Arc::clone(mapping), self.offset, self.len, self.iova))
             }
+            Backing::Mapped(_) => Err(Fault::Gone { iova: self.iova }),
             Backing::Remote(_) => Err(Fault::Remote { iova: self.iova }),
         }
     }

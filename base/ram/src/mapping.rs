@@ -7,6 +7,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
 
 use crate::backing::{self, Backing};
+use crate::gate::{Late, NotYet};
 use crate::pages::Pages;
 use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
 
@@ -36,6 +37,8 @@ pub struct Mapping {
     len: usize,
     permissions: Permissions,
     guarded: bool,
+    /// Set if a page may have an earlier user's bytes until it is taken.
+    late: Option<Late>,
     owner: Owner,
 }
 
@@ -101,7 +104,13 @@ impl Mapping {
         let guarded = can_lose_pages || !backing::cannot_shrink(file, offset, len);
         let base = start.cast::<u8>().wrapping_add(head);
         let owner = Owner::File { start, len: whole, granule, bin: bin.clone() };
-        Ok(Self { base, len, permissions, guarded, owner })
+        Ok(Self { base, len, permissions, guarded, late: None, owner })
+    }
+
+    /// Puts the mapping behind a gate.
+    pub(crate) fn behind(mut self, late: Late) -> Self {
+        self.late = Some(late);
+        self
     }
 
     /// Returns `len` zeroed bytes of heap, for unit tests and bounce buffers.
@@ -114,6 +123,7 @@ impl Mapping {
             len,
             permissions: Permissions::READ_WRITE,
             guarded: false,
+            late: None,
             owner: Owner::Heap { words },
         }
     }
@@ -154,6 +164,44 @@ impl Mapping {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "span out of mapping");
         // SAFETY: the assertion keeps the address within the mapping.
         unsafe { self.base.add(offset) }
+    }
+
+    /// Takes late memory for an access that is to happen now or later. Never waits: the caller
+    /// comes back if the memory is busy.
+    #[inline]
+    pub(crate) fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
+        match &self.late {
+            None => Ok(()),
+            Some(late) => late.take(offset, len),
+        }
+    }
+
+    /// Takes late memory for an access. Waits while another thread writes the zeros of a granule.
+    #[inline]
+    pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> bool {
+        match &self.late {
+            None => true,
+            Some(late) => late.take_patiently(offset, len).is_ok(),
+        }
+    }
+
+    /// Copies from `offset` into `into`, of memory that may not have been taken: that reads as
+    /// zeros. Returns `false` if the memory is gone.
+    #[inline]
+    pub(crate) fn look(&self, offset: usize, into: &mut [u8]) -> bool {
+        match &self.late {
+            None => self.read(offset, into),
+            Some(late) => late.parts(offset, into.len(), |part, taken| {
+                let start = offset + part.start;
+                match taken {
+                    true => self.read(start, &mut into[part]),
+                    false => {
+                        into[part].fill(0);
+                        true
+                    }
+                }
+            }),
+        }
     }
 
     /// Copies from `offset` into `into`. Returns `false` if the memory is gone.

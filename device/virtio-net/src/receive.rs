@@ -1,6 +1,6 @@
 //! Frames to the driver (sections 5.1.6.3 and 5.1.6.4).
 
-use slipway_ram::Access;
+use slipway_ram::{Access, Fault};
 use slipway_switch::{Burst, Delivered, MAX_FRAME, Pick, Segmentation};
 use slipway_virtio::Virtqueue;
 use slipway_virtio::queue::{BATCH, Broken, Chain};
@@ -105,7 +105,12 @@ impl Receiver {
             if len == 0 || len > u64::from(u32::MAX) {
                 return Err(Broken::Chain);
             }
-            slot.pin(&mut common.view, head, ranges, Access::Write)?;
+            match slot.pin(&mut common.view, head, ranges, Access::Write) {
+                Ok(()) => {}
+                // The buffer is used when its memory is zeroed, and frames wait for it.
+                Err(Fault::Busy { .. }) => break,
+                Err(fault) => return Err(fault.into()),
+            }
             slot.spans[0].prefetch_to_write(0);
             slot.spans[0].prefetch_to_write(64);
             queue.advance(1);

@@ -29,6 +29,15 @@ impl Slot {
         self.len = self.spans.iter().map(Span::len).sum();
         Ok(())
     }
+
+    /// Prefetches the first bytes.
+    #[inline]
+    pub fn prefetch(&self) {
+        if let Some(span) = self.spans.first() {
+            span.prefetch(0);
+            span.prefetch(64);
+        }
+    }
 }
 
 /// A write position in a row of slots.

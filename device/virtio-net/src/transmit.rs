@@ -72,6 +72,7 @@ impl Transmitter {
         let mut heads = [0; BATCH];
         let queue = &mut self.lane.queue;
         let count = queue.heads(&common.memory, &mut heads[..most.min(BATCH)])?;
+        let mut read = 0;
         for (&head, slot) in heads[..count].iter().zip(&mut self.slots) {
             queue.walk(&common.memory, head, &mut self.chain)?;
             slot.head = head;
@@ -83,20 +84,23 @@ impl Transmitter {
                 }
                 Ok(()) => {
                     let ranges = &self.chain.readable;
-                    if slot.pin(&mut common.view, head, ranges, Access::Read).is_err() {
-                        slot.len = 0;
-                        slot.spans.clear();
-                        common.live.memory.add(1);
-                        self.malformed += 1;
-                    } else if let Some(span) = slot.spans.first() {
-                        span.prefetch(0);
-                        span.prefetch(64);
+                    match slot.pin(&mut common.view, head, ranges, Access::Read) {
+                        Ok(()) => slot.prefetch(),
+                        // The frame is read when its memory is zeroed.
+                        Err(Fault::Busy { .. }) => break,
+                        Err(_) => {
+                            slot.len = 0;
+                            slot.spans.clear();
+                            common.live.memory.add(1);
+                            self.malformed += 1;
+                        }
                     }
                 }
             }
+            read += 1;
         }
-        queue.advance(count as u16);
-        Ok(count)
+        queue.advance(read as u16);
+        Ok(read)
     }
 
     /// Puts the frame of a slot into the burst. Returns whether it did: the slot may have no frame,

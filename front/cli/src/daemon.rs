@@ -85,6 +85,9 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     // A daemon that ends when idle is not restarted, so nothing is kept for the next one.
     let keeps = config.keeper && !ends_when_idle;
     let plane = plane(&config, poll_budget, keeps)?;
+    // Served as long as this process runs.
+    let pool = plane.pool().map(|pool| pool.listen(&config.pool_socket())).transpose();
+    let _pool = pool.context("cannot serve the pool of memory")?;
     let router = tonic::transport::Server::builder()
         .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
         .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
@@ -127,7 +130,8 @@ fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
 
 /// Starts the plane. With `keeps` it takes over what the last daemon left.
 fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
-    let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget };
+    let pool = config.uses_pool()?.then_some(config.pool_bytes);
+    let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget, pool };
     if !keeps {
         return Ok(Plane::new(settings)?);
     }

@@ -50,6 +50,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         vmm,
         qemu,
         accelerator(),
+        memory(config),
         kernel(config),
         agent(config),
         mkfs_erofs(config),
@@ -230,6 +231,20 @@ fn space(config: &Config) -> Finding {
     let verdict = if free < 2 << 30 { Verdict::Lesser } else { Verdict::Fine };
     let detail = format!("{} free at {}", crate::size::show(free), dir.display());
     Finding { what: "disk space", verdict, detail, mend: "slipway image prune --all" }
+}
+
+/// Returns the finding about the source of sandboxes' memory.
+fn memory(config: &Config) -> Finding {
+    let device = "/dev/userfaultfd";
+    let outcome = match config.uses_pool() {
+        Err(error) => Err(error.to_string()),
+        Ok(false) => Ok("new pages of the kernel".to_owned()),
+        Ok(true) => match std::fs::File::options().read(true).write(true).open(device) {
+            Ok(_) => Ok("recycled pages of the pool".to_owned()),
+            Err(error) => Err(format!("the pool needs {device} (Linux 6.1): {error}")),
+        },
+    };
+    needed("memory", outcome, "memory = \"kernel\" in the settings")
 }
 
 fn daemon(config: &Config) -> Finding {

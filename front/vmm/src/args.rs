@@ -25,6 +25,7 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --cpus N            virtual CPUs, 1 to 32 [1]
   --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
   --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]
+  --lease fd:N        the connection to the pool that gave the memory, which serves its faults
   --kvm FILE          the KVM device [/dev/kvm]
   --function FILE     a PCI function: a vfio-user server's socket, or fd:N for a connection to one;
                       the first is PCI device 4; repeatable
@@ -54,6 +55,7 @@ pub struct Args {
     pub slots: u8,
     pub kvm: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
+    pub lease: Option<OwnedFd>,
     pub kernel: Option<OwnedFd>,
     pub initramfs: Option<OwnedFd>,
     pub command_line: String,
@@ -111,6 +113,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "max-cpus" => args.max_cpus = number(value()?, "--max-cpus")?,
             "slots" => args.slots = number(value()?, "--slots")?,
             "memory" => args.memory = Some(memory(value()?)?),
+            "lease" => args.lease = Some(lease(&value()?)?),
             "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
             "kernel" => args.kernel = Some(open(&value()?, "the kernel", false)?),
             "initramfs" => args.initramfs = Some(open(&value()?, "the initramfs", false)?),
@@ -192,6 +195,10 @@ fn memory(value: OsString) -> Result<OwnedFd, String> {
         Some(file) => Ok(file),
         None => make_memory(number(value, "--memory")?),
     }
+}
+
+fn lease(value: &OsString) -> Result<OwnedFd, String> {
+    inherited(value)?.ok_or_else(|| "--lease takes an inherited descriptor, fd:N".into())
 }
 
 /// Makes a sealed file of `mib` MiB.

@@ -4,6 +4,10 @@
 //! thread of this one has a list of the calls that it needs once the machine is made. All others
 //! fail with EPERM. No thread can open a file, make a socket, run a program, or make memory
 //! executable.
+//!
+//! The faults of memory that a pool gave are served for this process's mappings, as they are. A
+//! copy of them, in a child process or moved by mremap(2), would show what pages held before: no
+//! thread can make either.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +28,8 @@ pub enum Role {
 
 /// Calls of every thread: locks, memory, signals, its end, messages to the functions' servers, and
 /// threads that close what servers have sent.
-const EVERYWHERE: [c_long; 34] = [
+const EVERYWHERE: [c_long; 32] = [
     libc::SYS_brk,
-    libc::SYS_clone,
     libc::SYS_clone3,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
@@ -41,7 +44,6 @@ const EVERYWHERE: [c_long; 34] = [
     libc::SYS_gettid,
     libc::SYS_lseek,
     libc::SYS_madvise,
-    libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_poll,
     libc::SYS_ppoll,
@@ -103,8 +105,19 @@ const KVM_CPU: [u64; 2] = [kvm::RUN, kvm::GET_REGS];
 /// The reason in one line.
 pub fn apply(role: Role) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("the filter of system calls: {error}");
-    let program = program(role).map_err(|error| failed(&error))?;
-    seccompiler::apply_filter(&program).map_err(|error| failed(&error))
+    for program in [no_clone3(), program(role)] {
+        let program = program.map_err(|error| failed(&error))?;
+        seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
+    }
+    Ok(())
+}
+
+/// Refuses clone3(2), whose flags lie in memory and cannot be checked. After ENOSYS the C library
+/// uses clone(2).
+fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32));
+    SeccompFilter::new(rules, allow, refuse, TargetArch::x86_64)?.try_into()
 }
 
 fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
@@ -123,6 +136,11 @@ fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
     let requests = KVM_SHARED.iter().chain(requests);
     let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, requests);
+    // A new thread shares all memory.
+    let shares = SeccompCmpOp::MaskedEq(libc::CLONE_VM as u64);
+    let width = SeccompCmpArgLen::Dword;
+    let condition = SeccompCondition::new(0, width, shares, libc::CLONE_VM as u64)?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![condition])?]);
     // Memory may be readable and writable, and nothing else.
     let executable = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
@@ -167,6 +185,21 @@ mod tests {
                     libc::mmap(std::ptr::null_mut(), 4096, prot, flags, -1, 0)
                 };
                 at == libc::MAP_FAILED && denied(std::io::Error::last_os_error())
+            }));
+            // Copies of memory whose faults a pool serves.
+            assert!(filtered(role, move || {
+                // SAFETY: a child, if there were one, ends at once.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: ends this process without touching anything.
+                    unsafe { libc::_exit(0) };
+                }
+                child < 0 && denied(std::io::Error::last_os_error())
+            }));
+            assert!(filtered(role, move || {
+                // SAFETY: no mapping is at the null address.
+                let moved = unsafe { libc::mremap(std::ptr::null_mut(), 4096, 8192, 0) };
+                moved == libc::MAP_FAILED && denied(std::io::Error::last_os_error())
             }));
         }
     }

@@ -82,6 +82,7 @@ impl Process {
             slots: args.slots,
             kvm: args.kvm.ok_or(missing)?,
             memory: args.memory.ok_or(missing)?,
+            lease: args.lease,
             kernel: args.kernel.ok_or(missing)?,
             initramfs: args.initramfs,
             command_line: args.command_line,

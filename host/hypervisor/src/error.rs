@@ -53,6 +53,9 @@ pub enum Error {
         /// The request, and the VMM that can.
         what: &'static str,
     },
+    /// The pool gave no memory.
+    #[error("memory of the pool: {0}")]
+    Pool(#[from] slipway_pool_wire::WireError),
     /// A file or socket of the VM could not be opened or made.
     #[error("cannot {action} {}: {source}", path.display())]
     File {

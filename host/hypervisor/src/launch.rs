@@ -59,6 +59,8 @@ pub(crate) trait Program: Clone + Send + Sync + 'static {
 pub(crate) struct Common {
     /// The guest memory.
     pub(crate) memory: RawFd,
+    /// The connection to the pool that gave the memory; `None` if no pool did.
+    pub(crate) lease: Option<RawFd>,
     /// The listening socket of the control channel.
     pub(crate) control: RawFd,
     /// The listening socket of the agent's port.
@@ -129,6 +131,7 @@ fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepa
     let errors = fifo(&names.stderr, &mut made)?;
     let common = Common {
         memory: launch.pass(spec.memory.descriptor()?),
+        lease: spec.memory.take_lease().map(|fd| launch.pass(fd)),
         control: launch.pass(control),
         agent: launch.pass(agent),
         kvm: kvm.map(|fd| launch.pass(fd)),

@@ -1,9 +1,11 @@
 //! The memory of a guest.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use slipway_pool_wire::{Lease, Page, Request};
 
 use crate::{Error, Result};
 
@@ -13,6 +15,7 @@ use crate::{Error, Result};
 pub struct GuestMemory {
     file: Arc<OwnedFd>,
     bytes: u64,
+    lease: Option<Arc<Mutex<Option<OwnedFd>>>>,
 }
 
 impl GuestMemory {
@@ -29,7 +32,29 @@ impl GuestMemory {
         // its limit.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
-        Ok(Self { file: Arc::new(file), bytes })
+        Ok(Self { file: Arc::new(file), bytes, lease: None })
+    }
+
+    /// Takes memory of `bytes` bytes, a multiple of 64 KiB, of the pool whose socket is at `path`.
+    /// Its pages are zeroed when the VM first sees them; only `slipway-vmm` can have it. Waits for
+    /// the pool.
+    ///
+    /// # Errors
+    /// [`Error::Pool`].
+    pub fn of_pool(path: &Path, bytes: u64) -> Result<Self> {
+        let Lease { file, connection } = Lease::ask(path, Request { bytes, page: Page::Base })?;
+        let lease = Some(Arc::new(Mutex::new(Some(connection))));
+        Ok(Self { file: Arc::new(file), bytes, lease })
+    }
+
+    /// Returns whether the memory is a pool's.
+    pub fn is_of_pool(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Returns the connection to the memory's pool, once: the VMM alone holds it from then on.
+    pub(crate) fn take_lease(&self) -> Option<OwnedFd> {
+        self.lease.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns the size in bytes.

@@ -9,6 +9,7 @@ use slipway_fabric::SwitchHandle;
 use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
+use slipway_ram::LateFiles;
 use slipway_reactor::Handle;
 use slipway_telemetry::monotonic_ns;
 use slipway_vfio_user::{
@@ -71,7 +72,7 @@ impl Served {
     /// In a `place` that a predecessor used, the endpoint continues where the predecessor was.
     pub fn create(
         request: &v1::CreateEndpointRequest,
-        disks: &Disks,
+        (disks, late): (&Disks, &LateFiles),
         switch: Option<&SwitchHandle>,
         reactors: Vec<(usize, Handle)>,
         mut place: Option<KeptPlace>,
@@ -79,7 +80,7 @@ impl Served {
         let created_ns = monotonic_ns();
         check_id(&request.id)?;
         let wanted = request.nvme.clone().unwrap_or_default();
-        let config = config(request, &wanted)?;
+        let config = Config { late: late.clone(), ..config(request, &wanted)? };
         let socket = config.location.socket();
         let unserved = |source| Error::Socket { path: socket.clone(), source };
         let nobody = || Error::Invalid("an endpoint needs a reactor".to_owned());

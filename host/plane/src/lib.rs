@@ -13,6 +13,7 @@
 //! - [`Plane::fabric`] holds the switches. A network function (`network`) is a port of a switch.
 //! - `service` answers the calls of `slipway-plane-api`. It runs on the control thread and touches
 //!   no device: it sends messages to reactors and reads counters.
+//! - [`Plane::pool`] has recycled memory for sandboxes. Endpoints know it by its files.
 //! - `keep` leaves the parts of an endpoint with a keeper process, from which the next daemon
 //!   continues.
 //!

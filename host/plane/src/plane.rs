@@ -8,6 +8,8 @@ use std::time::Duration;
 use slipway_fabric::Fabric;
 use slipway_keeper::Keeper;
 use slipway_plane_api::v1;
+use slipway_pool::{Left, Pool};
+use slipway_ram::LateFiles;
 use slipway_reactor::{Handle, Reactor};
 use slipway_telemetry::{Clock, stamp_clock};
 
@@ -30,12 +32,15 @@ pub struct Settings {
     /// The longest time for which such a thread polls for more work before it sleeps: see
     /// [`slipway_reactor::Settings::poll_budget`].
     pub poll_budget: Duration,
+    /// The most bytes of memory that a pool holds for sandboxes to come; `None` makes no pool.
+    pub pool: Option<u64>,
 }
 
 impl Default for Settings {
     /// Returns one thread, which polls for more work for 200 us.
     fn default() -> Self {
-        Self { reactors: 1, poll_budget: slipway_reactor::Settings::default().poll_budget }
+        let poll_budget = slipway_reactor::Settings::default().poll_budget;
+        Self { reactors: 1, poll_budget, pool: None }
     }
 }
 
@@ -55,6 +60,9 @@ struct Shared {
     loads: Arc<Loads>,
     reactors: Vec<Reactor>,
     keep: Option<Keep>,
+    pool: Option<Pool>,
+    /// The files of the pool's memory.
+    late: LateFiles,
     disks: Disks,
     fabric: Fabric,
     /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
@@ -68,7 +76,7 @@ impl Plane {
     /// # Errors
     /// No threads or descriptors are left.
     pub fn new(settings: Settings) -> std::io::Result<Self> {
-        Self::start(settings, None)
+        Self::start(settings, None, Vec::new())
     }
 
     /// Starts the reactors, with named disks and endpoints that outlive this process (see `keep`),
@@ -89,7 +97,7 @@ impl Plane {
         witness: &Path,
     ) -> std::io::Result<Self> {
         let (keep, found) = Keep::open(keeper, witness)?;
-        let plane = Self::start(settings, Some(keep))?;
+        let plane = Self::start(settings, Some(keep), found.memory)?;
         for (request, place) in found.disks {
             if let Err(error) = plane.add_disk(&request, Some(place)) {
                 tracing::error!(%error, name = request.name, "a disk is lost");
@@ -105,7 +113,9 @@ impl Plane {
         Ok(plane)
     }
 
-    fn start(settings: Settings, keep: Option<Keep>) -> std::io::Result<Self> {
+    fn start(settings: Settings, keep: Option<Keep>, left: Vec<Left>) -> std::io::Result<Self> {
+        let late = LateFiles::default();
+        let pool = pool(settings.pool, keep.as_ref(), &late, left)?;
         let reactors = (0..settings.reactors.max(1)).map(|number| {
             let name = format!("reactor-{number}");
             let on_panic = Arc::new(|what: &str| tracing::error!(what, "a device was dropped"));
@@ -136,6 +146,8 @@ impl Plane {
             reactors,
             fabric: Fabric::new(handles, keep.is_some()),
             keep,
+            pool,
+            late,
             disks: Disks::default(),
             sizes: RwLock::default(),
         };
@@ -191,9 +203,9 @@ impl Plane {
         let number = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.number()));
         let handle = |number: usize| (number, self.shared.reactors[number].handle());
         let reactors = reactors.into_iter().map(handle).collect();
-        let disks = &self.shared.disks;
+        let around = (&self.shared.disks, &self.shared.late);
         match place
-            .and_then(|place| Served::create(request, disks, switch.as_ref(), reactors, place))
+            .and_then(|place| Served::create(request, around, switch.as_ref(), reactors, place))
         {
             Ok(served) => {
                 let described = served.describe();
@@ -291,6 +303,11 @@ impl Plane {
         self.with_endpoint(id, |served| served.relocate(reactor, &handle))
     }
 
+    /// Returns the pool of memory, or `None` if there is none.
+    pub fn pool(&self) -> Option<&Pool> {
+        self.shared.pool.as_ref()
+    }
+
     /// Returns the switches, with their ports and captures.
     pub fn fabric(&self) -> &Fabric {
         &self.shared.fabric
@@ -370,4 +387,22 @@ impl Plane {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
         self.shared.endpoints.lock()
     }
+}
+
+/// Makes the pool, if there is to be one or a predecessor's sandboxes have memory of one, and goes
+/// on with that.
+fn pool(
+    limit: Option<u64>,
+    keep: Option<&Keep>,
+    files: &LateFiles,
+    left: Vec<Left>,
+) -> std::io::Result<Option<Pool>> {
+    if limit.is_none() && left.is_empty() {
+        return Ok(None);
+    }
+    let (limit, files) = (limit.unwrap_or(0), files.clone());
+    let shelves = keep.map(Keep::memory_shelves);
+    let pool = Pool::new(slipway_pool::Settings { limit, ahead: true, files, shelves })?;
+    pool.resume(left)?;
+    Ok(Some(pool))
 }

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use slipway_ram::LateFiles;
+
 /// The place where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
@@ -87,6 +89,9 @@ pub struct Config {
     /// file exists, mapped or not: a client that maps one file after the other would have this
     /// process charged without limit.
     pub memory_file: Option<MemoryFile>,
+    /// The files whose pages may not be zero yet. Their clients pass a descriptor that names such a
+    /// file and cannot read it.
+    pub late: LateFiles,
     /// The largest number of reply bytes that wait for the client; a client that lets more pile up
     /// is disconnected.
     pub max_queued_bytes: usize,
@@ -108,6 +113,7 @@ impl Config {
             remote_threshold: 4096,
             max_dma_bytes: 1 << 40,
             memory_file: None,
+            late: LateFiles::default(),
             max_queued_bytes: 4 << 20,
         }
     }

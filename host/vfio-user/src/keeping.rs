@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use slipway_keeper::Shelf;
 use slipway_peer::{Bin, Foreign, Peer};
-use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_ram::{DmaMap, LateFiles, Permissions};
 use slipway_vfio_user_spec::{HEADER_LEN, Header};
 use zerocopy::IntoBytes;
 
@@ -148,14 +148,19 @@ impl Keeping {
 
     /// Maps the regions that a predecessor's client had mapped. Message-only regions follow when
     /// there is a session.
-    pub fn map_regions(&self, map: &mut DmaMap, parts: &Parts) -> std::io::Result<()> {
+    pub fn map_regions(
+        &self,
+        map: &mut DmaMap,
+        parts: &Parts,
+        late: &LateFiles,
+    ) -> std::io::Result<()> {
         for region in &self.state.regions {
             let RegionState { iova, len, offset, read, write, slot } = *region;
             let Some(slot) = slot else { continue };
             let lost = || std::io::Error::other("memory of the client was not kept");
             let file = parts.found.get(&slot).ok_or_else(lost)?;
             let permissions = Permissions { read, write };
-            let mapped = Region::of_peer(file.as_fd(), offset, len, permissions, &self.bin)?;
+            let mapped = late.region(file.as_fd(), offset, len, permissions, &self.bin)?;
             map.add(iova, mapped).map_err(|error| std::io::Error::other(error.to_string()))?;
         }
         Ok(())

@@ -40,6 +40,8 @@ pub struct Config {
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
     /// memory.
     pub memory: OwnedFd,
+    /// The connection to the pool that gave the memory, if a pool did.
+    pub lease: Option<OwnedFd>,
     /// The kernel: an uncompressed ELF with a PVH entry.
     pub kernel: OwnedFd,
     /// The initial RAM file system.
@@ -107,7 +109,7 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, kvm, memory, console, .. } = config;
+        let Config { cpus, max_cpus, slots, kvm, memory, lease, console, .. } = config;
         let Config { kernel, initramfs, command_line, .. } = config;
         if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
             let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
@@ -122,7 +124,10 @@ impl Machine {
             return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
         }
         let kvm = check(kvm)?;
-        let ram = Arc::new(GuestRam::new(memory)?);
+        let ram = Arc::new(match lease {
+            Some(connection) => GuestRam::leased(memory, connection)?,
+            None => GuestRam::new(memory)?,
+        });
         let parts = acpi::Parts { cpus, max_cpus, slots, generation: random()? };
         let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
+use slipway_pool_wire::{HandOver, Range};
 use slipway_ram::{Access, DmaMap, Memory, Permissions, Region, Span};
 
 use crate::layout::{self, GIB, MIB};
@@ -30,6 +31,9 @@ pub struct GuestRam {
     map: DmaMap,
     bytes: u64,
     parts: Vec<Part>,
+    /// The connection to the pool that gave the memory and serves its faults. Its end tells the
+    /// pool to look whether this process is gone.
+    _lease: Option<OwnedFd>,
 }
 
 impl GuestRam {
@@ -67,7 +71,27 @@ impl GuestRam {
             let span = spans.pop().ok_or_else(|| unmappable(&"nothing was mapped"))?;
             parts.push(Part { start: range.start, len, offset, span });
         }
-        Ok(Self { file, map, bytes, parts })
+        Ok(Self { file, map, bytes, parts, _lease: None })
+    }
+
+    /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
+    /// hands the faults of the mappings to the pool over `connection`. On return, each page is zero
+    /// when this process or the guest first sees it, and no descriptor shows anything else.
+    ///
+    /// # Errors
+    /// As for [`GuestRam::new`]; or the pool does not serve the faults.
+    pub fn leased(file: OwnedFd, connection: OwnedFd) -> Result<Self> {
+        let failed = |error: slipway_pool_wire::WireError| Error::Memory(error.to_string());
+        let hand_over = HandOver::begin(connection).map_err(failed)?;
+        let ram = Self::new(file)?;
+        let range = |part: &Part| Range {
+            address: part.span.io_vector().0.addr() as u64,
+            len: part.len,
+            offset: part.offset,
+        };
+        let ranges: Vec<Range> = ram.parts.iter().map(range).collect();
+        let (connection, token) = hand_over.finish(&ranges).map_err(failed)?;
+        Ok(Self { file: token, _lease: Some(connection), ..ram })
     }
 
     /// Returns the size of the guest's memory in bytes.
@@ -85,7 +109,8 @@ impl GuestRam {
         &self.parts
     }
 
-    /// Returns the file of the memory.
+    /// Returns a descriptor that names the file of the memory. That of a pool can be neither read
+    /// nor mapped.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -34,6 +34,12 @@ pub struct Config {
     pub vmm_uid_count: u32,
     /// Memory in bytes of a sandbox without `--memory`.
     pub memory_bytes: u64,
+    /// The source of a sandbox's memory: "kernel", or "pool": recycled pages, which are zeroed
+    /// when the sandbox first sees them. "pool" needs `vmm = "native"`, or "auto" where that is
+    /// used, and is meant for a node with a keeper.
+    pub memory: String,
+    /// The most bytes of memory that the pool holds without a sandbox.
+    pub pool_bytes: u64,
     /// Virtual CPUs of a sandbox without `--cpus`.
     pub cpus: u32,
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
@@ -83,6 +89,8 @@ impl Default for Config {
             vmm_uid_base: 1_879_048_192,
             vmm_uid_count: 4096,
             memory_bytes: 256 << 20,
+            memory: "kernel".into(),
+            pool_bytes: 2 << 30,
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
             log_bytes: 256 << 20,
@@ -118,6 +126,23 @@ impl Config {
     /// Returns the path of the daemon's gRPC socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("slipway.sock")
+    }
+
+    /// Returns whether sandboxes have memory of the pool.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting is neither "kernel" nor "pool".
+    pub fn uses_pool(&self) -> Result<bool> {
+        match self.memory.as_str() {
+            "kernel" => Ok(false),
+            "pool" => Ok(true),
+            other => Err(Error::Invalid(format!("memory = \"{other}\": kernel or pool"))),
+        }
+    }
+
+    /// Returns the path of the socket of the pool of memory.
+    pub fn pool_socket(&self) -> PathBuf {
+        self.run_dir.join("pool.sock")
     }
 
     /// Returns the path of the lock that a running daemon holds: one daemon for each data

@@ -78,7 +78,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     recorded.await?;
     let record = sandbox.record();
     let run_dir = node.run_dir(&record.id);
-    let memory = GuestMemory::new(record.memory_bytes)?;
+    let memory = stages.run("memory", guest_memory(node, sandbox, &record)).await?;
     let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
     let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
     let id = record.id.clone();
@@ -151,6 +151,17 @@ fn make_run_dir(dir: &Path) -> Result<()> {
     let made = builder.recursive(true).mode(0o711).create(dir.parent().unwrap_or(dir));
     made.and_then(|()| builder.recursive(false).mode(0o700).create(dir))
         .map_err(Error::file("cannot create", dir))
+}
+
+/// Makes the memory of a sandbox, or takes it of the pool. The socket engine, another process,
+/// knows no memory of the pool.
+async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result<GuestMemory> {
+    let bytes = record.memory_bytes;
+    if record.sockets.is_some() || !node.config.uses_pool()? {
+        return Ok(GuestMemory::new(bytes)?);
+    }
+    let path = node.config.pool_socket();
+    sandbox.lane.run(move || Ok(GuestMemory::of_pool(&path, bytes)?)).await
 }
 
 /// Describes the VM, without its control groups and the sockets of its functions.

@@ -151,14 +151,15 @@ impl IoEngine {
     }
 
     /// Pins the places that the walker found as the current spans, or makes a bounce buffer if some
-    /// of them are message-only. The bounce buffer then has a write's data.
+    /// of them are message-only or are being zeroed. The bounce buffer then has a write's data.
     #[inline]
     fn lend(&mut self, kind: CommandKind, bytes: usize) -> Result<Option<Box<Bounce>>, Status> {
         let access = if kind == CommandKind::Read { Access::Write } else { Access::Read };
         let runs = self.walker.runs.iter().map(|run| (run.address, run.len));
         match self.view.pin(runs, access, &mut self.spans) {
             Ok(()) => Ok(None),
-            Err(Fault::Remote { .. }) => self.bounce(kind, bytes).map(Some),
+            // By the time that the disk has filled the buffer, the memory is zeroed.
+            Err(Fault::Remote { .. } | Fault::Busy { .. }) => self.bounce(kind, bytes).map(Some),
             Err(_) => Err(Status::DATA_TRANSFER_ERROR),
         }
     }

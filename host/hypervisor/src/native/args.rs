@@ -80,8 +80,10 @@ fn open(path: &Path) -> Result<OwnedFd> {
 
 /// Builds the command line for a checked spec.
 fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
-    let Common { memory, control, agent, kvm } = passed.common;
-    let descriptors = kvm.map(|kvm| ("--kvm", kvm)).into_iter().chain([
+    let Common { memory, lease, control, agent, kvm } = passed.common;
+    let some = [("--kvm", kvm), ("--lease", lease)];
+    let some = some.into_iter().filter_map(|(option, fd)| Some((option, fd?)));
+    let descriptors = some.chain([
         ("--memory", memory),
         ("--kernel", passed.kernel),
         ("--initramfs", passed.initramfs),
@@ -116,7 +118,7 @@ mod tests {
 
     #[test]
     fn all_that_it_uses_is_a_descriptor() {
-        let common = Common { memory: 3, control: 5, agent: 6, kvm: Some(9) };
+        let common = Common { memory: 3, lease: Some(4), control: 5, agent: 6, kvm: Some(9) };
         let passed = Passed { common, kernel: 10, initramfs: 11, functions: vec![7, 8] };
         let arguments = arguments(&spec(), &passed);
         let words: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();
@@ -127,6 +129,7 @@ mod tests {
         for (option, descriptor) in [
             ("--kvm", "fd:9"),
             ("--memory", "fd:3"),
+            ("--lease", "fd:4"),
             ("--kernel", "fd:10"),
             ("--initramfs", "fd:11"),
             ("--control", "fd:5"),

@@ -197,7 +197,7 @@ mod tests {
     fn lined(spec: &VmSpec, disks: &[(RawFd, bool)], accel: Accel, kvm: Option<RawFd>) -> String {
         let functions = vec![7, 8];
         let disks = disks.to_vec();
-        let common = Common { memory: 3, control: 5, agent: 6, kvm };
+        let common = Common { memory: 3, lease: None, control: 5, agent: 6, kvm };
         let passed = Passed { common, functions, disks };
         let arguments = build(spec, accel, &passed);
         arguments.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")

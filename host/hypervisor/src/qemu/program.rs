@@ -23,7 +23,11 @@ impl Program for Binary {
         Ok(self.identity.clone())
     }
 
-    fn check(&self, _: &VmSpec, _: Accel) -> Result<()> {
+    fn check(&self, spec: &VmSpec, _: Accel) -> Result<()> {
+        if spec.memory.is_of_pool() {
+            let what = "memory = \"pool\" needs slipway-vmm: QEMU's faults cannot be served";
+            return Err(crate::Error::BadSpec { what: what.to_owned() });
+        }
         Ok(())
     }
 

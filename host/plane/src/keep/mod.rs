@@ -4,7 +4,8 @@
 //! Each kept endpoint has a shelf of [`KEPT_SLOTS`] slots. The first slot holds its memory: the
 //! layout's version, a description of its present state, the endpoint's session, the controller's
 //! journal. The content of its disks in memory, overlays included, lies on the shelf as well. The
-//! last shelf holds the named disks, two slots each.
+//! last shelf holds the named disks, two slots each, and the shelves before it the memory that
+//! sandboxes have of the pool (`slipway_pool`).
 //!
 //! A change (a disk attached, detached or resized, a limit) is described first and made then. A
 //! successor that is started in between makes what is described; its controller tells the guest of
@@ -31,6 +32,7 @@ use slipway_keeper::{Keeper, Shelf};
 use slipway_lock::Lock;
 use slipway_nvme::journal_len;
 use slipway_plane_api::v1;
+use slipway_pool::{Left, Shelves};
 use slipway_ram::Lasting;
 use slipway_vfio_user::{KEPT_LEN, KEPT_SLOTS};
 
@@ -43,8 +45,11 @@ pub use place::KeptPlace;
 
 /// The time that a predecessor may take to end, including its requests to disks.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The number of the shelf that holds the named disks; endpoints have the shelves below.
+/// The number of the shelf that holds the named disks.
 const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
+/// The number of the first of the shelves that hold the memory of sandboxes; endpoints have the
+/// shelves below.
+const MEMORY: u32 = DISKS - 8;
 
 /// The resources for opening a disk that is to outlive the process.
 pub struct Lasts {
@@ -67,6 +72,7 @@ pub struct Keep {
 pub struct Inheritance {
     pub disks: Vec<(v1::CreateDiskRequest, DiskPlace)>,
     pub endpoints: Vec<KeptPlace>,
+    pub memory: Vec<Left>,
 }
 
 type Files = BTreeMap<u32, OwnedFd>;
@@ -84,15 +90,22 @@ impl Keep {
         let keep = Self { keeper: Arc::new(keeper), witness, endpoints, disks };
         // Files by shelf and slot; each named disk counts as a shelf of its own.
         let (mut shelves, mut pairs) = (BTreeMap::new(), BTreeMap::new());
+        let mut memory = BTreeMap::new();
         for (slot, file) in taken {
             let (number, slot) = (slot / KEPT_SLOTS, slot % KEPT_SLOTS);
             let (number, slot, all) = match number {
                 DISKS => (slot / named::SLOTS, slot % named::SLOTS, &mut pairs),
+                MEMORY.. => {
+                    let slot = (number - MEMORY) * KEPT_SLOTS + slot;
+                    (slot / slipway_pool::SLOTS, slot % slipway_pool::SLOTS, &mut memory)
+                }
                 _ => (number, slot, &mut shelves),
             };
             all.entry(number).or_insert_with(Files::new).insert(slot, file);
         }
         let (mut found, mut useless) = (Inheritance::default(), Vec::new());
+        let left = memory.into_iter().map(|(number, files)| Left { number, files });
+        found.memory.extend(left);
         for (number, files) in pairs {
             match keep.find_disk(number, files) {
                 Ok(one) => found.disks.push(one),
@@ -144,7 +157,7 @@ impl Keep {
 
     /// Makes a place for a new endpoint.
     pub fn make(&self, request: &v1::CreateEndpointRequest) -> Result<KeptPlace, Error> {
-        let number = self.endpoints.next(DISKS)?;
+        let number = self.endpoints.next(MEMORY)?;
         let made = fresh("slipway-endpoint", Self::endpoint_len(), layout::endpoint());
         let made = made.and_then(|(memory, rest)| {
             let shelf = self.shelf(number);
@@ -191,6 +204,11 @@ impl Keep {
     pub fn give_back_disk(&self, number: u32) {
         let _ = self.disk_shelf(number).clear_all();
         self.disks.give_back(number);
+    }
+
+    /// Returns the places for memory of sandboxes.
+    pub fn memory_shelves(&self) -> Shelves {
+        Shelves::new(self.keeper.clone(), MEMORY * KEPT_SLOTS..DISKS * KEPT_SLOTS)
     }
 
     fn shelf(&self, number: u32) -> Shelf {

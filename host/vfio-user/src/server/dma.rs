@@ -62,7 +62,9 @@ impl Session {
         let offset = request.offset.get();
         check_file(&file, offset + len, self.config.memory_file)
             .inspect_err(|_| add(&self.live.refused_files, 1))?;
-        let region = Region::of_peer(file.as_fd(), offset, len, permissions, &device.bin)
+        let late = &self.config.late;
+        let region = late
+            .region(file.as_fd(), offset, len, permissions, &device.bin)
             .map_err(|error| errno(&error))?;
         let slot = self.kept.as_mut().map(|kept| kept.put_region(&file)).transpose()?;
         self.add(device, iova, region)?;

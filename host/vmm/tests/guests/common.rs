@@ -107,6 +107,7 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
         slots: SLOTS,
         kvm: kvm.into(),
         memory: memory(64),
+        lease: None,
         kernel: memfd(&elf(code)),
         initramfs: None,
         command_line: String::new(),

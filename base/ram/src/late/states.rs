@@ -1,0 +1,90 @@
+//! The states of a granule of late memory, and the only ways from one to another.
+//!
+//! ```text
+//!            populate               take                 recycle
+//!   Absent ───────────▶ Untouched ────────▶ Clean ─────────────────▶ Dirty
+//!      │                    ▲                 ▲                        │
+//!      └────────────────────┼──── take ───────┤                        │ take, zero_ahead
+//!                           │                 │                        ▼
+//!                           └── zero_ahead ───┴──────── take ──────── Busy
+//! ```
+//!
+//! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
+//! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
+//! in [`finish`] and the acquires in [`is_clean`] and [`take`], so that a thread that finds a
+//! granule clean sees zeros and not what was there before. A granule that is `Clean` stays so until
+//! its memory is recycled, which needs that nobody uses the memory.
+
+use super::outside::{AtomicU8, Ordering};
+
+/// No page is there: the kernel gives a page of zeros to whoever touches it first.
+pub(crate) const ABSENT: u8 = 0;
+/// The bytes are those of an earlier user.
+pub(crate) const DIRTY: u8 = 1;
+/// One thread is writing zeros.
+pub(crate) const BUSY: u8 = 2;
+/// All bytes are zero and nobody has been given the granule.
+pub(crate) const UNTOUCHED: u8 = 3;
+/// The granule was all zeros when its present user was given it.
+pub(crate) const CLEAN: u8 = 4;
+
+/// The result of [`take`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The granule is clean.
+    Clean,
+    /// The caller made the granule busy: it writes zeros, and calls [`finish`].
+    Mine,
+    /// Another thread is writing zeros.
+    Busy,
+}
+
+/// Returns whether the granule may be used as it is.
+#[inline]
+pub(crate) fn is_clean(state: &AtomicU8) -> bool {
+    state.load(Ordering::Acquire) == CLEAN
+}
+
+/// Takes the granule for its user.
+pub(crate) fn take(state: &AtomicU8) -> Taken {
+    let mut seen = state.load(Ordering::Acquire);
+    loop {
+        let next = match seen {
+            CLEAN => return Taken::Clean,
+            BUSY => return Taken::Busy,
+            ABSENT | UNTOUCHED => CLEAN,
+            _ => BUSY,
+        };
+        match state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) if next == CLEAN => return Taken::Clean,
+            Ok(_) => return Taken::Mine,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Makes a dirty granule busy ahead of any user. Returns whether it was dirty: then the caller
+/// writes zeros, and calls [`finish`].
+pub(crate) fn begin_ahead(state: &AtomicU8) -> bool {
+    state.compare_exchange(DIRTY, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// Ends what the caller began: the granule is `state`, [`CLEAN`] or [`UNTOUCHED`] if the caller
+/// wrote all of its zeros, or [`DIRTY`] if it could not.
+pub(crate) fn finish(cell: &AtomicU8, state: u8) {
+    cell.store(state, Ordering::Release);
+}
+
+/// Notes that the kernel has filled an absent granule with pages of zeros.
+pub(crate) fn populated(state: &AtomicU8) {
+    let _ = state.compare_exchange(ABSENT, UNTOUCHED, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+/// Notes that the granule's user is gone, with all that it or a thread of this process began. The
+/// caller is the only one that knows the memory. An absent granule may have a page that its user
+/// had the kernel make.
+pub(crate) fn recycle(state: &AtomicU8) {
+    if state.load(Ordering::Acquire) != UNTOUCHED {
+        state.store(DIRTY, Ordering::Release);
+    }
+}

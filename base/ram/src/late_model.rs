@@ -1,0 +1,127 @@
+//! A model of late memory: bytes that are zero when a user begins.
+
+use std::sync::Arc;
+
+use rustix::fs::MemfdFlags;
+use slipway_peer::Bin;
+
+use crate::{Access, DmaMap, GRANULE, LateMemory, Permissions, Region, Span};
+
+const GRANULES: usize = 4;
+const LEN: usize = GRANULES * GRANULE;
+
+/// A user of late memory and what it must see.
+struct Model {
+    memory: Arc<LateMemory>,
+    map: DmaMap,
+    bytes: Vec<u8>,
+}
+
+/// Reads `data` as a list of accesses, of zeroing ahead, of faults and of changes of user, and
+/// compares every byte that is read with the model.
+pub fn late_memory(data: &[u8]) {
+    let file = rustix::fs::memfd_create("late", MemfdFlags::CLOEXEC);
+    let Ok(file) = file else { return };
+    if rustix::fs::ftruncate(&file, LEN as u64).is_err() {
+        return;
+    }
+    let Ok(memory) = LateMemory::new(file) else { return };
+    let Some(mut model) = Model::of(memory) else { return };
+    for step in data.chunks_exact(6) {
+        let at = (usize::from(u16::from_le_bytes([step[1], step[2]])) * 4) % LEN;
+        let len = usize::from(u16::from_le_bytes([step[3], step[4]])).min(LEN - at);
+        match step[0] % 8 {
+            0 | 1 => model.write(at, len, step[5]),
+            2 => model.read(at, len),
+            3 => model.pin(at, len),
+            4 => model.word(at & !3, step[5]),
+            5 => drop(model.memory.zero_ahead(usize::from(step[5]) % GRANULES)),
+            6 => model.fault(at, step[5]),
+            _ => match model.next() {
+                Some(next) => model = next,
+                None => return,
+            },
+        }
+    }
+}
+
+impl Model {
+    fn of(memory: LateMemory) -> Option<Self> {
+        let (memory, mut map) = (Arc::new(memory), DmaMap::new());
+        let both = Permissions::READ_WRITE;
+        map.add(0, Region::late(&memory, 0, LEN as u64, both, &Bin::new()).ok()?).ok()?;
+        Some(Self { memory, map, bytes: vec![0; LEN] })
+    }
+
+    /// The user ends and another one begins.
+    fn next(&mut self) -> Option<Self> {
+        self.map.clear();
+        let memory = std::mem::replace(&mut self.memory, Arc::new(dead()?));
+        let mut memory = Arc::into_inner(memory)?;
+        memory.recycle();
+        Self::of(memory)
+    }
+
+    fn write(&mut self, at: usize, len: usize, value: u8) {
+        self.bytes[at..at + len].fill(value);
+        assert_eq!(self.map.memory().write(at as u64, &self.bytes[at..at + len]), Ok(()));
+    }
+
+    fn read(&self, at: usize, len: usize) {
+        let mut bytes = vec![0xee; len];
+        assert_eq!(self.map.memory().read(at as u64, &mut bytes), Ok(()));
+        assert!(bytes == self.bytes[at..at + len], "read {at:#x}+{len:#x}");
+    }
+
+    fn pin(&self, at: usize, len: usize) {
+        let mut spans = Vec::new();
+        assert_eq!(self.map.memory().pin(at as u64, len, Access::Write, &mut spans), Ok(()));
+        let mut bytes = vec![0xee; len];
+        let read = spans.first().map_or(Ok(()), |span| span.read(0, &mut bytes));
+        assert!(read.is_ok() && bytes == self.bytes[at..at + len], "pin {at:#x}+{len:#x}");
+    }
+
+    fn word(&mut self, at: usize, value: u8) {
+        let memory = self.map.memory();
+        let held: [u8; 4] = self.bytes[at..at + 4].try_into().unwrap_or_default();
+        assert_eq!(memory.load_u32(at as u64), Ok(u32::from_le_bytes(held)));
+        self.bytes[at..at + 4].fill(value);
+        assert_eq!(memory.store_u32(at as u64, u32::from_ne_bytes([value; 4])), Ok(()));
+    }
+
+    /// The user's process touches a byte: its fault is served, and it writes.
+    fn fault(&mut self, at: usize, value: u8) {
+        let granule = at / GRANULE * GRANULE;
+        assert_eq!(self.memory.take(granule, GRANULE), Ok(()));
+        let mut bytes = vec![0; GRANULE];
+        let Ok(its) = Span::file(self.memory.file(), 0, LEN) else { return };
+        assert_eq!(its.read(granule, &mut bytes), Ok(()));
+        assert!(bytes == self.bytes[granule..granule + GRANULE], "fault {at:#x}");
+        self.bytes[at] = value;
+        assert_eq!(its.write(at, &[value]), Ok(()));
+    }
+}
+
+/// Memory in the place of what is taken out of a model that ends.
+fn dead() -> Option<LateMemory> {
+    let file = rustix::fs::memfd_create("late", MemfdFlags::CLOEXEC).ok()?;
+    rustix::fs::ftruncate(&file, GRANULE as u64).ok()?;
+    LateMemory::new(file).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn late_memory_equals_its_model() {
+        let mut seed = 11_u64;
+        for _ in 0..20 {
+            let data: Vec<u8> = (0..1200)
+                .map(|_| {
+                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    (seed >> 56) as u8
+                })
+                .collect();
+            super::late_memory(&data);
+        }
+    }
+}

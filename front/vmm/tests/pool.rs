@@ -1,0 +1,125 @@
+//! A machine whose memory is that of an earlier one. Needs KVM and /dev/userfaultfd; without them
+//! the tests end at once and say so.
+#![allow(unsafe_code)] // guests are assembled into this program, and their bytes found by labels
+#![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
+
+#[macro_use]
+#[allow(dead_code)] // shared with the library's tests
+#[path = "../../../host/vmm/tests/guests/common.rs"]
+mod common;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::has_kvm;
+use slipway_keeper::Keeper;
+use slipway_pool::{Pool, SLOTS, Server, Settings, Shelves};
+use slipway_pool_wire::{Lease, Page, Request};
+
+const BYTES: u64 = 64 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+// Prints 'z' if the last word of each page from 2 MiB on is zero, else 's'. Writes to all of these.
+guest!(reads_and_fills:
+    "mov al, 'z'"
+    "mov edi, 0x200ffc"
+    "3: cmp dword ptr [edi], 0"
+    "je 4f"
+    "mov al, 's'"
+    "4: mov dword ptr [edi], 0xaaaaaaaa"
+    "add edi, 4096"
+    "cmp edi, 0x4000000"
+    "jb 3b"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "2: hlt"
+    "jmp 2b"
+);
+
+/// A keeper, a pool that zeroes nothing before it must, and a guest's kernel.
+struct Node {
+    directory: tempfile::TempDir,
+    pool: Pool,
+    _server: Server,
+}
+
+impl Node {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keeper");
+        let keepers = path.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&keepers));
+        let keeper = (0..60_000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            Keeper::connect(&path).ok()
+        });
+        let keeper = keeper.unwrap();
+        keeper.take(PATIENCE).unwrap();
+        let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 4));
+        let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
+        let server = pool.listen(&directory.path().join("pool")).unwrap();
+        std::fs::write(directory.path().join("kernel"), common::elf(reads_and_fills())).unwrap();
+        Self { directory, pool, _server: server }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn lease(&self) -> Lease {
+        Lease::ask(&self.path("pool"), Request { bytes: BYTES, page: Page::Base }).unwrap()
+    }
+
+    /// Runs a machine until its guest powers off.
+    fn run(&self) -> Output {
+        let lease = self.lease();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slipway-vmm"));
+        command.arg("--kernel").arg(self.path("kernel")).stdin(Stdio::null());
+        for (option, file) in [("--memory", &lease.file), ("--lease", &lease.connection)] {
+            command.args([option, &inherit(file)]);
+        }
+        command.output().unwrap()
+    }
+
+    /// Waits until the pool has taken the memory back.
+    fn all_back(&self) {
+        let mut waited = Duration::ZERO;
+        while self.pool.stats().lent > 0 || self.pool.stats().free_bytes == 0 {
+            assert!(waited < PATIENCE, "{:?}", self.pool.stats());
+            std::thread::sleep(Duration::from_millis(5));
+            waited += Duration::from_millis(5);
+        }
+    }
+}
+
+/// Has children inherit the descriptor.
+fn inherit(file: &OwnedFd) -> String {
+    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).unwrap();
+    format!("fd:{}", file.as_raw_fd())
+}
+
+#[test]
+fn a_guest_never_sees_what_an_earlier_one_wrote() {
+    let name = "a_guest_never_sees_what_an_earlier_one_wrote";
+    if !has_kvm(name) || !Path::new("/dev/userfaultfd").exists() {
+        return;
+    }
+    let node = Node::new();
+    for round in 0..3 {
+        let output = node.run();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "z", "round {round}");
+        node.all_back();
+    }
+    assert!(node.pool.stats().faults > 0);
+    // The file itself has the last guest's bytes.
+    let mut byte = [0];
+    rustix::io::pread(&node.lease().file, &mut byte, BYTES - 1).unwrap();
+    assert_eq!(byte, [0xaa]);
+}

@@ -1,0 +1,157 @@
+//! Endpoints whose clients have recycled memory: a disk gets zeros of memory that nobody touched.
+//! Needs /dev/userfaultfd; without it the test ends at once.
+//!
+//! An earlier sandbox is this program again, as the test `earlier`; the keeper is a thread.
+#![allow(clippy::unwrap_used, unsafe_code)] // a test; it maps memory as a VMM does
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{BASE, PATIENCE, Registers, ram};
+use rustix::mm::{MapFlags, ProtFlags};
+use slipway_keeper::Keeper;
+use slipway_nvme::driver::{Arena, Driver, io};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_plane::{Plane, Settings};
+use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
+use slipway_ram::{Access, DmaMap, Permissions, Region};
+use slipway_vfio_user_client::Client;
+
+/// Much, so that the pool is not done with zeroing when the test begins.
+const BYTES: u64 = 256 << 20;
+/// The environment variable for the pool's socket.
+const POOL: &str = "SLIPWAY_POOL_TEST";
+
+/// The earlier sandbox: fills its memory, and waits to be killed.
+#[test]
+fn earlier() {
+    let Some(path) = std::env::var_os(POOL) else { return };
+    let lease = ask(Path::new(&path));
+    let hand_over = HandOver::begin(lease.connection).unwrap();
+    let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, BYTES as usize);
+    let any = std::ptr::null_mut();
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe { rustix::mm::mmap(any, len, prot, MapFlags::SHARED, &lease.file, 0) };
+    let base = base.unwrap().cast::<u8>();
+    let range = Range { address: base.addr() as u64, len: BYTES, offset: 0 };
+    let _kept = hand_over.finish(&[range]).unwrap();
+    // SAFETY: the mapping, which nobody else uses.
+    unsafe { std::slice::from_raw_parts_mut(base, len) }.fill(0xaa);
+    println!("filled");
+    std::thread::sleep(PATIENCE);
+}
+
+fn ask(path: &Path) -> Lease {
+    Lease::ask(path, Request { bytes: BYTES, page: Page::Base }).unwrap()
+}
+
+/// Makes a plane with a keeper and a pool.
+fn plane(directory: &Path) -> Plane {
+    let path = directory.join("keeper");
+    let keepers = path.clone();
+    std::thread::spawn(move || slipway_keeper::serve(&keepers));
+    let keeper = (0..60_000).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        Keeper::connect(&path).ok()
+    });
+    let settings = Settings { pool: Some(BYTES), ..Settings::default() };
+    Plane::with_keeper(settings, keeper.unwrap(), &directory.join("witness")).unwrap()
+}
+
+/// Runs the earlier sandbox, until the pool has its memory back.
+fn dirty(plane: &Plane, pool: &Path) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["earlier", "--exact", "--nocapture"]).env(POOL, pool).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("filled")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let stats = || plane.pool().unwrap().stats();
+    let tries = (0..60_000).find(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        stats().lent == 0 && stats().free_bytes == BYTES
+    });
+    assert!(tries.is_some(), "{:?}", stats());
+}
+
+/// A client with memory of the pool, which passes its token to the endpoint.
+fn connect(pool: &Path, socket: &Path) -> (Arena, Registers) {
+    let lease = ask(pool);
+    let hand_over = HandOver::begin(lease.connection).unwrap();
+    let region = Region::mapped(lease.file.as_fd(), 0, BYTES, Permissions::READ_WRITE).unwrap();
+    let mut map = DmaMap::new();
+    map.add(BASE, region).unwrap();
+    let mut spans = Vec::new();
+    map.memory().pin(BASE, BYTES as usize, Access::Write, &mut spans).unwrap();
+    let address = spans[0].io_vector().0.addr() as u64;
+    let (_kept, token) = hand_over.finish(&[Range { address, len: BYTES, offset: 0 }]).unwrap();
+    let mut client = Client::connect(socket, PATIENCE).unwrap();
+    client.map(BASE, BYTES, token.as_fd(), 0, true).unwrap();
+    // The rings are at the start; the end is zeroed last.
+    (Arena::new(map.memory(), BASE, BYTES), Registers::new(client, PATIENCE))
+}
+
+#[test]
+fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
+    if !Path::new("/dev/userfaultfd").exists() || std::env::var_os(POOL).is_some() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let name = |name: &str| -> PathBuf { directory.path().join(name) };
+    let plane = plane(directory.path());
+    let _server = plane.pool().unwrap().listen(&name("pool")).unwrap();
+    let request = slipway_plane_api::v1::CreateEndpointRequest {
+        id: "late".into(),
+        socket_path: name("cntrl").to_string_lossy().into_owned(),
+        nvme: Some(slipway_plane_api::v1::NvmeController {
+            namespaces: vec![slipway_plane_api::v1::Namespace {
+                nsid: 1,
+                disk: Some(slipway_plane_api::v1::Disk {
+                    block_size: 0,
+                    kind: Some(ram(16 << 20)),
+                }),
+            }],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    plane.create(&request).unwrap();
+    dirty(&plane, &name("pool"));
+    let (arena, registers) = connect(&name("pool"), &name("cntrl"));
+    let mut driver = Driver::new(registers, arena, 32).unwrap();
+    driver.create_pair(1, 64, None).unwrap();
+    let len = 64 << 10;
+    let blocks = (len / 512) as u32;
+    let ends = (0..16).map(|at| BASE + BYTES - (at + 1) * (1 << 20));
+    let ends: Vec<u64> = ends.collect();
+    for (number, from) in ends.iter().enumerate() {
+        let write = io(NvmOpcode::Write, 1, number as u64 * u64::from(blocks), blocks);
+        driver.transfer(1, write, (*from, len)).unwrap();
+    }
+    let to = driver.arena.allocate(len).unwrap();
+    for number in 0..ends.len() {
+        driver.arena.memory().write(to, &vec![1; len]).unwrap();
+        let read = io(NvmOpcode::Read, 1, number as u64 * u64::from(blocks), blocks);
+        driver.transfer(1, read, (to, len)).unwrap();
+        let mut bytes = vec![1; len];
+        driver.arena.memory().read(to, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0), "write {number}");
+    }
+    // A read of the disk fills memory that nobody touched, and leaves zeros around.
+    let at = BASE + BYTES - (24 << 20);
+    driver.arena.memory().write(to, &vec![7; len]).unwrap();
+    driver.transfer(1, io(NvmOpcode::Write, 1, 0, blocks), (to, len)).unwrap();
+    driver.transfer(1, io(NvmOpcode::Read, 1, 0, 8), (at + 4096, 4096)).unwrap();
+    let mut bytes = vec![1; 3 * 4096];
+    driver.arena.memory().read(at, &mut bytes).unwrap();
+    let expected = [[0; 4096], [7; 4096], [0; 4096]].concat();
+    assert!(bytes == expected);
+    drop(driver);
+    plane.remove("late").unwrap();
+}

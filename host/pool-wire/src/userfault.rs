@@ -1,0 +1,149 @@
+//! userfaultfd(2): faults of one process that another one serves, in "minor" mode, where the page
+//! is there and only not mapped yet (*linux/userfaultfd.h*).
+#![allow(unsafe_code)] // ioctl(2)
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+
+/// `UFFD_API`.
+const API: u64 = 0xaa;
+/// `UFFD_FEATURE_MINOR_HUGETLBFS` and `UFFD_FEATURE_MINOR_SHMEM` (Linux 5.13 and 5.14).
+const MINOR: u64 = 1 << 9 | 1 << 10;
+/// `UFFDIO_REGISTER_MODE_MINOR`.
+const MODE_MINOR: u64 = 1 << 2;
+/// `UFFD_EVENT_PAGEFAULT`.
+const EVENT_PAGEFAULT: u8 = 0x12;
+/// The size in bytes of a message of the kernel (`struct uffd_msg`).
+const MESSAGE: usize = 32;
+
+/// Requests of ioctl(2).
+mod request {
+    /// `USERFAULTFD_IOC_NEW`, of the device (Linux 6.1).
+    pub const NEW: u64 = 0xaa00;
+    pub const API: u64 = 0xc018_aa3f;
+    pub const REGISTER: u64 = 0xc020_aa00;
+    pub const UNREGISTER: u64 = 0x8010_aa01;
+    pub const WAKE: u64 = 0x8010_aa02;
+    pub const CONTINUE: u64 = 0xc020_aa07;
+}
+
+/// The result of [`Userfault::go_on`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Continued {
+    /// This number of bytes from the start of the range is mapped, all of it or up to a page that
+    /// was mapped already.
+    Mapped(u64),
+    /// The first page of the range is mapped already, or is in no file: its next touch is served by
+    /// the kernel.
+    Passed,
+    /// The process has ended: none of its threads runs, and its mappings are gone or going.
+    Ended,
+}
+
+/// A userfaultfd.
+#[derive(Debug)]
+pub struct Userfault(OwnedFd);
+
+impl Userfault {
+    /// Makes a userfaultfd of the calling process, with `device`, an open `/dev/userfaultfd`.
+    ///
+    /// # Errors
+    /// Those of the kernel: one before 6.1 has no device, one before 5.14 no minor faults.
+    pub fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
+        let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
+        // SAFETY: the request takes flags, no address.
+        let made = unsafe { libc::ioctl(device.as_raw_fd(), request::NEW, flags) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for the caller.
+        let this = Self(unsafe { OwnedFd::from_raw_fd(made) });
+        this.call(request::API, &mut [API, MINOR, 0])?;
+        Ok(this)
+    }
+
+    /// Takes a descriptor that another process made. Not being a userfaultfd, it fails later calls.
+    pub fn of_peer(file: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&file, true)?;
+        Ok(Self(file))
+    }
+
+    /// Makes a request whose argument is these words.
+    fn call<const WORDS: usize>(&self, request: u64, words: &mut [u64; WORDS]) -> io::Result<()> {
+        // SAFETY: the kernel reads and writes the words, as many as the request has, or fewer: the
+        // callers' arrays are the structures of linux/userfaultfd.h.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request, words.as_mut_ptr()) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Registers a mapping of the calling process.
+    ///
+    /// # Errors
+    /// Those of the kernel: the range is not that of a shared mapping of a file in memory.
+    pub fn register(&self, address: u64, len: u64) -> io::Result<()> {
+        self.call(request::REGISTER, &mut [address, len, MODE_MINOR, 0])
+    }
+
+    /// Ends the registration of a range: its later faults are the kernel's.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn unregister(&self, address: u64, len: u64) -> io::Result<()> {
+        self.call(request::UNREGISTER, &mut [address, len])
+    }
+
+    /// Has the threads that wait for a page of the range touch it again.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn wake(&self, address: u64, len: u64) -> io::Result<()> {
+        self.call(request::WAKE, &mut [address, len])
+    }
+
+    /// Maps the pages of the range, whose bytes are final, and wakes who waits for them.
+    ///
+    /// # Errors
+    /// Those of the kernel: the range is not registered.
+    pub fn go_on(&self, address: u64, len: u64) -> io::Result<Continued> {
+        loop {
+            let mut words = [address, len, 0, 0];
+            let outcome = self.call(request::CONTINUE, &mut words);
+            let mapped = words[3].cast_signed();
+            let errno = outcome.err().map(|error| Errno::from_io_error(&error));
+            return match errno {
+                None => Ok(Continued::Mapped(len)),
+                Some(Some(Errno::SRCH)) => Ok(Continued::Ended),
+                Some(_) if mapped > 0 => Ok(Continued::Mapped(mapped.unsigned_abs())),
+                // The process is changing its address space.
+                Some(Some(Errno::AGAIN)) => continue,
+                Some(Some(Errno::EXIST | Errno::FAULT)) => Ok(Continued::Passed),
+                Some(errno) => Err(errno.unwrap_or(Errno::IO).into()),
+            };
+        }
+    }
+
+    /// Returns the addresses of some of the faults that wait, at most 16. Never waits.
+    ///
+    /// # Errors
+    /// Those of read(2).
+    pub fn faults(&self) -> io::Result<Vec<u64>> {
+        let mut messages = [0; 16 * MESSAGE];
+        let read = match rustix::io::read(&self.0, &mut messages) {
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            other => other?,
+        };
+        let messages = messages[..read].chunks_exact(MESSAGE);
+        let faults = messages.filter(|message| message[0] == EVENT_PAGEFAULT);
+        // Flags, then the address (`struct uffd_msg`).
+        let address = |message: &[u8]| message[16..24].try_into().map_or(0, u64::from_ne_bytes);
+        Ok(faults.map(address).collect())
+    }
+}
+
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

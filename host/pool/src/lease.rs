@@ -1,0 +1,303 @@
+//! The memory of one sandbox: given, its faults served, taken back.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use slipway_peer::{Bin, Foreign};
+use slipway_pool_wire::{Continued, Range, Userfault, WireError};
+use slipway_ram::{GRANULE, LateMemory, NotYet};
+use slipway_reactor::Bell;
+
+use crate::pool::{Shared, page_size};
+use crate::shelf::{Left, Place};
+
+/// The most bytes that are mapped for one fault.
+const BATCH: u64 = 2 << 20;
+/// The time that a launcher may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two looks whether a sandbox whose connection has ended is gone.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// The memory of one sandbox.
+pub(crate) struct Lease {
+    shared: Arc<Shared>,
+    memory: Arc<LateMemory>,
+    /// The size of the memory's pages in bytes.
+    page: u64,
+    /// Rings when all of the memory was zeroed ahead.
+    bell: Arc<Bell>,
+    connection: OwnedFd,
+    faults: Userfault,
+    ranges: Vec<Range>,
+    place: Option<Place>,
+}
+
+/// What a poll found.
+struct Ready {
+    faults: bool,
+    hung_up: bool,
+    bell: bool,
+}
+
+impl Lease {
+    /// Gives memory to the launcher at `connection`, and waits until its VMM has handed its faults
+    /// over. If that never happens, the memory goes to the kernel: whoever has the file may have
+    /// mapped it.
+    pub(crate) fn give(shared: &Arc<Shared>, connection: OwnedFd) -> Result<Self, WireError> {
+        let bin = Bin::new();
+        let failed = |what| move |source: std::io::Error| WireError::Io { what, source };
+        let timeout = set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE));
+        timeout.map_err(|errno| failed("setting a deadline")(errno.into()))?;
+        let request = slipway_pool_wire::accept(connection.as_fd(), &bin)?;
+        let timeout = set_socket_timeout(&connection, Timeout::Recv, None);
+        timeout.map_err(|errno| failed("setting a deadline")(errno.into()))?;
+        let (memory, place) = match Self::choose(shared, request) {
+            Ok(chosen) => chosen,
+            Err(text) => {
+                slipway_pool_wire::answer(connection.as_fd(), Err(&text))?;
+                return Err(WireError::Refused(text));
+            }
+        };
+        // Before anybody else has the file: a device that is given it must know what it is.
+        shared.settings.files.add(&memory);
+        slipway_pool_wire::answer(connection.as_fd(), Ok(memory.file()))?;
+        let token = token(&memory).map_err(failed("opening memory for its name"))?;
+        slipway_pool_wire::send_token(connection.as_fd(), token.as_fd(), shared.device())?;
+        let (faults, ranges) = slipway_pool_wire::receive_faults(connection.as_fd(), &bin)?;
+        let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
+        if ranges.iter().any(lost) {
+            return Err(WireError::Malformed);
+        }
+        let faults = Userfault::of_peer(Foreign::into_owned(faults));
+        let faults = faults.map_err(failed("taking a userfaultfd"))?;
+        let bell = Arc::new(Bell::new().map_err(failed("making an eventfd"))?);
+        if let Some(place) = &place {
+            let kept = place.put(&memory, &connection, &faults, &ranges);
+            kept.map_err(failed("leaving memory with the keeper"))?;
+        }
+        let page = page_size(memory.file());
+        let shared = Arc::clone(shared);
+        let lease = Self { shared, memory, page, bell, connection, faults, ranges, place };
+        slipway_pool_wire::confirm(lease.connection.as_fd()).or_else(|error| match error {
+            // The VMM has ended meanwhile, which is noticed later like any other end.
+            WireError::Ended => Ok(()),
+            other => Err(other),
+        })?;
+        lease.shared.lend(&lease.memory, &lease.bell);
+        Ok(lease)
+    }
+
+    /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed now.
+    fn choose(
+        shared: &Shared,
+        request: slipway_pool_wire::Request,
+    ) -> Result<(Arc<LateMemory>, Option<Place>), String> {
+        let place = match &shared.settings.shelves {
+            Some(shelves) => Some(shelves.place().ok_or("the keeper is full")?),
+            None => None,
+        };
+        let memory = shared.take(request)?;
+        if place.is_none() {
+            settle(&memory, 0, memory.len());
+        }
+        Ok((memory, place))
+    }
+
+    /// Goes on with what a predecessor left.
+    pub(crate) fn resume(shared: &Arc<Shared>, left: Left) -> std::io::Result<Self> {
+        let shelves = shared.settings.shelves.as_ref();
+        let shelves = shelves.ok_or_else(|| std::io::Error::other("there is no keeper"))?;
+        let place = shelves.used(left.number);
+        let parts = match left.take_apart() {
+            Ok(parts) => parts,
+            Err(error) => {
+                // The last close of the userfaultfd would show the sandbox what is not zeroed. Its
+                // faults wait, and what the keeper holds stays there.
+                std::mem::forget(place);
+                return Err(error);
+            }
+        };
+        let (memory, bell) = (Arc::new(parts.memory), Arc::new(Bell::new()?));
+        let page = page_size(memory.file());
+        shared.settings.files.add(&memory);
+        shared.lend(&memory, &bell);
+        Ok(Self {
+            shared: Arc::clone(shared),
+            memory,
+            page,
+            bell,
+            connection: parts.connection,
+            faults: parts.faults,
+            ranges: parts.ranges,
+            place: Some(place),
+        })
+    }
+
+    /// Serves the lease on a thread of its own.
+    pub(crate) fn spawn(self) -> std::io::Result<()> {
+        std::thread::Builder::new().name("pool-lease".into()).spawn(move || self.serve())?;
+        Ok(())
+    }
+
+    /// Serves faults until the VMM's process is gone, and takes the memory back.
+    pub(crate) fn serve(self) {
+        let mut hung_up = false;
+        loop {
+            match self.wait(hung_up) {
+                Err(error) => {
+                    tracing::error!(%error, "faults of a sandbox cannot be served");
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+                Ok(ready) => {
+                    hung_up |= ready.hung_up;
+                    if ready.bell {
+                        self.bell.silence();
+                        self.release();
+                    }
+                    if ready.faults {
+                        self.serve_faults();
+                    }
+                }
+            }
+            if hung_up && self.is_gone() {
+                return self.take_back();
+            }
+        }
+    }
+
+    /// Waits until there is something to do, for a moment only once the connection has ended.
+    fn wait(&self, hung_up: bool) -> std::io::Result<Ready> {
+        let mut polled = [
+            PollFd::new(&self.faults, PollFlags::IN),
+            PollFd::new(&*self.bell, PollFlags::IN),
+            PollFd::new(&self.connection, PollFlags::RDHUP),
+        ];
+        // A connection that has ended would end each poll at once.
+        let (polled, limit) = match hung_up {
+            true => (&mut polled[..2], Some(&LOOK)),
+            false => (&mut polled[..], None),
+        };
+        match rustix::event::poll(polled, limit) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => drop(other?),
+        }
+        let found = |at: usize, flags| {
+            polled.get(at).is_some_and(|one: &PollFd<'_>| one.revents().intersects(flags))
+        };
+        Ok(Ready {
+            // A userfaultfd that cannot be read any more is no reason to poll again at once.
+            faults: found(0, PollFlags::IN),
+            bell: found(1, PollFlags::IN),
+            hung_up: found(2, PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
+        })
+    }
+
+    fn serve_faults(&self) {
+        for address in self.faults.faults().unwrap_or_default() {
+            self.shared.faults.fetch_add(1, Ordering::Relaxed);
+            let holds = |one: &&Range| one.address <= address && address - one.address < one.len;
+            if let Some(range) = self.ranges.iter().find(holds) {
+                self.serve_fault(range, address - range.address);
+            }
+        }
+    }
+
+    /// Zeroes and maps pages from byte `at` of a range on, up to the end of its block of 2 MiB.
+    fn serve_fault(&self, range: &Range, at: u64) {
+        let unit = self.page.max(GRANULE as u64);
+        // By offsets in the file, since the table's granules are the file's.
+        let offset = range.offset + at;
+        let start = (offset - offset % unit).max(range.offset);
+        let last = (offset - offset % BATCH + BATCH).min(range.offset + range.len);
+        let mut end = (offset - offset % unit + unit).min(last);
+        settle(&self.memory, start as usize, (end - start) as usize);
+        while end < last {
+            let part = unit.min(last - end);
+            if self.memory.take(end as usize, part as usize).is_err() {
+                break;
+            }
+            end += part;
+        }
+        self.map(range, start - range.offset..end - range.offset);
+    }
+
+    /// Maps the pages of a part of a range, whose granules are clean.
+    fn map(&self, range: &Range, part: std::ops::Range<u64>) {
+        let (mut at, mut passed) = (part.start, false);
+        while at < part.end {
+            match self.faults.go_on(range.address + at, part.end - at) {
+                Ok(Continued::Mapped(bytes)) => at += bytes,
+                Ok(Continued::Passed) => {
+                    passed = true;
+                    at += self.page;
+                }
+                Ok(Continued::Ended) => return,
+                // Not registered (any more): the kernel serves what is touched there.
+                Err(_) => {
+                    passed = true;
+                    break;
+                }
+            }
+        }
+        if passed {
+            let _ = self.faults.wake(range.address + part.start, part.end - part.start);
+        }
+    }
+
+    /// Leaves further faults to the kernel: all of the memory is zeroed.
+    fn release(&self) {
+        settle(&self.memory, 0, self.memory.len());
+        for range in &self.ranges {
+            if let Err(error) = self.faults.unregister(range.address, range.len) {
+                tracing::debug!(%error, "memory of a sandbox stays registered");
+            }
+        }
+    }
+
+    /// Returns whether no thread of the VMM's process runs any more. A process that only closed its
+    /// connection still has the memory.
+    fn is_gone(&self) -> bool {
+        let Some(range) = self.ranges.first() else { return false };
+        // What the kernel maps here must be clean.
+        settle(&self.memory, range.offset as usize, self.page as usize);
+        matches!(self.faults.go_on(range.address, self.page), Ok(Continued::Ended))
+    }
+
+    /// Gives the memory back to the pool as soon as nothing in this process refers to it.
+    fn take_back(self) {
+        let Self { shared, mut memory, place, .. } = self;
+        shared.unlend(&memory);
+        shared.settings.files.remove(&memory);
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(alone) = Arc::get_mut(&mut memory) {
+                alone.recycle();
+                break;
+            }
+            // A request in flight, or an endpoint that has not noticed the end of its client.
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+        // From here on a successor knows nothing of the memory.
+        drop(place);
+        shared.put(memory);
+    }
+}
+
+/// Takes granules, and waits for other threads that are zeroing any of them.
+fn settle(memory: &LateMemory, offset: usize, len: usize) {
+    while memory.take(offset, len) == Err(NotYet::Busy) {
+        std::thread::yield_now();
+    }
+}
+
+/// Opens the file for writing only: it can be neither read nor mapped.
+fn token(memory: &LateMemory) -> std::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", memory.file().as_raw_fd());
+    Ok(OpenOptions::new().write(true).open(path)?.into())
+}

@@ -1,0 +1,37 @@
+//! A node's pool of recycled memory for sandboxes.
+//!
+//! Making gigabytes of pages costs time, and so does writing zeros into them, most of which nobody
+//! ever looks at. A [`Pool`] keeps the memory of sandboxes that have ended, as files in memory, and
+//! gives one to the next sandbox at once. Its pages are zeroed later, each before anybody sees it
+//! (`slipway_ram::LateMemory`; FastIOV, section 4.3.2, decouples zeroing from mapping in the same
+//! way):
+//! - pages that the VMM touches before its guest runs, or that the guest touches, fault. A thread of
+//!   each sandbox (`lease`) serves its faults, up to 2 MiB at a time;
+//! - a device of this process that meets a page first zeroes it (`slipway_ram::LateFiles`, which
+//!   knows the pool's files);
+//! - a thread at idle priority (`background`) zeroes ahead, for sandboxes first, then memory that
+//!   nobody has. When it has zeroed all of a sandbox's memory, the sandbox's faults are the
+//!   kernel's again.
+//!
+//! Memory is given again when no thread of the VMM's process runs any more, which the kernel tells
+//! by its userfaultfd, and no device of this process refers to it.
+//!
+//! If this process dies, nobody may close the last userfaultfd of memory that is not zeroed yet:
+//! the kernel would then show its bytes. So userfaultfd, file and table lie with a keeper, and a
+//! successor goes on ([`Pool::resume`]). Without a keeper, memory is zeroed before it is given.
+//!
+//! Not here: NUMA nodes, memory for hardware functions.
+//!
+//! Dependencies: `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
+//! process, `slipway-ram` for the pages, `slipway-reactor` for its bell, `slipway-peer` for
+//! descriptors, `rustix` and `libc` for calls, `tracing` for the daemon's log.
+
+mod background;
+mod lease;
+mod pool;
+mod server;
+mod shelf;
+
+pub use pool::{Pool, Settings, Stats};
+pub use server::Server;
+pub use shelf::{Left, SLOTS, Shelves};

@@ -1,0 +1,83 @@
+//! The socket where launchers ask for memory.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::lease::Lease;
+use crate::pool::Shared;
+
+/// The number of launchers that may wait for the pool to look at them.
+const BACKLOG: i32 = 128;
+
+/// The server of launchers. Dropping it ends the server and removes the socket; memory that was
+/// given stays served.
+pub struct Server {
+    path: PathBuf,
+    listener: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    pub(crate) fn start(shared: &Arc<Shared>, path: &Path) -> std::io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // Before bind(2), which gives the socket's path the mode: nobody else ever may connect.
+        rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&listener, &address)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        let listener = Arc::new(listener);
+        let (shared, theirs) = (Arc::clone(shared), Arc::clone(&listener));
+        let run = move || accept_all(&shared, &theirs);
+        let thread = std::thread::Builder::new().name("pool-door".into()).spawn(run)?;
+        Ok(Self { path: path.to_owned(), listener, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Has a thread that waits in accept(2) return.
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn accept_all(shared: &Arc<Shared>, listener: &OwnedFd) {
+    loop {
+        match rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC) {
+            Ok(connection) => begin(shared, connection),
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                tracing::error!("no descriptor is left for memory of a sandbox");
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// Serves a launcher, and then its VMM, on a thread of its own: faults, and requests that change the
+/// VMM's address space, wait for what the VMM does.
+fn begin(shared: &Arc<Shared>, connection: OwnedFd) {
+    let shared = Arc::clone(shared);
+    let run = move || match Lease::give(&shared, connection) {
+        Ok(lease) => lease.serve(),
+        Err(error) => tracing::warn!(%error, "memory was not given"),
+    };
+    if let Err(error) = std::thread::Builder::new().name("pool-lease".into()).spawn(run) {
+        tracing::error!(%error, "no thread is left for memory of a sandbox");
+    }
+}

@@ -1,0 +1,143 @@
+//! What of a sandbox's memory lies with the keeper.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use slipway_keeper::{Keeper, Shelf};
+use slipway_pool_wire::{Range, Userfault};
+use slipway_ram::{Lasting, LateMemory};
+
+/// The number of the keeper's slots for one sandbox's memory.
+pub const SLOTS: u32 = 8;
+const FILE: u32 = 0;
+const TABLE: u32 = 1;
+const FAULTS: u32 = 2;
+const CONNECTION: u32 = 3;
+const RANGES: u32 = 4;
+
+/// First word of the ranges: their layout.
+const LAYOUT: u64 = u64::from_be_bytes(*b"slipmem1");
+
+/// The keeper's slots for the memory of sandboxes. Clones share them.
+#[derive(Clone)]
+pub struct Shelves {
+    keeper: Arc<Keeper>,
+    slots: std::ops::Range<u32>,
+    taken: Arc<Mutex<BTreeSet<u32>>>,
+}
+
+/// What a predecessor left of a sandbox's memory.
+pub struct Left {
+    /// The number of its place.
+    pub number: u32,
+    /// Descriptors by slot.
+    pub files: BTreeMap<u32, OwnedFd>,
+}
+
+/// The place of one sandbox's memory.
+pub(crate) struct Place {
+    number: u32,
+    shelf: Shelf,
+    all: Shelves,
+}
+
+impl Shelves {
+    /// Uses the slots `slots` of `keeper`.
+    pub fn new(keeper: Arc<Keeper>, slots: std::ops::Range<u32>) -> Self {
+        Self { keeper, slots, taken: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        // Changed in single calls: a panic leaves it consistent.
+        self.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns a free place.
+    pub(crate) fn place(&self) -> Option<Place> {
+        let mut taken = self.lock();
+        let number = (0..self.slots.len() as u32 / SLOTS).find(|one| !taken.contains(one))?;
+        taken.insert(number);
+        drop(taken);
+        Some(self.at(number))
+    }
+
+    /// Returns the place that a predecessor used.
+    pub(crate) fn used(&self, number: u32) -> Place {
+        self.lock().insert(number);
+        self.at(number)
+    }
+
+    fn at(&self, number: u32) -> Place {
+        let start = self.slots.start + number * SLOTS;
+        let shelf = Shelf::new(self.keeper.clone(), start..start + SLOTS);
+        Place { number, shelf, all: self.clone() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // An error means that the keeper is gone, and then it holds nothing.
+        let _ = self.shelf.clear_all();
+        self.all.lock().remove(&self.number);
+    }
+}
+
+impl Place {
+    /// Leaves everything that a successor needs with the keeper. The userfaultfd last: the keeper's
+    /// place is complete when it is there.
+    pub(crate) fn put(
+        &self,
+        memory: &LateMemory,
+        connection: impl AsFd,
+        faults: &Userfault,
+        ranges: &[Range],
+    ) -> std::io::Result<()> {
+        let parts = ranges.iter().flat_map(|one| [one.address, one.len, one.offset]);
+        let kept = Lasting::new("slipway-ranges", (2 + 3 * ranges.len()) * 8)?;
+        let words = [LAYOUT, ranges.len() as u64].into_iter().chain(parts);
+        for (word, value) in kept.words().iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.shelf.put(FILE, memory.file())?;
+        self.shelf.put(TABLE, memory.table()?)?;
+        self.shelf.put(CONNECTION, connection)?;
+        let ranges = kept.file().ok_or(std::io::ErrorKind::Unsupported)?;
+        self.shelf.put(RANGES, ranges)?;
+        self.shelf.put(FAULTS, faults)
+    }
+}
+
+/// The parts that a predecessor left.
+pub(crate) struct Parts {
+    pub(crate) memory: LateMemory,
+    pub(crate) connection: OwnedFd,
+    pub(crate) faults: Userfault,
+    pub(crate) ranges: Vec<Range>,
+}
+
+impl Left {
+    /// Takes the parts.
+    ///
+    /// # Errors
+    /// One is missing or has another layout.
+    pub(crate) fn take_apart(mut self) -> std::io::Result<Parts> {
+        let mut part = |slot| {
+            self.files.remove(&slot).ok_or_else(|| std::io::Error::other("a part was not kept"))
+        };
+        let faults = Userfault::of_peer(part(FAULTS)?)?;
+        let memory = LateMemory::of_predecessor(part(FILE)?, part(TABLE)?)?;
+        let (connection, kept) = (part(CONNECTION)?, Lasting::of(part(RANGES)?)?);
+        let words: Vec<u64> =
+            kept.words().iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let ranges = match words.split_at_checked(2) {
+            Some(([LAYOUT, count], rest)) => {
+                let all = rest.as_chunks::<3>().0.iter().take(*count as usize);
+                all.map(|&[address, len, offset]| Range { address, len, offset }).collect()
+            }
+            _ => return Err(std::io::Error::other("another layout")),
+        };
+        Ok(Parts { memory, connection, faults, ranges })
+    }
+}

@@ -1,0 +1,303 @@
+//! A pool and processes that have memory of it. Needs /dev/userfaultfd; without it the tests end at
+//! once and say so.
+//!
+//! A process that plays a launcher and its VMM is this program again, as the test `user`.
+
+#![allow(clippy::unwrap_used, unsafe_code)] // a test; it maps memory as a VMM does
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use slipway_keeper::Keeper;
+use slipway_peer::Bin;
+use slipway_pool::{Left, Pool, SLOTS, Settings, Shelves};
+use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
+use slipway_ram::{DmaMap, LateFiles, Permissions};
+
+const BYTES: u64 = 8 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that has memory of the pool.
+struct User {
+    child: Child,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl User {
+    /// Starts a process that takes memory of the pool at `path`.
+    fn start(path: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["user", "--exact", "--nocapture"]).env("POOL", path);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut answers = BufReader::new(child.stdout.take().unwrap());
+        // The test harness prints lines of its own first.
+        let mut line = String::new();
+        while !line.contains("ready") {
+            line.clear();
+            assert!(answers.read_line(&mut line).unwrap() > 0, "the user ended");
+        }
+        Self { child, answers }
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn end(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// The process itself: obeys words on standard input.
+#[test]
+fn user() {
+    let Some(path) = std::env::var_os("POOL") else { return };
+    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page: Page::Base }).unwrap();
+    let hand_over = HandOver::begin(lease.connection).unwrap();
+    let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, BYTES as usize);
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &lease.file, 0)
+    };
+    let base = base.unwrap().cast::<u8>();
+    // Two ranges, as of a machine with memory above its window, and not at a boundary of 2 MiB.
+    let half = BYTES / 2 + 4096;
+    let range = |offset, len| Range { address: base.addr() as u64 + offset, len, offset };
+    let ranges = [range(0, half), range(half, BYTES - half)];
+    let (connection, token) = hand_over.finish(&ranges).unwrap();
+    drop(lease.file);
+    let mut connection = Some(connection);
+    println!("ready");
+    for line in std::io::stdin().lines() {
+        // SAFETY: the mapping, which only this loop uses.
+        let memory = unsafe { std::slice::from_raw_parts_mut(base, len) };
+        match line.unwrap().as_str() {
+            "stale" => println!("{}", memory.iter().filter(|byte| **byte != 0).count()),
+            "fill" => {
+                memory.fill(0xaa);
+                println!("filled");
+            }
+            "last" => println!("{}", memory[len - 1]),
+            "write" => {
+                memory[5 << 20] = 0xaa;
+                println!("written");
+            }
+            "hang up" => {
+                connection.take();
+                println!("hung up");
+            }
+            "token" => {
+                let mut byte = [0];
+                let read = rustix::io::pread(&token, &mut byte, 0).is_ok();
+                let (any, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
+                // SAFETY: a fresh mapping, which is never used.
+                let map = |prot| unsafe { rustix::mm::mmap(any, len, prot, flags, &token, 0) };
+                let mapped = map(ProtFlags::READ).is_ok() || map(prot).is_ok();
+                println!("{}", read || mapped);
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// Connects to a keeper that may not listen yet.
+fn connect(path: &Path) -> Keeper {
+    let tries = std::iter::repeat_with(|| Keeper::connect(path)).take(60_000);
+    let connected = tries.map(Result::ok).find_map(|keeper| {
+        std::thread::sleep(Duration::from_millis(1));
+        keeper
+    });
+    connected.unwrap()
+}
+
+/// A node: a keeper, a directory, and one pool after the other.
+struct Node {
+    directory: tempfile::TempDir,
+    files: LateFiles,
+}
+
+impl Node {
+    fn new() -> Option<Self> {
+        if !Path::new("/dev/userfaultfd").exists() || std::env::var_os("POOL").is_some() {
+            eprintln!("needs /dev/userfaultfd");
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keeper");
+        std::thread::spawn(move || slipway_keeper::serve(&path));
+        Some(Self { directory, files: LateFiles::default() })
+    }
+
+    fn keeper(&self) -> (Arc<Keeper>, Vec<Left>) {
+        let keeper = connect(&self.directory.path().join("keeper"));
+        let mut left: Vec<Left> = Vec::new();
+        for (slot, file) in keeper.take(PATIENCE).unwrap() {
+            let number = slot / SLOTS;
+            if left.last().is_none_or(|last| last.number != number) {
+                left.push(Left { number, files: Default::default() });
+            }
+            left.last_mut().unwrap().files.insert(slot % SLOTS, file);
+        }
+        (Arc::new(keeper), left)
+    }
+
+    fn pool(&self, ahead: bool, kept: bool) -> Pool {
+        let keeper = kept.then(|| self.keeper());
+        let (shelves, left) = match keeper {
+            Some((keeper, left)) => (Some(Shelves::new(keeper, 0..SLOTS * 16)), left),
+            None => (None, Vec::new()),
+        };
+        let files = self.files.clone();
+        let pool = Pool::new(Settings { limit: BYTES, ahead, files, shelves }).unwrap();
+        pool.resume(left).unwrap();
+        pool
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.directory.path().join("pool")
+    }
+}
+
+/// Waits until the pool has taken all memory back.
+fn all_back(pool: &Pool) {
+    let mut waited = Duration::ZERO;
+    while pool.stats().lent > 0 || pool.stats().free_bytes == 0 {
+        assert!(waited < PATIENCE, "{:?}", pool.stats());
+        std::thread::sleep(Duration::from_millis(5));
+        waited += Duration::from_millis(5);
+    }
+}
+
+#[test]
+fn memory_of_a_process_that_ended_is_zeros_for_the_next() {
+    for (ahead, kept) in [(false, true), (true, true), (false, false)] {
+        let Some(node) = Node::new() else { return };
+        let pool = node.pool(ahead, kept);
+        let _server = pool.listen(&node.socket()).unwrap();
+        for _ in 0..3 {
+            let mut user = User::start(&node.socket());
+            assert_eq!(user.ask("stale"), "0");
+            assert_eq!(user.ask("fill"), "filled");
+            assert_eq!(user.ask("last"), "170");
+            assert_eq!(user.ask("token"), "false");
+            user.end();
+            all_back(&pool);
+        }
+        assert!(ahead || !kept || pool.stats().faults > 0);
+    }
+}
+
+#[test]
+fn a_device_meets_zeros_and_what_the_process_wrote() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, true);
+    let _server = pool.listen(&node.socket()).unwrap();
+    let mut user = User::start(&node.socket());
+    user.ask("fill");
+    user.end();
+    all_back(&pool);
+    let lease = Lease::ask(&node.socket(), Request { bytes: BYTES, page: Page::Base }).unwrap();
+    // The file shows what the last process wrote, so a lease whose VMM never came is not reused.
+    let mut byte = [0];
+    rustix::io::pread(&lease.file, &mut byte, 0).unwrap();
+    assert_eq!(byte, [0xaa]);
+    let region = |files: &LateFiles, file: &std::os::fd::OwnedFd| {
+        files.region(file.as_fd(), 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
+    };
+    let mut map = DmaMap::new();
+    map.add(0, region(&node.files, &lease.file)).unwrap();
+    let mut bytes = vec![1; BYTES as usize];
+    map.memory().read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    drop(lease);
+    drop(map);
+    let mut user = User::start(&node.socket());
+    assert_eq!(user.ask("stale"), "0");
+    user.end();
+    all_back(&pool);
+    assert_eq!(pool.stats().free_bytes, BYTES);
+}
+
+/// The memory stays with a process that only ends its connection.
+#[test]
+fn memory_is_not_given_again_while_its_process_lives() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, true);
+    let _server = pool.listen(&node.socket()).unwrap();
+    let mut hostile = User::start(&node.socket());
+    hostile.ask("fill");
+    hostile.ask("hang up");
+    let mut next = User::start(&node.socket());
+    assert_eq!(next.ask("stale"), "0");
+    assert_eq!(next.ask("write"), "written");
+    assert_eq!(hostile.ask("last"), "170");
+    assert_eq!(pool.stats().lent, 2);
+    hostile.end();
+    next.end();
+    all_back(&pool);
+}
+
+#[test]
+fn a_successor_serves_the_faults_of_those_that_were_given_memory() {
+    let Some(node) = Node::new() else { return };
+    // The predecessor is a process of its own, which is killed with faults to serve.
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["predecessor", "--exact"]).env("POOL_NODE", node.directory.path());
+    let mut predecessor = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut waited = Duration::ZERO;
+    while !node.directory.path().join("recycled").exists() {
+        assert!(waited < PATIENCE);
+        std::thread::sleep(Duration::from_millis(5));
+        waited += Duration::from_millis(5);
+    }
+    let mut user = User::start(&node.socket());
+    assert_eq!(user.ask("write"), "written");
+    predecessor.kill().unwrap();
+    predecessor.wait().unwrap();
+    let pool = node.pool(false, true);
+    assert_eq!(pool.stats().lent, 1);
+    assert_eq!((user.ask("stale"), user.ask("last")), ("1".into(), "0".into()));
+    assert!(pool.stats().faults > 0);
+    user.end();
+    all_back(&pool);
+}
+
+/// The predecessor itself: recycles memory, and gives it until it is killed.
+#[test]
+fn predecessor() {
+    let Some(directory) = std::env::var_os("POOL_NODE") else { return };
+    let directory = Path::new(&directory);
+    let keeper = connect(&directory.join("keeper"));
+    assert!(keeper.take(PATIENCE).unwrap().is_empty());
+    let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 16));
+    let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
+    let _server = pool.listen(&directory.join("pool")).unwrap();
+    let mut user = User::start(&directory.join("pool"));
+    user.ask("fill");
+    user.end();
+    all_back(&pool);
+    std::fs::write(directory.join("recycled"), "").unwrap();
+    std::thread::sleep(PATIENCE);
+}
+
+#[test]
+fn what_cannot_be_given_is_refused() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, false);
+    let _server = pool.listen(&node.socket()).unwrap();
+    for bytes in [0, 4096, 1 << 60] {
+        let refused = Lease::ask(&node.socket(), Request { bytes, page: Page::Base });
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("whole units of 64 KiB"), "{text}");
+    }
+    assert_eq!(pool.stats().lent, 0);
+}
