@@ -28,8 +28,8 @@ pub(super) struct Leaving {
 }
 
 impl Functions {
-    /// Returns the functions that are on the bus: number, name, whether the server is connected, and
-    /// whether the guest has been asked to give the function up.
+    /// Returns the functions that are on the bus: number, name, whether the server is connected,
+    /// and whether the guest has been asked to give the function up.
     pub fn list(&self) -> Value {
         let describe = |(number, function): (&usize, &Function)| {
             json!({
