@@ -6,8 +6,8 @@
 //! executable.
 //!
 //! The faults of memory that a pool gave are served for this process's mappings, as they are. A
-//! copy of them, in a child process or moved by mremap(2), would show what pages held before: no
-//! thread can make either.
+//! copy of them, in a child process or moved by mremap(2), would show what pages held before, and
+//! so would pages that madvise(2) collapses into a huge one: no thread can do any of this.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub enum Role {
 
 /// Calls of every thread: locks, memory, signals, its end, messages to the functions' servers, and
 /// threads that close what servers have sent.
-const EVERYWHERE: [c_long; 32] = [
+const EVERYWHERE: [c_long; 31] = [
     libc::SYS_brk,
     libc::SYS_clone3,
     libc::SYS_clock_gettime,
@@ -43,7 +43,6 @@ const EVERYWHERE: [c_long; 32] = [
     libc::SYS_getrandom,
     libc::SYS_gettid,
     libc::SYS_lseek,
-    libc::SYS_madvise,
     libc::SYS_munmap,
     libc::SYS_poll,
     libc::SYS_ppoll,
@@ -62,6 +61,9 @@ const EVERYWHERE: [c_long; 32] = [
     libc::SYS_tgkill,
     libc::SYS_write,
 ];
+
+/// Advice on memory: what the C library gives back, and what core dumps leave out.
+const ADVICE: [libc::c_int; 3] = [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_DONTDUMP];
 
 /// Further calls of the event loop: clients, watches of connections, the eventfd of a new
 /// function's pin, statistics, a socket's path that is removed at the end.
@@ -136,6 +138,8 @@ fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
     let requests = KVM_SHARED.iter().chain(requests);
     let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, requests);
+    let advice = ADVICE.iter().map(|advice| equals(2, *advice as u64)).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_madvise, advice);
     // A new thread shares all memory.
     let shares = SeccompCmpOp::MaskedEq(libc::CLONE_VM as u64);
     let width = SeccompCmpArgLen::Dword;
@@ -200,6 +204,12 @@ mod tests {
                 // SAFETY: no mapping is at the null address.
                 let moved = unsafe { libc::mremap(std::ptr::null_mut(), 4096, 8192, 0) };
                 moved == libc::MAP_FAILED && denied(std::io::Error::last_os_error())
+            }));
+            assert!(filtered(role, move || {
+                let advice = libc::MADV_COLLAPSE;
+                // SAFETY: no mapping is at the null address.
+                let collapsed = unsafe { libc::madvise(std::ptr::null_mut(), 4096, advice) };
+                collapsed < 0 && denied(std::io::Error::last_os_error())
             }));
         }
     }

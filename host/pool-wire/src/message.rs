@@ -198,7 +198,8 @@ pub(crate) fn send_faults(
     send(socket, &bytes(&[FAULTS].into_iter().chain(parts).collect::<Vec<_>>()), &[faults])
 }
 
-/// Receives a userfaultfd and the ranges that are registered with it: 1 to 8, which do not overflow.
+/// Receives a userfaultfd and the ranges that are registered with it: 1 to 8, none of which
+/// overflows.
 ///
 /// # Errors
 /// [`WireError`].

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::pool::{Job, Shared};
+use crate::shared::{Job, Shared};
 
 /// The number of granules between two looks at the work: a tenth of a millisecond's writing.
 const BATCH: usize = 16;
@@ -16,15 +16,15 @@ pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<()> {
 }
 
 fn run(shared: &Weak<Shared>) {
-    idle(true);
     while let Some(pool) = shared.upgrade() {
         let Some(job) = pool.next_job(BATCH) else { return };
-        // At idle priority this thread may lose its CPU for long. It must not do so with a granule
-        // that a device waits for, so the CPU is idle when a batch begins, and the batch is brief.
-        idle(false);
-        let zeroed = zero(&job);
+        // At idle priority this thread may lose its CPU for long. It must not do so with a lock, or
+        // with a granule that a device waits for: it only waits for an idle CPU, and what it does
+        // then is brief.
         idle(true);
-        pool.zeroed(zeroed);
+        std::thread::yield_now();
+        idle(false);
+        pool.zeroed(zero(&job));
         if let Some(done) = job.done {
             done.ring();
         }

@@ -13,7 +13,7 @@ use slipway_pool_wire::{Continued, Range, Userfault, WireError};
 use slipway_ram::{GRANULE, LateMemory, NotYet};
 use slipway_reactor::Bell;
 
-use crate::pool::{Shared, page_size};
+use crate::shared::{Shared, page_size};
 use crate::shelf::{Left, Place};
 
 /// The most bytes that are mapped for one fault.
@@ -37,7 +37,7 @@ pub(crate) struct Lease {
     place: Option<Place>,
 }
 
-/// What a poll found.
+/// The result of a poll.
 struct Ready {
     faults: bool,
     hung_up: bool,

@@ -5,8 +5,8 @@
 //! gives one to the next sandbox at once. Its pages are zeroed later, each before anybody sees it
 //! (`slipway_ram::LateMemory`; FastIOV, section 4.3.2, decouples zeroing from mapping in the same
 //! way):
-//! - pages that the VMM touches before its guest runs, or that the guest touches, fault. A thread of
-//!   each sandbox (`lease`) serves its faults, up to 2 MiB at a time;
+//! - pages that the VMM touches before its guest runs, or that the guest touches, fault. A thread
+//!   of each sandbox (`lease`) serves its faults, up to 2 MiB at a time;
 //! - a device of this process that meets a page first zeroes it (`slipway_ram::LateFiles`, which
 //!   knows the pool's files);
 //! - a thread at idle priority (`background`) zeroes ahead, for sandboxes first, then memory that
@@ -30,8 +30,10 @@ mod background;
 mod lease;
 mod pool;
 mod server;
+mod shared;
 mod shelf;
 
-pub use pool::{Pool, Settings, Stats};
+pub use pool::Pool;
 pub use server::Server;
+pub use shared::{Settings, Stats};
 pub use shelf::{Left, SLOTS, Shelves};

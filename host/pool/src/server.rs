@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::lease::Lease;
-use crate::pool::Shared;
+use crate::shared::Shared;
 
 /// The number of launchers that may wait for the pool to look at them.
 const BACKLOG: i32 = 128;
@@ -69,8 +69,8 @@ fn accept_all(shared: &Arc<Shared>, listener: &OwnedFd) {
     }
 }
 
-/// Serves a launcher, and then its VMM, on a thread of its own: faults, and requests that change the
-/// VMM's address space, wait for what the VMM does.
+/// Serves a launcher, and then its VMM, on a thread of its own: faults, and requests that change
+/// the VMM's address space, wait for what the VMM does.
 fn begin(shared: &Arc<Shared>, connection: OwnedFd) {
     let shared = Arc::clone(shared);
     let run = move || match Lease::give(&shared, connection) {

@@ -1,4 +1,4 @@
-//! What of a sandbox's memory lies with the keeper.
+//! The parts of a sandbox's memory that lie with the keeper.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ pub struct Shelves {
     taken: Arc<Mutex<BTreeSet<u32>>>,
 }
 
-/// What a predecessor left of a sandbox's memory.
+/// The parts of a sandbox's memory that a predecessor left.
 pub struct Left {
     /// The number of its place.
     pub number: u32,

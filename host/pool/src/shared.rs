@@ -1,0 +1,287 @@
+//! The memory of the pool: free memory, and that of sandboxes.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use slipway_pool_wire::{Page, Request};
+use slipway_ram::{GRANULE, LateFiles, LateMemory};
+use slipway_reactor::Bell;
+
+use crate::shelf::Shelves;
+
+/// The most memory of one sandbox in bytes.
+const MOST: u64 = 256 << 30;
+/// The size of a huge page in bytes.
+const HUGE: u64 = 2 << 20;
+
+/// The configuration of a pool. The default holds nothing and zeroes nothing ahead.
+#[derive(Clone, Default)]
+pub struct Settings {
+    /// The most bytes that the pool holds without a user. What is returned beyond it goes to the
+    /// kernel, the oldest first.
+    pub limit: u64,
+    /// Zero memory ahead of its first use, and top the pool up. Without it nothing is done until a
+    /// page is needed.
+    pub ahead: bool,
+    /// The files of all pools of the process.
+    pub files: LateFiles,
+    /// The places where memory outlives the process; `None` makes the pool zero memory before it
+    /// gives it.
+    pub shelves: Option<Shelves>,
+}
+
+/// Figures of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes that nobody uses.
+    pub free_bytes: u64,
+    /// Bytes that sandboxes use.
+    pub lent_bytes: u64,
+    /// The number of sandboxes that have memory of the pool.
+    pub lent: u64,
+    /// The number of faults served.
+    pub faults: u64,
+    /// The number of granules of 64 KiB that were zeroed ahead of their first use.
+    pub zeroed_ahead: u64,
+}
+
+/// The state that the pool's threads share.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    /// `/dev/userfaultfd`.
+    device: File,
+    state: Mutex<State>,
+    /// Tells the thread in the background that there is work, or that the pool has ended.
+    work: Condvar,
+    pub(crate) faults: AtomicU64,
+    zeroed_ahead: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// Memory that nobody has; the oldest first.
+    free: VecDeque<Zeroing>,
+    lent: Vec<Zeroing>,
+    ended: bool,
+}
+
+/// Memory, and how far it was zeroed ahead.
+struct Zeroing {
+    memory: Arc<LateMemory>,
+    /// The number of the next granule to look at.
+    next: usize,
+    /// Rung when all granules were looked at; `None` for memory that nobody has.
+    done: Option<Arc<Bell>>,
+}
+
+/// A part of a memory for the thread in the background.
+pub(crate) struct Job {
+    pub(crate) memory: Arc<LateMemory>,
+    pub(crate) granules: std::ops::Range<usize>,
+    /// Pages that are not there are to be made.
+    pub(crate) populate: bool,
+    /// Rung after the last part of a sandbox's memory.
+    pub(crate) done: Option<Arc<Bell>>,
+}
+
+impl Shared {
+    /// Makes the state of an empty pool.
+    ///
+    /// # Errors
+    /// The kernel has no `/dev/userfaultfd`, or access is denied.
+    pub(crate) fn new(settings: Settings) -> std::io::Result<Self> {
+        let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
+        let device = device.map_err(|error| {
+            std::io::Error::new(error.kind(), format!("/dev/userfaultfd (Linux 6.1): {error}"))
+        })?;
+        Ok(Self {
+            settings,
+            device,
+            state: Mutex::default(),
+            work: Condvar::new(),
+            faults: AtomicU64::new(0),
+            zeroed_ahead: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the present figures.
+    pub(crate) fn stats(&self) -> Stats {
+        let state = self.lock();
+        let bytes = |memory: &Zeroing| memory.memory.len() as u64;
+        Stats {
+            free_bytes: state.free.iter().map(bytes).sum(),
+            lent_bytes: state.lent.iter().map(bytes).sum(),
+            lent: state.lent.len() as u64,
+            faults: self.faults.load(Ordering::Relaxed),
+            zeroed_ahead: self.zeroed_ahead.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends the pool: gives its free memory to the kernel, and has its thread end.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        let free = std::mem::take(&mut state.free);
+        drop(state);
+        self.work.notify_all();
+        drop(free);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Changed in single calls: a panic leaves it consistent.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns the device that makes userfaultfds.
+    pub(crate) fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// Takes memory for a sandbox: recycled memory of this size if there is any, else new memory.
+    /// Has the pool topped up with new memory when the last of a size was taken.
+    ///
+    /// # Errors
+    /// The reason, for the launcher.
+    pub(crate) fn take(&self, request: Request) -> Result<Arc<LateMemory>, String> {
+        let unit = if request.page == Page::Huge { HUGE } else { GRANULE as u64 };
+        if request.bytes == 0 || request.bytes > MOST || !request.bytes.is_multiple_of(unit) {
+            let (bytes, kib) = (request.bytes, unit >> 10);
+            return Err(format!("{bytes} bytes: memory has whole units of {kib} KiB"));
+        }
+        let mut state = self.lock();
+        let fits = |one: &Zeroing| is_like(&one.memory, request);
+        let ready = (0..state.free.len()).filter(|at| fits(&state.free[*at]));
+        let found = ready.max_by_key(|at| state.free[*at].next);
+        let found = found.and_then(|at| state.free.remove(at)).map(|one| one.memory);
+        let last = !state.free.iter().any(fits);
+        drop(state);
+        let memory = match found {
+            Some(memory) => memory,
+            None => fresh(request)?,
+        };
+        if last && self.settings.ahead {
+            // The thread in the background makes its pages.
+            if let Some(spare) = fresh_if_cheap(request) {
+                self.put(spare);
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Notes that a sandbox has `memory`. The bell rings when all of it was zeroed ahead.
+    pub(crate) fn lend(&self, memory: &Arc<LateMemory>, bell: &Arc<Bell>) {
+        let (memory, done) = (memory.clone(), Some(bell.clone()));
+        self.lock().lent.push(Zeroing { memory, next: 0, done });
+        self.work.notify_all();
+    }
+
+    /// Notes that no sandbox has `memory`.
+    pub(crate) fn unlend(&self, memory: &Arc<LateMemory>) {
+        self.lock().lent.retain(|one| !Arc::ptr_eq(&one.memory, memory));
+    }
+
+    /// Takes memory whose user is gone and that was recycled, or new memory.
+    pub(crate) fn put(&self, memory: Arc<LateMemory>) {
+        let mut state = self.lock();
+        if state.ended {
+            return;
+        }
+        state.free.push_back(Zeroing { memory, next: 0, done: None });
+        let mut held: u64 = state.free.iter().map(|one| one.memory.len() as u64).sum();
+        let mut surplus = Vec::new();
+        while held > self.settings.limit {
+            let Some(one) = state.free.pop_front() else { break };
+            held -= one.memory.len() as u64;
+            surplus.push(one);
+        }
+        drop(state);
+        self.work.notify_all();
+        // Giving gigabytes to the kernel takes a while: without the lock.
+        drop(surplus);
+    }
+
+    /// Waits for the next part of any memory that is to be looked at, sandboxes' first. Returns
+    /// `None` when the pool has ended.
+    pub(crate) fn next_job(&self, granules: usize) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            if state.ended {
+                return None;
+            }
+            let State { free, lent, .. } = &mut *state;
+            let mut all = lent.iter_mut().chain(free.iter_mut());
+            if let Some(one) = all.find(|one| one.next < one.memory.granules()) {
+                return Some(one.part(granules));
+            }
+            let waited = self.work.wait(state);
+            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// Counts granules that were zeroed ahead.
+    pub(crate) fn zeroed(&self, granules: u64) {
+        self.zeroed_ahead.fetch_add(granules, Ordering::Relaxed);
+    }
+}
+
+impl Zeroing {
+    fn part(&mut self, granules: usize) -> Job {
+        let all = self.memory.granules();
+        let start = self.next;
+        self.next = (start + granules).min(all);
+        let last = self.next == all;
+        Job {
+            memory: self.memory.clone(),
+            granules: start..self.next,
+            populate: self.done.is_none(),
+            done: self.done.clone().filter(|_| last),
+        }
+    }
+}
+
+/// Returns the size in bytes of the pages of a file in memory.
+pub(crate) fn page_size(file: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstatfs(file).map_or(0, |system| system.f_bsize.unsigned_abs())
+}
+
+fn is_like(memory: &LateMemory, request: Request) -> bool {
+    let huge = page_size(memory.file()) == HUGE;
+    memory.len() as u64 == request.bytes && huge == (request.page == Page::Huge)
+}
+
+/// Makes memory whose pages the kernel makes at their first touch, except huge pages, of which
+/// there may be too few: they are made at once.
+fn fresh(request: Request) -> Result<Arc<LateMemory>, String> {
+    let failed = |error: std::io::Error| format!("{} bytes: {error}", request.bytes);
+    let memory = LateMemory::new(sealed(request).map_err(failed)?).map_err(failed)?;
+    if request.page == Page::Huge {
+        for granule in 0..memory.granules() {
+            memory.populate(granule).map_err(|error| {
+                let bytes = request.bytes;
+                format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}")
+            })?;
+        }
+    }
+    Ok(Arc::new(memory))
+}
+
+/// Makes memory of base pages; returns `None` for huge pages.
+fn fresh_if_cheap(request: Request) -> Option<Arc<LateMemory>> {
+    (request.page == Page::Base).then(|| fresh(request).ok()).flatten()
+}
+
+/// Makes a file in memory whose size cannot be changed.
+fn sealed(request: Request) -> std::io::Result<OwnedFd> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if request.page == Page::Huge {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
+    let file = rustix::fs::memfd_create(c"guest-memory", flags)?;
+    rustix::fs::ftruncate(&file, request.bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
