@@ -30,7 +30,9 @@ struct Connection {
 
 /// A command, and the descriptor that came with it or before it.
 pub struct Incoming {
+    /// The command.
     pub request: Request,
+    /// The descriptor; the client may have sent any.
     pub file: Option<Foreign>,
 }
 

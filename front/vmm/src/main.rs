@@ -14,18 +14,17 @@
 #![allow(unsafe_code)]
 
 mod args;
-mod control;
 mod cpus;
 mod filter;
 mod functions;
 mod ports;
 mod process;
-mod qmp;
 mod statistics;
-mod stream;
 mod watch;
 
 use std::process::ExitCode;
+
+use slipway_vmm_process::{control, qmp, stream};
 
 /// The exit status for a wrong command line.
 const WRONG_USE: u8 = 2;

@@ -1,0 +1,86 @@
+//! Boots one VM on KVM, as a sandbox is booted, and measures the time to its agent:
+//! `boot agent|init q35|PROGRAM KERNEL INITRAMFS CPUS`.
+//!
+//! `q35` is QEMU; PROGRAM is a `slipway-vmm`. With `agent` the microseconds from the start of the
+//! VMM's process to the first byte from the agent's port are printed, and the VM is killed. With
+//! `init` the guest has to end its VM by itself. Status: 3 if the guest took longer than
+//! [`LIMIT`] allows.
+#![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use slipway_hypervisor::native::SlipwayVmm;
+use slipway_hypervisor::qemu::Qemu;
+use slipway_hypervisor::{Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, VmSpec};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+/// The first bytes of an HTTP/2 client: its preface and empty SETTINGS (RFC 9113, section 3.4). The
+/// agent answers with its own.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// The time that a guest may take for each of its CPUs: twice what QEMU's takes, in virtual time. A
+/// guest that hangs is slow to emulate.
+const LIMIT: Duration = Duration::from_secs(4);
+
+const USAGE: &str = "usage: boot agent|init q35|PROGRAM KERNEL INITRAMFS CPUS";
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let [until, vmm, kernel, initramfs, cpus] = words.as_slice() else { panic!("{USAGE}") };
+    let directory = std::env::temp_dir().join(format!("slipway-boot-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let cpus = cpus.to_str().unwrap().parse().unwrap();
+    let spec = spec(&directory, Path::new(kernel), Path::new(initramfs), cpus);
+    let vm = hypervisor(Path::new(vmm), &directory).launch(&spec).await.unwrap();
+    let limit = LIMIT * cpus;
+    let booted = match until.to_str() {
+        Some("agent") => tokio::time::timeout(limit, agent(&spec.agent_socket)).await.is_ok(),
+        Some("init") => tokio::time::timeout(limit, vm.wait()).await.is_ok(),
+        _ => panic!("{USAGE}"),
+    };
+    let time = vm.times().unwrap().spawned.elapsed();
+    vm.kill().unwrap();
+    vm.wait().await;
+    std::fs::remove_dir_all(&directory).unwrap();
+    if !booted {
+        std::process::exit(3);
+    }
+    println!("{}", time.as_micros());
+}
+
+fn hypervisor(vmm: &Path, directory: &Path) -> Box<dyn Hypervisor> {
+    let cache = std::env::temp_dir().join("slipway-boot-cache");
+    match vmm.to_str() {
+        Some("q35") => Box::new(Qemu::find(&cache).unwrap()),
+        _ => Box::new(SlipwayVmm::new(vmm.to_owned(), directory)),
+    }
+}
+
+fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
+    VmSpec {
+        name: "boot".into(),
+        memory: GuestMemory::new(256 << 20).unwrap(),
+        cpus,
+        kernel: kernel.to_owned(),
+        initramfs: initramfs.to_owned(),
+        cmdline: Vec::new(),
+        agent_socket: run_dir.join("agent"),
+        vfio_user_sockets: Vec::new(),
+        disks: Vec::new(),
+        console_log: run_dir.join("console"),
+        run_dir: PathBuf::from(run_dir),
+        credentials: Some(Credentials { uid: 65534, gid: 65534 }),
+        cgroup_procs: Vec::new(),
+        accel: AccelChoice::Only(Accel::Kvm),
+    }
+}
+
+/// Waits for the agent's first byte.
+async fn agent(socket: &Path) {
+    let mut stream = UnixStream::connect(socket).await.unwrap();
+    stream.write_all(HELLO).await.unwrap();
+    stream.read_exact(&mut [0]).await.unwrap();
+}
