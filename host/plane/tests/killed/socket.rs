@@ -15,7 +15,7 @@ use super::{BAR, LONG, LOOKS, PATIENCE, PAUSE, SERVING, resumed};
 /// A client of the plane.
 pub enum Link {
     /// One connection, which outlives the plane.
-    Kept(Client),
+    Kept(Box<Client>),
     /// A function that is connected again and resumed.
     Resumed(Arc<RemoteFunction>),
 }
@@ -42,7 +42,7 @@ impl Link {
     pub fn new(dir: &Path, resumed: bool) -> Self {
         let path = dir.join("cntrl");
         if !resumed {
-            return Self::Kept(connect(&path));
+            return Self::Kept(Box::new(connect(&path)));
         }
         Self::Resumed(resumed::connect(&path, LONG))
     }
