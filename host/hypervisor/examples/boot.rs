@@ -64,6 +64,8 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         name: "boot".into(),
         memory: GuestMemory::new(256 << 20).unwrap(),
         cpus,
+        plug_cpus: 0,
+        plug_slots: 0,
         kernel: kernel.to_owned(),
         initramfs: initramfs.to_owned(),
         cmdline: Vec::new(),
