@@ -17,8 +17,7 @@ need_node
 [ -x "$other" ] || fail "$other is not a program"
 stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-export SLIPWAY_CONFIG=$work/config.toml
-echo 'keeper = true' >"$SLIPWAY_CONFIG"
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
 keeper='' daemon='' guest=''
 # A daemon waits until its predecessor's requests have ended, so a medium that stalls is a pause of
 # its own. Memory does not.

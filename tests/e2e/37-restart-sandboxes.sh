@@ -10,8 +10,7 @@ kills=${SLIPWAY_RESTART_KILLS:-6} other=${SLIPWAY_OTHER:-$slipway}
 need_node
 stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-export SLIPWAY_CONFIG=$work/config.toml
-echo 'keeper = true' >"$SLIPWAY_CONFIG"
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
 keeper='' daemon=''
 
 # What was started here ends here, in this order: a keeper ends when it holds nothing.

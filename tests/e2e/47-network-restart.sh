@@ -6,8 +6,7 @@
 need_network_node "$@"
 stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-export SLIPWAY_CONFIG=$work/config.toml
-echo 'keeper = true' >"$SLIPWAY_CONFIG"
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
 keeper='' daemon=''
 end_all() {
     [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1

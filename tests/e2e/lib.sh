@@ -17,8 +17,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
 # Settings of the tests' daemons, of which a test may write more to $SLIPWAY_CONFIG. A guest under
 # emulation on a busy machine starts slowly, and no test is about how long that takes.
 export SLIPWAY_CONFIG=$work/config.toml
-mkdir "$work/config.d"
-echo 'boot_timeout_s = 3600' >"$work/config.d/tests.toml"
+echo 'boot_timeout_s = 3600' >"$SLIPWAY_CONFIG"
 
 say() { printf '%s: %s\n' "$test_name" "$*"; }
 ok() { say "ok: $*"; }
