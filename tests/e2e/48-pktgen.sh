@@ -10,7 +10,7 @@ need_root
 for program in nft ip; do command -v "$program" >/dev/null || skip "$program"; done
 [ -c /dev/net/tun ] || skip "/dev/net/tun"
 [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
-"$slipway" doctor >"$work/doctor" || skip "a node: $(grep MISSING "$work/doctor" | tr -s ' ' | tr '\n' ';')"
+need_healthy "a node"
 ip link set lo up
 stop_daemon
 rm -f "$SLIPWAY_RUN_DIR/slipway.sock"

@@ -104,12 +104,21 @@ leftovers() {
 
 need_root() { [ "$(id -u)" = 0 ] || skip "root"; }
 
+# need_healthy WHAT: skips where `slipway doctor` names what the machine lacks; where it fails for another
+# reason, so does the test.
+need_healthy() {
+    local report lacks
+    report=$("$slipway" doctor 2>&1) && return
+    lacks=$(grep MISSING <<<"$report" | tr -s ' ' | tr '\n' ';')
+    [ -n "$lacks" ] || fail "slipway doctor: $report"
+    skip "$1: $lacks"
+}
+
 # A machine and a node that can run sandboxes, with the test image in the node's cache.
 need_image() {
     need_root
     [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
-    local report
-    report=$("$slipway" doctor) || skip "a node that can run sandboxes: $(printf '%s' "$report" | grep MISSING | tr -s ' ' | tr '\n' ';')"
+    need_healthy "a node that can run sandboxes"
     "$here/image" "$slipway" "$image" || fail "the test image could not be made"
 }
 
