@@ -61,7 +61,11 @@ impl Region {
     ) -> std::io::Result<Self> {
         let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
         let mapping = Mapping::file(file, offset, size, permissions, bin)?;
-        Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
+        Ok(Self::of(mapping, len, permissions))
+    }
+
+    fn of(mapping: Mapping, len: u64, permissions: Permissions) -> Self {
+        Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) }
     }
 
     /// Maps `len` bytes at `offset` of late memory, like [`Region::of_peer`]. A device that
@@ -78,7 +82,7 @@ impl Region {
     ) -> std::io::Result<Self> {
         let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
         let mapping = memory.map((offset, size), permissions, bin)?;
-        Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
+        Ok(Self::of(mapping, len, permissions))
     }
 
     /// Returns memory that is accessed by messages to the client.

@@ -170,11 +170,6 @@ impl Controller {
         Ok(true)
     }
 
-    /// Drops what a predecessor with the same journal left, since its client is gone.
-    pub fn abandon(&mut self) {
-        self.home.abandon();
-    }
-
     /// Carries out again the commands of a predecessor that have not ended, unless lanes have got
     /// them.
     fn restart(&mut self) {
@@ -476,8 +471,6 @@ impl Function for Controller {
     }
 
     fn abandon(&mut self) {
-        Self::abandon(self);
-        // The doorbell cells may be the predecessor's.
-        self.reset();
+        self.home.abandon();
     }
 }

@@ -328,12 +328,8 @@ fn nvme(
     // The present limits, or the initial ones if they were never changed.
     let limited = place.as_ref().and_then(|place| place.limits()).or(wanted.limits);
     controller.limit(rates(&limited.unwrap_or_default()));
-    if parts.has_client() {
-        let recovered = controller.recover();
-        recovered.map_err(|error| Error::Resources(error.to_string()))?;
-    } else if !parts.is_held() {
-        controller.abandon();
-    }
+    let handed = parts.hand_down(&mut controller);
+    handed.map_err(|error| Error::Resources(error.to_string()))?;
     let mailbox = controller.mailbox();
     let homes = reactors.iter().zip(&wakes).map(|((_, reactor), wakes)| {
         Ok(LaneHome { reactor: reactor.clone(), wakes: vec![wakes.descriptor()?] })

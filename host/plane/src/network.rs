@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use slipway_pci::{Function, Interrupt};
+use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
 use slipway_switch::{BadConfig, Handle, Mac, PortConfig, PortIndex};
 use slipway_vfio_user::EndpointParts;
@@ -57,12 +57,8 @@ pub fn make(
         journal: place.map(|place| place.journal.clone()),
     });
     let (mut device, port) = made.map_err(|error: PartsError| Error::Invalid(error.to_string()))?;
-    if parts.has_client() {
-        let recovered = device.recover();
-        recovered.map_err(|error| Error::Resources(error.to_string()))?;
-    } else if !parts.is_held() {
-        device.reset();
-    }
+    let handed = parts.hand_down(&mut device);
+    handed.map_err(|error| Error::Resources(error.to_string()))?;
     Ok((device, attach(port, config, switch)?))
 }
 

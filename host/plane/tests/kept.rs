@@ -319,17 +319,17 @@ fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
     let socket = dir.path().join("cntrl");
     let child = start(dir.path(), "make");
     drop(enabled(&socket));
-    // One that has left is not waited for.
+    // A client that leaves a living server gives its function up: the next one finds it reset.
     let next = resuming(&socket);
     assert_eq!(status(&next) & 1, 0);
     drop(next);
     let first = enabled(&socket);
     kill(child);
-    // Another one, which can resume the function and accesses it instead.
+    // Another client, which can resume the function and accesses it instead.
     let child = start(dir.path(), "first");
     let other = enabled(&socket);
     kill(child);
-    // One that cannot.
+    // A client that cannot resume a function.
     let child = start(dir.path(), "second");
     let refused = Client::connect(&socket, PATIENCE);
     assert!(matches!(refused, Err(ClientError::Refused(_))), "{:?}", refused.err());

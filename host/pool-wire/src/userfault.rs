@@ -50,7 +50,7 @@ impl Userfault {
     /// Makes a userfaultfd of the calling process, with `device`, an open `/dev/userfaultfd`.
     ///
     /// # Errors
-    /// Those of the kernel: one before 6.1 has no device, one before 5.14 no minor faults.
+    /// The kernel refuses: Linux before 5.14 serves no minor faults.
     pub fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
         // SAFETY: the request takes flags, no address.
@@ -81,7 +81,7 @@ impl Userfault {
     /// Registers a mapping of the calling process.
     ///
     /// # Errors
-    /// Those of the kernel: the range is not that of a shared mapping of a file in memory.
+    /// The kernel refuses: the range is no shared mapping of a file in memory.
     pub fn register(&self, address: u64, len: u64) -> io::Result<()> {
         self.call(request::REGISTER, &mut [address, len, MODE_MINOR, 0])
     }
@@ -89,7 +89,7 @@ impl Userfault {
     /// Ends the registration of a range: its later faults are the kernel's.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The errno of the kernel.
     pub fn unregister(&self, address: u64, len: u64) -> io::Result<()> {
         self.call(request::UNREGISTER, &mut [address, len])
     }
@@ -97,7 +97,7 @@ impl Userfault {
     /// Has the threads that wait for a page of the range touch it again.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The errno of the kernel.
     pub fn wake(&self, address: u64, len: u64) -> io::Result<()> {
         self.call(request::WAKE, &mut [address, len])
     }
@@ -105,7 +105,7 @@ impl Userfault {
     /// Maps the pages of the range, whose bytes are final, and wakes who waits for them.
     ///
     /// # Errors
-    /// Those of the kernel: the range is not registered.
+    /// The kernel refuses: the range is not registered.
     pub fn go_on(&self, address: u64, len: u64) -> io::Result<Continued> {
         loop {
             let mut words = [address, len, 0, 0];

@@ -107,7 +107,7 @@ pub struct IoFds {
 }
 
 impl IoFds {
-    /// Raises each eventfd once. One that cannot be raised is a server's that does not look anyway.
+    /// Raises each eventfd once. A server whose eventfd cannot be raised does not look anyway.
     pub(crate) fn raise_all(&self) {
         let mut events: Vec<&Event> = Vec::new();
         let notifications = self.notifications.iter().map(|one| &one.event);

@@ -164,6 +164,8 @@ impl Device {
     pub(crate) fn abandon(&mut self) {
         self.held = false;
         self.function.abandon();
+        // The doorbell cells are the predecessor's.
+        self.function.reset();
         self.pace.renew();
     }
 

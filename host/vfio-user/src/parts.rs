@@ -3,7 +3,7 @@
 use std::io::Error;
 use std::sync::Arc;
 
-use slipway_pci::{Doorbells, InterruptSink};
+use slipway_pci::{Doorbells, Function, InterruptSink, StateError};
 use slipway_peer::Bin;
 use slipway_ram::{DmaMap, Memory};
 use slipway_telemetry::{Clock, MonotonicClock};
@@ -56,7 +56,7 @@ impl EndpointParts {
     }
 
     /// Returns whether a predecessor's client is still connected.
-    pub fn has_client(&self) -> bool {
+    fn has_client(&self) -> bool {
         let kept = self.kept.as_ref();
         kept.is_some_and(|(parts, keeping)| {
             parts.found.contains_key(&slots::CLIENT) && keeping.client().is_some()
@@ -64,10 +64,26 @@ impl EndpointParts {
     }
 
     /// Returns whether a predecessor's client is expected to connect again and to resume the
-    /// function. The endpoint has the function recover then, or abandon what the predecessor left
-    /// ([`slipway_pci::Function::recover`]); until then the function is not polled.
-    pub fn is_held(&self) -> bool {
+    /// function.
+    fn is_held(&self) -> bool {
         self.kept.as_ref().is_some_and(|(_, keeping)| keeping.holds())
+    }
+
+    /// Has a newly made function go on where the predecessor's was, if the predecessor's client is
+    /// still connected. If the client is expected to connect again, the endpoint decides that later
+    /// and does not poll the function until then. Otherwise the function abandons what the
+    /// predecessor left. To be called once, before the endpoint is made of these parts.
+    ///
+    /// # Errors
+    /// Those of [`Function::recover`].
+    pub fn hand_down(&self, function: &mut dyn Function) -> Result<(), StateError> {
+        if self.has_client() {
+            return function.recover();
+        }
+        if !self.is_held() {
+            function.abandon();
+        }
+        Ok(())
     }
 
     /// Returns the client's memory, empty until a client maps some.

@@ -249,7 +249,7 @@ impl LateMemory {
     /// Has the kernel make the pages of granule `number` if it has none.
     ///
     /// # Errors
-    /// Those of fallocate(2): no memory is left.
+    /// The errors of fallocate(2): the host has no memory left.
     ///
     /// # Panics
     /// If there is no such granule.

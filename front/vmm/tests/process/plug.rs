@@ -3,13 +3,32 @@
 use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ChildStdout, Stdio};
 
 use serde_json::{Value, json};
 use slipway_reactor::{Reactor, Settings};
 
 use crate::common::{self, has_kvm};
 use crate::{Client, Place, Running, counts_for_ever, error_of, ramdisk, start, vmm};
+
+/// Starts a guest that prints what hot plug tells it, and waits until it is ready. Returns the
+/// VMM, what the guest prints, and a client of the VMM.
+fn start_listening(place: &Place, options: [&str; 2]) -> (Running, ChildStdout, Client) {
+    let control = place.path("control");
+    let mut command = vmm(&place.kernel(common::events()));
+    command.arg("--control").arg(&control).args(options).stdout(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let mut console = running.0.stdout.take().unwrap();
+    let client = Client::connect(&control);
+    assert_prints(&mut console, b"r");
+    (running, console, client)
+}
+
+fn assert_prints(console: &mut ChildStdout, expected: &[u8]) {
+    let mut bytes = vec![0; expected.len()];
+    console.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes, expected);
+}
 
 #[test]
 fn functions_come_and_go() {
@@ -24,18 +43,8 @@ fn functions_come_and_go() {
     // Connections that are refused before anybody speaks to the server.
     let unused = place.path("unused");
     let _unused = UnixListener::bind(&unused).unwrap();
-    let control = place.path("control");
-    let mut command = vmm(&place.kernel(common::events()));
-    command.arg("--control").arg(&control).args(["--slots", "2"]).stdout(Stdio::piped());
-    let mut running = Running(command.spawn().unwrap());
-    let mut console = running.0.stdout.take().unwrap();
-    let mut prints = |expected: &[u8]| {
-        let mut bytes = vec![0; expected.len()];
-        console.read_exact(&mut bytes).unwrap();
-        assert_eq!(bytes, expected);
-    };
-    let mut client = Client::connect(&control);
-    prints(b"r");
+    let (mut running, mut console, mut client) = start_listening(&place, ["--slots", "2"]);
+    let mut prints = |expected: &[u8]| assert_prints(&mut console, expected);
     let error = |answer: &Value, words: &str| {
         let text = answer["error"]["desc"].as_str().unwrap();
         assert!(text.contains(words), "{text}");
@@ -58,7 +67,7 @@ fn functions_come_and_go() {
     assert_eq!(client.event(), "DEVICE_DELETED");
     let answer = client.plug("c", &disks[2]);
     assert_eq!(answer["return"]["function"], 1, "{answer}");
-    // What is no server harms nobody.
+    // A path without a server gives an error and changes nothing.
     client.unplug("a");
     assert_eq!(client.event(), "DEVICE_DELETED");
     let silent = place.path("hung-up");
@@ -80,18 +89,8 @@ fn cpus_come_and_go() {
         return;
     }
     let place = Place::new();
-    let control = place.path("control");
-    let mut command = vmm(&place.kernel(common::events()));
-    command.arg("--control").arg(&control).args(["--max-cpus", "3"]).stdout(Stdio::piped());
-    let mut running = Running(command.spawn().unwrap());
-    let mut console = running.0.stdout.take().unwrap();
-    let mut prints = |expected: &[u8]| {
-        let mut bytes = vec![0; expected.len()];
-        console.read_exact(&mut bytes).unwrap();
-        assert_eq!(bytes, expected);
-    };
-    let mut client = Client::connect(&control);
-    prints(b"r");
+    let (mut running, mut console, mut client) = start_listening(&place, ["--max-cpus", "3"]);
+    let mut prints = |expected: &[u8]| assert_prints(&mut console, expected);
     let there = |client: &mut Client| {
         let all = client.execute("query-hotpluggable-cpus");
         let all = all.as_array().unwrap().clone();
