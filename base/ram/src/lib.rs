@@ -49,6 +49,7 @@
 //! thread changes the map, `thiserror` for the errors.
 #![allow(unsafe_code)] // mmap, a signal handler, copies of memory shared with processes
 
+mod aligned;
 mod backing;
 mod copy;
 mod fetch;

@@ -9,7 +9,7 @@ use slipway_peer::Bin;
 use crate::backing::{self, Backing};
 use crate::gate::{Late, NotYet};
 use crate::pages::Pages;
-use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
+use crate::{Fault, Permissions, aligned, copy, fetch, fetch_to_write};
 
 /// Memory of a client that passed no descriptor for it: accessed by messages only.
 ///
@@ -89,13 +89,14 @@ impl Mapping {
         let mut prot = ProtFlags::empty();
         prot.set(ProtFlags::READ, permissions.read);
         prot.set(ProtFlags::WRITE, permissions.write);
-        let (any, from) = (std::ptr::null_mut(), offset - head as u64);
+        let from = offset - head as u64;
+        let hint = aligned::hint(whole, from);
         // Not reserved: a client that passes a large file of huge pages must not have the host's
         // pool set aside for it. Such files are guarded, so a missing page is a [`Fault::Gone`].
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of this
-        // process.
-        let start = unsafe { rustix::mm::mmap(any, whole, prot, flags, file, from)? };
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which the hint does not
+        // replace, aliases nothing of this process.
+        let start = unsafe { rustix::mm::mmap(hint, whole, prot, flags, file, from)? };
         // Guest memory does not belong in this process's core dump.
         // SAFETY: the range is the mapping just made; the advice changes no byte.
         let _ = unsafe { rustix::mm::madvise(start, whole, Advice::LinuxDontDump) };

@@ -24,6 +24,8 @@ pub enum Role {
     Cpu,
     /// Serves the control socket, the guest's ports and the connections of functions.
     Events,
+    /// Makes huge pages of the guest's memory, which is not a pool's, and ends.
+    Memory,
 }
 
 /// Calls of every thread: locks, memory, signals, its end, messages to the functions' servers, and
@@ -89,6 +91,7 @@ const CPU: [c_long; 3] = [libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_set
 mod kvm {
     pub const RUN: u64 = 0xae80;
     pub const GET_REGS: u64 = 0x8090_ae81;
+    pub const SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
     pub const SET_GSI_ROUTING: u64 = 0x4008_ae6a;
     pub const IRQFD: u64 = 0x4020_ae76;
     pub const IOEVENTFD: u64 = 0x4040_ae79;
@@ -98,7 +101,10 @@ mod kvm {
 /// Requests that change interrupts and notifications, which guests make happen on a CPU's thread
 /// and servers on the other.
 const KVM_SHARED: [u64; 4] = [kvm::SET_GSI_ROUTING, kvm::IRQFD, kvm::IOEVENTFD, kvm::SIGNAL_MSI];
-const KVM_CPU: [u64; 2] = [kvm::RUN, kvm::GET_REGS];
+/// Further requests of a CPU's thread. Memory slots: the copy of configuration space is taken away
+/// from a guest that uses virtio's window. They add nothing to a process that can write to all of
+/// the guest's memory.
+const KVM_CPU: [u64; 3] = [kvm::RUN, kvm::GET_REGS, kvm::SET_USER_MEMORY_REGION];
 
 /// Applies the role's list to the calling thread for good. Threads that it starts later have it as
 /// well.
@@ -127,6 +133,7 @@ fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
     let (calls, requests): (&[c_long], &[u64]) = match role {
         Role::Cpu => (&CPU, &KVM_CPU),
         Role::Events => (&EVENTS, &[]),
+        Role::Memory => (&[], &[]),
     };
     for call in EVERYWHERE.iter().chain(calls) {
         rules.insert(*call, Vec::new());
@@ -138,7 +145,12 @@ fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
     let requests = KVM_SHARED.iter().chain(requests);
     let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, requests);
-    let advice = ADVICE.iter().map(|advice| equals(2, *advice as u64)).collect::<Result<_, _>>()?;
+    let mut advice = ADVICE.to_vec();
+    if role == Role::Memory {
+        // In memory of a pool this would show what pages held before.
+        advice.extend([libc::MADV_POPULATE_WRITE, libc::MADV_COLLAPSE]);
+    }
+    let advice = advice.iter().map(|advice| equals(2, *advice as u64)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_madvise, advice);
     // A new thread shares all memory.
     let shares = SeccompCmpOp::MaskedEq(libc::CLONE_VM as u64);

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
-use slipway_vmm::{Config, Machine, Running, plug};
+use slipway_vmm::{Ahead, Config, Machine, Running, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
@@ -56,6 +56,17 @@ pub fn run(args: Args) -> Result<u8, String> {
     outcome
 }
 
+/// Makes pages that the guest will touch soon, on a thread that ends when they are made.
+fn make_ahead(ahead: Ahead) -> Result<(), String> {
+    let run = move || {
+        filter::apply(Role::Memory).expect("the kernel takes a filter that it took before");
+        ahead.make();
+    };
+    let builder = std::thread::Builder::new().name("memory".into());
+    let started = builder.spawn(run).map_err(|error| format!("starting a thread: {error}"));
+    started.map(drop)
+}
+
 struct Process {
     running: Running,
     functions: Functions,
@@ -101,6 +112,9 @@ impl Process {
         let control = listener(args.control)?.map(Control::new);
         let ports = Ports::new(&machine, listener(args.agent)?)?;
         let functions = Functions::new(&machine, args.functions)?;
+        if let Some(ahead) = machine.ahead() {
+            make_ahead(ahead)?;
+        }
         let running = machine.start(|| {
             // Without its filter a CPU must not run.
             filter::apply(Role::Cpu).expect("the kernel takes a filter that it took before");

@@ -88,9 +88,13 @@ pub struct VmSpec {
 /// - `panic=-1`: a panicked guest resets at once instead of hanging, and a reset ends its VM;
 /// - `cryptomgr.notests`: saves 0.3 to 0.6 s of self-tests of ciphers under emulation;
 /// - `tsc=reliable no_timer_check`: no calibration against timers that a busy host delays;
-/// - `random.trust_cpu=on`: the guest's random numbers are ready at once.
+/// - `random.trust_cpu=on`: the guest's random numbers are ready at once;
+/// - `initcall_blacklist`: work at every start that a sandbox has no use for: a search of all traced
+///   functions for those that the linker has replaced, numbers for names in the formats of trace
+///   events, and a source of random numbers for machines without another.
 const COMMON_WORDS: &str = "console=ttyS0 quiet panic=-1 cryptomgr.notests tsc=reliable \
-                            no_timer_check random.trust_cpu=on";
+     no_timer_check random.trust_cpu=on \
+     initcall_blacklist=ftrace_check_for_weak_functions,trace_eval_init,jent_mod_init";
 
 impl VmSpec {
     /// Returns the PCI address in the guest of function `index` of [`VmSpec::vfio_user_sockets`].
@@ -229,7 +233,7 @@ pub(crate) mod tests {
     #[test]
     fn words_of_a_vmm_come_before_the_specs() {
         let words = spec().kernel_words(&["reboot=t"]);
-        assert!(words.ends_with("random.trust_cpu=on reboot=t slipway.debug=1"), "{words}");
+        assert!(words.ends_with("jent_mod_init reboot=t slipway.debug=1"), "{words}");
         assert!(!spec().kernel_words(&[]).contains("reboot="));
     }
 }

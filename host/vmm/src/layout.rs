@@ -49,6 +49,8 @@ pub const HIGH_MEMORY: u64 = MIB;
 pub const PCI_WINDOW: Range<u64> = 3 * GIB..0xe000_0000;
 /// Configuration space of bus 0: 4 KiB for each of 32 devices with 8 functions.
 pub const ECAM: Range<u64> = 0xe000_0000..0xe010_0000;
+/// The number of KVM's memory slot with configuration space; the first ones have RAM.
+pub const CONFIG_MEMORY_SLOT: u32 = 16;
 /// The IOAPIC's registers.
 pub const IOAPIC: Range<u64> = 0xfec0_0000..0xfec0_1000;
 /// The local APICs' registers, which the kernel emulates.

@@ -5,6 +5,8 @@
 //! - [`Machine::new`] makes everything of a [`Config`]: the guest's memory ([`memory`]) with the
 //!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), KVM's virtual
 //!   machine, the CPUs ([`cpuid`]).
+//! - [`Ahead`] makes huge pages of the memory that the guest will touch first, on a thread of its
+//!   own.
 //! - Each CPU has a thread that runs the guest until its next exit; [`cpus`] pauses and ends all of
 //!   them, by the state in [`seat`].
 //! - An exit goes to the [`board`]: serial port, power management, IOAPIC ([`interrupts`]), and the
@@ -40,6 +42,7 @@
 #![allow(unsafe_code)]
 
 pub mod acpi;
+mod ahead;
 pub mod board;
 pub mod cpu;
 pub mod cpuid;
@@ -66,5 +69,6 @@ pub mod routes;
 pub mod seat;
 mod serial;
 
+pub use ahead::Ahead;
 pub use error::{Error, Result};
 pub use machine::{Chassis, Config, Machine, Running};

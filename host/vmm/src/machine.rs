@@ -6,15 +6,17 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
+use crate::ahead::{Ahead, HUGE};
 use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
+use crate::loader::Kernel;
 use crate::memory::GuestRam;
 use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
-use crate::{Error, Result, acpi, cpuid, layout, loader, plug};
+use crate::{Error, Result, acpi, cpuid, layout, loader, own, plug};
 
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
@@ -100,6 +102,7 @@ pub struct Machine {
     cpus: Vec<Cpu>,
     /// The number of CPUs that are there from the start.
     present: u32,
+    kernel: Kernel,
 }
 
 impl Machine {
@@ -129,7 +132,7 @@ impl Machine {
             None => GuestRam::new(memory)?,
         });
         let parts = acpi::Parts { cpus, max_cpus, slots, generation: random()? };
-        let entry = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
+        let kernel = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
         ram.give_to(&vm)?;
@@ -138,7 +141,7 @@ impl Machine {
         let make_cpu = |number: u32| {
             let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
             let features = cpuid::of_cpu(&features, number, max_cpus, deadline_timer)?;
-            Cpu::new(fd, number, &features, entry)
+            Cpu::new(fd, number, &features, kernel.entry)
         };
         let slots = Slots {
             functions: plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + slots,
@@ -151,7 +154,7 @@ impl Machine {
         let (its_interrupts, its_pci) = (Arc::clone(&interrupts), Arc::clone(&pci));
         let board = Board::new(its_interrupts, its_pci, slots, Arc::clone(&output))?;
         let chassis = Chassis { vm, ram, interrupts, pci };
-        Ok(Self { chassis, board: Arc::new(board), output, cpus: all, present: cpus })
+        Ok(Self { chassis, board: Arc::new(board), output, cpus: all, present: cpus, kernel })
     }
 
     /// Returns the parts that functions are attached to.
@@ -189,12 +192,21 @@ impl Machine {
         &self.board
     }
 
+    /// Returns the memory that the guest will touch soon, if that is known: the guest is Linux,
+    /// whose kernel has several MiB, and its memory is not a pool's.
+    pub fn ahead(&self) -> Option<Ahead> {
+        let ram = self.ram();
+        let known = self.kernel.end > layout::HIGH_MEMORY + HUGE && !ram.is_leased();
+        known.then(|| Ahead::new(Arc::clone(ram), self.kernel.end))
+    }
+
     /// Starts the CPUs' threads, paused. Each thread calls `begin` first, for example to give up
     /// rights.
     ///
     /// # Errors
-    /// [`Error::System`].
+    /// [`Error::System`], [`Error::Kvm`].
     pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
+        self.pci().show(self.vm(), own::DEVICES)?;
         let cpus = Cpus::start(self.cpus, self.present, &self.board, begin)?;
         Ok(Running { cpus, board: self.board, chassis: self.chassis })
     }
@@ -246,14 +258,14 @@ fn random() -> Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// Puts all that the guest finds at its start into its memory. Returns the kernel's entry.
+/// Puts all that the guest finds at its start into its memory. Returns the kernel's place.
 fn load(
     ram: &GuestRam,
     kernel: &OwnedFd,
     initramfs: Option<&OwnedFd>,
     command_line: &str,
     parts: &acpi::Parts,
-) -> Result<u64> {
+) -> Result<Kernel> {
     let kernel = loader::load_kernel(ram, kernel.as_fd())?;
     let initramfs = match initramfs {
         Some(file) => Some(loader::load_initramfs(ram, file.as_fd(), kernel)?),
@@ -263,7 +275,7 @@ fn load(
     let rsdp = acpi::write_tables(&ram.memory(), parts)?;
     let command_line = format!("{MACHINE_WORDS} {command_line}");
     loader::write_start_info(ram, &command_line, initramfs, rsdp)?;
-    Ok(kernel.entry)
+    Ok(kernel)
 }
 
 /// Has the kernel emulate the local APICs alone: no IOAPIC, no PIC, no PIT.

@@ -11,6 +11,7 @@ use kvm_ioctls::VmFd;
 use slipway_pool_wire::{HandOver, Range};
 use slipway_ram::{Access, DmaMap, Memory, Permissions, Region, Span};
 
+use crate::ahead::HUGE;
 use crate::layout::{self, GIB, MIB};
 use crate::{Error, Result};
 
@@ -33,7 +34,7 @@ pub struct GuestRam {
     parts: Vec<Part>,
     /// The connection to the pool that gave the memory and serves its faults. Its end tells the
     /// pool to look whether this process is gone.
-    _lease: Option<OwnedFd>,
+    lease: Option<OwnedFd>,
 }
 
 impl GuestRam {
@@ -71,7 +72,7 @@ impl GuestRam {
             let span = spans.pop().ok_or_else(|| unmappable(&"nothing was mapped"))?;
             parts.push(Part { start: range.start, len, offset, span });
         }
-        Ok(Self { file, map, bytes, parts, _lease: None })
+        Ok(Self { file, map, bytes, parts, lease: None })
     }
 
     /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
@@ -91,7 +92,7 @@ impl GuestRam {
         };
         let ranges: Vec<Range> = ram.parts.iter().map(range).collect();
         let (connection, token) = hand_over.finish(&ranges).map_err(failed)?;
-        Ok(Self { file: token, _lease: Some(connection), ..ram })
+        Ok(Self { file: token, lease: Some(connection), ..ram })
     }
 
     /// Returns the size of the guest's memory in bytes.
@@ -113,6 +114,11 @@ impl GuestRam {
     /// nor mapped.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Returns whether a pool gave the memory.
+    pub fn is_leased(&self) -> bool {
+        self.lease.is_some()
     }
 
     /// Gives each part to KVM as a memory slot of `vm`, numbered from 0.
@@ -137,8 +143,22 @@ impl GuestRam {
         Ok(())
     }
 
+    /// Makes one huge page of the [`HUGE`] bytes at the guest-physical address `start`, which stay
+    /// as they are. Returns `false` if the kernel cannot, or they are not all RAM; memory of a pool
+    /// stays as the pool gave it.
+    pub(crate) fn make_huge(&self, start: u64) -> bool {
+        let within = |part: &&Part| start >= part.start && start + HUGE <= part.start + part.len;
+        let part = self.parts.iter().find(within).filter(|_| self.lease.is_none());
+        let Some(part) = part else { return false };
+        let (base, len) = part.span.slice((start - part.start) as usize, HUGE as usize).io_vector();
+        // SAFETY: the range is pinned, and advice changes no byte of it.
+        let advise = |len, advice| unsafe { libc::madvise(base.cast(), len, advice) == 0 };
+        // Where there is no page at all, none can be collapsed.
+        advise(1, libc::MADV_POPULATE_WRITE) && advise(len, libc::MADV_COLLAPSE)
+    }
+
     /// Reads `len` bytes at `offset` of `file` to the guest-physical address `start`, without a
-    /// copy in between.
+    /// copy in between. From 2 MiB on, the memory gets huge pages if there are any.
     ///
     /// # Errors
     /// `InvalidInput` if the range is not within one part of the RAM, `UnexpectedEof` if the file
@@ -161,10 +181,15 @@ impl GuestRam {
         while done < len {
             use std::os::fd::AsRawFd;
             let at = i64::try_from(offset + done as u64).map_err(io::Error::other)?;
-            // SAFETY: the kernel writes at most `len - done` bytes within the span, which is
-            // pinned. No Rust reference points into guest memory.
-            let read =
-                unsafe { libc::pread(file.as_raw_fd(), base.add(done).cast(), len - done, at) };
+            let address = start + done as u64;
+            let page = address & !(HUGE - 1);
+            if len as u64 >= HUGE && (done == 0 || address == page) {
+                self.make_huge(page);
+            }
+            let most = (page + HUGE - address).min((len - done) as u64) as usize;
+            // SAFETY: the kernel writes at most `most` bytes within the span, which is pinned. No
+            // Rust reference points into guest memory.
+            let read = unsafe { libc::pread(file.as_raw_fd(), base.add(done).cast(), most, at) };
             match read {
                 ..0 => match io::Error::last_os_error() {
                     error if error.kind() == io::ErrorKind::Interrupted => {}

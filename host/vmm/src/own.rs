@@ -1,6 +1,8 @@
 //! The functions that every machine has in its own process: a console with the agent's port, and a
 //! source of random numbers.
 
+use std::ops::Range;
+
 use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_rng::Rng;
 
@@ -11,6 +13,9 @@ use crate::{Machine, Result};
 pub const CONSOLE_DEVICE: u8 = 1;
 /// PCI device of the source of random numbers.
 pub const RNG_DEVICE: u8 = 2;
+
+/// The devices of this module.
+pub const DEVICES: Range<u8> = CONSOLE_DEVICE..RNG_DEVICE + 1;
 
 /// The port that is the guest's console, `hvc0` in Linux.
 pub const CONSOLE_PORT: u16 = 0;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move, mount_remount};
 use rustix::system::{RebootCommand, reboot};
 use rustix::time::{ClockId, Timespec, clock_settime};
@@ -162,7 +163,19 @@ fn module_files(directory: &Path) -> Vec<PathBuf> {
 fn load_module(path: &Path) -> io::Result<()> {
     let file = std::fs::File::open(path)?;
     match rustix::system::finit_module(&file, c"", 0) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        // A kernel that takes signed modules only: its configuration says so, or lockdown.
+        Err(Errno::KEYREJECTED | Errno::PERM) => load_signed_module(path),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Loads a module with its signature, which the initramfs hides by a zero byte behind it.
+fn load_signed_module(path: &Path) -> io::Result<()> {
+    let bytes = std::fs::read(path)?;
+    let signed = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+    match rustix::system::init_module(signed, c"") {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -19,9 +19,11 @@
 //! The initramfs is not compressed: QEMU passes it to the guest as it is, and unpacking it would
 //! cost the guest time at every boot (under emulation far more than the host saves in memory).
 //!
-//! Not implemented: fetching kernels (set-up does), checking signatures of modules (the guest
-//! kernel does), reading `modules.dep` (packages come without it; dependencies are read from the
-//! modules).
+//! Signatures of modules are hidden from the guest's kernel, unless it insists on them: the host
+//! gives the guest its kernel, initramfs and modules alike.
+//!
+//! Not implemented: fetching kernels (set-up does), checking signatures of modules, reading
+//! `modules.dep` (packages come without it; dependencies are read from the modules).
 //!
 //! Dependencies: `flate2`, `zstd`, `lz4_flex` and `lzma-rust2`, since kernels and modules are
 //! compressed with any of them; `sha2` and `hex` name cache files by content; `thiserror` for

@@ -242,7 +242,7 @@ mod tests {
         assert!(line.contains(" -S "), "{line}");
         assert!(line.contains("-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny"));
         assert!(line.contains("-initrd /k/initramfs,with comma.cpio"));
-        assert!(line.contains("random.trust_cpu=on reboot=t slipway.debug=1"));
+        assert!(line.contains("jent_mod_init reboot=t slipway.debug=1"));
     }
 
     #[test]

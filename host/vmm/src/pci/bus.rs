@@ -1,19 +1,22 @@
 //! Bus 0: which device an access belongs to.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+use kvm_ioctls::VmFd;
 
 use crate::layout::PCI_WINDOW;
 use crate::{Error, Result};
 
 use super::Slot;
+use super::shadow::Shadow;
 
 /// Devices of a bus.
 pub const DEVICES: usize = 32;
 
 /// Bits of an offset in ECAM (PCIe Base 5.0, 7.2.2): device, function, register.
-const DEVICE_SHIFT: u32 = 15;
-const FUNCTION_SHIFT: u32 = 12;
+pub(super) const DEVICE_SHIFT: u32 = 15;
+pub(super) const FUNCTION_SHIFT: u32 = 12;
 
 /// A BAR at its address.
 struct Placed {
@@ -30,6 +33,7 @@ pub struct Bus {
     placed: RwLock<Vec<Placed>>,
     /// The first address that no BAR has been given yet.
     free: Mutex<u64>,
+    shadow: OnceLock<Shadow>,
 }
 
 impl Default for Bus {
@@ -38,6 +42,7 @@ impl Default for Bus {
             slots: RwLock::default(),
             placed: RwLock::default(),
             free: Mutex::new(PCI_WINDOW.start),
+            shadow: OnceLock::new(),
         }
     }
 }
@@ -137,7 +142,24 @@ impl Bus {
             slot.config_write(register, from, &mut |bar, range| {
                 self.move_bar(&slot, bar, range);
             });
+            if let Some(shadow) = self.shadow.get() {
+                shadow.written(&slot, register);
+            }
         }
+    }
+
+    /// Lets the guest read the configuration space of `devices` without leaving it, if KVM can. The
+    /// registers of those devices change by the guest's writes alone. Works once.
+    ///
+    /// # Errors
+    /// [`Error::System`], [`Error::Kvm`].
+    pub fn show(&self, vm: &Arc<VmFd>, devices: Range<u8>) -> Result<()> {
+        let slots = self.slots.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let shown = slots[usize::from(devices.start)..usize::from(devices.end)].iter().flatten();
+        if let Some(shadow) = Shadow::new(vm, devices, shown)? {
+            let _ = self.shadow.set(shadow);
+        }
+        Ok(())
     }
 
     fn find(&self, address: u64) -> Option<(Arc<Slot>, u8, u64)> {

@@ -4,6 +4,8 @@
 //! - A [`Bus`] finds the device of an access.
 //! - A [`Slot`] has what every device needs from its host: decoding of BARs, MSI-X, notifications
 //!   without an exit.
+//! - `shadow` lets the guest read the configuration space of functions in this process without an
+//!   exit.
 //! - A [`Backend`] is the function itself: in this process ([`crate::local`]) or behind a vfio-user
 //!   socket ([`crate::remote`]).
 //!
@@ -12,6 +14,7 @@
 //! a function, since a server may take its time.
 
 mod bus;
+mod shadow;
 mod slot;
 mod vectors;
 

@@ -67,6 +67,8 @@ const WIDE: u32 = 0b10 << 1;
 const EXPRESS: u8 = 0x10;
 const EXPRESS_RESET: u16 = 9;
 const INITIATE_RESET: u8 = 1 << 7;
+/// Capability ID of a vendor's own, whose third byte is its length (PCI Local Bus 3.0, 6.7).
+const VENDOR: u8 = 0x09;
 /// Capability ID of MSI-X, and its fields (PCI Local Bus 3.0, 6.8.2).
 const MSIX: u8 = 0x11;
 const MSIX_ENABLE: u16 = 1 << 15;
@@ -152,6 +154,15 @@ impl Slot {
     /// Serves a read of configuration space.
     pub fn config_read(&self, offset: u16, into: &mut [u8]) {
         self.backend.config_read(offset, into);
+    }
+
+    /// Returns whether register `offset` is one of a capability whose reads do more than to show
+    /// what was written. That of a virtio device may: its window (Virtio 1.3, 4.1.4.9).
+    pub(super) fn is_window(&self, offset: u16) -> bool {
+        capabilities(&*self.backend).any(|(at, header)| {
+            let len = header >> 16 & 0xff;
+            header as u8 == VENDOR && (at..at + len as u16).contains(&offset)
+        })
     }
 
     /// Serves a write of configuration space, and follows what it changes. `moved` is called for
@@ -320,18 +331,17 @@ fn read_u32(backend: &dyn Backend, offset: u16) -> u32 {
 
 /// Returns the offset of the first capability with ID `id`. Returns `None` if there is none.
 fn find(backend: &dyn Backend, id: u8) -> Option<u16> {
-    let mut at = read_u32(backend, register::CAPABILITIES) as u8 & !3;
-    for _ in 0..MAX_CAPABILITIES {
-        if at < 0x40 {
-            return None;
-        }
-        let header = read_u32(backend, at.into());
-        if header as u8 == id {
-            return Some(at.into());
-        }
-        at = (header >> 8) as u8 & !3;
-    }
-    None
+    capabilities(backend).find(|(_, header)| *header as u8 == id).map(|(at, _)| at)
+}
+
+/// Returns each capability: its offset, and its first four bytes. The lowest byte is the ID.
+fn capabilities(backend: &dyn Backend) -> impl Iterator<Item = (u16, u32)> {
+    let follow = move |at: u32| {
+        let at = at as u8 & !3;
+        (at >= 0x40).then(|| (u16::from(at), read_u32(backend, at.into())))
+    };
+    let first = follow(read_u32(backend, register::CAPABILITIES));
+    std::iter::successors(first, move |(_, header)| follow(header >> 8)).take(MAX_CAPABILITIES)
 }
 
 /// Finds MSI-X: the offset of Message Control, and the places of the table and the pending bits.

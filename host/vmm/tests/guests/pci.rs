@@ -3,8 +3,10 @@
 
 use std::os::unix::net::UnixStream;
 
-use crate::common::has_kvm;
+use crate::common::{Guest, has_kvm};
+use kvm_ioctls::Cap;
 use slipway_reactor::{Reactor, Settings};
+use slipway_vmm::board::{End, Exit};
 use slipway_vmm::layout::{ECAM, PCI_WINDOW};
 use slipway_vmm::remote::Attached;
 use slipway_vmm::{Machine, own};
@@ -155,4 +157,90 @@ fn a_function_behind_a_socket_is_decoded() {
     control.wait_closed(std::time::Duration::from_secs(60));
     assert!(function.lost().is_some());
     assert_eq!(bus.config(4, 0), bus.config(4, 0));
+}
+
+// Prints the low byte of the console's ID, the high byte of its BAR 0 while that is sized, and a byte
+// of function 1, which is not there.
+guest!(enumerates:
+    "mov dx, 0x3f8"
+    "mov ebx, 0xe0008000"
+    "mov eax, [ebx]"
+    "out dx, al"
+    "mov dword ptr [ebx + 0x10], 0xffffffff"
+    "mov eax, [ebx + 0x10]"
+    "shr eax, 24"
+    "out dx, al"
+    "mov eax, [ebx + 0x1000]"
+    "out dx, al"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "2: hlt"
+    "jmp 2b"
+);
+
+/// Makes a machine with the devices that every machine has.
+fn whole_machine(code: &[u8]) -> (Machine, std::fs::File, impl Sized) {
+    let (machine, console) = crate::common::machine(code, 1);
+    let devices = (own::console(&machine).unwrap(), own::rng(&machine).unwrap());
+    (machine, console, devices)
+}
+
+fn run(machine: Machine, console: std::fs::File) -> Guest {
+    let running = machine.start(|| ()).unwrap();
+    running.cpus.resume();
+    Guest { running, console }
+}
+
+#[test]
+fn a_guest_reads_configuration_space_without_leaving() {
+    if !has_kvm("a_guest_reads_configuration_space_without_leaving") {
+        return;
+    }
+    let (machine, console, _devices) = whole_machine(enumerates());
+    let shows = machine.vm().check_extension(Cap::ReadonlyMem);
+    let mut guest = run(machine, console);
+    assert_eq!(guest.read(3), [0xf4, 0xff, 0xff]);
+    assert_eq!(guest.end(), End::PowerOff);
+    let exits = guest.running.board.exits();
+    let count = |exit: Exit| exits[exit as usize];
+    assert_eq!(count(Exit::MemoryRead), if shows { 0 } else { 3 });
+    assert_eq!(count(Exit::MemoryWrite), 1);
+}
+
+// Has the window capability at the address in 0x9000 show two bytes at offset 0x12 of BAR 0, and prints
+// the lower.
+guest!(looks_through_the_window:
+    "mov ebx, dword ptr [0x9000]"
+    "mov byte ptr [ebx + 4], 0"
+    "mov dword ptr [ebx + 8], 0x12"
+    "mov dword ptr [ebx + 12], 2"
+    "mov ax, word ptr [ebx + 16]"
+    "mov dx, 0x3f8"
+    "out dx, al"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "2: hlt"
+    "jmp 2b"
+);
+
+#[test]
+fn what_a_window_shows_is_read_when_it_is_read() {
+    if !has_kvm("what_a_window_shows_is_read_when_it_is_read") {
+        return;
+    }
+    let (machine, console, _devices) = whole_machine(looks_through_the_window());
+    let bus = Bus(machine);
+    // The window is the vendor's capability of type 5.
+    let mut at = bus.capability(1, 9);
+    while bus.config(1, at) as u8 != 9 || bus.config(1, at) >> 24 != 5 {
+        at = u64::from(bus.config(1, at) >> 8 & 0xfc);
+    }
+    let address = (ECAM.start + (1 << 15) + at) as u32;
+    bus.0.ram().memory().write(0x9000, &address.to_le_bytes()).unwrap();
+    let mut guest = run(bus.0, console);
+    // A console of two ports has six queues (Virtio 1.3, 5.3.2).
+    assert_eq!(guest.read(1), [6]);
+    assert_eq!(guest.end(), End::PowerOff);
 }
