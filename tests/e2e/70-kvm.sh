@@ -22,10 +22,22 @@ if kvm_may_work; then
     say "this machine's KVM does not run the guest kernel: $(grep 'accelerator chosen' "$SLIPWAY_DATA_DIR/daemon.log" | tail -n 1)"
 fi
 
-"$top/lab/kvm-host" "$slipway" "$work" >"$work/lab" 2>&1
-status=$?
-[ "$status" = 77 ] && skip "an emulated server with KVM: $(tail -n 1 "$work/lab")"
-[ "$status" = 0 ] || { cat "$work/lab"; fail "the emulated server, status $status"; }
+# in_server OPTION...: what lab/kvm-host does with them.
+in_server() {
+    local status
+    "$top/lab/kvm-host" "$@" "$slipway" "$work" >"$work/lab" 2>&1
+    status=$?
+    [ "$status" = 77 ] && skip "an emulated server with KVM: $(tail -n 1 "$work/lab")"
+    [ "$status" = 0 ] || { cat "$work/lab"; fail "the emulated server, status $status"; }
+}
+in_server
 grep -E 'lab: (accelerator|cpu|vmms)=' "$work/lab"
 ok "KVM probed, chosen and used in an emulated server, by slipway-vmm and by QEMU: exit status, two CPUs, a volume, two at once"
-ok "a sandbox on slipway-vmm outlived a killed daemon"
+say "$(sed -n 's/^kvm-host: \(.* kills:\)/\1/p' "$work/lab")"
+ok "two sandboxes on slipway-vmm outlived killed daemons, and every byte of a disk and of a TCP stream was right"
+# Those of the end-to-end tests of which a whole round fits into a few minutes.
+tests=(40-crash 47-network-restart)
+options=()
+for name in "${tests[@]}"; do options+=(--test "$name"); done
+in_server "${options[@]}"
+ok "on slipway-vmm in an emulated server: ${tests[*]}"

@@ -47,9 +47,13 @@ lock_holder() {
 }
 daemon_gone() { ! lock_holder >/dev/null; }
 
+# A machine that is many times slower than others gives the tests as many times longer.
+slower=${SLIPWAY_E2E_SLOWER:-1}
+timeout() { command timeout "$(($1 * slower))" "${@:2}"; }
+
 # wait_until SECONDS COMMAND…: true as soon as the command is.
 wait_until() {
-    local deadline=$((SECONDS + $1)); shift
+    local deadline=$((SECONDS + $1 * slower)); shift
     until "$@" 2>/dev/null; do
         [ "$SECONDS" -lt "$deadline" ] || return 1
         sleep 0.1

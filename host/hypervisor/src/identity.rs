@@ -5,9 +5,11 @@
 //! recorded start time after the pidfd was opened, no signal sent through the pidfd can hit another
 //! process.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,6 +34,10 @@ pub struct VmRecord {
     pub start_time_ticks: u64,
     /// The boot that both numbers belong to (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
+    /// The sockets of the functions that were plugged, by the functions' numbers. One that was
+    /// removed stays until another takes its number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub plugged: BTreeMap<usize, PathBuf>,
 }
 
 impl VmRecord {
@@ -40,7 +46,8 @@ impl VmRecord {
         let start_time_ticks = start_time(pid)
             .and_then(|ticks| ticks.ok_or_else(|| io::ErrorKind::NotFound.into()))
             .map_err(|source| Error::system("reading the start time of a process", source))?;
-        Ok(Self { hypervisor: hypervisor.to_owned(), pid, start_time_ticks, boot_id: boot_id()? })
+        let (hypervisor, boot_id) = (hypervisor.to_owned(), boot_id()?);
+        Ok(Self { hypervisor, pid, start_time_ticks, boot_id, plugged: BTreeMap::new() })
     }
 
     /// Returns whether the VMM gets new connections of its functions from its launcher, so that a

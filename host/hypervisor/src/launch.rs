@@ -166,14 +166,14 @@ pub(crate) async fn launch<P: Program>(
     };
     let times = LaunchTimes { spawned, ready: Instant::now() };
     let (process, made) = (process.finish(), made.finish());
-    let functions = reconnectable::<P>(&spec.vfio_user_sockets);
+    let functions = reconnectable::<P>(&spec.vfio_user_sockets, &record);
     let supervised = Supervised { process, stderr, console, made, functions };
     LaunchedVm::new(record, Some(times), accel, qmp, supervised)
 }
 
 /// Returns the sockets from which a VMM gets connections of its functions while it runs.
-fn reconnectable<P: Program>(sockets: &[PathBuf]) -> Option<Sockets> {
-    P::RECONNECTS.then(|| Sockets::new(sockets))
+fn reconnectable<P: Program>(first: &[PathBuf], record: &VmRecord) -> Option<Sockets> {
+    P::RECONNECTS.then(|| Sockets::new(first, record.plugged.clone()))
 }
 
 /// Takes over a VMM whose launcher has ended. After an error it continues to run unchanged.
@@ -204,7 +204,7 @@ pub(crate) async fn adopt<P: Program>(left: &LeftVm) -> Result<LaunchedVm> {
     let console = tokio::spawn(copy_to_log(console, log));
     let stderr = tokio::spawn(read_tail(errors));
     let made = names.all(&left.agent_socket);
-    let functions = reconnectable::<P>(&left.vfio_user_sockets);
+    let functions = reconnectable::<P>(&left.vfio_user_sockets, record);
     let supervised = Supervised { process, stderr, console, made, functions };
     LaunchedVm::new(record.clone(), None, accel, qmp, supervised)
 }

@@ -118,9 +118,9 @@ pub trait Hypervisor: Send + Sync {
 /// A virtual machine that was launched or taken over. Dropping it kills the machine, unless it was
 /// [detached](Vm::detach).
 pub trait Vm: Send + Sync {
-    /// Returns the record that identifies the VM's process after a restart of its launcher; keep it
-    /// on disk.
-    fn record(&self) -> &VmRecord;
+    /// Returns the record by which the VM is found again after a restart of its launcher; keep it
+    /// on disk, and again after each [plug](Vm::plug).
+    fn record(&self) -> VmRecord;
 
     /// Returns the times of the launch, or `None` if another launcher launched the VM.
     fn times(&self) -> Option<LaunchTimes>;
@@ -152,8 +152,8 @@ pub trait Vm: Send + Sync {
     /// letters, digits, `-`, `_` and `.` that begins with a letter. Returns its PCI address in the
     /// guest, which has been told of it. The function takes one of [`VmSpec::plug_slots`].
     ///
-    /// A successor of this launcher does not know the socket, and does not connect the function
-    /// again when its server has ended.
+    /// The socket is in the VM's [record](Vm::record) from then on: a successor of this launcher
+    /// that takes the VM over by it connects the function again when its server has ended.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if the name or

@@ -25,29 +25,39 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The time that the VMM may take to accept a connection.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The sockets from which a VMM gets connections of its functions, by the functions' numbers.
-/// Clones are the same.
+/// The sockets from which a VMM gets connections of its functions. Clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Sockets(Arc<Mutex<BTreeMap<usize, PathBuf>>>);
+pub(crate) struct Sockets {
+    /// Those of the functions that the machine began with.
+    first: Arc<[PathBuf]>,
+    /// Those of the functions that were plugged, by the functions' numbers.
+    plugged: Arc<Mutex<BTreeMap<usize, PathBuf>>>,
+}
 
 impl Sockets {
-    /// Makes the sockets of the functions that a machine begins with.
-    pub(crate) fn new(sockets: &[PathBuf]) -> Self {
-        Self(Arc::new(Mutex::new(sockets.iter().cloned().enumerate().collect())))
+    /// Makes the sockets of the functions that a machine begins with, and of those that were
+    /// plugged since.
+    pub(crate) fn new(first: &[PathBuf], plugged: BTreeMap<usize, PathBuf>) -> Self {
+        Self { first: first.into(), plugged: Arc::new(Mutex::new(plugged)) }
     }
 
-    fn all(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, PathBuf>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, PathBuf>> {
+        self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes the socket of function `number`, which was plugged. It takes the place of a function
     /// that was removed.
     pub(crate) fn insert(&self, number: usize, socket: PathBuf) {
-        self.all().insert(number, socket);
+        self.lock().insert(number, socket);
+    }
+
+    /// Returns the sockets of the functions that were plugged, by the functions' numbers.
+    pub(crate) fn plugged(&self) -> BTreeMap<usize, PathBuf> {
+        self.lock().clone()
     }
 
     fn get(&self, number: usize) -> Option<PathBuf> {
-        self.all().get(&number).cloned()
+        self.lock().get(&number).or_else(|| self.first.get(number)).cloned()
     }
 }
 

@@ -173,8 +173,9 @@ pub struct LeftVm {
     pub run_dir: PathBuf,
     /// The agent's socket, [`VmSpec::agent_socket`].
     pub agent_socket: PathBuf,
-    /// The sockets of its functions, [`VmSpec::vfio_user_sockets`], in the same order. A VMM that
-    /// can be given new connections is given them from there.
+    /// The sockets of the functions that it began with, [`VmSpec::vfio_user_sockets`], in the same
+    /// order. A VMM that can be given new connections is given them from there. The record has
+    /// the sockets of those that were plugged.
     pub vfio_user_sockets: Vec<PathBuf>,
     /// The console's log, [`VmSpec::console_log`]; console output of the time between launchers is
     /// appended to it.

@@ -99,8 +99,9 @@ async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<O
 }
 
 impl Vm for LaunchedVm {
-    fn record(&self) -> &VmRecord {
-        &self.record
+    fn record(&self) -> VmRecord {
+        let plugged = self.functions.as_ref().map(Sockets::plugged);
+        VmRecord { plugged: plugged.unwrap_or_default(), ..self.record.clone() }
     }
 
     fn times(&self) -> Option<LaunchTimes> {

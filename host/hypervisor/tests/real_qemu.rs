@@ -185,7 +185,7 @@ async fn qemu_is_paused_resumed_and_quits_without_rights() {
 async fn qemu_dies_with_its_object_unless_detached() {
     let Some(machine) = Machine::new("qemu_dies_with_its_object_unless_detached") else { return };
     let dropped = within(machine.launch(&machine.spec("dropped"))).await;
-    let record = dropped.record().clone();
+    let record = dropped.record();
     drop(dropped);
     within(async {
         while record.is_running().unwrap() {
@@ -197,7 +197,7 @@ async fn qemu_dies_with_its_object_unless_detached() {
     let mut spec = machine.spec("detached");
     spec.cpus = 2;
     let detached = within(machine.launch(&spec)).await;
-    let record = detached.record().clone();
+    let record = detached.record();
     detached.pause().await.unwrap();
     detached.detach();
     drop(detached);
@@ -224,7 +224,7 @@ fn qemu_is_taken_over_by_one_after_the_other() {
         // Paused, so that the console text comes after the launcher has ended.
         vm.pause().await.unwrap();
         vm.detach();
-        vm.record().clone()
+        vm.record()
     });
     let left = LeftVm {
         record,

@@ -27,6 +27,9 @@ use crate::{Error, snoop};
 
 /// The longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
+/// The time that a client may take from its connection until it has negotiated. A launcher connects
+/// before it starts its VMM, which takes long on a node that starts many at once.
+const HANDSHAKE: Duration = Duration::from_secs(60);
 /// The number of queue pairs that a function offers: as many as its sandbox could have CPUs.
 const QUEUE_PAIRS: u16 = 64;
 
@@ -371,6 +374,7 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
         )));
     }
     let mut config = Config::at(path);
+    config.handshake_deadline = HANDSHAKE;
     if let Some(owner) = &request.owner {
         config.owner = Some((owner.uid, owner.gid));
         config.allowed_uid = Some(owner.uid);

@@ -150,6 +150,7 @@ pub(crate) mod tests {
             "kernel": null, "accelerator": "tcg", "labels": {}, "remove": false, "vmm_uid": 7,
             "vm": VmRecord {
                 hypervisor: "qemu".into(), pid: 1, start_time_ticks: 1, boot_id: "b".into(),
+                plugged: Default::default(),
             },
             "timeline": slipway_telemetry::Timeline::new("one"),
         });

@@ -111,7 +111,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         vm.detach();
     }
     sandbox.set_vm(Some(Arc::clone(&vm)));
-    sandbox.update(|record| record.vm = Some(vm.record().clone())).await?;
+    sandbox.update(|record| record.vm = Some(vm.record())).await?;
     if sandbox.is_stopping() {
         return Err(Error::Stopped);
     }

@@ -219,7 +219,7 @@ async fn reaches_nothing(host: &Host, vmm: &dyn Hypervisor, accel: Accel) {
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(), 0);
     assert_eq!(fs::read(&host.targets.file).unwrap(), b"precious");
     // Process 1 of its namespace, without handlers for signals: it is ended nevertheless.
-    let record = vm.record().clone();
+    let record = vm.record();
     vm.detach();
     drop(vm);
     assert!(reap_leftover(&record, LIMIT).unwrap());

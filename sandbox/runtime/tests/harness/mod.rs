@@ -288,6 +288,7 @@ impl Hypervisor for StandIn {
                 pid: 0,
                 start_time_ticks: 0,
                 boot_id: String::new(),
+                plugged: Default::default(),
             };
             Ok(Box::new(NoVm { record, killed: watch::Sender::new(false) }) as Box<dyn Vm>)
         })
@@ -311,8 +312,8 @@ fn done<'a>() -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
 }
 
 impl Vm for NoVm {
-    fn record(&self) -> &VmRecord {
-        &self.record
+    fn record(&self) -> VmRecord {
+        self.record.clone()
     }
 
     fn times(&self) -> Option<LaunchTimes> {
