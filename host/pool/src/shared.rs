@@ -1,4 +1,5 @@
 //! The memory of the pool: free memory, and that of sandboxes.
+#![allow(unsafe_code)] // mmap(2), to reserve huge pages
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use slipway_pool_wire::{Page, Request};
 use slipway_ram::{GRANULE, LateFiles, LateMemory};
 use slipway_reactor::Bell;
@@ -164,8 +166,8 @@ impl Shared {
             None => fresh(request)?,
         };
         if last && self.settings.ahead {
-            // The thread in the background makes its pages.
-            if let Some(spare) = fresh_if_cheap(request) {
+            // The thread in the background makes its pages. Too few huge ones are no error here.
+            if let Ok(spare) = fresh(request) {
                 self.put(spare);
             }
         }
@@ -253,25 +255,30 @@ fn is_like(memory: &LateMemory, request: Request) -> bool {
     memory.len() as u64 == request.bytes && huge == (request.page == Page::Huge)
 }
 
-/// Makes memory whose pages the kernel makes at their first touch, except huge pages, of which
-/// there may be too few: they are made at once.
+/// Makes memory whose pages the kernel makes at their first touch. Huge pages, of which there may
+/// be too few, are reserved now.
 fn fresh(request: Request) -> Result<Arc<LateMemory>, String> {
-    let failed = |error: std::io::Error| format!("{} bytes: {error}", request.bytes);
-    let memory = LateMemory::new(sealed(request).map_err(failed)?).map_err(failed)?;
+    let bytes = request.bytes;
+    let failed = |error: std::io::Error| format!("{bytes} bytes: {error}");
+    let file = sealed(request).map_err(failed)?;
     if request.page == Page::Huge {
-        for granule in 0..memory.granules() {
-            memory.populate(granule).map_err(|error| {
-                let bytes = request.bytes;
-                format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}")
-            })?;
-        }
+        reserve(&file, bytes)
+            .map_err(|error| format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}"))?;
     }
-    Ok(Arc::new(memory))
+    LateMemory::new(file).map(Arc::new).map_err(failed)
 }
 
-/// Makes memory of base pages; returns `None` for huge pages.
-fn fresh_if_cheap(request: Request) -> Option<Arc<LateMemory>> {
-    (request.page == Page::Base).then(|| fresh(request).ok()).flatten()
+/// Sets pages of the host's pool of huge pages aside for all of a file: no later touch finds that
+/// pool empty. A shared mapping reserves what its file lacks, and the reservation stays with the
+/// file (Linux, *mm/hugetlb_reserv*).
+fn reserve(file: &OwnedFd, bytes: u64) -> std::io::Result<()> {
+    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+    let any = std::ptr::null_mut();
+    // SAFETY: a fresh mapping at an address of the kernel's choice, which allows no access.
+    let start = unsafe { mmap(any, len, ProtFlags::empty(), MapFlags::SHARED, file, 0) }?;
+    #[allow(clippy::disallowed_methods, reason = "nothing was touched, so this takes no time")]
+    // SAFETY: the mapping just made.
+    Ok(unsafe { munmap(start, len) }?)
 }
 
 /// Makes a file in memory whose size cannot be changed.
