@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use slipway_pool_wire::{Page, Request};
-use slipway_ram::{GRANULE, LateFiles, LateMemory};
+use slipway_ram::{GRANULE, Granules, LateFiles, LateMemory};
 use slipway_reactor::Bell;
 
 use crate::shelf::Shelves;
@@ -49,6 +49,10 @@ pub struct Stats {
     pub faults: u64,
     /// The number of granules of 64 KiB that were zeroed ahead of their first use.
     pub zeroed_ahead: u64,
+    /// Bytes of huge pages, of those that sandboxes use and those that nobody uses.
+    pub huge_bytes: u64,
+    /// All granules by their states.
+    pub granules: Granules,
 }
 
 /// The state that the pool's threads share.
@@ -113,13 +117,21 @@ impl Shared {
     /// Returns the present figures.
     pub(crate) fn stats(&self) -> Stats {
         let state = self.lock();
-        let bytes = |memory: &Zeroing| memory.memory.len() as u64;
+        let memory = |one: &Zeroing| one.memory.clone();
+        let free: Vec<_> = state.free.iter().map(memory).collect();
+        let lent: Vec<_> = state.lent.iter().map(memory).collect();
+        // Counting takes a while: without the lock.
+        drop(state);
+        let bytes = |all: &[Arc<LateMemory>]| all.iter().map(|one| one.len() as u64).sum();
+        let huge = |one: &&Arc<LateMemory>| is_huge(one);
         Stats {
-            free_bytes: state.free.iter().map(bytes).sum(),
-            lent_bytes: state.lent.iter().map(bytes).sum(),
-            lent: state.lent.len() as u64,
+            free_bytes: bytes(&free),
+            lent_bytes: bytes(&lent),
+            lent: lent.len() as u64,
             faults: self.faults.load(Ordering::Relaxed),
             zeroed_ahead: self.zeroed_ahead.load(Ordering::Relaxed),
+            huge_bytes: free.iter().chain(&lent).filter(huge).map(|one| one.len() as u64).sum(),
+            granules: free.iter().chain(&lent).map(|one| one.count()).sum(),
         }
     }
 
@@ -251,8 +263,12 @@ pub(crate) fn page_size(file: BorrowedFd<'_>) -> u64 {
 }
 
 fn is_like(memory: &LateMemory, request: Request) -> bool {
-    let huge = page_size(memory.file()) == HUGE;
-    memory.len() as u64 == request.bytes && huge == (request.page == Page::Huge)
+    let huge = request.page == Page::Huge;
+    memory.len() as u64 == request.bytes && is_huge(memory) == huge
+}
+
+fn is_huge(memory: &LateMemory) -> bool {
+    page_size(memory.file()) == HUGE
 }
 
 /// Makes memory whose pages the kernel makes at their first touch. Huge pages, of which there may

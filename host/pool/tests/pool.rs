@@ -21,7 +21,7 @@ use slipway_keeper::Keeper;
 use slipway_peer::Bin;
 use slipway_pool::{Left, Pool, SLOTS, Settings, Shelves};
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
-use slipway_ram::{DmaMap, LateFiles, Permissions};
+use slipway_ram::{DmaMap, GRANULE, Granules, LateFiles, Permissions};
 
 const BYTES: u64 = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -231,7 +231,9 @@ fn huge_pages_of_a_process_that_ended_are_zeros_for_the_next() {
             user.end();
             all_back(&pool);
         }
-        assert!(ahead || pool.stats().faults > 0);
+        let stats = pool.stats();
+        assert_eq!(stats.huge_bytes, stats.free_bytes + stats.lent_bytes);
+        assert!(ahead || stats.faults > 0);
     }
 }
 
@@ -263,7 +265,10 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     assert_eq!(user.ask("stale"), "0");
     user.end();
     all_back(&pool);
-    assert_eq!(pool.stats().free_bytes, BYTES);
+    let stats = pool.stats();
+    assert_eq!((stats.free_bytes, stats.huge_bytes), (BYTES, 0));
+    let dirty = (BYTES as usize) / GRANULE;
+    assert_eq!(stats.granules, Granules { dirty, ..Granules::default() });
 }
 
 /// The memory stays with a process that only ends its connection.

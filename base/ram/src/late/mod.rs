@@ -61,6 +61,18 @@ pub struct Granules {
     pub clean: usize,
 }
 
+impl std::iter::Sum for Granules {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            absent: sum.absent + one.absent,
+            dirty: sum.dirty + one.dirty,
+            busy: sum.busy + one.busy,
+            untouched: sum.untouched + one.untouched,
+            clean: sum.clean + one.clean,
+        })
+    }
+}
+
 /// Recycled pages of one file, and the state of each granule.
 pub struct LateMemory {
     file: OwnedFd,
