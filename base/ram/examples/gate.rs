@@ -1,4 +1,5 @@
 //! Measures accesses to late memory, all of it clean, against the same accesses to other memory:
+//! while the pool may still zero some of it (`late`), and when all of it was given (`given`).
 //!
 //! ```text
 //! cargo run -p slipway-ram --example gate
@@ -65,17 +66,24 @@ fn main() {
         let region = Region::mapped(file.as_fd(), 0, LEN as u64, Permissions::READ_WRITE);
         memory(region.unwrap())
     };
-    let late = Arc::new(LateMemory::new(file()).unwrap());
-    let bin = slipway_peer::Bin::new();
-    let region = Region::late(&late, 0, LEN as u64, Permissions::READ_WRITE, &bin).unwrap();
-    let (_late, late) = memory(region);
-    let mut all: [Vec<[f64; 3]>; 2] = Default::default();
+    let memories = ["late", "given"].map(|name| {
+        let late = Arc::new(LateMemory::new(file()).unwrap());
+        let bin = slipway_peer::Bin::new();
+        let region = Region::late(&late, 0, LEN as u64, Permissions::READ_WRITE, &bin).unwrap();
+        if name == "given" {
+            late.take_all().unwrap();
+        }
+        memory(region)
+    });
+    let [(_late, late), (_given, given)] = memories;
+    let mut all: [Vec<[f64; 3]>; 3] = Default::default();
     for _ in 0..ROUNDS {
-        all[0].push(round(&plain));
-        all[1].push(round(&late));
+        for (memory, times) in [&plain, &late, &given].into_iter().zip(&mut all) {
+            times.push(round(memory));
+        }
     }
     println!("{:>8} {:>12} {:>14} {:>10}", "memory", "4 KiB block", "pin of 128 KiB", "word");
-    for (name, rounds) in ["other", "late"].iter().zip(all) {
+    for (name, rounds) in ["other", "late", "given"].iter().zip(all) {
         let median = |part: usize| {
             let mut times: Vec<f64> = rounds.iter().map(|times| times[part]).collect();
             times.sort_by(f64::total_cmp);

@@ -30,13 +30,14 @@ pub fn late_memory(data: &[u8]) {
     for step in data.chunks_exact(6) {
         let at = (usize::from(u16::from_le_bytes([step[1], step[2]])) * 4) % LEN;
         let len = usize::from(u16::from_le_bytes([step[3], step[4]])).min(LEN - at);
-        match step[0] % 8 {
+        match step[0] % 9 {
             0 | 1 => model.write(at, len, step[5]),
             2 => model.read(at, len),
             3 => model.pin(at, len),
             4 => model.word(at & !3, step[5]),
             5 => drop(model.memory.zero_ahead(usize::from(step[5]) % GRANULES)),
             6 => model.fault(at, step[5]),
+            7 => assert_eq!(model.memory.take_all(), Ok(())),
             _ => match model.next() {
                 Some(next) => model = next,
                 None => return,

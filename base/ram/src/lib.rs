@@ -19,7 +19,8 @@
 //!
 //! Memory may be recycled and not zeroed yet ([`LateMemory`]): each access through [`Memory`] or a
 //! new span takes its granules first, so that a device finds zeros where nobody has written. Other
-//! memory pays one branch for it, late memory a load for each granule (64 KiB) of the access.
+//! memory pays one branch for it. Late memory pays a load for each granule (64 KiB) of the access,
+//! and one load for the whole access once all of it was given ([`LateMemory::take_all`]).
 //!
 //! A client that shrinks its file behind a mapping makes an access raise SIGBUS. No copy is ended
 //! by it: a handler of that signal knows the few instructions that touch guest memory, and makes

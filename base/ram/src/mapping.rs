@@ -192,6 +192,7 @@ impl Mapping {
     pub(crate) fn look(&self, offset: usize, into: &mut [u8]) -> bool {
         match &self.late {
             None => self.read(offset, into),
+            Some(late) if late.is_open() => self.read(offset, into),
             Some(late) => late.parts(offset, into.len(), |part, taken| {
                 let start = offset + part.start;
                 match taken {

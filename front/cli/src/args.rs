@@ -125,6 +125,8 @@ pub enum Command {
     /// Manage named disks, which any number of endpoints share
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Print the figures of the pool of memory
+    Pool(PoolArgs),
     /// Manage networks, which sandboxes join
     #[command(subcommand)]
     Network(NetworkCommand),
@@ -164,6 +166,13 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PoolArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,

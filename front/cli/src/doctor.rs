@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Result;
-use slipway_hypervisor::{Hypervisor, accel};
+use slipway_hypervisor::{Hypervisor, Page, accel};
 use slipway_runtime::Config;
 
 use crate::args::DoctorArgs;
@@ -51,6 +51,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         qemu,
         accelerator(),
         memory(config),
+        huge_pages(config),
         kernel(config),
         agent(config),
         mkfs_erofs(config),
@@ -245,6 +246,32 @@ fn memory(config: &Config) -> Finding {
         },
     };
     needed("memory", outcome, "memory = \"kernel\" in the settings")
+}
+
+/// Returns the finding about the pages of the pool.
+fn huge_pages(config: &Config) -> Finding {
+    let what = "huge pages";
+    let (verdict, detail) = match (config.uses_pool(), config.pool_page()) {
+        (_, Err(error)) => (Verdict::Missing, error.to_string()),
+        (Ok(true), Ok(Page::Huge)) => match huge_pages_to_be_had() {
+            0 => (Verdict::Lesser, "none: sandboxes get pages of 4 KiB".to_owned()),
+            pages => (Verdict::Fine, format!("{} to be had", crate::size::show(pages << 21))),
+        },
+        _ => (Verdict::Fine, "not used".to_owned()),
+    };
+    Finding { what, verdict, detail, mend: "sysctl vm.nr_hugepages=PAGES (of 2 MiB)" }
+}
+
+/// Returns the number of huge pages that are free, or that the kernel may make when they are asked
+/// for.
+fn huge_pages_to_be_had() -> u64 {
+    let directory = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB");
+    let count = |name| {
+        let text = std::fs::read_to_string(directory.join(name)).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0)
+    };
+    let free = count("free_hugepages").saturating_sub(count("resv_hugepages"));
+    free + count("nr_overcommit_hugepages").saturating_sub(count("surplus_hugepages"))
 }
 
 fn daemon(config: &Config) -> Finding {

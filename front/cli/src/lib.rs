@@ -27,6 +27,7 @@ mod manage;
 mod network;
 mod out;
 mod pktgen;
+mod pool;
 mod port;
 mod port_tools;
 mod progress;
@@ -185,6 +186,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         }
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
+        Command::Pool(args) => return pool::pool(&cli.node, &config, args).await,
         Command::Network(command) => return network::command(&cli.node, &config, command).await,
         Command::Port(command) => return port::command(&cli.node, &config, command).await,
         Command::Pktgen(command) => return pktgen::command(&config, command).await,

@@ -7,6 +7,8 @@
 #[allow(dead_code)] // shared with the library's tests
 #[path = "../../../host/vmm/tests/guests/common.rs"]
 mod common;
+#[path = "../../../host/pool/tests/common/huge_pages.rs"]
+mod huge_pages;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::has_kvm;
+use huge_pages::HugePages;
 use slipway_keeper::Keeper;
 use slipway_pool::{Pool, SLOTS, Server, Settings, Shelves};
 use slipway_pool_wire::{Lease, Page, Request};
@@ -46,11 +49,12 @@ guest!(reads_and_fills:
 struct Node {
     directory: tempfile::TempDir,
     pool: Pool,
+    page: Page,
     _server: Server,
 }
 
 impl Node {
-    fn new() -> Self {
+    fn new(page: Page) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("keeper");
         let keepers = path.clone();
@@ -65,7 +69,7 @@ impl Node {
         let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
         let server = pool.listen(&directory.path().join("pool")).unwrap();
         std::fs::write(directory.path().join("kernel"), common::elf(reads_and_fills())).unwrap();
-        Self { directory, pool, _server: server }
+        Self { directory, pool, page, _server: server }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -73,7 +77,7 @@ impl Node {
     }
 
     fn lease(&self) -> Lease {
-        Lease::ask(&self.path("pool"), Request { bytes: BYTES, page: Page::Base }).unwrap()
+        Lease::ask(&self.path("pool"), Request { bytes: BYTES, page: self.page }).unwrap()
     }
 
     /// Runs a machine until its guest powers off.
@@ -110,7 +114,21 @@ fn a_guest_never_sees_what_an_earlier_one_wrote() {
     if !has_kvm(name) || !Path::new("/dev/userfaultfd").exists() {
         return;
     }
-    let node = Node::new();
+    no_guest_sees_another(Page::Base);
+}
+
+#[test]
+fn a_guest_never_sees_what_an_earlier_one_wrote_in_huge_pages() {
+    let name = "a_guest_never_sees_what_an_earlier_one_wrote_in_huge_pages";
+    if !has_kvm(name) || !Path::new("/dev/userfaultfd").exists() {
+        return;
+    }
+    let Some(_pages) = HugePages::allow() else { return };
+    no_guest_sees_another(Page::Huge);
+}
+
+fn no_guest_sees_another(page: Page) {
+    let node = Node::new(page);
     for round in 0..3 {
         let output = node.run();
         assert_eq!(output.status.code(), Some(0), "{output:?}");

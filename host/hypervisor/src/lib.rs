@@ -78,6 +78,7 @@ pub use console::STDERR_TAIL;
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
+pub use slipway_pool_wire::{Page, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 
 /// A future that may cross threads. With it, the traits can be used as objects.

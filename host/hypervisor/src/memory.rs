@@ -35,14 +35,15 @@ impl GuestMemory {
         Ok(Self { file: Arc::new(file), bytes, lease: None })
     }
 
-    /// Takes memory of `bytes` bytes, a multiple of 64 KiB, of the pool whose socket is at `path`.
-    /// Its pages are zeroed when the VM first sees them; only `slipway-vmm` can have it. Waits for
-    /// the pool.
+    /// Takes memory of `bytes` bytes of the pool whose socket is at `path`: a multiple of 64 KiB,
+    /// or of 2 MiB for huge pages. Its pages are zeroed when the VM first sees them; only
+    /// `slipway-vmm` can have it. Waits for the pool.
     ///
     /// # Errors
-    /// [`Error::Pool`].
-    pub fn of_pool(path: &Path, bytes: u64) -> Result<Self> {
-        let Lease { file, connection } = Lease::ask(path, Request { bytes, page: Page::Base })?;
+    /// [`Error::Pool`]; [`WireError::Refused`](crate::WireError::Refused) within it has the pool's
+    /// reason, such as that too few huge pages are free.
+    pub fn of_pool(path: &Path, bytes: u64, page: Page) -> Result<Self> {
+        let Lease { file, connection } = Lease::ask(path, Request { bytes, page })?;
         let lease = Some(Arc::new(Mutex::new(Some(connection))));
         Ok(Self { file: Arc::new(file), bytes, lease })
     }

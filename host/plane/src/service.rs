@@ -5,6 +5,7 @@ use tonic::{Request, Response, Status};
 
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
+use slipway_ram::GRANULE;
 
 use crate::{Error, Plane};
 
@@ -165,6 +166,15 @@ impl v1::plane_server::Plane for Service {
         Ok(Response::new(v1::ListDisksReply { disks: self.plane.list_disks() }))
     }
 
+    async fn get_pool(
+        &self,
+        _: Request<v1::GetPoolRequest>,
+    ) -> Result<Response<v1::GetPoolReply>, Status> {
+        let plane = self.plane.clone();
+        let figures = move || plane.pool().map(|pool| pool_figures(&pool.stats()));
+        blocking::<_, Error>(move || Ok(v1::GetPoolReply { pool: figures() })).await
+    }
+
     async fn create_switch(
         &self,
         request: Request<v1::CreateSwitchRequest>,
@@ -237,5 +247,22 @@ impl v1::plane_server::Plane for Service {
     ) -> Result<Response<v1::SwitchPort>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.set_port(&request)).await
+    }
+}
+
+fn pool_figures(stats: &slipway_pool::Stats) -> v1::Pool {
+    let bytes = |granules: usize| (granules * GRANULE) as u64;
+    v1::Pool {
+        free_bytes: stats.free_bytes,
+        lent_bytes: stats.lent_bytes,
+        sandboxes: stats.lent,
+        faults: stats.faults,
+        zeroed_ahead_bytes: stats.zeroed_ahead * GRANULE as u64,
+        huge_bytes: stats.huge_bytes,
+        absent_bytes: bytes(stats.granules.absent),
+        dirty_bytes: bytes(stats.granules.dirty),
+        busy_bytes: bytes(stats.granules.busy),
+        untouched_bytes: bytes(stats.granules.untouched),
+        clean_bytes: bytes(stats.granules.clean),
     }
 }

@@ -1,5 +1,5 @@
-//! Endpoints whose clients have recycled memory: a disk gets zeros of memory that nobody touched.
-//! Needs /dev/userfaultfd; without it the test ends at once.
+//! Endpoints whose clients have recycled memory: a disk and a network get zeros of memory that
+//! nobody touched. Needs /dev/userfaultfd; without it the tests end at once.
 //!
 //! An earlier sandbox is this program again, as the test `earlier`; the keeper is a thread.
 #![allow(clippy::unwrap_used, unsafe_code)] // a test; it maps memory as a VMM does
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{BASE, PATIENCE, Registers, ram};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -18,9 +18,12 @@ use slipway_keeper::Keeper;
 use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Plane, Settings};
+use slipway_plane_api::v1;
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
-use slipway_ram::{Access, DmaMap, Permissions, Region};
+use slipway_ram::{Access, DmaMap, Memory, Permissions, Region};
 use slipway_vfio_user_client::Client;
+use slipway_virtio_net::driver as net;
+use slipway_virtio_spec::net::HEADER;
 
 /// Much, so that the pool is not done with zeroing when the test begins.
 const BYTES: u64 = 256 << 20;
@@ -81,7 +84,7 @@ fn dirty(plane: &Plane, pool: &Path) {
 }
 
 /// A client with memory of the pool, which passes its token to the endpoint.
-fn connect(pool: &Path, socket: &Path) -> (Arena, Registers) {
+fn connect(pool: &Path, socket: &Path) -> (Memory, Registers) {
     let lease = ask(pool);
     let hand_over = HandOver::begin(lease.connection).unwrap();
     let region = Region::mapped(lease.file.as_fd(), 0, BYTES, Permissions::READ_WRITE).unwrap();
@@ -94,7 +97,7 @@ fn connect(pool: &Path, socket: &Path) -> (Arena, Registers) {
     let mut client = Client::connect(socket, PATIENCE).unwrap();
     client.map(BASE, BYTES, token.as_fd(), 0, true).unwrap();
     // The rings are at the start; the end is zeroed last.
-    (Arena::new(map.memory(), BASE, BYTES), Registers::new(client, PATIENCE))
+    (map.memory(), Registers::new(client, PATIENCE))
 }
 
 #[test]
@@ -106,16 +109,13 @@ fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
     let name = |name: &str| -> PathBuf { directory.path().join(name) };
     let plane = plane(directory.path());
     let _server = plane.pool().unwrap().listen(&name("pool")).unwrap();
-    let request = slipway_plane_api::v1::CreateEndpointRequest {
+    let request = v1::CreateEndpointRequest {
         id: "late".into(),
         socket_path: name("cntrl").to_string_lossy().into_owned(),
-        nvme: Some(slipway_plane_api::v1::NvmeController {
-            namespaces: vec![slipway_plane_api::v1::Namespace {
+        nvme: Some(v1::NvmeController {
+            namespaces: vec![v1::Namespace {
                 nsid: 1,
-                disk: Some(slipway_plane_api::v1::Disk {
-                    block_size: 0,
-                    kind: Some(ram(16 << 20)),
-                }),
+                disk: Some(v1::Disk { block_size: 0, kind: Some(ram(16 << 20)) }),
             }],
             ..Default::default()
         }),
@@ -123,7 +123,8 @@ fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
     };
     plane.create(&request).unwrap();
     dirty(&plane, &name("pool"));
-    let (arena, registers) = connect(&name("pool"), &name("cntrl"));
+    let (memory, registers) = connect(&name("pool"), &name("cntrl"));
+    let arena = Arena::new(memory, BASE, BYTES);
     let mut driver = Driver::new(registers, arena, 32).unwrap();
     driver.create_pair(1, 64, None).unwrap();
     let len = 64 << 10;
@@ -154,4 +155,69 @@ fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
     assert!(bytes == expected);
     drop(driver);
     plane.remove("late").unwrap();
+}
+
+/// A network function of the plane, of the machine whose address ends with `number`.
+fn network_function(plane: &Plane, directory: &Path, number: u8) -> PathBuf {
+    let socket = directory.join(format!("net-{number}"));
+    let request = v1::CreateEndpointRequest {
+        id: format!("net-{number}"),
+        socket_path: socket.to_string_lossy().into_owned(),
+        virtio_net: Some(v1::VirtioNet {
+            switch: "blue".into(),
+            mac: format!("02:00:00:00:00:{number:02x}"),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    plane.create(&request).unwrap();
+    socket
+}
+
+#[test]
+fn a_network_gets_zeros_of_memory_that_nobody_touched() {
+    if !Path::new("/dev/userfaultfd").exists() || std::env::var_os(POOL).is_some() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let plane = plane(directory.path());
+    let pool = directory.path().join("pool");
+    let _server = plane.pool().unwrap().listen(&pool).unwrap();
+    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
+    plane.fabric().create_switch(&switch).unwrap();
+    let [sender, receiver] = [1, 2].map(|at| network_function(&plane, directory.path(), at));
+    let drive = |arena, registers| net::Driver::new(registers, arena, Default::default()).unwrap();
+    let (arena, registers) = common::connect_driver(&receiver);
+    let arena = net::Arena::new(arena.memory().clone(), BASE, common::MEMORY);
+    let mut receiver = drive(arena, registers);
+    dirty(&plane, &pool);
+    let (memory, registers) = connect(&pool, &sender);
+    let mut sender = drive(net::Arena::new(memory.clone(), BASE, BYTES), registers);
+    // The header is written; what follows is where nobody was.
+    let start = sender.arena.allocate(HEADER + 14).unwrap();
+    let addresses = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+    memory.write(start + HEADER as u64, &addresses).unwrap();
+    let (mut came, begun, mut ends) = (0, Instant::now(), (1..200).cycle());
+    while came < 16 {
+        assert!(begun.elapsed() < PATIENCE, "{came} frames came");
+        let untouched = BASE + BYTES - ends.next().unwrap() * (1 << 20);
+        let parts = [(start, HEADER as u32 + 14), (untouched, 1000)];
+        let parts = parts.map(|(at, len)| net::Buffer::readable(at, len));
+        sender.transmit[0].reap().unwrap();
+        sender.transmit[0].ring.push(&parts).unwrap();
+        sender.flush(0).unwrap();
+        // The switch may not have noticed yet that both are there.
+        let soon = Instant::now() + Duration::from_millis(100);
+        let frame = std::iter::repeat_with(|| receiver.receive[0].pop().unwrap())
+            .take_while(|_| Instant::now() < soon)
+            .find_map(|received| received);
+        if let Some(received) = frame {
+            assert_eq!(received.frame.len(), 14 + 1000);
+            assert!(received.frame[14..].iter().all(|byte| *byte == 0), "frame {came}");
+            came += 1;
+        }
+    }
+    drop((sender, receiver));
+    plane.remove("net-1").unwrap();
+    plane.remove("net-2").unwrap();
 }

@@ -103,7 +103,7 @@ impl Lease {
         };
         let memory = shared.take(request)?;
         if place.is_none() {
-            settle(&memory, 0, memory.len());
+            settle_all(&memory);
         }
         Ok((memory, place))
     }
@@ -251,7 +251,7 @@ impl Lease {
 
     /// Leaves further faults to the kernel: all of the memory is zeroed.
     fn release(&self) {
-        settle(&self.memory, 0, self.memory.len());
+        settle_all(&self.memory);
         for range in &self.ranges {
             if let Err(error) = self.faults.unregister(range.address, range.len) {
                 tracing::debug!(%error, "memory of a sandbox stays registered");
@@ -292,6 +292,13 @@ impl Lease {
 /// Takes granules, and waits for other threads that are zeroing any of them.
 fn settle(memory: &LateMemory, offset: usize, len: usize) {
     while memory.take(offset, len) == Err(NotYet::Busy) {
+        std::thread::yield_now();
+    }
+}
+
+/// Takes all granules, like [`settle`]. Devices look at no granule after that.
+fn settle_all(memory: &LateMemory) {
+    while memory.take_all() == Err(NotYet::Busy) {
         std::thread::yield_now();
     }
 }

@@ -13,6 +13,9 @@
 //!   nobody has. When it has zeroed all of a sandbox's memory, the sandbox's faults are the
 //!   kernel's again.
 //!
+//! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
+//! made ([`Page`](slipway_pool_wire::Page)).
+//!
 //! Memory is given again when no thread of the VMM's process runs any more, which the kernel tells
 //! by its userfaultfd, and no device of this process refers to it.
 //!

@@ -1,4 +1,5 @@
 //! The memory of the pool: free memory, and that of sandboxes.
+#![allow(unsafe_code)] // mmap(2), to reserve huge pages
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -7,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use slipway_pool_wire::{Page, Request};
-use slipway_ram::{GRANULE, LateFiles, LateMemory};
+use slipway_ram::{GRANULE, Granules, LateFiles, LateMemory};
 use slipway_reactor::Bell;
 
 use crate::shelf::Shelves;
@@ -47,6 +49,10 @@ pub struct Stats {
     pub faults: u64,
     /// The number of granules of 64 KiB that were zeroed ahead of their first use.
     pub zeroed_ahead: u64,
+    /// Bytes of huge pages, of those that sandboxes use and those that nobody uses.
+    pub huge_bytes: u64,
+    /// All granules by their states.
+    pub granules: Granules,
 }
 
 /// The state that the pool's threads share.
@@ -111,13 +117,21 @@ impl Shared {
     /// Returns the present figures.
     pub(crate) fn stats(&self) -> Stats {
         let state = self.lock();
-        let bytes = |memory: &Zeroing| memory.memory.len() as u64;
+        let memory = |one: &Zeroing| one.memory.clone();
+        let free: Vec<_> = state.free.iter().map(memory).collect();
+        let lent: Vec<_> = state.lent.iter().map(memory).collect();
+        // Counting takes a while: without the lock.
+        drop(state);
+        let bytes = |all: &[Arc<LateMemory>]| all.iter().map(|one| one.len() as u64).sum();
+        let huge = |one: &&Arc<LateMemory>| is_huge(one);
         Stats {
-            free_bytes: state.free.iter().map(bytes).sum(),
-            lent_bytes: state.lent.iter().map(bytes).sum(),
-            lent: state.lent.len() as u64,
+            free_bytes: bytes(&free),
+            lent_bytes: bytes(&lent),
+            lent: lent.len() as u64,
             faults: self.faults.load(Ordering::Relaxed),
             zeroed_ahead: self.zeroed_ahead.load(Ordering::Relaxed),
+            huge_bytes: free.iter().chain(&lent).filter(huge).map(|one| one.len() as u64).sum(),
+            granules: free.iter().chain(&lent).map(|one| one.count()).sum(),
         }
     }
 
@@ -164,8 +178,8 @@ impl Shared {
             None => fresh(request)?,
         };
         if last && self.settings.ahead {
-            // The thread in the background makes its pages.
-            if let Some(spare) = fresh_if_cheap(request) {
+            // The thread in the background makes its pages. Too few huge ones are no error here.
+            if let Ok(spare) = fresh(request) {
                 self.put(spare);
             }
         }
@@ -249,29 +263,38 @@ pub(crate) fn page_size(file: BorrowedFd<'_>) -> u64 {
 }
 
 fn is_like(memory: &LateMemory, request: Request) -> bool {
-    let huge = page_size(memory.file()) == HUGE;
-    memory.len() as u64 == request.bytes && huge == (request.page == Page::Huge)
+    let huge = request.page == Page::Huge;
+    memory.len() as u64 == request.bytes && is_huge(memory) == huge
 }
 
-/// Makes memory whose pages the kernel makes at their first touch, except huge pages, of which
-/// there may be too few: they are made at once.
+fn is_huge(memory: &LateMemory) -> bool {
+    page_size(memory.file()) == HUGE
+}
+
+/// Makes memory whose pages the kernel makes at their first touch. Huge pages, of which there may
+/// be too few, are reserved now.
 fn fresh(request: Request) -> Result<Arc<LateMemory>, String> {
-    let failed = |error: std::io::Error| format!("{} bytes: {error}", request.bytes);
-    let memory = LateMemory::new(sealed(request).map_err(failed)?).map_err(failed)?;
+    let bytes = request.bytes;
+    let failed = |error: std::io::Error| format!("{bytes} bytes: {error}");
+    let file = sealed(request).map_err(failed)?;
     if request.page == Page::Huge {
-        for granule in 0..memory.granules() {
-            memory.populate(granule).map_err(|error| {
-                let bytes = request.bytes;
-                format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}")
-            })?;
-        }
+        reserve(&file, bytes)
+            .map_err(|error| format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}"))?;
     }
-    Ok(Arc::new(memory))
+    LateMemory::new(file).map(Arc::new).map_err(failed)
 }
 
-/// Makes memory of base pages; returns `None` for huge pages.
-fn fresh_if_cheap(request: Request) -> Option<Arc<LateMemory>> {
-    (request.page == Page::Base).then(|| fresh(request).ok()).flatten()
+/// Sets pages of the host's pool of huge pages aside for all of a file: no later touch finds that
+/// pool empty. A shared mapping reserves what its file lacks, and the reservation stays with the
+/// file (Linux, *mm/hugetlb_reserv*).
+fn reserve(file: &OwnedFd, bytes: u64) -> std::io::Result<()> {
+    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+    let any = std::ptr::null_mut();
+    // SAFETY: a fresh mapping at an address of the kernel's choice, which allows no access.
+    let start = unsafe { mmap(any, len, ProtFlags::empty(), MapFlags::SHARED, file, 0) }?;
+    #[allow(clippy::disallowed_methods, reason = "nothing was touched, so this takes no time")]
+    // SAFETY: the mapping just made.
+    Ok(unsafe { munmap(start, len) }?)
 }
 
 /// Makes a file in memory whose size cannot be changed.

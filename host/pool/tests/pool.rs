@@ -5,6 +5,9 @@
 
 #![allow(clippy::unwrap_used, unsafe_code)] // a test; it maps memory as a VMM does
 
+#[path = "common/huge_pages.rs"]
+mod huge_pages;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -12,12 +15,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use huge_pages::HugePages;
 use rustix::mm::{MapFlags, ProtFlags};
 use slipway_keeper::Keeper;
 use slipway_peer::Bin;
 use slipway_pool::{Left, Pool, SLOTS, Settings, Shelves};
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
-use slipway_ram::{DmaMap, LateFiles, Permissions};
+use slipway_ram::{DmaMap, GRANULE, Granules, LateFiles, Permissions};
 
 const BYTES: u64 = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,8 +35,15 @@ struct User {
 impl User {
     /// Starts a process that takes memory of the pool at `path`.
     fn start(path: &Path) -> Self {
+        Self::start_with(path, Page::Base)
+    }
+
+    fn start_with(path: &Path, page: Page) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["user", "--exact", "--nocapture"]).env("POOL", path);
+        if page == Page::Huge {
+            command.env("HUGE", "1");
+        }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut answers = BufReader::new(child.stdout.take().unwrap());
         // The test harness prints lines of its own first.
@@ -61,7 +72,9 @@ impl User {
 #[test]
 fn user() {
     let Some(path) = std::env::var_os("POOL") else { return };
-    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page: Page::Base }).unwrap();
+    let huge = std::env::var_os("HUGE").is_some();
+    let page = if huge { Page::Huge } else { Page::Base };
+    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page }).unwrap();
     let hand_over = HandOver::begin(lease.connection).unwrap();
     let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, BYTES as usize);
     // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -69,8 +82,9 @@ fn user() {
         rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &lease.file, 0)
     };
     let base = base.unwrap().cast::<u8>();
-    // Two ranges, as of a machine with memory above its window, and not at a boundary of 2 MiB.
-    let half = BYTES / 2 + 4096;
+    // Two ranges, as of a machine with memory above its window; base pages, not at a boundary of
+    // 2 MiB.
+    let half = BYTES / 2 + if huge { 0 } else { 4096 };
     let range = |offset, len| Range { address: base.addr() as u64 + offset, len, offset };
     let ranges = [range(0, half), range(half, BYTES - half)];
     let (connection, token) = hand_over.finish(&ranges).unwrap();
@@ -197,6 +211,33 @@ fn memory_of_a_process_that_ended_is_zeros_for_the_next() {
 }
 
 #[test]
+fn huge_pages_of_a_process_that_ended_are_zeros_for_the_next() {
+    let Some(_pages) = HugePages::allow() else { return };
+    for ahead in [false, true] {
+        let Some(node) = Node::new() else { return };
+        let pool = node.pool(ahead, true);
+        let _server = pool.listen(&node.socket()).unwrap();
+        let request = Request { bytes: BYTES, page: Page::Huge };
+        if let Err(error) = Lease::ask(&node.socket(), request) {
+            assert!(error.to_string().contains("of huge pages (vm.nr_hugepages)"), "{error}");
+            eprintln!("needs huge pages: {error}");
+            return;
+        }
+        for _ in 0..3 {
+            let mut user = User::start_with(&node.socket(), Page::Huge);
+            assert_eq!(user.ask("stale"), "0");
+            assert_eq!(user.ask("fill"), "filled");
+            assert_eq!((user.ask("last"), user.ask("token")), ("170".into(), "false".into()));
+            user.end();
+            all_back(&pool);
+        }
+        let stats = pool.stats();
+        assert_eq!(stats.huge_bytes, stats.free_bytes + stats.lent_bytes);
+        assert!(ahead || stats.faults > 0);
+    }
+}
+
+#[test]
 fn a_device_meets_zeros_and_what_the_process_wrote() {
     let Some(node) = Node::new() else { return };
     let pool = node.pool(false, true);
@@ -224,7 +265,10 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     assert_eq!(user.ask("stale"), "0");
     user.end();
     all_back(&pool);
-    assert_eq!(pool.stats().free_bytes, BYTES);
+    let stats = pool.stats();
+    assert_eq!((stats.free_bytes, stats.huge_bytes), (BYTES, 0));
+    let dirty = (BYTES as usize) / GRANULE;
+    assert_eq!(stats.granules, Granules { dirty, ..Granules::default() });
 }
 
 /// The memory stays with a process that only ends its connection.
@@ -299,5 +343,10 @@ fn what_cannot_be_given_is_refused() {
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("whole units of 64 KiB"), "{text}");
     }
+    let odd = Lease::ask(&node.socket(), Request { bytes: 3 << 20, page: Page::Huge });
+    assert!(odd.unwrap_err().to_string().contains("whole units of 2048 KiB"));
+    let many = Lease::ask(&node.socket(), Request { bytes: 128 << 30, page: Page::Huge });
+    let text = many.unwrap_err().to_string();
+    assert!(text.contains("of huge pages (vm.nr_hugepages)"), "{text}");
     assert_eq!(pool.stats().lent, 0);
 }

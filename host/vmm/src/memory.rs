@@ -44,6 +44,16 @@ impl GuestRam {
     /// [`Error::Memory`]: the file has a size that the machine does not support, is not sealed
     /// against shrinking, or cannot be mapped.
     pub fn new(file: OwnedFd) -> Result<Self> {
+        let ram = Self::map(file)?;
+        let map = ram.map.regions();
+        if map.iter().any(|(_, region)| region.is_guarded()) {
+            let what = "its file is not a memfd that is sealed against shrinking";
+            return Err(Error::Memory(what.into()));
+        }
+        Ok(ram)
+    }
+
+    fn map(file: OwnedFd) -> Result<Self> {
         let failed = |error: io::Error| Error::Memory(error.to_string());
         let found = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?;
         let bytes = u64::try_from(found.st_size).unwrap_or(0);
@@ -60,10 +70,6 @@ impl GuestRam {
             let len = range.end - range.start;
             let region = Region::mapped(file.as_fd(), offset, len, Permissions::READ_WRITE);
             let region = region.map_err(failed)?;
-            if region.is_guarded() {
-                let what = "its file is not a memfd that is sealed against shrinking";
-                return Err(Error::Memory(what.into()));
-            }
             let unmappable = |error: &dyn ToString| Error::Memory(error.to_string());
             map.add(range.start, region).map_err(|error| unmappable(&error))?;
             let mut spans = Vec::with_capacity(1);
@@ -77,14 +83,15 @@ impl GuestRam {
 
     /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
     /// hands the faults of the mappings to the pool over `connection`. On return, each page is zero
-    /// when this process or the guest first sees it, and no descriptor shows anything else.
+    /// when this process or the guest first sees it, and no descriptor shows anything else. Its
+    /// pages may be huge: the pool has them reserved, so that none is missing.
     ///
     /// # Errors
     /// As for [`GuestRam::new`]; or the pool does not serve the faults.
     pub fn leased(file: OwnedFd, connection: OwnedFd) -> Result<Self> {
         let failed = |error: slipway_pool_wire::WireError| Error::Memory(error.to_string());
         let hand_over = HandOver::begin(connection).map_err(failed)?;
-        let ram = Self::new(file)?;
+        let ram = Self::map(file)?;
         let range = |part: &Part| Range {
             address: part.span.io_vector().0.addr() as u64,
             len: part.len,

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use slipway_hypervisor::Page;
 
 use crate::{Error, Result};
 
@@ -40,6 +41,10 @@ pub struct Config {
     pub memory: String,
     /// The most bytes of memory that the pool holds without a sandbox.
     pub pool_bytes: u64,
+    /// The pages of the pool's memory: "base", the machine's own of 4 KiB, or "huge", of 2 MiB,
+    /// which are taken of what `vm.nr_hugepages` and `vm.nr_overcommit_hugepages` allow. A sandbox
+    /// for which too few huge pages are left has base pages.
+    pub pool_pages: String,
     /// Virtual CPUs of a sandbox without `--cpus`.
     pub cpus: u32,
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
@@ -91,6 +96,7 @@ impl Default for Config {
             memory_bytes: 256 << 20,
             memory: "kernel".into(),
             pool_bytes: 2 << 30,
+            pool_pages: "base".into(),
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
             log_bytes: 256 << 20,
@@ -137,6 +143,18 @@ impl Config {
             "kernel" => Ok(false),
             "pool" => Ok(true),
             other => Err(Error::Invalid(format!("memory = \"{other}\": kernel or pool"))),
+        }
+    }
+
+    /// Returns the size of the pages of the pool's memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting is neither "base" nor "huge".
+    pub fn pool_page(&self) -> Result<Page> {
+        match self.pool_pages.as_str() {
+            "base" => Ok(Page::Base),
+            "huge" => Ok(Page::Huge),
+            other => Err(Error::Invalid(format!("pool_pages = \"{other}\": base or huge"))),
         }
     }
 

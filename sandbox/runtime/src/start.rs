@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{Accel, AccelChoice, Credentials, GuestMemory, Vm, VmSpec};
+use slipway_hypervisor::{
+    Accel, AccelChoice, Credentials, Error as HypervisorError, GuestMemory, Page, Vm, VmSpec,
+    WireError,
+};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
@@ -160,8 +163,19 @@ async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result
     if record.sockets.is_some() || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
-    let path = node.config.pool_socket();
-    sandbox.lane.run(move || Ok(GuestMemory::of_pool(&path, bytes)?)).await
+    let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);
+    sandbox.lane.run(move || Ok(of_pool(&path, bytes, page)?)).await
+}
+
+/// Takes memory of the pool, of base pages where huge ones are not to be had.
+fn of_pool(path: &Path, bytes: u64, page: Page) -> slipway_hypervisor::Result<GuestMemory> {
+    match GuestMemory::of_pool(path, bytes, page) {
+        Err(HypervisorError::Pool(WireError::Refused(reason))) if page == Page::Huge => {
+            tracing::warn!(reason, "no huge pages for a sandbox; it gets base pages");
+            GuestMemory::of_pool(path, bytes, Page::Base)
+        }
+        other => other,
+    }
 }
 
 /// Describes the VM, without its control groups and the sockets of its functions.

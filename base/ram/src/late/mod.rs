@@ -33,6 +33,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use outside::{AtomicU8, Ordering};
 use rustix::fs::FallocateFlags;
@@ -60,6 +61,18 @@ pub struct Granules {
     pub clean: usize,
 }
 
+impl std::iter::Sum for Granules {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            absent: sum.absent + one.absent,
+            dirty: sum.dirty + one.dirty,
+            busy: sum.busy + one.busy,
+            untouched: sum.untouched + one.untouched,
+            clean: sum.clean + one.clean,
+        })
+    }
+}
+
 /// Recycled pages of one file, and the state of each granule.
 pub struct LateMemory {
     file: OwnedFd,
@@ -67,6 +80,8 @@ pub struct LateMemory {
     alias: Mapping,
     table: Lasting,
     granules: usize,
+    /// Set when all granules are clean.
+    given: AtomicBool,
 }
 
 impl std::fmt::Debug for LateMemory {
@@ -113,7 +128,7 @@ impl LateMemory {
     fn with_table(file: OwnedFd, table: Lasting, granules: usize) -> io::Result<Self> {
         let (len, both) = (granules * GRANULE, Permissions::READ_WRITE);
         let alias = Mapping::file(file.as_fd(), 0, len, both, pages::own())?;
-        Ok(Self { file, alias, table, granules })
+        Ok(Self { file, alias, table, granules, given: AtomicBool::new(false) })
     }
 
     /// Returns the file.
@@ -188,7 +203,7 @@ impl LateMemory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mapping = Mapping::file(self.file(), offset, len, permissions, bin)?;
-        Ok(mapping.behind(Late { gate: self.clone(), offset: start }))
+        Ok(mapping.behind(Late::new(self.clone(), start)))
     }
 
     /// Takes all granules of `offset..offset + len` for their user: writes zeros into those that
@@ -207,6 +222,18 @@ impl LateMemory {
             return Ok(());
         }
         self.take_slowly(granules)
+    }
+
+    /// Takes all granules, like [`LateMemory::take`]. After that, accesses through regions look at
+    /// the table no more, and cost what accesses to other memory cost.
+    ///
+    /// # Errors
+    /// As for [`LateMemory::take`].
+    pub fn take_all(&self) -> Result<(), NotYet> {
+        self.take(0, self.len())?;
+        // Pairs with the acquire in `is_given`.
+        self.given.store(true, Ordering::Release);
+        Ok(())
     }
 
     #[cold]
@@ -267,6 +294,7 @@ impl LateMemory {
     /// gone: what the last user was given is dirty. The exclusive borrow tells that no region and
     /// no thread of this process uses the memory; that no other process does is the caller's part.
     pub fn recycle(&mut self) {
+        *self.given.get_mut() = false;
         self.states().iter().for_each(states::recycle);
     }
 }
@@ -278,6 +306,10 @@ impl Gate for LateMemory {
 
     fn is_taken(&self, number: usize) -> bool {
         self.states().get(number).is_none_or(states::is_clean)
+    }
+
+    fn is_given(&self) -> bool {
+        self.given.load(Ordering::Acquire)
     }
 }
 

@@ -48,6 +48,28 @@ fn a_read_of_what_nobody_was_given_finds_zeros_and_changes_nothing() {
 }
 
 #[test]
+fn memory_that_was_all_given_is_late_again_for_the_next_user() {
+    let late = recycled(4);
+    let (map, memory) = mapped(&late, Permissions::READ_WRITE);
+    late.take_all().unwrap();
+    assert_eq!(stale(&late), []);
+    for round in [1, 2] {
+        // The first access finds that all was given, the second one does not ask.
+        memory.write(GRANULE as u64, &[round; 2 * GRANULE]).unwrap();
+    }
+    assert_eq!(late.count(), Granules { clean: 4, ..Granules::default() });
+    drop((map, memory));
+    let mut late = Arc::into_inner(late).unwrap();
+    late.recycle();
+    let late = Arc::new(late);
+    let (_map, memory) = mapped(&late, Permissions::READ_WRITE);
+    let mut bytes = vec![1; 4 * GRANULE];
+    memory.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    assert_eq!(late.count(), Granules { dirty: 4, ..Granules::default() });
+}
+
+#[test]
 fn a_write_takes_the_granules_that_it_touches() {
     let late = recycled(4);
     let (_map, memory) = mapped(&late, Permissions::READ_WRITE);

@@ -1,0 +1,63 @@
+//! `slipway pool`: prints the figures of the pool of memory.
+
+use anyhow::Result;
+use slipway_plane_api::v1;
+use slipway_runtime::Config;
+
+use crate::args::{NodeArgs, PoolArgs};
+use crate::client::{connect_plane, refused};
+use crate::size::show;
+use crate::table::table;
+
+/// Runs `slipway pool`.
+pub async fn pool(node: &NodeArgs, config: &Config, args: &PoolArgs) -> Result<i32> {
+    let mut plane = connect_plane(node, config).await?;
+    let reply = plane.get_pool(v1::GetPoolRequest {}).await;
+    let pool = reply.map_err(|status| refused(&status))?.into_inner().pool;
+    if args.json {
+        crate::say!("{}", serde_json::to_string_pretty(&pool.as_ref().map(as_json))?);
+        return Ok(0);
+    }
+    match pool {
+        Some(pool) => {
+            crate::out::print(format_args!("{}", table(["FIGURE", "VALUE"], &rows(&pool))))
+        }
+        None => crate::say!("no pool: the settings do not say memory = \"pool\""),
+    }
+    Ok(0)
+}
+
+/// Returns the sizes with their names in JSON.
+fn sizes(pool: &v1::Pool) -> [(&'static str, u64); 9] {
+    [
+        ("free_bytes", pool.free_bytes),
+        ("lent_bytes", pool.lent_bytes),
+        ("huge_bytes", pool.huge_bytes),
+        ("absent_bytes", pool.absent_bytes),
+        ("dirty_bytes", pool.dirty_bytes),
+        ("busy_bytes", pool.busy_bytes),
+        ("untouched_bytes", pool.untouched_bytes),
+        ("clean_bytes", pool.clean_bytes),
+        ("zeroed_ahead_bytes", pool.zeroed_ahead_bytes),
+    ]
+}
+
+/// Returns the counts with their names in JSON.
+fn counts(pool: &v1::Pool) -> [(&'static str, u64); 2] {
+    [("sandboxes", pool.sandboxes), ("faults", pool.faults)]
+}
+
+fn rows(pool: &v1::Pool) -> Vec<[String; 2]> {
+    let word = |name: &str| name.trim_end_matches("_bytes").replace('_', " ");
+    let sizes = sizes(pool).map(|(name, bytes)| [word(name), show(bytes)]);
+    let counts = counts(pool).map(|(name, count)| [word(name), count.to_string()]);
+    sizes.into_iter().chain(counts).collect()
+}
+
+fn as_json(pool: &v1::Pool) -> serde_json::Value {
+    let figures = sizes(pool).into_iter().chain(counts(pool));
+    figures
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
