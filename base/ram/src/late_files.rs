@@ -9,8 +9,9 @@ use crate::{LateMemory, Permissions, Region};
 
 /// The late memory of a process, found by the file that a client passes. Clones share it.
 ///
-/// A client holds a descriptor of its memory that can be neither read nor mapped, so that it cannot
-/// get around its faults. It names the file, and this process maps its own descriptor of it.
+/// A client holds a descriptor of its memory that can be neither read, nor written, nor mapped, so
+/// that it cannot get around its faults. It names the file, and this process maps its own
+/// descriptor of it.
 #[derive(Clone, Debug, Default)]
 pub struct LateFiles(Arc<Mutex<Vec<Weak<LateMemory>>>>);
 
