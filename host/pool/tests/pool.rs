@@ -216,7 +216,8 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     rustix::io::pread(&lease.file, &mut byte, 0).unwrap();
     assert_eq!(byte, [0xaa]);
     let region = |files: &LateFiles, file: &std::os::fd::OwnedFd| {
-        files.region(file.as_fd(), 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
+        let file = (file.as_fd(), files.added());
+        files.region(file, 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
     };
     let mut map = DmaMap::new();
     map.add(0, region(&node.files, &lease.file)).unwrap();
