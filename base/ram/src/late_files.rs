@@ -9,59 +9,81 @@ use crate::{LateMemory, Permissions, Region};
 
 /// The late memory of a process, found by the file that a client passes. Clones share it.
 ///
-/// A client holds a descriptor of its memory that can be neither read nor mapped, so that it cannot
-/// get around its faults. It names the file, and this process maps its own descriptor of it.
+/// A client holds a descriptor of its memory that can be neither read, nor written, nor mapped, so
+/// that it cannot get around its faults. It names the file, and this process maps its own
+/// descriptor of it.
+///
+/// The same file is another's memory once it was recycled and added again. A client has messages of
+/// its own read after its end, so each names only memory that was there when it came
+/// ([`LateFiles::added`]).
 #[derive(Clone, Debug, Default)]
-pub struct LateFiles(Arc<Mutex<Vec<Weak<LateMemory>>>>);
+pub struct LateFiles(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The number of additions so far.
+    added: u64,
+    /// Each memory with the number of its addition.
+    all: Vec<(u64, Weak<LateMemory>)>,
+}
 
 impl LateFiles {
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<LateMemory>>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         // Changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Adds `memory`, until it is dropped.
     pub fn add(&self, memory: &Arc<LateMemory>) {
-        let mut all = self.lock();
-        all.retain(|one| one.strong_count() > 0);
-        all.push(Arc::downgrade(memory));
+        let mut known = self.lock();
+        known.added += 1;
+        let number = known.added;
+        known.all.retain(|(_, one)| one.strong_count() > 0);
+        known.all.push((number, Arc::downgrade(memory)));
     }
 
     /// Removes `memory`: its file is any file from now on.
     pub fn remove(&self, memory: &Arc<LateMemory>) {
-        self.lock().retain(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(memory)));
+        self.lock().all.retain(|(_, one)| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(memory)));
     }
 
-    /// Returns the late memory of `file`, or `None` if the file is another's. Never blocks,
-    /// whatever the file is.
-    pub fn find(&self, file: BorrowedFd<'_>) -> Option<Arc<LateMemory>> {
-        let all = self.lock();
-        if all.is_empty() || !slipway_peer::is_memory_file(file) {
+    /// Returns the number of additions so far, for a client that comes now.
+    pub fn added(&self) -> u64 {
+        self.lock().added
+    }
+
+    /// Returns the late memory of `file` and the number of its addition, or `None` if the file is
+    /// another's. Never blocks, whatever the file is.
+    pub(crate) fn find(&self, file: BorrowedFd<'_>) -> Option<(u64, Arc<LateMemory>)> {
+        let known = self.lock();
+        if known.all.is_empty() || !slipway_peer::is_memory_file(file) {
             return None;
         }
         let identity = |file: BorrowedFd<'_>| {
             rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
         };
         let wanted = identity(file)?;
-        let mut memory = all.iter().filter_map(Weak::upgrade);
-        memory.find(|memory| identity(memory.file().as_fd()) == Some(wanted))
+        let mut all = known.all.iter().filter_map(|(number, one)| Some((*number, one.upgrade()?)));
+        all.find(|(_, memory)| identity(memory.file().as_fd()) == Some(wanted))
     }
 
     /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`], and
-    /// as late memory if it is that.
+    /// as late memory if it is that. The client came after `added` additions.
     ///
     /// # Errors
-    /// As for [`Region::of_peer`], and for [`Region::late`].
+    /// As for [`Region::of_peer`], and for [`Region::late`]; `EACCES` for late memory that was
+    /// added after the client came.
     pub fn region(
         &self,
-        file: BorrowedFd<'_>,
+        (file, added): (BorrowedFd<'_>, u64),
         offset: u64,
         len: u64,
         permissions: Permissions,
         bin: &Bin,
     ) -> std::io::Result<Region> {
         match self.find(file) {
-            Some(memory) => Region::late(&memory, offset, len, permissions, bin),
+            Some((number, _)) if number > added => Err(rustix::io::Errno::ACCESS.into()),
+            Some((_, memory)) => Region::late(&memory, offset, len, permissions, bin),
             None => Region::of_peer(file, offset, len, permissions, bin),
         }
     }

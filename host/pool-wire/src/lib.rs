@@ -6,8 +6,8 @@
 //! 2. The VMM maps the file, registers the mappings with userfaultfd(2), and hands the userfaultfd
 //!    over ([`HandOver`]). From the pool's answer on, a page that it touches is zero. It closes the
 //!    file, which shows the earlier user's bytes, and keeps the *token* that came from the pool: a
-//!    descriptor that names the file to the servers of its functions, and can be neither read nor
-//!    mapped.
+//!    descriptor that names the file to the servers of its functions, and can be neither read, nor
+//!    written, nor mapped.
 //! 3. The pool serves the faults. It takes the memory back when the VMM's process is gone, whatever
 //!    becomes of the connection.
 //!

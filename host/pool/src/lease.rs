@@ -1,12 +1,12 @@
 //! The memory of one sandbox: given, its faults served, taken back.
 
-use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use slipway_peer::{Bin, Foreign};
 use slipway_pool_wire::{Continued, Range, Userfault, WireError};
@@ -303,8 +303,11 @@ fn settle_all(memory: &LateMemory) {
     }
 }
 
-/// Opens the file for writing only: it can be neither read nor mapped.
+/// Opens the file for no access: it can be neither read, nor written, nor mapped. A write(2) would
+/// reach a granule whose user never faulted, which counts as zeros for the next user.
 fn token(memory: &LateMemory) -> std::io::Result<OwnedFd> {
+    // The access mode 3 of Linux (open(2)) needs the right to read and write, and gives neither.
+    let neither = OFlags::from_bits_retain(3);
     let path = format!("/proc/self/fd/{}", memory.file().as_raw_fd());
-    Ok(OpenOptions::new().write(true).open(path)?.into())
+    Ok(rustix::fs::open(path, neither | OFlags::CLOEXEC, Mode::empty())?)
 }

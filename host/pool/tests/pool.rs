@@ -112,11 +112,16 @@ fn user() {
             "token" => {
                 let mut byte = [0];
                 let read = rustix::io::pread(&token, &mut byte, 0).is_ok();
+                // By another way than faults, bytes would reach granules that count as zeros.
+                let written = rustix::io::pwrite(&token, &byte, 0).is_ok();
+                let hole =
+                    rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+                let punched = rustix::fs::fallocate(&token, hole, 0, 4096).is_ok();
                 let (any, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
                 // SAFETY: a fresh mapping, which is never used.
                 let map = |prot| unsafe { rustix::mm::mmap(any, len, prot, flags, &token, 0) };
                 let mapped = map(ProtFlags::READ).is_ok() || map(prot).is_ok();
-                println!("{}", read || mapped);
+                println!("{}", read || written || punched || mapped);
             }
             other => panic!("{other}"),
         }
@@ -252,7 +257,8 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     rustix::io::pread(&lease.file, &mut byte, 0).unwrap();
     assert_eq!(byte, [0xaa]);
     let region = |files: &LateFiles, file: &std::os::fd::OwnedFd| {
-        files.region(file.as_fd(), 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
+        let file = (file.as_fd(), files.added());
+        files.region(file, 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
     };
     let mut map = DmaMap::new();
     map.add(0, region(&node.files, &lease.file)).unwrap();

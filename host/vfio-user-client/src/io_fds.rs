@@ -123,11 +123,11 @@ impl IoFds {
 impl Client {
     /// Asks for the I/O descriptors of a region of `size` bytes. A server that has none, or that
     /// does not know the request, gives an empty answer. Sub-regions of unknown types and with
-    /// unknown flags are left out.
+    /// unknown flags are left out, and so are those whose shadow memory the server could take away:
+    /// their registers are written by messages.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ClientError::Malformed`] also if a sub-region is not in its region, or if
-    /// shadow memory cannot be mapped for good.
+    /// [`ClientError`]; [`ClientError::Malformed`] also if a sub-region is not in its region.
     pub fn io_fds(&mut self, index: u32, size: u64) -> Result<IoFds, ClientError> {
         let request =
             RegionIoFds { argsz: U32::new(ROOM), index: U32::new(index), ..RegionIoFds::default() };
@@ -199,7 +199,7 @@ impl Given {
             }
             io_fd::IOEVENTFD_SHADOW if size == 4 && datamatch.is_none() => {
                 let (at, event) = (one.shadow_offset.get(), event()?);
-                let shadow = self.shadow(one.shadow_fd_index.get())?;
+                let Some(shadow) = self.shadow(one.shadow_fd_index.get())? else { return Ok(()) };
                 if !shadow.holds_u32(at) {
                     return Err(ClientError::Malformed("a register outside of its shadow memory"));
                 }
@@ -215,10 +215,12 @@ impl Given {
         file.cloned().ok_or(ClientError::Malformed("index of a descriptor"))
     }
 
-    /// Maps the shadow memory behind descriptor `index`, once.
-    fn shadow(&mut self, index: u32) -> Result<Arc<Window>, ClientError> {
+    /// Maps the shadow memory behind descriptor `index`, once. Returns `None` if it is not sealed
+    /// against shrinking (libvfio-user seals none), is no memory, or is no page or more than
+    /// [`MAX_SHADOW`].
+    fn shadow(&mut self, index: u32) -> Result<Option<Arc<Window>>, ClientError> {
         if let Some((_, window)) = self.shadows.iter().find(|(known, _)| *known == index) {
-            return Ok(window.clone());
+            return Ok(Some(window.clone()));
         }
         let file = self.file(index)?;
         // A file that shrinks would take the page away from this process, which would then die.
@@ -229,13 +231,13 @@ impl Given {
             || !(1..=MAX_SHADOW).contains(&len)
             || !len.is_multiple_of(4096)
         {
-            return Err(ClientError::Malformed("shadow memory of another kind or size"));
+            return Ok(None);
         }
         let window = Window::map(&file, 0, 0, len as usize);
         let window = window.map_err(|_| ClientError::Malformed("shadow memory"))?;
         let window = Arc::new(window);
         self.shadows.push((index, window.clone()));
-        Ok(window)
+        Ok(Some(window))
     }
 }
 

@@ -7,6 +7,8 @@
 //! - [`Window`] is a part of a region that is accessed without messages.
 //! - `Registers` (feature `driver`) is a driver's access to BAR 0, for tests and benchmarks.
 //!
+//! The example `inspect` shows the function behind any vfio-user socket, and accesses it.
+//!
 //! Not implemented: migration, dirty-page bitmaps, `VFIO_USER_REGION_WRITE_MULTI`.
 //!
 //! Dependencies, few since a static VMM links them: `slipway-vfio-user-wire` for messages,
@@ -19,8 +21,9 @@
 //! message has at most 1 MiB of data, and at most 16 descriptors with it; descriptors that nobody
 //! asked for end the connection. Closing what a server sent never makes a thread of the VMM wait
 //! ([`slipway_peer::Foreign`]), and raising its eventfds neither. Memory of a server is mapped only
-//! if it is sealed against shrinking ([`Window`] leaves that to its caller). No wait is longer than
-//! the caller's deadline, whatever arrives meanwhile.
+//! if it is sealed against shrinking ([`Window`] leaves that to its caller); registers whose shadow
+//! memory is not sealed are written by messages. No wait is longer than the caller's deadline,
+//! whatever arrives meanwhile.
 // Unsafe code: a window is mapped from a file of the server.
 #![allow(unsafe_code)]
 

@@ -160,7 +160,8 @@ impl Keeping {
             let lost = || std::io::Error::other("memory of the client was not kept");
             let file = parts.found.get(&slot).ok_or_else(lost)?;
             let permissions = Permissions { read, write };
-            let mapped = late.region(file.as_fd(), offset, len, permissions, &self.bin)?;
+            let file = (file.as_fd(), late.added());
+            let mapped = late.region(file, offset, len, permissions, &self.bin)?;
             map.add(iova, mapped).map_err(|error| std::io::Error::other(error.to_string()))?;
         }
         Ok(())

@@ -184,7 +184,9 @@ fn memory_is_found_by_a_descriptor_that_cannot_read_it() {
     let path = format!("/proc/self/fd/{}", late.file().as_raw_fd());
     let token: OwnedFd = std::fs::OpenOptions::new().write(true).open(path).unwrap().into();
     let (files, bin) = (LateFiles::default(), slipway_peer::Bin::new());
-    let map = |file: BorrowedFd<'_>, len| files.region(file, 0, len, Permissions::READ_WRITE, &bin);
+    let map = |file: BorrowedFd<'_>, len| {
+        files.region((file, files.added()), 0, len, Permissions::READ_WRITE, &bin)
+    };
     assert!(map(token.as_fd(), 4096).is_err(), "it can be mapped by those who know the file only");
     files.add(&late);
     assert!(files.find(file(1).as_fd()).is_none());

@@ -64,7 +64,7 @@ impl Session {
             .inspect_err(|_| add(&self.live.refused_files, 1))?;
         let late = &self.config.late;
         let region = late
-            .region(file.as_fd(), offset, len, permissions, &device.bin)
+            .region((file.as_fd(), self.late_added), offset, len, permissions, &device.bin)
             .map_err(|error| errno(&error))?;
         let slot = self.kept.as_mut().map(|kept| kept.put_region(&file)).transpose()?;
         self.add(device, iova, region)?;

@@ -97,6 +97,9 @@ pub(crate) struct Session {
     private: bool,
     /// The total size, in bytes, of DMA maps that came with a descriptor.
     mapped_bytes: u64,
+    /// The number of late memories that were known when the client came: it has none of the later
+    /// ones.
+    late_added: u64,
     /// The cost of the current turn so far.
     cost: usize,
     /// The state that a successor process needs; `None` if the session is not kept.
@@ -115,6 +118,7 @@ impl Session {
     pub(crate) fn new(channel: Channel, config: Arc<Config>, live: Arc<Live>) -> Self {
         Self {
             channel: Arc::new(channel),
+            late_added: config.late.added(),
             config,
             live,
             negotiated: None,

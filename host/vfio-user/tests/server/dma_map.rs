@@ -1,4 +1,5 @@
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use slipway_vfio_user::RegionKind;
 use slipway_vfio_user::testing::{DONE, FAULT};
@@ -155,6 +156,24 @@ fn where_one_file_is_named_no_other_is_mapped() {
     raw.map(0x10_0000, 0x2000, own.as_fd()).ok();
     assert_eq!(copy(&mut raw, 0, 0x2000, 64), DONE);
     assert_eq!(served.control.stats().regions.len(), 2);
+}
+
+/// Recycled memory is the next user's, whatever messages of the last one were not read yet.
+#[test]
+fn memory_that_was_given_again_is_not_its_last_users() {
+    use slipway_ram::{GRANULE, LateFiles, LateMemory};
+    let late = LateFiles::default();
+    let serve = || serve_with(|config| config.late = late.clone());
+    let (last, next) = (serve(), serve());
+    let (file, len) = (memory(GRANULE as u64), GRANULE as u64);
+    let lent = Arc::new(LateMemory::new(file.try_clone().unwrap()).unwrap());
+    late.add(&lent);
+    let mut last = last.client();
+    last.map(0, len, file.as_fd()).ok();
+    late.remove(&lent);
+    late.add(&lent);
+    assert_eq!(last.map(len, len, file.as_fd()).err(), Errno::ACCESS);
+    next.client().map(0, len, file.as_fd()).ok();
 }
 
 #[test]
