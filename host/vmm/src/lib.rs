@@ -5,6 +5,8 @@
 //! - [`Machine::new`] makes everything of a [`Config`]: the guest's memory ([`memory`]) with the
 //!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), KVM's virtual
 //!   machine, the CPUs ([`cpuid`]).
+//! - A guest may share read-only pages with other guests ([`shared`]): one file in the host's
+//!   memory, however many machines read it.
 //! - Each CPU has a thread that runs the guest until its next exit; [`cpus`] pauses and ends all of
 //!   them, by the state in [`seat`].
 //! - An exit goes to the [`board`]: serial port, power management, IOAPIC ([`interrupts`]), and the
@@ -58,6 +60,7 @@ mod machine;
 pub mod memory;
 pub mod output;
 pub mod own;
+pub mod part;
 pub mod pci;
 pub mod plug;
 pub mod power;
@@ -65,6 +68,7 @@ pub mod remote;
 pub mod routes;
 pub mod seat;
 mod serial;
+pub mod shared;
 
 pub use error::{Error, Result};
 pub use machine::{Chassis, Config, Machine, Running};
