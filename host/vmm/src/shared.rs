@@ -1,10 +1,10 @@
-//! Pages that guests share: a file in the host's memory, such as an image's file system, which every
-//! guest that is given it finds behind its RAM and can only read.
+//! Pages that guests share: a file in the host's memory, such as an image's file system, which
+//! every guest that is given it finds behind its RAM and can only read.
 //!
-//! The guest is told of the range by a virtio persistent memory device ([`crate::own::pmem`]), and a
-//! file system in it is mounted with `dax`: what a program of the guest reads or maps are the pages
-//! of the file themselves. So the host has them once, however many guests use them, and no guest
-//! has a copy in its page cache.
+//! The guest is told of the range by a virtio persistent memory device ([`crate::own::pmem`]), and
+//! a file system in it is mounted with `dax`: what a program of the guest reads or maps are the
+//! pages of the file themselves. So the host has them once, however many guests use them, and no
+//! guest has a copy in its page cache.
 //!
 //! The file is a memfd that is sealed against shrinking and writing (`F_SEAL_SHRINK`,
 //! `F_SEAL_WRITE`). Nobody can take a page away, so no access by this process or the guest ends in
