@@ -1,23 +1,28 @@
-//! The late memory that a process knows, found by its file.
+//! Memory of clients that a process knows by its file: late memory, and files that clients share.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use slipway_peer::Bin;
 
+use crate::sealed_files::SealedFiles;
 use crate::{LateMemory, Permissions, Region};
 
-/// The late memory of a process, found by the file that a client passes. Clones share it.
+/// The late memory of a process, found by the file that a client passes, and mappings that clients
+/// share. Clones share both.
 ///
-/// A client holds a descriptor of its memory that can be neither read, nor written, nor mapped, so
-/// that it cannot get around its faults. It names the file, and this process maps its own
-/// descriptor of it.
+/// A client of late memory holds a descriptor of it that can be neither read, nor written, nor
+/// mapped, so that it cannot get around its faults. It names the file, and this process maps its
+/// own descriptor of it.
 ///
 /// The same file is another's memory once it was recycled and added again. A client has messages of
 /// its own read after its end, so each names only memory that was there when it came
 /// ([`LateFiles::added`]).
 #[derive(Clone, Debug, Default)]
-pub struct LateFiles(Arc<Mutex<Known>>);
+pub struct LateFiles {
+    known: Arc<Mutex<Known>>,
+    sealed: SealedFiles,
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -30,7 +35,7 @@ struct Known {
 impl LateFiles {
     fn lock(&self) -> MutexGuard<'_, Known> {
         // Changed in single calls: a panic leaves it consistent.
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Adds `memory`, until it is dropped.
@@ -68,7 +73,9 @@ impl LateFiles {
     }
 
     /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`], and
-    /// as late memory if it is that. The client came after `added` additions.
+    /// as late memory if it is that. The client came after `added` additions. A whole file that is
+    /// sealed against shrinking and writing (`F_SEAL_SHRINK`, `F_SEAL_WRITE`) is mapped once for all
+    /// clients that may only read it.
     ///
     /// # Errors
     /// As for [`Region::of_peer`], and for [`Region::late`]; `EACCES` for late memory that was
@@ -82,8 +89,12 @@ impl LateFiles {
         bin: &Bin,
     ) -> std::io::Result<Region> {
         match self.find(file) {
-            Some((number, _)) if number > added => Err(rustix::io::Errno::ACCESS.into()),
-            Some((_, memory)) => Region::late(&memory, offset, len, permissions, bin),
+            Some((number, _)) if number > added => return Err(rustix::io::Errno::ACCESS.into()),
+            Some((_, memory)) => return Region::late(&memory, offset, len, permissions, bin),
+            None => {}
+        }
+        match self.sealed.map(file, (offset, len), permissions)? {
+            Some(mapping) => Ok(Region::of(mapping, len, permissions)),
             None => Region::of_peer(file, offset, len, permissions, bin),
         }
     }

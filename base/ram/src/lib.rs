@@ -14,6 +14,8 @@
 //!   touches unmapped addresses; [`DmaMap::remove`] returns a [`Removed`], which tells when the
 //!   last span is dropped. The addresses are unmapped later, on a disposal thread
 //!   ([`slipway_peer::Bin`]): gigabytes take seconds;
+//! - a file that nobody can change, and that clients only read, is mapped once for all of them
+//!   ([`LateFiles::region`]);
 //! - [`Lasting`] is no guest's memory but this process's own, for the state that the next process
 //!   needs to go on.
 //!
@@ -65,6 +67,7 @@ mod late_model;
 mod map;
 mod mapping;
 mod pages;
+mod sealed_files;
 mod span;
 mod window;
 

@@ -64,7 +64,7 @@ impl Region {
         Ok(Self::of(mapping, len, permissions))
     }
 
-    fn of(mapping: Mapping, len: u64, permissions: Permissions) -> Self {
+    pub(crate) fn of(mapping: Mapping, len: u64, permissions: Permissions) -> Self {
         Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) }
     }
 

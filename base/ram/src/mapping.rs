@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
@@ -53,6 +54,10 @@ enum Owner {
     },
     Heap {
         words: *mut [u64],
+    },
+    /// Another mapping, which stays as long as this one.
+    Other {
+        _whole: Arc<Mapping>,
     },
 }
 
@@ -106,6 +111,13 @@ impl Mapping {
         let base = start.cast::<u8>().wrapping_add(head);
         let owner = Owner::File { start, len: whole, granule, bin: bin.clone() };
         Ok(Self { base, len, permissions, guarded, late: None, owner })
+    }
+
+    /// Returns a mapping of the same bytes as `whole`, which stays mapped for as long.
+    pub(crate) fn sharing(whole: &Arc<Self>) -> Self {
+        let Self { base, len, permissions, guarded, .. } = **whole;
+        let owner = Owner::Other { _whole: Arc::clone(whole) };
+        Self { base, len, permissions, guarded, late: None, owner }
     }
 
     /// Puts the mapping behind a gate.
@@ -321,6 +333,7 @@ impl Drop for Mapping {
             }
             // SAFETY: the pointer comes from `Box::into_raw` in `heap`, and is freed once.
             Owner::Heap { words } => drop(unsafe { Box::from_raw(*words) }),
+            Owner::Other { .. } => {}
         }
     }
 }

@@ -26,6 +26,9 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
   --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]
   --lease fd:N        the connection to the pool that gave the memory, which serves its faults
+  --pmem FILE         pages that the guest reads and shares with other guests, such as an image's
+                      file system: a memfd sealed against shrinking and writing, of a multiple of
+                      2 MiB, opened for reading only; the guest finds it as /dev/pmem0
   --kvm FILE          the KVM device [/dev/kvm]
   --function FILE     a PCI function: a vfio-user server's socket, or fd:N for a connection to one;
                       the first is PCI device 4; repeatable
@@ -56,6 +59,7 @@ pub struct Args {
     pub kvm: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
     pub lease: Option<OwnedFd>,
+    pub pmem: Option<OwnedFd>,
     pub kernel: Option<OwnedFd>,
     pub initramfs: Option<OwnedFd>,
     pub command_line: String,
@@ -114,6 +118,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "slots" => args.slots = number(value()?, "--slots")?,
             "memory" => args.memory = Some(memory(value()?)?),
             "lease" => args.lease = Some(lease(&value()?)?),
+            "pmem" if args.pmem.is_some() => return Err("--pmem is given more than once".into()),
+            "pmem" => args.pmem = Some(open(&value()?, "the shared pages", false)?),
             "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
             "kernel" => args.kernel = Some(open(&value()?, "the kernel", false)?),
             "initramfs" => args.initramfs = Some(open(&value()?, "the initramfs", false)?),

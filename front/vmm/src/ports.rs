@@ -1,10 +1,12 @@
-//! The guest's ports: its console goes to standard output, the agent's port to a socket.
+//! The machine's own functions: the console, which goes to standard output, the agent's port, which
+//! goes to a socket, random numbers, shared pages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::PollFlags;
 use slipway_virtio_console::Console;
+use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 use slipway_vmm::Machine;
 use slipway_vmm::local::Local;
@@ -26,6 +28,8 @@ pub enum Token {
     Console,
     /// The guest wants random numbers.
     Rng,
+    /// The guest asks for its writes to shared pages to last.
+    Pmem,
     /// A client of the agent's socket waits.
     AgentListener,
     /// The client of the agent's socket has sent something, or takes bytes again.
@@ -36,6 +40,7 @@ pub enum Token {
 pub struct Ports {
     console: Local<Console>,
     rng: Local<Rng>,
+    pmem: Option<Local<Pmem>>,
     output: Arc<Output>,
     listener: Option<OwnedFd>,
     agent: Option<Agent>,
@@ -48,8 +53,8 @@ struct Agent {
 }
 
 impl Ports {
-    /// Adds the console and the source of random numbers to the machine. The agent's port leads to
-    /// clients of `listener`, one after the other.
+    /// Adds the functions to the machine. The agent's port leads to clients of `listener`, one
+    /// after the other.
     ///
     /// # Errors
     /// The reason in one line.
@@ -58,14 +63,18 @@ impl Ports {
         let console = own::console(machine).map_err(text)?;
         console.serve(|console| console.set_host_open(CONSOLE_PORT, true));
         let rng = own::rng(machine).map_err(text)?;
+        let pmem = own::pmem(machine).map_err(text)?;
         let output = Arc::clone(machine.output());
-        Ok(Self { console, rng, output, listener, agent: None })
+        Ok(Self { console, rng, pmem, output, listener, agent: None })
     }
 
     /// Adds to `watch` what the ports wait for.
     pub fn watch<'a, T: Copy>(&'a self, watch: &mut Watch<'a, T>, token: impl Fn(Token) -> T) {
         watch.read(self.console.notified(), token(Token::Console));
         watch.read(self.rng.notified(), token(Token::Rng));
+        if let Some(pmem) = &self.pmem {
+            watch.read(pmem.notified(), token(Token::Pmem));
+        }
         match (&self.agent, &self.listener) {
             (Some(agent), _) => {
                 let mut flags = PollFlags::empty();
@@ -81,7 +90,8 @@ impl Ports {
     /// Serves an event.
     pub fn serve(&mut self, token: Token) {
         match token {
-            Token::Rng => self.rng.serve(|_| ()),
+            Token::Rng => return self.rng.serve(|_| ()),
+            Token::Pmem => return self.pmem.iter().for_each(|pmem| pmem.serve(|_| ())),
             Token::AgentListener => {
                 let listener = self.listener.as_ref();
                 let client = listener.and_then(|listener| Client::accept(listener, MAX_UNSENT));
@@ -90,9 +100,6 @@ impl Ports {
                 self.console.serve(|console| console.set_host_open(AGENT_PORT, open));
             }
             Token::Console | Token::Agent => {}
-        }
-        if matches!(token, Token::Rng) {
-            return;
         }
         let (agent, output) = (&mut self.agent, &self.output);
         let (ended, more) = self.console.serve(|console| {

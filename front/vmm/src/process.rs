@@ -94,6 +94,7 @@ impl Process {
             kvm: args.kvm.ok_or(missing)?,
             memory: args.memory.ok_or(missing)?,
             lease: args.lease,
+            shared: args.pmem,
             kernel: args.kernel.ok_or(missing)?,
             initramfs: args.initramfs,
             command_line: args.command_line,

@@ -147,6 +147,10 @@ fn bad_input_is_one_clear_line() {
     fails(vmm(&kernel).args(["--cmdline", &"x".repeat(3000)]), 1, "command line");
     fails(vmm(&kernel).args(["--kvm", "/dev/null"]), 1, "not that of /dev/kvm");
     fails(vmm(&kernel).args(["--kvm", "/nonexistent"]), 2, "load kvm_intel or kvm_amd");
+    fails(vmm(&kernel).arg("--pmem").arg(&no_kernel), 1, "sealed against shrinking and writing");
+    fails(vmm(&kernel).args(["--pmem", "/nonexistent"]), 2, "/nonexistent");
+    let twice = ["--pmem", "/dev/null", "--pmem", "/dev/null"];
+    fails(vmm(&kernel).args(twice), 2, "more than once");
     fails(vmm(&kernel).args(["--function", "/nonexistent"]), 2, "/nonexistent");
     fails(vmm(&kernel).arg("--initramfs").arg(place.path("none")), 2, "none");
     fails(vmm(&kernel).arg("--control").arg(&listener), 2, "cannot be made");

@@ -58,8 +58,9 @@ pub enum Continuity {
 /// A PCI function behind a vfio-user socket, for all threads of a VMM.
 ///
 /// One mutex guards the connection, so a call waits for the calls before it. Every call ends: its
-/// waits on the server are bounded by the *patience* that the VMM gave. Only RAM that the VMM names
-/// by [`RemoteFunction::map_ram`] can be reached by the server; accesses by messages are refused.
+/// waits on the server are bounded by the *patience* that the VMM gave. The server can reach only
+/// memory that the VMM names by [`RemoteFunction::map_ram`] and [`RemoteFunction::map_read_only`];
+/// accesses by messages are refused.
 ///
 /// # When the server goes away
 /// The connection ends: [`RemoteFunction::as_fd`] becomes readable, and accesses wait, each as long
@@ -306,16 +307,43 @@ impl RemoteFunction {
         file: BorrowedFd<'_>,
         offset: u64,
     ) -> Result<(), FunctionError> {
-        let ram = Ram { len, file: duplicate(file)?, offset };
+        self.map(iova, len, file, offset, true)
+    }
+
+    /// Permits the function to read `len` bytes at `offset` of `file`, under the address `iova`, as
+    /// [`RemoteFunction::map_ram`] does for RAM. A descriptor for reading only is enough.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn map_read_only(
+        &self,
+        iova: u64,
+        len: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<(), FunctionError> {
+        self.map(iova, len, file, offset, false)
+    }
+
+    fn map(
+        &self,
+        iova: u64,
+        len: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        writable: bool,
+    ) -> Result<(), FunctionError> {
+        let ram = Ram { len, file: duplicate(file)?, offset, writable };
         self.tell(
-            |client| client.map(iova, len, file, offset, true),
+            |client| client.map(iova, len, file, offset, writable),
             |told| drop(told.ram.insert(iova, ram)),
         )
     }
 
-    /// Takes RAM back: exactly what one [`RemoteFunction::map_ram`] gave. When this returns without
-    /// an error, a connected function does not access the RAM any more. A server whose connection
-    /// ended is held to nothing: its process may still have the RAM mapped.
+    /// Takes memory back: exactly what one [`RemoteFunction::map_ram`] or
+    /// [`RemoteFunction::map_read_only`] gave. When this returns without an error, a connected
+    /// function does not access the memory any more. A server whose connection ended is held to
+    /// nothing: its process may still have the memory mapped.
     ///
     /// # Errors
     /// [`FunctionError::Refused`], [`FunctionError::Broken`].

@@ -8,11 +8,12 @@ use spec::{IrqSetFlags, irq};
 
 use crate::{Client, ClientError};
 
-/// A range of RAM.
+/// A range of RAM, or of memory that is only read.
 pub(crate) struct Ram {
     pub len: u64,
     pub file: OwnedFd,
     pub offset: u64,
+    pub writable: bool,
 }
 
 /// The VMM's settings of one function. The descriptors are duplicates of the VMM's.
@@ -32,7 +33,7 @@ impl Told {
     /// Gives all of it to a function that was just connected.
     pub fn replay(&self, client: &mut Client) -> Result<(), ClientError> {
         for (iova, ram) in &self.ram {
-            client.map(*iova, ram.len, ram.file.as_fd(), ram.offset, true)?;
+            client.map(*iova, ram.len, ram.file.as_fd(), ram.offset, ram.writable)?;
         }
         for (first, files) in runs(&self.vectors) {
             route(client, irq::MSIX, first, &files)?;

@@ -89,6 +89,9 @@ pub struct Config {
     /// file exists, mapped or not: a client that maps one file after the other would have this
     /// process charged without limit.
     pub memory_file: Option<MemoryFile>,
+    /// A file that DMA maps for reading alone may refer to, beside [`Config::memory_file`]: pages
+    /// that the client's guest shares with others.
+    pub shared_file: Option<MemoryFile>,
     /// The files whose pages may not be zero yet. Their clients pass a descriptor that names such a
     /// file and cannot read it.
     pub late: LateFiles,
@@ -113,6 +116,7 @@ impl Config {
             remote_threshold: 4096,
             max_dma_bytes: 1 << 40,
             memory_file: None,
+            shared_file: None,
             late: LateFiles::default(),
             max_queued_bytes: 4 << 20,
         }

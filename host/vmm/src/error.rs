@@ -29,6 +29,9 @@ pub enum Error {
     /// The guest's memory cannot be used.
     #[error("the guest's memory: {0}")]
     Memory(String),
+    /// The pages that the guest is to share with others cannot be used.
+    #[error("the shared pages: {0}")]
+    SharedPages(String),
     /// The kernel cannot be booted.
     #[error("the kernel cannot be booted: {0}")]
     Kernel(String),

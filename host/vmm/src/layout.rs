@@ -9,6 +9,7 @@
 //! 0xfec0_0000 + 4 KiB       IOAPIC
 //! 0xfee0_0000 + 4 KiB       local APICs, in the kernel
 //!     4 GiB ..              the rest of the RAM
+//! whole GiB ..              shared pages, see [`shared_pages`]
 //! ```
 
 use std::ops::Range;
@@ -83,6 +84,19 @@ pub fn pci_pin(device: u8) -> u8 {
     PCI_PINS[usize::from(device) % PCI_PINS.len()]
 }
 
+/// The unit of the size of shared pages: Linux maps such memory by huge pages of 2 MiB alone.
+pub const SHARED_PAGES_UNIT: u64 = 2 * MIB;
+/// The most bytes of shared pages.
+pub const MAX_SHARED_PAGES: u64 = 64 * GIB;
+
+/// Returns the guest-physical address of the pages that a guest of `bytes` bytes of RAM shares with
+/// others: behind the RAM, at a whole GiB, so that no section (128 MiB) of Linux's memory map has
+/// both.
+pub fn shared_pages(bytes: u64) -> u64 {
+    let end = ram(bytes).last().map_or(0, |(range, _)| range.end);
+    end.max(RAM_ABOVE_4G).next_multiple_of(GIB)
+}
+
 /// Returns the ranges of guest-physical addresses that hold RAM, each with its offset in the file
 /// of the guest's memory, for a guest of `bytes` bytes.
 pub fn ram(bytes: u64) -> Vec<(Range<u64>, u64)> {
@@ -103,6 +117,14 @@ mod tests {
         assert_eq!(ram(GIB), [(0..GIB, 0)]);
         assert_eq!(ram(3 * GIB), [(0..3 * GIB, 0)]);
         assert_eq!(ram(8 * GIB), [(0..3 * GIB, 0), (4 * GIB..9 * GIB, 3 * GIB)]);
+    }
+
+    #[test]
+    fn shared_pages_are_behind_the_ram() {
+        assert_eq!(shared_pages(64 * MIB), 4 * GIB);
+        assert_eq!(shared_pages(3 * GIB), 4 * GIB);
+        assert_eq!(shared_pages(3 * GIB + MIB), 5 * GIB);
+        assert_eq!(shared_pages(MAX_MEMORY), 257 * GIB);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //!   machine, the CPUs ([`cpuid`]).
 //! - [`Ahead`] makes huge pages of the memory that the guest will touch first, on a thread of its
 //!   own.
+//! - A guest may share read-only pages with other guests ([`shared`]): one file in the host's
+//!   memory, however many machines read it.
 //! - Each CPU has a thread that runs the guest until its next exit; [`cpus`] pauses and ends all of
 //!   them, by the state in [`seat`].
 //! - An exit goes to the [`board`]: serial port, power management, IOAPIC ([`interrupts`]), and the
@@ -61,6 +63,7 @@ mod machine;
 pub mod memory;
 pub mod output;
 pub mod own;
+pub mod part;
 pub mod pci;
 pub mod plug;
 pub mod power;
@@ -68,6 +71,7 @@ pub mod remote;
 pub mod routes;
 pub mod seat;
 mod serial;
+pub mod shared;
 
 pub use ahead::Ahead;
 pub use error::{Error, Result};

@@ -44,6 +44,8 @@ pub struct Config {
     pub memory: OwnedFd,
     /// The connection to the pool that gave the memory, if a pool did.
     pub lease: Option<OwnedFd>,
+    /// A file whose pages the guest reads and shares with other guests ([`crate::shared`]).
+    pub shared: Option<OwnedFd>,
     /// The kernel: an uncompressed ELF with a PVH entry.
     pub kernel: OwnedFd,
     /// The initial RAM file system.
@@ -113,7 +115,7 @@ impl Machine {
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
         let Config { cpus, max_cpus, slots, kvm, memory, lease, console, .. } = config;
-        let Config { kernel, initramfs, command_line, .. } = config;
+        let Config { shared, kernel, initramfs, command_line, .. } = config;
         if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
             let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
             return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
@@ -127,10 +129,16 @@ impl Machine {
             return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
         }
         let kvm = check(kvm)?;
-        let ram = Arc::new(match lease {
+        let mut ram = match lease {
             Some(connection) => GuestRam::leased(memory, connection)?,
             None => GuestRam::new(memory)?,
-        });
+        };
+        if let Some(file) = shared {
+            let able = kvm.check_extension(Cap::ReadonlyMem);
+            able.then_some(()).ok_or(Error::KvmLacks("KVM_CAP_READONLY_MEM"))?;
+            ram.share(file)?;
+        }
+        let ram = Arc::new(ram);
         let parts = acpi::Parts { cpus, max_cpus, slots, generation: random()? };
         let kernel = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);

@@ -6,25 +6,15 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use slipway_pool_wire::{HandOver, Range};
-use slipway_ram::{Access, DmaMap, Memory, Permissions, Region, Span};
+use slipway_ram::{DmaMap, Memory, Permissions};
 
 use crate::ahead::HUGE;
 use crate::layout::{self, GIB, MIB};
+use crate::part::Part;
+use crate::shared::SharedPages;
 use crate::{Error, Result};
-
-/// A range of guest-physical addresses that holds RAM.
-pub struct Part {
-    /// The guest-physical address of the first byte.
-    pub start: u64,
-    /// The number of bytes.
-    pub len: u64,
-    /// The offset of the first byte in the file.
-    pub offset: u64,
-    span: Span,
-}
 
 /// The memory of a guest.
 pub struct GuestRam {
@@ -32,6 +22,8 @@ pub struct GuestRam {
     map: DmaMap,
     bytes: u64,
     parts: Vec<Part>,
+    /// Pages behind the RAM that the guest can only read.
+    shared: Option<SharedPages>,
     /// The connection to the pool that gave the memory and serves its faults. Its end tells the
     /// pool to look whether this process is gone.
     lease: Option<OwnedFd>,
@@ -68,17 +60,11 @@ impl GuestRam {
         let mut parts = Vec::new();
         for (range, offset) in layout::ram(bytes) {
             let len = range.end - range.start;
-            let region = Region::mapped(file.as_fd(), offset, len, Permissions::READ_WRITE);
-            let region = region.map_err(failed)?;
-            let unmappable = |error: &dyn ToString| Error::Memory(error.to_string());
-            map.add(range.start, region).map_err(|error| unmappable(&error))?;
-            let mut spans = Vec::with_capacity(1);
-            let pinned = map.memory().pin(range.start, len as usize, Access::Write, &mut spans);
-            pinned.map_err(|fault| unmappable(&fault))?;
-            let span = spans.pop().ok_or_else(|| unmappable(&"nothing was mapped"))?;
-            parts.push(Part { start: range.start, len, offset, span });
+            let place = (range.start, offset, len);
+            let part = Part::new(&mut map, file.as_fd(), place, Permissions::READ_WRITE);
+            parts.push(part.map_err(failed)?);
         }
-        Ok(Self { file, map, bytes, parts, lease: None })
+        Ok(Self { file, map, bytes, parts, shared: None, lease: None })
     }
 
     /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
@@ -117,6 +103,21 @@ impl GuestRam {
         &self.parts
     }
 
+    /// Adds the pages of `file` behind the RAM, for the guest and for devices to read.
+    ///
+    /// # Errors
+    /// [`Error::SharedPages`].
+    pub fn share(&mut self, file: OwnedFd) -> Result<()> {
+        let start = layout::shared_pages(self.bytes);
+        self.shared = Some(SharedPages::new(&mut self.map, file, start)?);
+        Ok(())
+    }
+
+    /// Returns the pages behind the RAM that the guest can only read.
+    pub fn shared(&self) -> Option<&SharedPages> {
+        self.shared.as_ref()
+    }
+
     /// Returns a descriptor that names the file of the memory. That of a pool can be neither read
     /// nor mapped.
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -128,24 +129,15 @@ impl GuestRam {
         self.lease.is_some()
     }
 
-    /// Gives each part to KVM as a memory slot of `vm`, numbered from 0.
+    /// Gives each part, and shared pages, to KVM as a memory slot of `vm`, numbered from 0.
     ///
     /// # Errors
     /// [`Error::Kvm`].
     pub fn give_to(&self, vm: &VmFd) -> Result<()> {
-        for (slot, part) in self.parts.iter().enumerate() {
-            let region = kvm_userspace_memory_region {
-                slot: slot as u32,
-                flags: 0,
-                guest_phys_addr: part.start,
-                memory_size: part.len,
-                userspace_addr: part.span.io_vector().0.addr() as u64,
-            };
-            // SAFETY: the range is a shared mapping that no Rust reference points into. It stays
-            // mapped as long as the guest runs: `self.parts` pins it, and a `Machine` owns this
-            // object together with all CPUs.
-            unsafe { vm.set_user_memory_region(region) }
-                .map_err(Error::kvm("map the guest's memory"))?;
+        let shared = self.shared.iter().map(SharedPages::part);
+        for (slot, part) in self.parts.iter().chain(shared).enumerate() {
+            // SAFETY: `self` has the part, and a `Machine` owns it together with all CPUs.
+            unsafe { part.give_to(vm, slot) }?;
         }
         Ok(())
     }

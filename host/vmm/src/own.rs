@@ -1,9 +1,10 @@
-//! The functions that every machine has in its own process: a console with the agent's port, and a
-//! source of random numbers.
+//! The functions that a machine has in its own process: a console with the agent's port, a source
+//! of random numbers, and one that tells where shared pages are, if there are any.
 
 use std::ops::Range;
 
 use slipway_virtio_console::{Console, PortSettings};
+use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 
 use crate::local::Local;
@@ -13,6 +14,8 @@ use crate::{Machine, Result};
 pub const CONSOLE_DEVICE: u8 = 1;
 /// PCI device of the source of random numbers.
 pub const RNG_DEVICE: u8 = 2;
+/// PCI device of the shared pages.
+pub const PMEM_DEVICE: u8 = 3;
 
 /// The devices of this module.
 pub const DEVICES: Range<u8> = CONSOLE_DEVICE..RNG_DEVICE + 1;
@@ -55,4 +58,19 @@ pub fn rng(machine: &Machine) -> Result<Local<Rng>> {
         });
         Rng::new(slipway_virtio_rng::Parts { memory, interrupts, source })
     })
+}
+
+/// Adds the device by which the guest finds its shared pages. Returns `None` if it has none.
+///
+/// # Errors
+/// [`crate::Error`].
+pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
+    let Some(shared) = machine.ram().shared() else { return Ok(None) };
+    let (start, bytes) = (shared.part().start, shared.part().len);
+    let notifications = std::iter::once(slipway_virtio_pmem::layout::notification(0));
+    let vectors = slipway_virtio_pmem::VECTORS;
+    let make = |memory, interrupts| {
+        Pmem::new(slipway_virtio_pmem::Parts { memory, interrupts, start, bytes })
+    };
+    Local::new(machine, PMEM_DEVICE, vectors, notifications, make).map(Some)
 }

@@ -3,8 +3,8 @@
 //!
 //! - [`pci`]: identities, capabilities and registers of the PCI transport (section 4.1);
 //! - [`queue`]: split virtqueues (section 2.7);
-//! - [`net`], [`console`], [`entropy`]: the network device (section 5.1), the console (5.3) and the
-//!   entropy device (5.4);
+//! - [`net`], [`console`], [`entropy`], [`pmem`]: the network device (section 5.1), the console
+//!   (5.3), the entropy device (5.4) and the persistent memory device (5.19);
 //! - this module: the device status field, and feature bits that no device type owns.
 //!
 //! Not here: packed virtqueues, other transports and device types, the legacy interface.
@@ -16,6 +16,7 @@ pub mod console;
 pub mod entropy;
 pub mod net;
 pub mod pci;
+pub mod pmem;
 pub mod queue;
 
 pub use zerocopy::little_endian::{U16, U32, U64};

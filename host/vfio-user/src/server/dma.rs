@@ -10,11 +10,11 @@ use slipway_vfio_user_spec::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
 use zerocopy::IntoBytes;
 
 use super::{Answer, REGIONS_PER_COST, Session, Waiting, exactly};
-use crate::MemoryFile;
 use crate::channel::RemoteMemory;
 use crate::device::Device;
 use crate::stats::add;
 use crate::version::PAGE_SIZE;
+use crate::{Config, MemoryFile};
 
 /// A region without a descriptor, which is reached by messages only.
 #[derive(Clone, Copy)]
@@ -60,7 +60,7 @@ impl Session {
             return Err(Errno::NOMEM);
         }
         let offset = request.offset.get();
-        check_file(&file, offset + len, self.config.memory_file)
+        check_file(&file, offset + len, permissions, &self.config)
             .inspect_err(|_| add(&self.live.refused_files, 1))?;
         let late = &self.config.late;
         let region = late
@@ -212,13 +212,19 @@ fn check_map(request: &DmaMap, files: usize) -> Result<Permissions, Errno> {
 /// client's (FUSE), and so could fstat(2). An access past the end of a file faults. A file of huge
 /// pages grows instead, by pages that the client does not see: SPDK's initiator maps many such
 /// files by the descriptor of the first one, unless it is told to use a single file.
-fn check_file(file: &Foreign, end: u64, only: Option<MemoryFile>) -> Result<(), Errno> {
+fn check_file(
+    file: &Foreign,
+    end: u64,
+    permissions: Permissions,
+    config: &Config,
+) -> Result<(), Errno> {
     if !slipway_peer::is_memory_file(file) {
         return Err(Errno::INVAL);
     }
     let status = rustix::fs::fstat(file)?;
     let this = MemoryFile { device: status.st_dev, inode: status.st_ino };
-    if only.is_some_and(|only| only != this) {
+    let may_be_shared = config.shared_file == Some(this) && !permissions.write;
+    if config.memory_file.is_some_and(|only| only != this) && !may_be_shared {
         return Err(Errno::ACCESS);
     }
     let size = u64::try_from(status.st_size).unwrap_or(0);

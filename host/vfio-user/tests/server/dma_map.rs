@@ -1,4 +1,4 @@
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use slipway_vfio_user::RegionKind;
@@ -174,6 +174,53 @@ fn memory_that_was_given_again_is_not_its_last_users() {
     late.add(&lent);
     assert_eq!(last.map(len, len, file.as_fd()).err(), Errno::ACCESS);
     next.client().map(0, len, file.as_fd()).ok();
+}
+
+/// Pages that a guest shares with others, and that its devices may read and nothing else.
+#[test]
+fn a_shared_file_is_read_and_never_written() {
+    use rustix::fs::SealFlags;
+    use slipway_vfio_user::MemoryFile;
+    let identity = |file: &OwnedFd| {
+        let status = rustix::fs::fstat(file).unwrap();
+        MemoryFile { device: status.st_dev, inode: status.st_ino }
+    };
+    let (own, image) = (memory(0x4000), memory(0x4000));
+    pwrite(&image, 0x1000, &[7; 64]);
+    let seals = SealFlags::SHRINK | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&image, seals).unwrap();
+    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+    let image: OwnedFd = std::fs::File::open(path).unwrap().into();
+    let files = slipway_ram::LateFiles::default();
+    let served = [(); 2].map(|()| {
+        serve_with(|config| {
+            config.memory_file = Some(identity(&own));
+            config.shared_file = Some(identity(&image));
+            config.late = files.clone();
+        })
+    });
+    let mut clients = served.each_ref().map(|served| served.client());
+    let mut request = dma_map(0x10_0000, 0x4000);
+    request.flags = U32::new(spec::DmaMapFlags::READ.bits());
+    for raw in &mut clients {
+        raw.map(0, 0x4000, own.as_fd()).ok();
+        let to_be_written = raw.map(0x10_0000, 0x4000, image.as_fd());
+        assert_eq!(to_be_written.err(), Errno::ACCESS);
+        raw.call_with(Command::DmaMap, request.as_bytes(), &[image.as_fd()]).ok();
+        assert_eq!(copy(raw, 0x10_1000, 0x1000, 64), DONE);
+        assert_eq!(pread(&own, 0x1000, 64), [7; 64]);
+        assert_eq!(copy(raw, 0, 0x10_1000, 64), FAULT);
+    }
+    // Mapped by two clients, and once in this process.
+    let inode = identity(&image).inode.to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of_image = |line: &&str| line.split_whitespace().nth(4) == Some(&inode);
+    assert_eq!(maps.lines().filter(of_image).count(), 1);
+    for (raw, served) in clients.iter_mut().zip(&served) {
+        raw.call(Command::DmaUnmap, dma_unmap(0x10_0000, 0x4000).as_bytes()).ok();
+        assert_eq!(copy(raw, 0x10_1000, 0x1000, 64), FAULT);
+        assert_eq!(served.control.stats().regions.len(), 1);
+    }
 }
 
 #[test]

@@ -89,6 +89,11 @@ impl Attached {
             let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
         }
+        if let Some(shared) = machine.ram().shared() {
+            let part = shared.part();
+            let mapped = function.map_read_only(part.start, part.len, shared.file(), part.offset);
+            mapped.map_err(|error| failed(&error))?;
+        }
         let config = Config::read(&function).map_err(|error| failed(&error))?;
         let mut pin = None;
         if config.has_pin() && function.pin().count > 0 {

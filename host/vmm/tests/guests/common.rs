@@ -69,6 +69,17 @@ pub fn memory(mib: u64) -> OwnedFd {
     file
 }
 
+/// Returns a file that guests may share: 2 MiB that begin with `content`, opened for reading only.
+pub fn shared(content: &[u8]) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(c"shared", flags).unwrap();
+    rustix::fs::ftruncate(&file, 2 << 20).unwrap();
+    rustix::io::write(&file, content).unwrap();
+    rustix::fs::fcntl_add_seals(&file, slipway_vmm::shared::SEALS).unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    std::fs::File::open(path).unwrap().into()
+}
+
 /// Wraps a program in an ELF file with a PVH entry at its first byte.
 pub fn elf(code: &[u8]) -> Vec<u8> {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -99,6 +110,11 @@ pub struct Guest {
 
 /// Makes a machine of `cpus` CPUs and 64 MiB that runs `code`, paused.
 pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
+    sharing(code, cpus, None)
+}
+
+/// Makes the machine, and shares the pages of `shared` with it.
+pub fn sharing(code: &[u8], cpus: u32, shared: Option<OwnedFd>) -> (Machine, std::fs::File) {
     let (console, theirs) = rustix::pipe::pipe().unwrap();
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let config = Config {
@@ -108,6 +124,7 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
         kvm: kvm.into(),
         memory: memory(64),
         lease: None,
+        shared,
         kernel: memfd(&elf(code)),
         initramfs: None,
         command_line: String::new(),

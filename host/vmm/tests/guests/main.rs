@@ -9,4 +9,5 @@ mod hostile;
 mod pci;
 #[path = "../../../vfio-user/examples/ramdisk.rs"]
 mod ramdisk;
+mod shared;
 mod tiny;

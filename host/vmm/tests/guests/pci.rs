@@ -69,6 +69,22 @@ fn devices_are_where_they_were_put_and_nowhere_else() {
     assert!(own::rng(&bus.0).is_err(), "the slot is taken");
 }
 
+#[test]
+fn shared_pages_are_told_of_by_a_device() {
+    let test = "shared_pages_are_told_of_by_a_device";
+    let Some(bus) = machine(test) else { return };
+    assert!(own::pmem(&bus.0).unwrap().is_none(), "there are none");
+    let file = crate::common::shared(b"");
+    let bus = Bus(crate::common::sharing(nothing(), 1, Some(file)).0);
+    let _pmem = own::pmem(&bus.0).unwrap().unwrap();
+    assert_eq!(bus.config(3, 0), 0x105b_1af4, "virtio persistent memory");
+    bus.enable(3, true);
+    let bar = u64::from(bus.config(3, 0x10) & !0xf);
+    let config = bar + slipway_virtio_pmem::layout::DEVICE.start;
+    let words = [0, 4, 8, 12].map(|at| bus.read(config + at));
+    assert_eq!(words, [0, 1, 2 << 20, 0], "2 MiB at 4 GiB");
+}
+
 /// Checks what a guest does with BAR 0 of a device whose BAR begins with the register `first`.
 fn check_bar(bus: &Bus, device: u64, size: u32, first: u32) {
     let at = u64::from(bus.config(device, 0x10) & !0xf);

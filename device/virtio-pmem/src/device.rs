@@ -1,0 +1,180 @@
+//! The device.
+
+use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError, TurnLength};
+use slipway_ram::Memory;
+use slipway_virtio::layout::Kind;
+use slipway_virtio::queue::{Broken, Chain};
+use slipway_virtio::registers::Offer;
+use slipway_virtio::{Configured, Local, MAX_VECTORS, Transport};
+use slipway_virtio_spec::RingFeatures;
+use slipway_virtio_spec::pmem::{self, Config, DEVICE_TYPE, REQUEST_QUEUE};
+use zerocopy::IntoBytes;
+
+/// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
+pub const VECTORS: u16 = 2;
+/// Most requests that one poll answers.
+const REQUESTS: usize = 16;
+/// Most entries of the queue. A request of Linux takes two.
+const QUEUE_SIZE: u16 = 64;
+
+/// A memory controller of no class of its own.
+const KIND: Kind =
+    Kind { device_type: DEVICE_TYPE, class: 0x05_80_00, config_size: size_of::<Config>() };
+
+/// The parts that a host hands to [`Pmem::new`].
+pub struct Parts {
+    /// The guest's memory, by guest-physical addresses: where the queue is.
+    pub memory: Memory,
+    /// One handle per MSI-X vector, in order, 1 to 256; [`VECTORS`] suffice.
+    pub interrupts: Vec<Interrupt>,
+    /// The guest-physical address of the device's memory. The host makes it readable there.
+    pub start: u64,
+    /// The bytes of the device's memory.
+    pub bytes: u64,
+}
+
+/// A mistake in the parts, made by the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError {
+    /// There is no interrupt, or there are more than the MSI-X table has room for.
+    #[error("a persistent memory device needs 1 to 256 interrupts")]
+    Interrupts,
+}
+
+/// A persistent memory device; the crate's head describes it.
+pub struct Pmem {
+    local: Local,
+    config: Config,
+}
+
+impl Pmem {
+    /// Makes a device in its state after power-on.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<Self, PartsError> {
+        if !(1..=MAX_VECTORS).contains(&parts.interrupts.len()) {
+            return Err(PartsError::Interrupts);
+        }
+        let offer = Offer {
+            queues: 1,
+            queue_size: QUEUE_SIZE,
+            features: (RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX).bits(),
+            accepts: |_| true,
+        };
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+        let config = Config { start: parts.start.into(), size: parts.bytes.into() };
+        Ok(Self { local, config })
+    }
+
+    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
+    /// addresses of BARs.
+    pub fn transport(&mut self) -> &mut Transport {
+        &mut self.local.transport
+    }
+
+    /// Answers the waiting requests, as many as one poll may. Returns whether there were any. If
+    /// not, the driver will notify of the next one.
+    fn serve(&mut self) -> Result<bool, Broken> {
+        let Some((memory, queue)) = self.local.queue(REQUEST_QUEUE) else { return Ok(false) };
+        let mut chain = Chain::default();
+        let mut answered = 0;
+        while answered < REQUESTS
+            && let Some(head) = queue.queue.take(memory, &mut chain)?
+        {
+            let written = chain.scatter(memory, &answer(memory, &chain)?)?;
+            queue.queue.report(memory, head, written as u32)?;
+            answered += 1;
+        }
+        queue.publish(memory)?;
+        Ok(answered > 0)
+    }
+
+    fn range(&self) -> (u64, u64) {
+        (self.config.start.get(), self.config.size.get())
+    }
+}
+
+/// Returns the response to the request in `chain`: nobody writes the memory, so a flush is done.
+fn answer(memory: &Memory, chain: &Chain) -> Result<[u8; pmem::RESPONSE], Broken> {
+    let mut request = [0; pmem::REQUEST];
+    let whole = chain.gather(memory, &mut request)? == request.len();
+    if !whole || chain.writable_len() < pmem::RESPONSE as u64 {
+        return Err(Broken::Chain);
+    }
+    let response = match u32::from_le_bytes(request) {
+        pmem::FLUSH => pmem::DONE,
+        _ => pmem::FAILED,
+    };
+    Ok(response.to_le_bytes())
+}
+
+impl Function for Pmem {
+    fn description(&self) -> &Description {
+        self.local.transport.description()
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
+            self.read(0, at, &mut into[..len]);
+        }
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.local.transport.config_write(offset, from) {
+            Configured::Done => {}
+            Configured::Reset => self.reset(),
+            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
+        }
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        self.local.read(bar, offset, into, self.config.as_bytes())
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        self.local.write(bar, offset, from)
+    }
+
+    fn notified(&mut self) {
+        // Each poll looks at all queues.
+    }
+
+    fn set_turn(&mut self, _: TurnLength) {}
+
+    fn poll(&mut self) -> Progress {
+        if !self.local.begin() {
+            return Progress::Idle(None);
+        }
+        let served = self.serve();
+        match self.local.checked(served) {
+            Some(true) => Progress::Busy,
+            _ => Progress::Idle(None),
+        }
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
+    fn reset(&mut self) {
+        self.local.reset();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        self.local.quiesce()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self.local.transport.save(), self.range())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let loaded = crate::state::load(state, self.range());
+        let restored = loaded.and_then(|state| self.local.restore(state));
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}
