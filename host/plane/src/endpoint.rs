@@ -380,11 +380,13 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
         config.allowed_uid = Some(owner.uid);
     }
     if let Some(memory) = &request.memory {
-        let v1::ClientMemory { limit_bytes, device, inode } = *memory;
+        let v1::ClientMemory { limit_bytes, device, inode, shared_device, shared_inode } = *memory;
         if limit_bytes > 0 {
             config.max_dma_bytes = limit_bytes;
         }
-        config.memory_file = (inode > 0).then_some(MemoryFile { device, inode });
+        let file = |device, inode| (inode > 0).then_some(MemoryFile { device, inode });
+        config.memory_file = file(device, inode);
+        config.shared_file = file(shared_device, shared_inode);
     }
     config.doorbells = match nvme.doorbells() {
         v1::nvme_controller::DoorbellMode::Trapped => DoorbellMode::Trapped,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use common::{PATIENCE, Rig};
 use rustix::io::Errno;
@@ -17,6 +17,16 @@ fn file() -> OwnedFd {
     let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, GUEST).unwrap();
     file
+}
+
+/// Makes a file that nobody can change, opened for reading only.
+fn image() -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("image", flags).unwrap();
+    rustix::fs::ftruncate(&file, GUEST).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
+    std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().into()
 }
 
 fn refused(outcome: Result<(), ClientError>) -> Errno {
@@ -38,6 +48,7 @@ fn a_sandboxes_endpoint_takes_its_guests_memory_alone() {
         limit_bytes: GUEST + MARGIN,
         device: status.st_dev,
         inode: status.st_ino,
+        ..Default::default()
     });
     rig.plane.create(&request).unwrap();
     let mut vmm = Client::connect(&rig.socket, PATIENCE).unwrap();
@@ -50,5 +61,29 @@ fn a_sandboxes_endpoint_takes_its_guests_memory_alone() {
     let again = vmm.map(2 * GUEST, GUEST, guest.as_fd(), 0, true);
     assert_eq!(refused(again), Errno::NOMEM);
     vmm.map(2 * GUEST, MARGIN, guest.as_fd(), 0, true).unwrap();
+    assert_eq!(rig.plane.get("one").unwrap().dma_regions.len(), 2);
+}
+
+/// Pages that a guest shares with others are one more file, which its devices may only read.
+#[test]
+fn a_sandboxes_endpoint_reads_the_pages_that_its_guest_shares() {
+    let rig = Rig::new();
+    let (guest, shared) = (file(), image());
+    let [own, theirs] = [&guest, &shared].map(|file| rustix::fs::fstat(file).unwrap());
+    let mut request =
+        rig.request("one", vec![v1::disk::Kind::Null(v1::NullDisk { size_bytes: GUEST })]);
+    request.memory = Some(v1::ClientMemory {
+        limit_bytes: 2 * GUEST,
+        device: own.st_dev,
+        inode: own.st_ino,
+        shared_device: theirs.st_dev,
+        shared_inode: theirs.st_ino,
+    });
+    rig.plane.create(&request).unwrap();
+    let mut vmm = Client::connect(&rig.socket, PATIENCE).unwrap();
+    vmm.map(0, GUEST, guest.as_fd(), 0, true).unwrap();
+    assert_eq!(refused(vmm.map(GUEST, GUEST, shared.as_fd(), 0, true)), Errno::ACCESS);
+    assert_eq!(refused(vmm.map(GUEST, GUEST, image().as_fd(), 0, false)), Errno::ACCESS);
+    vmm.map(GUEST, GUEST, shared.as_fd(), 0, false).unwrap();
     assert_eq!(rig.plane.get("one").unwrap().dma_regions.len(), 2);
 }

@@ -14,5 +14,5 @@ const MAPPED_TWICE_BYTES: u64 = 16 << 20;
 pub(crate) fn client_memory(memory: &GuestMemory) -> Result<plane_v1::ClientMemory> {
     let (device, inode) = memory.identity()?;
     let limit_bytes = memory.bytes() + MAPPED_TWICE_BYTES;
-    Ok(plane_v1::ClientMemory { limit_bytes, device, inode })
+    Ok(plane_v1::ClientMemory { limit_bytes, device, inode, ..Default::default() })
 }

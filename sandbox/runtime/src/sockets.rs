@@ -77,7 +77,7 @@ pub async fn serve(
     let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
     let addresses = addresses.map_err(|error| failed(engine, error))?;
     let tenant = format!("network:{}", network.name);
-    let plane_v1::ClientMemory { limit_bytes: bytes, device, inode } = client_memory(memory)?;
+    let plane_v1::ClientMemory { limit_bytes: bytes, device, inode, .. } = client_memory(memory)?;
     let memory = Some(Memory { bytes, device, inode });
     let function = Function { name: record.name.clone(), tenant, addresses, memory };
     let (at, path) = (engine.clone(), socket.clone());
