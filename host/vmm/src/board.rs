@@ -229,9 +229,14 @@ impl Board {
     }
 
     fn write_functions(&self, offset: u16, data: &[u8]) {
-        let ejected = lock(&self.functions).write(offset, data);
-        if ejected != 0 {
+        let ejected = {
+            let mut functions = lock(&self.functions);
+            let ejected = functions.write(offset, data);
+            // Whoever finds the device ejected finds it off the bus.
             plug::slots(ejected).for_each(|device| self.pci.eject(device));
+            ejected
+        };
+        if ejected != 0 {
             self.tell();
         }
     }

@@ -80,7 +80,22 @@ pub fn mount_all() -> Result<()> {
         log!("no cgroup2: {error}");
     }
     open_console();
+    show_errors();
     Ok(())
+}
+
+/// Lets the kernel's errors reach the console, which its start keeps to itself. A level that shows
+/// more stays (Linux, *admin-guide/sysctl/kernel.rst*, printk).
+fn show_errors() {
+    const LEVEL: &str = "/proc/sys/kernel/printk";
+    const WITH_ERRORS: u32 = 4;
+    let level = std::fs::read_to_string(LEVEL).unwrap_or_default();
+    let level = level.split_whitespace().next().and_then(|level| level.parse::<u32>().ok());
+    if level.is_some_and(|level| level < WITH_ERRORS)
+        && let Err(error) = std::fs::write(LEVEL, WITH_ERRORS.to_string())
+    {
+        log!("{LEVEL}: {error}");
+    }
 }
 
 /// Opens the console as the standard streams. The kernel opens `/dev/console` for PID 1 only if the
