@@ -74,8 +74,8 @@ impl LateFiles {
 
     /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`], and
     /// as late memory if it is that. The client came after `added` additions. A whole file that is
-    /// sealed against shrinking and writing (`F_SEAL_SHRINK`, `F_SEAL_WRITE`) is mapped once for all
-    /// clients that may only read it.
+    /// sealed against shrinking and writing (`F_SEAL_SHRINK`, `F_SEAL_WRITE`) is mapped once for
+    /// all clients that may only read it.
     ///
     /// # Errors
     /// As for [`Region::of_peer`], and for [`Region::late`]; `EACCES` for late memory that was

@@ -83,16 +83,16 @@ pub struct VmSpec {
 }
 
 /// The words on the kernel command line of every guest. The reasons:
-/// - `console=ttyS0 loglevel=3`: what ends the guest reaches the console log; errors do as well once
-///   the agent runs, other messages do not. A character costs two traps, and Linux has an error to
-///   report where there is no legacy access to PCI;
+/// - `console=ttyS0 loglevel=3`: what ends the guest reaches the console log, and errors do once
+///   the agent runs; no other messages. A character costs two traps, and Linux has an error to
+///   report where PCI has no legacy access;
 /// - `panic=-1`: a panicked guest resets at once instead of hanging, and a reset ends its VM;
 /// - `cryptomgr.notests`: saves 0.3 to 0.6 s of self-tests of ciphers under emulation;
 /// - `tsc=reliable no_timer_check`: no calibration against timers that a busy host delays;
 /// - `random.trust_cpu=on`: the guest's random numbers are ready at once;
-/// - `initcall_blacklist`: work at every start that a sandbox has no use for: a search of all traced
-///   functions for those that the linker has replaced, numbers for names in the formats of trace
-///   events, and a source of random numbers for machines without another.
+/// - `initcall_blacklist`: work at every start that a sandbox has no use for: a search of all
+///   traced functions for those that the linker has replaced, numbers for names in the formats of
+///   trace events, and a source of random numbers for machines without another.
 const COMMON_WORDS: &str = "console=ttyS0 loglevel=3 panic=-1 cryptomgr.notests tsc=reliable \
      no_timer_check random.trust_cpu=on \
      initcall_blacklist=ftrace_check_for_weak_functions,trace_eval_init,jent_mod_init";

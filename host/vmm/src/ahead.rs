@@ -10,11 +10,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::layout::{self, MIB};
+use crate::layout::{self, HUGE_PAGE as HUGE, MIB};
 use crate::memory::GuestRam;
 
-/// Bytes of a huge page.
-pub const HUGE: u64 = 2 * MIB;
 /// Bytes above the kernel that Linux touches until the agent runs.
 const ABOVE_KERNEL: u64 = 26 * MIB;
 /// Bytes at the top of memory that Linux touches, in addition to the description of memory.
@@ -66,23 +64,23 @@ mod tests {
     use super::*;
     use crate::layout::GIB;
 
-    fn mib(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-        ranges.iter().map(|range| range.start / MIB..range.end / MIB).collect()
+    fn mib(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
+        ranges.iter().map(|range| (range.start / MIB, range.end / MIB)).collect()
     }
 
     #[test]
     fn ranges_are_above_the_kernel_and_at_the_top() {
-        assert_eq!(mib(&ranges(62 * MIB, 256 * MIB)), [62..88, 246..256]);
-        assert_eq!(mib(&ranges(61 * MIB, 256 * MIB)), [62..88, 246..256]);
+        assert_eq!(mib(&ranges(62 * MIB, 256 * MIB)), [(62, 88), (246, 256)]);
+        assert_eq!(mib(&ranges(61 * MIB, 256 * MIB)), [(62, 88), (246, 256)]);
         // The description of 8 GiB takes 128 MiB; 3 GiB are below the window.
-        assert_eq!(mib(&ranges(62 * MIB, 8 * GIB)), [62..88, 9 * 1024 - 134..9 * 1024]);
+        assert_eq!(mib(&ranges(62 * MIB, 8 * GIB)), [(62, 88), (9 * 1024 - 134, 9 * 1024)]);
     }
 
     #[test]
     fn little_memory_has_less_of_both() {
-        assert_eq!(mib(&ranges(62 * MIB, 91 * MIB)), [62..88, 88..90]);
-        assert_eq!(mib(&ranges(62 * MIB, 64 * MIB)), [62..64]);
-        assert_eq!(mib(&ranges(64 * MIB, 64 * MIB)), [0..0; 0]);
-        assert_eq!(mib(&ranges(63 * MIB, 3 * GIB + MIB)), [64..90, 0..0][..1]);
+        assert_eq!(mib(&ranges(62 * MIB, 91 * MIB)), [(62, 88), (88, 90)]);
+        assert_eq!(mib(&ranges(62 * MIB, 64 * MIB)), [(62, 64)]);
+        assert_eq!(mib(&ranges(64 * MIB, 64 * MIB)), []);
+        assert_eq!(mib(&ranges(63 * MIB, 3 * GIB + MIB)), [(64, 90)]);
     }
 }

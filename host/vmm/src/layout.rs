@@ -19,6 +19,9 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes of a GiB.
 pub const GIB: u64 = 1 << 30;
 
+/// Bytes of a huge page of x86-64.
+pub const HUGE_PAGE: u64 = 2 * MIB;
+
 /// The least guest memory in bytes.
 pub const MIN_MEMORY: u64 = 64 * MIB;
 /// The largest guest memory in bytes.
@@ -50,6 +53,13 @@ pub const HIGH_MEMORY: u64 = MIB;
 pub const PCI_WINDOW: Range<u64> = 3 * GIB..0xe000_0000;
 /// Configuration space of bus 0: 4 KiB for each of 32 devices with 8 functions.
 pub const ECAM: Range<u64> = 0xe000_0000..0xe010_0000;
+/// The bits of an offset in ECAM at which the number of the device begins, and that of the function
+/// (PCIe Base 5.0, 7.2.2). Below are those of the register.
+pub const DEVICE_SHIFT: u32 = 15;
+/// See [`DEVICE_SHIFT`].
+pub const FUNCTION_SHIFT: u32 = 12;
+/// The PCI devices of every machine: the console, and the source of random numbers.
+pub const OWN_DEVICES: Range<u8> = 1..3;
 /// The number of KVM's memory slot with configuration space; the first ones have RAM.
 pub const CONFIG_MEMORY_SLOT: u32 = 16;
 /// The IOAPIC's registers.

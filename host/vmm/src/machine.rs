@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
-use crate::ahead::{Ahead, HUGE};
+use crate::ahead::Ahead;
 use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
 use crate::cpus::Cpus;
@@ -16,7 +16,7 @@ use crate::memory::GuestRam;
 use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
-use crate::{Error, Result, acpi, cpuid, layout, loader, own, plug};
+use crate::{Error, Result, acpi, cpuid, layout, loader, plug};
 
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
@@ -204,7 +204,7 @@ impl Machine {
     /// whose kernel has several MiB, and its memory is not a pool's.
     pub fn ahead(&self) -> Option<Ahead> {
         let ram = self.ram();
-        let known = self.kernel.end > layout::HIGH_MEMORY + HUGE && !ram.is_leased();
+        let known = self.kernel.end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_leased();
         known.then(|| Ahead::new(Arc::clone(ram), self.kernel.end))
     }
 
@@ -214,7 +214,7 @@ impl Machine {
     /// # Errors
     /// [`Error::System`], [`Error::Kvm`].
     pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
-        self.pci().show(self.vm(), own::DEVICES)?;
+        self.pci().show(self.vm(), layout::OWN_DEVICES)?;
         let cpus = Cpus::start(self.cpus, self.present, &self.board, begin)?;
         Ok(Running { cpus, board: self.board, chassis: self.chassis })
     }

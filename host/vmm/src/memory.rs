@@ -10,8 +10,7 @@ use kvm_ioctls::VmFd;
 use slipway_pool_wire::{HandOver, Range};
 use slipway_ram::{DmaMap, Memory, Permissions};
 
-use crate::ahead::HUGE;
-use crate::layout::{self, GIB, MIB};
+use crate::layout::{self, GIB, HUGE_PAGE as HUGE, MIB};
 use crate::part::Part;
 use crate::shared::SharedPages;
 use crate::{Error, Result};
@@ -142,9 +141,9 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Makes one huge page of the [`HUGE`] bytes at the guest-physical address `start`, which stay
-    /// as they are. Returns `false` if the kernel cannot, or they are not all RAM; memory of a pool
-    /// stays as the pool gave it.
+    /// Makes one huge page of the [`layout::HUGE_PAGE`] bytes at the guest-physical address
+    /// `start`, which stay as they are. Returns `false` if the kernel cannot, or they are not all
+    /// RAM; memory of a pool stays as the pool gave it.
     pub(crate) fn make_huge(&self, start: u64) -> bool {
         let within = |part: &&Part| start >= part.start && start + HUGE <= part.start + part.len;
         let part = self.parts.iter().find(within).filter(|_| self.lease.is_none());

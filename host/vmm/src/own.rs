@@ -1,8 +1,6 @@
 //! The functions that a machine has in its own process: a console with the agent's port, a source
 //! of random numbers, and one that tells where shared pages are, if there are any.
 
-use std::ops::Range;
-
 use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
@@ -16,9 +14,6 @@ pub const CONSOLE_DEVICE: u8 = 1;
 pub const RNG_DEVICE: u8 = 2;
 /// PCI device of the shared pages.
 pub const PMEM_DEVICE: u8 = 3;
-
-/// The devices of this module.
-pub const DEVICES: Range<u8> = CONSOLE_DEVICE..RNG_DEVICE + 1;
 
 /// The port that is the guest's console, `hvc0` in Linux.
 pub const CONSOLE_PORT: u16 = 0;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use kvm_ioctls::VmFd;
 
-use crate::layout::PCI_WINDOW;
+use crate::layout::{DEVICE_SHIFT, FUNCTION_SHIFT, PCI_WINDOW};
 use crate::{Error, Result};
 
 use super::Slot;
@@ -13,10 +13,6 @@ use super::shadow::Shadow;
 
 /// Devices of a bus.
 pub const DEVICES: usize = 32;
-
-/// Bits of an offset in ECAM (PCIe Base 5.0, 7.2.2): device, function, register.
-pub(super) const DEVICE_SHIFT: u32 = 15;
-pub(super) const FUNCTION_SHIFT: u32 = 12;
 
 /// A BAR at its address.
 struct Placed {

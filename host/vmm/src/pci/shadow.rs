@@ -13,9 +13,9 @@ use kvm_ioctls::{Cap, VmFd};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::Slot;
-use super::bus::{DEVICE_SHIFT, FUNCTION_SHIFT};
+use crate::layout::{self, DEVICE_SHIFT, FUNCTION_SHIFT};
 use crate::lock::lock;
-use crate::{Error, Result, layout};
+use crate::{Error, Result};
 
 /// Bytes of a function's configuration space (PCIe Base 5.0, 7.2.2).
 const FUNCTION_SIZE: usize = 1 << FUNCTION_SHIFT;

@@ -175,8 +175,8 @@ fn a_function_behind_a_socket_is_decoded() {
     assert_eq!(bus.config(4, 0), bus.config(4, 0));
 }
 
-// Prints the low byte of the console's ID, the high byte of its BAR 0 while that is sized, and a byte
-// of function 1, which is not there.
+// Prints the low byte of the console's ID, the high byte of its BAR 0 while that is sized, and a
+// byte of function 1, which is not there.
 guest!(enumerates:
     "mov dx, 0x3f8"
     "mov ebx, 0xe0008000"
@@ -224,8 +224,8 @@ fn a_guest_reads_configuration_space_without_leaving() {
     assert_eq!(count(Exit::MemoryWrite), 1);
 }
 
-// Has the window capability at the address in 0x9000 show two bytes at offset 0x12 of BAR 0, and prints
-// the lower.
+// Has the window capability at the address in 0x9000 show two bytes at offset 0x12 of BAR 0, and
+// prints the lower.
 guest!(looks_through_the_window:
     "mov ebx, dword ptr [0x9000]"
     "mov byte ptr [ebx + 4], 0"
