@@ -13,11 +13,17 @@ use crate::{
     Accel, AccelChoice, AccelReport, GuestMemory, ShutdownReason, Vm, VmSpec, accel, identity,
 };
 
-/// The time that the boot may take. A kernel that works on KVM needs well under a second. The rest
-/// is for hosts that are busy or virtual machines themselves: a verdict holds until the next boot,
-/// so KVM must not lose to a moment of load. Only on a CPU that claims VT-x or AMD-V without
-/// supporting it does the probe take this long.
+/// The time that the boot may take, unless `SLIPWAY_PROBE_TIMEOUT_S` gives another in seconds. A
+/// kernel that works on KVM needs well under a second. The rest is for hosts that are busy or
+/// virtual machines themselves: a verdict holds until the next boot, so KVM must not lose to a
+/// moment of load. Only on a CPU that claims VT-x or AMD-V without supporting it does the probe take
+/// this long.
 const BOOT_DEADLINE: Duration = Duration::from_secs(30);
+
+fn boot_deadline() -> Duration {
+    let seconds = std::env::var("SLIPWAY_PROBE_TIMEOUT_S").ok();
+    seconds.and_then(|text| text.parse().ok()).map_or(BOOT_DEADLINE, Duration::from_secs)
+}
 
 /// An empty archive: the end marker of the newc format, padded to four bytes.
 const EMPTY_INITRAMFS: &[u8] = b"07070100000000000000000000000000000000000000010000000000000000\
@@ -134,10 +140,11 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         let vm = launch(program, &spec, Accel::Kvm).await.map_err(|error| error.to_string())?;
         Ok::<_, String>(vm.wait().await)
     };
-    match tokio::time::timeout(BOOT_DEADLINE, boot).await {
+    let deadline = boot_deadline();
+    match tokio::time::timeout(deadline, boot).await {
         Ok(Ok(exit)) if exit.reason == Some(ShutdownReason::GuestReset) => Ok(()),
         Ok(Ok(exit)) => Err(format!("the VM {exit}")),
         Ok(Err(reason)) => Err(reason),
-        Err(_) => Err(format!("it is not through after {} s", BOOT_DEADLINE.as_secs())),
+        Err(_) => Err(format!("it is not through after {} s", deadline.as_secs())),
     }
 }
