@@ -16,8 +16,8 @@ use crate::{
 /// The time that the boot may take, unless `SLIPWAY_PROBE_TIMEOUT_S` gives another in seconds. A
 /// kernel that works on KVM needs well under a second. The rest is for hosts that are busy or
 /// virtual machines themselves: a verdict holds until the next boot, so KVM must not lose to a
-/// moment of load. Only on a CPU that claims VT-x or AMD-V without supporting it does the probe take
-/// this long.
+/// moment of load. Only on a CPU that claims VT-x or AMD-V without supporting it does the probe
+/// take this long.
 const BOOT_DEADLINE: Duration = Duration::from_secs(30);
 
 fn boot_deadline() -> Duration {
