@@ -35,7 +35,7 @@ grep -E 'lab: (accelerator|cpu|vmms)=' "$work/lab"
 ok "KVM probed, chosen and used in an emulated server, by slipway-vmm and by QEMU: exit status, two CPUs, a volume, two at once"
 say "$(sed -n 's/^kvm-host: \(.* kills:\)/\1/p' "$work/lab")"
 ok "two sandboxes on slipway-vmm outlived killed daemons, and every byte of a disk and of a TCP stream was right"
-# Those of the end-to-end tests of which a whole round fits into a few minutes.
+# The end-to-end tests that run on slipway-vmm too: in the server they take a few minutes.
 tests=(40-crash 47-network-restart)
 options=()
 for name in "${tests[@]}"; do options+=(--test "$name"); done

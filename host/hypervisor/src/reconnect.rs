@@ -28,9 +28,9 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 /// The sockets from which a VMM gets connections of its functions. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Sockets {
-    /// Those of the functions that the machine began with.
+    /// The sockets of the functions that the machine began with.
     first: Arc<[PathBuf]>,
-    /// Those of the functions that were plugged, by the functions' numbers.
+    /// The sockets of the functions that were plugged, by the functions' numbers.
     plugged: Arc<Mutex<BTreeMap<usize, PathBuf>>>,
 }
 

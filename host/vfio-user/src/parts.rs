@@ -75,7 +75,7 @@ impl EndpointParts {
     /// predecessor left. To be called once, before the endpoint is made of these parts.
     ///
     /// # Errors
-    /// Those of [`Function::recover`].
+    /// The errors of [`Function::recover`].
     pub fn hand_down(&self, function: &mut dyn Function) -> Result<(), StateError> {
         if self.has_client() {
             return function.recover();

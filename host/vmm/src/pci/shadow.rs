@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, VmFd};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use super::Slot;
 use crate::layout::{self, DEVICE_SHIFT, FUNCTION_SHIFT};
@@ -104,9 +104,8 @@ impl Drop for Shadow {
     fn drop(&mut self) {
         if !*lock(&self.active) || self.tell_kvm(0).is_ok() {
             let start = self.words.as_ptr().cast_mut().cast();
-            #[allow(clippy::disallowed_methods, reason = "a few pages of this process's own")]
             // SAFETY: the mapping that `map` made; nothing refers to it after this object.
-            let _ = unsafe { munmap(start, size_of_val(self.words)) };
+            unsafe { slipway_ram::unmap(start, size_of_val(self.words)) };
         }
     }
 }
