@@ -145,7 +145,7 @@ refused() {
 refused "a rate of 0 would let nothing pass" port set a --max-rate 0bit
 refused "is no rate" port set a --max-rate fast
 refused "is no VLAN" port set a --vlan 4095
-refused 'no port "c"' port set c --link off
+refused 'no port "nobody"' port set nobody --link off
 refused "required" port set a
 refused "possible values: auto, on, off" port set a --link up
 refused "64" run --queues 65 "$image" true
