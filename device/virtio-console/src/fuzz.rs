@@ -4,39 +4,25 @@ use slipway_pci::driver::Direct;
 use slipway_pci::{FifoSink, Function, Interrupt, Progress};
 use slipway_ram::Memory;
 use slipway_virtio::driver::Start;
+use slipway_virtio::fuzz::{self, Guest};
 use slipway_virtio_spec::console::{Control, Features, queue};
-use slipway_virtio_spec::pci::common;
 use slipway_virtio_spec::queue::{DESCRIPTOR, Descriptor, available, used};
 use slipway_virtio_spec::{RingFeatures, Status};
 use zerocopy::IntoBytes;
 
-use crate::driver::{Arena, Driver, DriverError, Options, Ring, notification};
-use crate::layout::{BAR_SIZE, COMMON};
+use crate::driver::{Arena, Driver, DriverError, Options, Ring};
 use crate::{Console, Parts, PortSettings, vectors};
 
-/// Bytes of guest memory: few, so that random addresses hit it.
-const MEMORY: usize = 1 << 18;
-/// Most steps of one input.
-const STEPS: usize = 2048;
 const PORTS: u16 = 2;
 
-/// A device whose guest is the input, and whose host reads and writes.
-struct Guest {
-    console: Console,
-    memory: Memory,
-}
+impl Guest for Console {
+    type Device = Self;
+    const MEMORY: usize = 1 << 18;
 
-impl Guest {
-    fn new() -> Self {
-        let memory = Memory::heap(MEMORY);
-        let console = Self::console(&memory);
-        Self { console, memory }
-    }
-
-    fn console(memory: &Memory) -> Console {
+    fn new(memory: &Memory) -> Self {
         let sink = FifoSink::new();
         let interrupt = |vector| Interrupt::new(sink.clone(), vector);
-        let made = Console::new(Parts {
+        let made = Self::new(Parts {
             memory: memory.clone(),
             interrupts: (0..vectors(PORTS)).map(interrupt).collect(),
             ports: vec![PortSettings::console(), PortSettings::named("agent")],
@@ -47,13 +33,32 @@ impl Guest {
         console
     }
 
-    /// Lets a driver set the device and its ports up, so that inputs reach their subject.
-    fn start(self) -> Self {
-        let arena = Arena::new(self.memory.clone(), 0, MEMORY as u64);
-        let driver = Driver::new(Direct::new(self.console), arena, Options::default());
+    fn device(&mut self) -> &mut Self {
+        self
+    }
+
+    /// Sets the ports up too.
+    fn start(self, memory: &Memory) -> Self {
+        let arena = Arena::new(memory.clone(), 0, Self::MEMORY as u64);
+        let driver = Driver::new(Direct::new(self), arena, Options::default());
         let Ok(mut driver) = driver else { unreachable!("the device works") };
         assert!(driver.open(1, true).is_ok());
-        Self { console: driver.registers.function, memory: self.memory }
+        driver.registers.function
+    }
+
+    fn turn(&mut self, step: &[u8]) {
+        match step[0] >> 5 {
+            6 => self.set_host_open(u16::from(step[2] & 1), step[3] & 1 == 0),
+            _ => turn(self, usize::from(step[1])),
+        }
+    }
+
+    fn works(mut self, memory: &Memory) {
+        self.set_host_open(1, true);
+        let mut console = self.start(memory);
+        while console.poll() != Progress::Idle(None) {}
+        assert!(console.guest_open(0) && console.guest_open(1));
+        assert_eq!(console.port_write(1, b"hello"), 5);
     }
 }
 
@@ -67,33 +72,12 @@ fn turn(console: &mut Console, len: usize) {
     }
 }
 
-/// Runs accesses to registers and configuration space, changes of memory, and turns of the host.
+/// Runs a hostile guest: [`fuzz::device`].
 ///
 /// # Panics
 /// When the device has a defect.
 pub fn device(data: &[u8]) {
-    let mut guest = Guest::new();
-    if data.first().is_some_and(|first| first & 1 == 1) {
-        guest = guest.start();
-    }
-    for step in data.chunks_exact(8).take(STEPS) {
-        let at = u64::from(u16::from_le_bytes([step[1], step[2]]));
-        let len = 1 << (step[3] & 3);
-        let mut bytes = [step[4], step[5], step[6], step[7], step[4], 0, 0, 0];
-        let bytes = &mut bytes[..len];
-        match step[0] >> 5 {
-            0 => drop(guest.console.read(0, at % BAR_SIZE, bytes)),
-            1 => drop(guest.console.write(0, at % COMMON.end.min(64), bytes)),
-            2 => drop(guest.console.write(0, at % BAR_SIZE, bytes)),
-            3 => guest.console.config_write(at as u16 % 256, bytes),
-            4 => drop(guest.memory.write(at, bytes)),
-            5 => drop(guest.console.write(0, notification(at as u16 % 8), &[0; 2])),
-            6 if step[1] == 0 => drop(guest.console.quiesce()),
-            6 => guest.console.set_host_open(u16::from(step[2] & 1), step[3] & 1 == 0),
-            _ => turn(&mut guest.console, usize::from(step[1])),
-        }
-    }
-    finish(guest);
+    fuzz::device::<Console>(data);
 }
 
 /// Runs a driver that makes descriptors, chains and control messages of its own.
@@ -101,11 +85,12 @@ pub fn device(data: &[u8]) {
 /// # Panics
 /// When the device has a defect.
 pub fn rings(data: &[u8]) {
-    let Guest { console, memory } = Guest::new();
+    let memory = Memory::heap(Console::MEMORY);
+    let console = <Console as Guest>::new(&memory);
     let Ok((mut registers, mut rings)) = bare(console, &memory) else {
         unreachable!("the device works")
     };
-    for step in data.chunks_exact(8).take(STEPS) {
+    for step in data.chunks_exact(8).take(fuzz::STEPS) {
         let ring = usize::from(step[0] & 31) % rings.len();
         let at = u64::from(u16::from_le_bytes([step[2], step[3]])) << 2;
         match step[0] >> 5 {
@@ -125,13 +110,13 @@ pub fn rings(data: &[u8]) {
         }
     }
     drop(rings);
-    finish(Guest { console: registers.function, memory });
+    fuzz::finish(registers.function, &memory);
 }
 
 /// Starts a device with queues of 8 entries and no buffers.
 fn bare(console: Console, memory: &Memory) -> Result<(Direct<Console>, Vec<Ring>), DriverError> {
     let (mut registers, mut rings) = (Direct::new(console), Vec::new());
-    let mut arena = Arena::new(memory.clone(), 0, MEMORY as u64);
+    let mut arena = Arena::new(memory.clone(), 0, Console::MEMORY as u64);
     let features = RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX;
     registers.reset()?;
     registers.negotiate(features.bits() | Features::MULTIPORT.bits())?;
@@ -170,49 +155,17 @@ fn push(ring: &mut Ring, head: u16) {
 /// # Panics
 /// When an accepted state is refused after it was saved again.
 pub fn state(data: &[u8]) {
-    let mut guest = Guest::new();
-    let _ = guest.console.restore(data);
-    turn(&mut guest.console, 64);
-    finish(guest);
-}
-
-/// Checks that the device can be saved and works after a reset, whatever happened before.
-fn finish(mut guest: Guest) {
-    assert!(guest.console.quiesce());
-    let saved = guest.console.save();
-    let mut successor = Guest::console(&guest.memory);
-    assert_eq!(successor.restore(&saved), Ok(()));
-    assert!(successor.save() == saved, "a state that says the same");
-    guest.console = successor;
-    for _ in 0..4 {
-        turn(&mut guest.console, 256);
-    }
-    guest.console.reset();
-    let mut status = [1];
-    guest.console.read(0, common::DEVICE_STATUS, &mut status);
-    assert_eq!(status, [0]);
-    guest.console.set_host_open(1, true);
-    let mut guest = guest.start();
-    while guest.console.poll() != Progress::Idle(None) {}
-    assert!(guest.console.guest_open(0) && guest.console.guest_open(1));
-    assert_eq!(guest.console.port_write(1, b"hello"), 5);
+    let memory = Memory::heap(Console::MEMORY);
+    let mut console = <Console as Guest>::new(&memory);
+    let _ = console.restore(data);
+    turn(&mut console, 64);
+    fuzz::finish(console, &memory);
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_targets_survive_pseudo_random_input() {
-        let mut seed = 1_u64;
-        for _ in 0..60 {
-            let data: Vec<u8> = (0..4096)
-                .map(|_| {
-                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                    (seed >> 56) as u8
-                })
-                .collect();
-            super::device(&data);
-            super::rings(&data);
-            super::state(&data);
-        }
+        slipway_virtio::fuzz::survive(60, &[super::device, super::rings, super::state]);
     }
 }

@@ -8,7 +8,7 @@ use slipway_virtio::driver::Start;
 use slipway_virtio_spec::pci::common;
 use slipway_virtio_spec::pmem::{DONE, FAILED, FLUSH};
 
-use crate::driver::{Arena, Buffer, Direct, Driver, DriverError};
+use crate::driver::{Arena, Buffer, Direct, DriverError, SingleQueue, ask, submit};
 use crate::{Parts, PartsError, Pmem, VECTORS};
 
 const MEMORY: usize = 1 << 20;
@@ -21,11 +21,11 @@ fn device(memory: &Memory, (start, bytes): (u64, u64)) -> (Pmem, Arc<FifoSink>) 
     (Pmem::new(parts).unwrap(), sink)
 }
 
-fn driver() -> (Driver<Direct<Pmem>>, Memory, Arc<FifoSink>) {
+fn driver() -> (SingleQueue<Direct<Pmem>>, Memory, Arc<FifoSink>) {
     let memory = Memory::heap(MEMORY);
     let (pmem, sink) = device(&memory, RANGE);
     let arena = Arena::new(memory.clone(), 0, MEMORY as u64);
-    (Driver::new(Direct::new(pmem), arena, 16).unwrap(), memory, sink)
+    (SingleQueue::new(Direct::new(pmem), arena, 16).unwrap(), memory, sink)
 }
 
 #[test]
@@ -44,13 +44,13 @@ fn the_configuration_is_the_range() {
 #[test]
 fn a_flush_is_done_and_nothing_else_is() {
     let (mut driver, _, sink) = driver();
-    assert_eq!(driver.ask(FLUSH).unwrap(), DONE);
+    assert_eq!(ask(&mut driver, FLUSH).unwrap(), DONE);
     for kind in [1, 2, u32::MAX] {
-        assert_eq!(driver.ask(kind).unwrap(), FAILED);
+        assert_eq!(ask(&mut driver, kind).unwrap(), FAILED);
     }
     sink.take();
     assert!(!driver.ring.want_interrupt().unwrap());
-    driver.ask(FLUSH).unwrap();
+    ask(&mut driver, FLUSH).unwrap();
     assert_eq!(sink.take(), [1]);
 }
 
@@ -59,9 +59,9 @@ fn a_poll_answers_a_bounded_number_of_requests() {
     let memory = Memory::heap(MEMORY);
     let arena = Arena::new(memory.clone(), 0, MEMORY as u64);
     let (pmem, _) = device(&memory, RANGE);
-    let mut driver = Driver::new(Direct::new(pmem), arena, 64).unwrap();
+    let mut driver = SingleQueue::new(Direct::new(pmem), arena, 64).unwrap();
     for _ in 0..32 {
-        driver.submit(FLUSH).unwrap();
+        submit(&mut driver, FLUSH).unwrap();
     }
     assert!(driver.ring.publish().unwrap());
     let pmem = &mut driver.registers.function;
@@ -91,7 +91,7 @@ fn drivers_that_break_the_rules_need_a_reset() {
         let needs = driver.registers.needs_no_reset();
         assert!(matches!(needs, Err(DriverError::NeedsReset)), "chain {number}");
         driver.start().unwrap();
-        assert_eq!(driver.ask(FLUSH).unwrap(), DONE);
+        assert_eq!(ask(&mut driver, FLUSH).unwrap(), DONE);
     }
 }
 
@@ -102,7 +102,7 @@ fn a_successor_goes_on() {
         // A request that the predecessor has not seen.
         let waits = round % 2 == 0;
         if waits {
-            driver.submit(FLUSH).unwrap();
+            submit(&mut driver, FLUSH).unwrap();
             driver.ring.publish().unwrap();
         }
         assert!(driver.registers.function.quiesce());
@@ -115,7 +115,7 @@ fn a_successor_goes_on() {
         if waits {
             assert_eq!(driver.ring.pop().unwrap().unwrap().len, 4);
         }
-        assert_eq!(driver.ask(FLUSH).unwrap(), DONE);
+        assert_eq!(ask(&mut driver, FLUSH).unwrap(), DONE);
     }
 }
 

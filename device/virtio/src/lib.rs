@@ -18,7 +18,8 @@
 //! Not implemented: packed queues, the legacy interface, the interrupt pin, notification data,
 //! memory-mapped notifications, shared memory regions.
 //!
-//! Feature `driver`: the driver's side, for the drivers in the crates of devices.
+//! Features: `driver` is the driver's side, for the drivers in the crates of devices; `fuzz` is what
+//! their fuzz targets share.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
 //! (rare, small, and readable when it is refused), `thiserror` for errors of the driver. `queue`
@@ -27,6 +28,8 @@
 mod chain;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod layout;
 mod local;
 mod notify;

@@ -3,10 +3,12 @@
 //!
 //! [`Start`] has the steps of an initialisation (section 3.1.1) for whatever reaches registers:
 //! [`Direct`] calls, or a socket. Queues and buffers lie in an [`Arena`] of memory that driver and
-//! device both reach. A [`Ring`] is one queue, which may go to a thread of its own.
+//! device both reach. A [`Ring`] is one queue, which may go to a thread of its own; [`SingleQueue`] is
+//! the whole driver of a device that has one.
 
 mod arena;
 mod ring;
+mod single;
 
 use slipway_ram::Fault;
 use slipway_virtio_spec::pci::common;
@@ -17,6 +19,7 @@ use crate::layout::{COMMON, DEVICE};
 pub use crate::layout::notification;
 pub use arena::Arena;
 pub use ring::{Buffer, Ring, Used};
+pub use single::SingleQueue;
 pub use slipway_pci::driver::{AccessError, Direct, RegisterAccess};
 
 /// The reason why the driver could not go on.
