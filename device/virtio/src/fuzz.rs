@@ -57,8 +57,8 @@ pub trait Guest: Sized {
 }
 
 /// Runs accesses to registers and configuration space, changes of memory, and turns of the host.
-/// Inputs whose first byte is odd find the device set up; those that begin with a brace are restored
-/// as a saved state.
+/// Inputs whose first byte is odd find the device set up; those that begin with a brace are
+/// restored as a saved state.
 ///
 /// # Panics
 /// When the device has a defect.

@@ -18,8 +18,8 @@
 //! Not implemented: packed queues, the legacy interface, the interrupt pin, notification data,
 //! memory-mapped notifications, shared memory regions.
 //!
-//! Features: `driver` is the driver's side, for the drivers in the crates of devices; `fuzz` is what
-//! their fuzz targets share.
+//! Features: `driver` is the driver's side, for the drivers in the crates of devices; `fuzz` has the
+//! parts that their fuzz targets share.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
 //! (rare, small, and readable when it is refused), `thiserror` for errors of the driver. `queue`

@@ -3,8 +3,8 @@
 //!
 //! [`Start`] has the steps of an initialisation (section 3.1.1) for whatever reaches registers:
 //! [`Direct`] calls, or a socket. Queues and buffers lie in an [`Arena`] of memory that driver and
-//! device both reach. A [`Ring`] is one queue, which may go to a thread of its own; [`SingleQueue`] is
-//! the whole driver of a device that has one.
+//! device both reach. A [`Ring`] is one queue, which may go to a thread of its own. [`SingleQueue`]
+//! is the whole driver of a device that has one.
 
 mod arena;
 mod ring;
