@@ -18,7 +18,7 @@
 //! Not implemented: packed queues, the legacy interface, the interrupt pin, notification data,
 //! memory-mapped notifications, shared memory regions.
 //!
-//! Features: `driver` is the driver's side, for the drivers in the crates of devices; `fuzz` has the
+//! Features: `driver` is the side of the driver, for the drivers in device crates; `fuzz` has the
 //! parts that their fuzz targets share.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
