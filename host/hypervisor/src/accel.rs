@@ -36,6 +36,13 @@ pub enum Accel {
     Tcg,
 }
 
+/// Returns whether QEMU's software emulation is this host's processor: its signature in CPUID leaf
+/// 0x4000_0000. `slipway-vmm` looks for itself, and says why in its `cpuid`.
+pub(crate) fn is_emulated() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0x4000_0000);
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).as_flattened() == b"TCGTCGTCGTCG"
+}
+
 impl fmt::Display for Accel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -2,7 +2,8 @@
 //! guest of this machine cannot use, with the host's name of it and the machine's own topology.
 //!
 //! Hidden are nested virtualisation, the performance counters (their emulation costs an exit for
-//! each access, and no sandbox needs them), MONITOR/MWAIT and the power and thermal sensors.
+//! each access, and no sandbox needs them), MONITOR/MWAIT, the power and thermal sensors, and, on
+//! a host whose processor QEMU emulates, KVM's paravirtual end of interrupts.
 //! Topology: one socket, a core for each CPU, no threads.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
@@ -32,6 +33,13 @@ mod amd {
     pub const PERFCTR_LLC: u32 = 1 << 28;
 }
 
+/// The leaf that names the hypervisor below this host.
+const SIGNATURE: u32 = 0x4000_0000;
+/// KVM's leaf of paravirtual features (Linux, *Documentation/virt/kvm/x86/cpuid.rst*).
+const KVM_FEATURES: u32 = 0x4000_0001;
+/// In EAX of [`KVM_FEATURES`]: the guest may end an interrupt by a write to memory.
+const PV_EOI: u32 = 1 << 6;
+
 /// Values of a topology level's type (Intel SDM, volume 2, CPUID leaf 0x0b).
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
@@ -53,6 +61,18 @@ fn host(function: u32) -> kvm_cpuid_entry2 {
     let std::arch::x86_64::CpuidResult { eax, ebx, ecx, edx } =
         std::arch::x86_64::__cpuid(function);
     kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() }
+}
+
+/// Returns whether QEMU's software emulation is the processor of a host with this `leaf`
+/// [`SIGNATURE`].
+///
+/// After it has injected an interrupt (VMRUN), QEMU keeps the vector as the number of an exception,
+/// and delivers it once more if a timer of the host expires before the guest leaves for KVM, even
+/// where the guest has interrupts off, which then waits for ever for a lock that it has itself.
+/// Guests without [`PV_EOI`] leave at the beginning of each handler. Seen with QEMU 11.1
+/// (`helper_vmrun` in *target/i386/tcg/system/svm_helper.c*).
+fn is_emulated(leaf: &kvm_cpuid_entry2) -> bool {
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).as_flattened() == b"TCGTCGTCGTCG"
 }
 
 /// Returns the features of CPU `cpu` of `cpus` of the machine.
@@ -113,6 +133,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: u32, cpus: u32, deadline_timer: bool
         0x8000_000a | 0x8000_0022 => {
             (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
         }
+        KVM_FEATURES if is_emulated(&host(SIGNATURE)) => entry.eax &= !PV_EOI,
         // Extended APIC ID; core ID, one thread in each core; one node.
         0x8000_001e => {
             (entry.eax, entry.ebx, entry.ecx) = (cpu, cpu, 0);
@@ -164,5 +185,14 @@ mod tests {
         let cores = find(0x0b, 1);
         assert_eq!((cores.eax, cores.ebx, cores.edx), (2, 3, 2));
         assert_eq!(guest.as_slice().iter().filter(|entry| entry.function == 0x0b).count(), 3);
+    }
+
+    #[test]
+    fn an_emulated_processor_is_known_by_its_signature() {
+        let mut entry = leaf(SIGNATURE, 0x5447_4354, 0x4354_4743);
+        entry.edx = 0x4743_5447;
+        assert!(is_emulated(&entry));
+        entry.edx = 0;
+        assert!(!is_emulated(&entry));
     }
 }

@@ -17,6 +17,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::accel::is_emulated;
 use crate::launch::Common;
 use crate::{Accel, DiskModel, VmSpec};
 
@@ -115,7 +116,9 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
     match (accel, passed.kvm) {
         (Accel::Kvm, Some(device)) => {
             arguments.pair("-add-fd", format!("fd={device},set=1"));
-            arguments.pair("-accel", "kvm,device=/dev/fdset/1").pair("-cpu", "host");
+            // An emulated host delivers some interrupts twice to a guest that ends them in memory.
+            let cpu = if is_emulated() { "host,kvm-pv-eoi=off" } else { "host" };
+            arguments.pair("-accel", "kvm,device=/dev/fdset/1").pair("-cpu", cpu);
         }
         // All features of the emulation, so that programs built for recent CPUs run; without 57-bit
         // addresses, which only make page walks longer.
