@@ -54,7 +54,7 @@ impl Guest for Host {
     }
 
     fn turn(&mut self, _: &[u8]) {
-        self.turn();
+        self.round();
     }
 
     /// The successor's state differs from the predecessor's by the announcement that it asks for.
@@ -78,7 +78,8 @@ impl Guest for Host {
 }
 
 impl Host {
-    fn turn(&mut self) {
+    /// Lets the device and then the switch do what they have to do.
+    fn round(&mut self) {
         self.device.poll();
         self.switch_turn();
     }
@@ -109,7 +110,7 @@ impl Host {
             self.device.write(0, 28, &[1, 0]);
         }
         self.device.write(0, 20, &[4]);
-        self.turn();
+        self.round();
     }
 }
 
@@ -134,8 +135,8 @@ pub fn rings(data: &[u8]) {
         for queue in 0..5 {
             guest.device.write(0, notification(queue), &[0; 2]);
         }
-        guest.turn();
-        guest.turn();
+        guest.round();
+        guest.round();
     }
     fuzz::finish(guest, &memory);
 }
