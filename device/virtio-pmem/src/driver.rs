@@ -7,8 +7,8 @@ pub use slipway_virtio::driver::{
     notification,
 };
 
-/// Pushes a request of type `kind`, whose response is all ones so far, as one chain. Returns the
-/// address of the response.
+/// Pushes a request of type `kind` as one chain, whose response has bytes so far that no device
+/// answers with. Returns the address of the response.
 ///
 /// # Errors
 /// [`DriverError`].
@@ -19,7 +19,7 @@ pub fn submit<R: RegisterAccess>(
     let at = driver.arena.allocate(REQUEST + RESPONSE)?;
     let response = at + REQUEST as u64;
     driver.arena.memory().write(at, &kind.to_le_bytes())?;
-    driver.arena.memory().write(response, &[0xff; RESPONSE])?;
+    driver.arena.memory().write(response, &[0xee; RESPONSE])?;
     let request = Buffer::readable(at, REQUEST as u32);
     driver.ring.push(&[request, Buffer::writable(response, RESPONSE as u32)])?;
     Ok(response)
