@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets.
+//! Entry points of the fuzz targets, and inputs for their unit tests.
 
 pub use crate::late_model::late_memory;
 use crate::{Access, DmaMap, Fault, Region, Removed, Span};
@@ -164,18 +164,21 @@ impl Model {
     }
 }
 
+/// Returns pseudo-random inputs of `len` bytes for unit tests of fuzz targets, without end. The
+/// same `seed` gives the same inputs.
+pub fn inputs(mut seed: u64, len: usize) -> impl Iterator<Item = Vec<u8>> {
+    let mut byte = move || {
+        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (seed >> 56) as u8
+    };
+    std::iter::repeat_with(move || (0..len).map(|_| byte()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
     fn dma_map_equals_its_model() {
-        let mut seed = 7_u64;
-        for _ in 0..100 {
-            let data: Vec<u8> = (0..6000)
-                .map(|_| {
-                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                    (seed >> 56) as u8
-                })
-                .collect();
+        for data in super::inputs(7, 6000).take(100) {
             super::dma_map(&data);
         }
     }

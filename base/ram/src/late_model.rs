@@ -114,14 +114,7 @@ fn dead() -> Option<LateMemory> {
 mod tests {
     #[test]
     fn late_memory_equals_its_model() {
-        let mut seed = 11_u64;
-        for _ in 0..20 {
-            let data: Vec<u8> = (0..1200)
-                .map(|_| {
-                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                    (seed >> 56) as u8
-                })
-                .collect();
+        for data in crate::fuzz::inputs(11, 1200).take(20) {
             super::late_memory(&data);
         }
     }

@@ -56,7 +56,7 @@ mod aligned;
 mod backing;
 mod copy;
 mod fetch;
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod gate;
 mod lasting;

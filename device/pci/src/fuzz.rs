@@ -63,14 +63,7 @@ fn check_config(config: &mut ConfigSpace) {
 mod tests {
     #[test]
     fn config_space_survives_pseudo_random_accesses() {
-        let mut seed = 1_u64;
-        for _ in 0..200 {
-            let data: Vec<u8> = (0..4096)
-                .map(|_| {
-                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                    (seed >> 56) as u8
-                })
-                .collect();
+        for data in slipway_ram::fuzz::inputs(1, 4096).take(200) {
             super::config_space(&data);
         }
     }

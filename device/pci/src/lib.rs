@@ -29,7 +29,7 @@ mod config;
 mod doorbell;
 pub mod driver;
 mod function;
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod interrupt;
 mod lane;

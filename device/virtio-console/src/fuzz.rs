@@ -1,7 +1,7 @@
 //! The bodies of the fuzz targets: bytes become the actions of a hostile guest.
 
 use slipway_pci::driver::Direct;
-use slipway_pci::{FifoSink, Function, Interrupt, Progress};
+use slipway_pci::{Function, Progress};
 use slipway_ram::Memory;
 use slipway_virtio::driver::Start;
 use slipway_virtio::fuzz::{self, Guest};
@@ -20,11 +20,9 @@ impl Guest for Console {
     const MEMORY: usize = 1 << 18;
 
     fn new(memory: &Memory) -> Self {
-        let sink = FifoSink::new();
-        let interrupt = |vector| Interrupt::new(sink.clone(), vector);
         let made = Self::new(Parts {
             memory: memory.clone(),
-            interrupts: (0..vectors(PORTS)).map(interrupt).collect(),
+            interrupts: fuzz::interrupts(vectors(PORTS)),
             ports: vec![PortSettings::console(), PortSettings::named("agent")],
         });
         let Ok(mut console) = made else { unreachable!("the parts fit together") };
@@ -166,6 +164,6 @@ pub fn state(data: &[u8]) {
 mod tests {
     #[test]
     fn the_targets_survive_pseudo_random_input() {
-        slipway_virtio::fuzz::survive(60, &[super::device, super::rings, super::state]);
+        super::fuzz::survive(60, &[super::device, super::rings, super::state]);
     }
 }

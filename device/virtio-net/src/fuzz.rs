@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_pci::{FifoSink, Function, Interrupt};
+use slipway_pci::Function;
 use slipway_ram::Memory;
 use slipway_switch::{BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
 use slipway_telemetry::ManualClock;
@@ -28,11 +28,9 @@ impl Guest for Host {
 
     fn new(memory: &Memory) -> Self {
         let settings = Settings { pairs: 2, queue_size: 16, ..Settings::new(Mac::local(1)) };
-        let sink = FifoSink::new();
-        let interrupt = |vector| Interrupt::new(sink.clone(), vector);
         let made = Device::new(Parts {
             memory: memory.clone(),
-            interrupts: (0..vectors(settings.pairs)).map(interrupt).collect(),
+            interrupts: fuzz::interrupts(vectors(settings.pairs)),
             clock: Arc::new(ManualClock::new()),
             settings,
             journal: None,
@@ -180,6 +178,6 @@ mod tests {
     #[test]
     fn the_targets_survive_pseudo_random_input() {
         let targets = [super::device, super::rings, super::control, super::state];
-        slipway_virtio::fuzz::survive(60, &targets);
+        super::fuzz::survive(60, &targets);
     }
 }

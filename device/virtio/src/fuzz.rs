@@ -1,10 +1,11 @@
 //! The parts that the fuzz targets of virtio devices share: bytes become the actions of a hostile
 //! guest.
 
-use slipway_pci::Function;
+use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_virtio_spec::pci::common;
 
+use crate::driver::{Arena, Direct, SingleQueue};
 use crate::layout::{BAR_SIZE, COMMON, notification};
 
 /// Most steps of one input.
@@ -29,9 +30,8 @@ pub trait Guest: Sized {
     #[must_use]
     fn start(self, memory: &Memory) -> Self;
 
-    /// Does what a host does from time to time, as far as the eight bytes of `step` say how.
-    fn turn(&mut self, step: &[u8]) {
-        let _ = step;
+    /// Does what a host does from time to time; the eight bytes of the step may say how.
+    fn turn(&mut self, _step: &[u8]) {
         self.device().poll();
     }
 
@@ -112,16 +112,27 @@ pub fn finish<G: Guest>(guest: G, memory: &Memory) {
     guest.works(memory);
 }
 
+/// Makes `count` interrupts that nobody looks at.
+pub fn interrupts(count: u16) -> Vec<Interrupt> {
+    let sink = FifoSink::new();
+    (0..count).map(|vector| Interrupt::new(sink.clone(), vector)).collect()
+}
+
+/// Lets a driver of one queue set `device` up.
+///
+/// # Panics
+/// When the device does not work.
+pub fn drive<D: Guest + Function>(device: D, memory: &Memory) -> SingleQueue<Direct<D>> {
+    let arena = Arena::new(memory.clone(), 0, D::MEMORY as u64);
+    let driver = SingleQueue::new(Direct::new(device), arena, 8);
+    let Ok(driver) = driver else { unreachable!("the device works") };
+    driver
+}
+
 /// Runs the bodies of fuzz targets with `rounds` pseudo-random inputs of 4096 bytes, always the
 /// same ones.
 pub fn survive(rounds: usize, targets: &[fn(&[u8])]) {
-    let mut seed = 1_u64;
-    let mut byte = || {
-        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        (seed >> 56) as u8
-    };
-    for _ in 0..rounds {
-        let data: Vec<u8> = (0..4096).map(|_| byte()).collect();
+    for data in slipway_ram::fuzz::inputs(1, 4096).take(rounds) {
         for target in targets {
             target(&data);
         }
