@@ -33,7 +33,6 @@ end_all() {
     [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
     rm -rf "$medium"
 }
-trap 'status=$?; end_all; (exit "$status"); leave' EXIT
 
 # The test image as a disk with one partition, which a kernel finds without an initramfs. Its first
 # process gets what it shall do from another disk.

@@ -19,7 +19,6 @@ end_all() {
     [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
     [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
 }
-trap 'status=$?; end_all; (exit "$status"); leave' EXIT
 
 explain() { tail -n 30 "$work/daemon.log"; }
 start_daemon() {

@@ -20,8 +20,7 @@ outside ip address add 2001:db8::2/64 dev out1 nodad
 outside ip link set out1 up
 outside ip link set lo up
 background=("$outside_pid")
-end_background() { kill "${background[@]}" 2>/dev/null; }
-trap 'status=$?; end_background; (exit "$status"); leave' EXIT
+end_all() { kill "${background[@]}" 2>/dev/null; }
 
 # A server that says who asks; a client that prints what it is told within some seconds.
 cat >"$work/server.py" <<'END'

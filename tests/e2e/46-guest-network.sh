@@ -9,8 +9,7 @@ for program in iperf3 ping; do command -v "$program" >/dev/null || skip "$progra
 
 peer=$(cat "$here/peer.py")
 background=()
-end_background() { [ ${#background[@]} = 0 ] || kill "${background[@]}" 2>/dev/null; }
-trap 'status=$?; end_background; (exit "$status"); leave' EXIT
+end_all() { [ ${#background[@]} = 0 ] || kill "${background[@]}" 2>/dev/null; }
 in_guest() { "$slipway" exec --privileged "$@"; }
 addresses() { "$slipway" network inspect wide | python3 -c 'import json, sys
 one = next(s for s in json.load(sys.stdin)[0]["sandboxes"] if s["name"] == sys.argv[1])

@@ -13,7 +13,6 @@ end_all() {
     [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
     [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
 }
-trap 'status=$?; end_all; (exit "$status"); leave' EXIT
 start_daemon() {
     "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
     wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail "$work/daemon.log")"

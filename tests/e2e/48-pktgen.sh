@@ -21,7 +21,6 @@ end_all() {
     "$slipway" network rm gen >/dev/null 2>&1
     [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
 }
-trap 'status=$?; end_all; (exit "$status"); leave' EXIT
 start_daemon() {
     rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
     "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!

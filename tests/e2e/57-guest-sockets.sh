@@ -8,8 +8,7 @@ dir=$(dirname "$(readlink -f "$slipway")")
 [ -f "$dir/libslipway.so" ] || skip "libslipway.so beside $slipway"
 export SLIPWAY_SOCKET=$work/engine.sock
 background=()
-end_background() { [ ${#background[@]} = 0 ] || kill "${background[@]}" 2>/dev/null; }
-trap 'status=$?; end_background; (exit "$status"); leave' EXIT
+end_all() { [ ${#background[@]} = 0 ] || kill "${background[@]}" 2>/dev/null; }
 in_guest() { timeout 240 "$slipway" exec "$@"; }
 run() { "$slipway" run --detach --sockets --network pods --wait-network --memory 320M "$@"; }
 ipv4() { "$slipway" ps --json | python3 -c 'import json, sys

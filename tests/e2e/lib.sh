@@ -24,9 +24,13 @@ ok() { say "ok: $*"; }
 fail() { say "FAILED: $*"; exit 1; }
 skip() { printf 'SKIPPED: e2e/%s: needs %s\n' "$test_name" "$*"; exit 0; }
 
-# Whatever happened, no sandbox and no daemon of this node outlives a test.
+# Ends what a test has started itself. A test that starts something defines this anew.
+end_all() { :; }
+
+# Whatever happened, no sandbox and no daemon of this node outlives a test. The status is the test's.
 leave() {
     local status=$?
+    end_all
     "$slipway" rm --force --all >/dev/null 2>&1
     stop_daemon
     rm -rf "$work"
