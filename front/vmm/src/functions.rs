@@ -10,7 +10,7 @@ use rustix::event::EventfdFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::Board;
 use slipway_vmm::plug::MAX_FUNCTIONS;
-use slipway_vmm::remote::Attached;
+use slipway_vmm::remote::{Attached, Loss};
 use slipway_vmm::{Chassis, Machine};
 
 use crate::qmp;
@@ -164,8 +164,8 @@ impl Functions {
 
     /// Returns the event of a function that has no connection. Returns `None` if it has one.
     fn lost_event(&self, index: usize) -> Option<Vec<u8>> {
-        let reason = self.all.get(&index)?.attached.lost()?;
-        let data = json!({ "function": index, "reason": reason });
+        let Loss { reason, is_final } = self.all.get(&index)?.attached.lost()?;
+        let data = json!({ "function": index, "reason": reason, "final": is_final });
         Some(qmp::event("SLIPWAY_FUNCTION_LOST", data))
     }
 

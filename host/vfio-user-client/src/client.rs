@@ -167,6 +167,7 @@ impl Client {
             pgsizes: Some(spec::DEFAULT_PAGE_SIZES),
             write_multiple: Some(true),
             resume,
+            one_connection: resume,
         };
         let reply = client.call(Command::Version, &encode(spec::MINOR, proposal), &[])?;
         let (version, data) = spec::Version::read_from_prefix(&reply.payload)
@@ -210,6 +211,11 @@ impl Client {
     /// Returns whether a successor of the server holds the function for this client.
     pub(crate) fn resumes(&self) -> bool {
         self.server.resume == Some(true)
+    }
+
+    /// Returns whether the function ends with this connection.
+    pub(crate) fn is_only_connection(&self) -> bool {
+        self.server.one_connection == Some(true)
     }
 
     /// Has a function go on that a new server holds for this client. RAM is mapped and interrupts

@@ -89,7 +89,9 @@ pub enum Continuity {
 /// A server that violates the protocol, or does not answer within the patience, breaks this
 /// function for good and nothing else: reads give all ones, writes are dropped,
 /// [`RemoteFunction::state`] has the reason. A lost connection breaks the function when an access
-/// has waited for it as long as the patience is.
+/// has waited for it as long as the patience is, and at once if the server has said that the
+/// function ends with it (the capability `slipway_one_connection` of vfio-user's version message).
+/// Every routed MSI-X vector is raised once then.
 pub struct RemoteFunction {
     shape: Shape,
     patience: Duration,
@@ -427,7 +429,9 @@ impl RemoteFunction {
     ///
     /// # Errors
     /// [`FunctionError::Connection`] and [`FunctionError::Different`]: the socket is closed, and
-    /// the state is as before, so a further attempt may succeed. [`FunctionError::Broken`].
+    /// the state is as before, so a further attempt may succeed. [`FunctionError::Refused`] with
+    /// `EBUSY` while a function is connected that ends with its connection.
+    /// [`FunctionError::Broken`].
     pub fn reconnect(&self, socket: OwnedFd) -> Result<Continuity, FunctionError> {
         let failed = |error: ClientError| FunctionError::Connection(error.to_string());
         let Begun { mut client, shape, io_fds } = begin(socket, self.patience).map_err(failed)?;
@@ -435,8 +439,12 @@ impl RemoteFunction {
             return Err(FunctionError::Different(difference));
         }
         let mut inner = lock(&self.inner);
-        if let Link::Broken(why) = &inner.link {
-            return Err(FunctionError::Broken(why.clone()));
+        match &inner.link {
+            Link::Broken(why) => return Err(FunctionError::Broken(why.clone())),
+            Link::Up(old) if old.is_only_connection() => {
+                return Err(FunctionError::Refused(Errno::BUSY));
+            }
+            _ => {}
         }
         client.limit(Instant::now() + self.patience);
         inner.told.replay(&mut client).map_err(failed)?;
@@ -452,10 +460,7 @@ impl RemoteFunction {
         *state = (ConnectionState::Connected, state.1 + 1);
         drop(state);
         self.changed.notify_all();
-        for file in inner.told.vectors.values() {
-            // Both servers have these eventfds, so a write(2) could wait for one of them.
-            let _ = slipway_peer::eventfd::raise(file.as_fd());
-        }
+        inner.told.raise_vectors();
         drop(inner);
         self.announce();
         Ok(if resumed { Continuity::Resumed } else { Continuity::Reset })
@@ -557,12 +562,18 @@ impl RemoteFunction {
     }
 
     fn lose(&self, inner: &mut Inner, why: String) {
-        self.end(inner, Link::Lost, ConnectionState::Lost(why));
+        match &inner.link {
+            Link::Up(client) if client.is_only_connection() => {
+                self.break_off(inner, format!("{why}, and the function ends with its connection"));
+            }
+            _ => self.end(inner, Link::Lost, ConnectionState::Lost(why)),
+        }
     }
 
     fn break_off(&self, inner: &mut Inner, why: String) {
         self.end(inner, Link::Broken(why.clone()), ConnectionState::Broken(why));
-        inner.told = Told::default();
+        // A driver that waits for an interrupt finds out when it reads a register.
+        std::mem::take(&mut inner.told).raise_vectors();
     }
 
     fn end(&self, inner: &mut Inner, link: Link, state: ConnectionState) {

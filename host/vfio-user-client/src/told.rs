@@ -30,6 +30,14 @@ pub(crate) struct Told {
 }
 
 impl Told {
+    /// Raises every routed MSI-X vector once.
+    pub fn raise_vectors(&self) {
+        for file in self.vectors.values() {
+            // A server has these eventfds, too, so a write(2) could wait for one of them.
+            let _ = slipway_peer::eventfd::raise(file.as_fd());
+        }
+    }
+
     /// Gives all of it to a function that was just connected.
     pub fn replay(&self, client: &mut Client) -> Result<(), ClientError> {
         for (iova, ram) in &self.ram {

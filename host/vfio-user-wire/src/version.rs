@@ -28,6 +28,10 @@ pub struct Capabilities {
     /// server leaves the function's state to its successor, which holds the function until then.
     #[serde(rename = "slipway_resume", skip_serializing_if = "Option::is_none")]
     pub resume: Option<bool>,
+    /// An extension of Slipway. The function ends with this connection: no server will have it
+    /// again, so a client has no reason to wait for one.
+    #[serde(rename = "slipway_one_connection", skip_serializing_if = "Option::is_none")]
+    pub one_connection: Option<bool>,
 }
 
 #[derive(Default, Serialize, Deserialize)]

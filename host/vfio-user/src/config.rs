@@ -98,6 +98,9 @@ pub struct Config {
     /// The largest number of reply bytes that wait for the client; a client that lets more pile up
     /// is disconnected.
     pub max_queued_bytes: usize,
+    /// The function ends with the connection of its client: no endpoint will serve it later. A
+    /// client that is told so does not wait for one.
+    pub one_connection: bool,
 }
 
 impl Config {
@@ -119,6 +122,7 @@ impl Config {
             shared_file: None,
             late: LateFiles::default(),
             max_queued_bytes: 4 << 20,
+            one_connection: false,
         }
     }
 

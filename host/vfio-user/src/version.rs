@@ -23,13 +23,21 @@ pub(crate) struct Negotiated {
     pub(crate) resume: bool,
 }
 
-/// Answers a proposal, to a client that may resume its function after a replacement of the server
-/// if `resumable`. Returns the negotiated capabilities and the reply's payload.
+/// The extensions that a function has for a client that knows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extensions {
+    /// The client may resume the function after a replacement of the server.
+    pub(crate) resume: bool,
+    /// The function ends with the client's connection.
+    pub(crate) one_connection: bool,
+}
+
+/// Answers a proposal. Returns the negotiated capabilities and the reply's payload.
 ///
 /// # Errors
 /// `EINVAL` if the major version differs or the data violate the specification: the connection
 /// ends.
-pub(crate) fn negotiate(proposal: &[u8], resumable: bool) -> Result<(Negotiated, Vec<u8>), Errno> {
+pub(crate) fn negotiate(proposal: &[u8], has: Extensions) -> Result<(Negotiated, Vec<u8>), Errno> {
     let (version, data) = spec::Version::read_from_prefix(proposal).map_err(|_| Errno::INVAL)?;
     if version.major.get() != spec::MAJOR {
         return Err(Errno::INVAL);
@@ -47,7 +55,8 @@ pub(crate) fn negotiate(proposal: &[u8], resumable: bool) -> Result<(Negotiated,
         max_dma_maps: theirs.max_dma_maps.map(|_| MAX_DMA_MAPS),
         pgsizes: theirs.pgsizes.map(|_| PAGE_SIZE),
         write_multiple: theirs.write_multiple,
-        resume: theirs.resume.filter(|_| resumable),
+        resume: theirs.resume.filter(|_| has.resume),
+        one_connection: theirs.one_connection.filter(|_| has.one_connection),
     };
     let minor = version.minor.get().min(spec::MINOR);
     let negotiated = Negotiated {
@@ -55,7 +64,7 @@ pub(crate) fn negotiate(proposal: &[u8], resumable: bool) -> Result<(Negotiated,
         max_files: theirs.max_msg_fds.unwrap_or(spec::DEFAULT_MAX_MSG_FDS).min(MAX_MSG_FDS as u64)
             as usize,
         write_multiple: theirs.write_multiple == Some(true),
-        resume: theirs.resume == Some(true) && resumable,
+        resume: theirs.resume == Some(true) && has.resume,
     };
     Ok((negotiated, encode(minor, ours)))
 }
@@ -65,6 +74,8 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
+    const RESUMES: Extensions = Extensions { resume: true, one_connection: false };
+
     fn proposal(major: u16, minor: u16, data: &[u8]) -> Vec<u8> {
         let version = spec::Version { major: spec::U16::new(major), minor: spec::U16::new(minor) };
         [version.as_bytes(), data].concat()
@@ -73,7 +84,8 @@ mod tests {
     #[test]
     fn a_reply_holds_only_what_was_proposed() {
         let (agreed, reply) =
-            negotiate(&proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":8}}\0"), true).unwrap();
+            negotiate(&proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":8}}\0"), RESUMES)
+                .unwrap();
         assert_eq!(
             agreed,
             Negotiated { max_xfer: 1 << 20, max_files: 8, write_multiple: false, resume: false }
@@ -83,19 +95,29 @@ mod tests {
 
     #[test]
     fn a_newer_minor_version_gets_ours_and_data_are_optional() {
-        let (_, reply) = negotiate(&proposal(0, 77, b""), true).unwrap();
+        let (_, reply) = negotiate(&proposal(0, 77, b""), RESUMES).unwrap();
         assert_eq!(reply, proposal(0, 1, b"{\"capabilities\":{}}\0"));
     }
 
     #[test]
     fn resuming_is_agreed_on_where_both_can() {
         let asks = b"{\"capabilities\":{\"slipway_resume\":true}}\0";
-        let (agreed, reply) = negotiate(&proposal(0, 1, asks), true).unwrap();
+        let (agreed, reply) = negotiate(&proposal(0, 1, asks), RESUMES).unwrap();
         assert!(agreed.resume);
         assert_eq!(reply, proposal(0, 1, asks));
-        let (agreed, reply) = negotiate(&proposal(0, 1, asks), false).unwrap();
+        let (agreed, reply) = negotiate(&proposal(0, 1, asks), Extensions::default()).unwrap();
         assert!(!agreed.resume);
         assert_eq!(reply, proposal(0, 1, b"{\"capabilities\":{}}\0"));
+    }
+
+    #[test]
+    fn a_client_that_asks_learns_that_a_function_ends_with_its_connection() {
+        let asks = b"{\"capabilities\":{\"slipway_one_connection\":true}}\0";
+        let ends = Extensions { resume: false, one_connection: true };
+        assert_eq!(negotiate(&proposal(0, 1, asks), ends).unwrap().1, proposal(0, 1, asks));
+        let none = proposal(0, 1, b"{\"capabilities\":{}}\0");
+        assert_eq!(negotiate(&proposal(0, 1, asks), RESUMES).unwrap().1, none);
+        assert_eq!(negotiate(&proposal(0, 1, b""), ends).unwrap().1, none);
     }
 
     #[test]
@@ -112,9 +134,9 @@ mod tests {
             &nested,
         ];
         for data in cases {
-            assert_eq!(negotiate(&proposal(0, 1, data), true), Err(Errno::INVAL));
+            assert_eq!(negotiate(&proposal(0, 1, data), RESUMES), Err(Errno::INVAL));
         }
-        assert_eq!(negotiate(&proposal(1, 0, b""), true), Err(Errno::INVAL));
-        assert_eq!(negotiate(&[0, 0, 0], true), Err(Errno::INVAL));
+        assert_eq!(negotiate(&proposal(1, 0, b""), RESUMES), Err(Errno::INVAL));
+        assert_eq!(negotiate(&[0, 0, 0], RESUMES), Err(Errno::INVAL));
     }
 }

@@ -19,6 +19,13 @@ pub(super) enum Message {
     /// The connection of the function with this index has ended. The index is below
     /// [`VmSpec::MAX_FUNCTIONS`].
     FunctionLost(usize),
+    /// A function is broken for this reason, and cannot be connected again.
+    FunctionBroken {
+        /// The function's number, as in [`Message::FunctionLost`].
+        function: usize,
+        /// One line of at most 500 characters.
+        reason: String,
+    },
     /// Valid, but of no interest here.
     Ignored,
 }
@@ -36,13 +43,13 @@ pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
         let name = name.as_str().ok_or("an event without a name")?;
         let data = object.get("data").unwrap_or(&Value::Null);
         if name == "SLIPWAY_FUNCTION_LOST" {
-            return lost_function(data).map(Message::FunctionLost);
+            return lost_function(data);
         }
         return Ok(event(name, data).map_or(Message::Ignored, Message::Event));
     }
     let answer = match (object.remove("return"), object.get("error")) {
         (Some(value), _) => Ok(value),
-        (None, Some(error)) => Err(error_text(error)),
+        (None, Some(error)) => Err(one_line(error.get("desc"))),
         (None, None) => return Err("a line that is neither answer nor event".into()),
     };
     match object.get("id").and_then(Value::as_u64) {
@@ -52,9 +59,9 @@ pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
     }
 }
 
-/// Returns the text of an error, in a form that fits one line of a message.
-fn error_text(error: &Value) -> String {
-    let text = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given");
+/// Returns a reason that the VMM gives, in a form that fits one line of a message.
+fn one_line(reason: Option<&Value>) -> String {
+    let text = reason.and_then(Value::as_str).unwrap_or("no reason given");
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
 }
 
@@ -71,8 +78,12 @@ fn event(name: &str, data: &Value) -> Option<VmEvent> {
 }
 
 /// Parses the data of SLIPWAY_FUNCTION_LOST.
-fn lost_function(data: &Value) -> Result<usize, String> {
-    function(data).ok_or("no such function is lost".into())
+fn lost_function(data: &Value) -> Result<Message, String> {
+    let function = function(data).ok_or("no such function is lost")?;
+    Ok(match data.get("final").and_then(Value::as_bool) {
+        Some(true) => Message::FunctionBroken { function, reason: one_line(data.get("reason")) },
+        _ => Message::FunctionLost(function),
+    })
 }
 
 /// Returns the number of a function in an event or an answer.

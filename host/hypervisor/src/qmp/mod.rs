@@ -285,6 +285,9 @@ fn dispatch(message: Message, shared: &Shared) {
             shared.state().lost.insert(index);
             shared.lost.notify_one();
         }
+        Message::FunctionBroken { function, reason } => {
+            tracing::warn!(function, %reason, "a function is broken");
+        }
         Message::Greeting | Message::Ignored => {}
     }
 }
@@ -438,7 +441,8 @@ mod tests {
             format!("{{\"event\": \"{event}\", \"data\": {{\"function\": {function}}}}}\n")
         };
         let answer = "{\"return\": {}, \"id\": 1}\n";
-        let steps = [&lost(2), &lost(0), &lost(2), "<", answer, "<", &lost(3), "<"];
+        let broken = lost(5).replace("}}", ", \"final\": true, \"reason\": \"it lied\"}}");
+        let steps = [&lost(2), &lost(0), &broken, &lost(2), "<", answer, "<", &lost(3), "<"];
         let (qmp, _peer) = connect(negotiated(&steps)).await;
         let qmp = qmp.unwrap();
         qmp.execute("query-status", LIMIT).await.unwrap();

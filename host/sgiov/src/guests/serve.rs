@@ -51,7 +51,7 @@ pub fn serve(
     reactor: &Handle,
 ) -> std::io::Result<(Served, Peer)> {
     // The path of the socket belongs to the party that made it.
-    let mut config = Config::at("");
+    let mut config = Config { one_connection: true, ..Config::at("") };
     if let Some(Memory { bytes, device, inode }) = memory {
         config.max_dma_bytes = bytes;
         config.memory_file = Some(MemoryFile { device, inode });

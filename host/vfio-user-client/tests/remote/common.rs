@@ -18,7 +18,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The variables that make a test of this binary the server of another one.
 const PATH: &str = "SLIPWAY_TEST_SERVE";
-const MODE: &str = "SLIPWAY_TEST_DOORBELLS";
+const KIND: &str = "SLIPWAY_TEST_KIND";
 
 pub struct Served {
     pub path: PathBuf,
@@ -29,14 +29,14 @@ pub struct Served {
 
 pub fn serve(doorbells: DoorbellMode) -> Served {
     let directory = tempfile::tempdir().unwrap();
-    let served = serve_at(&directory.path().join("socket"), doorbells);
+    let config = Config { doorbells, ..Config::at(directory.path().join("socket")) };
+    let served = serve_as(config);
     Served { _directory: Some(directory), ..served }
 }
 
-fn serve_at(path: &Path, doorbells: DoorbellMode) -> Served {
+fn serve_as(config: Config) -> Served {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
-    let mut config = Config::at(path);
-    config.doorbells = doorbells;
+    let path = config.location.socket();
     let mut parts = EndpointParts::new(&config);
     let (cells, knobs) = (parts.doorbells(DOORBELLS).unwrap(), Arc::<Knobs>::default());
     let function = Scratch::new(parts.memory(), &parts.interrupts(), cells, knobs);
@@ -44,7 +44,7 @@ fn serve_at(path: &Path, doorbells: DoorbellMode) -> Served {
         Endpoint::new(config, parts, Box::new(function), Vec::new(), &reactor.handle()).unwrap();
     let control = endpoint.control();
     reactor.handle().add(Box::new(endpoint)).unwrap();
-    Served { path: path.into(), control, _reactor: reactor, _directory: None }
+    Served { path, control, _reactor: reactor, _directory: None }
 }
 
 impl Served {
@@ -65,13 +65,15 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn start(doorbells: &str) -> Self {
+    /// Starts one whose doorbells are `mapped`, or `rung`, or `rung` and whose function ends with
+    /// its `only` connection.
+    pub fn start(kind: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "common::serve_for_another_test", "--nocapture"])
             .env(PATH, &path)
-            .env(MODE, doorbells)
+            .env(KIND, kind)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -114,9 +116,13 @@ impl Drop for Process {
 #[test]
 fn serve_for_another_test() {
     let Some(path) = std::env::var_os(PATH) else { return };
-    let mapped = std::env::var_os(MODE).is_some_and(|mode| mode == "mapped");
-    let mode = if mapped { DoorbellMode::Mapped } else { DoorbellMode::Rung };
-    let _served = serve_at(Path::new(&path), mode);
+    let is = |kind: &str| std::env::var_os(KIND).is_some_and(|one| one == kind);
+    let doorbells = if is("mapped") { DoorbellMode::Mapped } else { DoorbellMode::Rung };
+    let _served = serve_as(Config {
+        doorbells,
+        one_connection: is("only"),
+        ..Config::at(PathBuf::from(path))
+    });
     // Ends with the test that wanted it, however that ends.
     let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
 }

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use slipway_vfio_user::testing::{DONE, ID, NOTIFIED};
 use slipway_vfio_user_client::{ConnectionState, FunctionError, RemoteFunction};
 
@@ -108,6 +109,28 @@ fn a_living_connection_can_be_replaced() {
     assert_eq!(read_u32(&function, 0), ID);
     assert!(!is_readable(&function));
     assert_eq!(function.connections(), 2);
+}
+
+#[test]
+fn a_function_that_ends_with_its_connection_breaks_with_it() {
+    let first = Process::start("only");
+    let function = first.connect();
+    let told = event();
+    function.route(0, &[told.as_fd()]).unwrap();
+    let other = Process::start("only");
+    let mut outcome = Ok(());
+    eventually("it keeps its connection", || {
+        outcome = function.reconnect(connect(&other.path)).map(drop);
+        outcome == Err(FunctionError::Refused(Errno::BUSY))
+    });
+    assert_eq!(read_u32(&function, 0), ID);
+    drop(first);
+    // As long as the function's patience, which is as long as the test's, if it waited.
+    eventually("it is broken", || matches!(function.state(), ConnectionState::Broken(_)));
+    assert_eq!(read_u32(&function, 0), u32::MAX);
+    assert_eq!(count(&told), 1, "a driver that waits for an interrupt looks");
+    let outcome = function.reconnect(connect(&other.path));
+    assert!(matches!(outcome, Err(FunctionError::Broken(_))), "{outcome:?}");
 }
 
 #[test]

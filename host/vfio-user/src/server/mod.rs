@@ -28,7 +28,7 @@ use crate::device::Device;
 use crate::keeping::Keeping;
 use crate::kept::Attachments;
 use crate::stats::{Live, add};
-use crate::version::{self, Negotiated};
+use crate::version::{self, Extensions, Negotiated};
 use slipway_vfio_user_wire::{End, Message};
 
 /// The cost that one turn may reach, so that clients share a thread fairly. A message costs one,
@@ -300,8 +300,11 @@ impl Session {
     }
 
     fn version(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
-        let resumable = self.is_resumable(device);
-        let (negotiated, reply) = version::negotiate(payload, resumable)?;
+        let has = Extensions {
+            resume: self.is_resumable(device),
+            one_connection: self.config.one_connection,
+        };
+        let (negotiated, reply) = version::negotiate(payload, has)?;
         if device.held && !negotiated.resume {
             // Once it is disconnected, the endpoint is as for any first client.
             device.abandon();

@@ -43,6 +43,15 @@ struct Remote {
     has_pin: bool,
 }
 
+/// The loss of a function's connection.
+#[derive(Debug)]
+pub struct Loss {
+    /// The reason, in one line.
+    pub reason: String,
+    /// The function is broken: no other connection can take this one's place.
+    pub is_final: bool,
+}
+
 /// A function in the machine, for the event loop.
 pub struct Attached {
     remote: Arc<Remote>,
@@ -121,11 +130,12 @@ impl Attached {
         self.remote.function.as_fd()
     }
 
-    /// Returns the reason for which the function has no connection. Returns `None` if it has one.
-    pub fn lost(&self) -> Option<String> {
+    /// Returns why the function has no connection. Returns `None` if it has one.
+    pub fn lost(&self) -> Option<Loss> {
         match self.remote.function.state() {
             ConnectionState::Connected => None,
-            ConnectionState::Lost(reason) | ConnectionState::Broken(reason) => Some(reason),
+            ConnectionState::Lost(reason) => Some(Loss { reason, is_final: false }),
+            ConnectionState::Broken(reason) => Some(Loss { reason, is_final: true }),
         }
     }
 
