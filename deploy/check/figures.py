@@ -51,7 +51,8 @@ machine unless the story names another:
 
 TAIL = """
 How figures are taken: [disks](docs/measurements/disks.md), [start-up](docs/measurements/startup.md),
-[packets](docs/bench-packet.md), [sockets](docs/bench-socket.md), [VMMs](docs/bench-vmm.md). Tests of others' suites that do not apply:
+[packets](docs/bench-packet.md), [sockets](docs/bench-socket.md), [VMMs](docs/bench-vmm.md),
+[memory](docs/bench-memory.md). Tests of others' suites that do not apply:
 [suites](docs/measurements/suites.md).
 """
 

@@ -1,11 +1,11 @@
 //! The papers' experiments: measurements and their presentation.
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
-//! [`packet`] measures the switch, [`socket`] ways from one program to another, and [`vmm`] the
-//! start of a VMM. The rest is about the start-up of sandboxes: statistics for each stage, a table,
-//! a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is a pure
-//! function of [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the
-//! strings and writes the files. The pieces:
+//! [`packet`] measures the switch, [`socket`] ways from one program to another, [`vmm`] the start
+//! of a VMM, and [`memory`] recycled memory for sandboxes. The rest is about the start-up of
+//! sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG, and
+//! the comparison of two runs. That part is a pure function of [`slipway_telemetry::Timeline`]s;
+//! its caller starts the sandboxes, prints the strings and writes the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
 //!   shows them;
@@ -26,13 +26,15 @@
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
 //! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for the work of two
 //! socket engines on each byte, `tempfile` for a peer's socket and for a guest's kernel;
-//! `kvm-ioctls` and `kvm-bindings` for KVM without a VMM.
+//! `kvm-ioctls` and `kvm-bindings` for KVM without a VMM; `slipway-pool` with its wire and
+//! `slipway-keeper` for memory of a pool.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!
 //! `unsafe`: the advice to use huge pages for the floor's disk; peers that end with this process,
 //! and network namespaces for them; for sockets a page shared with their load, epoll, the clocks of
-//! other processes, and OpenSSL; a guest's memory; VMMs that end with this process.
+//! other processes, and OpenSSL; a guest's memory; VMMs that end with this process; memory that is
+//! touched as a guest does.
 
 mod bars;
 pub mod block;
@@ -40,6 +42,7 @@ mod compare;
 mod duration;
 mod groups;
 mod json;
+pub mod memory;
 pub mod packet;
 mod palette;
 mod program;

@@ -12,8 +12,8 @@ mod snoop;
 mod socket;
 
 pub use bench::{
-    BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
-    StartupArgs, TargetArgs, VmmArgs,
+    BenchCommand, BlockArgs, MemoryArgs, MemoryUserArgs, PacketArgs, PacketTargetArgs, ReportArgs,
+    SocketArgs, SocketLoadArgs, StartupArgs, TargetArgs, VmmArgs,
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};

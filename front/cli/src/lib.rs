@@ -165,6 +165,8 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::Packet(args) => bench::packet(args),
         BenchCommand::Socket(args) => bench::socket(args),
         BenchCommand::Vmm(args) => bench::vmm(args),
+        BenchCommand::Memory(args) => bench::memory(args),
+        BenchCommand::MemoryUser(args) => bench::memory_user(args),
         BenchCommand::SocketLoad(args) => bench::socket_load(args),
         BenchCommand::Target(args) => bench::target(args),
         BenchCommand::PacketTarget(args) => bench::packet_target(args),

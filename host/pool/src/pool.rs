@@ -49,6 +49,13 @@ impl Pool {
         Server::start(&self.0, path)
     }
 
+    /// Zeroes the first `percent` % (0 to 100) of the granules of each memory that nobody has, in
+    /// the calling thread: FastIOV's baselines Pre10, Pre50 and Pre100 have so much zeroed before a
+    /// sandbox asks. Granules without a page stay so.
+    pub fn zero_free(&self, percent: usize) {
+        self.0.zero_free(percent);
+    }
+
     /// Returns the present figures.
     pub fn stats(&self) -> Stats {
         self.0.stats()

@@ -236,6 +236,17 @@ impl Shared {
         }
     }
 
+    /// Zeroes the first `percent` % of the granules of each free memory. A thread that
+    /// takes the memory meanwhile finds each granule zeroed, or dirty, or waits for it.
+    pub(crate) fn zero_free(&self, percent: usize) {
+        let free: Vec<_> = self.lock().free.iter().map(|one| one.memory.clone()).collect();
+        for memory in free {
+            let count = memory.granules() * percent.min(100) / 100;
+            let zeroed = (0..count).filter(|one| memory.zero_ahead(*one) == Ok(true)).count();
+            self.zeroed(zeroed as u64);
+        }
+    }
+
     /// Counts granules that were zeroed ahead.
     pub(crate) fn zeroed(&self, granules: u64) {
         self.zeroed_ahead.fetch_add(granules, Ordering::Relaxed);

@@ -216,6 +216,25 @@ fn memory_of_a_process_that_ended_is_zeros_for_the_next() {
 }
 
 #[test]
+fn a_part_of_free_memory_is_zeroed_when_asked_for() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, false);
+    let _server = pool.listen(&node.socket()).unwrap();
+    let all = BYTES as usize / GRANULE;
+    for (percent, zeroed) in [(0, 0), (50, all / 2), (100, all), (1000, all)] {
+        let mut user = User::start(&node.socket());
+        assert_eq!((user.ask("stale"), user.ask("fill")), ("0".into(), "filled".into()));
+        user.end();
+        all_back(&pool);
+        pool.zero_free(percent);
+        let dirty = all - zeroed;
+        let expected = Granules { untouched: zeroed, dirty, ..Granules::default() };
+        assert_eq!(pool.stats().granules, expected);
+    }
+    assert_eq!(User::start(&node.socket()).ask("stale"), "0");
+}
+
+#[test]
 #[ignore = "raises vm.nr_overcommit_hugepages of the host: make soak"]
 fn huge_pages_of_a_process_that_ended_are_zeros_for_the_next() {
     let Some(_pages) = HugePages::allow() else { return };

@@ -20,9 +20,14 @@ pub enum BenchCommand {
     Socket(SocketArgs),
     /// Start VMMs in turn with a guest of a few instructions, and say how soon it runs
     Vmm(VmmArgs),
+    /// Give recycled memory and new memory to a program in turn, and say how soon it is there
+    Memory(MemoryArgs),
     /// One of the two programs that `socket` measures
     #[command(hide = true)]
     SocketLoad(SocketLoadArgs),
+    /// The program that `memory` gives memory to
+    #[command(hide = true)]
+    MemoryUser(MemoryUserArgs),
     /// Serve one endpoint until standard input ends: what `block` measures
     #[command(hide = true)]
     Target(TargetArgs),
@@ -267,6 +272,34 @@ pub struct VmmArgs {
     pub list: bool,
     #[command(flatten)]
     pub report: ReportArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct MemoryArgs {
+    /// Only these loads, as 128M-4k (memory, and its pages: 4k or 2m), gate-block (a device copies
+    /// 4 KiB), gate-pin (pins 128 KiB) or gate-word (writes a word)
+    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    pub load: Vec<slipway_bench::memory::MemoryLoad>,
+    /// Only these subjects [default: all that the host has what they need for]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Turns of each subject with each size of memory; devices have six times as many
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Little memory, two turns at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// List subjects and loads
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct MemoryUserArgs {
+    /// Memory to take, as JSON
+    pub specification: String,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

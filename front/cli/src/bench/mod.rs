@@ -1,7 +1,8 @@
-//! `slipway bench`: `startup` is here; `block`, `packet`, `socket` and `vmm` are modules of their
-//! own, with their targets and guests.
+//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm` and `memory` are
+//! modules of their own, with their targets and guests.
 
 mod block;
+mod memory;
 mod packet;
 mod packet_target;
 mod reports;
@@ -21,6 +22,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 pub use block::block;
+pub use memory::{memory, user as memory_user};
 pub use packet::packet;
 pub use packet_target::serve as packet_target;
 pub use socket::{load as socket_load, socket};

@@ -56,6 +56,24 @@ pub fn pin(cpus: &[usize]) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on processors {cpus:?}"))
 }
 
+/// Does `work` on a thread of its own that is bound to `cpus`. The caller's processors stay.
+///
+/// # Errors
+/// Those of [`pin`] and of `work`; a panic of `work`.
+pub(crate) fn pinned<T: Send>(
+    cpus: &[usize],
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let thread = || {
+        pin(cpus)?;
+        work()
+    };
+    std::thread::scope(|scope| match scope.spawn(thread).join() {
+        Ok(result) => result,
+        Err(_) => bail!("the thread of a turn panicked"),
+    })
+}
+
 /// Returns the CPU time of all threads of process `pid` so far, ns. Returns `None` if the kernel
 /// does not count it or the process is gone. Threads that have ended are not included.
 pub(super) fn cpu_ns(pid: u32) -> Option<u64> {

@@ -24,6 +24,7 @@ mod pci;
 mod session;
 
 pub use bare::Bare;
+pub(crate) use cpus::pinned;
 pub use cpus::{Cpus, pin};
 pub use function::load_function;
 pub use neighbour::{Neighbours, Pair};

@@ -1,0 +1,125 @@
+//! The host's memory: how much there is of it, and whether a subject can have what it needs.
+
+use std::time::{Duration, Instant};
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::PageSize;
+
+/// The bytes that a measurement leaves to the rest of the host.
+const SPARE: u64 = 512 << 20;
+/// The time between two looks at the host's memory.
+const LOOK: Duration = Duration::from_millis(20);
+/// The longest time that the kernel is given to free memory.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The least growth of free memory that counts as freeing.
+const GROWTH: u64 = 16 << 20;
+
+/// Returns the reason why the host has no `bytes` of pages of this size, and the remedy. Returns
+/// `None` if it has them.
+pub(super) fn lacks(bytes: u64, page: PageSize) -> Option<String> {
+    match page {
+        PageSize::Base => {
+            let (free, needed) = (free(page), bytes + SPARE);
+            (free < needed).then(|| {
+                format!(
+                    "needs {} MiB of free memory, the host has {}; free some, or choose less \
+                     memory with --load",
+                    needed >> 20,
+                    free >> 20
+                )
+            })
+        }
+        PageSize::Huge => lacks_huge(bytes),
+    }
+}
+
+/// Returns the reason why this process can have no pool, and the remedy. Returns `None` if it can.
+pub(super) fn lacks_pool() -> Option<String> {
+    let path = "/dev/userfaultfd";
+    let error = std::fs::File::options().read(true).write(true).open(path).err()?;
+    Some(format!("needs {path} ({error}): Linux 6.1 or later, and root"))
+}
+
+/// Tries to reserve huge pages: the figures of the host do not tell whether the kernel will make
+/// what `vm.nr_overcommit_hugepages` allows.
+fn lacks_huge(bytes: u64) -> Option<String> {
+    let error = reserve(bytes).err()?;
+    let count = bytes.div_ceil(2 << 20);
+    let free = free(PageSize::Huge) >> 21;
+    Some(format!(
+        "needs {count} free pages of 2 MiB, the host has {free} ({error}); as root, `sysctl \
+         vm.nr_hugepages={count}` sets them aside, and 0 gives them back"
+    ))
+}
+
+/// Reserves huge pages, and gives them back.
+fn reserve(bytes: u64) -> rustix::io::Result<()> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let file = rustix::fs::memfd_create("slipway-bench", flags)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    let len = usize::try_from(bytes).map_err(|_| rustix::io::Errno::INVAL)?;
+    let (any, none) = (std::ptr::null_mut(), ProtFlags::empty());
+    #[allow(unsafe_code)]
+    // SAFETY: a new mapping at an address of the kernel's choice, which allows no access.
+    let start = unsafe { rustix::mm::mmap(any, len, none, MapFlags::SHARED, &file, 0) }?;
+    #[allow(clippy::disallowed_methods, reason = "nothing was touched, so this takes no time")]
+    #[allow(unsafe_code)]
+    // SAFETY: the mapping just made.
+    unsafe {
+        rustix::mm::munmap(start, len)
+    }
+}
+
+/// Returns whether the kernel makes transparent huge pages for a program that asks for them.
+pub(super) fn has_transparent() -> bool {
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.contains("[always]") || text.contains("[madvise]")
+}
+
+/// Waits as long as free memory grows: memory of the turn before is given back by other threads,
+/// which would disturb the next one.
+pub(super) fn wait_for_memory(page: PageSize) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut before = free(page);
+    while Instant::now() < deadline {
+        std::thread::sleep(LOOK);
+        let now = free(page);
+        if now <= before + GROWTH {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// Returns the bytes of free pages of this size.
+fn free(page: PageSize) -> u64 {
+    match page {
+        PageSize::Base => figure("MemAvailable:") << 10,
+        PageSize::Huge => figure("HugePages_Free:") << 21,
+    }
+}
+
+/// Returns a figure of `/proc/meminfo` (proc(5)), or 0 if the kernel has none of that name.
+fn figure(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_no_host_has_is_named_with_the_remedy() {
+        let much = 1 << 50;
+        let base = lacks(much, PageSize::Base).unwrap();
+        assert!(base.contains("1073742336 MiB") && base.contains("--load"), "{base}");
+        let huge = lacks(much, PageSize::Huge).unwrap();
+        assert!(huge.contains("vm.nr_hugepages=536870912"), "{huge}");
+    }
+}

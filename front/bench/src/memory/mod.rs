@@ -1,0 +1,35 @@
+//! Measurements of memory that is given late: recycled pages beside new ones, in turn (ABAB, never
+//! AABB).
+//!
+//! - [`MemoryLoad`]: memory of a size, in pages of a size, that a sandbox's process takes and
+//!   touches; or accesses of a device to memory of the pool;
+//! - [`MemorySubject`]: a subject. [`Giver`] is a source of a sandbox's memory: the kernel, the
+//!   pool, FastIOV's baselines. [`Gated`] is memory that a device accesses;
+//! - [`serve_user`] is the sandbox's process: this program again, which only takes memory as a VMM
+//!   does and writes to each page;
+//! - [`measure_memory`] runs a [`MemoryPlan`]; [`MemoryReport`] is everything measured, as JSON;
+//!   [`memory_table`] and [`memory_plot`] show it; [`compare_memory`] compares two.
+
+mod compare;
+mod gated;
+mod giver;
+mod host;
+mod keeping;
+mod load;
+mod plot;
+mod report;
+mod table;
+mod user;
+
+pub use compare::compare_memory;
+pub use gated::{Gate, Gated};
+pub use giver::{Giver, Source};
+pub use keeping::Keeping;
+pub use load::{BadMemoryLoad, MemoryLoad, Operation, PageSize};
+pub use plot::memory_plot;
+pub use report::{
+    LeftOut, MemoryFigures, MemoryMeasured, MemoryPlan, MemoryReport, MemoryRun, MemorySubject,
+    Quantity, measure_memory,
+};
+pub use table::memory_table;
+pub use user::serve as serve_user;

@@ -1,0 +1,153 @@
+//! `slipway bench memory`: measures recycled memory for sandboxes beside new memory.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use slipway_bench::Fault;
+use slipway_bench::block::native::Cpus;
+use slipway_bench::memory::{
+    Gate, Gated, Giver, Keeping, MemoryLoad, MemoryPlan, MemoryReport, MemorySubject, Source,
+    compare_memory, measure_memory, memory_plot, memory_table, serve_user,
+};
+
+use super::reports::{self, Report};
+use super::subjects;
+use crate::args::{MemoryArgs, MemoryUserArgs};
+use crate::progress;
+
+/// The subjects to measure, with descriptions. The first of each kind is the one that others are
+/// compared with.
+const SUBJECTS: [(&str, &str); 11] = [
+    ("new", "new pages of the kernel, in a file in memory; huge ones of hugetlbfs"),
+    ("new-thp", "new transparent huge pages, which no device can be given"),
+    ("pool", "recycled memory, zeroed when it is touched and not before"),
+    (
+        "pool-ahead",
+        "recycled memory as soon as its last user is gone; a thread zeroes ahead of the touches",
+    ),
+    ("pool-zeroed", "recycled memory after the same thread had time to zero all of it"),
+    ("pre10", "FastIOV's baseline: 10 % zeroed beforehand, the rest before memory is given"),
+    ("pre50", "the same with 50 %"),
+    ("pre100", "the same with 100 %"),
+    ("plain", "a device's accesses to memory that is not the pool's"),
+    ("late", "the same to memory of the pool, clean, of which the pool may still zero other parts"),
+    ("given", "the same when all of the memory was given"),
+];
+const LOADS: [&str; 14] = [
+    "128M-4k",
+    "256M-4k",
+    "512M-4k",
+    "1G-4k",
+    "4G-4k",
+    "16G-4k",
+    "128M-2m",
+    "512M-2m",
+    "1G-2m",
+    "4G-2m",
+    "16G-2m",
+    "gate-block",
+    "gate-pin",
+    "gate-word",
+];
+/// The loads of a quick run.
+const QUICK: [&str; 3] = ["32M-4k", "32M-2m", "gate-block"];
+/// Turns with a device's load for each turn with memory.
+const GATE_ROUNDS: u32 = 6;
+
+/// Measures, or shows an earlier report.
+pub fn memory(args: &MemoryArgs) -> Result<i32> {
+    if args.list {
+        subjects::list(&SUBJECTS, &loads(args)?);
+        return Ok(0);
+    }
+    reports::complete(&reports::show(&args.report, || run(args))?)?;
+    Ok(0)
+}
+
+/// Runs the program that memory is given to.
+pub fn user(args: &MemoryUserArgs) -> Result<i32> {
+    serve_user(&args.specification)?;
+    Ok(0)
+}
+
+impl Report for MemoryReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        let (rounds, environment) = (self.plan.rounds, self.environment.line());
+        let plural = if rounds == 1 { "" } else { "s" };
+        let turns = format!("medians of {rounds} turn{plural}{}", reports::RANGES);
+        format!("Recycled memory for sandboxes\n{environment}\n{turns}")
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        memory_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        memory_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        compare_memory(before, self)
+    }
+}
+
+fn loads(args: &MemoryArgs) -> Result<Vec<MemoryLoad>> {
+    subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
+}
+
+fn subjects(args: &MemoryArgs) -> Result<Vec<Box<dyn MemorySubject>>> {
+    let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
+    let (keeping, cpus) = (Arc::new(Keeping::start()?), Cpus::split(1)?);
+    let program = slipway_bench::slipway().context("which program this is")?;
+    let program: [OsString; 3] = [program.into(), "bench".into(), "memory-user".into()];
+    let giver = |named, source| -> Result<Box<dyn MemorySubject>> {
+        Ok(Box::new(Giver::new(named, source, &keeping, &program, &cpus)))
+    };
+    let gated = |named, gate| -> Result<Box<dyn MemorySubject>> {
+        Ok(Box::new(Gated::new(named, gate, &cpus)?))
+    };
+    let subject = |named: (&'static str, &'static str)| match named.0 {
+        "new" => giver(named, Source::New),
+        "new-thp" => giver(named, Source::NewTransparent),
+        "pool" => giver(named, Source::Pool),
+        "pool-ahead" => giver(named, Source::PoolAhead),
+        "pool-zeroed" => giver(named, Source::PoolZeroed),
+        "pre10" => giver(named, Source::Pre(10)),
+        "pre50" => giver(named, Source::Pre(50)),
+        "pre100" => giver(named, Source::Pre(100)),
+        "plain" => gated(named, Gate::Absent),
+        "late" => gated(named, Gate::Closed),
+        _ => gated(named, Gate::Open),
+    };
+    chosen.into_iter().map(subject).collect()
+}
+
+fn run(args: &MemoryArgs) -> Result<MemoryReport> {
+    let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
+    let gate_rounds = if args.quick { rounds } else { GATE_ROUNDS * rounds };
+    let plan = MemoryPlan { loads: loads(args)?, rounds, gate_rounds };
+    let mut subjects = subjects(args)?;
+    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
+    ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
+    let bar = progress::turns();
+    let (turns, left_out) = measure_memory(&mut subjects, &plan, |turn| {
+        progress::turn(&bar, &turn);
+    });
+    bar.finish_and_clear();
+    let environment = super::environment("none".to_owned());
+    let turns = (turns, left_out);
+    Ok(MemoryReport::new(environment, super::command_line(), plan, &subjects, turns))
+}
