@@ -81,13 +81,13 @@ pub const FUNCTION_SLOTS: Range<u16> = 0x610..0x620;
 pub const CPU_SLOTS: Range<u16> = 0x620..0x630;
 
 /// Pins of the IOAPIC. Linux reads and writes each of them at boot, about a dozen exits a pin.
-pub const PINS: usize = 8;
+pub const PINS: usize = 7;
 /// The serial port's pin.
 pub const SERIAL_PIN: u8 = 4;
 /// The pin of the ACPI generic event device.
 pub const EVENT_PIN: u8 = 5;
 /// Pins of INTA# of PCI functions: device number modulo 4 is the index.
-pub const PCI_PINS: [u8; 4] = [2, 3, 6, 7];
+pub const PCI_PINS: [u8; 4] = [1, 2, 3, 6];
 
 /// Returns the IOAPIC pin that INTA# of PCI device `device` leads to.
 pub fn pci_pin(device: u8) -> u8 {
