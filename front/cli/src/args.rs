@@ -19,6 +19,7 @@ pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use manage::{
     ImageCommand, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs,
+    UpdateArgs,
 };
 pub use network::{NetworkArgs, NetworkCommand};
 pub use port::{
@@ -109,6 +110,8 @@ pub enum Command {
     Inspect(NamesArg),
     /// Print what running sandboxes use
     Stats(StatsArgs),
+    /// Give a running sandbox more CPUs, or take some away
+    Update(UpdateArgs),
     /// Manage the image cache
     #[command(subcommand)]
     Image(ImageCommand),

@@ -205,6 +205,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Stop(args) => manage::stop(client, args).await,
         Command::Kill(args) => manage::kill(client, args).await,
         Command::Rm(args) => manage::rm(client, args).await,
+        Command::Update(args) => manage::update(client, args).await,
         Command::Inspect(args) => manage::inspect(client, args).await,
         Command::Stats(args) => manage::stats(client, args).await,
         _ => Ok(0),

@@ -1,4 +1,4 @@
-//! Commands about existing sandboxes: ps, logs, wait, stop, kill, rm, inspect, stats.
+//! Commands about existing sandboxes: ps, logs, wait, stop, kill, rm, inspect, update, stats.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow, bail};
 use slipway_runtime::process::signal_number;
 use slipway_runtime::{Config, SandboxClient, v1};
 
-use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs};
+use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs, UpdateArgs};
 use crate::client::{Lost, next_daemon, refused};
 use crate::keeper;
 use crate::out::OWN_FAILURE;
@@ -57,6 +57,8 @@ fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
         "addresses": sandbox.addresses,
         "published": sandbox.published,
         "sockets": sandbox.sockets,
+        "cpus": sandbox.cpus,
+        "max_cpus": sandbox.max_cpus,
     })
 }
 
@@ -254,6 +256,19 @@ pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> 
         all.push(serde_json::from_str::<serde_json::Value>(&reply.into_inner().json)?);
     }
     crate::say!("{}", serde_json::to_string_pretty(&all)?);
+    Ok(0)
+}
+
+/// Runs `slipway update`.
+pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32> {
+    let request = v1::UpdateRequest { name: args.name.clone(), cpus: args.cpus };
+    let reply = client.update(request).await.map_err(|status| refused(&status))?;
+    let sandbox = reply.into_inner().sandbox.unwrap_or_default();
+    if args.json {
+        crate::say!("{}", serde_json::to_string_pretty(&json(&sandbox))?);
+    } else {
+        crate::say!("{}", sandbox.name);
+    }
     Ok(0)
 }
 

@@ -339,7 +339,7 @@ fn status(name: &str, exit: &v1::Exit) -> i32 {
 
 fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
     let (rows, columns) = terminal_size();
-    let MachineArgs { memory, cpus, kernel, accel } = &args.machine;
+    let MachineArgs { memory, cpus, max_cpus, kernel, accel } = &args.machine;
     let kernel = kernel.as_deref().map(absolute).transpose()?;
     Ok(v1::RunSpec {
         name: args.name.clone().unwrap_or_default(),
@@ -348,6 +348,7 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
         // 0 stands for "not given", so an explicit 0 becomes 1.
         memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
         cpus: cpus.unwrap_or(0),
+        max_cpus: max_cpus.unwrap_or(0),
         command: args.command.clone(),
         entrypoint: args.entrypoint.clone(),
         env: environment(&args.process)?,

@@ -29,9 +29,11 @@
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other.
 //!
-//! Not implemented: hot plug with QEMU, templates and snapshots. Limits: the exit status of a VM
-//! that was taken over is known to its parent only; console text beyond the capacity of a FIFO (64
-//! KiB) waits in the guest while it has no reader.
+//! CPUs are added and removed while the guest runs, with both VMMs ([`Vm::plug_cpu`]).
+//!
+//! Not implemented: hot plug of functions with QEMU, templates and snapshots. Limits: the exit
+//! status of a VM that was taken over is known to its parent only; console text beyond the capacity
+//! of a FIFO (64 KiB) waits in the guest while it has no reader.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
 //! user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
@@ -164,6 +166,15 @@ pub trait Vm: Send + Sync {
         Box::pin(std::future::ready(no_hot_plug()))
     }
 
+    /// Returns the CPUs that the machine has or can be given, in ascending order of their numbers.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Control`] or
+    /// [`Error::Timeout`] if the VMM does not answer as one.
+    fn cpus(&self) -> BoxFuture<'_, Result<Vec<CpuSlot>>> {
+        Box::pin(std::future::ready(no_hot_plug()))
+    }
+
     /// Adds CPU `cpu` under such a name, and tells the guest. The first one that can be added has
     /// the number [`VmSpec::cpus`].
     ///
@@ -182,7 +193,7 @@ pub trait Vm: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if there is no
-    /// such device.
+    /// such device, as with a function of QEMU's.
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
         let _ = name;
         Box::pin(std::future::ready(no_hot_plug()))
@@ -196,8 +207,17 @@ pub trait Vm: Send + Sync {
 }
 
 fn no_hot_plug<T>() -> Result<T> {
-    let what = "only slipway-vmm adds and removes functions and CPUs of a running VM";
+    let what = "only slipway-vmm adds functions to a running VM";
     Err(Error::Unsupported { what })
+}
+
+/// A CPU that a machine has or can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuSlot {
+    /// The number of the CPU: 0 to [`VmSpec::MAX_CPUS`] - 1.
+    pub cpu: u32,
+    /// Set if the machine has the CPU, whether or not its guest uses it.
+    pub present: bool,
 }
 
 /// The times at which a launch began and the VM answered: the `vmm` stage of a timeline.

@@ -63,7 +63,7 @@ pub struct VmSpec {
     /// The guest's start takes longer with each. QEMU has none, whatever this says.
     pub plug_slots: usize,
     /// The number of CPUs that can be added while the VM runs ([`crate::Vm::plug_cpu`]), beside
-    /// [`VmSpec::cpus`]. QEMU has none, whatever this says.
+    /// [`VmSpec::cpus`].
     pub plug_cpus: u32,
     /// Disks that the VMM itself emulates, behind the functions on the bus.
     pub disks: Vec<EmulatedDisk>,

@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::qmp::Qmp;
 use crate::reconnect::{Sockets, reconnect};
 use crate::{
-    Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec, identity,
+    Accel, BoxFuture, CpuSlot, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec, identity,
 };
 
 /// The time that a new function may take: the VMM waits for its server for up to a minute.
@@ -154,22 +154,16 @@ impl Vm for LaunchedVm {
         })
     }
 
+    fn cpus(&self) -> BoxFuture<'_, Result<Vec<CpuSlot>>> {
+        Box::pin(self.qmp.cpus(COMMAND_DEADLINE))
+    }
+
     fn plug_cpu<'a>(&'a self, name: &'a str, cpu: u32) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move {
-            match &self.functions {
-                Some(_) => self.qmp.plug_cpu(name, cpu, COMMAND_DEADLINE).await,
-                None => crate::no_hot_plug(),
-            }
-        })
+        Box::pin(self.qmp.plug_cpu(name, cpu, COMMAND_DEADLINE))
     }
 
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move {
-            match &self.functions {
-                Some(_) => self.qmp.unplug(name, COMMAND_DEADLINE).await,
-                None => crate::no_hot_plug(),
-            }
-        })
+        Box::pin(self.qmp.unplug(name, COMMAND_DEADLINE))
     }
 
     fn kill(&self) -> Result<()> {

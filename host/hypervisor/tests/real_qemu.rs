@@ -171,14 +171,41 @@ async fn qemu_is_paused_resumed_and_quits_without_rights() {
     assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Stopped);
     let refused = vm.plug("more", Path::new("/nowhere")).await.unwrap_err();
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-    assert!(matches!(vm.plug_cpu("more", 1).await, Err(Error::Unsupported { .. })));
-    assert!(matches!(vm.unplug("more").await, Err(Error::Unsupported { .. })));
+    assert!(matches!(vm.plug_cpu("more", 1).await, Err(Error::Refused { .. })));
+    assert!(matches!(vm.unplug("more").await, Err(Error::Refused { .. })));
     vm.resume().await.unwrap();
     assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Resumed);
     vm.quit().await.unwrap();
     let exit = within(vm.wait()).await;
     assert_eq!((exit.code, exit.reason), (Some(0), Some(ShutdownReason::Host)), "{exit:?}");
     assert!(matches!(vm.quit().await, Err(Error::Control(_))));
+}
+
+/// A machine that was made for more CPUs gets one, in the cage. Its guest is paused, so it keeps
+/// the CPU that it is asked to give up.
+#[tokio::test]
+async fn qemu_is_given_a_cpu() {
+    let Some(machine) = Machine::new("qemu_is_given_a_cpu") else { return };
+    let mut spec = machine.spec("cpus");
+    spec.plug_cpus = 2;
+    let vm = within(machine.launch(&spec)).await;
+    vm.pause().await.unwrap();
+    let present = async || {
+        let cpus = vm.cpus().await.unwrap();
+        assert!(cpus.iter().map(|one| one.cpu).eq(0..3), "{cpus:?}");
+        cpus.iter().map(|one| one.present).collect::<Vec<_>>()
+    };
+    assert_eq!(present().await, [true, false, false]);
+    vm.plug_cpu("cpu-1", 1).await.unwrap();
+    assert_eq!(present().await, [true, true, false]);
+    for (name, cpu) in [("cpu-1", 2), ("again", 1), ("beyond", 3)] {
+        let refused = vm.plug_cpu(name, cpu).await.unwrap_err();
+        assert!(matches!(refused, Error::Refused { .. }), "{name}: {refused}");
+    }
+    vm.unplug("cpu-1").await.unwrap();
+    assert_eq!(present().await, [true, true, false]);
+    vm.quit().await.unwrap();
+    within(vm.wait()).await;
 }
 
 #[tokio::test]

@@ -13,8 +13,9 @@
 //! container's program. [`stdio`] carries a process's streams, [`kept`] keeps output that the host
 //! may ask for again, and the [`reaper`] reports the process's end. [`trace`] measures the time
 //! that the NVMe driver and the block layer take for commands, while a host asks for it.
-//! [`network`] configures the sandbox's interface. [`sockets`] starts the socket engine of a
-//! sandbox whose sockets are devices.
+//! [`network`] configures the sandbox's interface. [`cpus`] brings CPUs that the VMM adds online,
+//! and takes those offline that it is to remove. [`sockets`] starts the socket engine of a sandbox
+//! whose sockets are devices.
 //!
 //! # What keeps a container in
 //!
@@ -45,6 +46,7 @@
 mod agent;
 mod cgroup;
 mod container;
+mod cpus;
 mod device_policy;
 mod file;
 mod init;

@@ -201,6 +201,19 @@ impl AgentService for Service {
         Ok(Response::new(self.0.stats()))
     }
 
+    async fn set_cpus(
+        &self,
+        request: Request<SetCpusRequest>,
+    ) -> Result<Response<SetCpusReply>, Status> {
+        let count = request.into_inner().cpus;
+        self.complete(|agent| async move {
+            let set = crate::cpus::set(&agent.places.sysfs, count).await;
+            set.map_err(|error| Status::failed_precondition(format!("{error:#}")))
+        })
+        .await?;
+        Ok(Response::new(SetCpusReply {}))
+    }
+
     type TraceStream = ReceiverStream<Result<TraceReply, Status>>;
 
     async fn trace(

@@ -22,7 +22,7 @@ use crate::record::{Record, SandboxState};
 use crate::running::{CONTAINER, Running};
 use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
-use crate::{Error, Result, function, log, network, sockets};
+use crate::{Error, Result, cpus, function, log, network, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
@@ -89,6 +89,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     if record.process.stdin && !record.process.terminal {
         let _ = sandbox.input.try_send(Input::Close);
     }
+    cpus::recount(sandbox, &*vm).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
     let (carried, teller) = (Arc::clone(sandbox), agent.clone());

@@ -28,6 +28,9 @@ use crate::{Error, Result};
 /// The deadline of an ordinary call: one that does not wait for a process of the container.
 const CALL: Duration = Duration::from_secs(30);
 
+/// The deadline of a call that brings CPUs online and takes others offline.
+const CPUS: Duration = Duration::from_secs(120);
+
 /// HTTP/2 receive window of one stream, in bytes: the most output that the daemon holds while no
 /// client takes it. It is small, since h2 gives up a connection on which too many tiny frames wait
 /// to be taken.
@@ -233,6 +236,23 @@ impl Agent {
             self.call_within(None, |mut client| async move { client.wait(request).await }).await?;
         let v1::WaitReply { exit_status, out_of_memory } = waited;
         Ok(Ended { status: exit_status.min(255), out_of_memory })
+    }
+
+    /// Has the guest use CPUs 0 to `cpus` - 1, and no others.
+    ///
+    /// # Errors
+    /// [`Error::Agent`], also if the agent is of an earlier version.
+    pub async fn set_cpus(&self, cpus: u32) -> Result<()> {
+        let request = v1::SetCpusRequest { cpus };
+        let set = move |mut client: AgentClient<Channel>| async move {
+            client.set_cpus(request).await.map_err(|status| {
+                let old = "the sandbox's agent is of an earlier version, which cannot change CPUs";
+                let is_old = status.code() == tonic::Code::Unimplemented;
+                if is_old { tonic::Status::unimplemented(old) } else { status }
+            })
+        };
+        // The agent waits for each CPU by itself.
+        self.call_within(Some(CPUS), set).await.map(drop)
     }
 
     /// Asks the guest for the resources that it has used.

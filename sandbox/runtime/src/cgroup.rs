@@ -54,14 +54,17 @@ impl Cgroup {
             if is_v2(dir) {
                 delegate(dir);
             }
-            for (file, value) in settings(limits) {
-                let path = dir.join(file);
-                if path.exists() {
-                    fs::write(&path, value).map_err(Error::file("cannot set", &path))?;
-                }
-            }
+            set(dir, settings(limits))?;
         }
         Ok(())
+    }
+
+    /// Changes the limit of CPU time, as a number of CPUs. Missing groups are no error.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a limit cannot be set.
+    pub fn limit_cpus(&self, cpus: u32) -> Result<()> {
+        self.dirs.iter().try_for_each(|dir| set(dir, cpu_settings(cpus)))
     }
 
     /// Returns the files to which a process id is written to join the groups.
@@ -88,6 +91,17 @@ fn remove(dir: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Writes to those of the files that exist.
+fn set<const N: usize>(dir: &Path, settings: [(&str, String); N]) -> Result<()> {
+    for (file, value) in settings {
+        let path = dir.join(file);
+        if path.exists() {
+            fs::write(&path, value).map_err(Error::file("cannot set", &path))?;
+        }
+    }
+    Ok(())
 }
 
 fn is_v2(dir: &Path) -> bool {
@@ -119,17 +133,44 @@ fn delegate(dir: &Path) {
     }
 }
 
-/// Returns the file and the value of each limit, with the names of v2 and of v1. Only files that
-/// exist are written.
+/// Returns the file and the value of each limit, with the names of v2 and of v1.
 fn settings(limits: Limits) -> [(&'static str, String); 6] {
-    const PERIOD_US: u64 = 100_000;
-    let quota = u64::from(limits.cpus) * PERIOD_US;
+    let [max, period, quota] = cpu_settings(limits.cpus);
     [
         ("memory.max", limits.memory_bytes.to_string()),
         ("memory.limit_in_bytes", limits.memory_bytes.to_string()),
+        max,
+        period,
+        quota,
+        ("pids.max", limits.threads.to_string()),
+    ]
+}
+
+/// Returns the file and the value of the limit of CPU time, with the names of v2 and of v1.
+fn cpu_settings(cpus: u32) -> [(&'static str, String); 3] {
+    const PERIOD_US: u64 = 100_000;
+    let quota = u64::from(cpus) * PERIOD_US;
+    [
         ("cpu.max", format!("{quota} {PERIOD_US}")),
         ("cpu.cfs_period_us", PERIOD_US.to_string()),
         ("cpu.cfs_quota_us", quota.to_string()),
-        ("pids.max", limits.threads.to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_cpu_time_is_changed_where_there_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (there, absent) = (dir.path().join("one"), dir.path().join("two"));
+        fs::create_dir(&there).unwrap();
+        fs::write(there.join("cpu.max"), "200000 100000").unwrap();
+        let group = Cgroup { dirs: vec![absent.clone(), there.clone()] };
+        group.limit_cpus(3).unwrap();
+        assert_eq!(fs::read_to_string(there.join("cpu.max")).unwrap(), "300000 100000");
+        assert_eq!(fs::read_dir(there).unwrap().count(), 1);
+        assert!(!absent.exists());
+    }
 }

@@ -11,7 +11,7 @@ use crate::record::{self, Record, SandboxState, Volume};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, name, network, process, sockets, start, volume};
+use crate::{Error, Result, cpus, name, network, process, sockets, start, volume};
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -76,6 +76,8 @@ impl Node {
         let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
         name::check(&name)?;
         start::accelerator(&spec.accelerator)?;
+        let asked = if spec.cpus == 0 { self.config.cpus } else { spec.cpus };
+        let (cpus, max_cpus) = cpus::of_new(asked, spec.max_cpus)?;
         let signal = &image.config.stop_signal;
         Ok(Record {
             image: process::or(&spec.image, &image.digest.to_string()),
@@ -86,7 +88,9 @@ impl Node {
             exit_status: None,
             reason: String::new(),
             memory_bytes: memory(spec.memory_bytes, self.config.memory_bytes)?,
-            cpus: cpus(spec.cpus, self.config.cpus)?,
+            cpus,
+            boot_cpus: cpus,
+            max_cpus,
             hostname: process::or(&spec.hostname, &name),
             process: process::process(&image.config, spec)?,
             stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
@@ -127,12 +131,4 @@ fn memory(asked: u64, otherwise: u64) -> Result<u64> {
         )));
     }
     Ok(bytes.next_multiple_of(1 << 20))
-}
-
-fn cpus(asked: u32, otherwise: u32) -> Result<u32> {
-    let cpus = if asked == 0 { otherwise } else { asked };
-    if cpus > 64 {
-        return Err(Error::Invalid(format!("{cpus} CPUs are too many for a sandbox: at most 64")));
-    }
-    Ok(cpus)
 }

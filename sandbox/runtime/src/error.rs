@@ -70,6 +70,19 @@ pub enum Error {
         /// The next step for the user.
         advice: String,
     },
+    /// A sandbox's CPUs are not as many as was asked for, or its guest does not use them all.
+    #[error(
+        "sandbox {name} has {cpus} CPU{} now: {reason}",
+        if *.cpus == 1 { "" } else { "s" }
+    )]
+    Cpus {
+        /// The sandbox's name.
+        name: String,
+        /// The number of CPUs that its VMM has.
+        cpus: u32,
+        /// The step that failed.
+        reason: String,
+    },
     /// All user ids for VMMs are in use.
     #[error("{0} sandboxes run already, the most that vmm_uid_count in the configuration allows")]
     Full(u32),

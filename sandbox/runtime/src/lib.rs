@@ -18,6 +18,7 @@
 //!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
+//! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
@@ -35,6 +36,7 @@ pub mod agent;
 pub mod boot;
 pub mod cgroup;
 pub mod config;
+mod cpus;
 mod create;
 mod error;
 pub mod files;

@@ -170,8 +170,14 @@ pub struct Record {
     pub reason: String,
     /// The size of guest memory in bytes.
     pub memory_bytes: u64,
-    /// The number of virtual CPUs.
+    /// The number of virtual CPUs that the VMM has now.
     pub cpus: u32,
+    /// The number of virtual CPUs at the start; these stay.
+    #[serde(default)]
+    pub boot_cpus: u32,
+    /// The most virtual CPUs that the sandbox can be given while it runs.
+    #[serde(default)]
+    pub max_cpus: u32,
     /// The host name in the container's UTS namespace.
     pub hostname: String,
     /// The container's process.
@@ -278,7 +284,12 @@ impl Store {
             read => read.map_err(Error::file("cannot read", &path))?,
         };
         let record = serde_json::from_slice(&json).map_err(std::io::Error::from);
-        record.map(Some).map_err(Error::file("cannot understand", &path))
+        let mut record: Record = record.map_err(Error::file("cannot understand", &path))?;
+        if record.max_cpus == 0 {
+            // An earlier version wrote it, whose sandboxes keep their CPUs.
+            (record.boot_cpus, record.max_cpus) = (record.cpus, record.cpus);
+        }
+        Ok(Some(record))
     }
 
     /// Removes the sandbox's directory with everything in it.
@@ -330,6 +341,18 @@ mod tests {
         assert!(matches!(store.save(&record), Err(Error::TooLarge(_))));
         // The last record that was small enough to be saved is still there.
         assert_eq!(store.load().unwrap().unwrap().process.env[0].len(), MOST_ASKED);
+    }
+
+    #[test]
+    fn a_sandbox_of_an_earlier_version_keeps_its_cpus() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "0123456789ab");
+        store.create().unwrap();
+        // This one is made of JSON without the fields.
+        let record = crate::adopt::tests::record_of(SandboxState::Running);
+        store.save(&Record { cpus: 3, ..record }).unwrap();
+        let record = store.load().unwrap().unwrap();
+        assert_eq!((record.cpus, record.boot_cpus, record.max_cpus), (3, 3, 3));
     }
 
     #[test]

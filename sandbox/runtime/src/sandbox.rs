@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use slipway_hypervisor::Vm;
 use slipway_peer::Bin;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::agent::Agent;
 use crate::files::Lane;
@@ -42,6 +42,8 @@ pub struct Sandbox {
     vm: Mutex<Option<Arc<dyn Vm>>>,
     stopping: watch::Sender<bool>,
     readers: Arc<Semaphore>,
+    /// Held while the number of CPUs is changed.
+    cpus: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A record and the number of changes to it.
@@ -70,6 +72,7 @@ impl Sandbox {
             vm: Mutex::new(None),
             stopping: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
+            cpus: Arc::default(),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),
         })
@@ -191,6 +194,15 @@ impl Sandbox {
             what: "readers of its kept output",
             most: MOST_READERS,
         })
+    }
+
+    /// Returns a permit to change the number of CPUs, to be held until that is done.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if another call changes it.
+    pub(crate) fn change_cpus(&self) -> Result<OwnedMutexGuard<()>> {
+        let permit = Arc::clone(&self.cpus).try_lock_owned();
+        permit.map_err(|_| self.wrong_state("its CPUs are being changed; try again"))
     }
 
     /// Returns whether the sandbox was asked to end.

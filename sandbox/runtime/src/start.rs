@@ -18,6 +18,7 @@ use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
+use crate::cpus::cpu_time;
 use crate::lock::lock;
 use crate::node::Node;
 use crate::record::{Record, SandboxState};
@@ -140,9 +141,8 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
 fn limits(record: &Record, overhead: u64) -> Limits {
     Limits {
         memory_bytes: record.memory_bytes.saturating_add(overhead),
-        // One CPU more is for the VMM's own threads: the VMM must answer while the guest computes.
-        cpus: record.cpus + 1,
-        threads: 64 + record.cpus,
+        cpus: cpu_time(record.cpus),
+        threads: 64 + record.max_cpus,
     }
 }
 
@@ -192,7 +192,7 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
         plug_slots: 0,
-        plug_cpus: 0,
+        plug_cpus: record.max_cpus - record.cpus,
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
         run_dir,

@@ -47,6 +47,18 @@ pub struct NamesArg {
 }
 
 #[derive(Debug, Args)]
+pub struct UpdateArgs {
+    /// Virtual CPUs: from the number that it began with to its --max-cpus
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cpus: u32,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
 pub struct StopArgs {
     /// Seconds between the image's stop signal and SIGKILL
     #[arg(short, long, default_value_t = 10, value_name = "SECONDS")]

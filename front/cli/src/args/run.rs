@@ -81,6 +81,9 @@ pub struct MachineArgs {
     /// Virtual CPUs [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cpus: Option<u32>,
+    /// The most virtual CPUs that `slipway update --cpus` can give it [default: --cpus]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub max_cpus: Option<u32>,
     /// Guest kernel instead of the node's
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub kernel: Option<PathBuf>,

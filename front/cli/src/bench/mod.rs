@@ -103,6 +103,7 @@ async fn round(
         image_digest: digest,
         memory_bytes: args.machine.memory.unwrap_or(0),
         cpus: args.machine.cpus.unwrap_or(0),
+        max_cpus: args.machine.max_cpus.unwrap_or(0),
         kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         accelerator: args.machine.accel.clone().unwrap_or_default(),
         command: vec!["true".to_owned()],

@@ -123,10 +123,10 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
         // All features of the emulation, so that programs built for recent CPUs run; without 57-bit
         // addresses, which only make page walks longer.
         _ => {
-            arguments.pair("-accel", "tcg").pair("-cpu", "max,la57=off");
+            arguments.pair("-accel", emulation(spec)).pair("-cpu", "max,la57=off");
         }
     }
-    arguments.pair("-smp", spec.cpus.to_string());
+    arguments.pair("-smp", processors(spec));
     arguments.pair("-m", format!("{}M", spec.memory.bytes() >> 20));
     // Shared, so that the plane can map it.
     let memory = json!({
@@ -137,6 +137,22 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
         "share": true,
     });
     arguments.json("-object", &memory);
+}
+
+/// Returns QEMU's software emulation. Where CPUs may come and go, they take turns on one thread: a
+/// CPU's own thread takes one of `maxcpus` contexts of the translator and never returns it, so that
+/// QEMU aborts when a CPU comes back (10.1, *tcg/tcg.c*, `tcg_register_thread`).
+fn emulation(spec: &VmSpec) -> &'static str {
+    if spec.plug_cpus > 0 { "tcg,thread=single" } else { "tcg" }
+}
+
+/// Returns the CPUs of the machine. Where some may come later, each is a core, so that `core-id`
+/// tells them apart.
+fn processors(spec: &VmSpec) -> String {
+    match (spec.cpus, spec.cpus + spec.plug_cpus) {
+        (cpus, most) if most == cpus => cpus.to_string(),
+        (cpus, most) => format!("cpus={cpus},maxcpus={most},sockets=1,cores={most},threads=1"),
+    }
 }
 
 fn boot(arguments: &mut Arguments, spec: &VmSpec) {
@@ -246,6 +262,15 @@ mod tests {
         assert!(line.contains("-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny"));
         assert!(line.contains("-initrd /k/initramfs,with comma.cpio"));
         assert!(line.contains("jent_mod_init reboot=t slipway.debug=1"));
+    }
+
+    #[test]
+    fn cpus_that_may_come_are_cores() {
+        let fixed = line(Accel::Tcg, None);
+        assert!(fixed.contains("-accel tcg ") && fixed.contains("-smp 2 "), "{fixed}");
+        let more = lined(&VmSpec { plug_cpus: 2, ..spec() }, &[], Accel::Tcg, None);
+        assert!(more.contains("-accel tcg,thread=single "), "{more}");
+        assert!(more.contains("-smp cpus=2,maxcpus=4,sockets=1,cores=4,threads=1 "), "{more}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Commands and events of `slipway-vmm` about its functions and CPUs.
+//! Commands and events of `slipway-vmm` about its functions.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -40,20 +40,6 @@ impl Qmp {
         let answer = self.execute_within(&command, timeout).await?;
         let unknown = || Error::Control("device_add did not answer with a function".into());
         message::function(&answer).ok_or_else(unknown)
-    }
-
-    /// Has `slipway-vmm` add a CPU.
-    pub(crate) async fn plug_cpu(&self, name: &str, cpu: u32, timeout: Duration) -> Result<()> {
-        let arguments = json!({ "driver": "host-x86_64-cpu", "id": name, "core-id": cpu });
-        let command = Command { name: "device_add", arguments: Some(arguments), descriptor: None };
-        self.execute_within(&command, timeout).await.map(drop)
-    }
-
-    /// Has the VMM ask its guest to give up a device.
-    pub(crate) async fn unplug(&self, name: &str, timeout: Duration) -> Result<()> {
-        let arguments = Some(json!({ "id": name }));
-        let command = Command { name: "device_del", arguments, descriptor: None };
-        self.execute_within(&command, timeout).await.map(drop)
     }
 
     /// Waits until connections of functions are reported lost, and takes their indices. Returns

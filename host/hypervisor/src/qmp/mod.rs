@@ -13,6 +13,7 @@
 //! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
 
+mod cpus;
 mod functions;
 mod message;
 
@@ -33,8 +34,8 @@ use tokio::task::JoinHandle;
 use crate::{Error, Result, ShutdownReason, VmEvent};
 use message::{Answer, Message, parse};
 
-/// The longest line that is accepted from a VMM, in bytes. QEMU's longest answers to our commands
-/// are some hundred bytes.
+/// The longest line that is accepted from a VMM, in bytes. QEMU's longest answer to our commands,
+/// the list of CPUs, has about 200 bytes for each.
 const MAX_LINE: usize = 64 << 10;
 
 /// The number of events that are kept for a slow receiver.

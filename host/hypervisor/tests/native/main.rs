@@ -200,6 +200,9 @@ fn a_function_is_connected_again_whoever_the_launcher_is() {
     drop(first);
 }
 
+/// The CPUs that the program of these tests says it has: numbers, and whether they are there.
+const CPUS: [(u32, bool); 2] = [(0, true), (1, false)];
+
 #[test]
 fn a_plugged_function_is_connected_again_whoever_the_launcher_is() {
     if is_missing("a_plugged_function_is_connected_again_whoever_the_launcher_is") {
@@ -230,7 +233,11 @@ fn a_plugged_function_is_connected_again_whoever_the_launcher_is() {
         let mut events = vm.events();
         assert_eq!(vm.record(), left.record);
         let again = meanwhile(|| server.accept("again 2"));
+        let cpus = vm.cpus().await.unwrap();
+        assert_eq!(cpus.iter().map(|one| (one.cpu, one.present)).collect::<Vec<_>>(), CPUS);
         vm.plug_cpu("cpu", 1).await.unwrap();
+        let refused = vm.plug_cpu("more", 2).await.unwrap_err().to_string();
+        assert!(refused.contains("no place for CPU 2"), "{refused}");
         vm.unplug("more").await.unwrap();
         while events.recv().await.unwrap() != VmEvent::Unplugged("more".into()) {}
         vm.quit().await.unwrap();

@@ -76,6 +76,13 @@ fn serve(shared: &Shared, client: &UnixStream) {
                 let connection = UnixStream::from(descriptor.unwrap());
                 use_function(shared, index, "again", connection);
             }
+            "query-hotpluggable-cpus" => {
+                let kind = "host-x86_64-cpu";
+                value = serde_json::json!([
+                    { "type": kind, "vcpus-count": 1, "props": { "core-id": 1 } },
+                    { "type": kind, "vcpus-count": 1, "props": { "core-id": 0 }, "qom-path": "/0" },
+                ]);
+            }
             "device_add" => {
                 let arguments = &request["arguments"];
                 if let Some(connection) = descriptor {

@@ -44,5 +44,7 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         addresses: network.map(|one| vec![one.ipv4.clone(), one.ipv6.clone()]).unwrap_or_default(),
         published: network.map(|one| one.published.clone()).unwrap_or_default(),
         sockets: record.sockets.is_some(),
+        cpus: record.cpus,
+        max_cpus: record.max_cpus,
     }
 }

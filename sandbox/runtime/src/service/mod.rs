@@ -262,6 +262,13 @@ impl v1::sandboxes_server::Sandboxes for Service {
         Ok(Response::new(v1::InspectReply { sandbox: Some(summary(&sandbox)), json }))
     }
 
+    async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
+        let request = request.into_inner();
+        let sandbox = self.node.find(&request.name)?;
+        self.node.set_cpus(&sandbox, request.cpus).await?;
+        Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&sandbox)) }))
+    }
+
     async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {
         let sandbox = self.node.find(&request.into_inner().name)?;
         let guest = sandbox.agent()?.stats().await?;

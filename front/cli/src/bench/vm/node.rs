@@ -52,6 +52,7 @@ impl Node {
             image_digest: image.digest.to_string(),
             memory_bytes: args.machine.memory.unwrap_or(memory),
             cpus: args.machine.cpus.unwrap_or(threads.clamp(1, cores)),
+            max_cpus: args.machine.max_cpus.unwrap_or(0),
             kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
             accelerator: args.machine.accel.clone().unwrap_or_default(),
             // `cat` ends with its input, which ends with this process, in whatever way that ends.

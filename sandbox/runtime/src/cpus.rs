@@ -1,0 +1,233 @@
+//! The CPUs of a running sandbox: `slipway update --cpus`.
+//!
+//! A sandbox begins with some CPUs, which stay, and can be given others up to the number that its
+//! machine was made for. The steps are the same for more and for fewer, and each is done only for
+//! CPUs that need it: the VMM gets more CPU time, adds CPUs, the agent brings CPUs online and takes
+//! the others offline, the VMM removes those from the last one on, and gets less CPU time.
+//!
+//! After an error, the number of CPUs is the one that the VMM lists. The number is read again when
+//! a daemon adopts a sandbox, since the one before may have ended between two steps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_hypervisor::{CpuSlot, Vm};
+
+use crate::agent::Agent;
+use crate::cgroup::Cgroup;
+use crate::node::Node;
+use crate::record::Record;
+use crate::sandbox::Sandbox;
+use crate::{Error, Result};
+
+/// The largest number of CPUs of a sandbox.
+const MOST: u32 = 64;
+/// The time in which a guest gives back a CPU that its kernel has taken offline.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The time between two looks at the VMM's list.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Node {
+    /// Changes the number of CPUs of a running sandbox. The change goes on to its end if the caller
+    /// stops waiting.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the sandbox cannot have so many; [`Error::WrongState`] if its container
+    /// does not run or its CPUs are being changed; [`Error::Cpus`] if the VMM or the guest failed.
+    pub async fn set_cpus(&self, sandbox: &Arc<Sandbox>, wanted: u32) -> Result<()> {
+        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
+        sandbox.look(|record| check(record, wanted))?;
+        let ended = || sandbox.wrong_state("its microVM has ended");
+        let vm = vm.ok_or_else(ended)?;
+        let turn = sandbox.change_cpus()?;
+        let change = Change { sandbox: Arc::clone(sandbox), agent, vm };
+        let changed = self.guests.spawn(async move {
+            let _turn = turn;
+            change.run(wanted).await
+        });
+        changed.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
+    }
+}
+
+/// Checks the numbers of CPUs of a new sandbox. Returns the number of CPUs that it begins with, and
+/// the most that it can have; `most` is 0 if it can have no others.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn of_new(cpus: u32, most: u32) -> Result<(u32, u32)> {
+    let most = if most == 0 { cpus } else { most };
+    if cpus.max(most) > MOST {
+        let many = cpus.max(most);
+        return Err(Error::Invalid(format!(
+            "{many} CPUs are too many for a sandbox: at most {MOST}"
+        )));
+    }
+    if most < cpus {
+        return Err(Error::Invalid(format!(
+            "--max-cpus {most} is less than the {cpus} CPUs that the sandbox begins with"
+        )));
+    }
+    Ok((cpus, most))
+}
+
+fn check(record: &Record, wanted: u32) -> Result<()> {
+    let Record { name, boot_cpus, max_cpus, .. } = record;
+    let least = (*boot_cpus).max(1);
+    if wanted < least {
+        return Err(Error::Invalid(format!(
+            "{} too few for sandbox {name}: the {least} that it began with cannot be taken away",
+            if wanted == 1 { "1 CPU is".to_owned() } else { format!("{wanted} CPUs are") }
+        )));
+    }
+    if wanted > *max_cpus {
+        return Err(Error::Invalid(format!(
+            "{wanted} CPUs are too many for sandbox {name}: at most {max_cpus}; \
+             `slipway run --max-cpus` makes one that can have more"
+        )));
+    }
+    Ok(())
+}
+
+/// Records the number of CPUs that the VMM of an adopted sandbox lists. The next update of the
+/// record saves it.
+///
+/// # Errors
+/// [`Error::Hypervisor`] if the VMM does not answer.
+pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
+    if sandbox.look(|record| record.max_cpus > record.boot_cpus) {
+        let cpus = vm.cpus().await?;
+        sandbox.note(|record| record.cpus = count(record, &cpus));
+    }
+    Ok(())
+}
+
+/// Returns the number of CPUs that the VMM lists as there. A VMM that its guest took over may list
+/// anything, so the number is within the sandbox's own range.
+fn count(record: &Record, cpus: &[CpuSlot]) -> u32 {
+    let there = cpus.iter().filter(|one| one.present && one.cpu < record.max_cpus).count() as u32;
+    there.max(record.boot_cpus)
+}
+
+/// Returns the name by which the VMM knows a CPU that was added.
+fn name(cpu: u32) -> String {
+    format!("cpu-{cpu}")
+}
+
+/// Returns the CPU time that the VMM of a sandbox with so many CPUs may use, as a number of CPUs.
+/// One more is for the VMM's own threads: the VMM must answer while the guest computes.
+pub(crate) fn cpu_time(cpus: u32) -> u32 {
+    cpus + 1
+}
+
+struct Change {
+    sandbox: Arc<Sandbox>,
+    agent: Agent,
+    vm: Arc<dyn Vm>,
+}
+
+impl Change {
+    async fn run(&self, wanted: u32) -> Result<()> {
+        // The VMM's list alone never raises the limit.
+        let most = wanted.max(self.sandbox.look(|record| record.cpus));
+        let changed = self.change(wanted, most).await;
+        match (changed, self.settle(most).await) {
+            (Ok(()), settled) => settled.map(drop),
+            (Err(error), Err(_)) => Err(error),
+            (Err(error), Ok(cpus)) => Err(Error::Cpus {
+                name: self.sandbox.name.clone(),
+                cpus,
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    async fn change(&self, wanted: u32, most: u32) -> Result<()> {
+        let cpus = self.vm.cpus().await?;
+        self.limit(most).await?;
+        for cpu in cpus.iter().filter(|one| !one.present && one.cpu < wanted) {
+            self.vm.plug_cpu(&name(cpu.cpu), cpu.cpu).await?;
+        }
+        self.agent.set_cpus(wanted).await?;
+        for cpu in cpus.iter().rev().filter(|one| one.present && one.cpu >= wanted) {
+            self.unplug(cpu.cpu).await?;
+        }
+        Ok(())
+    }
+
+    async fn unplug(&self, cpu: u32) -> Result<()> {
+        self.vm.unplug(&name(cpu)).await?;
+        let gone = async {
+            let is_it = |one: &CpuSlot| one.present && one.cpu == cpu;
+            while self.vm.cpus().await?.iter().any(is_it) {
+                tokio::time::sleep(LOOK).await;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(PATIENCE, gone).await.unwrap_or_else(|_| {
+            let within = PATIENCE.as_secs();
+            Err(Error::Agent(format!("the guest has not given back CPU {cpu} within {within} s")))
+        })
+    }
+
+    /// Records the CPUs that the VMM has, and limits its CPU time to theirs. Returns their number.
+    async fn settle(&self, most: u32) -> Result<u32> {
+        let listed = self.vm.cpus().await?;
+        let cpus = self.sandbox.look(|record| count(record, &listed));
+        self.limit(cpus.min(most)).await?;
+        self.sandbox.update(|record| record.cpus = cpus).await?;
+        Ok(cpus)
+    }
+
+    async fn limit(&self, cpus: u32) -> Result<()> {
+        let group = Cgroup::of(&self.sandbox.id);
+        self.sandbox.lane.run(move || group.limit_cpus(cpu_time(cpus))).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::SandboxState;
+
+    fn record(boot_cpus: u32, max_cpus: u32) -> Record {
+        let record = crate::adopt::tests::record_of(SandboxState::Running);
+        Record { boot_cpus, max_cpus, ..record }
+    }
+
+    #[test]
+    fn a_new_sandbox_has_room_for_the_cpus_it_begins_with() {
+        assert_eq!(of_new(2, 0).unwrap(), (2, 2));
+        assert_eq!(of_new(1, 64).unwrap(), (1, 64));
+        for (cpus, most, said) in
+            [(65, 0, "65 CPUs"), (1, 65, "65 CPUs"), (4, 2, "--max-cpus 2 is less than the 4")]
+        {
+            let refused = of_new(cpus, most).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_number_out_of_range_is_refused_with_the_range() {
+        check(&record(2, 4), 2).unwrap();
+        check(&record(2, 4), 4).unwrap();
+        for (wanted, said) in [
+            (0, "0 CPUs are too few for sandbox one: the 2 that"),
+            (1, "1 CPU is too few"),
+            (5, "at most 4; `slipway run --max-cpus`"),
+        ] {
+            let refused = check(&record(2, 4), wanted).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_vmms_list_counts_within_the_sandboxs_range() {
+        let cpus = |there: &[bool]| -> Vec<CpuSlot> {
+            let slot = |(cpu, &present): (usize, &bool)| CpuSlot { cpu: cpu as u32, present };
+            there.iter().enumerate().map(slot).collect()
+        };
+        assert_eq!(count(&record(1, 3), &cpus(&[true, true, false])), 2);
+        assert_eq!(count(&record(2, 3), &cpus(&[false; 3])), 2);
+        assert_eq!(count(&record(1, 3), &cpus(&[true; 200])), 3);
+    }
+}

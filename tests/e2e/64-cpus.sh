@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# A running sandbox is given a CPU and loses it again, twice: its container, the VMM's process, its control group and
+# the record say so, also after the daemon was killed. What it cannot have is refused in one line.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_node
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+keeper='' daemon=''
+end_all() {
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+}
+start_daemon() {
+    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail "$work/daemon.log")"
+}
+
+"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_daemon
+
+# refused PATTERN NAME WORDS…: an update that fails with one line, which matches.
+refused() {
+    local status
+    timeout 300 "$slipway" update "${@:2}" >"$work/out" 2>"$work/err"
+    status=$?
+    [ "$status" = 1 ] || [ "$status" = 2 ] || fail "update ${*:2}: status $status, $(cat "$work/out" "$work/err")"
+    grep -qE "$1" "$work/err" || fail "update ${*:2} says: $(cat "$work/err")"
+    ok "update ${*:2} -> $status, $(grep -m 1 . "$work/err")"
+}
+recorded() { "$slipway" inspect web | python3 -c 'import json,sys
+one = json.load(sys.stdin)[0]
+print(one["cpus"], one["boot_cpus"], one["max_cpus"])'; }
+# The VMM's time in each 100 ms: that of its CPUs, and as much as one more.
+quota() {
+    local id
+    id=$("$slipway" inspect web | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])')
+    cut -d ' ' -f 1 "/sys/fs/cgroup/slipway/$id/cpu.max" 2>/dev/null \
+        || cat "/sys/fs/cgroup/cpu/slipway/$id/cpu.cfs_quota_us" 2>/dev/null
+}
+has() {
+    local found limit
+    found=$(timeout 300 "$slipway" exec web nproc) || fail "exec: $found"
+    [ "$found" = "$1" ] || fail "the container has $found CPUs, not $1"
+    [ "$(recorded)" = "$1 1 2" ] || fail "the record has $(recorded), not $1 1 2"
+    limit=$(quota)
+    [ -z "$limit" ] || [ "$limit" = $((($1 + 1) * 100000)) ] || fail "$1 CPUs with the limit $limit"
+}
+
+"$slipway" run -d --name web --cpus 1 --max-cpus 2 "$image" -- sleep 100000 >/dev/null || fail "run"
+has 1
+ok "a sandbox with room for two CPUs begins with one"
+for round in 1 2; do
+    timeout 300 "$slipway" update web --cpus 2 >/dev/null || fail "update to 2"
+    has 2
+    timeout 300 "$slipway" exec web -- taskset -c 1 true || fail "a process cannot run on CPU 1"
+    [ "$("$slipway" update --json web --cpus 2 | python3 -c 'import json,sys; print(json.load(sys.stdin)["cpus"])')" = 2 ] \
+        || fail "the same again"
+    if [ "$round" = 2 ]; then
+        kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+        start_daemon
+        has 2
+        ok "the next daemon knows the CPUs of a sandbox that it adopts"
+    fi
+    timeout 300 "$slipway" update web --cpus 1 >/dev/null || fail "update to 1"
+    has 1
+done
+ok "a second CPU came, ran a process and went, twice"
+
+refused '0 is not in 1\.\.=64' web --cpus 0
+refused 'many' web --cpus many
+refused 'web: at most 2; `slipway run --max-cpus`' web --cpus 3
+refused 'no sandbox' nobody --cpus 2
+refused 'cpus' web
+"$slipway" run --cpus 4 --max-cpus 2 "$image" true 2>"$work/err" && fail "--max-cpus 2 with --cpus 4"
+grep -q -- '--max-cpus 2 is less than the 4 CPUs' "$work/err" || fail "$(cat "$work/err")"
+has 1
+"$slipway" run -d --name fixed --cpus 2 "$image" -- sleep 100000 >/dev/null || fail "run"
+refused 'fixed: at most 2; ' fixed --cpus 3
+refused 'the 2 that it began with' fixed --cpus 1
+"$slipway" stop -t 1 fixed >/dev/null
+refused 'fixed is exited: ' fixed --cpus 2
+"$slipway" rm --force web fixed >/dev/null || fail "rm"
+[ -z "$(leftovers)" ] || fail "left: $(leftovers)"
+ok "nothing is left"
