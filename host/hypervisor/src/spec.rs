@@ -90,11 +90,14 @@ pub struct VmSpec {
 /// - `cryptomgr.notests`: saves 0.3 to 0.6 s of self-tests of ciphers under emulation;
 /// - `tsc=reliable no_timer_check`: no calibration against timers that a busy host delays;
 /// - `random.trust_cpu=on`: the guest's random numbers are ready at once;
+/// - `maxcpus=1`: the kernel starts with one CPU, and the agent brings the others online before
+///   it says hello. Linux changes its own code again and again while it starts, and waits for all
+///   CPUs each time: on a host that has others to run, each wait may take a turn of the scheduler;
 /// - `initcall_blacklist`: work at every start that a sandbox has no use for: a search of all
 ///   traced functions for those that the linker has replaced, numbers for names in the formats of
 ///   trace events, and a source of random numbers for machines without another.
 const COMMON_WORDS: &str = "console=ttyS0 loglevel=3 panic=-1 cryptomgr.notests tsc=reliable \
-     no_timer_check random.trust_cpu=on \
+     no_timer_check random.trust_cpu=on maxcpus=1 \
      initcall_blacklist=ftrace_check_for_weak_functions,trace_eval_init,jent_mod_init";
 
 impl VmSpec {

@@ -23,6 +23,21 @@ pub async fn set(sysfs: &Path, count: u32) -> Result<()> {
     set_within(PATIENCE, &sysfs.join(CPUS), count).await
 }
 
+/// Brings all CPUs online that the kernel has found. It starts with one (`maxcpus=1` on its command
+/// line). To be called before drivers are loaded, some of which make a queue for each CPU.
+///
+/// # Errors
+/// The first CPU that the kernel does not bring online. The others are tried all the same.
+pub fn start_all(sysfs: &Path) -> Result<()> {
+    let cpus = sysfs.join(CPUS);
+    let start = |cpu: &u32| {
+        let started = std::fs::write(switch(&cpus, *cpu), "1");
+        started.with_context(|| format!("bringing CPU {cpu} online"))
+    };
+    let outcomes: Vec<_> = numbers(&cpus)?.iter().map(start).collect();
+    outcomes.into_iter().collect()
+}
+
 async fn set_within(patience: Duration, cpus: &Path, count: u32) -> Result<()> {
     ensure!(count > 0, "the first CPU stays");
     for cpu in 1..count {
@@ -96,6 +111,22 @@ mod tests {
             set_within(Duration::ZERO, dir.path(), count).await.unwrap();
             assert_eq!(online(dir.path()).concat(), expected, "{count}");
         }
+    }
+
+    #[test]
+    fn all_cpus_are_started_even_if_one_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let cpus = dir.path().join(CPUS);
+        std::fs::create_dir_all(&cpus).unwrap();
+        (1..4).for_each(|cpu| add(&cpus, cpu));
+        start_all(dir.path()).unwrap();
+        assert_eq!(online(&cpus).concat(), "111");
+        std::fs::remove_file(switch(&cpus, 1)).unwrap();
+        std::fs::create_dir(switch(&cpus, 1)).unwrap();
+        std::fs::write(switch(&cpus, 3), "0").unwrap();
+        let error = start_all(dir.path()).unwrap_err();
+        assert!(format!("{error:#}").starts_with("bringing CPU 1 online: "), "{error:#}");
+        assert_eq!(std::fs::read_to_string(switch(&cpus, 3)).unwrap(), "1");
     }
 
     #[tokio::test]

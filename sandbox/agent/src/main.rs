@@ -121,6 +121,9 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 fn run_as_init(first_instruction: u64) -> Result<()> {
     machine::end_on_panic();
     machine::mount_all()?;
+    if let Err(error) = cpus::start_all(Path::new(machine::SYSFS)) {
+        log!("{error:#}");
+    }
     let stages = Arc::new(Stages::new(first_instruction));
     let loader = stages.clone();
     // Modules are loaded in parallel to opening the port, which needs only its own driver and not
