@@ -28,7 +28,7 @@ refused() {
     local status
     timeout 300 "$slipway" update "${@:2}" >"$work/out" 2>"$work/err"
     status=$?
-    [ "$status" = 1 ] || [ "$status" = 2 ] || fail "update ${*:2}: status $status, $(cat "$work/out" "$work/err")"
+    [ "$status" = 125 ] || [ "$status" = 2 ] || fail "update ${*:2}: status $status, $(cat "$work/out" "$work/err")"
     grep -qE "$1" "$work/err" || fail "update ${*:2} says: $(cat "$work/err")"
     ok "update ${*:2} -> $status, $(grep -m 1 . "$work/err")"
 }

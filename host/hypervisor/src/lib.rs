@@ -29,7 +29,7 @@
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other.
 //!
-//! CPUs are added and removed while the guest runs, with both VMMs ([`Vm::plug_cpu`]).
+//! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
 //!
 //! Not implemented: hot plug of functions with QEMU, templates and snapshots. Limits: the exit
 //! status of a VM that was taken over is known to its parent only; console text beyond the capacity
@@ -192,8 +192,9 @@ pub trait Vm: Send + Sync {
     /// the guest uses it, and may be asked again.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with a VMM that has no hot plug; [`Error::Refused`] if there is no
-    /// such device, as with a function of QEMU's.
+    /// [`Error::Unsupported`] with a VMM that has no hot plug, and under software emulation, which
+    /// takes no CPU back; [`Error::Refused`] if there is no such device, as with a function of
+    /// QEMU's.
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
         let _ = name;
         Box::pin(std::future::ready(no_hot_plug()))

@@ -15,7 +15,8 @@ use crate::process::Process;
 use crate::qmp::Qmp;
 use crate::reconnect::{Sockets, reconnect};
 use crate::{
-    Accel, BoxFuture, CpuSlot, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec, identity,
+    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec,
+    identity,
 };
 
 /// The time that a new function may take: the VMM waits for its server for up to a minute.
@@ -163,7 +164,15 @@ impl Vm for LaunchedVm {
     }
 
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {
-        Box::pin(self.qmp.unplug(name, COMMAND_DEADLINE))
+        Box::pin(async move {
+            // Each thread of a CPU takes one of `maxcpus` contexts of the translator for good, so
+            // that QEMU (11.1, *tcg/tcg.c*, `tcg_register_thread`) aborts when a CPU comes back.
+            if self.accel == Accel::Tcg {
+                let what = "QEMU's software emulation takes no CPU back";
+                return Err(Error::Unsupported { what });
+            }
+            self.qmp.unplug(name, COMMAND_DEADLINE).await
+        })
     }
 
     fn kill(&self) -> Result<()> {

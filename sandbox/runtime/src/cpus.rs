@@ -6,12 +6,13 @@
 //! the others offline, the VMM removes those from the last one on, and gets less CPU time.
 //!
 //! After an error, the number of CPUs is the one that the VMM lists. The number is read again when
-//! a daemon adopts a sandbox, since the one before may have ended between two steps.
+//! a daemon adopts a sandbox, since the one before may have ended between two steps. QEMU's
+//! software emulation takes no CPU back: there, CPUs that are taken away stay in the VMM, offline.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_hypervisor::{CpuSlot, Vm};
+use slipway_hypervisor::{Accel, CpuSlot, Vm};
 
 use crate::agent::Agent;
 use crate::cgroup::Cgroup;
@@ -32,8 +33,9 @@ impl Node {
     /// stops waiting.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the sandbox cannot have so many; [`Error::WrongState`] if its container
-    /// does not run or its CPUs are being changed; [`Error::Cpus`] if the VMM or the guest failed.
+    /// [`Error::Invalid`] if the sandbox cannot have so many; [`Error::WrongState`] if its
+    /// container does not run or its CPUs are being changed; [`Error::Cpus`] if the VMM or the
+    /// guest failed.
     pub async fn set_cpus(&self, sandbox: &Arc<Sandbox>, wanted: u32) -> Result<()> {
         let (agent, vm) = (sandbox.agent()?, sandbox.vm());
         sandbox.look(|record| check(record, wanted))?;
@@ -94,11 +96,16 @@ fn check(record: &Record, wanted: u32) -> Result<()> {
 /// # Errors
 /// [`Error::Hypervisor`] if the VMM does not answer.
 pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
-    if sandbox.look(|record| record.max_cpus > record.boot_cpus) {
+    if takes_back(vm) && sandbox.look(|record| record.max_cpus > record.boot_cpus) {
         let cpus = vm.cpus().await?;
         sandbox.note(|record| record.cpus = count(record, &cpus));
     }
     Ok(())
+}
+
+/// Returns whether the VMM can remove a CPU.
+fn takes_back(vm: &dyn Vm) -> bool {
+    vm.accel() != Accel::Tcg
 }
 
 /// Returns the number of CPUs that the VMM lists as there. A VMM that its guest took over may list
@@ -130,7 +137,8 @@ impl Change {
         // The VMM's list alone never raises the limit.
         let most = wanted.max(self.sandbox.look(|record| record.cpus));
         let changed = self.change(wanted, most).await;
-        match (changed, self.settle(most).await) {
+        let used = if changed.is_ok() { wanted } else { MOST };
+        match (changed, self.settle(used, most).await) {
             (Ok(()), settled) => settled.map(drop),
             (Err(error), Err(_)) => Err(error),
             (Err(error), Ok(cpus)) => Err(Error::Cpus {
@@ -148,7 +156,8 @@ impl Change {
             self.vm.plug_cpu(&name(cpu.cpu), cpu.cpu).await?;
         }
         self.agent.set_cpus(wanted).await?;
-        for cpu in cpus.iter().rev().filter(|one| one.present && one.cpu >= wanted) {
+        let leave = cpus.iter().rev().filter(|one| one.present && one.cpu >= wanted);
+        for cpu in leave.filter(|_| takes_back(&*self.vm)) {
             self.unplug(cpu.cpu).await?;
         }
         Ok(())
@@ -169,10 +178,11 @@ impl Change {
         })
     }
 
-    /// Records the CPUs that the VMM has, and limits its CPU time to theirs. Returns their number.
-    async fn settle(&self, most: u32) -> Result<u32> {
+    /// Records the CPUs that the VMM has and the guest uses, at most `used`, and limits the VMM's
+    /// CPU time to theirs, and to that of `most`. Returns their number.
+    async fn settle(&self, used: u32, most: u32) -> Result<u32> {
         let listed = self.vm.cpus().await?;
-        let cpus = self.sandbox.look(|record| count(record, &listed));
+        let cpus = self.sandbox.look(|record| count(record, &listed)).min(used);
         self.limit(cpus.min(most)).await?;
         self.sandbox.update(|record| record.cpus = cpus).await?;
         Ok(cpus)

@@ -170,7 +170,7 @@ pub struct Record {
     pub reason: String,
     /// The size of guest memory in bytes.
     pub memory_bytes: u64,
-    /// The number of virtual CPUs that the VMM has now.
+    /// The number of virtual CPUs that the sandbox has now.
     pub cpus: u32,
     /// The number of virtual CPUs at the start; these stay.
     #[serde(default)]

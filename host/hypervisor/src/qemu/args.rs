@@ -123,7 +123,7 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
         // All features of the emulation, so that programs built for recent CPUs run; without 57-bit
         // addresses, which only make page walks longer.
         _ => {
-            arguments.pair("-accel", emulation(spec)).pair("-cpu", "max,la57=off");
+            arguments.pair("-accel", "tcg").pair("-cpu", "max,la57=off");
         }
     }
     arguments.pair("-smp", processors(spec));
@@ -137,13 +137,6 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Common)
         "share": true,
     });
     arguments.json("-object", &memory);
-}
-
-/// Returns QEMU's software emulation. Where CPUs may come and go, they take turns on one thread: a
-/// CPU's own thread takes one of `maxcpus` contexts of the translator and never returns it, so that
-/// QEMU aborts when a CPU comes back (10.1, *tcg/tcg.c*, `tcg_register_thread`).
-fn emulation(spec: &VmSpec) -> &'static str {
-    if spec.plug_cpus > 0 { "tcg,thread=single" } else { "tcg" }
 }
 
 /// Returns the CPUs of the machine. Where some may come later, each is a core, so that `core-id`
@@ -267,9 +260,8 @@ mod tests {
     #[test]
     fn cpus_that_may_come_are_cores() {
         let fixed = line(Accel::Tcg, None);
-        assert!(fixed.contains("-accel tcg ") && fixed.contains("-smp 2 "), "{fixed}");
+        assert!(fixed.contains("-smp 2 "), "{fixed}");
         let more = lined(&VmSpec { plug_cpus: 2, ..spec() }, &[], Accel::Tcg, None);
-        assert!(more.contains("-accel tcg,thread=single "), "{more}");
         assert!(more.contains("-smp cpus=2,maxcpus=4,sockets=1,cores=4,threads=1 "), "{more}");
     }
 

@@ -1,5 +1,5 @@
-//! CPUs of a running VM: `query-hotpluggable-cpus`, `device_add` and `device_del`, the same for QEMU
-//! (*docs/system/cpu-hotplug.rst*) and for `slipway-vmm`.
+//! CPUs of a running VM: `query-hotpluggable-cpus`, `device_add` and `device_del`, the same for
+//! QEMU (*docs/system/cpu-hotplug.rst*) and for `slipway-vmm`.
 
 use std::time::Duration;
 

@@ -154,6 +154,10 @@ impl Agent for Guest {
         self.answer().await
     }
 
+    async fn set_cpus(&self, _: Request<v1::SetCpusRequest>) -> Reply<v1::SetCpusReply> {
+        self.answer().await
+    }
+
     async fn trace(&self, _: Request<v1::TraceRequest>) -> Reply<Self::TraceStream> {
         Ok(Response::new(Box::pin(tokio_stream::empty())))
     }
