@@ -132,6 +132,7 @@ fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
 fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
     config.pool_page()?;
+    config.shares_roots()?;
     let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget, pool };
     if !keeps {
         return Ok(Plane::new(settings)?);

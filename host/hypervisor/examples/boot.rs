@@ -65,6 +65,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         memory: GuestMemory::new(256 << 20).unwrap(),
         cpus,
         plug_cpus: 0,
+        shared: None,
         plug_slots: 0,
         kernel: kernel.to_owned(),
         initramfs: initramfs.to_owned(),

@@ -27,7 +27,8 @@
 //! functions that are added while it runs ([`Vm::plug`]).
 //!
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
-//! of the VM's functions know the file and accept no other.
+//! of the VM's functions know the file and accept no other. Beside it, a `slipway-vmm` can be given
+//! pages that guests share and only read ([`SharedPages`]).
 //!
 //! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
 //!
@@ -70,6 +71,7 @@ pub mod qemu;
 mod qmp;
 mod reap;
 mod reconnect;
+mod shared;
 mod spec;
 mod vm;
 
@@ -80,6 +82,7 @@ pub use console::STDERR_TAIL;
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
+pub use shared::SharedPages;
 pub use slipway_pool_wire::{Page, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 
@@ -98,6 +101,16 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// There is no VMM for such a VM.
     fn overhead<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<u64>>;
+
+    /// Returns whether the VMM of such a VM can be given [`VmSpec::shared`]. The first call may
+    /// boot the spec's kernel for a moment.
+    ///
+    /// # Errors
+    /// There is no VMM for such a VM.
+    fn shares_pages<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
+        let _ = spec;
+        Box::pin(std::future::ready(Ok(false)))
+    }
 
     /// Starts a VM and returns once it answers on its control channel; its guest has begun to run
     /// by then.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{AccelChoice, Error, GuestMemory, Result, VmRecord};
+use crate::{AccelChoice, Error, GuestMemory, Result, SharedPages, VmRecord};
 
 /// The user and group that a VM's process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,10 @@ pub struct VmSpec {
     pub name: String,
     /// The guest memory: a multiple of 1 MiB, at least [`VmSpec::MIN_MEMORY`] bytes.
     pub memory: GuestMemory,
+    /// Pages that the guest reads in place and shares with others, as the persistent memory
+    /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Hypervisor::shares_pages) runs such
+    /// a VM.
+    pub shared: Option<SharedPages>,
     /// The number of virtual CPUs: 1 to [`VmSpec::MAX_CPUS`].
     pub cpus: u32,
     /// The kernel image; an uncompressed ELF with a PVH entry starts fastest.
@@ -194,6 +198,7 @@ pub(crate) mod tests {
         VmSpec {
             name: "web-1".into(),
             memory: GuestMemory::new(256 << 20).unwrap(),
+            shared: None,
             cpus: 2,
             kernel: "/k/vmlinux".into(),
             initramfs: "/k/initramfs,with comma.cpio".into(),

@@ -13,10 +13,10 @@ use slipway_agent_protocol::v1::{
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::init::{ContainerSpec, InitSpec, VolumeSpec};
 use crate::log;
-use crate::nvme;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::sockets::Files;
+use crate::{nvme, pmem};
 
 /// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
@@ -72,7 +72,11 @@ impl Container {
             Some(device) => Some(nvme::find(&places.sysfs, device).await?),
             None => None,
         };
-        let image = root.image.context("no image given")?;
+        let image = match &root.image {
+            Some(device) => nvme::find(&places.sysfs, device).await?,
+            None if root.shared_image => pmem::find(&places.sysfs).await?,
+            None => return Err(anyhow!("no image given").into()),
+        };
         let cgroup = match &places.hierarchy {
             Some(hierarchy) => Some(hierarchy.create(&request.id)?),
             None => None,
@@ -84,7 +88,8 @@ impl Container {
             cgroup: cgroup_path(cgroup.as_ref()),
             container: Some(ContainerSpec {
                 base: utf8(&places.base)?,
-                image: Some(nvme::find(&places.sysfs, &image).await?),
+                image: Some(image),
+                shared_image: root.image.is_none(),
                 volatile,
                 read_only: root.read_only,
                 volumes,

@@ -30,6 +30,8 @@ const NETWORK_MODULES: &str = "/modules/network";
 const VLAN_MODULES: &str = "/modules/vlan";
 /// The folder of modules that a sandbox with a socket function needs.
 const SOCKETS_MODULES: &str = "/modules/sockets";
+/// The folder of modules that a sandbox with a root in shared pages needs.
+const PMEM_MODULES: &str = "/modules/pmem";
 /// The folder of the socket engine and the libraries of its programs.
 pub const SOCKETS: &str = "/sockets";
 /// The folder of the socket engine's socket.
@@ -142,6 +144,11 @@ pub fn load_network_modules() {
 /// Loads the driver of the socket function, unless it is loaded already.
 pub fn load_sockets_modules() {
     load_modules_of(Path::new(SOCKETS_MODULES));
+}
+
+/// Loads the drivers of shared pages, unless they are loaded already.
+pub fn load_pmem_modules() {
+    load_modules_of(Path::new(PMEM_MODULES));
 }
 
 /// The first argument of the kernel's request for a module: `-q -- NAME`.

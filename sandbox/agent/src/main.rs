@@ -7,15 +7,15 @@
 //!
 //! [`machine`] mounts the kernel's file systems and loads modules, [`port`] turns the port into a
 //! sequence of connections, and [`mod@service`] answers requests with [`agent`], which holds
-//! containers by id. [`container`] builds one container: its devices ([`nvme`], [`uevent`]), its
-//! [`cgroup`] with the [`device_policy`], its processes. A [`process`] begins as this program in
-//! the role of [`init`], which sets itself up inside the container's namespaces and executes the
-//! container's program. [`stdio`] carries a process's streams, [`kept`] keeps output that the host
-//! may ask for again, and the [`reaper`] reports the process's end. [`trace`] measures the time
-//! that the NVMe driver and the block layer take for commands, while a host asks for it.
-//! [`network`] configures the sandbox's interface. [`cpus`] brings CPUs that the VMM adds online,
-//! and takes those offline that it is to remove. [`sockets`] starts the socket engine of a sandbox
-//! whose sockets are devices.
+//! containers by id. [`container`] builds one container: its devices ([`nvme`], [`pmem`],
+//! [`uevent`]), its [`cgroup`] with the [`device_policy`], its processes. A [`process`] begins as
+//! this program in the role of [`init`], which sets itself up inside the container's namespaces
+//! and executes the container's program. [`stdio`] carries a process's streams, [`kept`] keeps
+//! output that the host may ask for again, and the [`reaper`] reports the process's end. [`trace`]
+//! measures the time that the NVMe driver and the block layer take for commands, while a host asks
+//! for it. [`network`] configures the sandbox's interface. [`cpus`] brings CPUs online, those that
+//! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
+//! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices.
 //!
 //! # What keeps a container in
 //!
@@ -54,6 +54,7 @@ mod kept;
 mod machine;
 mod network;
 mod nvme;
+mod pmem;
 mod port;
 mod process;
 mod reaper;

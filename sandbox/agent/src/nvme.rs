@@ -82,7 +82,7 @@ fn virtio(sysfs: &Path, address: &str) -> Result<Option<Device>> {
 
 /// Returns the device number of the disk with this directory. Returns `None` if the disk is not
 /// there yet.
-fn number(disk: &Path) -> Result<Option<Device>> {
+pub fn number(disk: &Path) -> Result<Option<Device>> {
     match std::fs::read_to_string(disk.join("dev")) {
         Ok(text) => parse_number(&text).map(Some),
         // The disk's own directory appears a moment later.

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use slipway_initramfs::{Kernel, build};
+use slipway_initramfs::{Extras, Kernel, build};
 
 fn main() {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
@@ -12,6 +12,6 @@ fn main() {
         panic!("usage: initramfs KERNEL AGENT FOLDER");
     };
     let kernel = Kernel::locate(Some(Path::new(kernel)), Path::new("/")).unwrap();
-    let made = build(&kernel, Path::new(agent), None, Path::new(folder)).unwrap();
+    let made = build(&kernel, Path::new(agent), Extras::default(), Path::new(folder)).unwrap();
     println!("{}", made.display());
 }

@@ -10,7 +10,8 @@
 //!   kernel itself requests;
 //! - the empty directories that the agent mounts on;
 //! - for a sandbox with a socket function ([`Sockets`]): the socket engine's program, the libraries
-//!   that its containers' programs load, and the driver in `/modules/sockets`.
+//!   that its containers' programs load, and the driver in `/modules/sockets`;
+//! - for a sandbox with a root in shared pages: their drivers in `/modules/pmem`.
 //!
 //! The unpacked kernel and the initramfs are kept in a cache directory. They are written under
 //! temporary names and renamed into place, so that an interrupted build leaves nothing that looks
@@ -42,7 +43,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{EXTRA, NETWORK, SOCKETS, VLAN, WANTED, Wanted};
+pub use modules::{EXTRA, NETWORK, PMEM, SOCKETS, VLAN, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -68,12 +69,19 @@ const DIRECTORIES: &[&str] = &[
     "modules",
     "modules/extra",
     "modules/network",
+    "modules/pmem",
     "modules/sockets",
     "modules/vlan",
 ];
 /// The directory of each group of modules.
-const GROUPS: [&str; 5] =
-    ["modules", "modules/network", "modules/extra", "modules/vlan", "modules/sockets"];
+const GROUPS: [&str; 6] = [
+    "modules",
+    "modules/network",
+    "modules/extra",
+    "modules/vlan",
+    "modules/sockets",
+    "modules/pmem",
+];
 
 /// The host's files that a sandbox with a socket function needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,9 +94,18 @@ pub struct Sockets {
     pub musl_library: Option<PathBuf>,
 }
 
+/// The parts of an initramfs that few sandboxes need.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras<'a> {
+    /// The files for a socket function.
+    pub sockets: Option<&'a Sockets>,
+    /// Set for the drivers of shared pages (persistent memory), in `/modules/pmem`.
+    pub pmem: bool,
+}
+
 /// Returns the path of the initramfs for `kernel` with `agent` (a static x86-64 program) as its
 /// init. Makes the initramfs if it is not in the directory `cache`, which is created if it is
-/// missing. With `sockets` the guest can have a socket function.
+/// missing. With `extras` the guest can have what they are for.
 ///
 /// The file's name contains a digest of its content. So a new agent or kernel makes a new file, and
 /// a running start never sees its initramfs change. Takes some ten milliseconds.
@@ -96,20 +113,18 @@ pub struct Sockets {
 /// # Errors
 /// [`Error`] if the kernel lacks a wanted module, a module or the agent is invalid, or a file
 /// cannot be read or written.
-pub fn build(
-    kernel: &Kernel,
-    agent: &Path,
-    sockets: Option<&Sockets>,
-    cache: &Path,
-) -> Result<PathBuf> {
+pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) -> Result<PathBuf> {
     let agent = read_program(agent)?;
-    let driver = if sockets.is_some() { SOCKETS } else { &[] };
+    let sockets = if extras.sockets.is_some() { SOCKETS } else { &[] };
+    let pmem = if extras.pmem { PMEM } else { &[] };
     let modules = match &kernel.modules {
-        Some(directory) => modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN, driver])?,
+        Some(directory) => {
+            modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem])?
+        }
         None => Default::default(),
     };
     let mut archive = assemble(&agent, &modules);
-    if let Some(sockets) = sockets {
+    if let Some(sockets) = extras.sockets {
         archive.directory("sockets");
         archive.file(ENGINE, 0o755, &read_program(&sockets.engine)?);
         archive.file(LIBRARY, 0o644, &read_file(&sockets.library)?);
@@ -123,7 +138,7 @@ pub fn build(
 }
 
 /// Assembles the archive. The same input makes the same bytes, since every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Vec<Module>; 5]) -> Archive {
+fn assemble(agent: &[u8], modules: &[Vec<Module>; 6]) -> Archive {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -226,7 +241,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kernel = kernel_in(directory.path());
         let cache = directory.path().join("cache");
-        let built = build(&kernel, &agent_in(directory.path()), None, &cache).unwrap();
+        let built = build(&kernel, &agent_in(directory.path()), Extras::default(), &cache).unwrap();
         let Some(listing) = listed_by_cpio(&fs::read(&built).unwrap()) else {
             println!(
                 "SKIPPED: an_initramfs_holds_init_devices_and_modules_in_load_order: needs cpio"
@@ -260,14 +275,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kernel = kernel_in(directory.path());
         let (agent, cache) = (agent_in(directory.path()), directory.path().join("cache"));
-        let first = build(&kernel, &agent, None, &cache).unwrap();
+        let first = build(&kernel, &agent, Extras::default(), &cache).unwrap();
         let written = fs::metadata(&first).unwrap().modified().unwrap();
-        assert_eq!(build(&kernel, &agent, None, &cache).unwrap(), first);
+        assert_eq!(build(&kernel, &agent, Extras::default(), &cache).unwrap(), first);
         assert_eq!(fs::metadata(&first).unwrap().modified().unwrap(), written);
         let mut changed = fs::read(&agent).unwrap();
         changed.push(0);
         fs::write(&agent, changed).unwrap();
-        assert_ne!(build(&kernel, &agent, None, &cache).unwrap(), first);
+        assert_ne!(build(&kernel, &agent, Extras::default(), &cache).unwrap(), first);
         // Only complete files are in the cache.
         let names: Vec<_> = fs::read_dir(&cache).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names.len(), 2, "{names:?}");
@@ -280,7 +295,8 @@ mod tests {
         fs::write(at("library"), "library").unwrap();
         let sockets = Sockets { engine: agent.clone(), library: at("library"), musl_library: None };
         let built = |sockets: &Sockets| {
-            build(&kernel_in(directory.path()), &agent, Some(sockets), directory.path())
+            let extras = Extras { sockets: Some(sockets), pmem: false };
+            build(&kernel_in(directory.path()), &agent, extras, directory.path())
         };
         let lacks = built(&sockets).unwrap_err().to_string();
         assert!(lacks.contains("lacks uio_pci_generic"), "{lacks}");
@@ -302,18 +318,46 @@ mod tests {
     }
 
     #[test]
+    fn a_root_in_shared_pages_has_drivers_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let agent = agent_in(directory.path());
+        let extras = Extras { pmem: true, ..Extras::default() };
+        let built = |extras| build(&kernel_in(directory.path()), &agent, extras, directory.path());
+        let lacks = built(extras).unwrap_err().to_string();
+        assert!(lacks.contains("lacks virtio_pmem, nd_pmem"), "{lacks}");
+        let modules = directory.path().join("modules/kernel/fs");
+        for (name, info) in [
+            ("virtio_pmem", "depends=libnvdimm\0"),
+            ("nd_pmem", "depends=libnvdimm\0"),
+            ("libnvdimm", "depends=\0"),
+        ] {
+            fs::write(modules.join(format!("{name}.ko")), ElfFile::module(info).bytes()).unwrap();
+        }
+        let [with, without] = [extras, Extras::default()].map(|extras| {
+            String::from_utf8_lossy(&fs::read(built(extras).unwrap()).unwrap()).into_owned()
+        });
+        for name in ["00-libnvdimm.ko", "01-virtio_pmem.ko", "02-nd_pmem.ko"] {
+            let path = format!("modules/pmem/{name}");
+            assert!(with.contains(&path) && !without.contains(&path), "{path}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_an_agent_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let kernel = kernel_in(directory.path());
         let agent = directory.path().join("agent");
         let refused = |content: &[u8]| {
             fs::write(&agent, content).unwrap();
-            build(&kernel, &agent, None, directory.path()).unwrap_err().to_string()
+            build(&kernel, &agent, Extras::default(), directory.path()).unwrap_err().to_string()
         };
         assert!(refused(b"#!/bin/sh\n").contains("no x86-64 ELF"));
         assert!(refused(b"").contains("no x86-64 ELF"));
         assert!(refused(&ElfFile::dynamic().bytes()).contains("not static"));
-        assert!(build(&kernel, &directory.path().join("absent"), None, directory.path()).is_err());
+        assert!(
+            build(&kernel, &directory.path().join("absent"), Extras::default(), directory.path())
+                .is_err()
+        );
     }
 
     /// Uses the kernel that set-up unpacked. A small ELF program stands in for the agent.
@@ -325,7 +369,9 @@ mod tests {
             return;
         };
         let directory = tempfile::tempdir().unwrap();
-        let built = build(&kernel, &agent_in(directory.path()), None, directory.path()).unwrap();
+        let built =
+            build(&kernel, &agent_in(directory.path()), Extras::default(), directory.path())
+                .unwrap();
         if let Some(listing) = listed_by_cpio(&fs::read(built).unwrap()) {
             print!("{listing}");
             assert!(listing.contains("-overlay.ko"), "{listing}");

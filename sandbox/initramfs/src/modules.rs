@@ -52,6 +52,11 @@ pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }]
 /// Modules for VLAN interfaces, loaded when the guest's kernel requests them.
 pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
 
+/// Modules for a root in shared pages: the device that tells where they are, and the disk that a
+/// file system is mounted from.
+pub const PMEM: &[Wanted] =
+    &[Wanted { name: "virtio_pmem", required: true }, Wanted { name: "nd_pmem", required: true }];
+
 /// Modules for a socket function: a driver that leaves the function to a program.
 pub const SOCKETS: &[Wanted] = &[Wanted { name: "uio_pci_generic", required: true }];
 

@@ -56,6 +56,11 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     if !sandbox.lane.run(move || vmm.is_running()).await? {
         return Err(lost("its VMM ended while no daemon ran"));
     }
+    if let Some(identity) = record.shared_root {
+        let (digest, pid) = (&record.image_digest, left.record.pid);
+        let root = node.roots.adopt(digest, identity, pid, &sandbox.lane).await?;
+        sandbox.hold_root(Some(root));
+    }
     for id in function::ids(&record) {
         if !serves(node, &id, &left.record).await? {
             return Err(lost("its disks ended with the daemon"));

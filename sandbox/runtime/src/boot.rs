@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use slipway_initramfs::{Kernel, Sockets};
+use slipway_initramfs::{Extras, Kernel, Sockets};
 use tokio::sync::OnceCell;
 
 use crate::Result;
 use crate::config::{Config, find_library};
 use crate::files::Lane;
 use crate::lock::lock;
+use crate::record::Record;
 
 /// The program of the socket engine in the guest.
 const SOCKETS_PROGRAM: &str = "slipway-guest-sockets";
@@ -24,16 +25,31 @@ pub struct BootFiles {
     pub initramfs: PathBuf,
 }
 
+/// The parts of a sandbox that need more of its guest's kernel than all sandboxes do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Needs {
+    /// Set if the sandbox has a socket function.
+    pub sockets: bool,
+    /// Set if the sandbox's root is in shared pages.
+    pub shared_root: bool,
+}
+
+impl Needs {
+    /// Returns the needs of a sandbox whose root is a disk.
+    pub fn of(record: &Record) -> Self {
+        Self { sockets: record.sockets.is_some(), shared_root: false }
+    }
+}
+
 /// A provider of boot files, which finds or makes them.
 pub trait Boot: Send + Sync {
-    /// Returns the boot files for `kernel`, or for the node's own kernel. `sockets` says whether
-    /// the sandbox has a socket function. May take seconds, so it is called on a thread that may
-    /// wait.
+    /// Returns the boot files for `kernel`, or for the node's own kernel. May take seconds, so it
+    /// is called on a thread that may wait.
     ///
     /// # Errors
     /// [`Error::Initramfs`](crate::Error::Initramfs) if `kernel` is no kernel or modules are
     /// missing; other errors if files are missing.
-    fn files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles>;
+    fn files(&self, kernel: Option<&Path>, needs: Needs) -> Result<BootFiles>;
 }
 
 /// The provider by the node's settings: it uses what the node has installed, and builds the rest in
@@ -41,12 +57,13 @@ pub trait Boot: Send + Sync {
 pub struct Installed(pub Config);
 
 impl Boot for Installed {
-    fn files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles> {
+    fn files(&self, kernel: Option<&Path>, needs: Needs) -> Result<BootFiles> {
         let cache = self.0.cache_dir();
         let agent = self.0.find_agent()?;
-        let sockets = if sockets { Some(socket_files(&self.0)?) } else { None };
+        let sockets = if needs.sockets { Some(socket_files(&self.0)?) } else { None };
         let kernel = Kernel::locate(kernel, &self.0.kernel_dir)?;
-        let initramfs = slipway_initramfs::build(&kernel, &agent, sockets.as_ref(), &cache)?;
+        let extras = Extras { sockets: sockets.as_ref(), pmem: needs.shared_root };
+        let initramfs = slipway_initramfs::build(&kernel, &agent, extras, &cache)?;
         Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
     }
 }
@@ -63,8 +80,7 @@ fn socket_files(config: &Config) -> Result<Sockets> {
     })
 }
 
-/// The kernel, and whether the sandbox has a socket function.
-type Key = (Option<PathBuf>, bool);
+type Key = (Option<PathBuf>, Needs);
 
 /// The boot files that were made so far.
 pub(crate) struct Known {
@@ -79,8 +95,8 @@ impl Known {
     }
 
     /// Returns the files of [`Boot::files`], which are made at the first use of each kernel.
-    pub(crate) async fn files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles> {
-        let key = (kernel.map(Path::to_path_buf), sockets);
+    pub(crate) async fn files(&self, kernel: Option<&Path>, needs: Needs) -> Result<BootFiles> {
+        let key = (kernel.map(Path::to_path_buf), needs);
         let cell = Arc::clone(lock(&self.files).entry(key.clone()).or_default());
         let make = || {
             let boot = Arc::clone(&self.boot);

@@ -45,6 +45,12 @@ pub struct Config {
     /// which are taken of what `vm.nr_hugepages` and `vm.nr_overcommit_hugepages` allow. A sandbox
     /// for which too few huge pages are left has base pages.
     pub pool_pages: String,
+    /// The root of sandboxes: "off", a disk for each, or "on", pages that the sandboxes of one
+    /// image share, which are in memory once and in no guest's page cache. A sandbox that cannot
+    /// share its root has a disk, and the log has the reason.
+    pub shared_root: String,
+    /// The most bytes of memory that shared roots have together.
+    pub shared_root_bytes: u64,
     /// Virtual CPUs of a sandbox without `--cpus`.
     pub cpus: u32,
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
@@ -97,6 +103,8 @@ impl Default for Config {
             memory: "kernel".into(),
             pool_bytes: 2 << 30,
             pool_pages: "base".into(),
+            shared_root: "off".into(),
+            shared_root_bytes: 1 << 30,
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
             log_bytes: 256 << 20,
@@ -155,6 +163,18 @@ impl Config {
             "base" => Ok(Page::Base),
             "huge" => Ok(Page::Huge),
             other => Err(Error::Invalid(format!("pool_pages = \"{other}\": base or huge"))),
+        }
+    }
+
+    /// Returns whether sandboxes of one image share their root.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting is neither "off" nor "on".
+    pub fn shares_roots(&self) -> Result<bool> {
+        match self.shared_root.as_str() {
+            "off" => Ok(false),
+            "on" => Ok(true),
+            other => Err(Error::Invalid(format!("shared_root = \"{other}\": off or on"))),
         }
     }
 

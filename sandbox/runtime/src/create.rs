@@ -6,6 +6,7 @@ use std::sync::Arc;
 use slipway_image::Image;
 use slipway_telemetry::Timeline;
 
+use crate::boot::Needs;
 use crate::node::{Node, remove_files};
 use crate::record::{self, Record, SandboxState, Volume};
 use crate::sandbox::Sandbox;
@@ -32,7 +33,7 @@ impl Node {
         let record = self.record(spec, &image, id.clone(), volumes)?;
         record::check_size(&record)?;
         // An invalid kernel is refused here, since a start with it would fail.
-        self.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
+        self.boot.files(record.kernel.as_deref(), Needs::of(&record)).await?;
         if let Some(engine) = &record.sockets {
             sockets::check(engine).await?;
         }
@@ -103,6 +104,7 @@ impl Node {
             remove: spec.remove,
             network: None,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
+            shared_root: None,
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),

@@ -31,6 +31,9 @@ pub enum Error {
         /// The paths that were tried.
         places: Vec<PathBuf>,
     },
+    /// The sandbox's root cannot be shared, with the reason.
+    #[error("its root cannot be shared: {0}")]
+    SharedRoot(String),
     /// An argument of the caller's is invalid.
     #[error("{0}")]
     Invalid(String),

@@ -1,18 +1,17 @@
 //! The NVMe functions of a sandbox: the disks behind each, and their addresses in the guest.
 //!
-//! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. A
-//! volume with a function of its own is namespace 1 of that function. On the guest's bus these
-//! functions come first, then the functions of the network (`network`) and of sockets (`sockets`),
-//! then the devices that the VMM emulates.
+//! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. An
+//! image in shared pages (`shared_root`) is no namespace. A volume with a function of its own is
+//! namespace 1 of that function. On the guest's bus these functions come first, then the functions
+//! of the network (`network`) and of sockets (`sockets`), then the devices that the VMM emulates.
 
 use std::path::{Path, PathBuf};
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{DiskModel, EmulatedDisk, GuestMemory, VmSpec};
+use slipway_hypervisor::{DiskModel, EmulatedDisk, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
 
-use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Device, Record, Volume};
 use crate::running::CONTAINER;
@@ -60,11 +59,13 @@ pub async fn describe(
     let template = made.await?;
     let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true, pin: false };
     let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
-    let mut first = vec![disk(0, Kind::File(image)), disk(0, Kind::Overlay(layer))];
+    let image = record.shared_root.is_none().then(|| disk(0, Kind::File(image)));
+    let first_nsid = if image.is_some() { IMAGE_NSID } else { VOLATILE_NSID };
+    let mut first: Vec<_> = image.into_iter().chain([disk(0, Kind::Overlay(layer))]).collect();
     first.extend(of(record, Device::Namespace).map(volume_disk));
     let own = of(record, Device::Function).map(|volume| vec![volume_disk(volume)]);
-    let functions = std::iter::once(first).chain(own);
-    Ok(functions.map(numbered).collect())
+    let own = own.map(|disks| numbered(OWN_NSID, disks));
+    Ok(std::iter::once(numbered(first_nsid, first)).chain(own).collect())
 }
 
 fn text(path: &Path) -> String {
@@ -81,8 +82,8 @@ fn volume_disk(volume: &Volume) -> plane_v1::Disk {
     disk(volume.block_size, Kind::File(file))
 }
 
-fn numbered(disks: Vec<plane_v1::Disk>) -> Vec<plane_v1::Namespace> {
-    let namespaces = (1..).zip(disks);
+fn numbered(first: u32, disks: Vec<plane_v1::Disk>) -> Vec<plane_v1::Namespace> {
+    let namespaces = (first..).zip(disks);
     namespaces.map(|(nsid, disk)| plane_v1::Namespace { nsid, disk: Some(disk) }).collect()
 }
 
@@ -95,18 +96,18 @@ pub fn sockets<'a>(node: &Node, record: &'a Record) -> impl Iterator<Item = Path
 /// Makes the plane serve the functions. When this returns, their sockets accept the VMM.
 ///
 /// # Errors
-/// [`Error::Plane`], and errors of the guest's memory.
+/// [`Error::Plane`].
 pub async fn serve(
     node: &Node,
     record: &Record,
     uid: u32,
-    memory: &GuestMemory,
+    memory: &plane_v1::ClientMemory,
     functions: Vec<Vec<plane_v1::Namespace>>,
 ) -> Result<Vec<PathBuf>> {
     for ((id, namespaces), socket) in ids(record).zip(functions).zip(sockets(node, record)) {
         let request = plane_v1::CreateEndpointRequest {
             virtio_net: None,
-            memory: Some(client_memory(memory)?),
+            memory: Some(*memory),
             socket_path: text(&socket),
             owner: Some(plane_v1::Owner { uid, gid: uid }),
             nvme: Some(plane_v1::NvmeController {
@@ -157,13 +158,13 @@ pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
 
 /// Returns the request with which the agent creates the container.
 pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
-    let device = |nsid| Some(block_device(0, nsid));
     agent_v1::CreateContainerRequest {
         id: CONTAINER.to_owned(),
         root: Some(agent_v1::RootFilesystem {
-            image: device(IMAGE_NSID),
-            volatile_layer: device(VOLATILE_NSID),
+            image: record.shared_root.is_none().then(|| block_device(0, IMAGE_NSID)),
+            volatile_layer: Some(block_device(0, VOLATILE_NSID)),
             read_only: record.read_only,
+            shared_image: record.shared_root.is_some(),
         }),
         volumes: volumes(record),
         process: Some(process::agent_spec(&record.process)),
@@ -216,6 +217,18 @@ mod tests {
             block_size: 0,
             device,
         }
+    }
+
+    #[test]
+    fn an_image_is_a_namespace_or_shared_pages() {
+        let record = crate::adopt::tests::record_of(SandboxState::Running);
+        let root = |record: &Record| create_request(record).root.unwrap();
+        let disk = root(&record);
+        assert_eq!(disk.image.map(|image| image.nsid), Some(IMAGE_NSID));
+        assert!(!disk.shared_image);
+        let shared = root(&Record { shared_root: Some((1, 2)), ..record });
+        assert_eq!((shared.image, shared.shared_image), (None, true));
+        assert_eq!(shared.volatile_layer, disk.volatile_layer);
     }
 
     #[test]

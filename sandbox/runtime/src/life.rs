@@ -175,6 +175,10 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     });
     let dir = dir.await;
     let cgroup = remove_cgroup(sandbox).await;
+    // A VMM that is left has the root mapped, which counts as long as that is so.
+    if ended {
+        sandbox.hold_root(None);
+    }
     // The user id is free again only if no process has it: two sandboxes must never share one.
     if let Some(uid) = record.vmm_uid.filter(|_| ended) {
         node.return_uid(uid);

@@ -6,13 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
-use slipway_hypervisor::GuestMemory;
 use slipway_plane_api::{network_v1, v1 as plane_v1};
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use crate::agent::Agent;
-use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Network, Record};
 use crate::sandbox::Sandbox;
@@ -142,12 +140,12 @@ pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
 /// Returns `None` if the sandbox has no network.
 ///
 /// # Errors
-/// [`Error::Plane`], and errors of the guest's memory.
+/// [`Error::Plane`].
 pub async fn serve(
     node: &Node,
     record: &Record,
     uid: u32,
-    memory: &GuestMemory,
+    memory: &plane_v1::ClientMemory,
 ) -> Result<Option<PathBuf>> {
     let (Some(network), Some(socket)) = (&record.network, socket(node, record)) else {
         return Ok(None);
@@ -157,7 +155,7 @@ pub async fn serve(
         socket_path: socket.to_string_lossy().into_owned(),
         owner: Some(plane_v1::Owner { uid, gid: uid }),
         nvme: None,
-        memory: Some(client_memory(memory)?),
+        memory: Some(*memory),
         virtio_net: Some(plane_v1::VirtioNet {
             switch: network.switch.clone(),
             mac: network.mac.clone(),

@@ -20,6 +20,7 @@ use crate::guests::Guests;
 use crate::lock::lock;
 use crate::record::{SandboxState, Store};
 use crate::sandbox::Sandbox;
+use crate::shared_root::SharedRoots;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
@@ -59,6 +60,7 @@ pub struct Node {
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     uids: Mutex<BTreeSet<u32>>,
     pub(crate) boot: Known,
+    pub(crate) roots: SharedRoots,
     changes: watch::Sender<u64>,
     closed: AtomicBool,
     /// Set if sandboxes outlive the daemon.
@@ -71,8 +73,10 @@ impl Node {
     pub(crate) fn new(config: Config, parts: Parts) -> Result<Self> {
         let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
+        let roots = SharedRoots::new(config.shared_root_bytes);
         Ok(Self {
             config,
+            roots,
             plane: parts.plane,
             networks: parts.networks,
             hypervisor: parts.hypervisor,

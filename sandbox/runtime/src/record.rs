@@ -205,6 +205,10 @@ pub struct Record {
     /// has no such function.
     #[serde(default)]
     pub sockets: Option<PathBuf>,
+    /// The device and inode number of the shared pages with the sandbox's root, or `None` if its
+    /// root is a disk.
+    #[serde(default)]
+    pub shared_root: Option<(u64, u64)>,
     /// The user id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.

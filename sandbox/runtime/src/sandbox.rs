@@ -10,6 +10,7 @@ use crate::agent::Agent;
 use crate::files::Lane;
 use crate::lock::lock;
 use crate::record::{Record, SandboxState, Store};
+use crate::shared_root::SharedRoot;
 use crate::stdio::{Fanout, Input, input};
 use crate::{Error, Result};
 
@@ -40,6 +41,7 @@ pub struct Sandbox {
     stage: watch::Sender<&'static str>,
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
+    root: Mutex<Option<Arc<SharedRoot>>>,
     stopping: watch::Sender<bool>,
     readers: Arc<Semaphore>,
     /// Held while the number of CPUs is changed.
@@ -70,6 +72,7 @@ impl Sandbox {
             stage: watch::Sender::new(""),
             agent: watch::Sender::new(None),
             vm: Mutex::new(None),
+            root: Mutex::new(None),
             stopping: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
             cpus: Arc::default(),
@@ -153,6 +156,14 @@ impl Sandbox {
     /// Sets or clears the handle of the microVM.
     pub(crate) fn set_vm(&self, vm: Option<Arc<dyn Vm>>) {
         *lock(&self.vm) = vm;
+    }
+
+    /// Holds the root that the sandbox shares with others in place of the one before, if any. The
+    /// bin drops that one, since freeing a root takes a while.
+    pub(crate) fn hold_root(&self, root: Option<Arc<SharedRoot>>) {
+        if let Some(old) = std::mem::replace(&mut *lock(&self.root), root) {
+            self.bin.discard_value(old);
+        }
     }
 
     pub(crate) fn set_agent(&self, agent: Option<Agent>) {

@@ -13,12 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
-use slipway_hypervisor::GuestMemory;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_sgiov::{Function, Memory};
 
 use crate::agent::Agent;
-use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::Record;
 use crate::{Error, Result};
@@ -69,7 +67,7 @@ pub async fn serve(
     node: &Node,
     record: &Record,
     uid: u32,
-    memory: &GuestMemory,
+    memory: &plane_v1::ClientMemory,
 ) -> Result<Option<ServedFunction>> {
     let parts = (&record.sockets, &record.network, socket(node, record));
     let (Some(engine), Some(network), Some(socket)) = parts else { return Ok(None) };
@@ -77,7 +75,7 @@ pub async fn serve(
     let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
     let addresses = addresses.map_err(|error| failed(engine, error))?;
     let tenant = format!("network:{}", network.name);
-    let plane_v1::ClientMemory { limit_bytes: bytes, device, inode, .. } = client_memory(memory)?;
+    let plane_v1::ClientMemory { limit_bytes: bytes, device, inode, .. } = *memory;
     let memory = Some(Memory { bytes, device, inode });
     let function = Function { name: record.name.clone(), tenant, addresses, memory };
     let (at, path) = (engine.clone(), socket.clone());

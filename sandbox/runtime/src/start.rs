@@ -17,15 +17,17 @@ use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
+use crate::boot::Needs;
 use crate::cgroup::{Cgroup, Limits};
 use crate::cpus::cpu_time;
 use crate::lock::lock;
+use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Record, SandboxState};
 use crate::running::{CONTAINER, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
-use crate::{Error, Result, function, log, name, network, sockets, stdio};
+use crate::{Error, Result, function, log, name, network, root, sockets, stdio};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
@@ -84,6 +86,10 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let run_dir = node.run_dir(&record.id);
     let memory = stages.run("memory", guest_memory(node, sandbox, &record)).await?;
     let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
+    if node.config.shares_roots()? {
+        stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
+    }
+    let (record, client) = (sandbox.record(), client_memory(&spec)?);
     let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
     let id = record.id.clone();
     let cgroup = sandbox.lane.run(move || {
@@ -94,9 +100,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
     sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
     let attach = async {
-        let mut paths = function::serve(node, &record, uid, &memory, functions).await?;
-        paths.extend(network::serve(node, &record, uid, &memory).await?);
-        let asked = sockets::serve(node, &record, uid, &memory).await?;
+        let mut paths = function::serve(node, &record, uid, &client, functions).await?;
+        paths.extend(network::serve(node, &record, uid, &client).await?);
+        let asked = sockets::serve(node, &record, uid, &client).await?;
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
         Ok((paths, asked))
     };
@@ -180,11 +186,12 @@ fn of_pool(path: &Path, bytes: u64, page: Page) -> slipway_hypervisor::Result<Gu
 
 /// Describes the VM, without its control groups and the sockets of its functions.
 async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) -> Result<VmSpec> {
-    let boot = node.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
+    let boot = node.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
     let run_dir = node.run_dir(&record.id);
     Ok(VmSpec {
         name: record.name.clone(),
         memory,
+        shared: None,
         cpus: record.cpus,
         kernel: boot.kernel,
         initramfs: boot.initramfs,

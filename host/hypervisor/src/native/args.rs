@@ -14,7 +14,7 @@ use crate::files::connect;
 use crate::identity::SLIPWAY_VMM;
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, Error, Result, VmSpec};
+use crate::{Accel, Error, Result, SharedPages, VmSpec};
 
 /// A program `slipway-vmm`.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ struct Passed {
     common: Common,
     kernel: RawFd,
     initramfs: RawFd,
+    /// The pages that guests share.
+    shared: Option<RawFd>,
     /// Connections to the vfio-user servers.
     functions: Vec<RawFd>,
 }
@@ -63,10 +65,12 @@ impl Program for Binary {
     ) -> Result<Vec<OsString>> {
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
         let functions = functions.collect::<Result<Vec<_>>>()?;
+        let shared = spec.shared.as_ref().map(SharedPages::descriptor).transpose()?;
         let passed = Passed {
             common,
             kernel: launch.pass(open(&spec.kernel)?),
             initramfs: launch.pass(open(&spec.initramfs)?),
+            shared: shared.map(|fd| launch.pass(fd)),
             functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
         };
         Ok(arguments(spec, &passed))
@@ -81,7 +85,7 @@ fn open(path: &Path) -> Result<OwnedFd> {
 /// Builds the command line for a checked spec.
 fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
     let Common { memory, lease, control, agent, kvm } = passed.common;
-    let some = [("--kvm", kvm), ("--lease", lease)];
+    let some = [("--kvm", kvm), ("--lease", lease), ("--pmem", passed.shared)];
     let some = some.into_iter().filter_map(|(option, fd)| Some((option, fd?)));
     let descriptors = some.chain([
         ("--memory", memory),
@@ -119,7 +123,8 @@ mod tests {
     #[test]
     fn all_that_it_uses_is_a_descriptor() {
         let common = Common { memory: 3, lease: Some(4), control: 5, agent: 6, kvm: Some(9) };
-        let passed = Passed { common, kernel: 10, initramfs: 11, functions: vec![7, 8] };
+        let (kernel, initramfs, functions) = (10, 11, vec![7, 8]);
+        let passed = Passed { common, kernel, initramfs, shared: Some(12), functions };
         let arguments = arguments(&spec(), &passed);
         let words: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();
         let value = |option| {
@@ -132,6 +137,7 @@ mod tests {
             ("--lease", "fd:4"),
             ("--kernel", "fd:10"),
             ("--initramfs", "fd:11"),
+            ("--pmem", "fd:12"),
             ("--control", "fd:5"),
             ("--agent", "fd:6"),
             ("--name", "slipway-web-1"),

@@ -68,6 +68,10 @@ impl Hypervisor for SlipwayVmm {
         Box::pin(std::future::ready(Ok(OVERHEAD)))
     }
 
+    fn shares_pages<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(std::future::ready(Ok(true)))
+    }
+
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
         Box::pin(async move {
             let accel = Self::check_kvm(spec.accel)?;

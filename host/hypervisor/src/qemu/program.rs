@@ -9,7 +9,7 @@ use super::find::Binary;
 use crate::files::{open_disk, open_socket};
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, Result, VmSpec};
+use crate::{Accel, Error, Result, VmSpec};
 
 impl Program for Binary {
     const NAME: &'static str = "qemu";
@@ -24,11 +24,10 @@ impl Program for Binary {
     }
 
     fn check(&self, spec: &VmSpec, _: Accel) -> Result<()> {
-        if spec.memory.is_of_pool() {
-            let what = "memory = \"pool\" needs slipway-vmm: QEMU's faults cannot be served";
-            return Err(crate::Error::BadSpec { what: what.to_owned() });
+        match unsupported(spec) {
+            Some(what) => Err(Error::BadSpec { what: what.to_owned() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn prepare(
@@ -47,5 +46,28 @@ impl Program for Binary {
             disks: disks.into_iter().map(|(fd, device)| (launch.pass(fd), device)).collect(),
         };
         Ok(build(spec, accel, &passed))
+    }
+}
+
+/// Returns what a spec has that QEMU cannot do.
+fn unsupported(spec: &VmSpec) -> Option<&'static str> {
+    if spec.memory.is_of_pool() {
+        return Some("memory = \"pool\" needs slipway-vmm: QEMU's faults cannot be served");
+    }
+    let shared = "shared pages need slipway-vmm: QEMU is not given any";
+    spec.shared.is_some().then_some(shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::tests::pages;
+    use crate::spec::tests::spec;
+
+    #[test]
+    fn shared_pages_are_refused() {
+        assert_eq!(unsupported(&spec()), None);
+        let shared = VmSpec { shared: Some(pages(b"image")), ..spec() };
+        assert!(unsupported(&shared).is_some_and(|what| what.contains("need slipway-vmm")));
     }
 }

@@ -111,6 +111,7 @@ impl Host {
             cmdline: self.targets.words(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
+            shared: None,
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),

@@ -67,6 +67,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         cmdline: Vec::new(),
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
+        shared: None,
         plug_slots: 0,
         plug_cpus: 0,
         disks: Vec::new(),

@@ -104,6 +104,9 @@ pub struct ContainerSpec {
     /// The folders that a container needs whose sockets are devices.
     #[prost(message, optional, tag = "8")]
     pub sockets: Option<SocketsSpec>,
+    /// Set if the image's device is memory that the host shares.
+    #[prost(bool, tag = "9")]
+    pub shared_image: bool,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.

@@ -2,6 +2,7 @@
 //!
 //! Mount flags and the hidden paths are those of the OCI runtime specification's Linux defaults.
 
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -78,7 +79,8 @@ fn assemble(spec: &ContainerSpec) -> Result<PathBuf> {
     let image = directory("image")?;
     let device = spec.image.context("the root has no image")?;
     let node = node(base, "image-device", device)?;
-    mount(&node, &image, "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")
+    let flags = MountFlags::RDONLY | MountFlags::NODEV;
+    mount(&node, &image, "erofs", flags, image_options(spec.shared_image))
         .context("mounting the image (EROFS)")?;
     let volatile = directory("volatile")?;
     mount_volatile(spec.volatile, base, &volatile)?;
@@ -97,10 +99,16 @@ fn assemble(spec: &ContainerSpec) -> Result<PathBuf> {
         upper.display(),
         work.display()
     );
-    let options = std::ffi::CString::new(options)?;
+    let options = CString::new(options)?;
     mount("overlay", &root, "overlay", MountFlags::NODEV, options.as_c_str())
         .context("mounting the overlay")?;
     Ok(root)
+}
+
+/// Returns the options for the image. Files in memory that the host shares are read and mapped in
+/// place: a copy in the page cache would be the sandbox's own.
+fn image_options(shared: bool) -> &'static CStr {
+    if shared { c"dax=always" } else { c"" }
 }
 
 fn mount_volatile(device: Option<Device>, base: &Path, target: &Path) -> Result<()> {
@@ -147,7 +155,7 @@ fn mount_system(privileged: bool) -> Result<()> {
     files::mount_point("/dev")?;
     mount("tmpfs", "/dev", "tmpfs", MountFlags::NOSUID, c"mode=0755,size=65536k")
         .context("mounting /dev")?;
-    let extra: [(&str, &str, &std::ffi::CStr, MountFlags); 3] = [
+    let extra: [(&str, &str, &CStr, MountFlags); 3] = [
         (
             "/dev/pts",
             "devpts",
@@ -195,4 +203,15 @@ fn hide() -> Result<()> {
 pub fn make_read_only() -> Result<()> {
     mount_remount("/", MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV, c"")
         .context("making the root read-only")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_in_shared_memory_is_read_in_place() {
+        assert_eq!(image_options(true), c"dax=always");
+        assert_eq!(image_options(false), c"");
+    }
 }

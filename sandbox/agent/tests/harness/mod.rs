@@ -354,7 +354,7 @@ pub fn device(nsid: u32) -> Option<BlockDevice> {
 pub fn container(id: &str, process: ProcessSpec) -> CreateContainerRequest {
     CreateContainerRequest {
         id: id.into(),
-        root: Some(RootFilesystem { image: device(IMAGE), volatile_layer: None, read_only: false }),
+        root: Some(RootFilesystem { image: device(IMAGE), ..Default::default() }),
         process: Some(process),
         ..Default::default()
     }

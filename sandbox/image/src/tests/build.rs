@@ -75,6 +75,8 @@ async fn merged_layers_as_fsck_erofs_reads_them() {
     assert_eq!(names, expected);
     let text = dump(&image.erofs_path, &format!("/{deep}"));
     assert!(text.contains("Uid: 3000000") && text.contains("Gid: 70000"), "{text}");
+    // Blocks of its own (EROFS_INODE_FLAT_PLAIN), which a guest can read in place.
+    assert!(text.contains("Layout: 0"), "{text}");
     // The name and value of the attribute occur in the file, which is enough here.
     let bytes = std::fs::read(&image.erofs_path).unwrap();
     let has = |needle: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);

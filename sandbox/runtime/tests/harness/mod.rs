@@ -16,7 +16,7 @@ use slipway_hypervisor::{
 };
 use slipway_image::{Cache, ImageConfig, Limits, Tools};
 use slipway_plane_api::{NetworkClient, PlaneClient};
-use slipway_runtime::boot::{Boot, BootFiles};
+use slipway_runtime::boot::{Boot, BootFiles, Needs};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::{self, run_in, run_out};
 use slipway_runtime::{Config, Node, Parts, SandboxClient, Service};
@@ -254,7 +254,7 @@ async fn serve(
 struct Nothing;
 
 impl Boot for Nothing {
-    fn files(&self, _: Option<&Path>, _: bool) -> slipway_runtime::Result<BootFiles> {
+    fn files(&self, _: Option<&Path>, _: Needs) -> slipway_runtime::Result<BootFiles> {
         Ok(BootFiles { kernel: "/dev/null".into(), initramfs: "/dev/null".into() })
     }
 }

@@ -1,0 +1,45 @@
+//! The root of a sandbox that starts: pages that it shares with others, or a disk.
+
+use slipway_hypervisor::VmSpec;
+
+use crate::boot::Needs;
+use crate::node::Node;
+use crate::record::Record;
+use crate::sandbox::Sandbox;
+use crate::{Error, Result};
+
+/// Gives a VM its root as shared pages. If that is not possible, its root is a disk and the log has
+/// the reason. The sandbox's record says which it is.
+///
+/// # Errors
+/// Never; a result as of every stage of a start.
+pub(crate) async fn share(node: &Node, sandbox: &Sandbox, spec: &mut VmSpec) -> Result<()> {
+    if let Err(error) = try_share(node, sandbox, &sandbox.record(), spec).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "its root is a disk");
+    }
+    Ok(())
+}
+
+async fn try_share(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+    spec: &mut VmSpec,
+) -> Result<()> {
+    let no = |why: &str| Err(Error::SharedRoot(why.to_owned()));
+    if record.sockets.is_some() {
+        return no("a socket engine takes the memory of its sandbox alone");
+    }
+    if !node.hypervisor.shares_pages(spec).await? {
+        return no("its VMM is QEMU; slipway-vmm can share roots");
+    }
+    let needs = Needs { sockets: false, shared_root: true };
+    let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
+    let (digest, path) = (&record.image_digest, &record.image_path);
+    let root = node.roots.of_image(digest, path, &sandbox.lane).await?;
+    (spec.kernel, spec.initramfs) = (boot.kernel, boot.initramfs);
+    spec.shared = Some(root.pages().clone());
+    sandbox.note(|record| record.shared_root = Some(root.pages().identity()));
+    sandbox.hold_root(Some(root));
+    Ok(())
+}
