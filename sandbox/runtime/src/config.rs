@@ -323,13 +323,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [dynamic, absent, fixed] =
             ["dynamic", "absent", "fixed"].map(|name| dir.path().join(name));
-        // This test's own program is linked as cargo links by default.
-        std::fs::copy(std::env::current_exe().unwrap(), &dynamic).unwrap();
         // The smallest x86-64 ELF file: a header without segments.
-        let mut header = [0; 64];
-        header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
-        header[18] = 62;
-        std::fs::write(&fixed, header).unwrap();
+        let mut elf = vec![0; 64];
+        elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        elf[18] = 62;
+        std::fs::write(&fixed, &elf).unwrap();
+        // With one segment of 56 bytes behind the header, which names a loader (PT_INTERP).
+        (elf[32], elf[54], elf[56]) = (64, 56, 1);
+        elf.resize(64 + 56, 0);
+        elf[64] = 3;
+        std::fs::write(&dynamic, elf).unwrap();
         let found = static_among("x", &[absent.clone(), dynamic.clone(), fixed.clone()]).unwrap();
         assert_eq!(found, fixed);
         let refused = static_among("x", &[absent.clone(), dynamic]).unwrap_err().to_string();
