@@ -53,7 +53,7 @@ read_root() {
 }
 shared_kib() { awk '/^Shmem:/ { print $2 }' /proc/meminfo; }
 
-# What a file of the root says when its mapping has been written to a disk (O_DIRECT), and when it was sent.
+# Writes the mapping of a root file to a disk (O_DIRECT) and sends the file (sendfile), and compares what came back.
 cat >"$work/use.py" <<'END'
 import hashlib, mmap, os, socket, sys
 

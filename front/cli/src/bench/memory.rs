@@ -81,10 +81,8 @@ impl Report for MemoryReport {
     }
 
     fn title(&self) -> String {
-        let (rounds, environment) = (self.plan.rounds, self.environment.line());
-        let plural = if rounds == 1 { "" } else { "s" };
-        let turns = format!("medians of {rounds} turn{plural}{}", reports::RANGES);
-        format!("Recycled memory for sandboxes\n{environment}\n{turns}")
+        let what = "Recycled memory for sandboxes";
+        reports::titled(what, &self.environment, self.plan.rounds, "turn", "")
     }
 
     fn picture(&self, title: &str) -> Result<String> {

@@ -69,9 +69,21 @@ pub(super) fn heading(
     rounds: u32,
     time: Duration,
 ) -> String {
+    titled(what, environment, rounds, "round", &format!(" of {time:?}"))
+}
+
+/// Returns the title of a picture of medians: what it shows, and of how many `turns` (their name in
+/// the singular), each of which is as long as `length` says.
+pub(super) fn titled(
+    what: &str,
+    environment: &Environment,
+    rounds: u32,
+    turns: &str,
+    length: &str,
+) -> String {
     let plural = if rounds == 1 { "" } else { "s" };
-    let turns = format!("medians of {rounds} round{plural} of {time:?}{RANGES}");
-    format!("{what}\n{}\n{turns}", environment.line())
+    let medians = format!("medians of {rounds} {turns}{plural}{length}{RANGES}");
+    format!("{what}\n{}\n{medians}", environment.line())
 }
 
 /// Returns an error if turns of a report failed, so that a script notices: the report and its

@@ -48,10 +48,8 @@ impl Report for VmmReport {
     }
 
     fn title(&self) -> String {
-        let (rounds, environment) = (self.plan.rounds, self.environment.line());
-        let plural = if rounds == 1 { "" } else { "s" };
-        let turns = format!("medians of {rounds} start{plural}{}", reports::RANGES);
-        format!("VMMs, from start to a guest's first byte\n{environment}\n{turns}")
+        let what = "VMMs, from start to a guest's first byte";
+        reports::titled(what, &self.environment, self.plan.rounds, "start", "")
     }
 
     fn picture(&self, title: &str) -> Result<String> {

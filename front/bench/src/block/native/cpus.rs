@@ -59,7 +59,7 @@ pub fn pin(cpus: &[usize]) -> Result<()> {
 /// Does `work` on a thread of its own that is bound to `cpus`. The caller's processors stay.
 ///
 /// # Errors
-/// Those of [`pin`] and of `work`; a panic of `work`.
+/// The thread cannot run on `cpus`; `work` fails or panics.
 pub(crate) fn pinned<T: Send>(
     cpus: &[usize],
     work: impl FnOnce() -> Result<T> + Send,
