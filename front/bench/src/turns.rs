@@ -2,16 +2,21 @@
 //! of the machine meets all subjects alike.
 //!
 //! A subject that fails with a load has no further turn with it, and all others go on. Before each
-//! turn the machine is looked at: figures of a machine that is busy with something else are void.
+//! turn this process becomes idle, and then the machine is looked at: figures of a machine that is
+//! busy with something else are void.
 
 use std::fmt::Display;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 /// The time for which the machine is looked at before a turn.
 const LOOK: Duration = Duration::from_millis(50);
+/// The processors' time that an idle process may use during such a look.
+const IDLE: Duration = Duration::from_millis(2);
+/// The longest time that this process is given to become idle.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// The part of all processors that others may use before a turn is void.
 const MOST_BUSY: f64 = 0.2;
 /// The part of all processors' time that a hypervisor may take away during a turn.
@@ -103,7 +108,7 @@ pub fn take_turns<S: Subjects>(
                     reason,
                     failed,
                 };
-                let busy = Processors::busy_for(LOOK);
+                let busy = busy_with_others();
                 let begun = Processors::read();
                 match subjects.run(one, load, round) {
                     Ok(run) => {
@@ -190,13 +195,32 @@ impl Processors {
         self.stolen as f64 / self.all.max(1) as f64
     }
 
-    /// Returns the part of all processors' time that was used while the caller slept.
-    fn busy_for(time: Duration) -> Option<f64> {
-        let before = Self::read()?;
-        std::thread::sleep(time);
-        let passed = Self::read()?.since(before);
-        Some(passed.busy as f64 / passed.all.max(1) as f64)
+    /// Returns the part of all processors' time that other processes used, given the time that
+    /// this one used meanwhile.
+    fn others(self, own: Duration) -> f64 {
+        let own = own.as_secs_f64() * rustix::param::clock_ticks_per_second() as f64;
+        (self.busy as f64 - own).max(0.0) / self.all.max(1) as f64
     }
+}
+
+/// Returns the part of all processors' time that other processes use, seen for [`LOOK`]. Waits
+/// first until this process is idle: its threads may still free the memory of the turn before.
+fn busy_with_others() -> Option<f64> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (before, own) = (Processors::read()?, own_time());
+        std::thread::sleep(LOOK);
+        let (passed, own) = (Processors::read()?.since(before), own_time().saturating_sub(own));
+        if own < IDLE || Instant::now() > deadline {
+            return Some(passed.others(own));
+        }
+    }
+}
+
+/// Returns the processors' time that all threads of this process have used.
+fn own_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -272,6 +296,16 @@ mod tests {
         let line = "VOID: 2 turns on a busy machine, first a with b: others used 50 % of the \
                     processors\n";
         assert_eq!(fault_lines(&[fault(0), fault(1)]), line);
+    }
+
+    #[test]
+    fn time_of_this_process_is_not_that_of_others() {
+        let ticks = rustix::param::clock_ticks_per_second();
+        let passed = Processors { busy: ticks, stolen: 0, all: 2 * ticks };
+        assert_eq!(passed.others(Duration::ZERO), 0.5);
+        assert_eq!(passed.others(Duration::from_millis(500)), 0.25);
+        // The kernel counts whole ticks, and the clock counts nanoseconds.
+        assert_eq!(passed.others(Duration::from_secs(2)), 0.0);
     }
 
     #[test]

@@ -105,19 +105,16 @@ impl Giver {
             _ => {}
         }
         let used = self.use_once(load, origin)?;
-        // The next turn begins when the kernel has the memory.
         back()?;
         Ok(used)
     }
 
     fn turn(&self, load: (u64, PageSize)) -> Result<MemoryMeasured> {
-        let used = match self.source {
+        let Used { ready_ns, touch_ns, .. } = match self.source {
             Source::New => self.use_once(load, Origin::New),
             Source::NewTransparent => self.use_once(load, Origin::Transparent),
             _ => self.recycled(load),
-        };
-        host::wait_for_memory(load.1);
-        let Used { ready_ns, touch_ns, .. } = used?;
+        }?;
         Ok(MemoryMeasured::Given { ready_ns, touch_ns })
     }
 }

@@ -1,7 +1,5 @@
 //! The host's memory: how much there is of it, and whether a subject can have what it needs.
 
-use std::time::{Duration, Instant};
-
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -9,13 +7,6 @@ use super::PageSize;
 
 /// The bytes that a measurement leaves to the rest of the host.
 const SPARE: u64 = 512 << 20;
-/// The time between two looks at the host's memory.
-const LOOK: Duration = Duration::from_millis(20);
-/// The longest time that the kernel is given to free memory.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The least growth of free memory that counts as freeing.
-const GROWTH: u64 = 16 << 20;
-
 /// Returns the reason why the host has no `bytes` of pages of this size, and the remedy. Returns
 /// `None` if it has them.
 pub(super) fn lacks(bytes: u64, page: PageSize) -> Option<String> {
@@ -77,21 +68,6 @@ pub(super) fn has_transparent() -> bool {
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.contains("[always]") || text.contains("[madvise]")
-}
-
-/// Waits as long as free memory grows: memory of the turn before is given back by other threads,
-/// which would disturb the next one.
-pub(super) fn wait_for_memory(page: PageSize) {
-    let deadline = Instant::now() + PATIENCE;
-    let mut before = free(page);
-    while Instant::now() < deadline {
-        std::thread::sleep(LOOK);
-        let now = free(page);
-        if now <= before + GROWTH {
-            return;
-        }
-        before = now;
-    }
 }
 
 /// Returns the bytes of free pages of this size.
