@@ -30,7 +30,7 @@ pub enum Role {
 
 /// Calls of every thread: locks, memory, signals, its end, messages to the functions' servers, and
 /// threads that close what servers have sent.
-const EVERYWHERE: [c_long; 31] = [
+const EVERYWHERE: [c_long; 30] = [
     libc::SYS_brk,
     libc::SYS_clone3,
     libc::SYS_clock_gettime,
@@ -38,7 +38,6 @@ const EVERYWHERE: [c_long; 31] = [
     libc::SYS_close,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_futex,
     libc::SYS_getpid,
@@ -66,6 +65,17 @@ const EVERYWHERE: [c_long; 31] = [
 
 /// Advice on memory: what the C library gives back, and what core dumps leave out.
 const ADVICE: [libc::c_int; 3] = [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_DONTDUMP];
+
+/// Commands of fcntl(2): copies and flags of descriptors, seals of servers' files. No locks and no
+/// leases, which other VMMs would notice on a file that they share.
+const DESCRIPTORS: [libc::c_int; 6] = [
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_GET_SEALS,
+];
 
 /// Further calls of the event loop: clients, watches of connections, the eventfd of a new
 /// function's pin, statistics, a socket's path that is removed at the end.
@@ -145,6 +155,8 @@ fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
     let requests = KVM_SHARED.iter().chain(requests);
     let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, requests);
+    let commands = DESCRIPTORS.iter().map(|command| equals(1, *command as u64));
+    rules.insert(libc::SYS_fcntl, commands.collect::<Result<_, _>>()?);
     let mut advice = ADVICE.to_vec();
     if role == Role::Memory {
         // In memory of a pool this would show what pages held before.

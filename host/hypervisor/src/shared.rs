@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::{Error, Result};
 
@@ -80,7 +80,7 @@ impl SharedPages {
         // A link to a file of another file system, which could wait, has another text.
         let text = fs::read_link(link).ok()?;
         let is_named = text.to_str()?.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")? == NAME;
-        let pages = is_named.then(|| Self::of(File::open(link).ok()?.into()).ok())??;
+        let pages = is_named.then(|| Self::of(open(link).ok()?).ok())??;
         let seals = rustix::fs::fcntl_get_seals(&*pages.file);
         seals.is_ok_and(|seals| seals.contains(SEALS)).then_some(pages)
     }
@@ -103,11 +103,19 @@ impl SharedPages {
         self.identity
     }
 
-    /// Returns a descriptor of the file, for reading only.
+    /// Returns a descriptor of the file, for reading only. Nobody else has its open file
+    /// description, whose position and flags one VMM could set for another to read.
     pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
-        let copy = self.file.try_clone();
-        copy.map_err(|source| Error::system("duplicating a descriptor", source))
+        let link = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        open(Path::new(&link)).map_err(|errno| Error::system("opening shared pages", errno))
     }
+}
+
+/// Opens the file that a link of `/proc` leads to, for reading. Another process may have exchanged
+/// it for one that would make an open wait.
+fn open(link: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::open(link, flags, Mode::empty())
 }
 
 #[cfg(test)]
@@ -140,6 +148,14 @@ pub(crate) mod tests {
         for bytes in [0, 2 * UNIT] {
             assert!(again.set_len(bytes).is_err());
         }
+    }
+
+    #[test]
+    fn each_descriptor_has_a_position_of_its_own() {
+        let pages = pages(b"image");
+        let [one, other] = [(); 2].map(|()| File::from(pages.descriptor().unwrap()));
+        (&one).seek(std::io::SeekFrom::Start(0x5ec2e7)).unwrap();
+        assert_eq!((&other).stream_position().unwrap(), 0);
     }
 
     #[test]

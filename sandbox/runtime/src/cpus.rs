@@ -5,9 +5,11 @@
 //! CPUs that need it: the VMM gets more CPU time, adds CPUs, the agent brings CPUs online and takes
 //! the others offline, the VMM removes those from the last one on, and gets less CPU time.
 //!
-//! After an error, the number of CPUs is the one that the VMM lists. The number is read again when
-//! a daemon adopts a sandbox, since the one before may have ended between two steps. QEMU's
-//! software emulation takes no CPU back: there, CPUs that are taken away stay in the VMM, offline.
+//! After an error, the number of CPUs is the one that the VMM lists, but no more than it was given.
+//! The number is read again when a daemon adopts a sandbox, since the one before may have ended
+//! between two steps; more CPU time that it gave is taken back then. A VMM that does not answer has
+//! the CPU time that it had before. QEMU's software emulation takes no CPU back: there, CPUs that
+//! are taken away stay in the VMM, offline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +25,7 @@ use crate::{Error, Result};
 
 /// The largest number of CPUs of a sandbox.
 const MOST: u32 = 64;
-/// The time in which a guest gives back a CPU that its kernel has taken offline.
+/// The time in which a guest gives back the CPUs that its kernel has taken offline, together.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time between two looks at the VMM's list.
 const LOOK: Duration = Duration::from_millis(20);
@@ -90,17 +92,27 @@ fn check(record: &Record, wanted: u32) -> Result<()> {
     Ok(())
 }
 
-/// Records the number of CPUs that the VMM of an adopted sandbox lists. The next update of the
-/// record saves it.
+/// Records the number of CPUs that the VMM of an adopted sandbox lists, if that is less than the
+/// recorded one, and limits its CPU time to theirs. The next update of the record saves the number.
 ///
 /// # Errors
-/// [`Error::Hypervisor`] if the VMM does not answer.
+/// [`Error::Hypervisor`] if the VMM does not answer, errors of control groups.
 pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
-    if takes_back(vm) && sandbox.look(|record| record.max_cpus > record.boot_cpus) {
-        let cpus = vm.cpus().await?;
-        sandbox.note(|record| record.cpus = count(record, &cpus));
+    if sandbox.look(|record| record.max_cpus == record.boot_cpus) {
+        return Ok(());
     }
-    Ok(())
+    if takes_back(vm) {
+        let cpus = vm.cpus().await?;
+        // The VMM's list alone never raises the number: the next change would trust it.
+        sandbox.note(|record| record.cpus = count(record, &cpus).min(record.cpus));
+    }
+    limit(sandbox, sandbox.look(|record| record.cpus)).await
+}
+
+/// Limits the CPU time of a sandbox's VMM to that of so many CPUs.
+async fn limit(sandbox: &Sandbox, cpus: u32) -> Result<()> {
+    let group = Cgroup::of(&sandbox.id);
+    sandbox.lane.run(move || group.limit_cpus(cpu_time(cpus))).await
 }
 
 /// Returns whether the VMM can remove a CPU.
@@ -135,10 +147,17 @@ struct Change {
 impl Change {
     async fn run(&self, wanted: u32) -> Result<()> {
         // The VMM's list alone never raises the limit.
-        let most = wanted.max(self.sandbox.look(|record| record.cpus));
+        let before = self.sandbox.look(|record| record.cpus);
+        let most = wanted.max(before);
         let changed = self.change(wanted, most).await;
-        let used = if changed.is_ok() { wanted } else { MOST };
-        match (changed, self.settle(used, most).await) {
+        let used = if changed.is_ok() { wanted } else { most };
+        let settled = self.settle(used).await;
+        if settled.is_err()
+            && let Err(error) = limit(&self.sandbox, before).await
+        {
+            tracing::warn!(sandbox = self.sandbox.name, %error, "its CPU time is not limited again");
+        }
+        match (changed, settled) {
             (Ok(()), settled) => settled.map(drop),
             (Err(error), Err(_)) => Err(error),
             (Err(error), Ok(cpus)) => Err(Error::Cpus {
@@ -150,47 +169,49 @@ impl Change {
     }
 
     async fn change(&self, wanted: u32, most: u32) -> Result<()> {
-        let cpus = self.vm.cpus().await?;
-        self.limit(most).await?;
+        let mut cpus = self.vm.cpus().await?;
+        let room = self.sandbox.look(|record| record.max_cpus);
+        cpus.retain(|one| one.cpu < room);
+        limit(&self.sandbox, most).await?;
         for cpu in cpus.iter().filter(|one| !one.present && one.cpu < wanted) {
             self.vm.plug_cpu(&name(cpu.cpu), cpu.cpu).await?;
         }
         self.agent.set_cpus(wanted).await?;
         let leave = cpus.iter().rev().filter(|one| one.present && one.cpu >= wanted);
-        for cpu in leave.filter(|_| takes_back(&*self.vm)) {
-            self.unplug(cpu.cpu).await?;
+        let leave: Vec<u32> = leave.map(|one| one.cpu).collect();
+        if leave.is_empty() || !takes_back(&*self.vm) {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    async fn unplug(&self, cpu: u32) -> Result<()> {
-        self.vm.unplug(&name(cpu)).await?;
         let gone = async {
-            let is_it = |one: &CpuSlot| one.present && one.cpu == cpu;
-            while self.vm.cpus().await?.iter().any(is_it) {
-                tokio::time::sleep(LOOK).await;
+            for cpu in leave {
+                self.unplug(cpu).await?;
             }
             Ok(())
         };
         tokio::time::timeout(PATIENCE, gone).await.unwrap_or_else(|_| {
             let within = PATIENCE.as_secs();
-            Err(Error::Agent(format!("the guest has not given back CPU {cpu} within {within} s")))
+            Err(Error::Agent(format!("the guest has not given back its CPUs within {within} s")))
         })
     }
 
-    /// Records the CPUs that the VMM has and the guest uses, at most `used`, and limits the VMM's
-    /// CPU time to theirs, and to that of `most`. Returns their number.
-    async fn settle(&self, used: u32, most: u32) -> Result<u32> {
-        let listed = self.vm.cpus().await?;
-        let cpus = self.sandbox.look(|record| count(record, &listed)).min(used);
-        self.limit(cpus.min(most)).await?;
-        self.sandbox.update(|record| record.cpus = cpus).await?;
-        Ok(cpus)
+    /// Has the VMM remove a CPU, and waits until it lists the CPU no more.
+    async fn unplug(&self, cpu: u32) -> Result<()> {
+        self.vm.unplug(&name(cpu)).await?;
+        let is_it = |one: &CpuSlot| one.present && one.cpu == cpu;
+        while self.vm.cpus().await?.iter().any(is_it) {
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
-    async fn limit(&self, cpus: u32) -> Result<()> {
-        let group = Cgroup::of(&self.sandbox.id);
-        self.sandbox.lane.run(move || group.limit_cpus(cpu_time(cpus))).await
+    /// Records the CPUs that the VMM has and the guest uses, at most `used`, and limits the VMM's
+    /// CPU time to theirs. Returns their number.
+    async fn settle(&self, used: u32) -> Result<u32> {
+        let listed = self.vm.cpus().await?;
+        let cpus = self.sandbox.look(|record| count(record, &listed)).min(used);
+        limit(&self.sandbox, cpus).await?;
+        self.sandbox.update(|record| record.cpus = cpus).await?;
+        Ok(cpus)
     }
 }
 

@@ -111,13 +111,20 @@ impl SharedRoots {
         lane: &Lane,
     ) -> Result<Arc<SharedRoot>> {
         let place = self.place(digest);
-        let mut root = place.lock().await;
-        let known = root.upgrade();
-        if let Some(known) = known.as_ref().filter(|root| root.pages.identity() == identity) {
-            return Ok(Arc::clone(known));
+        let is_it = |root: &Arc<SharedRoot>| root.pages.identity() == identity;
+        let known = place.lock().await.upgrade();
+        if let Some(known) = known.filter(is_it) {
+            return Ok(known);
         }
+        // Without the lock: the process has as many descriptors as it likes, and no other sandbox
+        // of the image waits for it.
         let pages = lane.run(move || SharedPages::of_process(pid, identity)).await?;
         let pages = pages.ok_or_else(|| Error::SharedRoot("its VMM has lost it".to_owned()))?;
+        let mut root = place.lock().await;
+        let known = root.upgrade();
+        if let Some(known) = known.as_ref().filter(|root| is_it(root)) {
+            return Ok(Arc::clone(known));
+        }
         let space = Space::take(&self.used, pages.bytes(), u64::MAX)?;
         let found = Arc::new(SharedRoot { pages, _space: space });
         if known.is_none() {

@@ -4,6 +4,7 @@
 
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub mod cpus;
 pub mod guest;
 pub mod silent;
 
@@ -12,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_hypervisor::{
-    Accel, BoxFuture, Hypervisor, LaunchTimes, LeftVm, Vm, VmEvent, VmExit, VmRecord, VmSpec,
+    Accel, BoxFuture, CpuSlot, Hypervisor, LaunchTimes, LeftVm, Vm, VmEvent, VmExit, VmRecord,
+    VmSpec,
 };
 use slipway_image::{Cache, ImageConfig, Limits, Tools};
 use slipway_plane_api::{NetworkClient, PlaneClient};
@@ -290,7 +292,8 @@ impl Hypervisor for StandIn {
                 boot_id: String::new(),
                 plugged: Default::default(),
             };
-            Ok(Box::new(NoVm { record, killed: watch::Sender::new(false) }) as Box<dyn Vm>)
+            let (killed, liar) = (watch::Sender::new(false), cpus::Liar::of(&spec.name));
+            Ok(Box::new(NoVm { record, killed, liar }) as Box<dyn Vm>)
         })
     }
 
@@ -305,6 +308,19 @@ impl Hypervisor for StandIn {
 struct NoVm {
     record: VmRecord,
     killed: watch::Sender<bool>,
+    /// Its CPUs, if it lies about them.
+    liar: Option<cpus::Liar>,
+}
+
+impl NoVm {
+    /// Returns the answer of a VMM that lies about its CPUs. Others cannot change theirs.
+    fn lie<'a, T: Send + 'a>(
+        &self,
+        answer: impl FnOnce(&cpus::Liar) -> slipway_hypervisor::Result<T>,
+    ) -> BoxFuture<'a, slipway_hypervisor::Result<T>> {
+        let none = || Err(slipway_hypervisor::Error::Control("no such call".into()));
+        Box::pin(std::future::ready(self.liar.as_ref().map_or_else(none, answer)))
+    }
 }
 
 fn done<'a>() -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
@@ -321,7 +337,20 @@ impl Vm for NoVm {
     }
 
     fn accel(&self) -> Accel {
-        Accel::Tcg
+        // Under emulation no CPU is taken away.
+        if self.liar.is_some() { Accel::Kvm } else { Accel::Tcg }
+    }
+
+    fn cpus(&self) -> BoxFuture<'_, slipway_hypervisor::Result<Vec<CpuSlot>>> {
+        self.lie(cpus::Liar::list)
+    }
+
+    fn plug_cpu<'a>(&'a self, _: &'a str, _: u32) -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
+        self.lie(cpus::Liar::plug)
+    }
+
+    fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
+        self.lie(|liar| liar.unplug(name))
     }
 
     fn events(&self) -> broadcast::Receiver<VmEvent> {

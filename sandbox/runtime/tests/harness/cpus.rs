@@ -1,0 +1,76 @@
+//! The CPUs of a microVM whose VMM is hostile.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use slipway_hypervisor::{CpuSlot, Error, Result};
+
+/// The number of CPUs that a machine was made for.
+pub const MOST: u32 = 8;
+
+/// A VMM that lies about its CPUs, chosen by the name of its sandbox. It begins with one.
+#[derive(Debug)]
+pub struct Liar {
+    kind: Kind,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    /// Adds no CPU, and lists all of them as there from the first change on.
+    ListsAll,
+    /// Adds no CPU, and answers nothing more from the first change on.
+    FallsSilent,
+    /// Lists more CPUs than the machine was made for, and removes any.
+    ListsMany,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    changed: bool,
+    removed: BTreeSet<String>,
+}
+
+impl Liar {
+    /// Returns the VMM of the sandbox with this name, or `None` if it is no liar.
+    pub fn of(name: &str) -> Option<Self> {
+        let kind = match name {
+            "lists-all" => Kind::ListsAll,
+            "falls-silent" => Kind::FallsSilent,
+            "lists-many" => Kind::ListsMany,
+            _ => return None,
+        };
+        Some(Self { kind, state: Mutex::default() })
+    }
+
+    pub fn list(&self) -> Result<Vec<CpuSlot>> {
+        let state = self.state.lock().unwrap();
+        let slots = |count, there: &dyn Fn(u32) -> bool| {
+            (0..count).map(|cpu| CpuSlot { cpu, present: there(cpu) }).collect()
+        };
+        match self.kind {
+            Kind::FallsSilent if state.changed => Err(Error::Control("no answer".into())),
+            Kind::ListsMany => Ok(slots(255, &|cpu| !state.removed.contains(&name(cpu)))),
+            _ => Ok(slots(MOST, &|cpu| state.changed || cpu == 0)),
+        }
+    }
+
+    pub fn plug(&self) -> Result<()> {
+        self.state.lock().unwrap().changed = true;
+        Err(Error::Control("no CPU is added".into()))
+    }
+
+    /// Removes a CPU if that is one that the sandbox can have.
+    pub fn unplug(&self, cpu: &str) -> Result<()> {
+        let known = (1..MOST).any(|one| name(one) == cpu);
+        if self.kind != Kind::ListsMany || !known {
+            return Err(Error::Control(format!("{cpu} is not removed")));
+        }
+        self.state.lock().unwrap().removed.insert(cpu.to_owned());
+        Ok(())
+    }
+}
+
+fn name(cpu: u32) -> String {
+    format!("cpu-{cpu}")
+}
