@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use slipway_numa::NumaNode;
 use slipway_peer::Bin;
 
 use crate::backing::{self, Backing};
@@ -154,6 +155,38 @@ impl Mapping {
     /// Returns whether the owner may take the memory away, so that a copy can find it gone.
     pub fn is_guarded(&self) -> bool {
         self.guarded
+    }
+
+    /// Returns whether the pages are huge ones of hugetlbfs.
+    pub(crate) fn is_huge(&self) -> bool {
+        matches!(&self.owner, Owner::File { granule, .. } if *granule > rustix::param::page_size())
+    }
+
+    /// Has the kernel make pages on `node` from now on, as [`slipway_numa::prefer`] does.
+    ///
+    /// # Errors
+    /// Those of mbind(2); `InvalidInput` for memory that is no mapped file of this mapping's own.
+    pub(crate) fn prefer(&self, node: NumaNode) -> std::io::Result<()> {
+        match &self.owner {
+            Owner::File { start, len, .. } => {
+                slipway_numa::prefer(start.addr() as u64, *len as u64, node)
+            }
+            _ => Err(std::io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Has the kernel make the pages of `len` bytes from `offset` on, both multiples of a base page,
+    /// where this mapping has them made. Pages that are there stay as they are.
+    ///
+    /// # Errors
+    /// Those of madvise(2): the host has no memory left.
+    ///
+    /// # Panics
+    /// If `offset..offset + len` leaves the mapping.
+    pub(crate) fn populate(&self, offset: usize, len: usize) -> std::io::Result<()> {
+        let start = self.address(offset, len).cast();
+        // SAFETY: the range is within the mapping, and the advice changes no byte of it.
+        Ok(unsafe { rustix::mm::madvise(start, len, Advice::LinuxPopulateWrite) }?)
     }
 
     /// Returns whether the memory is heap.

@@ -19,6 +19,11 @@
 //!
 //! The table lies in a memfd, so that it can outlive this process together with the file. A granule
 //! that was busy when its process ended is dirty ([`LateMemory::of_predecessor`]).
+//!
+//! Memory may have a home, a NUMA node on which the kernel makes its pages
+//! ([`LateMemory::set_home`]). A file of base pages keeps its home, whoever touches a page first. Of
+//! a file of huge pages, each mapping has its own: this module sees to those of this process, the
+//! user to its own.
 
 mod states;
 #[cfg(test)]
@@ -37,6 +42,7 @@ use std::sync::atomic::AtomicBool;
 
 use outside::{AtomicU8, Ordering};
 use rustix::fs::FallocateFlags;
+use slipway_numa::NumaNode;
 use slipway_peer::Bin;
 use states::Taken;
 
@@ -82,6 +88,8 @@ pub struct LateMemory {
     granules: usize,
     /// Set when all granules are clean.
     given: AtomicBool,
+    /// The NUMA node of the pages, if there is one.
+    home: Option<NumaNode>,
 }
 
 impl std::fmt::Debug for LateMemory {
@@ -128,7 +136,24 @@ impl LateMemory {
     fn with_table(file: OwnedFd, table: Lasting, granules: usize) -> io::Result<Self> {
         let (len, both) = (granules * GRANULE, Permissions::READ_WRITE);
         let alias = Mapping::file(file.as_fd(), 0, len, both, pages::own())?;
-        Ok(Self { file, alias, table, granules, given: AtomicBool::new(false) })
+        Ok(Self { file, alias, table, granules, given: AtomicBool::new(false), home: None })
+    }
+
+    /// Has the kernel make the pages of the memory on `home` from now on, as long as that node has
+    /// any left ([`slipway_numa::prefer`]). Pages that are there stay where they are.
+    ///
+    /// # Errors
+    /// As for [`slipway_numa::prefer`]; the memory then has the home that it had.
+    pub fn set_home(&mut self, home: NumaNode) -> io::Result<()> {
+        self.alias.prefer(home)?;
+        self.home = Some(home);
+        Ok(())
+    }
+
+    /// Returns the NUMA node on which the kernel makes the pages of the memory, or `None` if it is
+    /// that of the thread that touches a page first.
+    pub fn home(&self) -> Option<NumaNode> {
+        self.home
     }
 
     /// Returns the file.
@@ -203,6 +228,10 @@ impl LateMemory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mapping = Mapping::file(self.file(), offset, len, permissions, bin)?;
+        if let Some(home) = self.home.filter(|_| mapping.is_huge()) {
+            // The alias was allowed the same. If this mapping is not, its pages are farther away.
+            let _ = mapping.prefer(home);
+        }
         Ok(mapping.behind(Late::new(self.clone(), start)))
     }
 
@@ -276,15 +305,21 @@ impl LateMemory {
     /// Has the kernel make the pages of granule `number` if it has none.
     ///
     /// # Errors
-    /// The errors of fallocate(2): the host has no memory left.
+    /// The errors of fallocate(2) and madvise(2): the host has no memory left.
     ///
     /// # Panics
     /// If there is no such granule.
     pub fn populate(&self, number: usize) -> io::Result<()> {
         let state = &self.states()[number];
         if state.load(Ordering::Relaxed) == states::ABSENT {
-            let (at, len) = ((number * GRANULE) as u64, GRANULE as u64);
-            rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, len)?;
+            let (at, len) = (number * GRANULE, GRANULE);
+            if self.home.is_some() && self.alias.is_huge() {
+                // fallocate(2) knows no home of huge pages, which the alias has.
+                self.alias.populate(at, len)?;
+            } else {
+                let flags = FallocateFlags::empty();
+                rustix::fs::fallocate(&self.file, flags, at as u64, len as u64)?;
+            }
             states::populated(state);
         }
         Ok(())

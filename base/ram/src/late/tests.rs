@@ -160,6 +160,27 @@ fn a_file_without_pages_is_zeros() {
     assert_eq!(LateMemory::new(odd).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }
 
+/// The kernel's own choice of a node is tested with two of them, by the pool (*lab/numa*).
+#[test]
+fn memory_with_a_home_is_used_as_any_other() {
+    let mut late = LateMemory::new(file(2)).unwrap();
+    assert_eq!(late.home(), None);
+    let nowhere = NumaNode::new(1023).unwrap();
+    assert!(late.set_home(nowhere).is_err());
+    assert_eq!(late.home(), None);
+    let home = NumaNode::new(0).unwrap();
+    if let Err(error) = late.set_home(home) {
+        println!("SKIPPED: memory_with_a_home_is_used_as_any_other: needs NUMA: {error}");
+        return;
+    }
+    assert_eq!(late.home(), Some(home));
+    late.populate(1).unwrap();
+    let late = Arc::new(late);
+    let (_map, memory) = mapped(&late, Permissions::READ_WRITE);
+    memory.write(0, &[7; 2 * GRANULE]).unwrap();
+    assert_eq!(late.count(), Granules { clean: 2, ..Granules::default() });
+}
+
 #[test]
 fn a_successor_goes_on_with_the_table() {
     let late = recycled(4);
