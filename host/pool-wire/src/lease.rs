@@ -4,9 +4,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_numa::NumaNode;
 use slipway_peer::Bin;
 
-use crate::message::{self, Range, Request, WireError, failed};
+use crate::message::{self, Given, Range, Request, WireError, failed};
 use crate::userfault::Userfault;
 
 /// Memory of the pool that was given to a launcher. The pool takes it back when the VMM that it is
@@ -18,6 +19,9 @@ pub struct Lease {
     pub file: OwnedFd,
     /// The connection, to be passed to the VMM.
     pub connection: OwnedFd,
+    /// The NUMA node on which the kernel makes the memory's pages; `None` if it is that of the
+    /// thread that touches a page first, as on a host with one node.
+    pub home: Option<NumaNode>,
 }
 
 impl Lease {
@@ -33,8 +37,8 @@ impl Lease {
         let connection = connection.map_err(&failed)?;
         rustix::net::connect(&connection, &address).map_err(&failed)?;
         message::ask(connection.as_fd(), request)?;
-        let file = message::given(connection.as_fd(), &Bin::new())?;
-        Ok(Self { file, connection })
+        let Given { file, home } = message::given(connection.as_fd(), &Bin::new())?;
+        Ok(Self { file, connection, home })
     }
 }
 
@@ -42,7 +46,7 @@ impl Lease {
 #[derive(Debug)]
 pub struct HandOver {
     connection: OwnedFd,
-    token: OwnedFd,
+    token: Given<OwnedFd>,
     faults: Userfault,
 }
 
@@ -52,24 +56,29 @@ impl HandOver {
     /// # Errors
     /// [`WireError`].
     pub fn begin(connection: OwnedFd) -> Result<Self, WireError> {
-        let [token, device] = message::token(connection.as_fd(), &Bin::new())?;
+        let (token, device) = message::token(connection.as_fd(), &Bin::new())?;
         let faults = Userfault::new(device.as_fd()).map_err(failed("making a userfaultfd"))?;
         Ok(Self { connection, token, faults })
     }
 
     /// Hands the faults of `ranges` over: mappings of the file that nobody has touched. From its
-    /// return on, every page that this process touches is zero. Returns the connection, to be kept
-    /// open as long as this process uses the memory, and the token.
+    /// return on, every page that this process touches is zero, and is made on the home of the
+    /// memory. Returns the connection, to be kept open as long as this process uses the memory, and
+    /// the token.
     ///
     /// # Errors
     /// [`WireError`]; the mappings must not be used then.
     pub fn finish(self, ranges: &[Range]) -> Result<(OwnedFd, OwnedFd), WireError> {
         for range in ranges {
+            if let Some(home) = self.token.home {
+                // A process that may not use that node's memory has its pages farther away.
+                let _ = slipway_numa::prefer(range.address, range.len, home);
+            }
             let registered = self.faults.register(range.address, range.len);
             registered.map_err(failed("registering the guest's memory for faults"))?;
         }
         message::send_faults(self.connection.as_fd(), self.faults.as_fd(), ranges)?;
         message::served(self.connection.as_fd(), &Bin::new())?;
-        Ok((self.connection, self.token))
+        Ok((self.connection, self.token.file))
     }
 }

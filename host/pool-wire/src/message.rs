@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use slipway_numa::NumaNode;
 use slipway_peer::{Bin, Foreign};
 
 /// First word of a request: the protocol and its version.
-const ASK: u64 = u64::from_be_bytes(*b"slippool") ^ 1;
+const ASK: u64 = u64::from_be_bytes(*b"slippool") ^ 2;
 /// First bytes of the pool's messages.
 const GIVEN: u8 = 1;
 const REFUSED: u8 = 2;
@@ -17,6 +18,8 @@ const TOKEN: u8 = 3;
 const SERVED: u8 = 4;
 /// First word of the VMM's message.
 const FAULTS: u64 = 5;
+/// The number in a message that stands for no NUMA node.
+const NOWHERE: u16 = u16::MAX;
 
 /// Most bytes of a message: a refusal's text.
 const MOST: usize = 512;
@@ -66,6 +69,9 @@ pub struct Request {
     pub bytes: u64,
     /// The size of its pages.
     pub page: Page,
+    /// The NUMA node that the memory should be on; `None` leaves the choice to the pool. The pool
+    /// gives memory of another node if this one has none, or if the pool does not know it.
+    pub near: Option<NumaNode>,
 }
 
 /// A part of the memory in the address space of the VMM.
@@ -120,10 +126,41 @@ fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
+/// Returns the number that stands for a NUMA node, or for none.
+fn number(node: Option<NumaNode>) -> u16 {
+    node.map_or(NOWHERE, NumaNode::number)
+}
+
+/// Returns the NUMA node, or none, that a number stands for.
+///
+/// # Errors
+/// [`WireError::Malformed`] if Linux has no node with this number.
+fn node(number: u64) -> Result<Option<NumaNode>, WireError> {
+    match NumaNode::new(number) {
+        None if number == u64::from(NOWHERE) => Ok(None),
+        None => Err(WireError::Malformed),
+        node => Ok(node),
+    }
+}
+
+/// Returns the bytes of a message of the pool that names a NUMA node.
+fn with_home(kind: u8, home: Option<NumaNode>) -> [u8; 3] {
+    let [low, high] = number(home).to_le_bytes();
+    [kind, low, high]
+}
+
+/// Returns the NUMA node that a message of the pool names, which must be of this kind.
+fn home(message: &[u8], kind: u8) -> Result<Option<NumaNode>, WireError> {
+    match *message {
+        [first, low, high] if first == kind => node(u16::from_le_bytes([low, high]).into()),
+        _ => Err(WireError::Malformed),
+    }
+}
+
 /// Sends a request for memory.
 pub(crate) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<(), WireError> {
     let huge = u64::from(request.page == Page::Huge);
-    send(socket, &bytes(&[ASK, request.bytes, huge]), &[])
+    send(socket, &bytes(&[ASK, request.bytes, huge, number(request.near).into()]), &[])
 }
 
 /// Receives a request for memory.
@@ -133,20 +170,34 @@ pub(crate) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<(), WireEr
 pub fn accept(socket: BorrowedFd<'_>, bin: &Bin) -> Result<Request, WireError> {
     let (message, _) = receive(socket, bin)?;
     match words(&message).as_deref() {
-        Some(&[ASK, bytes, huge @ (0 | 1)]) => {
-            Ok(Request { bytes, page: if huge == 1 { Page::Huge } else { Page::Base } })
+        Some(&[ASK, bytes, huge @ (0 | 1), near]) => {
+            let page = if huge == 1 { Page::Huge } else { Page::Base };
+            Ok(Request { bytes, page, near: node(near)? })
         }
         _ => Err(WireError::Malformed),
     }
 }
 
-/// Answers a request: sends the file, or the reason for which there is none.
+/// Memory that the pool gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<F> {
+    /// Its file.
+    pub file: F,
+    /// The NUMA node on which the kernel makes its pages; `None` if it is that of the thread that
+    /// touches a page first, as on a host with one node.
+    pub home: Option<NumaNode>,
+}
+
+/// Answers a request: sends the memory, or the reason for which there is none.
 ///
 /// # Errors
 /// [`WireError`].
-pub fn answer(socket: BorrowedFd<'_>, file: Result<BorrowedFd<'_>, &str>) -> Result<(), WireError> {
-    match file {
-        Ok(file) => send(socket, &[GIVEN], &[file]),
+pub fn answer(
+    socket: BorrowedFd<'_>,
+    given: Result<Given<BorrowedFd<'_>>, &str>,
+) -> Result<(), WireError> {
+    match given {
+        Ok(Given { file, home }) => send(socket, &with_home(GIVEN, home), &[file]),
         Err(text) => {
             let text = &text.as_bytes()[..text.len().min(MOST - 1)];
             send(socket, &[&[REFUSED], text].concat(), &[])
@@ -155,10 +206,12 @@ pub fn answer(socket: BorrowedFd<'_>, file: Result<BorrowedFd<'_>, &str>) -> Res
 }
 
 /// Receives the answer to a request.
-pub(crate) fn given(socket: BorrowedFd<'_>, bin: &Bin) -> Result<OwnedFd, WireError> {
+pub(crate) fn given(socket: BorrowedFd<'_>, bin: &Bin) -> Result<Given<OwnedFd>, WireError> {
     let (message, mut files) = receive(socket, bin)?;
     match (message.split_first(), files.pop()) {
-        (Some((&GIVEN, [])), Some(file)) if files.is_empty() => Ok(file.into_owned()),
+        (Some((&GIVEN, _)), Some(file)) if files.is_empty() => {
+            Ok(Given { home: home(&message, GIVEN)?, file: file.into_owned() })
+        }
         (Some((&REFUSED, text)), None) => {
             Err(WireError::Refused(String::from_utf8_lossy(text).into_owned()))
         }
@@ -166,26 +219,29 @@ pub(crate) fn given(socket: BorrowedFd<'_>, bin: &Bin) -> Result<OwnedFd, WireEr
     }
 }
 
-/// Sends the VMM its token of the file, and the device that makes userfaultfds.
+/// Sends the VMM its token of the file, the home of the memory, and the device that makes
+/// userfaultfds.
 ///
 /// # Errors
 /// [`WireError`].
 pub fn send_token(
     socket: BorrowedFd<'_>,
-    token: BorrowedFd<'_>,
+    token: Given<BorrowedFd<'_>>,
     device: BorrowedFd<'_>,
 ) -> Result<(), WireError> {
-    send(socket, &[TOKEN], &[token, device])
+    send(socket, &with_home(TOKEN, token.home), &[token.file, device])
 }
 
-/// Receives token and device.
-pub(crate) fn token(socket: BorrowedFd<'_>, bin: &Bin) -> Result<[OwnedFd; 2], WireError> {
+/// Receives the token with the memory's home, and the device.
+pub(crate) fn token(
+    socket: BorrowedFd<'_>,
+    bin: &Bin,
+) -> Result<(Given<OwnedFd>, OwnedFd), WireError> {
     let (message, files) = receive(socket, bin)?;
     let files: Vec<OwnedFd> = files.into_iter().map(Foreign::into_owned).collect();
-    match (&message[..], files.try_into()) {
-        ([TOKEN], Ok(files)) => Ok(files),
-        _ => Err(WireError::Malformed),
-    }
+    let home = home(&message, TOKEN)?;
+    let [file, device] = files.try_into().map_err(|_| WireError::Malformed)?;
+    Ok((Given { file, home }, device))
 }
 
 /// Hands a userfaultfd over.
@@ -239,4 +295,81 @@ pub fn confirm(socket: BorrowedFd<'_>) -> Result<(), WireError> {
 pub(crate) fn served(socket: BorrowedFd<'_>, bin: &Bin) -> Result<(), WireError> {
     let (message, _) = receive(socket.as_fd(), bin)?;
     (message == [SERVED]).then_some(()).ok_or(WireError::Malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        socketpair(AddressFamily::UNIX, kind, flags, None).unwrap()
+    }
+
+    fn nodes() -> [Option<NumaNode>; 4] {
+        [None, NumaNode::new(0), NumaNode::new(255), NumaNode::new(1023)]
+    }
+
+    #[test]
+    fn requests_and_answers_name_any_node_or_none() {
+        let (here, there) = pair();
+        let (bin, file) = (Bin::new(), pair().0);
+        for node in nodes() {
+            let request = Request { bytes: 1 << 20, page: Page::Huge, near: node };
+            ask(here.as_fd(), request).unwrap();
+            assert_eq!(accept(there.as_fd(), &bin).unwrap(), request);
+            let memory = Given { file: file.as_fd(), home: node };
+            answer(there.as_fd(), Ok(memory)).unwrap();
+            assert_eq!(given(here.as_fd(), &bin).unwrap().home, node);
+            send_token(there.as_fd(), memory, file.as_fd()).unwrap();
+            assert_eq!(token(here.as_fd(), &bin).unwrap().0.home, node);
+        }
+    }
+
+    #[test]
+    fn requests_of_another_form_or_version_are_refused() {
+        let (here, there) = pair();
+        let nowhere = u64::from(NOWHERE);
+        for words in [
+            // Version 1 named no node.
+            &[ASK ^ 3, 1 << 20, 0][..],
+            &[ASK ^ 3, 1 << 20, 0, 0],
+            &[ASK, 1 << 20, 0],
+            &[ASK, 1 << 20, 2, 0],
+            &[ASK, 1 << 20, 0, 1024],
+            &[ASK, 1 << 20, 0, nowhere - 1],
+            &[ASK, 1 << 20, 0, nowhere + 1],
+            &[ASK, 1 << 20, 0, u64::MAX],
+            &[ASK, 1 << 20, 0, 0, 0],
+        ] {
+            send(here.as_fd(), &bytes(words), &[]).unwrap();
+            let refused = accept(there.as_fd(), &Bin::new());
+            assert!(matches!(refused, Err(WireError::Malformed)), "{words:x?}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn messages_of_a_pool_of_another_form_are_refused() {
+        let (here, there) = pair();
+        let (bin, file) = (Bin::new(), pair().0);
+        let file = file.as_fd();
+        for bytes in [&[GIVEN][..], &[GIVEN, 0], &[GIVEN, 0, 4], &[GIVEN, 0, 0, 0], &[TOKEN, 0, 0]]
+        {
+            send(there.as_fd(), bytes, &[file]).unwrap();
+            let refused = given(here.as_fd(), &bin);
+            assert!(matches!(refused, Err(WireError::Malformed)), "{bytes:?}: {refused:?}");
+        }
+        for (bytes, files) in [
+            (&[TOKEN][..], &[file, file][..]),
+            (&[TOKEN, 0, 4], &[file, file]),
+            (&[GIVEN, 0, 0], &[file, file]),
+            (&[TOKEN, 0, 0], &[file]),
+        ] {
+            send(there.as_fd(), bytes, files).unwrap();
+            let refused = token(here.as_fd(), &bin);
+            assert!(matches!(refused, Err(WireError::Malformed)), "{bytes:?}: {refused:?}");
+        }
+    }
 }
