@@ -70,7 +70,7 @@ pub struct Request {
     /// The size of its pages.
     pub page: Page,
     /// The NUMA node that the memory should be on; `None` leaves the choice to the pool. The pool
-    /// gives memory of another node if this one has none, or if the pool does not know it.
+    /// gives memory of another one where this one has none, or where the pool does not know it.
     pub near: Option<NumaNode>,
 }
 

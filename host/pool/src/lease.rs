@@ -9,11 +9,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use slipway_peer::{Bin, Foreign};
-use slipway_pool_wire::{Continued, Range, Userfault, WireError};
+use slipway_pool_wire::{Continued, Given, Range, Userfault, WireError};
 use slipway_ram::{GRANULE, LateMemory, NotYet};
 use slipway_reactor::Bell;
 
-use crate::shared::{Shared, page_size};
+use crate::make::page_size;
+use crate::shared::Shared;
 use crate::shelf::{Left, Place};
 
 /// The most bytes that are mapped for one fault.
@@ -65,9 +66,12 @@ impl Lease {
         };
         // Before anybody else has the file: a device that is given it must know what it is.
         shared.settings.files.add(&memory);
-        slipway_pool_wire::answer(connection.as_fd(), Ok(memory.file()))?;
+        let home = memory.home();
+        let given = Given { file: memory.file(), home };
+        slipway_pool_wire::answer(connection.as_fd(), Ok(given))?;
         let token = token(&memory).map_err(failed("opening memory for its name"))?;
-        slipway_pool_wire::send_token(connection.as_fd(), token.as_fd(), shared.device())?;
+        let token = Given { file: token.as_fd(), home };
+        slipway_pool_wire::send_token(connection.as_fd(), token, shared.device())?;
         let (faults, ranges) = slipway_pool_wire::receive_faults(connection.as_fd(), &bin)?;
         let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
         if ranges.iter().any(lost) {
@@ -122,7 +126,13 @@ impl Lease {
                 return Err(error);
             }
         };
-        let (memory, bell) = (Arc::new(parts.memory), Arc::new(Bell::new()?));
+        let mut memory = parts.memory;
+        if let Some(home) = parts.home.filter(|home| shared.topology.cpus(*home).is_some())
+            && let Err(error) = memory.set_home(home)
+        {
+            tracing::warn!(%error, %home, "memory of a sandbox is on any NUMA node");
+        }
+        let (memory, bell) = (Arc::new(memory), Arc::new(Bell::new()?));
         let page = page_size(memory.file());
         shared.settings.files.add(&memory);
         shared.lend(&memory, &bell);

@@ -13,6 +13,11 @@
 //!   nobody has. When it has zeroed all of a sandbox's memory, the sandbox's faults are the
 //!   kernel's again.
 //!
+//! On a host with several NUMA nodes each memory has a home, one of them, from its making on. Its
+//! pages are made there, whoever touches them first, and stay when it is recycled; other nodes help
+//! out when that one is full. A launcher asks for the node where its VMM is to run, and is told the
+//! memory's (`choose`).
+//!
 //! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
 //! made ([`Page`](slipway_pool_wire::Page)).
 //!
@@ -23,14 +28,16 @@
 //! the kernel would then show its bytes. So userfaultfd, file and table lie with a keeper, and a
 //! successor goes on ([`Pool::resume`]). Without a keeper, memory is zeroed before it is given.
 //!
-//! Not here: NUMA nodes, memory for hardware functions.
+//! Not here: pages that move to another NUMA node after their sandbox, memory for hardware functions.
 //!
 //! Dependencies: `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
-//! process, `slipway-ram` for the pages, `slipway-reactor` for its bell, `slipway-peer` for
-//! descriptors, `rustix` and `libc` for calls, `tracing` for the daemon's log.
+//! process, `slipway-ram` for the pages, `slipway-numa` for their nodes, `slipway-reactor` for its
+//! bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls, `tracing` for the daemon's log.
 
 mod background;
+mod choose;
 mod lease;
+mod make;
 mod pool;
 mod server;
 mod shared;

@@ -1,24 +1,19 @@
 //! The memory of the pool: free memory, and that of sandboxes.
-#![allow(unsafe_code)] // mmap(2), to reserve huge pages
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use slipway_pool_wire::{Page, Request};
-use slipway_ram::{GRANULE, Granules, LateFiles, LateMemory};
+use slipway_numa::{NumaNode, Topology};
+use slipway_pool_wire::Request;
+use slipway_ram::{Granules, LateFiles, LateMemory};
 use slipway_reactor::Bell;
 
+use crate::choose::{Candidate, Choice, Load, choose};
+use crate::make::{self, fresh, is_huge, is_like};
 use crate::shelf::Shelves;
-
-/// The most memory of one sandbox in bytes.
-const MOST: u64 = 256 << 30;
-/// The size of a huge page in bytes.
-const HUGE: u64 = 2 << 20;
 
 /// The configuration of a pool. The default holds nothing and zeroes nothing ahead.
 #[derive(Clone, Default)]
@@ -58,6 +53,8 @@ pub struct Stats {
 /// The state that the pool's threads share.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
+    /// The NUMA nodes on which memory may have its home.
+    pub(crate) topology: Topology,
     /// `/dev/userfaultfd`.
     device: File,
     state: Mutex<State>,
@@ -106,6 +103,7 @@ impl Shared {
         })?;
         Ok(Self {
             settings,
+            topology: Topology::of_host(),
             device,
             state: Mutex::default(),
             work: Condvar::new(),
@@ -155,35 +153,55 @@ impl Shared {
         self.device.as_fd()
     }
 
-    /// Takes memory for a sandbox: recycled memory of this size if there is any, else new memory.
-    /// Has the pool topped up with new memory when the last of a size was taken.
+    /// Takes memory for a sandbox: recycled memory of this size if there is any, else new memory, on
+    /// the NUMA node that the request names if there is one (see [`choose`]). Has the pool topped
+    /// up with new memory when the last for such a request was taken.
     ///
     /// # Errors
     /// The reason, for the launcher.
     pub(crate) fn take(&self, request: Request) -> Result<Arc<LateMemory>, String> {
-        let unit = if request.page == Page::Huge { HUGE } else { GRANULE as u64 };
-        if request.bytes == 0 || request.bytes > MOST || !request.bytes.is_multiple_of(unit) {
-            let (bytes, kib) = (request.bytes, unit >> 10);
-            return Err(format!("{bytes} bytes: memory has whole units of {kib} KiB"));
-        }
+        make::check(request)?;
+        // The host may have been given a node that the pool does not know.
+        let near = request.near.filter(|node| self.topology.cpus(*node).is_some());
+        let request = Request { near, ..request };
         let mut state = self.lock();
-        let fits = |one: &Zeroing| is_like(&one.memory, request);
-        let ready = (0..state.free.len()).filter(|at| fits(&state.free[*at]));
-        let found = ready.max_by_key(|at| state.free[*at].next);
-        let found = found.and_then(|at| state.free.remove(at)).map(|one| one.memory);
-        let last = !state.free.iter().any(fits);
+        let (choice, found) = match state.choose(request, None, &self.topology) {
+            Choice::Recycled(at) => (None, state.free.remove(at).map(|one| one.memory)),
+            Choice::New(home) => (home, None),
+        };
         drop(state);
         let memory = match found {
             Some(memory) => memory,
-            None => fresh(request)?,
+            None => self.make(request, choice)?,
         };
-        if last && self.settings.ahead {
-            // The thread in the background makes its pages. Too few huge ones are no error here.
-            if let Ok(spare) = fresh(request) {
-                self.put(spare);
-            }
+        if self.settings.ahead {
+            self.top_up(request, &memory);
         }
         Ok(memory)
+    }
+
+    /// Makes new memory if none is left for another such request, after `taken` was taken for one.
+    fn top_up(&self, request: Request, taken: &LateMemory) {
+        let next = self.lock().choose(request, Some(taken), &self.topology);
+        // The thread in the background makes its pages. Too few huge ones are no error here.
+        if let Choice::New(home) = next
+            && let Ok(spare) = fresh(request, home, &self.topology)
+        {
+            self.put(spare);
+        }
+    }
+
+    /// Makes new memory. Where too few huge pages are left for it, takes recycled memory of another
+    /// node.
+    fn make(&self, request: Request, home: Option<NumaNode>) -> Result<Arc<LateMemory>, String> {
+        fresh(request, home, &self.topology).or_else(|reason| {
+            let anywhere = Request { near: None, ..request };
+            let mut state = self.lock();
+            match state.choose(anywhere, None, &self.topology) {
+                Choice::Recycled(at) => state.free.remove(at).map(|one| one.memory).ok_or(reason),
+                Choice::New(_) => Err(reason),
+            }
+        })
     }
 
     /// Notes that a sandbox has `memory`. The bell rings when all of it was zeroed ahead.
@@ -253,6 +271,29 @@ impl Shared {
     }
 }
 
+impl State {
+    /// Chooses memory for a request. `taken` was taken for a sandbox and is not lent yet.
+    fn choose(&self, request: Request, taken: Option<&LateMemory>, topology: &Topology) -> Choice {
+        let fits = |(_, one): &(usize, &Zeroing)| is_like(&one.memory, request);
+        let candidates = self.free.iter().enumerate().filter(fits).map(|(at, one)| Candidate {
+            at,
+            home: one.memory.home(),
+            zeroed: one.next,
+        });
+        let loads: Vec<Load> = topology
+            .nodes()
+            .map(|node| {
+                let at_home = |one: &&LateMemory| one.home() == Some(node);
+                let free = self.free.iter().map(|one| &*one.memory).filter(at_home);
+                let lent = self.lent.iter().map(|one| &*one.memory).chain(taken).filter(at_home);
+                let bytes = |one: &LateMemory| one.len() as u64;
+                Load { node, free: free.map(bytes).sum(), lent: lent.map(bytes).sum() }
+            })
+            .collect();
+        choose(candidates, request.near, &loads)
+    }
+}
+
 impl Zeroing {
     fn part(&mut self, granules: usize) -> Job {
         let all = self.memory.granules();
@@ -266,56 +307,4 @@ impl Zeroing {
             done: self.done.clone().filter(|_| last),
         }
     }
-}
-
-/// Returns the size in bytes of the pages of a file in memory.
-pub(crate) fn page_size(file: BorrowedFd<'_>) -> u64 {
-    rustix::fs::fstatfs(file).map_or(0, |system| system.f_bsize.unsigned_abs())
-}
-
-fn is_like(memory: &LateMemory, request: Request) -> bool {
-    let huge = request.page == Page::Huge;
-    memory.len() as u64 == request.bytes && is_huge(memory) == huge
-}
-
-fn is_huge(memory: &LateMemory) -> bool {
-    page_size(memory.file()) == HUGE
-}
-
-/// Makes memory whose pages the kernel makes at their first touch. Huge pages, of which there may
-/// be too few, are reserved now.
-fn fresh(request: Request) -> Result<Arc<LateMemory>, String> {
-    let bytes = request.bytes;
-    let failed = |error: std::io::Error| format!("{bytes} bytes: {error}");
-    let file = sealed(request).map_err(failed)?;
-    if request.page == Page::Huge {
-        reserve(&file, bytes)
-            .map_err(|error| format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}"))?;
-    }
-    LateMemory::new(file).map(Arc::new).map_err(failed)
-}
-
-/// Sets pages of the host's pool of huge pages aside for all of a file: no later touch finds that
-/// pool empty. A shared mapping reserves what its file lacks, and the reservation stays with the
-/// file (Linux, *mm/hugetlb_reserv*).
-fn reserve(file: &OwnedFd, bytes: u64) -> std::io::Result<()> {
-    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::InvalidInput)?;
-    let any = std::ptr::null_mut();
-    // SAFETY: a fresh mapping at an address of the kernel's choice, which allows no access.
-    let start = unsafe { mmap(any, len, ProtFlags::empty(), MapFlags::SHARED, file, 0) }?;
-    #[allow(clippy::disallowed_methods, reason = "nothing was touched, so this takes no time")]
-    // SAFETY: the mapping just made.
-    Ok(unsafe { munmap(start, len) }?)
-}
-
-/// Makes a file in memory whose size cannot be changed.
-fn sealed(request: Request) -> std::io::Result<OwnedFd> {
-    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    if request.page == Page::Huge {
-        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    }
-    let file = rustix::fs::memfd_create(c"guest-memory", flags)?;
-    rustix::fs::ftruncate(&file, request.bytes)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use slipway_keeper::{Keeper, Shelf};
+use slipway_numa::NumaNode;
 use slipway_pool_wire::{Range, Userfault};
 use slipway_ram::{Lasting, LateMemory};
 
@@ -95,8 +96,9 @@ impl Place {
         ranges: &[Range],
     ) -> std::io::Result<()> {
         let parts = ranges.iter().flat_map(|one| [one.address, one.len, one.offset]);
-        let kept = Lasting::new("slipway-ranges", (2 + 3 * ranges.len()) * 8)?;
+        let kept = Lasting::new("slipway-ranges", (3 + 3 * ranges.len()) * 8)?;
         let words = [LAYOUT, ranges.len() as u64].into_iter().chain(parts);
+        let words = words.chain([home_word(memory.home())]);
         for (word, value) in kept.words().iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
@@ -115,6 +117,8 @@ pub(crate) struct Parts {
     pub(crate) connection: OwnedFd,
     pub(crate) faults: Userfault,
     pub(crate) ranges: Vec<Range>,
+    /// The NUMA node of the pages, if there is one.
+    pub(crate) home: Option<NumaNode>,
 }
 
 impl Left {
@@ -131,13 +135,63 @@ impl Left {
         let (connection, kept) = (part(CONNECTION)?, Lasting::of(part(RANGES)?)?);
         let words: Vec<u64> =
             kept.words().iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        let ranges = match words.split_at_checked(2) {
-            Some(([LAYOUT, count], rest)) => {
-                let all = rest.as_chunks::<3>().0.iter().take(*count as usize);
-                all.map(|&[address, len, offset]| Range { address, len, offset }).collect()
-            }
-            _ => return Err(std::io::Error::other("another layout")),
-        };
-        Ok(Parts { memory, connection, faults, ranges })
+        let (ranges, home) =
+            parse(&words).ok_or_else(|| std::io::Error::other("another layout"))?;
+        Ok(Parts { memory, connection, faults, ranges, home })
+    }
+}
+
+/// Returns the ranges and the home that a predecessor left, or `None` if the words have another
+/// layout.
+fn parse(words: &[u64]) -> Option<(Vec<Range>, Option<NumaNode>)> {
+    let (&[LAYOUT, count], rest) = words.split_first_chunk()? else { return None };
+    let (ranges, rest) = rest.split_at_checked(usize::try_from(count).ok()?.checked_mul(3)?)?;
+    let range = |&[address, len, offset]: &[u64; 3]| Range { address, len, offset };
+    let ranges = ranges.as_chunks().0.iter().map(range).collect();
+    let home = rest.first().copied().unwrap_or(0).checked_sub(1).and_then(NumaNode::new);
+    Some((ranges, home))
+}
+
+/// Returns the word that stands for the home of memory: its number plus 1, or 0 if there is none. It
+/// lies behind the ranges, where the pages of a predecessor that knew no homes have zeros.
+fn home_word(home: Option<NumaNode>) -> u64 {
+    home.map_or(0, |home| u64::from(home.number()) + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(address: u64) -> Range {
+        Range { address, len: 8192, offset: 4096 }
+    }
+
+    #[test]
+    fn ranges_are_read_with_a_home_and_without() {
+        let words = |home: &[u64]| [&[LAYOUT, 2, 1, 8192, 4096, 2, 8192, 4096], home].concat();
+        let both = vec![range(1), range(2)];
+        let (home, none) = (NumaNode::new(0), None);
+        for (behind, home) in [(&[][..], none), (&[0, 0], none), (&[1, 0], home)] {
+            assert_eq!(parse(&words(behind)), Some((both.clone(), home)), "{behind:?}");
+        }
+        for number in [0, 1023] {
+            let home = NumaNode::new(number);
+            assert_eq!(parse(&words(&[home_word(home)])), Some((both.clone(), home)));
+        }
+        assert_eq!(parse(&words(&[u64::MAX])), Some((both, None)));
+    }
+
+    #[test]
+    fn words_of_another_layout_are_refused() {
+        for words in [
+            &[][..],
+            &[LAYOUT],
+            &[LAYOUT ^ 1, 0, 0],
+            &[LAYOUT, 2, 1, 8192, 4096, 2, 8192],
+            &[LAYOUT, u64::MAX, 0],
+            &[LAYOUT, u64::MAX / 3 + 1, 0],
+        ] {
+            assert_eq!(parse(words), None, "{words:?}");
+        }
     }
 }

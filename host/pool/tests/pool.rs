@@ -7,6 +7,8 @@
 
 #[path = "common/huge_pages.rs"]
 mod huge_pages;
+#[path = "common/node.rs"]
+mod node;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -16,15 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use huge_pages::HugePages;
+use node::{BYTES, Node, PATIENCE, all_back, connect};
 use rustix::mm::{MapFlags, ProtFlags};
-use slipway_keeper::Keeper;
 use slipway_peer::Bin;
-use slipway_pool::{Left, Pool, SLOTS, Settings, Shelves};
+use slipway_pool::{Pool, SLOTS, Settings, Shelves};
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
 use slipway_ram::{DmaMap, GRANULE, Granules, LateFiles, Permissions};
-
-const BYTES: u64 = 8 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that has memory of the pool.
 struct User {
@@ -74,7 +73,7 @@ fn user() {
     let Some(path) = std::env::var_os("POOL") else { return };
     let huge = std::env::var_os("HUGE").is_some();
     let page = if huge { Page::Huge } else { Page::Base };
-    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page }).unwrap();
+    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page, near: None }).unwrap();
     let hand_over = HandOver::begin(lease.connection).unwrap();
     let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, BYTES as usize);
     // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -128,74 +127,6 @@ fn user() {
     }
 }
 
-/// Connects to a keeper that may not listen yet.
-fn connect(path: &Path) -> Keeper {
-    let tries = std::iter::repeat_with(|| Keeper::connect(path)).take(60_000);
-    let connected = tries.map(Result::ok).find_map(|keeper| {
-        std::thread::sleep(Duration::from_millis(1));
-        keeper
-    });
-    connected.unwrap()
-}
-
-/// A node: a keeper, a directory, and one pool after the other.
-struct Node {
-    directory: tempfile::TempDir,
-    files: LateFiles,
-}
-
-impl Node {
-    fn new() -> Option<Self> {
-        if !Path::new("/dev/userfaultfd").exists() || std::env::var_os("POOL").is_some() {
-            eprintln!("needs /dev/userfaultfd");
-            return None;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("keeper");
-        std::thread::spawn(move || slipway_keeper::serve(&path));
-        Some(Self { directory, files: LateFiles::default() })
-    }
-
-    fn keeper(&self) -> (Arc<Keeper>, Vec<Left>) {
-        let keeper = connect(&self.directory.path().join("keeper"));
-        let mut left: Vec<Left> = Vec::new();
-        for (slot, file) in keeper.take(PATIENCE).unwrap() {
-            let number = slot / SLOTS;
-            if left.last().is_none_or(|last| last.number != number) {
-                left.push(Left { number, files: Default::default() });
-            }
-            left.last_mut().unwrap().files.insert(slot % SLOTS, file);
-        }
-        (Arc::new(keeper), left)
-    }
-
-    fn pool(&self, ahead: bool, kept: bool) -> Pool {
-        let keeper = kept.then(|| self.keeper());
-        let (shelves, left) = match keeper {
-            Some((keeper, left)) => (Some(Shelves::new(keeper, 0..SLOTS * 16)), left),
-            None => (None, Vec::new()),
-        };
-        let files = self.files.clone();
-        let pool = Pool::new(Settings { limit: BYTES, ahead, files, shelves }).unwrap();
-        pool.resume(left).unwrap();
-        pool
-    }
-
-    fn socket(&self) -> std::path::PathBuf {
-        self.directory.path().join("pool")
-    }
-}
-
-/// Waits until the pool has taken all memory back.
-fn all_back(pool: &Pool) {
-    let mut waited = Duration::ZERO;
-    while pool.stats().lent > 0 || pool.stats().free_bytes == 0 {
-        assert!(waited < PATIENCE, "{:?}", pool.stats());
-        std::thread::sleep(Duration::from_millis(5));
-        waited += Duration::from_millis(5);
-    }
-}
-
 #[test]
 fn memory_of_a_process_that_ended_is_zeros_for_the_next() {
     for (ahead, kept) in [(false, true), (true, true), (false, false)] {
@@ -242,7 +173,7 @@ fn huge_pages_of_a_process_that_ended_are_zeros_for_the_next() {
         let Some(node) = Node::new() else { return };
         let pool = node.pool(ahead, true);
         let _server = pool.listen(&node.socket()).unwrap();
-        let request = Request { bytes: BYTES, page: Page::Huge };
+        let request = Request { bytes: BYTES, page: Page::Huge, near: None };
         if let Err(error) = Lease::ask(&node.socket(), request) {
             assert!(error.to_string().contains("of huge pages (vm.nr_hugepages)"), "{error}");
             eprintln!("needs huge pages: {error}");
@@ -271,7 +202,8 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     user.ask("fill");
     user.end();
     all_back(&pool);
-    let lease = Lease::ask(&node.socket(), Request { bytes: BYTES, page: Page::Base }).unwrap();
+    let lease =
+        Lease::ask(&node.socket(), Request { bytes: BYTES, page: Page::Base, near: None }).unwrap();
     // The file shows what the last process wrote, so a lease whose VMM never came is not reused.
     let mut byte = [0];
     rustix::io::pread(&lease.file, &mut byte, 0).unwrap();
@@ -321,10 +253,10 @@ fn a_successor_serves_the_faults_of_those_that_were_given_memory() {
     let Some(node) = Node::new() else { return };
     // The predecessor is a process of its own, which is killed with faults to serve.
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["predecessor", "--exact"]).env("POOL_NODE", node.directory.path());
+    command.args(["predecessor", "--exact"]).env("POOL_NODE", node.path());
     let mut predecessor = command.stdout(Stdio::null()).spawn().unwrap();
     let mut waited = Duration::ZERO;
-    while !node.directory.path().join("recycled").exists() {
+    while !node.path().join("recycled").exists() {
         assert!(waited < PATIENCE);
         std::thread::sleep(Duration::from_millis(5));
         waited += Duration::from_millis(5);
@@ -365,13 +297,14 @@ fn what_cannot_be_given_is_refused() {
     let pool = node.pool(false, false);
     let _server = pool.listen(&node.socket()).unwrap();
     for bytes in [0, 4096, 1 << 60] {
-        let refused = Lease::ask(&node.socket(), Request { bytes, page: Page::Base });
+        let refused = Lease::ask(&node.socket(), Request { bytes, page: Page::Base, near: None });
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("whole units of 64 KiB"), "{text}");
     }
-    let odd = Lease::ask(&node.socket(), Request { bytes: 3 << 20, page: Page::Huge });
+    let odd = Lease::ask(&node.socket(), Request { bytes: 3 << 20, page: Page::Huge, near: None });
     assert!(odd.unwrap_err().to_string().contains("whole units of 2048 KiB"));
-    let many = Lease::ask(&node.socket(), Request { bytes: 128 << 30, page: Page::Huge });
+    let many =
+        Lease::ask(&node.socket(), Request { bytes: 128 << 30, page: Page::Huge, near: None });
     let text = many.unwrap_err().to_string();
     assert!(text.contains("of huge pages (vm.nr_hugepages)"), "{text}");
     assert_eq!(pool.stats().lent, 0);

@@ -1,0 +1,108 @@
+//! Makes memory: files of base pages or huge ones.
+#![allow(unsafe_code)] // mmap(2), to reserve huge pages
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use slipway_numa::{NumaNode, Topology};
+use slipway_pool_wire::{Page, Request};
+use slipway_ram::{GRANULE, LateMemory};
+
+/// The most memory of one sandbox in bytes.
+const MOST: u64 = 256 << 30;
+/// The size of a huge page in bytes.
+const HUGE: u64 = 2 << 20;
+
+/// Refuses a size that no memory has.
+///
+/// # Errors
+/// The reason, for the launcher.
+pub(crate) fn check(request: Request) -> Result<(), String> {
+    let unit = if request.page == Page::Huge { HUGE } else { GRANULE as u64 };
+    if request.bytes == 0 || request.bytes > MOST || !request.bytes.is_multiple_of(unit) {
+        let (bytes, kib) = (request.bytes, unit >> 10);
+        return Err(format!("{bytes} bytes: memory has whole units of {kib} KiB"));
+    }
+    Ok(())
+}
+
+/// Returns the size in bytes of the pages of a file in memory.
+pub(crate) fn page_size(file: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstatfs(file).map_or(0, |system| system.f_bsize.unsigned_abs())
+}
+
+pub(crate) fn is_like(memory: &LateMemory, request: Request) -> bool {
+    let huge = request.page == Page::Huge;
+    memory.len() as u64 == request.bytes && is_huge(memory) == huge
+}
+
+pub(crate) fn is_huge(memory: &LateMemory) -> bool {
+    page_size(memory.file()) == HUGE
+}
+
+/// Makes memory whose pages the kernel makes at their first touch, on the NUMA node `home` if there
+/// is one. Huge pages, of which there may be too few, are reserved now.
+pub(crate) fn fresh(
+    request: Request,
+    home: Option<NumaNode>,
+    topology: &Topology,
+) -> Result<Arc<LateMemory>, String> {
+    let bytes = request.bytes;
+    let failed = |error: std::io::Error| format!("{bytes} bytes: {error}");
+    let file = sealed(request).map_err(failed)?;
+    if request.page == Page::Huge {
+        let cpus = home.and_then(|home| topology.cpus(home));
+        on_cpus(cpus, || reserve(&file, bytes))
+            .map_err(|error| format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}"))?;
+    }
+    let mut memory = LateMemory::new(file).map_err(failed)?;
+    if let Some(home) = home
+        && let Err(error) = memory.set_home(home)
+    {
+        tracing::warn!(%error, %home, "memory for a sandbox is on any NUMA node");
+    }
+    Ok(Arc::new(memory))
+}
+
+/// Does `work` on one of `cpus`. Huge pages that the kernel makes when they are reserved (those of
+/// `vm.nr_overcommit_hugepages`) are made on the node of the CPU, whatever any policy says.
+fn on_cpus<T>(cpus: Option<&CpuSet>, work: impl FnOnce() -> T) -> T {
+    let before = cpus.and_then(|cpus| {
+        let before = sched_getaffinity(None).ok()?;
+        sched_setaffinity(None, cpus).ok().map(|()| before)
+    });
+    let result = work();
+    if let Some(before) = before {
+        // Refused only if a cpuset has changed meanwhile, which then decides.
+        let _ = sched_setaffinity(None, &before);
+    }
+    result
+}
+
+/// Sets pages of the host's pool of huge pages aside for all of a file: no later touch finds that
+/// pool empty. A shared mapping reserves what its file lacks, and the reservation stays with the
+/// file (Linux, *mm/hugetlb_reserv*).
+fn reserve(file: &OwnedFd, bytes: u64) -> std::io::Result<()> {
+    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+    let any = std::ptr::null_mut();
+    // SAFETY: a fresh mapping at an address of the kernel's choice, which allows no access.
+    let start = unsafe { mmap(any, len, ProtFlags::empty(), MapFlags::SHARED, file, 0) }?;
+    #[allow(clippy::disallowed_methods, reason = "nothing was touched, so this takes no time")]
+    // SAFETY: the mapping just made.
+    Ok(unsafe { munmap(start, len) }?)
+}
+
+/// Makes a file in memory whose size cannot be changed.
+fn sealed(request: Request) -> std::io::Result<OwnedFd> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if request.page == Page::Huge {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
+    let file = rustix::fs::memfd_create(c"guest-memory", flags)?;
+    rustix::fs::ftruncate(&file, request.bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}

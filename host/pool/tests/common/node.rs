@@ -1,0 +1,96 @@
+//! A host with pools of memory, one after the other, for tests.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_keeper::Keeper;
+use slipway_pool::{Left, Pool, SLOTS, Settings, Shelves};
+use slipway_ram::LateFiles;
+
+/// The bytes of a sandbox, and the most that a pool keeps.
+pub const BYTES: u64 = 8 << 20;
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Connects to a keeper that may not listen yet.
+pub fn connect(path: &Path) -> Keeper {
+    let tries = std::iter::repeat_with(|| Keeper::connect(path)).take(60_000);
+    let connected = tries.map(Result::ok).find_map(|keeper| {
+        std::thread::sleep(Duration::from_millis(1));
+        keeper
+    });
+    connected.unwrap()
+}
+
+/// A node: a keeper, a directory, and one pool after the other.
+pub struct Node {
+    directory: tempfile::TempDir,
+    /// The memory that devices find by its file.
+    pub files: LateFiles,
+}
+
+impl Node {
+    /// Returns `None` after a message where the kernel cannot serve faults, and in a process that a
+    /// test has started.
+    pub fn new() -> Option<Self> {
+        if !Path::new("/dev/userfaultfd").exists() || std::env::var_os("POOL").is_some() {
+            eprintln!("needs /dev/userfaultfd");
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keeper");
+        std::thread::spawn(move || slipway_keeper::serve(&path));
+        Some(Self { directory, files: LateFiles::default() })
+    }
+
+    fn keeper(&self) -> (Arc<Keeper>, Vec<Left>) {
+        let keeper = connect(&self.directory.path().join("keeper"));
+        let mut left: Vec<Left> = Vec::new();
+        for (slot, file) in keeper.take(PATIENCE).unwrap() {
+            let number = slot / SLOTS;
+            if left.last().is_none_or(|last| last.number != number) {
+                left.push(Left { number, files: Default::default() });
+            }
+            left.last_mut().unwrap().files.insert(slot % SLOTS, file);
+        }
+        (Arc::new(keeper), left)
+    }
+
+    /// Makes a pool that goes on with what its predecessor left.
+    pub fn pool(&self, ahead: bool, kept: bool) -> Pool {
+        self.pool_of(BYTES, ahead, kept)
+    }
+
+    /// Makes a pool that keeps at most `limit` bytes.
+    pub fn pool_of(&self, limit: u64, ahead: bool, kept: bool) -> Pool {
+        let keeper = kept.then(|| self.keeper());
+        let (shelves, left) = match keeper {
+            Some((keeper, left)) => (Some(Shelves::new(keeper, 0..SLOTS * 16)), left),
+            None => (None, Vec::new()),
+        };
+        let files = self.files.clone();
+        let pool = Pool::new(Settings { limit, ahead, files, shelves }).unwrap();
+        pool.resume(left).unwrap();
+        pool
+    }
+
+    /// Returns the path of the node's directory.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Returns the path of the pool's socket.
+    pub fn socket(&self) -> std::path::PathBuf {
+        self.directory.path().join("pool")
+    }
+}
+
+/// Waits until the pool has taken all memory back.
+pub fn all_back(pool: &Pool) {
+    let mut waited = Duration::ZERO;
+    while pool.stats().lent > 0 || pool.stats().free_bytes == 0 {
+        assert!(waited < PATIENCE, "{:?}", pool.stats());
+        std::thread::sleep(Duration::from_millis(5));
+        waited += Duration::from_millis(5);
+    }
+}
