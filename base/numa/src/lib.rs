@@ -8,8 +8,8 @@
 //! [`prefer`] tells the kernel where to make the pages of a mapping. The kernel takes another
 //! node's pages when that node has none left, so that a full node ends no process.
 //!
-//! Not here: moving pages that are there already; nodes whose memory is slower and has no CPU (CXL),
-//! which the kernel demotes to by itself.
+//! Not here: moving pages that are there already; nodes that have memory and no CPUs, such as those
+//! of slower memory behind CXL.
 //!
 //! Dependencies: `rustix` for sets of CPUs, `libc` for the number of mbind(2).
 

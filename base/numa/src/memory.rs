@@ -8,9 +8,9 @@ use crate::NumaNode;
 const WORD: usize = u64::BITS as usize;
 
 /// Has the kernel make pages of `len` bytes from `address` on, whole pages of a mapping of this
-/// process, on `node` from now on: those that a thread touches through this mapping (`MPOL_PREFERRED`
-/// of mbind(2)). Pages that are there stay where they are, and other nodes' pages are taken when
-/// the node has none left.
+/// process, on `node` from now on: those that a thread touches through this mapping
+/// (`MPOL_PREFERRED` of mbind(2)). Pages that are there stay where they are, and other nodes' pages
+/// are taken when the node has none left.
 ///
 /// A file of base pages in memory (tmpfs, memfd) keeps this for the bytes that are mapped, whoever
 /// makes their pages. A file of huge pages (hugetlbfs) does not: each mapping has its own.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use rustix::thread::CpuSet;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::list::numbers;
 
@@ -91,6 +91,12 @@ impl Topology {
         let has_all = |of_node: &CpuSet| common(of_node, cpus) == *cpus;
         let found = self.0.iter().find(|(_, of_node)| has_all(of_node));
         found.filter(|_| cpus.count() > 0).map(|(node, _)| *node)
+    }
+
+    /// Returns the CPUs that the calling thread may run on. Returns `None` if the kernel does not
+    /// tell, and for an empty topology, which does not ask it.
+    pub fn allowed_cpus(&self) -> Option<CpuSet> {
+        if self.is_empty() { None } else { sched_getaffinity(None).ok() }
     }
 
     /// Returns the CPUs of a node that are among `allowed`: none if the topology has no such node.
@@ -184,6 +190,8 @@ mod tests {
         let topology = Topology::of(&[(0, &[0, 2]), (1, &[1, 3])]);
         let among = |node| topology.cpus_among(NumaNode(node), &set(&[1, 2, 3]));
         assert_eq!((among(0), among(1), among(7)), (set(&[2]), set(&[1, 3]), set(&[])));
+        assert!(topology.allowed_cpus().is_some_and(|cpus| cpus.count() > 0));
+        assert_eq!(Topology::default().allowed_cpus(), None);
     }
 
     #[test]

@@ -111,6 +111,7 @@ fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepa
     launch.run_as(spec.credentials);
     launch.allow_io_uring(!spec.disks.is_empty());
     launch.join(&spec.cgroup_procs)?;
+    launch.run_on(spec.memory.cpus_for(spec.cpus.saturating_add(spec.plug_cpus)));
     let kvm = match accel {
         Accel::Kvm => {
             Some(accel::open_kvm().map_err(|error| Error::file("open", accel::KVM_DEVICE, error))?)

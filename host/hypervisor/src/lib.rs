@@ -83,6 +83,7 @@ pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
 pub use shared::SharedPages;
+pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::thread::CpuSet;
+use slipway_numa::Topology;
 use slipway_pool_wire::{Lease, Page, Request};
 
 use crate::{Error, Result};
@@ -16,6 +18,8 @@ pub struct GuestMemory {
     file: Arc<OwnedFd>,
     bytes: u64,
     lease: Option<Arc<Mutex<Option<OwnedFd>>>>,
+    /// The CPUs of the NUMA node that the memory is on.
+    near: Option<CpuSet>,
 }
 
 impl GuestMemory {
@@ -32,20 +36,33 @@ impl GuestMemory {
         // its limit.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
-        Ok(Self { file: Arc::new(file), bytes, lease: None })
+        Ok(Self { file: Arc::new(file), bytes, lease: None, near: None })
     }
 
     /// Takes memory of `bytes` bytes of the pool whose socket is at `path`: a multiple of 64 KiB,
     /// or of 2 MiB for huge pages. Its pages are zeroed when the VM first sees them; only
     /// `slipway-vmm` can have it. Waits for the pool.
     ///
+    /// If all CPUs that this thread may run on belong to one NUMA node of `topology`, the memory is
+    /// on that node, else on the one that the pool chooses. A VM whose CPUs the node has enough for
+    /// then runs there.
+    ///
     /// # Errors
     /// [`Error::Pool`]; [`WireError::Refused`](crate::WireError::Refused) within it has the pool's
     /// reason, such as that too few huge pages are free.
-    pub fn of_pool(path: &Path, bytes: u64, page: Page) -> Result<Self> {
-        let Lease { file, connection } = Lease::ask(path, Request { bytes, page })?;
+    pub fn of_pool(path: &Path, bytes: u64, page: Page, topology: &Topology) -> Result<Self> {
+        let allowed = topology.allowed_cpus();
+        let near = allowed.and_then(|allowed| topology.node_of(&allowed));
+        let Lease { file, connection, home } = Lease::ask(path, Request { bytes, page, near })?;
         let lease = Some(Arc::new(Mutex::new(Some(connection))));
-        Ok(Self { file: Arc::new(file), bytes, lease })
+        let near = home.zip(allowed).map(|(home, allowed)| topology.cpus_among(home, &allowed));
+        Ok(Self { file: Arc::new(file), bytes, lease, near })
+    }
+
+    /// Returns the CPUs that a VM of at most `cpus` virtual CPUs should run on: those of the NUMA
+    /// node that the memory is on, if they are enough. Returns `None` if the VM may run on any.
+    pub(crate) fn cpus_for(&self, cpus: u32) -> Option<CpuSet> {
+        self.near.filter(|near| near.count() >= cpus.max(1))
     }
 
     /// Returns whether the memory is a pool's.
@@ -96,5 +113,18 @@ mod tests {
         let other = GuestMemory::new(1 << 20).unwrap();
         assert_ne!(memory.identity().unwrap(), other.identity().unwrap());
         assert!(GuestMemory::new(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_vm_runs_on_the_node_of_its_memory_if_that_has_cpus_enough() {
+        let topology = Topology::of(&[(0, &[0, 2]), (1, &[1, 3])]);
+        let near = topology.nodes().next().and_then(|node| topology.cpus(node)).copied();
+        let memory = GuestMemory { near, ..GuestMemory::new(1 << 20).unwrap() };
+        for (cpus, expected) in [(0, near), (1, near), (2, near), (3, None), (u32::MAX, None)] {
+            assert_eq!(memory.cpus_for(cpus), expected, "{cpus}");
+        }
+        let none = GuestMemory { near: Some(CpuSet::new()), ..memory };
+        assert_eq!(none.cpus_for(0), None);
+        assert_eq!(GuestMemory::new(1 << 20).unwrap().cpus_for(1), None);
     }
 }

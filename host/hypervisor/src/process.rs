@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::CpuSet;
 use tokio::io::unix::AsyncFd;
 
 use crate::cage::{Cage, Filter, Spawned};
@@ -24,6 +25,7 @@ pub(crate) struct Launch {
     directory: PathBuf,
     credentials: Option<Credentials>,
     cgroup_procs: Vec<File>,
+    cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
     cage: Option<Cage>,
     io_uring: bool,
@@ -38,6 +40,7 @@ impl Launch {
             directory: directory.to_owned(),
             credentials: None,
             cgroup_procs: Vec::new(),
+            cpus: None,
             passed: Vec::new(),
             cage: Cage::of_launcher(),
             io_uring: false,
@@ -69,6 +72,12 @@ impl Launch {
         Ok(())
     }
 
+    /// Sets the CPUs that the process runs on; `None` leaves it the launcher's. Those that its
+    /// control groups do not allow are left out; if none is left, the control groups decide alone.
+    pub(crate) fn run_on(&mut self, cpus: Option<CpuSet>) {
+        self.cpus = cpus;
+    }
+
     /// Passes a descriptor to the child and returns its number there, which is the same as here:
     /// fork copies the table, so no descriptor has to be moved.
     pub(crate) fn pass(&mut self, fd: OwnedFd) -> RawFd {
@@ -94,9 +103,9 @@ impl Launch {
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(stderr);
-        let Self { program, credentials, cgroup_procs, passed, cage, io_uring, .. } = self;
+        let Self { program, credentials, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
         let caged = cage.map(|cage| (cage, Filter::new(io_uring)));
-        let steps = ChildSteps { credentials, cgroup_procs, passed, caged };
+        let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
         // allowed. `ChildSteps::run` makes system calls only, on data prepared before the fork; it
         // does not allocate, take a lock or free anything.
@@ -113,6 +122,7 @@ impl Launch {
 struct ChildSteps {
     credentials: Option<Credentials>,
     cgroup_procs: Vec<File>,
+    cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
     caged: Option<(Cage, Filter)>,
 }
@@ -123,6 +133,11 @@ impl ChildSteps {
         for procs in &self.cgroup_procs {
             // "0" means the writing process; it has one thread here, so all of it moves.
             rustix::io::write(procs, b"0")?;
+        }
+        if let Some(cpus) = &self.cpus {
+            // After the control groups, whose cpuset replaces what was set before. Refused if it
+            // has none of the CPUs: the process is then slower, and runs all the same.
+            let _ = rustix::thread::sched_setaffinity(None, cpus);
         }
         rustix::process::setsid()?;
         self.place_descriptors()?;
@@ -247,4 +262,43 @@ fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {
 /// Returns the exit code and the signal of a status.
 pub(crate) fn code_and_signal(status: ExitStatus) -> (Option<i32>, Option<i32>) {
     (status.code(), status.signal())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use rustix::thread::sched_getaffinity;
+
+    use super::*;
+
+    /// Returns the list of CPUs that a process which is started on `cpus` may run on.
+    async fn cpus_of_a_process(cpus: Option<CpuSet>) -> String {
+        let mut launch = Launch::new(Path::new("/bin/grep"), Path::new("/"));
+        launch.cage = None;
+        launch.arguments(vec!["Cpus_allowed_list".into(), "/proc/self/status".into()]);
+        launch.run_on(cpus);
+        let (from, to) = rustix::pipe::pipe().unwrap();
+        let errors = to.try_clone().unwrap();
+        let mut process = launch.spawn(to, errors).await.unwrap();
+        process.exited().await.unwrap();
+        let mut text = String::new();
+        File::from(from).read_to_string(&mut text).unwrap();
+        text.split_whitespace().nth(1).unwrap().to_owned()
+    }
+
+    #[tokio::test]
+    async fn a_process_runs_on_the_cpus_that_it_is_given() {
+        let before = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rfind(|cpu| before.is_set(*cpu)).unwrap();
+        let mut one = CpuSet::new();
+        one.set(last);
+        assert_eq!(cpus_of_a_process(Some(one)).await, last.to_string());
+        let all = cpus_of_a_process(None).await;
+        // No CPU that exists: the process runs where its launcher does.
+        let mut absent = CpuSet::new();
+        absent.set(CpuSet::MAX_CPU - 1);
+        assert_eq!(cpus_of_a_process(Some(absent)).await, all);
+        assert_eq!(sched_getaffinity(None).unwrap(), before, "the launcher's own stay");
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use slipway_hypervisor::Hypervisor;
+use slipway_hypervisor::{Hypervisor, Topology};
 use slipway_image::{Cache, Image};
 use slipway_plane_api::{NetworkClient, PlaneClient};
 use tokio::sync::watch;
@@ -61,6 +61,8 @@ pub struct Node {
     uids: Mutex<BTreeSet<u32>>,
     pub(crate) boot: Known,
     pub(crate) roots: SharedRoots,
+    /// The NUMA nodes of the host.
+    pub(crate) topology: Arc<Topology>,
     changes: watch::Sender<u64>,
     closed: AtomicBool,
     /// Set if sandboxes outlive the daemon.
@@ -87,6 +89,7 @@ impl Node {
             uids: Mutex::default(),
             boot: Known::new(parts.boot, files.lane()),
             files,
+            topology: Arc::new(Topology::of_host()),
             changes: watch::Sender::new(0),
             closed: AtomicBool::new(false),
             keeps: parts.keeps,

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, Error as HypervisorError, GuestMemory, Page, Vm, VmSpec,
-    WireError,
+    Accel, AccelChoice, Credentials, Error as HypervisorError, GuestMemory, Page, Topology, Vm,
+    VmSpec, WireError,
 };
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
@@ -170,15 +170,21 @@ async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result
         return Ok(GuestMemory::new(bytes)?);
     }
     let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);
-    sandbox.lane.run(move || Ok(of_pool(&path, bytes, page)?)).await
+    let topology = Arc::clone(&node.topology);
+    sandbox.lane.run(move || Ok(of_pool(&path, bytes, page, &topology)?)).await
 }
 
 /// Takes memory of the pool, of base pages where huge ones are not to be had.
-fn of_pool(path: &Path, bytes: u64, page: Page) -> slipway_hypervisor::Result<GuestMemory> {
-    match GuestMemory::of_pool(path, bytes, page) {
+fn of_pool(
+    path: &Path,
+    bytes: u64,
+    page: Page,
+    topology: &Topology,
+) -> slipway_hypervisor::Result<GuestMemory> {
+    match GuestMemory::of_pool(path, bytes, page, topology) {
         Err(HypervisorError::Pool(WireError::Refused(reason))) if page == Page::Huge => {
             tracing::warn!(reason, "no huge pages for a sandbox; it gets base pages");
-            GuestMemory::of_pool(path, bytes, Page::Base)
+            GuestMemory::of_pool(path, bytes, Page::Base, topology)
         }
         other => other,
     }
