@@ -175,8 +175,8 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel make the pages of `len` bytes from `offset` on, both multiples of a base page,
-    /// where this mapping has them made. Pages that are there stay as they are.
+    /// Has the kernel make the pages of `len` bytes from `offset` on, both multiples of a base
+    /// page, where this mapping has them made. Pages that are there stay as they are.
     ///
     /// # Errors
     /// Those of madvise(2): the host has no memory left.

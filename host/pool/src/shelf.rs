@@ -152,8 +152,8 @@ fn parse(words: &[u64]) -> Option<(Vec<Range>, Option<NumaNode>)> {
     Some((ranges, home))
 }
 
-/// Returns the word that stands for the home of memory: its number plus 1, or 0 if there is none. It
-/// lies behind the ranges, where the pages of a predecessor that knew no homes have zeros.
+/// Returns the word that stands for the home of memory: its number plus 1, or 0 if there is none.
+/// It lies behind the ranges, where the pages of a predecessor that knew no homes have zeros.
 fn home_word(home: Option<NumaNode>) -> u64 {
     home.map_or(0, |home| u64::from(home.number()) + 1)
 }

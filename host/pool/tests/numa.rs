@@ -1,9 +1,9 @@
 //! Where the pages of a pool's memory are on a host with several NUMA nodes.
 //!
-//! Whoever touches a page first runs on another node than the one that the memory should be on: the
-//! pool's threads, devices, and the process that plays a launcher and its VMM (this program again,
-//! as the test `user`). On a host with one node the tests are skipped. `lab/numa` runs them on an
-//! emulated server with two.
+//! All that touches a page first runs on another node than the one that the memory should be on:
+//! the pool's threads, devices, and the process that plays a launcher and its VMM (this program
+//! again, as the test `user`). On a host with one node the tests are skipped. `lab/numa` runs them
+//! on an emulated server with two.
 #![allow(clippy::unwrap_used, unsafe_code)] // a test; it maps memory as a VMM does
 
 #[path = "common/huge_pages.rs"]

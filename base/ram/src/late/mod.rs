@@ -21,9 +21,9 @@
 //! that was busy when its process ended is dirty ([`LateMemory::of_predecessor`]).
 //!
 //! Memory may have a home, a NUMA node on which the kernel makes its pages
-//! ([`LateMemory::set_home`]). A file of base pages keeps its home, whoever touches a page first. Of
-//! a file of huge pages, each mapping has its own: this module sees to those of this process, the
-//! user to its own.
+//! ([`LateMemory::set_home`]). A file of base pages keeps its home, whoever touches a page first. A
+//! file of huge pages does not, and each of its mappings has a home: this module sees to those of
+//! this process, and the user to those of its own.
 
 mod states;
 #[cfg(test)]
