@@ -51,13 +51,38 @@ fn rows(pool: &v1::Pool) -> Vec<[String; 2]> {
     let word = |name: &str| name.trim_end_matches("_bytes").replace('_', " ");
     let sizes = sizes(pool).map(|(name, bytes)| [word(name), show(bytes)]);
     let counts = counts(pool).map(|(name, count)| [word(name), count.to_string()]);
-    sizes.into_iter().chain(counts).collect()
+    let nodes = pool.nodes.iter().flat_map(|part| {
+        let name = |what| format!("NUMA node {}, {what}", part.node);
+        [[name("free"), show(part.free_bytes)], [name("lent"), show(part.lent_bytes)]]
+    });
+    sizes.into_iter().chain(counts).chain(nodes).collect()
 }
 
 fn as_json(pool: &v1::Pool) -> serde_json::Value {
     let figures = sizes(pool).into_iter().chain(counts(pool));
-    figures
-        .map(|(name, value)| (name.to_owned(), value.into()))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
+    let figures = figures.map(|(name, value)| (name.to_owned(), value.into()));
+    let nodes = pool.nodes.iter().map(|part| {
+        let v1::PoolNode { node, free_bytes, lent_bytes } = part;
+        serde_json::json!({ "node": node, "free_bytes": free_bytes, "lent_bytes": lent_bytes })
+    });
+    let nodes = ("nodes".to_owned(), nodes.collect::<Vec<_>>().into());
+    figures.chain([nodes]).collect::<serde_json::Map<_, _>>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_shown_if_there_are_several() {
+        let nodes = [(0, 1 << 30), (1, 0)];
+        let nodes =
+            nodes.map(|(node, free_bytes)| v1::PoolNode { node, free_bytes, lent_bytes: 0 });
+        let pool = v1::Pool { nodes: nodes.to_vec(), ..Default::default() };
+        let first = ["NUMA node 0, free".to_owned(), show(1 << 30)];
+        assert!(rows(&pool).contains(&first), "{:?}", rows(&pool));
+        assert_eq!(rows(&pool).len(), rows(&v1::Pool::default()).len() + 4);
+        assert_eq!(as_json(&pool)["nodes"][0]["free_bytes"], 1 << 30);
+        assert_eq!(as_json(&v1::Pool::default())["nodes"].as_array().map(Vec::len), Some(0));
+    }
 }

@@ -77,7 +77,8 @@ impl Node {
     }
 
     fn lease(&self) -> Lease {
-        Lease::ask(&self.path("pool"), Request { bytes: BYTES, page: self.page }).unwrap()
+        Lease::ask(&self.path("pool"), Request { bytes: BYTES, page: self.page, near: None })
+            .unwrap()
     }
 
     /// Runs a machine until its guest powers off.

@@ -264,5 +264,11 @@ fn pool_figures(stats: &slipway_pool::Stats) -> v1::Pool {
         busy_bytes: bytes(stats.granules.busy),
         untouched_bytes: bytes(stats.granules.untouched),
         clean_bytes: bytes(stats.granules.clean),
+        nodes: stats.nodes.iter().map(pool_node).collect(),
     }
+}
+
+fn pool_node(bytes: &slipway_pool::NodeBytes) -> v1::PoolNode {
+    let slipway_pool::NodeBytes { node, free, lent } = *bytes;
+    v1::PoolNode { node: node.number().into(), free_bytes: free, lent_bytes: lent }
 }

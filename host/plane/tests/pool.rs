@@ -50,7 +50,7 @@ fn earlier() {
 }
 
 fn ask(path: &Path) -> Lease {
-    Lease::ask(path, Request { bytes: BYTES, page: Page::Base }).unwrap()
+    Lease::ask(path, Request { bytes: BYTES, page: Page::Base, near: None }).unwrap()
 }
 
 /// Makes a plane with a keeper and a pool.

@@ -20,14 +20,15 @@ pub(crate) struct Candidate {
     pub(crate) zeroed: usize,
 }
 
-/// The memory of the pool on one NUMA node, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    pub(crate) node: NumaNode,
+/// The memory of a pool that has its home on one NUMA node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeBytes {
+    /// The node.
+    pub node: NumaNode,
     /// Bytes that nobody uses.
-    pub(crate) free: u64,
+    pub free: u64,
     /// Bytes that sandboxes use.
-    pub(crate) lent: u64,
+    pub lent: u64,
 }
 
 /// The memory that a request gets.
@@ -44,7 +45,7 @@ pub(crate) enum Choice {
 pub(crate) fn choose(
     candidates: impl Iterator<Item = Candidate>,
     near: Option<NumaNode>,
-    loads: &[Load],
+    loads: &[NodeBytes],
 ) -> Choice {
     let fits = |one: &Candidate| near.is_none() || one.home == near;
     let lent = |home: Option<NumaNode>| {
@@ -76,8 +77,8 @@ mod tests {
     }
 
     /// Two nodes, with free and with lent bytes each.
-    fn loads([zero, one]: [(u64, u64); 2]) -> [Load; 2] {
-        let load = |number, (free, lent)| Load { node: node(number), free, lent };
+    fn loads([zero, one]: [(u64, u64); 2]) -> [NodeBytes; 2] {
+        let load = |number, (free, lent)| NodeBytes { node: node(number), free, lent };
         [load(0, zero), load(1, one)]
     }
 

@@ -28,11 +28,13 @@
 //! the kernel would then show its bytes. So userfaultfd, file and table lie with a keeper, and a
 //! successor goes on ([`Pool::resume`]). Without a keeper, memory is zeroed before it is given.
 //!
-//! Not here: pages that move to another NUMA node after their sandbox, memory for hardware functions.
+//! Not here: pages that move to another NUMA node with their sandbox, memory for hardware
+//! functions.
 //!
 //! Dependencies: `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
 //! process, `slipway-ram` for the pages, `slipway-numa` for their nodes, `slipway-reactor` for its
-//! bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls, `tracing` for the daemon's log.
+//! bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls, `tracing` for the daemon's
+//! log.
 
 mod background;
 mod choose;
@@ -43,6 +45,7 @@ mod server;
 mod shared;
 mod shelf;
 
+pub use choose::NodeBytes;
 pub use pool::Pool;
 pub use server::Server;
 pub use shared::{Settings, Stats};

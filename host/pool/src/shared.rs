@@ -11,7 +11,7 @@ use slipway_pool_wire::Request;
 use slipway_ram::{Granules, LateFiles, LateMemory};
 use slipway_reactor::Bell;
 
-use crate::choose::{Candidate, Choice, Load, choose};
+use crate::choose::{Candidate, Choice, NodeBytes, choose};
 use crate::make::{self, fresh, is_huge, is_like};
 use crate::shelf::Shelves;
 
@@ -32,7 +32,7 @@ pub struct Settings {
 }
 
 /// Figures of a pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes that nobody uses.
     pub free_bytes: u64,
@@ -48,6 +48,8 @@ pub struct Stats {
     pub huge_bytes: u64,
     /// All granules by their states.
     pub granules: Granules,
+    /// The bytes by NUMA node; empty on a host with one node.
+    pub nodes: Vec<NodeBytes>,
 }
 
 /// The state that the pool's threads share.
@@ -118,6 +120,7 @@ impl Shared {
         let memory = |one: &Zeroing| one.memory.clone();
         let free: Vec<_> = state.free.iter().map(memory).collect();
         let lent: Vec<_> = state.lent.iter().map(memory).collect();
+        let nodes = state.by_node(&self.topology, None);
         // Counting takes a while: without the lock.
         drop(state);
         let bytes = |all: &[Arc<LateMemory>]| all.iter().map(|one| one.len() as u64).sum();
@@ -130,6 +133,7 @@ impl Shared {
             zeroed_ahead: self.zeroed_ahead.load(Ordering::Relaxed),
             huge_bytes: free.iter().chain(&lent).filter(huge).map(|one| one.len() as u64).sum(),
             granules: free.iter().chain(&lent).map(|one| one.count()).sum(),
+            nodes,
         }
     }
 
@@ -153,9 +157,9 @@ impl Shared {
         self.device.as_fd()
     }
 
-    /// Takes memory for a sandbox: recycled memory of this size if there is any, else new memory, on
-    /// the NUMA node that the request names if there is one (see [`choose`]). Has the pool topped
-    /// up with new memory when the last for such a request was taken.
+    /// Takes memory for a sandbox: recycled memory of this size if there is any, else new memory,
+    /// on the NUMA node that the request names if there is one (see [`choose`]). Has the pool
+    /// topped up with new memory when the last for such a request was taken.
     ///
     /// # Errors
     /// The reason, for the launcher.
@@ -165,14 +169,14 @@ impl Shared {
         let near = request.near.filter(|node| self.topology.cpus(*node).is_some());
         let request = Request { near, ..request };
         let mut state = self.lock();
-        let (choice, found) = match state.choose(request, None, &self.topology) {
-            Choice::Recycled(at) => (None, state.free.remove(at).map(|one| one.memory)),
+        let (home, recycled) = match state.choose(request, None, &self.topology) {
+            Choice::Recycled(at) => (None, state.free.remove(at)),
             Choice::New(home) => (home, None),
         };
         drop(state);
-        let memory = match found {
-            Some(memory) => memory,
-            None => self.make(request, choice)?,
+        let memory = match recycled {
+            Some(one) => one.memory,
+            None => self.make(request, home)?,
         };
         if self.settings.ahead {
             self.top_up(request, &memory);
@@ -280,17 +284,19 @@ impl State {
             home: one.memory.home(),
             zeroed: one.next,
         });
-        let loads: Vec<Load> = topology
-            .nodes()
-            .map(|node| {
-                let at_home = |one: &&LateMemory| one.home() == Some(node);
-                let free = self.free.iter().map(|one| &*one.memory).filter(at_home);
-                let lent = self.lent.iter().map(|one| &*one.memory).chain(taken).filter(at_home);
-                let bytes = |one: &LateMemory| one.len() as u64;
-                Load { node, free: free.map(bytes).sum(), lent: lent.map(bytes).sum() }
-            })
-            .collect();
-        choose(candidates, request.near, &loads)
+        choose(candidates, request.near, &self.by_node(topology, taken))
+    }
+
+    /// Returns the bytes on each node, with those of `taken`.
+    fn by_node(&self, topology: &Topology, taken: Option<&LateMemory>) -> Vec<NodeBytes> {
+        let bytes = |node| {
+            let at_home = |one: &&LateMemory| one.home() == Some(node);
+            let free = self.free.iter().map(|one| &*one.memory).filter(at_home);
+            let lent = self.lent.iter().map(|one| &*one.memory).chain(taken).filter(at_home);
+            let bytes = |one: &LateMemory| one.len() as u64;
+            NodeBytes { node, free: free.map(bytes).sum(), lent: lent.map(bytes).sum() }
+        };
+        topology.nodes().map(bytes).collect()
     }
 }
 

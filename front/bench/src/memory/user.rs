@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
-use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
+use slipway_hypervisor::Topology;
+use slipway_pool_wire::{HandOver, Lease, NumaNode, Page, Range, Request};
 
 use super::PageSize;
 use crate::block::native::pin;
@@ -71,8 +72,11 @@ pub fn serve(specification: &str) -> Result<()> {
 
 fn use_memory(spec: &UserSpec) -> Result<Used> {
     pin(&spec.cpus)?;
+    // As a launcher asks: for the node of the processors that it may use.
+    let topology = Topology::of_host();
+    let near = topology.allowed_cpus().and_then(|cpus| topology.node_of(&cpus));
     let began = Instant::now();
-    let mapped = Mapped::take(spec)?;
+    let mapped = Mapped::take(spec, near)?;
     let ready_ns = began.elapsed().as_nanos() as u64;
     let began = Instant::now();
     let stale = mapped.touch();
@@ -88,7 +92,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    fn take(spec: &UserSpec) -> Result<Self> {
+    fn take(spec: &UserSpec, near: Option<NumaNode>) -> Result<Self> {
         let len = usize::try_from(spec.bytes)?;
         let (base, kept) = match &spec.origin {
             Origin::New => (map(Some(&new_file(spec)?), len)?, None),
@@ -98,7 +102,7 @@ impl Mapped {
                     PageSize::Base => Page::Base,
                     PageSize::Huge => Page::Huge,
                 };
-                let lease = Lease::ask(path, Request { bytes: spec.bytes, page })?;
+                let lease = Lease::ask(path, Request { bytes: spec.bytes, page, near })?;
                 let hand_over = HandOver::begin(lease.connection)?;
                 let base = map(Some(&lease.file), len)?;
                 let range = Range { address: base.addr() as u64, len: spec.bytes, offset: 0 };
