@@ -57,7 +57,7 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 
 soak: ## fuzz every target for half an hour each; memory of huge pages, whose limit on this host it raises
 	@deploy/setup/setup.sh build fuzz
-	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool -- --ignored
+	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
 	fuzz/run --each 1800
 
 bench: build ## start-up of sandboxes, stage by stage; disks under load
