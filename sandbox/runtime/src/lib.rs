@@ -2,7 +2,7 @@
 //! its own, to the release of everything that it used.
 //!
 //! How the pieces meet:
-//! - [`Service`] is the daemon's gRPC interface (`proto/sandbox.proto`); front ends are its clients
+//! - [`Service`] is the daemon's gRPC interface (`slipway-sandbox-api`); front ends are its clients
 //!   ([`SandboxClient`]);
 //! - [`Node`] owns the node's sandboxes, their names and the user ids of their VMMs, and takes over
 //!   what an earlier daemon left;
@@ -71,13 +71,4 @@ pub use life::RETURN;
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{Node, Parts};
 pub use service::Service;
-
-/// The messages, the client and the server of the sandbox service.
-// Generated; the comments are in the .proto file, and only a stream's first message is large.
-#[allow(missing_docs, clippy::large_enum_variant)]
-pub mod v1 {
-    tonic::include_proto!("slipway.sandbox.v1");
-}
-
-/// A client of the sandbox service.
-pub type SandboxClient = v1::sandboxes_client::SandboxesClient<tonic::transport::Channel>;
+pub use slipway_sandbox_api::{SandboxClient, v1};

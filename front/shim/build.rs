@@ -1,0 +1,8 @@
+//! Compiles the message definitions in pure Rust (no protoc needed).
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let files = ["proto/ttrpc.proto", "proto/containerd.proto"];
+    tonic_prost_build::configure().compile_fds(protox::compile(files, ["proto"])?)?;
+    Ok(())
+}

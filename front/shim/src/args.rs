@@ -1,0 +1,139 @@
+//! The command line that containerd uses: flags as Go programs have them, then a command.
+
+use std::path::PathBuf;
+
+/// The longest container id, bytes.
+const LONGEST_ID: usize = 256;
+
+/// A parsed command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Args {
+    /// containerd's namespace.
+    pub namespace: String,
+    /// The container.
+    pub id: String,
+    /// The path of containerd's own socket.
+    pub address: String,
+    /// The container's bundle; the working directory if it is empty.
+    pub bundle: PathBuf,
+    /// Whether details are logged.
+    pub debug: bool,
+    /// The command.
+    pub command: Command,
+}
+
+/// What the program is to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Command {
+    /// Serve the task service on the socket that is standard input.
+    #[default]
+    Serve,
+    /// Start a shim, and print its address.
+    Start,
+    /// Clean up after a shim that died.
+    Delete,
+    /// Mount a root for an importer that this process becomes; see [`crate::mount`].
+    Import,
+    /// Print the version.
+    Version,
+}
+
+/// Parses a command line without the program's name.
+///
+/// # Errors
+/// One line that says what is wrong.
+pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Args, String> {
+    let mut args = Args::default();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let Some(flag) = word.strip_prefix('-') else {
+            args.command = command(&word)?;
+            continue;
+        };
+        let flag = flag.strip_prefix('-').unwrap_or(flag);
+        let (name, inline) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (flag, None),
+        };
+        match name {
+            "debug" => args.debug = inline.as_deref() != Some("false"),
+            "v" | "version" => args.command = Command::Version,
+            _ => {
+                let value = inline.or_else(|| words.next());
+                let value = value.ok_or_else(|| format!("-{name} needs a value"))?;
+                take(&mut args, name, value)?;
+            }
+        }
+    }
+    check(&args)?;
+    Ok(args)
+}
+
+fn take(args: &mut Args, name: &str, value: String) -> Result<(), String> {
+    match name {
+        "namespace" => args.namespace = value,
+        "id" => args.id = value,
+        "address" => args.address = value,
+        "bundle" => args.bundle = value.into(),
+        // Events go over containerd's ttrpc socket, and the shim's own address follows from the id.
+        "publish-binary" | "socket" => {}
+        _ => return Err(format!("there is no flag -{name}")),
+    }
+    Ok(())
+}
+
+fn command(word: &str) -> Result<Command, String> {
+    match word {
+        "start" => Ok(Command::Start),
+        "delete" => Ok(Command::Delete),
+        "import" => Ok(Command::Import),
+        _ => Err(format!("there is no command \"{word}\"; containerd runs this program")),
+    }
+}
+
+fn check(args: &Args) -> Result<(), String> {
+    if matches!(args.command, Command::Version | Command::Import) {
+        return Ok(());
+    }
+    for (name, value) in [("namespace", &args.namespace), ("id", &args.id)] {
+        let fits = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        if !fits || value.is_empty() || value.len() > LONGEST_ID {
+            return Err(format!(
+                "-{name} is \"{value}\"; it is letters, digits, '-', '_' and '.'. containerd runs \
+                 this program: see docs/containerd.md"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(words: &str) -> Result<Args, String> {
+        parse(words.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn containerds_own_command_lines() {
+        let start = of("-namespace default -address /run/containerd/containerd.sock \
+             -publish-binary /usr/bin/containerd -id one -debug start")
+        .unwrap();
+        assert_eq!(start.command, Command::Start);
+        assert_eq!((start.namespace.as_str(), start.id.as_str()), ("default", "one"));
+        assert!(start.debug);
+        let delete = of("-namespace default -id one --bundle=/b delete").unwrap();
+        assert_eq!((delete.command, delete.bundle), (Command::Delete, PathBuf::from("/b")));
+        assert_eq!(of("-v").unwrap().command, Command::Version);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for bad in
+            ["", "start", "-id one start", "-namespace n -id a/b start", "-x y", "-id", "run"]
+        {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+    }
+}

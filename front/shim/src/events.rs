@@ -1,0 +1,194 @@
+//! Events for containerd, over its ttrpc socket, in the order in which they happened.
+//!
+//! While containerd restarts, events wait; a queue that is full drops the newest ones.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use prost::Message;
+use tokio::sync::{mpsc, watch};
+
+use crate::containerd as cd;
+use crate::process::timestamp;
+use crate::ttrpc::client::Client;
+
+/// The most events that wait.
+const QUEUE: usize = 1024;
+/// The time between two attempts to reach containerd.
+const AGAIN: Duration = Duration::from_millis(500);
+/// The longest time that containerd may take to accept an event.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// An event.
+pub enum Event {
+    /// The task was created.
+    Create(cd::TaskCreate),
+    /// Its first process runs.
+    Start(cd::TaskStart),
+    /// A process has ended.
+    Exit(cd::TaskExit),
+    /// The task, or one of its further processes, was deleted.
+    Delete(cd::TaskDelete),
+    /// A further process is to run.
+    ExecAdded(cd::TaskExecAdded),
+    /// A further process runs.
+    ExecStarted(cd::TaskExecStarted),
+}
+
+impl Event {
+    /// Returns the topic, the name of the message, and its bytes.
+    fn parts(&self) -> (&'static str, &'static str, Vec<u8>) {
+        match self {
+            Self::Create(event) => ("/tasks/create", "TaskCreate", event.encode_to_vec()),
+            Self::Start(event) => ("/tasks/start", "TaskStart", event.encode_to_vec()),
+            Self::Exit(event) => ("/tasks/exit", "TaskExit", event.encode_to_vec()),
+            Self::Delete(event) => ("/tasks/delete", "TaskDelete", event.encode_to_vec()),
+            Self::ExecAdded(event) => ("/tasks/exec-added", "TaskExecAdded", event.encode_to_vec()),
+            Self::ExecStarted(event) => {
+                ("/tasks/exec-started", "TaskExecStarted", event.encode_to_vec())
+            }
+        }
+    }
+
+    fn envelope(&self, namespace: &str) -> cd::Envelope {
+        let (topic, name, value) = self.parts();
+        let type_url = format!("containerd.events.{name}");
+        cd::Envelope {
+            timestamp: Some(timestamp()),
+            namespace: namespace.to_owned(),
+            topic: topic.to_owned(),
+            event: Some(cd::Any { type_url, value }),
+        }
+    }
+}
+
+/// The sending end of the queue of events.
+pub struct Events {
+    namespace: String,
+    queue: mpsc::Sender<cd::Envelope>,
+    /// The number of events that were queued and not yet sent.
+    waiting: watch::Sender<usize>,
+}
+
+impl Events {
+    /// Makes a queue whose events go to containerd's socket `to`. Without one they go nowhere.
+    pub fn new(namespace: &str, to: Option<PathBuf>) -> Self {
+        let (queue, events) = mpsc::channel(QUEUE);
+        let waiting = watch::Sender::new(0);
+        tokio::spawn(send_all(to, events, waiting.clone()));
+        Self { namespace: namespace.to_owned(), queue, waiting }
+    }
+
+    /// Queues an event.
+    pub fn publish(&self, event: &Event) {
+        self.waiting.send_modify(|count| *count += 1);
+        if self.queue.try_send(event.envelope(&self.namespace)).is_err() {
+            self.waiting.send_modify(|count| *count -= 1);
+            crate::log::warn("an event was dropped: containerd takes none");
+        }
+    }
+
+    /// Waits until all events were sent, for at most `patience`.
+    pub async fn drain(&self, patience: Duration) {
+        let mut waiting = self.waiting.subscribe();
+        let _ = tokio::time::timeout(patience, waiting.wait_for(|count| *count == 0)).await;
+    }
+}
+
+/// Returns the path of containerd's ttrpc socket as the environment gives it.
+pub fn socket_from_environment() -> Option<PathBuf> {
+    let address = std::env::var("TTRPC_ADDRESS").ok().filter(|address| !address.is_empty())?;
+    Some(address.strip_prefix("unix://").unwrap_or(&address).into())
+}
+
+async fn send_all(
+    to: Option<PathBuf>,
+    mut events: mpsc::Receiver<cd::Envelope>,
+    waiting: watch::Sender<usize>,
+) {
+    let mut client = None;
+    while let Some(envelope) = events.recv().await {
+        if let Some(to) = &to {
+            send(to, &mut client, envelope).await;
+        }
+        waiting.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Sends one event, however often that has to be tried.
+async fn send(to: &PathBuf, client: &mut Option<Client>, envelope: cd::Envelope) {
+    let request = cd::ForwardRequest { envelope: Some(envelope) }.encode_to_vec();
+    loop {
+        let mut connected = match client.take() {
+            Some(connected) => connected,
+            None => match Client::connect(to).await {
+                Ok(connected) => connected,
+                Err(_) => {
+                    tokio::time::sleep(AGAIN).await;
+                    continue;
+                }
+            },
+        };
+        const SERVICE: &str = "containerd.services.events.ttrpc.v1.Events";
+        let sent = connected.call(SERVICE, "Forward", request.clone());
+        match tokio::time::timeout(ANSWER, sent).await {
+            Ok(Ok(_)) => {
+                *client = Some(connected);
+                return;
+            }
+            // containerd refuses it, and would again.
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::Other => {
+                crate::log::warn(&format!("containerd refused an event: {error}"));
+                *client = Some(connected);
+                return;
+            }
+            // An old connection broke, or containerd is not well.
+            Ok(Err(_)) | Err(_) => tokio::time::sleep(AGAIN).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::ttrpc::{Failure, server};
+
+    #[derive(Default)]
+    struct Seen(Mutex<Vec<String>>);
+
+    impl server::Handler for Seen {
+        async fn call(
+            self: Arc<Self>,
+            _: String,
+            _: String,
+            payload: Vec<u8>,
+        ) -> Result<Vec<u8>, Failure> {
+            let request = cd::ForwardRequest::decode(payload.as_slice()).unwrap();
+            let envelope = request.envelope.unwrap();
+            assert_eq!(envelope.namespace, "ns");
+            self.0.lock().unwrap().push(envelope.topic);
+            Ok(Vec::new())
+        }
+    }
+
+    #[tokio::test]
+    async fn events_wait_for_containerd_and_keep_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("events.sock");
+        let events = Events::new("ns", Some(socket.clone()));
+        events.publish(&Event::Start(cd::TaskStart::default()));
+        events.publish(&Event::Exit(cd::TaskExit::default()));
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let seen = Arc::new(Seen::default());
+        let handler = Arc::clone(&seen);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(server::serve(stream, Arc::clone(&handler)));
+            }
+        });
+        events.drain(Duration::from_secs(60)).await;
+        assert_eq!(*seen.0.lock().unwrap(), ["/tasks/start", "/tasks/exit"]);
+    }
+}

@@ -1,0 +1,69 @@
+//! Names that follow from containerd's: the shim's socket and the sandbox.
+
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use crate::args::Args;
+
+/// The directory of the sockets of all shims of a host, as containerd's own shims use it.
+pub const SOCKETS: &str = "/run/containerd/s";
+/// The longest part of a container's id in the name of its sandbox, bytes.
+const LONGEST_PART: usize = 40;
+
+/// Returns the path of the socket of a container's shim. Two containerds of a host have different
+/// addresses, so their shims have different sockets.
+pub fn socket(args: &Args) -> PathBuf {
+    PathBuf::from(SOCKETS).join(hex::encode(digest(args)))
+}
+
+/// Returns the address as containerd takes it.
+pub fn address(args: &Args) -> String {
+    format!("unix://{}", socket(args).display())
+}
+
+/// Returns the name of a container's sandbox. It begins with the container's id, and is another
+/// one for each container of each namespace of each containerd.
+pub fn sandbox(args: &Args) -> String {
+    let id: String = args.id.chars().take(LONGEST_PART).collect();
+    let first = id.starts_with(|first: char| first.is_ascii_alphanumeric());
+    let prefix = if first { "" } else { "c" };
+    format!("{prefix}{id}-{}", &hex::encode(digest(args))[..10])
+}
+
+fn digest(args: &Args) -> [u8; 32] {
+    // The address as containerd gives it is an absolute path; an address that is none still gives
+    // a name of its own.
+    let path = PathBuf::from(&args.address).join(&args.namespace).join(&args.id);
+    Sha256::digest(path.as_os_str().as_encoded_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(namespace: &str, id: &str) -> Args {
+        let address = "/run/containerd/containerd.sock".to_owned();
+        Args { namespace: namespace.into(), id: id.into(), address, ..Args::default() }
+    }
+
+    #[test]
+    fn the_socket_is_the_one_that_other_shims_would_use() {
+        // sha256sum of "/run/containerd/containerd.sock/default/one".
+        let digest = "807c19c0f9e3589fd68d61496d6cc415b3a5bdfef35f683f88a1d6c8cd58eed9";
+        let address = address(&args("default", "one"));
+        assert_eq!(address, format!("unix:///run/containerd/s/{digest}"));
+    }
+
+    #[test]
+    fn sandboxes_have_legal_names_of_their_own() {
+        let long = "x".repeat(76);
+        let names = ["one", "two", "_", long.as_str()].map(|id| sandbox(&args("default", id)));
+        for name in &names {
+            assert!(name.len() <= 63 && name.as_bytes()[0].is_ascii_alphanumeric(), "{name}");
+        }
+        assert!(names[0].starts_with("one-"));
+        assert_ne!(names[0], sandbox(&args("other", "one")));
+        assert_ne!(sandbox(&args("a", "b.c")), sandbox(&args("a", "b-c")));
+    }
+}

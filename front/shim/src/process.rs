@@ -1,0 +1,203 @@
+//! A process of a task as containerd sees it: created, running, stopped.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use slipway_sandbox_api::v1::{self, RunIn, run_in};
+use tokio::sync::{mpsc, watch};
+
+use crate::containerd as cd;
+use crate::io::{Held, Paths, Streams};
+
+/// The state of a process.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Phase {
+    /// Not started.
+    Created,
+    /// Start was called, and the process does not run yet.
+    Starting,
+    /// It runs.
+    Running,
+    /// It has ended, or never ran.
+    Stopped(End),
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    /// The exit status; 128 + n for signal n.
+    pub status: u32,
+    /// Why, if it is not the process's own status.
+    pub reason: String,
+    /// When.
+    pub at: cd::Timestamp,
+    /// Whether the process ever ran.
+    pub ran: bool,
+}
+
+impl End {
+    /// Makes the end of a process that ended now.
+    pub fn now(status: u32, reason: impl Into<String>) -> Self {
+        Self { status, reason: reason.into(), at: timestamp(), ran: false }
+    }
+}
+
+/// A process.
+pub struct Process {
+    /// Its id; empty for the container's first process.
+    pub exec_id: String,
+    /// Its streams as containerd named them.
+    pub paths: Paths,
+    /// What is done at its start.
+    pub first: run_in::Kind,
+    /// Its state.
+    pub phase: watch::Sender<Phase>,
+    /// The ends of its FIFOs that are only held.
+    pub held: Held,
+    /// Bytes of output that were carried, or that nobody was there to take.
+    pub carried: AtomicU64,
+    /// Whether SIGKILL was asked for.
+    pub killed: AtomicBool,
+    /// The messages to the daemon; `None` without a session.
+    pub requests: watch::Sender<Option<mpsc::Sender<RunIn>>>,
+    /// Set once its session is over and its streams are closed.
+    pub closed: watch::Sender<bool>,
+    streams: Mutex<Option<Streams>>,
+    size: Mutex<Option<v1::Size>>,
+}
+
+impl Process {
+    /// Makes a process that is not started.
+    ///
+    /// # Errors
+    /// One line if its streams cannot be opened.
+    pub fn new(exec_id: String, paths: Paths, first: run_in::Kind) -> Result<Self, String> {
+        let (streams, held) = crate::io::open(&paths)?;
+        Ok(Self {
+            exec_id,
+            paths,
+            first,
+            phase: watch::Sender::new(Phase::Created),
+            held,
+            carried: AtomicU64::new(0),
+            killed: AtomicBool::new(false),
+            requests: watch::Sender::new(None),
+            closed: watch::Sender::new(false),
+            streams: Mutex::new(Some(streams)),
+            size: Mutex::new(None),
+        })
+    }
+
+    /// Whether it is the container's first process.
+    pub fn is_init(&self) -> bool {
+        self.exec_id.is_empty()
+    }
+
+    /// Returns the state.
+    pub fn phase(&self) -> Phase {
+        self.phase.borrow().clone()
+    }
+
+    /// Returns its end once it has ended.
+    pub async fn ended(&self) -> End {
+        let mut phase = self.phase.subscribe();
+        // The sender is in `self`.
+        let ended = phase.wait_for(|phase| matches!(phase, Phase::Stopped(_))).await;
+        match ended.as_deref() {
+            Ok(Phase::Stopped(end)) => end.clone(),
+            _ => End::now(255, "the shim ends"),
+        }
+    }
+
+    /// Goes from `from` to `to`. Returns whether the state was `from`.
+    pub fn step(&self, from: &Phase, to: Phase) -> bool {
+        self.phase.send_if_modified(|phase| {
+            let fits = phase == from;
+            if fits {
+                *phase = to;
+            }
+            fits
+        })
+    }
+
+    /// Ends it, and calls `told` with the state before. Returns whether it had not ended before.
+    /// Nobody sees the end before `told` returns.
+    pub fn stop(&self, mut end: End, told: impl FnOnce(&Phase)) -> bool {
+        self.phase.send_if_modified(|phase| {
+            if matches!(phase, Phase::Stopped(_)) {
+                return false;
+            }
+            end.ran = *phase == Phase::Running;
+            told(phase);
+            *phase = Phase::Stopped(end);
+            true
+        })
+    }
+
+    /// Takes the streams, once.
+    pub fn take_streams(&self) -> Option<Streams> {
+        lock(&self.streams).take()
+    }
+
+    /// Notes the size of its terminal, which a process that does not run yet gets at its start.
+    pub async fn resize(&self, size: v1::Size) {
+        *lock(&self.size) = Some(size);
+        if self.phase() == Phase::Running {
+            self.tell_size().await;
+        }
+    }
+
+    /// Tells the daemon the size of the terminal, if it is known.
+    pub async fn tell_size(&self) {
+        let size = *lock(&self.size);
+        let requests = self.requests.borrow().clone();
+        if let (Some(size), Some(requests)) = (size, requests) {
+            // Fails if the session ended, and the next one tells it again.
+            let _ = requests.send(RunIn { kind: Some(run_in::Kind::Resize(size)) }).await;
+        }
+    }
+
+    /// Waits until all output of a process that was started is written, for at most `patience`.
+    pub async fn finish_output(&self, patience: Duration) {
+        if lock(&self.streams).take().is_none() {
+            let mut closed = self.closed.subscribe();
+            let _ = tokio::time::timeout(patience, closed.wait_for(|closed| *closed)).await;
+        }
+    }
+
+    /// Counts output that was carried.
+    pub fn count(&self, bytes: usize) {
+        self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // The values are valid after any panic: they are replaced whole.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Returns the time, CLOCK_REALTIME.
+pub fn timestamp() -> cd::Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+    cd::Timestamp { seconds, nanos: since.subsec_nanos() as i32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_ends_once() {
+        let first = run_in::Kind::StdinClosed(true);
+        let process = Process::new(String::new(), Paths::default(), first).unwrap();
+        assert!(process.step(&Phase::Created, Phase::Starting));
+        assert!(!process.step(&Phase::Created, Phase::Starting));
+        assert!(process.step(&Phase::Starting, Phase::Running));
+        assert!(process.stop(End::now(3, ""), |before| assert_eq!(*before, Phase::Running)));
+        assert!(!process.stop(End::now(4, ""), |_| unreachable!()));
+        let end = process.ended().await;
+        assert_eq!((end.status, end.ran), (3, true));
+    }
+}

@@ -1,0 +1,360 @@
+//! A container's root as an image of Slipway's.
+//!
+//! containerd gives a root as mounts: most often an overlay of read-only layers below an empty
+//! writable one, which no guest needs, since each sandbox has a writable layer of its own. So an
+//! image is made of the layers alone, once for each chain of layers, and found again by a key of
+//! their identities. A root with content of its own becomes an image for its container alone,
+//! which goes with it.
+//!
+//! The program `slipway` makes the images. What must be mounted for it is mounted read-only in a
+//! mount namespace of the importer's own ([`crate::mount`]), which goes with that process: nothing
+//! stays mounted, whoever is killed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use slipway_lock::Lock;
+use slipway_sandbox_api::v1;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+
+use crate::containerd::Mount;
+use crate::daemon::{Daemon, failure};
+use crate::mount::Import;
+use crate::ttrpc::Failure;
+
+/// The environment variable that names the program `slipway`.
+const PROGRAM: &str = "SLIPWAY_PROGRAM";
+/// Counts the ways in which images were made of layers: another one makes them anew.
+const FORMAT: u32 = 1;
+/// The file in a bundle with the name of the image that is its container's alone.
+const PRIVATE: &str = "slipway-image";
+/// The number of locks among which the images that are being made are spread.
+const LOCKS: u8 = 64;
+/// The longest time that a root waits for another container's import of the same layers.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The most that is read of what `slipway` prints, bytes.
+const MOST_PRINTED: u64 = 16 << 20;
+/// The longest message of `slipway` that is passed on, bytes.
+const MOST_MESSAGE: usize = 1024;
+
+/// A root that is wanted.
+pub struct Wanted<'a> {
+    /// Its mounts.
+    pub mounts: &'a [Mount],
+    /// Its path in the container's configuration, which counts without mounts.
+    pub path: Option<&'a str>,
+    /// The bundle.
+    pub bundle: &'a Path,
+    /// A name that no other container of the node has.
+    pub owner: &'a str,
+}
+
+/// A root that is in the cache of images.
+#[derive(Debug)]
+pub struct Root {
+    /// The image's name.
+    pub image: String,
+    /// The image's digest.
+    pub digest: String,
+    /// Whether it is this container's alone.
+    pub is_private: bool,
+}
+
+/// Where a root's content is.
+#[derive(Debug, PartialEq)]
+struct Content {
+    source: Source,
+    /// The identity of content that does not change. `None`: the content is one container's.
+    key: Option<String>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Source {
+    /// A folder.
+    Folder(PathBuf),
+    /// Layers, the uppermost first.
+    Layers(Vec<PathBuf>, Vec<String>),
+    /// A file system.
+    Device(Mount),
+}
+
+/// Makes an image of a root, or finds it.
+///
+/// # Errors
+/// The root is of a kind that cannot be read, or `slipway` failed.
+pub async fn prepare(daemon: &Daemon, wanted: &Wanted<'_>) -> Result<Root, Failure> {
+    let content = content(wanted)?;
+    let mut client = daemon.connect().await?;
+    let status = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
+    let tool = Tool::new(daemon, &status.get_ref().data_dir);
+    let is_private = content.key.is_none();
+    let key = content.key.clone().unwrap_or_else(|| format!("own-{}", short_digest(wanted.owner)));
+    let image = format!("containerd/{key}:{FORMAT}");
+    let digest = if is_private {
+        std::fs::write(wanted.bundle.join(PRIVATE), &image).map_err(|error| error.to_string())?;
+        tool.import(&content.source, &image, wanted.bundle).await?
+    } else {
+        let _lock = lock(daemon, &key).await?;
+        match tool.find(&image).await? {
+            Some(digest) => digest,
+            None => tool.import(&content.source, &image, wanted.bundle).await?,
+        }
+    };
+    Ok(Root { image, digest, is_private })
+}
+
+/// Returns the name of the image that is a container's alone, from its bundle.
+pub fn private_of(bundle: &Path) -> Option<String> {
+    std::fs::read_to_string(bundle.join(PRIVATE)).ok().filter(|name| !name.is_empty())
+}
+
+/// Removes an image that was a container's alone.
+///
+/// # Errors
+/// `slipway` failed. That there is no such image is no error.
+pub async fn remove_private(daemon: &Daemon, image: &str) -> Result<(), String> {
+    let mut client = daemon.connect().await.map_err(|failure| failure.message)?;
+    let status = client.status(v1::Empty {}).await.map_err(|s| s.message().to_owned())?;
+    let tool = Tool::new(daemon, &status.get_ref().data_dir);
+    if tool.find(image).await?.is_some() {
+        tool.run(tool.command(&["image", "rm", image]), &[]).await?;
+    }
+    Ok(())
+}
+
+fn short_digest(text: impl AsRef<[u8]>) -> String {
+    hex::encode(&Sha256::digest(text)[..16])
+}
+
+/// Takes the lock of the images whose keys begin like `key`.
+async fn lock(daemon: &Daemon, key: &str) -> Result<Lock, String> {
+    let bucket = u8::from_str_radix(key.get(..2).unwrap_or("0"), 16).unwrap_or(0) % LOCKS;
+    let dir = daemon.run_dir().join("containerd");
+    let taken = tokio::task::spawn_blocking(move || {
+        std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        Lock::within(&dir.join(format!("{bucket:02x}.lock")), PATIENCE)
+            .map_err(|error| error.to_string())
+    });
+    taken.await.map_err(|error| error.to_string())?
+}
+
+/// Finds out where the content of a root is.
+fn content(wanted: &Wanted<'_>) -> Result<Content, String> {
+    match wanted.mounts {
+        [] => {
+            let path =
+                wanted.path.filter(|path| !path.is_empty()).ok_or("the container has no root")?;
+            Ok(Content { source: Source::Folder(wanted.bundle.join(path)), key: None })
+        }
+        [mount] if mount.r#type == "overlay" => overlay(mount),
+        [mount]
+            if mount.r#type == "bind"
+                || mount.options.iter().any(|o| o == "rbind" || o == "bind") =>
+        {
+            let path = PathBuf::from(&mount.source);
+            // Only a read-only one is a layer that was committed; others have their container's files.
+            let fixed = mount.options.iter().any(|option| option == "ro");
+            let key = if fixed { Some(key_of([path.as_path()])?) } else { None };
+            Ok(Content { source: Source::Folder(path), key })
+        }
+        [mount] => Ok(Content { source: Source::Device(mount.clone()), key: None }),
+        more => Err(format!(
+            "the root has {} mounts on each other, which is not supported: use the snapshotter \
+             overlayfs",
+            more.len()
+        )),
+    }
+}
+
+/// Takes an overlay apart.
+fn overlay(mount: &Mount) -> Result<Content, String> {
+    let mut layers = Vec::new();
+    let mut upper = None;
+    let mut rest = Vec::new();
+    for option in &mount.options {
+        match option.split_once('=') {
+            Some(("lowerdir", list)) => layers = list.split(':').map(PathBuf::from).collect(),
+            Some(("upperdir", path)) => upper = Some(PathBuf::from(path)),
+            // They matter only for the writable layer, which is not mounted.
+            Some(("workdir", _)) | None => {}
+            Some(("index" | "userxattr" | "metacopy" | "redirect_dir" | "xino", _)) => {
+                rest.push(option.clone());
+            }
+            Some((name, _)) => {
+                return Err(format!(
+                    "the root's overlay has the option {name}, which is not supported"
+                ));
+            }
+        }
+    }
+    rest.extend(mount.options.iter().filter(|option| *option == "userxattr").cloned());
+    if layers.is_empty() || layers.iter().any(|layer| !layer.is_absolute()) {
+        return Err("the root's overlay names no layers".to_owned());
+    }
+    let changed = match &upper {
+        Some(upper) => !is_empty(upper)?,
+        None => false,
+    };
+    let key = if changed { None } else { Some(key_of(layers.iter().map(PathBuf::as_path))?) };
+    if let Some(upper) = upper.filter(|_| changed) {
+        layers.insert(0, upper);
+    }
+    let source = match <[PathBuf; 1]>::try_from(layers) {
+        Ok([only]) => Source::Folder(only),
+        Err(layers) => Source::Layers(layers, rest),
+    };
+    Ok(Content { source, key })
+}
+
+fn is_empty(dir: &Path) -> Result<bool, String> {
+    let mut entries =
+        std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    Ok(entries.next().is_none())
+}
+
+/// Returns the key of layers: a digest of what tells each of them from every other folder of this
+/// host that is or was there.
+fn key_of<'a>(layers: impl IntoIterator<Item = &'a Path>) -> Result<String, String> {
+    let mut digest = Sha256::new();
+    for layer in layers {
+        let metadata =
+            std::fs::metadata(layer).map_err(|error| format!("{}: {error}", layer.display()))?;
+        let path = layer.as_os_str().as_encoded_bytes();
+        digest.update((path.len() as u64).to_le_bytes());
+        digest.update(path);
+        for number in
+            [metadata.dev(), metadata.ino(), metadata.ctime() as u64, metadata.ctime_nsec() as u64]
+        {
+            digest.update(number.to_le_bytes());
+        }
+    }
+    Ok(hex::encode(&digest.finalize()[..16]))
+}
+
+/// The program `slipway`.
+struct Tool {
+    program: PathBuf,
+    run_dir: PathBuf,
+    data_dir: String,
+}
+
+impl Tool {
+    fn new(daemon: &Daemon, data_dir: &str) -> Self {
+        Self { program: program(), run_dir: daemon.run_dir().into(), data_dir: data_dir.into() }
+    }
+
+    fn arguments(&self, words: &[&str]) -> Vec<String> {
+        let run_dir = self.run_dir.to_string_lossy().into_owned();
+        let node = ["--run-dir".to_owned(), run_dir, "--data-dir".into(), self.data_dir.clone()];
+        words.iter().map(|word| (*word).to_owned()).chain(node).collect()
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(self.arguments(words));
+        command
+    }
+
+    /// Returns the digest of the image with this name, if there is one.
+    async fn find(&self, image: &str) -> Result<Option<String>, String> {
+        let printed = self.run(self.command(&["image", "ls", "--json"]), &[]).await?;
+        digest_of(&printed, image)
+    }
+
+    /// Makes an image, and returns its digest.
+    async fn import(&self, source: &Source, image: &str, bundle: &Path) -> Result<String, String> {
+        let target = bundle.join("rootfs");
+        let import = |layers: &[PathBuf], kind: &str, device: &str, options: &[String]| Import {
+            target: target.clone(),
+            layers: layers.to_vec(),
+            kind: kind.to_owned(),
+            device: device.to_owned(),
+            options: options.to_vec(),
+            program: self.program.clone(),
+            arguments: self.arguments(&["image", "import", &from(&target), image, "--replace"]),
+        };
+        let import = match source {
+            Source::Folder(path) => {
+                let words = ["image", "import", &from(path), image, "--replace"];
+                return last_line(&self.run(self.command(&words), &[]).await?);
+            }
+            Source::Layers(layers, options) => import(layers, "overlay", "overlay", options),
+            Source::Device(mount) => import(&[], &mount.r#type, &mount.source, &mount.options),
+        };
+        let this = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(this);
+        command.arg("import");
+        let input = serde_json::to_vec(&import).map_err(|error| error.to_string())?;
+        last_line(&self.run(command, &input).await?)
+    }
+
+    /// Runs a command with `input`, and returns what it prints.
+    async fn run(&self, mut command: Command, input: &[u8]) -> Result<String, String> {
+        let failed = |error: std::io::Error| {
+            format!("cannot run {}: {error}; {PROGRAM} names another one", self.program.display())
+        };
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.kill_on_drop(true).spawn().map_err(failed)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that reads no input says itself what is wrong.
+            let _ = stdin.write_all(input).await;
+        }
+        let (mut printed, mut complaint) = (Vec::new(), Vec::new());
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (Some(stdout), Some(stderr)) = (stdout, stderr) else { return Err(String::new()) };
+        let (mut stdout, mut stderr) = (stdout.take(MOST_PRINTED), stderr.take(MOST_PRINTED));
+        let read =
+            tokio::join!(stdout.read_to_end(&mut printed), stderr.read_to_end(&mut complaint));
+        read.0.and(read.1).map_err(failed)?;
+        let status = child.wait().await.map_err(failed)?;
+        if status.success() {
+            return Ok(String::from_utf8_lossy(&printed).into_owned());
+        }
+        let complaint = String::from_utf8_lossy(&complaint);
+        let last = complaint.trim().lines().last().unwrap_or("it printed nothing");
+        let last = last.strip_prefix("slipway: ").unwrap_or(last);
+        Err(format!("the root becomes no image: {}", slipway_printable::line(last, MOST_MESSAGE)))
+    }
+}
+
+fn from(path: &Path) -> String {
+    format!("dir:{}", path.display())
+}
+
+/// Returns the program `slipway`: the one that is named, the one beside this program, or the one
+/// in the path.
+fn program() -> PathBuf {
+    if let Some(named) = std::env::var_os(PROGRAM).filter(|named| !named.is_empty()) {
+        return named.into();
+    }
+    let beside = std::env::current_exe().ok().map(|this| this.with_file_name("slipway"));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| "slipway".into())
+}
+
+fn last_line(printed: &str) -> Result<String, String> {
+    let line = printed.trim().lines().last();
+    line.map(str::to_owned).ok_or_else(|| "`slipway image import` printed no digest".to_owned())
+}
+
+/// An image as `slipway image ls --json` prints it.
+#[derive(serde::Deserialize)]
+struct Listed {
+    digest: String,
+    references: Vec<String>,
+}
+
+fn digest_of(json: &str, image: &str) -> Result<Option<String>, String> {
+    let listed: Vec<Listed> = serde_json::from_str(json)
+        .map_err(|error| format!("`slipway image ls --json` is not understood: {error}"))?;
+    let full = format!("docker.io/{image}");
+    let found = listed.into_iter().find(|one| one.references.contains(&full));
+    Ok(found.map(|one| one.digest))
+}
+
+#[cfg(test)]
+#[path = "tests/rootfs.rs"]
+mod tests;

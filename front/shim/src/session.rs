@@ -1,0 +1,248 @@
+//! The session of a process: its start, its streams, its end, and the way through a restart of the
+//! daemon.
+//!
+//! Order is what this file is about. A process's exit is published after its start, and after its
+//! output has been written and its FIFOs are closed. If its output cannot be written, since there
+//! is a reader that does not read, the exit is published all the same, and the output goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slipway_sandbox_api::v1::{self, RunIn, RunOut, run_in, run_out};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tonic::{Status, Streaming};
+
+use crate::daemon::{failure, is_lost};
+use crate::io::{Output, Streams};
+use crate::process::{End, Phase, Process};
+use crate::task::Task;
+
+/// The messages in flight to the daemon.
+const QUEUE: usize = 4;
+/// The largest piece of input, bytes.
+const PIECE: usize = 16 << 10;
+/// The longest time that the shim waits for the next daemon, if no keeper waits for it too.
+const RETURN: Duration = Duration::from_secs(30);
+/// The time between two attempts to reach the next daemon.
+const LOOK: Duration = Duration::from_millis(200);
+/// The time without progress after which the output of an ended container is no longer waited for.
+const STUCK: Duration = Duration::from_secs(10);
+/// The exit status of a process of whose end nothing is known.
+pub const UNKNOWN: u32 = 255;
+
+/// Why a session did not come to its end.
+enum Broken {
+    /// The daemon went away.
+    Lost(String),
+    /// The daemon refused.
+    Refused(Status),
+}
+
+impl From<Status> for Broken {
+    fn from(status: Status) -> Self {
+        if is_lost(&status) {
+            Self::Lost(status.message().to_owned())
+        } else {
+            Self::Refused(status)
+        }
+    }
+}
+
+/// Runs a process from its start to its end.
+pub async fn live(task: Arc<Task>, process: Arc<Process>) {
+    let Some(Streams { stdin, mut stdout, mut stderr }) = process.take_streams() else { return };
+    let input = stdin.map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
+    let mut session =
+        Session { task: &task, process: &process, stdout: &mut stdout, stderr: &mut stderr };
+    let end = session.run().await;
+    process.requests.send_replace(None);
+    if let Some(input) = input {
+        input.abort();
+    }
+    // Readers see the end of the output before anybody hears of the process's end.
+    drop((stdout, stderr));
+    process.held.release_outputs();
+    task.finish(&process, end);
+    process.closed.send_replace(true);
+}
+
+struct Session<'a> {
+    task: &'a Arc<Task>,
+    process: &'a Arc<Process>,
+    stdout: &'a mut Output,
+    stderr: &'a mut Output,
+}
+
+impl Session<'_> {
+    async fn run(&mut self) -> End {
+        let mut outcome = self.begin().await;
+        loop {
+            let reason = match outcome {
+                Ok(exit) => return End::now(exit.status, exit.reason),
+                Err(Broken::Refused(status)) => {
+                    return End::now(UNKNOWN, failure(&status).message);
+                }
+                Err(Broken::Lost(reason)) => reason,
+            };
+            if self.process.phase() != Phase::Running || !self.process.is_init() {
+                let reason = format!("the connection to Slipway's daemon broke: {reason}");
+                return End::now(UNKNOWN, reason);
+            }
+            outcome = self.rejoin().await;
+        }
+    }
+
+    /// Starts the process.
+    async fn begin(&mut self) -> Result<v1::Exit, Broken> {
+        let client = self.task.daemon.connect().await;
+        let mut client = client.map_err(|failed| Status::new(failed.code, failed.message))?;
+        let stream = self.requests(self.process.first.clone());
+        let replies = match self.process.first {
+            run_in::Kind::Exec(_) => client.exec(stream).await?,
+            _ => client.run(stream).await?,
+        };
+        self.carry(replies.into_inner()).await
+    }
+
+    /// Joins the container again through the next daemon, where the output of the last session
+    /// ended.
+    async fn rejoin(&mut self) -> Result<v1::Exit, Broken> {
+        self.process.requests.send_replace(None);
+        let begun = Instant::now();
+        let mut client = loop {
+            // Also after a connection that broke at once: a daemon that ends accepts for a moment.
+            tokio::time::sleep(LOOK).await;
+            match self.task.daemon.connect().await {
+                Ok(client) => break client,
+                Err(_) if begun.elapsed() < RETURN || self.task.daemon.is_kept().await => {}
+                Err(failed) => return Err(Status::new(failed.code, failed.message).into()),
+            }
+        };
+        let position = self.process.carried.load(Ordering::Relaxed);
+        let rejoin = v1::Rejoin { name: self.task.sandbox.clone(), position };
+        let stream = self.requests(run_in::Kind::Rejoin(rejoin));
+        self.carry(client.attach(stream).await?.into_inner()).await
+    }
+
+    /// Makes the stream of messages to the daemon, which begins with `first`.
+    fn requests(
+        &self,
+        first: run_in::Kind,
+    ) -> impl tokio_stream::Stream<Item = RunIn> + Send + 'static {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        self.process.requests.send_replace(Some(sender));
+        let first = tokio_stream::once(RunIn { kind: Some(first) });
+        first.chain(tokio_stream::wrappers::ReceiverStream::new(receiver))
+    }
+
+    async fn carry(&mut self, mut replies: Streaming<RunOut>) -> Result<v1::Exit, Broken> {
+        let mut watch = None;
+        loop {
+            let Some(message) = replies.message().await? else {
+                return Err(Broken::Lost("the session ended early".to_owned()));
+            };
+            match message.kind {
+                Some(run_out::Kind::Created(_)) => {
+                    if self.process.killed.load(Ordering::Relaxed) {
+                        self.task.kill_sandbox();
+                    }
+                }
+                Some(run_out::Kind::Started(_)) => {
+                    self.task.running(self.process);
+                    self.process.tell_size().await;
+                    watch.get_or_insert_with(|| Watch::begin(self.task, self.process));
+                }
+                Some(run_out::Kind::Stdout(data)) => {
+                    self.stdout.write(&data).await;
+                    self.process.count(data.len());
+                }
+                Some(run_out::Kind::Stderr(data)) => {
+                    self.stderr.write(&data).await;
+                    self.process.count(data.len());
+                }
+                Some(run_out::Kind::Exit(exit)) => return Ok(exit),
+                Some(run_out::Kind::Stage(_)) | None => {}
+            }
+        }
+    }
+}
+
+/// Watches for the container's end beside its output, which may be stuck. Ends on drop.
+struct Watch(tokio::task::JoinHandle<()>);
+
+impl Watch {
+    fn begin(task: &Arc<Task>, process: &Arc<Process>) -> Self {
+        Self(tokio::spawn(watch(Arc::clone(task), Arc::clone(process))))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn watch(task: Arc<Task>, process: Arc<Process>) {
+    let init = Arc::clone(&task.init);
+    let status = if process.is_init() {
+        let Ok(mut client) = task.daemon.connect().await else { return };
+        let request = v1::Name { name: task.sandbox.clone() };
+        // Without an answer the session breaks too, and begins a new watch when it rejoins.
+        let Ok(exit) = client.wait(request).await else { return };
+        let v1::Exit { status, reason } = exit.into_inner();
+        End::now(status, reason)
+    } else {
+        init.ended().await;
+        End::now(UNKNOWN, "the container ended")
+    };
+    process.held.release_outputs();
+    loop {
+        let before = process.carried.load(Ordering::Relaxed);
+        tokio::time::sleep(STUCK).await;
+        if process.carried.load(Ordering::Relaxed) == before {
+            task.finish(&process, status);
+            return;
+        }
+    }
+}
+
+/// Carries input to whatever session there is, until the input ends.
+async fn forward_input(process: Arc<Process>, mut stdin: pipe::Receiver) {
+    let mut sessions = process.requests.subscribe();
+    let mut started = process.phase.subscribe();
+    // Input that is sent before the process runs would have nobody to hold it back.
+    if started.wait_for(|phase| *phase == Phase::Running).await.is_err() {
+        return;
+    }
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let kind = match stdin.read(&mut buffer).await {
+            Ok(0) | Err(_) => run_in::Kind::StdinClosed(true),
+            Ok(count) => run_in::Kind::Stdin(buffer[..count].to_vec()),
+        };
+        let last = matches!(kind, run_in::Kind::StdinClosed(_));
+        let mut message = RunIn { kind: Some(kind) };
+        loop {
+            let session = match sessions.wait_for(Option::is_some).await {
+                Ok(session) => session.clone(),
+                Err(_) => return,
+            };
+            let Some(session) = session else { continue };
+            match session.send(message).await {
+                Ok(()) => break,
+                // The session broke: the piece goes to the next one.
+                Err(unsent) => message = unsent.0,
+            }
+            if sessions.changed().await.is_err() {
+                return;
+            }
+        }
+        if last {
+            return;
+        }
+    }
+}

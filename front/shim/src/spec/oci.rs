@@ -1,0 +1,151 @@
+//! The fields of the OCI runtime specification that the shim uses. Others are ignored: what they
+//! ask for is either the agent's own affair or checked in [`super`].
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// The size of the largest configuration, bytes.
+const MOST: u64 = 4 << 20;
+
+/// A container's configuration (`config.json`).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Oci {
+    pub process: Process,
+    pub root: Root,
+    pub hostname: String,
+    pub mounts: Vec<Mount>,
+    pub annotations: BTreeMap<String, String>,
+    pub linux: Linux,
+    pub hooks: BTreeMap<String, Option<Vec<serde::de::IgnoredAny>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Root {
+    pub path: String,
+    pub readonly: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Mount {
+    pub destination: String,
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub source: String,
+    pub options: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Process {
+    pub terminal: bool,
+    pub console_size: Option<ConsoleSize>,
+    pub user: User,
+    pub args: Vec<String>,
+    pub env: Vec<String>,
+    pub cwd: String,
+    pub capabilities: Option<Capabilities>,
+    pub rlimits: Vec<Rlimit>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ConsoleSize {
+    pub height: u32,
+    pub width: u32,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Capabilities {
+    pub bounding: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Rlimit {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub soft: u64,
+    pub hard: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Linux {
+    pub namespaces: Vec<Namespace>,
+    pub devices: Vec<Device>,
+    pub resources: Resources,
+    pub sysctl: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Namespace {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub path: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    pub path: String,
+}
+
+/// Resources: of a new container, and of an update.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    pub memory: Option<Memory>,
+    pub cpu: Option<Cpu>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    pub limit: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Cpu {
+    pub quota: Option<i64>,
+    pub period: Option<u64>,
+    pub cpus: String,
+}
+
+impl Oci {
+    /// Reads the configuration of a bundle.
+    ///
+    /// # Errors
+    /// One line: it cannot be read, or is none.
+    pub fn load(bundle: &Path) -> Result<Self, String> {
+        let path = bundle.join("config.json");
+        let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let file = std::fs::File::open(&path).map_err(|error| named(&error))?;
+        let mut json = Vec::new();
+        file.take(MOST + 1).read_to_end(&mut json).map_err(|error| named(&error))?;
+        if json.len() as u64 > MOST {
+            return Err(named(&"larger than 4 MiB"));
+        }
+        serde_json::from_slice(&json).map_err(|error| named(&error))
+    }
+
+    /// Returns the path of the root, if the configuration names one.
+    pub fn root_path(&self) -> Option<&str> {
+        Some(self.root.path.as_str()).filter(|path| !path.is_empty())
+    }
+}

@@ -1,0 +1,86 @@
+//! `start`: makes the shim's socket, starts the process that serves it, and prints its address.
+//!
+//! containerd takes all that this command prints for the address, so it prints nothing else unless
+//! it fails. Since version 2.3 standard input has parameters, which say no more than the flags.
+
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::fs::Mode;
+
+use crate::args::Args;
+use crate::names;
+
+/// The most that is read of standard input, bytes.
+const MOST_INPUT: u64 = 4 << 20;
+
+/// Starts a shim, or finds the running one of this container. Returns its address.
+///
+/// # Errors
+/// One line that says what failed.
+pub fn start(args: &Args) -> Result<String, String> {
+    drain_input();
+    let (socket, address) = (names::socket(args), names::address(args));
+    if let Some(listener) = listen(&socket).map_err(|e| format!("{}: {e}", socket.display()))? {
+        let pid = serve(args, listener).map_err(|error| format!("cannot start a shim: {error}"))?;
+        write_file("shim.pid", &pid.to_string())?;
+    }
+    // By this file containerd finds the shim after a restart.
+    write_file("address", &address)?;
+    Ok(address)
+}
+
+fn drain_input() {
+    let mut input = io::stdin().lock();
+    if !rustix::termios::isatty(&input) {
+        // Nothing depends on it: it is read so that its writer does not fail.
+        let _ = io::copy(&mut input.by_ref().take(MOST_INPUT), &mut io::sink());
+    }
+}
+
+fn write_file(name: &str, text: &str) -> Result<(), String> {
+    // Readers see the old file or the new one, never a part.
+    let temporary = format!(".{name}");
+    std::fs::write(&temporary, text)
+        .and_then(|()| std::fs::rename(&temporary, name))
+        .map_err(|error| format!("cannot write {name} into the bundle: {error}"))
+}
+
+/// Makes a socket that only root can connect to. Returns `None` if a shim serves there already.
+fn listen(socket: &Path) -> io::Result<Option<UnixListener>> {
+    rustix::process::umask(Mode::from_raw_mode(0o077));
+    if let Some(dir) = socket.parent() {
+        make_directory(dir)?;
+    }
+    match UnixListener::bind(socket) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if UnixStream::connect(socket).is_ok() {
+                return Ok(None);
+            }
+            std::fs::remove_file(socket)?;
+            UnixListener::bind(socket).map(Some)
+        }
+        bound => bound.map(Some),
+    }
+}
+
+fn make_directory(dir: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(dir)
+}
+
+/// Starts the process that serves. The listening socket is its standard input. It begins a session
+/// of its own, so signals to containerd's group do not reach it.
+fn serve(args: &Args, listener: UnixListener) -> io::Result<u32> {
+    let child = Command::new(std::env::current_exe()?)
+        .args(["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address])
+        .args(args.debug.then_some("-debug"))
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    Ok(child.id())
+}

@@ -1,0 +1,210 @@
+//! A task: a container in a sandbox of its own, with its processes.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use slipway_sandbox_api::v1::{self, RunIn, run_in};
+use tonic::Code;
+
+use crate::containerd as cd;
+use crate::daemon::{Daemon, failure};
+use crate::events::{Event, Events};
+use crate::process::{End, Phase, Process};
+use crate::session;
+use crate::ttrpc::Failure;
+
+/// The number of SIGKILL.
+pub const SIGKILL: u32 = 9;
+/// The exit status of a process that SIGKILL ended.
+const KILLED: u32 = 128 + SIGKILL;
+/// The longest time that a signal may take to reach its process.
+const DELIVERY: Duration = Duration::from_secs(5);
+/// The longest time that a container may take to end after SIGKILL; then its microVM is ended.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A task.
+pub struct Task {
+    /// The container's id.
+    pub id: String,
+    /// The bundle's directory.
+    pub bundle: PathBuf,
+    /// The name of the sandbox.
+    pub sandbox: String,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// containerd's events.
+    pub events: Arc<Events>,
+    /// The container's first process.
+    pub init: Arc<Process>,
+    /// Its further processes, by their ids.
+    pub execs: Mutex<HashMap<String, Arc<Process>>>,
+    /// The name of the image that is this container's alone, if there is one.
+    pub private: Option<String>,
+}
+
+impl Task {
+    /// Returns the process that stands for the task on the host: the shim's. A container's own
+    /// processes have numbers in their guest only.
+    pub fn pid() -> u32 {
+        std::process::id()
+    }
+
+    /// Returns the further processes.
+    pub fn execs(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Process>>> {
+        // Single insertions and removals: the map is valid after any panic.
+        self.execs.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Finds a process by its id; the empty id stands for the first one.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`].
+    pub fn process(&self, exec_id: &str) -> Result<Arc<Process>, Failure> {
+        if exec_id.is_empty() {
+            return Ok(Arc::clone(&self.init));
+        }
+        self.execs().get(exec_id).cloned().ok_or_else(|| {
+            Failure::new(Code::NotFound, format!("no process {exec_id} in container {}", self.id))
+        })
+    }
+
+    /// Starts a process, and returns when it runs.
+    ///
+    /// # Errors
+    /// It was started before, or it does not run, with the reason.
+    pub async fn start(self: &Arc<Self>, process: &Arc<Process>) -> Result<(), Failure> {
+        if !process.step(&Phase::Created, Phase::Starting) {
+            return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
+        }
+        tokio::spawn(session::live(Arc::clone(self), Arc::clone(process)));
+        let mut phase = process.phase.subscribe();
+        let settled = phase.wait_for(|phase| *phase != Phase::Starting).await;
+        match settled.as_deref() {
+            // A process that ran and has ended already was started well.
+            Ok(Phase::Stopped(end)) if !end.ran => {
+                Err(Failure::new(Code::Unknown, format!("slipway: {}", end.reason)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a process runs now.
+    pub fn running(&self, process: &Process) {
+        if !process.step(&Phase::Starting, Phase::Running) {
+            return;
+        }
+        let (container_id, pid) = (self.id.clone(), Self::pid());
+        self.events.publish(&if process.is_init() {
+            Event::Start(cd::TaskStart { container_id, pid })
+        } else {
+            let exec_id = process.exec_id.clone();
+            Event::ExecStarted(cd::TaskExecStarted { container_id, exec_id, pid })
+        });
+    }
+
+    /// Notes that a process has ended, once.
+    pub fn finish(&self, process: &Process, end: End) {
+        let exit = cd::TaskExit {
+            container_id: self.id.clone(),
+            id: if process.is_init() { self.id.clone() } else { process.exec_id.clone() },
+            pid: Self::pid(),
+            exit_status: end.status,
+            exited_at: Some(end.at),
+        };
+        if !end.reason.is_empty() {
+            crate::log::warn(&format!("{} {}: {}", self.id, process.exec_id, end.reason));
+        }
+        // The event is queued before anybody who waits for the process goes on.
+        process.stop(end, |before| {
+            if *before != Phase::Starting {
+                self.events.publish(&Event::Exit(exit));
+            }
+        });
+    }
+
+    /// Sends a signal to a process.
+    ///
+    /// # Errors
+    /// The process does not run, or the daemon refuses.
+    pub async fn kill(self: &Arc<Self>, process: &Process, signal: u32) -> Result<(), Failure> {
+        if signal == SIGKILL {
+            process.killed.store(true, Ordering::Relaxed);
+            process.held.release_outputs();
+        }
+        match process.phase() {
+            Phase::Stopped(_) => Err(Failure::new(Code::NotFound, "the process has ended")),
+            Phase::Created if signal == SIGKILL => {
+                self.finish(process, End::now(KILLED, ""));
+                Ok(())
+            }
+            Phase::Starting if signal == SIGKILL => {
+                // A sandbox that does not exist yet is killed by the session when it does.
+                self.kill_sandbox_of(process);
+                Ok(())
+            }
+            Phase::Created | Phase::Starting => {
+                Err(Failure::new(Code::FailedPrecondition, "the process does not run yet"))
+            }
+            Phase::Running if process.is_init() => self.signal(signal).await,
+            Phase::Running => signal_exec(process, signal).await,
+        }
+    }
+
+    fn kill_sandbox_of(self: &Arc<Self>, process: &Process) {
+        if process.is_init() {
+            self.kill_sandbox();
+        }
+    }
+
+    /// Sends a signal to the container's first process. SIGKILL ends the microVM if the container
+    /// does not end.
+    async fn signal(self: &Arc<Self>, signal: u32) -> Result<(), Failure> {
+        let request = v1::SignalRequest { name: self.sandbox.clone(), signal };
+        let sent = async {
+            let mut client = self.daemon.connect().await?;
+            client.signal(request).await.map_err(|status| failure(&status))
+        };
+        let sent = tokio::time::timeout(DELIVERY, sent).await;
+        if signal == SIGKILL {
+            let task = Arc::clone(self);
+            tokio::spawn(async move {
+                if tokio::time::timeout(PATIENCE, task.init.ended()).await.is_err() {
+                    task.kill_sandbox();
+                }
+            });
+            return Ok(());
+        }
+        match sent {
+            Ok(sent) => sent.map(drop),
+            Err(_) => Err(Failure::new(Code::DeadlineExceeded, "the guest took no signal")),
+        }
+    }
+
+    /// Ends the microVM, in a task of its own.
+    pub fn kill_sandbox(self: &Arc<Self>) {
+        let task = Arc::clone(self);
+        tokio::spawn(async move {
+            let Ok(mut client) = task.daemon.connect().await else { return };
+            let request = v1::StopRequest { name: task.sandbox.clone(), timeout_s: 0 };
+            // Fails if there is no sandbox yet, or none any more.
+            let _ = client.stop(request).await;
+        });
+    }
+}
+
+async fn signal_exec(process: &Process, signal: u32) -> Result<(), Failure> {
+    let requests = process.requests.borrow().clone();
+    let requests = requests.ok_or_else(|| Failure::new(Code::NotFound, "the process has ended"))?;
+    let message = RunIn { kind: Some(run_in::Kind::Signal(signal)) };
+    match tokio::time::timeout(DELIVERY, requests.send(message)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Failure::new(Code::NotFound, "the process has ended")),
+        Err(_) => Err(Failure::new(
+            Code::DeadlineExceeded,
+            "the process reads no input, and signals to it wait behind that",
+        )),
+    }
+}

@@ -1,0 +1,148 @@
+//! Tests of the translation: a configuration, and what becomes of it.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A configuration as `ctr run` makes one.
+fn plain() -> Value {
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0, "additionalGids": [0]},
+            "args": ["/bin/sh", "-c", "true"],
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+            "capabilities": {"bounding": DEFAULT, "effective": DEFAULT},
+            "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 1024, "soft": 512}],
+            "noNewPrivileges": true
+        },
+        "root": {"path": "rootfs"},
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
+            {"destination": "/run", "type": "tmpfs", "source": "tmpfs"}
+        ],
+        "linux": {
+            "resources": {"devices": [{"allow": false, "access": "rwm"}], "cpu": {"shares": 1024}},
+            "cgroupsPath": "/default/one",
+            "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
+                           {"type": "network"}],
+            "maskedPaths": ["/proc/kcore"]
+        }
+    })
+}
+
+/// Translates the plain configuration with the value at `pointer` replaced.
+fn with(pointer: &str, value: Value) -> Result<v1::RunSpec, String> {
+    let mut config = plain();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    config.pointer_mut(parent).unwrap()[key] = value;
+    run_spec(&serde_json::from_value(config).unwrap())
+}
+
+#[test]
+fn a_plain_container() {
+    let spec = with("/hostname", json!("host")).unwrap();
+    assert_eq!(spec.entrypoint.as_deref(), Some("/bin/sh"));
+    assert_eq!(spec.command, ["-c", "true"]);
+    assert_eq!((spec.user.as_str(), spec.cwd.as_str()), ("0:0", "/"));
+    assert_eq!(spec.hostname, "host");
+    assert_eq!((spec.memory_bytes, spec.cpus, spec.max_cpus), (0, 0, 0));
+    assert!(!spec.privileged && !spec.read_only && spec.network.is_empty());
+    let limit = &spec.limits[0];
+    assert_eq!((limit.name.as_str(), limit.soft, limit.hard), ("nofile", 512, 1024));
+}
+
+#[test]
+fn memory_and_cpus() {
+    let memory = |limit: i64| with("/linux/resources/memory", json!({"limit": limit}));
+    assert_eq!(memory(1 << 30).unwrap().memory_bytes, 1 << 30);
+    assert_eq!(memory(1 << 20).unwrap().memory_bytes, LEAST_MEMORY);
+    assert_eq!(memory(-1).unwrap().memory_bytes, 0);
+    let cpu = |value| with("/linux/resources/cpu", value).unwrap().cpus;
+    assert_eq!(cpu(json!({"quota": 150_000, "period": 100_000})), 2);
+    assert_eq!(cpu(json!({"quota": 50_000})), 1);
+    assert_eq!(cpu(json!({"quota": -1, "cpus": "0-2,7"})), 4);
+    assert_eq!(cpu(json!({"cpus": "3-1,x"})), 0);
+}
+
+#[test]
+fn annotations_decide() {
+    let annotated = |key: &str, value: &str| {
+        let mut config = plain();
+        config["linux"]["resources"]["memory"] = json!({"limit": 1 << 30});
+        config["annotations"] = json!({ key: value });
+        run_spec(&serde_json::from_value(config).unwrap())
+    };
+    assert_eq!(annotated(MEMORY, "512M").unwrap().memory_bytes, 512 << 20);
+    assert_eq!(annotated(CPUS, "3").unwrap().cpus, 3);
+    assert_eq!(annotated(MAX_CPUS, "4").unwrap().max_cpus, 4);
+    assert_eq!(annotated(NETWORK, "none").unwrap().network, "none");
+    for (key, value) in [(MEMORY, "much"), (MEMORY, "0"), (CPUS, "0"), (CPUS, "many"), (CPUS, "-1")]
+    {
+        let refused = annotated(key, value).unwrap_err();
+        assert!(refused.contains(key), "{refused}");
+    }
+}
+
+#[test]
+fn a_privileged_container_has_its_guests_devices() {
+    let mut config = plain();
+    let all: Vec<_> = DEFAULT.iter().chain(&PRIVILEGED).collect();
+    config["process"]["capabilities"]["bounding"] = json!(all);
+    config["linux"]["devices"] =
+        json!([{"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]);
+    assert!(run_spec(&serde_json::from_value(config).unwrap()).unwrap().privileged);
+}
+
+#[test]
+fn what_cannot_be_honoured_is_named() {
+    let mount = |kind: &str, source: &str, destination: &str, options: &[&str]| {
+        let options = json!(options);
+        json!([{"destination": destination, "type": kind, "source": source, "options": options}])
+    };
+    let namespaces = |kinds: &[&str]| {
+        let list: Vec<_> = kinds.iter().map(|kind| json!({"type": kind})).collect();
+        json!(list)
+    };
+    let path =
+        json!([{"type": "pid"}, {"type": "ipc"}, {"type": "network", "path": "/run/netns/x"}]);
+    let cases = [
+        ("/mounts", mount("bind", "/srv", "/data", &["rbind"]), "the host's /srv"),
+        ("/mounts", mount("none", "/srv", "/data", &["rbind"]), "the host's /srv"),
+        (
+            "/mounts",
+            mount("tmpfs", "tmpfs", "/scratch", &[]),
+            "tmpfs cannot be mounted at /scratch",
+        ),
+        ("/mounts", mount("nfs", "server:/", "/proc", &[]), "nfs"),
+        ("/linux/namespaces", namespaces(&["pid", "ipc"]), "host's network"),
+        ("/linux/namespaces", namespaces(&["network", "ipc"]), "host's pid"),
+        ("/linux/namespaces", namespaces(&["network", "pid"]), "host's ipc"),
+        ("/linux/namespaces", namespaces(&["network", "pid", "ipc", "user"]), "user namespaces"),
+        ("/linux/namespaces", path, "/run/netns/x"),
+        ("/linux/devices", json!([{"path": "/dev/fuse"}]), "/dev/fuse"),
+        ("/linux/sysctl", json!({"kernel.msgmax": "1"}), "kernel.msgmax"),
+        ("/hooks", json!({"prestart": [{"path": "/bin/x"}]}), "prestart"),
+        ("/process/capabilities", json!({"bounding": ["CAP_SYS_PTRACE"]}), "CAP_SYS_PTRACE"),
+        ("/process/args", json!([]), "no program"),
+    ];
+    for (pointer, value, wanted) in cases {
+        let refused = with(pointer, value).unwrap_err();
+        assert!(refused.contains(wanted) && !refused.contains('\n'), "{pointer}: {refused}");
+    }
+}
+
+#[test]
+fn further_processes_and_updates() {
+    let process = plain()["process"].clone();
+    let exec = exec_spec(&serde_json::to_vec(&process).unwrap()).unwrap();
+    assert_eq!(exec.command, ["/bin/sh", "-c", "true"]);
+    assert!(exec_spec(b"{}").is_err() && exec_spec(b"no").is_err());
+    assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), Ok(2));
+    for bad in [&b"{}"[..], br#"{"memory": {"limit": 5}}"#, b"["] {
+        assert!(update(bad).is_err());
+    }
+}

@@ -1,0 +1,17 @@
+//! The sandboxes' interface, as gRPC on the daemon's Unix socket: all that a front end without a
+//! daemon of its own needs. The definition with its comments is `proto/sandbox.proto`.
+//!
+//! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
+//! socket both services share.
+
+pub use slipway_plane_api::connect;
+
+/// The messages, the client and the server of the sandbox service.
+// Generated; the comments are in the .proto file, and only a stream's first message is large.
+#[allow(missing_docs, clippy::large_enum_variant)]
+pub mod v1 {
+    tonic::include_proto!("slipway.sandbox.v1");
+}
+
+/// A client of the sandbox service.
+pub type SandboxClient = v1::sandboxes_client::SandboxesClient<tonic::transport::Channel>;

@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# containerd runs containers in Slipway's microVMs: it, `ctr`, the shim and the daemon as they are, on an
+# image of one program.
+#   SLIPWAY_SHIM  the shim, the one beside SLIPWAY unless told otherwise
+. "$(dirname "$0")/lib.sh"
+shim=${SLIPWAY_SHIM:-$(dirname "$slipway")/containerd-shim-slipway-v2}
+need_root
+for program in containerd ctr busybox python3; do
+    command -v "$program" >/dev/null || skip "$program"
+done
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+[ -x "$shim" ] || fail "$shim is not built; \`make build\` builds it"
+need_healthy "a node that can run sandboxes"
+"$slipway" rm --force --all >/dev/null 2>&1 || true
+# Events come from here.
+cd "$work" || exit
+containerd='' daemon='' listener=''
+
+mkdir "$work/bin" "$work/fifo"
+ln -s "$shim" "$work/bin/containerd-shim-slipway-v2"
+export PATH=$work/bin:$PATH SLIPWAY_PROGRAM=$slipway
+address=$work/containerd.sock
+cat >"$work/containerd.toml" <<END
+version = 2
+root = "$work/root"
+state = "$work/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.internal.v1.opt"]
+[grpc]
+  address = "$address"
+[ttrpc]
+  address = "$address.ttrpc"
+END
+
+shims() { pgrep -f -- "-address $address" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
+explain() { tail -n 20 "$work/containerd.log"; tail -n 20 "$work/daemon.log"; }
+c() { timeout 120 ctr --address "$address" "$@"; }
+run() { c run --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$@" </dev/null; }
+
+end_all() {
+    local pid
+    [ -n "$listener" ] && kill "$listener" 2>/dev/null
+    if [ -n "$containerd" ] && runs "$containerd"; then
+        for id in $(c task ls -q 2>/dev/null); do c task rm -f "$id" >/dev/null 2>&1; done
+        kill "$containerd"; wait "$containerd" 2>/dev/null
+    fi
+    for pid in $(shims); do kill -9 "$pid"; done
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
+}
+
+start_containerd() {
+    containerd --config "$work/containerd.toml" 2>>"$work/containerd.log" &
+    containerd=$!
+    wait_until 60 c version >/dev/null || fail "containerd does not answer: $(explain)"
+}
+start_daemon() {
+    "$slipway" daemon 2>>"$work/daemon.log" &
+    daemon=$!
+    wait_until 60 "$slipway" ps >/dev/null || fail "no daemon: $(explain)"
+}
+
+# An image of two layers, as an archive that `ctr image import` takes.
+python3 - "$(command -v busybox)" "$work/image.tar" <<'P' || fail "no image was made"
+import hashlib, io, json, sys, tarfile
+busybox, archive = open(sys.argv[1], "rb").read(), sys.argv[2]
+blobs = {}
+def blob(data, kind):
+    digest = hashlib.sha256(data).hexdigest()
+    blobs[digest] = data
+    return {"mediaType": kind, "digest": "sha256:" + digest, "size": len(data)}
+def layer(files):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.mode = 0o755
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            elif isinstance(data, str):
+                info.type, info.linkname = tarfile.SYMTYPE, data
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data) if isinstance(data, bytes) else None)
+    return out.getvalue()
+names = ["sh", "echo", "cat", "sleep", "id", "stat", "stty", "seq", "hostname", "env", "tty", "test", "uname", "true"]
+layers = [layer([(d, None) for d in ("bin", "proc", "sys", "dev", "run", "tmp", "etc", "root")] + [("bin/busybox", busybox)]
+                + [("bin/" + name, "busybox") for name in names]),
+          layer([("etc/slipway-test", b"second layer\n")])]
+config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
+          "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers]}}
+manifest = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json"),
+            "layers": [blob(one, "application/vnd.oci.image.layer.v1.tar") for one in layers]}
+entry = blob(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
+entry["annotations"] = {"io.containerd.image.name": "test/busybox:1"}
+with tarfile.open(archive, "w") as tar:
+    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+             "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()}
+    files |= {"blobs/sha256/" + digest: data for digest, data in blobs.items()}
+    for name, data in files.items():
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+P
+
+start_containerd
+c image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
+image=test/busybox:1
+
+# refuses WORDS ARGUMENTS…: `ctr run` fails and says so.
+refuses() {
+    local want=$1; shift
+    run --rm "$@" >"$work/out" 2>"$work/err" && fail "$* ran"
+    grep -qF -- "$want" "$work/err" || fail "$*: $(cat "$work/err")"
+    ok "$* -> $(tail -n 1 "$work/err")"
+}
+refuses 'no Slipway daemon serves at' "$image" none true
+start_daemon
+(c events >"$work/events" 2>&1) & listener=$!
+refuses "host's network cannot" --net-host "$image" host true
+refuses "the host's /srv cannot be mounted at /data" --mount type=bind,src=/srv,dst=/data,options=rbind "$image" bound true
+refuses 'not found' "$image" nothing /bin/no-such-program
+[ -z "$("$slipway" ps --all --quiet 2>/dev/null || "$slipway" ps --quiet)" ] || fail "sandboxes are left: $("$slipway" ps)"
+images() { "$slipway" image ls --json | grep -c 'docker.io/containerd/'; }
+before=$(images)
+
+out=$(run --rm --env A=1 --cwd /tmp "$image" first sh -c 'cat /etc/slipway-test; echo $A $PWD; echo err >&2; exit 7' 2>"$work/err"); status=$?
+[ "$status:$out:$(cat "$work/err")" = "7:second layer
+1 /tmp:err" ] || fail "first: status $status, $out, $(cat "$work/err"): $(explain)"
+ok "ctr run --rm: output, error output and status 7"
+[ "$(images)" = "$before" ] && [ "$before" = 1 ] || fail "images: $before, then $(images)"
+ok "both layers are one image, made once"
+
+run -d "$image" web sh -c 'echo up; until [ -e /stop ]; do sleep 0.1; done; echo down; exit 5' >"$work/web.out" 2>&1 ||
+    fail "ctr run -d: $(cat "$work/web.out") $(explain)"
+c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "task ls: $(c task ls)"
+[ "$(c task ps web | wc -l)" = 2 ] || fail "task ps: $(c task ps web)"
+c task metrics web >"$work/metrics" 2>&1 && grep -q memory "$work/metrics" || fail "metrics: $(cat "$work/metrics")"
+out=$(c task exec --exec-id one --fifo-dir "$work/fifo" web sh -c 'id -u; exit 3' </dev/null 2>&1); status=$?
+[ "$status:$out" = 3:0 ] || fail "exec: status $status, $out: $(explain)"
+ok "task ls, ps, metrics; exec with output and status 3"
+echo "from a pipe" | c task exec --exec-id two --fifo-dir "$work/fifo" web cat >"$work/out" 2>&1 || fail "exec with input: $(cat "$work/out")"
+[ "$(cat "$work/out")" = "from a pipe" ] || fail "input came back as: $(cat "$work/out")"
+ok "input by a pipe reaches a process, and ends"
+out=$(python3 - "$address" <<'P'
+import pty, sys, os
+pid, fd = pty.fork()
+if pid == 0:
+    os.execvp("ctr", ["ctr", "--address", sys.argv[1], "task", "exec", "--exec-id", "three", "-t", "web", "sh", "-c", "tty; exit 4"])
+out = b""
+try:
+    while data := os.read(fd, 4096):
+        out += data
+except OSError:
+    pass
+print(out.decode().strip(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+P
+)
+[[ $out == */dev/pts/*4 ]] || fail "exec -t: $out"
+ok "a terminal: $out"
+
+# containerd dies and comes back: the container does not notice, and its end is seen.
+kill -9 "$containerd"; wait "$containerd" 2>/dev/null
+start_containerd
+wait "$listener" 2>/dev/null; listener=''
+c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "after containerd's restart: $(c task ls) $(explain)"
+c task attach web >"$work/attached" 2>&1 & attached=$!
+c task exec --exec-id four --fifo-dir "$work/fifo" web sh -c ': >/stop' </dev/null || fail "exec after containerd's restart"
+wait "$attached"; status=$?
+[ "$status:$(tail -n 1 "$work/attached" | tr -d '\r')" = 5:down ] || fail "attach: status $status, $(cat "$work/attached")"
+c task delete web >/dev/null 2>&1; c container delete web || fail "container delete: $(explain)"
+ok "containerd was killed and came back: the task ran on, its output and status 5 are right"
+
+run -d "$image" signalled sh -c 'trap "exit 6" TERM; while :; do sleep 0.1; done' >/dev/null || fail "signalled: $(explain)"
+c task kill -s SIGTERM signalled || fail "kill: $(explain)"
+stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
+wait_until 60 stopped signalled || fail "after SIGTERM: $(c task ls)"
+c task delete signalled >"$work/out" 2>&1; status=$?
+[ "$status" = 6 ] || fail "delete says $status: $(cat "$work/out")"
+c container delete signalled || fail "container delete: $(explain)"
+ok "task kill -s SIGTERM, delete tells status 6"
+
+run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
+pid=$(shims); [ "$(wc -w <<<"$pid")" = 1 ] || fail "shims: $pid"
+private=$(awk '/^Private_/ { sum += $2 } END { print sum }' "/proc/$pid/smaps_rollup")
+kill -9 "$pid"
+gone() { [ -z "$("$slipway" ps --quiet)" ] && [ -z "$(c task ls -q)" ]; }
+wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
+c container delete orphan || fail "container delete: $(explain)"
+ok "a shim (private memory: $private KiB) was killed: containerd cleaned up, and the sandbox is gone"
+
+for event in create start exit delete exec-added exec-started; do
+    grep -q "/tasks/$event" "$work/events" || fail "no event /tasks/$event: $(cat "$work/events")"
+done
+python3 - "$work/events" <<'P' || fail "events of the first container: $(cat "$work/events")"
+import sys
+topics = [line.split(" /tasks/")[1].split()[0] for line in open(sys.argv[1]) if " /tasks/" in line and '"first"' in line]
+assert topics == ["create", "start", "exit", "delete"], topics
+P
+ok "events: create, start, exit, delete, in this order"
+
+[ "$(images)" = 1 ] || fail "images: $(images)"
+left=$(shims; leftovers; grep -F "$work/" /proc/mounts; find /run/containerd/s -newer "$work/containerd.toml" -type s 2>/dev/null)
+[ -z "$left" ] || fail "left: $left"
+ok "nothing is left: no sandbox, no shim, no mount, no socket"
