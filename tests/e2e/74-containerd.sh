@@ -12,9 +12,11 @@ done
 [ -x "$shim" ] || fail "$shim is not built; \`make build\` builds it"
 need_healthy "a node that can run sandboxes"
 "$slipway" rm --force --all >/dev/null 2>&1 || true
-# Events come from here.
-cd "$work" || exit
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
 containerd='' daemon='' listener=''
+sockets() { find /run/containerd/s -type s 2>/dev/null | sort; }
+sockets >"$work/sockets"
 
 mkdir "$work/bin" "$work/fifo"
 ln -s "$shim" "$work/bin/containerd-shim-slipway-v2"
@@ -105,6 +107,10 @@ with tarfile.open(archive, "w") as tar:
         tar.addfile(info, io.BytesIO(data))
 P
 
+# Images of an earlier run's layers, which nobody finds any more.
+images() { "$slipway" image ls --json | grep -o 'containerd/[^"]*'; }
+images | xargs -r "$slipway" image rm >/dev/null || fail "images of an earlier run stay"
+
 start_containerd
 c image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
 image=test/busybox:1
@@ -121,16 +127,15 @@ start_daemon
 (c events >"$work/events" 2>&1) & listener=$!
 refuses "host's network cannot" --net-host "$image" host true
 refuses "the host's /srv cannot be mounted at /data" --mount type=bind,src=/srv,dst=/data,options=rbind "$image" bound true
-refuses 'not found' "$image" nothing /bin/no-such-program
-[ -z "$("$slipway" ps --all --quiet 2>/dev/null || "$slipway" ps --quiet)" ] || fail "sandboxes are left: $("$slipway" ps)"
-images() { "$slipway" image ls --json | grep -c 'docker.io/containerd/'; }
+refuses 'no such file' "$image" nothing /bin/no-such-program
+[ -z "$("$slipway" ps --quiet)" ] || fail "sandboxes are left: $("$slipway" ps)"
 before=$(images)
 
 out=$(run --rm --env A=1 --cwd /tmp "$image" first sh -c 'cat /etc/slipway-test; echo $A $PWD; echo err >&2; exit 7' 2>"$work/err"); status=$?
 [ "$status:$out:$(cat "$work/err")" = "7:second layer
 1 /tmp:err" ] || fail "first: status $status, $out, $(cat "$work/err"): $(explain)"
 ok "ctr run --rm: output, error output and status 7"
-[ "$(images)" = "$before" ] && [ "$before" = 1 ] || fail "images: $before, then $(images)"
+[ "$(images)" = "$before" ] && [ "$(wc -w <<<"$before")" = 1 ] || fail "images: $before, then $(images)"
 ok "both layers are one image, made once"
 
 run -d "$image" web sh -c 'echo up; until [ -e /stop ]; do sleep 0.1; done; echo down; exit 5' >"$work/web.out" 2>&1 ||
@@ -173,7 +178,8 @@ wait "$attached"; status=$?
 c task delete web >/dev/null 2>&1; c container delete web || fail "container delete: $(explain)"
 ok "containerd was killed and came back: the task ran on, its output and status 5 are right"
 
-run -d "$image" signalled sh -c 'trap "exit 6" TERM; while :; do sleep 0.1; done' >/dev/null || fail "signalled: $(explain)"
+run -d "$image" signalled sh -c 'trap "exit 6" TERM; : >/ready; while :; do sleep 0.1; done' >/dev/null || fail "signalled: $(explain)"
+c task exec --exec-id ready --fifo-dir "$work/fifo" signalled sh -c 'until [ -e /ready ]; do sleep 0.1; done' </dev/null || fail "exec: $(explain)"
 c task kill -s SIGTERM signalled || fail "kill: $(explain)"
 stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
 wait_until 60 stopped signalled || fail "after SIGTERM: $(c task ls)"
@@ -201,7 +207,8 @@ assert topics == ["create", "start", "exit", "delete"], topics
 P
 ok "events: create, start, exit, delete, in this order"
 
-[ "$(images)" = 1 ] || fail "images: $(images)"
-left=$(shims; leftovers; grep -F "$work/" /proc/mounts; find /run/containerd/s -newer "$work/containerd.toml" -type s 2>/dev/null)
+[ "$(images)" = "$before" ] || fail "images: $(images)"
+"$slipway" image rm "$before" >/dev/null || fail "the image stays"
+left=$(shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -)
 [ -z "$left" ] || fail "left: $left"
 ok "nothing is left: no sandbox, no shim, no mount, no socket"
