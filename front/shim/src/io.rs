@@ -4,10 +4,15 @@
 //! open when a client leaves, until CloseIO. A read end of each output keeps writes from failing
 //! while no client reads: the process then waits, as at a full pipe. These ends go when the
 //! process has ended or is to be killed, so that nothing waits for a reader that never comes.
+//!
+//! Streams are opened when the process starts and not before, as other shims do it: `ctr` writes
+//! its input as soon as the FIFO is open, and tells the end of the input only to a process that it
+//! knows of by then.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 use tokio::io::AsyncWriteExt;
@@ -40,12 +45,14 @@ pub struct Streams {
 #[derive(Default)]
 pub struct Held {
     stdin: Mutex<Option<OwnedFd>>,
+    stdin_is_closed: AtomicBool,
     readers: Mutex<Vec<OwnedFd>>,
 }
 
 impl Held {
     /// Lets standard input end once its writers have left.
     pub fn close_stdin(&self) {
+        self.stdin_is_closed.store(true, Ordering::Relaxed);
         lock(&self.stdin).take();
     }
 
@@ -88,24 +95,25 @@ impl Output {
     }
 }
 
-/// Opens a process's streams.
+/// Opens a process's streams, and puts the ends that are only held into `held`.
 ///
 /// # Errors
 /// One line: a path cannot be opened, or is of a kind that the shim does not serve.
-pub fn open(paths: &Paths) -> Result<(Streams, Held), String> {
-    let held = Held::default();
+pub fn open(paths: &Paths, held: &Held) -> Result<Streams, String> {
     let stdin = if paths.stdin.is_empty() {
         None
     } else {
         let named = |error| format!("cannot open {}: {error}", paths.stdin);
         let receiver = pipe::OpenOptions::new().open_receiver(&paths.stdin).map_err(named)?;
-        *lock(&held.stdin) = Some(fifo_end(&paths.stdin, OFlags::WRONLY).map_err(named)?);
+        let writer = fifo_end(&paths.stdin, OFlags::WRONLY).map_err(named)?;
+        let mut stdin = lock(&held.stdin);
+        *stdin = Some(writer).filter(|_| !held.stdin_is_closed.load(Ordering::Relaxed));
         Some(receiver)
     };
-    let stdout = output(&paths.stdout, &held)?;
+    let stdout = output(&paths.stdout, held)?;
     // A terminal has one output, whatever the request says.
-    let stderr = if paths.terminal { Output::Nothing } else { output(&paths.stderr, &held)? };
-    Ok((Streams { stdin, stdout, stderr }, held))
+    let stderr = if paths.terminal { Output::Nothing } else { output(&paths.stderr, held)? };
+    Ok(Streams { stdin, stdout, stderr })
 }
 
 fn output(path: &str, held: &Held) -> Result<Output, String> {
@@ -150,7 +158,8 @@ mod tests {
     async fn output_waits_for_a_reader_until_it_is_released() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths { stdout: fifo(&dir, "out"), ..Paths::default() };
-        let (mut streams, held) = open(&paths).unwrap();
+        let held = Held::default();
+        let mut streams = open(&paths, &held).unwrap();
         streams.stdout.write(b"kept").await;
         let mut reader = std::fs::File::open(&paths.stdout).unwrap();
         let mut four = [0; 4];
@@ -158,17 +167,19 @@ mod tests {
         assert_eq!(&four, b"kept");
         drop(reader);
         let large = vec![0; 1 << 20];
-        let write = streams.stdout.write(&large);
-        tokio::pin!(write);
-        // Nobody reads, and the shim's own end lets it wait.
-        assert!(futures_now(&mut write).await.is_none());
-        held.release_outputs();
-        write.await;
+        {
+            let write = streams.stdout.write(&large);
+            tokio::pin!(write);
+            // Nobody reads, and the shim's own end lets it wait.
+            assert!(poll_once(&mut write).await.is_none());
+            held.release_outputs();
+            write.await;
+        }
         assert!(matches!(streams.stdout, Output::Nothing));
     }
 
     /// Polls a future once.
-    async fn futures_now<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
         std::future::poll_fn(|context| {
             std::task::Poll::Ready(match std::pin::Pin::new(&mut *future).poll(context) {
                 std::task::Poll::Ready(output) => Some(output),
@@ -183,14 +194,15 @@ mod tests {
         use tokio::io::AsyncReadExt;
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths { stdin: fifo(&dir, "in"), ..Paths::default() };
-        let (streams, held) = open(&paths).unwrap();
+        let held = Held::default();
+        let streams = open(&paths, &held).unwrap();
         let mut stdin = streams.stdin.unwrap();
         std::fs::OpenOptions::new().write(true).open(&paths.stdin).map(drop).unwrap();
         let mut buffer = [0; 8];
         {
             let read = stdin.read(&mut buffer);
             tokio::pin!(read);
-            assert!(futures_now(&mut read).await.is_none());
+            assert!(poll_once(&mut read).await.is_none());
         }
         held.close_stdin();
         assert_eq!(stdin.read(&mut buffer).await.unwrap(), 0);
@@ -201,12 +213,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("log");
         let paths = Paths { stdout: format!("file://{}", file.display()), ..Paths::default() };
-        let (mut streams, _held) = open(&paths).unwrap();
+        let mut streams = open(&paths, &Held::default()).unwrap();
         streams.stdout.write(b"line").await;
         assert_eq!(std::fs::read(&file).unwrap(), b"line");
         for bad in ["binary:///bin/logger", "/no/such/fifo"] {
             let paths = Paths { stdout: bad.into(), ..Paths::default() };
-            assert!(open(&paths).is_err(), "{bad}");
+            assert!(open(&paths, &Held::default()).is_err(), "{bad}");
         }
     }
 }

@@ -8,7 +8,7 @@ use slipway_sandbox_api::v1::{self, RunIn, run_in};
 use tokio::sync::{mpsc, watch};
 
 use crate::containerd as cd;
-use crate::io::{Held, Paths, Streams};
+use crate::io::{Held, Paths};
 
 /// The state of a process.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,32 +61,26 @@ pub struct Process {
     pub killed: AtomicBool,
     /// The messages to the daemon; `None` without a session.
     pub requests: watch::Sender<Option<mpsc::Sender<RunIn>>>,
-    /// Set once its session is over and its streams are closed.
+    /// Whether its streams are closed: no session has them.
     pub closed: watch::Sender<bool>,
-    streams: Mutex<Option<Streams>>,
     size: Mutex<Option<v1::Size>>,
 }
 
 impl Process {
     /// Makes a process that is not started.
-    ///
-    /// # Errors
-    /// One line if its streams cannot be opened.
-    pub fn new(exec_id: String, paths: Paths, first: run_in::Kind) -> Result<Self, String> {
-        let (streams, held) = crate::io::open(&paths)?;
-        Ok(Self {
+    pub fn new(exec_id: String, paths: Paths, first: run_in::Kind) -> Self {
+        Self {
             exec_id,
             paths,
             first,
             phase: watch::Sender::new(Phase::Created),
-            held,
+            held: Held::default(),
             carried: AtomicU64::new(0),
             killed: AtomicBool::new(false),
             requests: watch::Sender::new(None),
-            closed: watch::Sender::new(false),
-            streams: Mutex::new(Some(streams)),
+            closed: watch::Sender::new(true),
             size: Mutex::new(None),
-        })
+        }
     }
 
     /// Whether it is the container's first process.
@@ -135,11 +129,6 @@ impl Process {
         })
     }
 
-    /// Takes the streams, once.
-    pub fn take_streams(&self) -> Option<Streams> {
-        lock(&self.streams).take()
-    }
-
     /// Notes the size of its terminal, which a process that does not run yet gets at its start.
     pub async fn resize(&self, size: v1::Size) {
         *lock(&self.size) = Some(size);
@@ -160,10 +149,8 @@ impl Process {
 
     /// Waits until all output of a process that was started is written, for at most `patience`.
     pub async fn finish_output(&self, patience: Duration) {
-        if lock(&self.streams).take().is_none() {
-            let mut closed = self.closed.subscribe();
-            let _ = tokio::time::timeout(patience, closed.wait_for(|closed| *closed)).await;
-        }
+        let mut closed = self.closed.subscribe();
+        let _ = tokio::time::timeout(patience, closed.wait_for(|closed| *closed)).await;
     }
 
     /// Counts output that was carried.
@@ -191,7 +178,7 @@ mod tests {
     #[tokio::test]
     async fn a_process_ends_once() {
         let first = run_in::Kind::StdinClosed(true);
-        let process = Process::new(String::new(), Paths::default(), first).unwrap();
+        let process = Process::new(String::new(), Paths::default(), first);
         assert!(process.step(&Phase::Created, Phase::Starting));
         assert!(!process.step(&Phase::Created, Phase::Starting));
         assert!(process.step(&Phase::Starting, Phase::Running));

@@ -57,6 +57,10 @@ fn request<M: Message + Default>(payload: &[u8]) -> Result<M, Failure> {
     M::decode(payload).map_err(|error| Failure::new(Code::InvalidArgument, error.to_string()))
 }
 
+fn invalid(reason: String) -> Failure {
+    Failure::new(Code::InvalidArgument, reason)
+}
+
 /// Makes the answer to what microVMs do not have.
 pub fn unimplemented(what: &str) -> Failure {
     let message = format!("slipway: {what} is not implemented for microVMs");
@@ -178,7 +182,7 @@ impl Service {
             return Err(unimplemented("restore from a checkpoint"));
         }
         let bundle = PathBuf::from(&request.bundle);
-        let oci = Oci::load(&bundle)?;
+        let oci = Oci::load(&bundle).map_err(invalid)?;
         let paths = Paths {
             stdin: request.stdin.clone(),
             stdout: request.stdout.clone(),
@@ -186,7 +190,7 @@ impl Service {
             terminal: request.terminal,
         };
         let sandbox = names::sandbox(&self.args);
-        let mut run = spec::run_spec(&oci)?;
+        let mut run = spec::run_spec(&oci).map_err(invalid)?;
         run.name = sandbox.clone();
         run.terminal = request.terminal;
         run.stdin = !paths.stdin.is_empty();
@@ -200,7 +204,7 @@ impl Service {
         let root = rootfs::prepare(&self.daemon, &root).await?;
         run.image = root.image.clone();
         run.image_digest = root.digest;
-        let init = Process::new(String::new(), paths, run_in::Kind::Run(run))?;
+        let init = Process::new(String::new(), paths, run_in::Kind::Run(run));
         Ok(Task {
             id: request.id.clone(),
             bundle,
@@ -257,7 +261,7 @@ impl Service {
     fn exec(&self, request: cd::ExecProcessRequest) -> Result<cd::Empty, Failure> {
         let task = self.task()?;
         let json = request.spec.map(|spec| spec.value).unwrap_or_default();
-        let mut exec = spec::exec_spec(&json)?;
+        let mut exec = spec::exec_spec(&json).map_err(invalid)?;
         exec.name = task.sandbox.clone();
         exec.terminal = request.terminal;
         exec.stdin = !request.stdin.is_empty();
@@ -277,7 +281,7 @@ impl Service {
             let message = format!("the container has {MOST_EXECS} further processes already");
             return Err(Failure::new(Code::ResourceExhausted, message));
         }
-        let process = Process::new(exec_id.clone(), paths, run_in::Kind::Exec(exec))?;
+        let process = Process::new(exec_id.clone(), paths, run_in::Kind::Exec(exec));
         execs.insert(exec_id.clone(), Arc::new(process));
         drop(execs);
         let container_id = task.id.clone();

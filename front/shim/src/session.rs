@@ -52,9 +52,9 @@ impl From<Status> for Broken {
     }
 }
 
-/// Runs a process from its start to its end.
-pub async fn live(task: Arc<Task>, process: Arc<Process>) {
-    let Some(Streams { stdin, mut stdout, mut stderr }) = process.take_streams() else { return };
+/// Runs a process from its start to its end, with its open streams.
+pub async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
+    let Streams { stdin, mut stdout, mut stderr } = streams;
     let input = stdin.map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
     let mut session =
         Session { task: &task, process: &process, stdout: &mut stdout, stderr: &mut stderr };

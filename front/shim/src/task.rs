@@ -79,7 +79,15 @@ impl Task {
         if !process.step(&Phase::Created, Phase::Starting) {
             return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
         }
-        tokio::spawn(session::live(Arc::clone(self), Arc::clone(process)));
+        let streams = match crate::io::open(&process.paths, &process.held) {
+            Ok(streams) => streams,
+            Err(reason) => {
+                self.finish(process, End::now(session::UNKNOWN, reason.clone()));
+                return Err(Failure::new(Code::InvalidArgument, reason));
+            }
+        };
+        process.closed.send_replace(false);
+        tokio::spawn(session::live(Arc::clone(self), Arc::clone(process), streams));
         let mut phase = process.phase.subscribe();
         let settled = phase.wait_for(|phase| *phase != Phase::Starting).await;
         match settled.as_deref() {
