@@ -22,9 +22,9 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, slipway-bench, libslipway.so, slipway-vmm, those that run in guests
+build: ## the programs: target/release/slipway, slipway-bench, containerd's shim, libslipway.so, slipway-vmm, those that run in guests
 	@deploy/setup/setup.sh build
-	cargo build --release --locked --package slipway-cli --package slipway-preload
+	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
@@ -67,7 +67,7 @@ bench: build ## start-up of sandboxes, stage by stage; disks under load
 
 install: build ## install to PREFIX (/usr/local), with completions and man pages
 	install -D -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
-	    -t $(DESTDIR)$(PREFIX)/bin
+	    $(TARGET)/release/containerd-shim-slipway-v2 -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
 	    zsh/site-functions fish/vendor_completions.d)
 	cd $(DESTDIR)$(PREFIX)/share && \

@@ -13,8 +13,9 @@ done
 need_healthy "a node that can run sandboxes"
 "$slipway" rm --force --all >/dev/null 2>&1 || true
 stop_daemon
-rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
-containerd='' daemon='' listener=''
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+containerd='' daemon='' keeper='' listener=''
 sockets() { find /run/containerd/s -type s 2>/dev/null | sort; }
 sockets >"$work/sockets"
 
@@ -49,6 +50,7 @@ end_all() {
     for pid in $(shims); do kill -9 "$pid"; done
     [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
     [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
     awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
 }
 
@@ -60,7 +62,8 @@ start_containerd() {
 start_daemon() {
     "$slipway" daemon 2>>"$work/daemon.log" &
     daemon=$!
-    wait_until 60 "$slipway" ps >/dev/null || fail "no daemon: $(explain)"
+    # Not by asking: a question to no daemon would start one.
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
 }
 
 # An image of two layers, as an archive that `ctr image import` takes.
@@ -108,7 +111,7 @@ with tarfile.open(archive, "w") as tar:
 P
 
 # Images of an earlier run's layers, which nobody finds any more.
-images() { "$slipway" image ls --json | grep -o 'containerd/[^"]*'; }
+images() { "$slipway" image ls --json | sed -n 's|.*"docker.io/\(containerd/[^"]*\)".*|\1|p'; }
 images | xargs -r "$slipway" image rm >/dev/null || fail "images of an earlier run stay"
 
 start_containerd
@@ -123,6 +126,8 @@ refuses() {
     ok "$* -> $(tail -n 1 "$work/err")"
 }
 refuses 'no Slipway daemon serves at' "$image" none true
+"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon
 (c events >"$work/events" 2>&1) & listener=$!
 refuses "host's network cannot" --net-host "$image" host true
@@ -166,9 +171,19 @@ P
 [[ $out == */dev/pts/*4 ]] || fail "exec -t: $out"
 ok "a terminal: $out"
 
-# containerd dies and comes back: the container does not notice, and its end is seen.
+# containerd dies and comes back: containers do not notice, and their ends are seen.
+run -d "$image" meanwhile sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 9' >/dev/null || fail "meanwhile: $(explain)"
+sandbox=$("$slipway" ps --quiet | grep '^meanwhile-') || fail "no sandbox of that name: $("$slipway" ps)"
+"$slipway" inspect "$sandbox" | grep -q '"dev.slipway.containerd.id": "meanwhile"' || fail "labels: $("$slipway" inspect "$sandbox")"
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
+timeout 60 "$slipway" exec "$sandbox" -- sh -c ': >/stop' || fail "exec: $(explain)"
+[ "$(timeout 60 "$slipway" wait "$sandbox")" = 9 ] || fail "the container did not end: $("$slipway" ps)"
 start_containerd
+stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
+wait_until 60 stopped meanwhile || fail "after containerd's restart: $(c task ls) $(explain)"
+c task delete meanwhile >"$work/out" 2>&1
+grep -q 'exit code 9' "$work/out" || fail "delete says: $(cat "$work/out")"
+c container delete meanwhile || fail "container delete: $(explain)"
 wait "$listener" 2>/dev/null; listener=''
 c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "after containerd's restart: $(c task ls) $(explain)"
 c task attach web >"$work/attached" 2>&1 & attached=$!
@@ -176,17 +191,50 @@ c task exec --exec-id four --fifo-dir "$work/fifo" web sh -c ': >/stop' </dev/nu
 wait "$attached"; status=$?
 [ "$status:$(tail -n 1 "$work/attached" | tr -d '\r')" = 5:down ] || fail "attach: status $status, $(cat "$work/attached")"
 c task delete web >/dev/null 2>&1; c container delete web || fail "container delete: $(explain)"
-ok "containerd was killed and came back: the task ran on, its output and status 5 are right"
+ok "containerd was killed and came back: a task ran on with its output, another had ended; both statuses are right"
 
 run -d "$image" signalled sh -c 'trap "exit 6" TERM; : >/ready; while :; do sleep 0.1; done' >/dev/null || fail "signalled: $(explain)"
 c task exec --exec-id ready --fifo-dir "$work/fifo" signalled sh -c 'until [ -e /ready ]; do sleep 0.1; done' </dev/null || fail "exec: $(explain)"
 c task kill -s SIGTERM signalled || fail "kill: $(explain)"
-stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
 wait_until 60 stopped signalled || fail "after SIGTERM: $(c task ls)"
 c task delete signalled >"$work/out" 2>&1
 grep -q 'exit code 6' "$work/out" || fail "delete says: $(cat "$work/out")"
 c container delete signalled || fail "container delete: $(explain)"
 ok "task kill -s SIGTERM, delete tells status 6"
+
+# The daemon dies and comes back: no line is missing or doubled.
+run --rm "$image" lines sh -c 'i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; sleep 0.01; done; echo "last $i"; exit 4' \
+    >"$work/lines" 2>"$work/lines.err" & client=$!
+wait_until 60 grep -q 'line 20' "$work/lines" || fail "lines: $(cat "$work/lines.err") $(explain)"
+for ((kill = 0; kill < 2; kill++)); do
+    kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    start_daemon
+    seen=$(wc -l <"$work/lines")
+    more() { [ "$(wc -l <"$work/lines")" -gt "$seen" ]; }
+    wait_until 60 more || fail "no more lines: $(tail -n 3 "$work/lines") $(explain)"
+done
+c task exec --exec-id stop --fifo-dir "$work/fifo" lines sh -c ': >/stop' </dev/null || fail "exec after the daemon's restart: $(explain)"
+wait "$client"; status=$?
+count=$(($(wc -l <"$work/lines") - 1))
+[ "$status" = 4 ] && cmp <(seq -f 'line %.0f' "$count"; echo "last $count") "$work/lines" || fail "status $status: $(tail -n 3 "$work/lines")"
+ok "the daemon was killed twice: $count lines, each once, and status 4"
+
+[ "$(run --rm "$image" many seq 1 300000 | sha256sum)" = "$(seq 1 300000 | sha256sum)" ] || fail "output is not what was written"
+ok "2 MB of output, byte by byte"
+run -d "$image" loud sh -c 'seq 1 1000000; : >/done' >/dev/null || fail "loud: $(explain)"
+c task exec --exec-id look --fifo-dir "$work/fifo" loud test -e /done </dev/null && fail "output went nowhere"
+c task kill -s SIGKILL loud || fail "kill: $(explain)"
+wait_until 60 stopped loud || fail "after SIGKILL: $(c task ls)"
+c task delete loud >"$work/out" 2>&1
+grep -q 'exit code 137' "$work/out" || fail "delete says: $(cat "$work/out")"
+c container delete loud || fail "container delete: $(explain)"
+ok "output that nobody reads holds its container and does not end it; it can be killed"
+
+mkdir -p "$work/own/bin" && cp "$(command -v busybox)" "$work/own/bin/sh"
+out=$(run --rm --rootfs "$work/own" own /bin/sh -c 'echo its own root') || fail "own root: $(explain)"
+[ "$out:$(images)" = "its own root:$before" ] || fail "own root: $out, images: $(images)"
+ok "a root of a container's own leaves no image"
 
 run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
 pid=$(shims); [ "$(wc -w <<<"$pid")" = 1 ] || fail "shims: $pid"

@@ -16,13 +16,13 @@ pub struct Args {
     pub address: String,
     /// The container's bundle; the working directory if it is empty.
     pub bundle: PathBuf,
-    /// Whether details are logged.
+    /// Set if details are to be logged.
     pub debug: bool,
     /// The command.
     pub command: Command,
 }
 
-/// What the program is to do.
+/// The program's tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Command {
     /// Serve the task service on the socket that is standard input.

@@ -1,4 +1,4 @@
-//! `delete`: cleans up after a shim that died. containerd runs it in place of the shim's own Delete.
+//! `delete`: cleans up after a shim that died, in place of that shim's own Delete.
 
 use std::path::{Path, PathBuf};
 

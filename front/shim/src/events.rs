@@ -2,7 +2,7 @@
 //!
 //! While containerd restarts, events wait; a queue that is full drops the newest ones.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use prost::Message;
@@ -116,7 +116,7 @@ async fn send_all(
 }
 
 /// Sends one event, however often that has to be tried.
-async fn send(to: &PathBuf, client: &mut Option<Client>, envelope: cd::Envelope) {
+async fn send(to: &Path, client: &mut Option<Client>, envelope: cd::Envelope) {
     let request = cd::ForwardRequest { envelope: Some(envelope) }.encode_to_vec();
     loop {
         let mut connected = match client.take() {

@@ -27,7 +27,7 @@ pub struct Paths {
     pub stdout: String,
     /// Of standard error.
     pub stderr: String,
-    /// Whether the process has a terminal.
+    /// Set if the process has a terminal.
     pub terminal: bool,
 }
 

@@ -16,7 +16,7 @@ const MOST_INPUT: u64 = 1 << 20;
 /// The size of a page, to which the kernel cuts a mount's options, bytes.
 const PAGE: usize = 4096;
 
-/// What to mount, and what to run then.
+/// A mount, and the program to run then.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Import {
     /// Where to mount.
@@ -25,7 +25,7 @@ pub struct Import {
     pub layers: Vec<PathBuf>,
     /// The kind of the file system.
     pub kind: String,
-    /// What is mounted.
+    /// The device or another source.
     pub device: String,
     /// Options, in the words of mount(8).
     pub options: Vec<String>,

@@ -32,7 +32,7 @@ pub struct End {
     pub reason: String,
     /// When.
     pub at: cd::Timestamp,
-    /// Whether the process ever ran.
+    /// Set if the process ever ran.
     pub ran: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct Process {
     pub exec_id: String,
     /// Its streams as containerd named them.
     pub paths: Paths,
-    /// What is done at its start.
+    /// The first message of its session.
     pub first: run_in::Kind,
     /// Its state.
     pub phase: watch::Sender<Phase>,
@@ -57,11 +57,11 @@ pub struct Process {
     pub held: Held,
     /// Bytes of output that were carried, or that nobody was there to take.
     pub carried: AtomicU64,
-    /// Whether SIGKILL was asked for.
+    /// Set once SIGKILL was asked for.
     pub killed: AtomicBool,
     /// The messages to the daemon; `None` without a session.
     pub requests: watch::Sender<Option<mpsc::Sender<RunIn>>>,
-    /// Whether its streams are closed: no session has them.
+    /// Set while no session has its streams.
     pub closed: watch::Sender<bool>,
     size: Mutex<Option<v1::Size>>,
 }
@@ -83,7 +83,7 @@ impl Process {
         }
     }
 
-    /// Whether it is the container's first process.
+    /// Returns whether it is the container's first process.
     pub fn is_init(&self) -> bool {
         self.exec_id.is_empty()
     }

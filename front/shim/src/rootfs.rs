@@ -60,7 +60,7 @@ pub struct Root {
     pub image: String,
     /// The image's digest.
     pub digest: String,
-    /// Whether it is this container's alone.
+    /// Set if it is this container's alone.
     pub is_private: bool,
 }
 
@@ -151,16 +151,7 @@ fn content(wanted: &Wanted<'_>) -> Result<Content, String> {
             Ok(Content { source: Source::Folder(wanted.bundle.join(path)), key: None })
         }
         [mount] if mount.r#type == "overlay" => overlay(mount),
-        [mount]
-            if mount.r#type == "bind"
-                || mount.options.iter().any(|o| o == "rbind" || o == "bind") =>
-        {
-            let path = PathBuf::from(&mount.source);
-            // Only a read-only one is a layer that was committed; others have their container's files.
-            let fixed = mount.options.iter().any(|option| option == "ro");
-            let key = if fixed { Some(key_of([path.as_path()])?) } else { None };
-            Ok(Content { source: Source::Folder(path), key })
-        }
+        [mount] if is_bind(mount) => bind(mount),
         [mount] => Ok(Content { source: Source::Device(mount.clone()), key: None }),
         more => Err(format!(
             "the root has {} mounts on each other, which is not supported: use the snapshotter \
@@ -168,6 +159,19 @@ fn content(wanted: &Wanted<'_>) -> Result<Content, String> {
             more.len()
         )),
     }
+}
+
+fn is_bind(mount: &Mount) -> bool {
+    mount.r#type == "bind" || mount.options.iter().any(|one| one == "rbind" || one == "bind")
+}
+
+/// Takes a bind mount. A read-only one is a layer that was committed; in others their container's
+/// files may be.
+fn bind(mount: &Mount) -> Result<Content, String> {
+    let path = PathBuf::from(&mount.source);
+    let is_fixed = mount.options.iter().any(|option| option == "ro");
+    let key = if is_fixed { Some(key_of([path.as_path()])?) } else { None };
+    Ok(Content { source: Source::Folder(path), key })
 }
 
 /// Takes an overlay apart.
@@ -180,7 +184,7 @@ fn overlay(mount: &Mount) -> Result<Content, String> {
             Some(("lowerdir", list)) => layers = list.split(':').map(PathBuf::from).collect(),
             Some(("upperdir", path)) => upper = Some(PathBuf::from(path)),
             // They matter only for the writable layer, which is not mounted.
-            Some(("workdir", _)) | None => {}
+            Some(("workdir" | "fsync" | "nfs_export" | "uuid", _)) | None => {}
             Some(("index" | "userxattr" | "metacopy" | "redirect_dir" | "xino", _)) => {
                 rest.push(option.clone());
             }

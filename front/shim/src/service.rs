@@ -20,7 +20,7 @@ use crate::spec::{self, Oci};
 use crate::task::Task;
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
-use crate::{names, rootfs, stats};
+use crate::{names, rootfs, session, stats};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
@@ -59,12 +59,6 @@ fn request<M: Message + Default>(payload: &[u8]) -> Result<M, Failure> {
 
 fn invalid(reason: String) -> Failure {
     Failure::new(Code::InvalidArgument, reason)
-}
-
-/// Makes the answer to what microVMs do not have.
-pub fn unimplemented(what: &str) -> Failure {
-    let message = format!("slipway: {what} is not implemented for microVMs");
-    Failure::new(Code::Unimplemented, message)
 }
 
 impl Handler for Service {
@@ -117,8 +111,8 @@ impl Service {
             "Stats" => answer(self.stats().await),
             "Connect" => answer(Ok(self.connect())),
             "Shutdown" => answer(Ok(self.shutdown(&request(payload)?))),
-            "Pause" | "Resume" => Err(unimplemented("pause and resume")),
-            "Checkpoint" => Err(unimplemented("checkpoint")),
+            "Pause" | "Resume" => Err(Failure::unimplemented("pause and resume")),
+            "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
         }
     }
@@ -179,7 +173,7 @@ impl Service {
             return Err(Failure::new(Code::Unimplemented, message));
         }
         if !request.checkpoint.is_empty() {
-            return Err(unimplemented("restore from a checkpoint"));
+            return Err(Failure::unimplemented("restore from a checkpoint"));
         }
         let bundle = PathBuf::from(&request.bundle);
         let oci = Oci::load(&bundle).map_err(invalid)?;
@@ -220,7 +214,7 @@ impl Service {
     async fn start(&self, request: cd::ProcessRequest) -> Result<cd::StartResponse, Failure> {
         let task = self.task()?;
         let process = task.process(&request.exec_id)?;
-        task.start(&process).await?;
+        session::start(&task, &process).await?;
         Ok(cd::StartResponse { pid: Task::pid() })
     }
 

@@ -14,12 +14,13 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
 use crate::task::Task;
+use crate::ttrpc::Failure;
 
 /// The messages in flight to the daemon.
 const QUEUE: usize = 4;
@@ -32,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The time without progress after which the output of an ended container is no longer waited for.
 const STUCK: Duration = Duration::from_secs(10);
 /// The exit status of a process of whose end nothing is known.
-pub const UNKNOWN: u32 = 255;
+const UNKNOWN: u32 = 255;
 
 /// Why a session did not come to its end.
 enum Broken {
@@ -52,8 +53,36 @@ impl From<Status> for Broken {
     }
 }
 
+/// Starts a process, and returns when it runs.
+///
+/// # Errors
+/// It was started before, or it does not run, with the reason.
+pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failure> {
+    if !process.step(&Phase::Created, Phase::Starting) {
+        return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
+    }
+    let streams = match crate::io::open(&process.paths, &process.held) {
+        Ok(streams) => streams,
+        Err(reason) => {
+            task.finish(process, End::now(UNKNOWN, reason.clone()));
+            return Err(Failure::new(Code::InvalidArgument, reason));
+        }
+    };
+    process.closed.send_replace(false);
+    tokio::spawn(live(Arc::clone(task), Arc::clone(process), streams));
+    let mut phase = process.phase.subscribe();
+    let settled = phase.wait_for(|phase| *phase != Phase::Starting).await;
+    match settled.as_deref() {
+        // A process that ran and has ended already was started well.
+        Ok(Phase::Stopped(end)) if !end.ran => {
+            Err(Failure::new(Code::Unknown, format!("slipway: {}", end.reason)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Runs a process from its start to its end, with its open streams.
-pub async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
+async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     let Streams { stdin, mut stdout, mut stderr } = streams;
     let input = stdin.map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
     let mut session =

@@ -13,7 +13,6 @@ use crate::containerd as cd;
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::process::{End, Phase, Process};
-use crate::session;
 use crate::ttrpc::Failure;
 
 /// The number of SIGKILL.
@@ -69,34 +68,6 @@ impl Task {
         self.execs().get(exec_id).cloned().ok_or_else(|| {
             Failure::new(Code::NotFound, format!("no process {exec_id} in container {}", self.id))
         })
-    }
-
-    /// Starts a process, and returns when it runs.
-    ///
-    /// # Errors
-    /// It was started before, or it does not run, with the reason.
-    pub async fn start(self: &Arc<Self>, process: &Arc<Process>) -> Result<(), Failure> {
-        if !process.step(&Phase::Created, Phase::Starting) {
-            return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
-        }
-        let streams = match crate::io::open(&process.paths, &process.held) {
-            Ok(streams) => streams,
-            Err(reason) => {
-                self.finish(process, End::now(session::UNKNOWN, reason.clone()));
-                return Err(Failure::new(Code::InvalidArgument, reason));
-            }
-        };
-        process.closed.send_replace(false);
-        tokio::spawn(session::live(Arc::clone(self), Arc::clone(process), streams));
-        let mut phase = process.phase.subscribe();
-        let settled = phase.wait_for(|phase| *phase != Phase::Starting).await;
-        match settled.as_deref() {
-            // A process that ran and has ended already was started well.
-            Ok(Phase::Stopped(end)) if !end.ran => {
-                Err(Failure::new(Code::Unknown, format!("slipway: {}", end.reason)))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Notes that a process runs now.

@@ -1,8 +1,8 @@
-//! What containerd asks for, in the words of Slipway's daemon.
+//! Translates containerd's requests to those of Slipway's daemon.
 //!
-//! What a microVM has anyway (kernel file systems, namespaces of its own, masked paths) needs no
-//! translation. What cannot be honoured and would change what a container can see or reach is an
-//! error, in one line with the next step. `docs/containerd.md` lists both, and what is ignored.
+//! Kernel file systems, namespaces and masked paths need no translation: a microVM has its own. A
+//! wish that cannot be honoured, and that decides what a container can see or reach, is an error:
+//! one line with the next step. `docs/containerd.md` lists both, and what is ignored.
 
 mod oci;
 
@@ -120,10 +120,10 @@ pub fn update(json: &[u8]) -> Result<u32, Failure> {
     let resources: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
     if resources.memory.as_ref().and_then(|memory| memory.limit).is_some_and(|limit| limit > 0) {
-        return Err(super::service::unimplemented("a change of a running container's memory"));
+        return Err(Failure::unimplemented("a change of a running container's memory"));
     }
     match cpus(&resources) {
-        0 => Err(super::service::unimplemented("an update of anything but the CPU limit")),
+        0 => Err(Failure::unimplemented("an update of anything but the CPU limit")),
         cpus => Ok(cpus),
     }
 }

@@ -27,6 +27,12 @@ impl Failure {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
+
+    /// Makes the answer to a request that microVMs do not serve.
+    pub fn unimplemented(what: &str) -> Self {
+        let message = format!("slipway: {what} is not implemented for microVMs");
+        Self::new(Code::Unimplemented, message)
+    }
 }
 
 impl std::fmt::Display for Failure {
