@@ -2,6 +2,7 @@
 # containerd runs containers in Slipway's microVMs: it, `ctr`, the shim and the daemon as they are, on an
 # image of one program.
 #   SLIPWAY_SHIM  the shim, the one beside SLIPWAY unless told otherwise
+# Another containerd is tested with its programs first in PATH.
 . "$(dirname "$0")/lib.sh"
 shim=${SLIPWAY_SHIM:-$(dirname "$slipway")/containerd-shim-slipway-v2}
 need_root
@@ -142,8 +143,14 @@ out=$(run --rm --env A=1 --cwd /tmp "$image" first sh -c 'cat /etc/slipway-test;
 ok "ctr run --rm: output, error output and status 7"
 [ "$(images)" = "$before" ] && [ "$(wc -w <<<"$before")" = 1 ] || fail "images: $before, then $(images)"
 ok "both layers are one image, made once"
+"$slipway" image rm "$before" >/dev/null || fail "the image stays"
+run --rm "$image" twin-1 true & twin=$!
+run --rm "$image" twin-2 true || fail "twin-2: $(explain)"
+wait "$twin" || fail "twin-1: $(explain)"
+[ "$(images)" = "$before" ] || fail "images: $before, then $(images)"
+ok "two at once make it once"
 
-run -d "$image" web sh -c 'echo up; until [ -e /stop ]; do sleep 0.1; done; echo down; exit 5' >"$work/web.out" 2>&1 ||
+run -d --annotation dev.slipway.max-cpus=2 "$image" web sh -c 'echo up; until [ -e /stop ]; do sleep 0.1; done; echo down; exit 5' >"$work/web.out" 2>&1 ||
     fail "ctr run -d: $(cat "$work/web.out") $(explain)"
 c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "task ls: $(c task ls)"
 [ "$(c task ps web | wc -l)" = 2 ] || fail "task ps: $(c task ps web)"
@@ -170,6 +177,32 @@ P
 )
 [[ $out == */dev/pts/*4 ]] || fail "exec -t: $out"
 ok "a terminal: $out"
+
+c task pause web 2>"$work/err" && fail "task pause succeeded"
+grep -q 'pausing is not implemented for microVMs' "$work/err" || fail "task pause: $(cat "$work/err")"
+# ctr has no command for updates, so this is the call.
+python3 - "$work/state/io.containerd.runtime.v2.task/default/web/address" <<'P' || fail "update: $(explain)"
+import json, socket, struct, sys
+def field(number, data):
+    length, size = b"", len(data)
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + data
+shim = socket.socket(socket.AF_UNIX)
+shim.connect(open(sys.argv[1]).read().removeprefix("unix://"))
+def update(resources):
+    call = field(1, b"web") + field(2, field(2, json.dumps(resources).encode()))
+    call = field(1, b"containerd.task.v2.Task") + field(2, b"Update") + field(3, call)
+    shim.sendall(struct.pack(">IIBB", len(call), 1, 1, 0) + call)
+    length, _, kind, _ = struct.unpack(">IIBB", shim.recv(10, socket.MSG_WAITALL))
+    return shim.recv(length, socket.MSG_WAITALL) if length else b""
+answer = update({"cpu": {"quota": 200000, "period": 100000}})
+assert answer == b"", answer
+answer = update({"memory": {"limit": 1 << 30}})
+assert b"is not implemented" in answer, answer
+P
+[ "$("$slipway" ps --json | grep -o '"cpus": [0-9]*')" = '"cpus": 2' ] || fail "after the update: $("$slipway" ps --json)"
+ok "an update of the CPU limit gives a CPU; pause and other updates are refused"
 
 # containerd dies and comes back: containers do not notice, and their ends are seen.
 run -d "$image" meanwhile sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 9' >/dev/null || fail "meanwhile: $(explain)"
@@ -206,8 +239,8 @@ ok "task kill -s SIGTERM, delete tells status 6"
 run --rm "$image" lines sh -c 'i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; sleep 0.01; done; echo "last $i"; exit 4' \
     >"$work/lines" 2>"$work/lines.err" & client=$!
 wait_until 60 grep -q 'line 20' "$work/lines" || fail "lines: $(cat "$work/lines.err") $(explain)"
-for ((kill = 0; kill < 2; kill++)); do
-    kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+for signal in KILL TERM; do
+    kill "-$signal" "$daemon"; wait "$daemon" 2>/dev/null
     rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
     start_daemon
     seen=$(wc -l <"$work/lines")
@@ -218,7 +251,7 @@ c task exec --exec-id stop --fifo-dir "$work/fifo" lines sh -c ': >/stop' </dev/
 wait "$client"; status=$?
 count=$(($(wc -l <"$work/lines") - 1))
 [ "$status" = 4 ] && cmp <(seq -f 'line %.0f' "$count"; echo "last $count") "$work/lines" || fail "status $status: $(tail -n 3 "$work/lines")"
-ok "the daemon was killed twice: $count lines, each once, and status 4"
+ok "the daemon was killed, and ended, and came back: $count lines, each once, and status 4"
 
 [ "$(run --rm "$image" many seq 1 300000 | sha256sum)" = "$(seq 1 300000 | sha256sum)" ] || fail "output is not what was written"
 ok "2 MB of output, byte by byte"

@@ -36,6 +36,8 @@ pub enum Command {
     Import,
     /// Print the version.
     Version,
+    /// Print what this runtime is, as a message.
+    Info,
 }
 
 /// Parses a command line without the program's name.
@@ -58,6 +60,7 @@ pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Args, String> {
         match name {
             "debug" => args.debug = inline.as_deref() != Some("false"),
             "v" | "version" => args.command = Command::Version,
+            "info" => args.command = Command::Info,
             _ => {
                 let value = inline.or_else(|| words.next());
                 let value = value.ok_or_else(|| format!("-{name} needs a value"))?;
@@ -92,7 +95,7 @@ fn command(word: &str) -> Result<Command, String> {
 }
 
 fn check(args: &Args) -> Result<(), String> {
-    if matches!(args.command, Command::Version | Command::Import) {
+    if matches!(args.command, Command::Version | Command::Info | Command::Import) {
         return Ok(());
     }
     for (name, value) in [("namespace", &args.namespace), ("id", &args.id)] {
@@ -126,6 +129,7 @@ mod tests {
         let delete = of("-namespace default -id one --bundle=/b delete").unwrap();
         assert_eq!((delete.command, delete.bundle), (Command::Delete, PathBuf::from("/b")));
         assert_eq!(of("-v").unwrap().command, Command::Version);
+        assert_eq!(of("-info").unwrap().command, Command::Info);
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Service {
             "Stats" => answer(self.stats().await),
             "Connect" => answer(Ok(self.connect())),
             "Shutdown" => answer(Ok(self.shutdown(&request(payload)?))),
-            "Pause" | "Resume" => Err(Failure::unimplemented("pause and resume")),
+            "Pause" | "Resume" => Err(Failure::unimplemented("pausing")),
             "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
         }
@@ -365,3 +365,7 @@ impl Service {
         cd::Empty {}
     }
 }
+
+#[cfg(test)]
+#[path = "tests/service.rs"]
+mod tests;

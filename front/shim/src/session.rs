@@ -19,7 +19,7 @@ use tonic::{Code, Status, Streaming};
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
-use crate::task::Task;
+use crate::task::{SIGKILL, Task};
 use crate::ttrpc::Failure;
 
 /// The messages in flight to the daemon.
@@ -45,8 +45,9 @@ enum Broken {
 
 impl From<Status> for Broken {
     fn from(status: Status) -> Self {
-        if is_lost(&status) {
-            Self::Lost(status.message().to_owned())
+        // A daemon that is ending refuses calls, and the next one may take them.
+        if is_lost(&status) || status.code() == Code::Unavailable {
+            Self::Lost(failure(&status).message)
         } else {
             Self::Refused(status)
         }
@@ -118,7 +119,6 @@ impl Session<'_> {
                 Err(Broken::Lost(reason)) => reason,
             };
             if self.process.phase() != Phase::Running || !self.process.is_init() {
-                let reason = format!("the connection to Slipway's daemon broke: {reason}");
                 return End::now(UNKNOWN, reason);
             }
             outcome = self.rejoin().await;
@@ -148,7 +148,9 @@ impl Session<'_> {
             match self.task.daemon.connect().await {
                 Ok(client) => break client,
                 Err(_) if begun.elapsed() < RETURN || self.task.daemon.is_kept().await => {}
-                Err(failed) => return Err(Status::new(failed.code, failed.message).into()),
+                Err(failed) => {
+                    return Err(Broken::Refused(Status::new(failed.code, failed.message)));
+                }
             }
         };
         let position = self.process.carried.load(Ordering::Relaxed);
@@ -168,6 +170,18 @@ impl Session<'_> {
         first.chain(tokio_stream::wrappers::ReceiverStream::new(receiver))
     }
 
+    /// Sends the SIGKILL that a further process was to get while it started.
+    async fn kill_late(&self) {
+        let requests = self.process.requests.borrow().clone();
+        if let Some(requests) = requests
+            && self.process.killed.load(Ordering::Relaxed)
+            && !self.process.is_init()
+        {
+            // Fails if the session is over, and then so is the process.
+            let _ = requests.send(RunIn { kind: Some(run_in::Kind::Signal(SIGKILL)) }).await;
+        }
+    }
+
     async fn carry(&mut self, mut replies: Streaming<RunOut>) -> Result<v1::Exit, Broken> {
         let mut watch = None;
         loop {
@@ -183,6 +197,7 @@ impl Session<'_> {
                 Some(run_out::Kind::Started(_)) => {
                     self.task.running(self.process);
                     self.process.tell_size().await;
+                    self.kill_late().await;
                     watch.get_or_insert_with(|| Watch::begin(self.task, self.process));
                 }
                 Some(run_out::Kind::Stdout(data)) => {

@@ -1,0 +1,50 @@
+//! The body of the fuzz target.
+
+use prost::Message;
+
+use crate::containerd as cd;
+use crate::spec::{self, Oci};
+use crate::ttrpc::{frame, v1};
+
+/// The largest answer to a request that is refused, bytes: one line.
+const LONGEST: usize = 128 << 10;
+
+/// Takes `data` for a connection of containerd's: frames, the requests in them, and the JSON in
+/// those.
+pub fn requests(data: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let mut from = data;
+    while let Ok(Some((header, message))) = runtime.block_on(frame::read(&mut from)) {
+        assert_eq!(frame::Header::parse(header.bytes()), header);
+        assert_eq!(message.len(), header.length as usize);
+        if let Ok(request) = v1::Request::decode(message.as_slice()) {
+            payload(&request.payload);
+        }
+        payload(&message);
+    }
+}
+
+fn payload(bytes: &[u8]) {
+    // Protobuf names no types: the same bytes are tried as each kind of request.
+    let _ = cd::CreateTaskRequest::decode(bytes);
+    let _ = cd::KillRequest::decode(bytes);
+    if let Ok(request) = cd::ExecProcessRequest::decode(bytes)
+        && let Some(any) = request.spec
+    {
+        json(&any.value);
+    }
+    json(bytes);
+}
+
+fn json(bytes: &[u8]) {
+    if let Ok(oci) = serde_json::from_slice::<Oci>(bytes) {
+        match spec::run_spec(&oci) {
+            Ok(run) => assert!(run.entrypoint.is_some_and(|program| !program.is_empty())),
+            Err(reason) => assert!(reason.len() < LONGEST + bytes.len()),
+        }
+    }
+    let _ = spec::exec_spec(bytes);
+    if let Ok(cpus) = spec::update(bytes) {
+        assert_ne!(cpus, 0);
+    }
+}

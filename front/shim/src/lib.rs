@@ -1,0 +1,99 @@
+//! `containerd-shim-slipway-v2`: containerd asks for a container, and it runs in a microVM of
+//! Slipway's. `docs/containerd.md` says how to use it, and what differs from runc.
+//!
+//! containerd runs this program three times for a container: `start` makes a socket and starts the
+//! process that serves it ([`start`]); that process serves containerd's task service version 2
+//! ([`service`]) until the container is deleted; `delete` cleans up after one that died
+//! ([`delete`]). A container is a [`task`] with its [`process`]es; each has a [`session`] with the
+//! node's [`daemon`], which carries its streams ([`io`]). What containerd asks for is translated
+//! in [`spec`], its root is made an image in [`rootfs`] and [`mount`], and what happens is told in
+//! [`events`].
+//!
+//! The shim serves no device, and parses nothing of a guest's but messages of the daemon's: a guest
+//! that misbehaves can fill a FIFO, and its container waits then.
+//!
+//! Not implemented: several containers in a sandbox (pods), task service version 3, pause,
+//! checkpoints, volumes, host namespaces and devices; [`spec`] refuses what it cannot honour.
+//!
+//! Feature: `fuzz` has the body of the fuzz target.
+//!
+//! Dependencies: `prost` for messages, `tonic` (by `slipway-sandbox-api`) to call the daemon,
+//! `tokio` to wait; `serde_json` for the container's configuration; `sha2` for names. ttrpc is a
+//! header of ten bytes before a protobuf message, so [`ttrpc`] is this crate's own: the library of
+//! that name brings a second protobuf implementation and a dozen further crates into every
+//! container's shim, and `containerd-shim` speaks either version 2 or 3 of the service. For the
+//! same reason the container's configuration has structures of the fields that are used.
+
+mod args;
+mod daemon;
+mod delete;
+mod events;
+mod io;
+mod log;
+mod mount;
+mod names;
+mod process;
+mod rootfs;
+mod serve;
+mod service;
+mod session;
+mod spec;
+mod start;
+mod stats;
+mod task;
+mod ttrpc;
+
+/// Messages of containerd.
+#[allow(missing_docs)] // generated; the comments are in the .proto file
+mod containerd {
+    tonic::include_proto!("slipway.shim.containerd");
+}
+
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use args::{Args, Command};
+use prost::Message;
+
+/// Runs the program with the command line of this process.
+pub fn main() -> ExitCode {
+    match args::parse(std::env::args().skip(1)).and_then(|args| run(&args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("containerd-shim-slipway-v2: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), String> {
+    match args.command {
+        Command::Version => print(format!("slipway {}\n", env!("CARGO_PKG_VERSION")).as_bytes()),
+        Command::Info => print(&info()),
+        Command::Start => print(start::start(args)?.as_bytes()),
+        Command::Delete => print(&in_runtime(delete::delete(args))?),
+        Command::Import => mount::import(),
+        Command::Serve => in_runtime(serve::serve(args)),
+    }
+}
+
+/// Returns the message that tells containerd from version 2.0 on what this runtime is.
+fn info() -> Vec<u8> {
+    let version = Some(containerd::RuntimeVersion { version: env!("CARGO_PKG_VERSION").into() });
+    let name = "io.containerd.slipway.v2".to_owned();
+    containerd::RuntimeInfo { name, version }.encode_to_vec()
+}
+
+/// Runs a future on this thread.
+fn in_runtime<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| error.to_string())?.block_on(future)
+}
+
+fn print(bytes: &[u8]) -> Result<(), String> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| error.to_string())
+}

@@ -1,0 +1,99 @@
+//! Tests of the service without a daemon: which calls are refused, and how.
+
+use super::*;
+
+fn service(id: &str) -> Arc<Service> {
+    let args = Args { namespace: "ns".into(), id: id.into(), ..Args::default() };
+    Arc::new(Service::new(args, Events::new("ns", None)))
+}
+
+async fn call(
+    service: &Arc<Service>,
+    method: &str,
+    message: &impl Message,
+) -> Result<Vec<u8>, Failure> {
+    let handler = Arc::clone(service);
+    handler.call(SERVICE.to_owned(), method.to_owned(), message.encode_to_vec()).await
+}
+
+#[tokio::test]
+async fn without_a_container_there_is_nothing_to_act_on() {
+    let service = service("one");
+    let one = cd::ProcessRequest { id: "one".into(), exec_id: String::new() };
+    for method in ["Start", "Delete", "State", "Wait", "Kill", "Pids", "Stats", "CloseIO", "Exec"] {
+        let failed = call(&service, method, &one).await.unwrap_err();
+        assert_eq!(failed.code, Code::NotFound, "{method}");
+    }
+    let connected = call(&service, "Connect", &one).await.unwrap();
+    let connected = cd::ConnectResponse::decode(connected.as_slice()).unwrap();
+    assert_eq!(connected.shim_pid, std::process::id());
+    call(&service, "Shutdown", &cd::ShutdownRequest::default()).await.unwrap();
+    service.end.notified().await;
+}
+
+#[tokio::test]
+async fn other_services_and_methods_are_refused_in_one_line() {
+    let service = service("one");
+    for method in ["Pause", "Resume", "Checkpoint", "Nothing"] {
+        let failed = call(&service, method, &cd::Empty {}).await.unwrap_err();
+        assert_eq!(failed.code, Code::Unimplemented);
+        assert!(!failed.message.contains('\n'));
+    }
+    let handler = Arc::clone(&service);
+    let sandbox = "containerd.runtime.sandbox.v1.Sandbox".to_owned();
+    let failed = handler.call(sandbox, "CreateSandbox".into(), Vec::new()).await.unwrap_err();
+    assert_eq!(failed.code, Code::Unimplemented);
+    let failed = Arc::clone(&service).call(SERVICE.into(), "Create".into(), vec![0xff]).await;
+    assert_eq!(failed.unwrap_err().code, Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_create_that_failed_leaves_room_for_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = service("one");
+    let bundle = dir.path().to_string_lossy().into_owned();
+    let mut create = cd::CreateTaskRequest { id: "two".into(), bundle, ..Default::default() };
+    let failed = call(&service, "Create", &create).await.unwrap_err();
+    assert_eq!(failed.code, Code::Unimplemented, "{failed}");
+    create.id = "one".into();
+    for config in [None, Some("{"), Some("{}")] {
+        if let Some(json) = config {
+            std::fs::write(dir.path().join("config.json"), json).unwrap();
+        }
+        let failed = call(&service, "Create", &create).await.unwrap_err();
+        assert_eq!(failed.code, Code::InvalidArgument, "{failed}");
+    }
+}
+
+#[tokio::test]
+async fn a_created_task_can_be_killed_and_not_started_then() {
+    let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
+    let service = service("one");
+    *service.slot() = Slot::Full(Arc::new(task()));
+    tokio::spawn(crate::ttrpc::server::serve(theirs, Arc::clone(&service)));
+    let mut client = crate::ttrpc::client::Client::over(ours);
+    let one = cd::ProcessRequest { id: "one".into(), exec_id: String::new() }.encode_to_vec();
+    let state = client.call(SERVICE, "State", one.clone()).await.unwrap();
+    let state = cd::StateResponse::decode(state.as_slice()).unwrap();
+    assert_eq!(state.status(), cd::Status::Created);
+    let kill = cd::KillRequest { id: "one".into(), signal: 9, ..Default::default() };
+    client.call(SERVICE, "Kill", kill.encode_to_vec()).await.unwrap();
+    let end = client.call(SERVICE, "Wait", one.clone()).await.unwrap();
+    assert_eq!(cd::WaitResponse::decode(end.as_slice()).unwrap().exit_status, 137);
+    let failed = client.call(SERVICE, "Start", one).await.unwrap_err();
+    assert!(failed.to_string().contains("started before"), "{failed}");
+}
+
+fn task() -> Task {
+    let first = run_in::Kind::Run(v1::RunSpec::default());
+    Task {
+        id: "one".into(),
+        bundle: PathBuf::from("/"),
+        sandbox: "one-0".into(),
+        daemon: Daemon::from_environment(),
+        events: Arc::new(Events::new("ns", None)),
+        init: Arc::new(Process::new(String::new(), Paths::default(), first)),
+        execs: Mutex::default(),
+        private: None,
+    }
+}
