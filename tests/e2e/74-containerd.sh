@@ -161,11 +161,13 @@ ok "task ls, ps, metrics; exec with output and status 3"
 echo "from a pipe" | c task exec --exec-id two --fifo-dir "$work/fifo" web cat >"$work/out" 2>&1 || fail "exec with input: $(cat "$work/out")"
 [ "$(cat "$work/out")" = "from a pipe" ] || fail "input came back as: $(cat "$work/out")"
 ok "input by a pipe reaches a process, and ends"
-out=$(python3 - "$address" <<'P'
-import pty, sys, os
+# in_terminal ARGUMENTS…: `ctr` in a terminal of its own, what it prints there, and its status.
+in_terminal() {
+    python3 - "$address" "$@" <<'P'
+import os, pty, sys
 pid, fd = pty.fork()
 if pid == 0:
-    os.execvp("ctr", ["ctr", "--address", sys.argv[1], "task", "exec", "--exec-id", "three", "-t", "web", "sh", "-c", "tty; exit 4"])
+    os.execvp("ctr", ["ctr", "--address"] + sys.argv[1:])
 out = b""
 try:
     while data := os.read(fd, 4096):
@@ -174,9 +176,12 @@ except OSError:
     pass
 print(out.decode().strip(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 P
-)
+}
+out=$(in_terminal task exec --exec-id three -t web sh -c 'tty; exit 4')
 [[ $out == */dev/pts/*4 ]] || fail "exec -t: $out"
-ok "a terminal: $out"
+out+=", $(in_terminal run --rm -t --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$image" terminal sh -c 'test -t 0 && test -t 2 && echo yes; exit 5')"
+[[ $out == *yes*5 ]] || fail "run -t: $out"
+ok "terminals: $out"
 
 c task pause web 2>"$work/err" && fail "task pause succeeded"
 grep -q 'pausing is not implemented for microVMs' "$work/err" || fail "task pause: $(cat "$work/err")"
@@ -272,6 +277,7 @@ ok "a root of a container's own leaves no image"
 run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
 pid=$(shims); [ "$(wc -w <<<"$pid")" = 1 ] || fail "shims: $pid"
 private=$(awk '/^Private_/ { sum += $2 } END { print sum }' "/proc/$pid/smaps_rollup")
+[ "$private" -le 5120 ] || fail "a shim has $private KiB of its own"
 kill -9 "$pid"
 gone() { [ -z "$("$slipway" ps --quiet)" ] && [ -z "$(c task ls -q)" ]; }
 wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
