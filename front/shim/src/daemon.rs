@@ -15,7 +15,7 @@ const DEFAULT_RUN_DIR: &str = "/run/slipway";
 /// The size of the largest message of the daemon's, bytes.
 const LARGEST: usize = 4 << 20;
 
-/// Where the daemon is.
+/// The node's daemon, by its run directory.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     run_dir: PathBuf,

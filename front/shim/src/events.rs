@@ -115,7 +115,7 @@ async fn send_all(
     }
 }
 
-/// Sends one event, however often that has to be tried.
+/// Sends one event, and tries again until containerd takes or refuses it.
 async fn send(to: &Path, client: &mut Option<Client>, envelope: cd::Envelope) {
     let request = cd::ForwardRequest { envelope: Some(envelope) }.encode_to_vec();
     loop {

@@ -21,11 +21,11 @@ use tokio::net::unix::pipe;
 /// The paths of a process's streams; an empty path stands for none.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
-    /// Of standard input.
+    /// The path of standard input.
     pub stdin: String,
-    /// Of standard output, or of all that a terminal prints.
+    /// The path of standard output, or of all that a terminal prints.
     pub stdout: String,
-    /// Of standard error.
+    /// The path of standard error.
     pub stderr: String,
     /// Set if the process has a terminal.
     pub terminal: bool,
@@ -67,7 +67,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Where output goes.
+/// The destination of output.
 pub enum Output {
     /// Nowhere.
     Nothing,

@@ -2,24 +2,24 @@
 //! Slipway's. `docs/containerd.md` says how to use it, and what differs from runc.
 //!
 //! containerd runs this program three times for a container: `start` makes a socket and starts the
-//! process that serves it ([`start`]); that process serves containerd's task service version 2
-//! ([`service`]) until the container is deleted; `delete` cleans up after one that died
-//! ([`delete`]). A container is a [`task`] with its [`process`]es; each has a [`session`] with the
-//! node's [`daemon`], which carries its streams ([`io`]). What containerd asks for is translated
-//! in [`spec`], its root is made an image in [`rootfs`] and [`mount`], and what happens is told in
-//! [`events`].
+//! process that serves it (`start`); that process serves containerd's task service version 2
+//! (`service`) until the container is deleted; `delete` cleans up after one that died
+//! (`delete`). A container is a `task` with its `process`es; each has a `session` with the
+//! node's `daemon`, which carries its streams (`io`). What containerd asks for is translated
+//! in `spec`, its root is made an image in `rootfs` and `mount`, and what happens is told in
+//! `events`.
 //!
 //! The shim serves no device, and parses nothing of a guest's but messages of the daemon's: a guest
 //! that misbehaves can fill a FIFO, and its container waits then.
 //!
 //! Not implemented: several containers in a sandbox (pods), task service version 3, pause,
-//! checkpoints, volumes, host namespaces and devices; [`spec`] refuses what it cannot honour.
+//! checkpoints, volumes, host namespaces and devices; `spec` refuses what it cannot honour.
 //!
 //! Feature: `fuzz` has the body of the fuzz target.
 //!
 //! Dependencies: `prost` for messages, `tonic` (by `slipway-sandbox-api`) to call the daemon,
 //! `tokio` to wait; `serde_json` for the container's configuration; `sha2` for names. ttrpc is a
-//! header of ten bytes before a protobuf message, so [`ttrpc`] is this crate's own: the library of
+//! header of ten bytes before a protobuf message, so `ttrpc` is this crate's own: the library of
 //! that name brings a second protobuf implementation and a dozen further crates into every
 //! container's shim, and `containerd-shim` speaks either version 2 or 3 of the service. For the
 //! same reason the container's configuration has structures of the fields that are used.

@@ -19,7 +19,7 @@ const PAGE: usize = 4096;
 /// A mount, and the program to run then.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Import {
-    /// Where to mount.
+    /// The directory to mount at.
     pub target: PathBuf,
     /// The layers of an overlay, the uppermost first; empty for another file system.
     pub layers: Vec<PathBuf>,

@@ -28,9 +28,9 @@ pub enum Phase {
 pub struct End {
     /// The exit status; 128 + n for signal n.
     pub status: u32,
-    /// Why, if it is not the process's own status.
+    /// The reason, if the status is not the process's own; else empty.
     pub reason: String,
-    /// When.
+    /// The time of the end.
     pub at: cd::Timestamp,
     /// Set if the process ever ran.
     pub ran: bool,

@@ -64,7 +64,7 @@ pub struct Root {
     pub is_private: bool,
 }
 
-/// Where a root's content is.
+/// The content of a root.
 #[derive(Debug, PartialEq)]
 struct Content {
     source: Source,

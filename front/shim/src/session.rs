@@ -1,9 +1,9 @@
 //! The session of a process: its start, its streams, its end, and the way through a restart of the
 //! daemon.
 //!
-//! Order is what this file is about. A process's exit is published after its start, and after its
-//! output has been written and its FIFOs are closed. If its output cannot be written, since there
-//! is a reader that does not read, the exit is published all the same, and the output goes on.
+//! A session keeps the order of events: a process's exit is published after its start, and after
+//! its output has been written and its FIFOs are closed. A reader that does not read cannot hold
+//! the exit back: after [`STUCK`] the exit is published, and the output goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,10 +32,10 @@ const RETURN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 /// The time without progress after which the output of an ended container is no longer waited for.
 const STUCK: Duration = Duration::from_secs(10);
-/// The exit status of a process of whose end nothing is known.
+/// The exit status of a process whose own status is not known.
 const UNKNOWN: u32 = 255;
 
-/// Why a session did not come to its end.
+/// The reason for a session's early end.
 enum Broken {
     /// The daemon went away.
     Lost(String),

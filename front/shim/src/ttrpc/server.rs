@@ -20,8 +20,8 @@ const QUEUE: usize = 16;
 
 /// A service.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one call. It is cancelled when the connection ends or the caller's time is up; what
-    /// must not stop half-way runs in a task of its own.
+    /// Answers one call. The call is cancelled when the connection ends or the caller's time is
+    /// up; work that must not stop half-way belongs into a task of its own.
     fn call(
         self: Arc<Self>,
         service: String,
