@@ -17,6 +17,7 @@
 mod args;
 mod bench;
 mod client;
+mod copy;
 mod daemon;
 mod disk;
 mod doctor;

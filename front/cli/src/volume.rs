@@ -17,6 +17,10 @@ impl FromStr for VolumeArg {
     fn from_str(text: &str) -> Result<Self, String> {
         let spec = match text.strip_prefix("file:") {
             Some(rest) => file(rest),
+            None if text.starts_with(['/', '.']) => Err(format!(
+                "\"{text}\": folders of the host cannot be mounted; --copy HOST:/PATH copies files, \
+                 file:PATH takes a disk"
+            )),
             None => scratch(text),
         };
         spec.map(Self)
@@ -92,6 +96,8 @@ mod tests {
         assert!("data".parse::<VolumeArg>().is_err());
         assert!("data:x".parse::<VolumeArg>().is_err());
         assert!("data:1G:srv".parse::<VolumeArg>().is_err());
+        let refused = "/srv:/data:ro".parse::<VolumeArg>().unwrap_err();
+        assert!(refused.contains("--copy HOST:/PATH"), "{refused}");
     }
 
     #[test]

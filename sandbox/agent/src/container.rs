@@ -96,6 +96,7 @@ impl Container {
                 hostname: request.hostname,
                 names: request.names,
                 sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
+                files: request.files,
             }),
             join: 0,
             sockets: request.sockets,

@@ -2,7 +2,9 @@
 //! daemon of its own needs. The definition with its comments is `proto/sandbox.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
-//! socket both services share.
+//! socket both services share; `thiserror` for [`copies::CopyError`].
+
+pub mod copies;
 
 pub use slipway_plane_api::connect;
 

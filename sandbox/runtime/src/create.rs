@@ -12,7 +12,7 @@ use crate::record::{self, Record, SandboxState, Volume};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, cpus, name, network, process, sockets, start, volume};
+use crate::{Error, Result, copies, cpus, name, network, process, sockets, start, volume};
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -37,7 +37,9 @@ impl Node {
         if let Some(engine) = &record.sockets {
             sockets::check(engine).await?;
         }
+        let copies = copies::check(&spec.files)?;
         let sandbox = Sandbox::new(record, store, lane);
+        sandbox.set_copies(copies);
         self.enter(&sandbox)?;
         if let Err(error) = self.keep(&sandbox, spec).await {
             self.abandon(&sandbox).await;

@@ -156,8 +156,11 @@ pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
     emulated.collect()
 }
 
-/// Returns the request with which the agent creates the container.
-pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
+/// Returns the request with which the agent creates the container, with these files.
+pub fn create_request(
+    record: &Record,
+    files: Vec<agent_v1::File>,
+) -> agent_v1::CreateContainerRequest {
     agent_v1::CreateContainerRequest {
         id: CONTAINER.to_owned(),
         root: Some(agent_v1::RootFilesystem {
@@ -172,6 +175,7 @@ pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
         privileged: record.privileged,
         names: network::names(record),
         sockets: record.sockets.is_some(),
+        files,
     }
 }
 
@@ -222,7 +226,7 @@ mod tests {
     #[test]
     fn an_image_is_a_namespace_or_shared_pages() {
         let record = crate::adopt::tests::record_of(SandboxState::Running);
-        let root = |record: &Record| create_request(record).root.unwrap();
+        let root = |record: &Record| create_request(record, Vec::new()).root.unwrap();
         let disk = root(&record);
         assert_eq!(disk.image.map(|image| image.nsid), Some(IMAGE_NSID));
         assert!(!disk.shared_image);

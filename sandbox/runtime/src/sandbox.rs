@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use slipway_agent_protocol::v1::File;
 use slipway_hypervisor::Vm;
 use slipway_peer::Bin;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -46,6 +47,8 @@ pub struct Sandbox {
     readers: Arc<Semaphore>,
     /// Held while the number of CPUs is changed.
     cpus: Arc<tokio::sync::Mutex<()>>,
+    /// The files for the container that is not created yet.
+    copies: Mutex<Vec<File>>,
 }
 
 /// A record and the number of changes to it.
@@ -76,6 +79,7 @@ impl Sandbox {
             stopping: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
             cpus: Arc::default(),
+            copies: Mutex::default(),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),
         })
@@ -151,6 +155,16 @@ impl Sandbox {
     /// Returns a receiver of the stages as they begin.
     pub fn stages(&self) -> watch::Receiver<&'static str> {
         self.stage.subscribe()
+    }
+
+    /// Sets the files that the container will have.
+    pub(crate) fn set_copies(&self, files: Vec<File>) {
+        *lock(&self.copies) = files;
+    }
+
+    /// Takes the files that the container is to have.
+    pub(crate) fn take_copies(&self) -> Vec<File> {
+        std::mem::take(&mut *lock(&self.copies))
     }
 
     /// Sets or clears the handle of the microVM.

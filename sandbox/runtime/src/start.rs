@@ -295,7 +295,7 @@ async fn container(
         entropy: (0..4).flat_map(|_| name::random().to_ne_bytes()).collect(),
     };
     agent.call(|mut client| async move { client.configure(configure).await }).await?;
-    let create = function::create_request(record);
+    let create = function::create_request(record, sandbox.take_copies());
     agent.call(|mut client| async move { client.create_container(create).await }).await?;
     let ended = || Error::Agent("its input was taken already".to_owned());
     let input = lock(&sandbox.input_end).take().ok_or_else(ended)?;

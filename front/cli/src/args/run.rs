@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, ValueHint};
 
 use super::NetworkArgs;
+use crate::copy::CopyArg;
 use crate::size::parse_size;
 use crate::volume::VolumeArg;
 
@@ -49,6 +50,10 @@ pub struct RunArgs {
     /// there, which a scratch volume gets for it
     #[arg(long, value_name = "NAME:SIZE[:4k][:/DIR]|file:PATH[:ro][:4k][:/DIR]")]
     pub volume: Vec<VolumeArg>,
+    /// Copy a file of the host, or all files below a directory, into the container, in place of the
+    /// image's: settings, keys; at most 1 MiB in all. The container can change its copy only
+    #[arg(long, value_name = "HOST:/PATH")]
+    pub copy: Vec<CopyArg>,
     /// Label, key=value
     #[arg(short, long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,

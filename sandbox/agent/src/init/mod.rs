@@ -35,7 +35,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use prost::Message;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open, set_dumpable_behavior};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use slipway_agent_protocol::v1::{Names, ProcessSpec};
+use slipway_agent_protocol::v1::{File, Names, ProcessSpec};
 
 use channel::{Channel, Report};
 pub use terminal::size as window_size;
@@ -107,6 +107,9 @@ pub struct ContainerSpec {
     /// Set if the image's device is memory that the host shares.
     #[prost(bool, tag = "9")]
     pub shared_image: bool,
+    /// The files to write in place of the image's.
+    #[prost(message, repeated, tag = "10")]
+    pub files: Vec<File>,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.

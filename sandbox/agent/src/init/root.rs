@@ -50,6 +50,10 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     let sockets = spec.sockets.as_ref().map(sockets::Detached::take).transpose()?;
     pivot(&assemble(spec)?)?;
     files::write_etc(spec.names.as_ref())?;
+    // Before anything is mounted on the root: a link of the image leads into the image only.
+    for file in &spec.files {
+        files::put(file)?;
+    }
     mount_system(privileged)?;
     dev::populate(&devices)?;
     for spec in &spec.volumes {

@@ -1,0 +1,48 @@
+//! Parses `--copy`: `HOST:/PATH`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::Result;
+use slipway_runtime::{host_copies, v1};
+
+/// The value of one `--copy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyArg {
+    host: PathBuf,
+    target: String,
+}
+
+impl CopyArg {
+    /// Reads the file, or all files below the directory.
+    pub fn read(&self) -> Result<Vec<v1::File>> {
+        Ok(host_copies::read(&self.host, &self.target)?)
+    }
+}
+
+impl FromStr for CopyArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once(":/").filter(|(host, _)| !host.is_empty());
+        let (host, path) = parts.ok_or_else(|| format!("\"{text}\": expected HOST:/PATH"))?;
+        Ok(Self { host: host.into(), target: format!("/{path}") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_has_a_host_and_a_container_path() {
+        let copy: CopyArg = "a:b/c.conf:/etc/c.conf".parse().unwrap();
+        let expected = CopyArg { host: "a:b/c.conf".into(), target: "/etc/c.conf".into() };
+        assert_eq!(copy, expected);
+        for text in ["", "/etc/hosts", ":/etc/hosts", "a:b", "a"] {
+            assert!(text.parse::<CopyArg>().is_err(), "{text}");
+        }
+        let missing: CopyArg = "/no/such:/a".parse().unwrap();
+        assert!(missing.read().unwrap_err().to_string().contains("/no/such"));
+    }
+}

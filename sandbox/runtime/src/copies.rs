@@ -1,0 +1,118 @@
+//! Files that a container has in place of its image's: copies of its user's.
+//!
+//! They are in the daemon's memory until the container is created, and never on the host's disk:
+//! they may be secrets. A daemon that ends before that takes the start with it.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path};
+
+use slipway_agent_protocol::v1::File;
+
+use crate::{Error, Result, v1};
+
+/// The most files of a container.
+const MOST: usize = 1024;
+/// The most bytes of all files of a container.
+const MOST_BYTES: usize = 1 << 20;
+/// The longest path in bytes.
+const LONGEST: usize = 1024;
+/// Directories in which the container's own file systems are.
+const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
+
+/// Checks the files of a new sandbox. Returns them for the agent.
+///
+/// # Errors
+/// [`Error::Invalid`], which names the file.
+pub(crate) fn check(files: &[v1::File]) -> Result<Vec<File>> {
+    let bytes: usize = files.iter().map(|file| file.content.len()).sum();
+    if files.len() > MOST || bytes > MOST_BYTES {
+        let (count, kib) = (files.len(), bytes.div_ceil(1024));
+        return Err(Error::Invalid(format!(
+            "{count} files with {kib} KiB are too many to copy into a container: at most {MOST} \
+             with {} KiB; a volume holds more",
+            MOST_BYTES >> 10
+        )));
+    }
+    let mut paths = BTreeSet::new();
+    files.iter().try_for_each(|file| {
+        let reason = match is_path(&file.path) {
+            Err(reason) => reason,
+            Ok(()) if !paths.insert(&file.path) => "there are two with this path",
+            Ok(()) => return Ok(()),
+        };
+        Err(Error::Invalid(format!(
+            "cannot copy a file to {:?} in a container: {reason}",
+            file.path
+        )))
+    })?;
+    let converted = files.iter().map(|file| File {
+        path: file.path.clone(),
+        content: file.content.clone(),
+        mode: file.mode & 0o777,
+    });
+    Ok(converted.collect())
+}
+
+/// Checks that `path` names a file: absolute, with plain names only.
+fn is_path(path: &str) -> std::result::Result<(), &'static str> {
+    let mut parts = Path::new(path).components();
+    if parts.next() != Some(Component::RootDir) {
+        return Err("not an absolute path");
+    }
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    let is_file = parts.clone().next().is_some() && !path.ends_with('/');
+    if !is_file || !parts.all(plain) || path.contains('\0') || path.len() > LONGEST {
+        return Err("not the path of a file");
+    }
+    if SYSTEM.iter().any(|one| Path::new(path).starts_with(one)) {
+        return Err("a file system of the container's own is there");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, bytes: usize) -> v1::File {
+        v1::File { path: path.to_owned(), content: vec![1; bytes], mode: 0o4755 }
+    }
+
+    #[test]
+    fn files_keep_path_content_and_permission_bits() {
+        let checked = check(&[file("/etc/hosts", 3), file("/a", MOST_BYTES - 3)]).unwrap();
+        let first = File { path: "/etc/hosts".into(), content: vec![1; 3], mode: 0o755 };
+        assert_eq!((checked.len(), &checked[0]), (2, &first));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_is_refused_by_its_path() {
+        let long = format!("/{}", "a".repeat(LONGEST));
+        for path in [
+            "",
+            "etc",
+            "/",
+            "/etc/",
+            "/etc/../x",
+            "/dev/null",
+            "/proc/sys/x",
+            "/sys",
+            "/a\0b",
+            &long,
+        ] {
+            let refused = check(&[file(path, 1)]).unwrap_err().to_string();
+            assert!(refused.contains("cannot copy a file to"), "{path}: {refused}");
+        }
+        check(&[file("/device", 1), file("/etc/a..b", 1)]).unwrap();
+        let twice = check(&[file("/a", 1), file("/a", 2)]).unwrap_err().to_string();
+        assert!(twice.contains("two with this path"), "{twice}");
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused_with_the_limit() {
+        let much = check(&[file("/a", MOST_BYTES), file("/b", 1)]).unwrap_err().to_string();
+        assert!(much.contains("2 files with 1025 KiB") && much.contains("1024 KiB"), "{much}");
+        let many: Vec<_> = (0..=MOST).map(|number| file(&format!("/{number}"), 0)).collect();
+        assert!(check(&many).unwrap_err().to_string().contains("1025 files"));
+    }
+}
