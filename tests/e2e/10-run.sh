@@ -19,6 +19,17 @@ P
 ) || fail "the timeline lacks stages"
 ok "agent reached after $agent_ms ms, all stages recorded"
 
+mkdir -p "$work/conf/sub"
+echo 'hosts of mine' >"$work/hosts"; echo one >"$work/conf/a"; echo two >"$work/conf/sub/b"
+chmod 640 "$work/conf/a"
+out=$("$slipway" run --rm --read-only --copy "$work/hosts:/etc/hosts" --copy "$work/conf:/srv/app/conf" "$image" -- \
+    sh -c 'cat /etc/hosts /srv/app/conf/a /srv/app/conf/sub/b; stat -c "%a %u" /srv/app/conf/a') || fail "copies: $out"
+[ "$out" = "hosts of mine
+one
+two
+640 0" ] || fail "copies: $out"
+ok "copies of a file and of a directory are in the container"
+
 out=$("$slipway" run --rm --count 8 --timeline "$work/eight.svg" "$image" -- \
     sh -c 'uname -r; cat /etc/os-release' 2>"$work/eight.err") || fail "eight: status $?, $(grep -E 'slipway:|exit' "$work/eight.err" | head -5)"
 [ "$(grep -c 'PRETTY_NAME' <<<"$out")" = 8 ] || fail "eight sandboxes printed: $out"

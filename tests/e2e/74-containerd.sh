@@ -149,6 +149,10 @@ run --rm "$image" twin-2 true || fail "twin-2: $(explain)"
 wait "$twin" || fail "twin-1: $(explain)"
 [ "$(images)" = "$before" ] || fail "images: $before, then $(images)"
 ok "two at once make it once"
+echo 'of the host' >"$work/shown"
+out=$(run --rm --mount "type=bind,src=$work/shown,dst=/etc/shown,options=rbind:ro" "$image" shown cat /etc/shown 2>&1)
+[ "$out" = 'of the host' ] || fail "a read-only bind mount: $out"
+ok "a file that is mounted read-only is copied"
 
 run -d --annotation dev.slipway.max-cpus=2 "$image" web sh -c 'echo up; until [ -e /stop ]; do sleep 0.1; done; echo down; exit 5' >"$work/web.out" 2>&1 ||
     fail "ctr run -d: $(cat "$work/web.out") $(explain)"

@@ -18,8 +18,8 @@ impl FromStr for VolumeArg {
         let spec = match text.strip_prefix("file:") {
             Some(rest) => file(rest),
             None if text.starts_with(['/', '.']) => Err(format!(
-                "\"{text}\": folders of the host cannot be mounted; --copy HOST:/PATH copies files, \
-                 file:PATH takes a disk"
+                "\"{text}\": folders of the host cannot be mounted; --copy HOST:/PATH copies \
+                 files, file:PATH takes a disk"
             )),
             None => scratch(text),
         };

@@ -189,6 +189,7 @@ impl Service {
         run.terminal = request.terminal;
         run.stdin = !paths.stdin.is_empty();
         run.labels = spec::labels(&self.args.namespace, &self.args.id);
+        run.files = spec::files(&oci).map_err(invalid)?;
         let root = rootfs::Wanted {
             mounts: &request.rootfs,
             path: oci.root_path(),

@@ -155,7 +155,8 @@ impl Change {
         if settled.is_err()
             && let Err(error) = limit(&self.sandbox, before).await
         {
-            tracing::warn!(sandbox = self.sandbox.name, %error, "its CPU time is not limited again");
+            let sandbox = &self.sandbox.name;
+            tracing::warn!(sandbox, %error, "its CPU time is not limited again");
         }
         match (changed, settled) {
             (Ok(()), settled) => settled.map(drop),

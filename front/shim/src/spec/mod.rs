@@ -4,6 +4,7 @@
 //! wish that cannot be honoured, and that decides what a container can see or reach, is an error:
 //! one line with the next step. `docs/containerd.md` lists both, and what is ignored.
 
+mod copies;
 mod oci;
 
 use std::collections::{BTreeMap, HashMap};
@@ -58,7 +59,7 @@ pub fn labels(namespace: &str, id: &str) -> HashMap<String, String> {
         .into()
 }
 
-/// Translates a container. The caller adds name, image, labels and streams.
+/// Translates a container. The caller adds name, image, labels, streams and [`files`].
 ///
 /// # Errors
 /// One line that names what cannot be honoured, and says what to do.
@@ -88,6 +89,14 @@ pub fn run_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
         network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
         ..v1::RunSpec::default()
     })
+}
+
+/// Reads the host's files that a container gets copies of.
+///
+/// # Errors
+/// One line that names the file.
+pub fn files(oci: &Oci) -> Result<Vec<v1::File>, String> {
+    copies::read(&oci.mounts)
 }
 
 /// Translates a further process. The caller adds the sandbox's name and the streams.
@@ -196,14 +205,10 @@ fn check_namespaces(linux: &Linux) -> Result<(), String> {
 }
 
 fn check_mount(mount: &Mount) -> Result<(), String> {
-    let Mount { destination, kind, source, options } = mount;
-    let is_bind = kind == "bind" || options.iter().any(|one| one == "bind" || one == "rbind");
-    if is_bind {
-        return Err(format!(
-            "the host's {source} cannot be mounted at {destination}: microVMs have no bind mounts \
-             yet; copy the files into the image"
-        ));
+    if copies::is_bind(mount) {
+        return copies::check(mount);
     }
+    let Mount { destination, kind, .. } = mount;
     let known = ["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"].contains(&kind.as_str());
     let own = OWN_MOUNTS.contains(&destination.as_str());
     if own && (known || kind == "tmpfs") {
