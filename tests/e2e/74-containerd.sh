@@ -181,7 +181,7 @@ except OSError:
 print(out.decode().strip(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 P
 }
-out=$(in_terminal task exec --exec-id three -t web sh -c 'tty; exit 4')
+out=$(in_terminal task exec --exec-id three --fifo-dir "$work/fifo" -t web sh -c 'tty; exit 4')
 [[ $out == */dev/pts/*4 ]] || fail "exec -t: $out"
 out+=", $(in_terminal run --rm -t --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$image" terminal sh -c 'test -t 0 && test -t 2 && echo yes; exit 5')"
 [[ $out == *yes*5 ]] || fail "run -t: $out"
