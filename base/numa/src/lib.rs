@@ -6,7 +6,8 @@
 //! anything.
 //!
 //! [`prefer`] tells the kernel where to make the pages of a mapping. The kernel takes another
-//! node's pages when that node has none left, so that a full node ends no process.
+//! node's pages when that node has none left, so that a full node ends no process. [`bound_to`] is
+//! for the time that huge pages are reserved.
 //!
 //! Not here: moving pages that are there already; nodes that have memory and no CPUs, such as those
 //! of slower memory behind CXL.
@@ -17,5 +18,5 @@ mod list;
 mod memory;
 mod topology;
 
-pub use memory::prefer;
+pub use memory::{bound_to, prefer};
 pub use topology::{NumaNode, Topology};

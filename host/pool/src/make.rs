@@ -54,8 +54,7 @@ pub(crate) fn fresh(
     let failed = |error: std::io::Error| format!("{bytes} bytes: {error}");
     let file = sealed(request).map_err(failed)?;
     if request.page == Page::Huge {
-        let cpus = home.and_then(|home| topology.cpus(home));
-        on_cpus(cpus, || reserve(&file, bytes))
+        reserve_on(&file, bytes, home, topology)
             .map_err(|error| format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}"))?;
     }
     let mut memory = LateMemory::new(file).map_err(failed)?;
@@ -67,8 +66,24 @@ pub(crate) fn fresh(
     Ok(Arc::new(memory))
 }
 
-/// Does `work` on one of `cpus`. Huge pages that the kernel makes when they are reserved (those of
-/// `vm.nr_overcommit_hugepages`) are made on the node of the CPU, whatever any policy says.
+/// Reserves huge pages, of the NUMA node `home` if it has enough of them. Those that the kernel
+/// makes when they are reserved (`vm.nr_overcommit_hugepages`) are made, depending on its version,
+/// on the node of the CPU or on one that the thread is bound to.
+fn reserve_on(
+    file: &OwnedFd,
+    bytes: u64,
+    home: Option<NumaNode>,
+    topology: &Topology,
+) -> std::io::Result<()> {
+    let Some(home) = home else { return reserve(file, bytes) };
+    on_cpus(topology.cpus(home), || match slipway_numa::bound_to(home, || reserve(file, bytes)) {
+        Ok(Ok(())) => Ok(()),
+        // That node has too few: pages of any will do.
+        Ok(Err(_)) | Err(_) => reserve(file, bytes),
+    })
+}
+
+/// Does `work` on one of `cpus`, if that is possible.
 fn on_cpus<T>(cpus: Option<&CpuSet>, work: impl FnOnce() -> T) -> T {
     let before = cpus.and_then(|cpus| {
         let before = sched_getaffinity(None).ok()?;
