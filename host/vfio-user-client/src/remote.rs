@@ -526,7 +526,8 @@ impl RemoteFunction {
     }
 
     /// Sets something that is replayed after a reconnection: by `request`, if there is a
-    /// connection, and then in the record of what was set.
+    /// connection, and then in the record of what was set. A function that breaks at this very
+    /// request records nothing: [`RemoteFunction::break_off`] has raised every recorded vector.
     fn tell(
         &self,
         request: impl FnOnce(&mut Client) -> Result<(), ClientError>,
@@ -548,17 +549,19 @@ impl RemoteFunction {
     }
 
     /// Takes an error of the present connection. Returns it if the caller has to know, and not if
-    /// the connection was lost.
+    /// the connection was lost and another may follow.
     fn failed(&self, inner: &mut Inner, error: ClientError) -> Result<(), FunctionError> {
         match error {
             ClientError::Refused(errno) => return Err(FunctionError::Refused(errno)),
             ClientError::Connection(why) => self.lose(inner, why),
             ClientError::Timeout | ClientError::Malformed(_) => {
                 self.break_off(inner, error.to_string());
-                return Err(FunctionError::Broken(error.to_string()));
             }
         }
-        Ok(())
+        match &inner.link {
+            Link::Broken(why) => Err(FunctionError::Broken(why.clone())),
+            _ => Ok(()),
+        }
     }
 
     fn lose(&self, inner: &mut Inner, why: String) {

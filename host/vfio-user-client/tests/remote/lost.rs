@@ -6,8 +6,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 use slipway_vfio_user::testing::{DONE, ID, NOTIFIED};
 use slipway_vfio_user_client::{ConnectionState, FunctionError, RemoteFunction};
+use slipway_vfio_user_spec::Command;
 
 use crate::common::*;
+use crate::liar::{self, Act, Sent};
 
 #[test]
 fn an_access_waits_for_the_next_server() {
@@ -154,4 +156,23 @@ fn a_server_that_stays_away_breaks_the_function_for_good() {
         let outcome = function.reconnect(connect(&second.path));
         matches!(outcome, Err(FunctionError::Broken(_)))
     });
+}
+
+/// A server that ends while it is told of a vector: the function breaks within this very request.
+#[test]
+fn a_vector_whose_routing_breaks_the_function_is_not_said_to_be_routed() {
+    let only = b"\0\0\x01\0{\"capabilities\":{\"slipway_one_connection\":true}}\0";
+    let socket = liar::start(|header, _| match Command::from_code(header.command.get()) {
+        Some(Command::Version) => Act::Send(liar::reply(header, only)),
+        Some(Command::DeviceSetIrqs) => {
+            Act::SendAndLeave(Sent { bytes: Vec::new(), files: Vec::new() })
+        }
+        _ => Act::Honest,
+    });
+    let function = RemoteFunction::new(socket, PATIENCE).unwrap();
+    let told = event();
+    let outcome = function.route(0, &[told.as_fd()]);
+    assert!(matches!(outcome, Err(FunctionError::Broken(_))), "{outcome:?}");
+    assert!(matches!(function.state(), ConnectionState::Broken(_)), "{:?}", function.state());
+    assert_eq!(count(&told), 0, "it is none of the vectors that are raised");
 }
