@@ -10,6 +10,10 @@
 //!
 //! Times are read from any one clock, counted from its own start. No dependencies.
 
+mod lines;
+
+pub use lines::Lines;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

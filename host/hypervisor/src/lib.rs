@@ -63,6 +63,8 @@ mod exit;
 mod files;
 mod identity;
 mod launch;
+#[cfg(test)]
+mod logged;
 mod memory;
 pub mod native;
 mod probe;

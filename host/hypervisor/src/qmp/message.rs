@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use crate::{ShutdownReason, VmEvent, VmSpec};
 
+/// The longest reason that is taken over from a VMM, in characters. Reasons are in log lines.
+const REASON: usize = 300;
+
 /// The result of a command: its value, or the reason of a refusal.
 pub(super) type Answer = Result<Value, String>;
 
@@ -23,7 +26,7 @@ pub(super) enum Message {
     FunctionBroken {
         /// The function's number, as in [`Message::FunctionLost`].
         function: usize,
-        /// One line of at most 500 characters.
+        /// One printable line of at most [`REASON`] characters.
         reason: String,
     },
     /// Valid, but of no interest here.
@@ -59,10 +62,9 @@ pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
     }
 }
 
-/// Returns a reason that the VMM gives, in a form that fits one line of a message.
+/// Returns a reason that the VMM gives, as one printable line of at most [`REASON`] characters.
 fn one_line(reason: Option<&Value>) -> String {
-    let text = reason.and_then(Value::as_str).unwrap_or("no reason given");
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
+    slipway_printable::line(reason.and_then(Value::as_str).unwrap_or("no reason given"), REASON)
 }
 
 fn event(name: &str, data: &Value) -> Option<VmEvent> {

@@ -9,6 +9,8 @@
 //!   command;
 //! - `SLIPWAY_FUNCTION_LOST` says that the connection of a function has ended. Each new client is
 //!   told so of every function that has none, so that the loss may happen while there is no client.
+//!   With `"final": true` the function is broken for good; this is logged once for each function
+//!   until another is plugged in its place, whatever the VMM repeats.
 //!
 //! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
@@ -55,6 +57,8 @@ pub(crate) struct Qmp {
 
 /// The state that the connection's reader shares with its callers.
 struct Shared {
+    /// The name of the VM, for log lines.
+    vm: String,
     state: Mutex<ChannelState>,
     events: broadcast::Sender<VmEvent>,
     /// Wakes the one caller that waits for lost functions.
@@ -64,17 +68,47 @@ struct Shared {
 #[derive(Default)]
 struct ChannelState {
     next_id: u64,
-    waiting: HashMap<u64, oneshot::Sender<Answer>>,
+    waiting: HashMap<u64, Waiting>,
     /// The reason for which the channel ended; once it is set, no command waits any more.
     closed: Option<String>,
     last_shutdown: Option<ShutdownReason>,
     /// The functions whose connections were reported lost, until a caller takes them.
     lost: BTreeSet<usize>,
+    /// The functions that were reported broken for good, and logged, since they were plugged. The
+    /// numbers are below `VmSpec::MAX_FUNCTIONS`.
+    broken: BTreeSet<usize>,
+}
+
+/// A command whose answer is awaited.
+struct Waiting {
+    answer: oneshot::Sender<Answer>,
+    /// The command plugs a function, whose number is in the answer.
+    plugs: bool,
 }
 
 impl Shared {
+    fn new(vm: &str) -> Self {
+        let (events, _) = broadcast::channel(EVENT_BACKLOG);
+        Self { vm: vm.to_owned(), state: Mutex::default(), events, lost: Notify::new() }
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives an answer to the caller that waits for it.
+    fn answered(&self, id: u64, answer: Answer) {
+        let mut state = self.state();
+        // An unknown id belongs to an answer that came after its deadline.
+        let Some(waiting) = state.waiting.remove(&id) else { return };
+        // Here and not in the caller, who may notice the answer after the new function's events.
+        if let (true, Ok(value)) = (waiting.plugs, &answer)
+            && let Some(function) = message::function(value)
+        {
+            state.broken.remove(&function);
+        }
+        drop(state);
+        let _ = waiting.answer.send(answer);
     }
 
     /// Ends the channel: every waiting caller gets an error.
@@ -89,8 +123,9 @@ impl Shared {
 }
 
 impl Qmp {
-    /// Waits for the greeting and leaves negotiation mode. The caller limits the time.
-    pub(crate) async fn connect<R, W>(reader: R, writer: W) -> Result<Self>
+    /// Waits for the greeting and leaves negotiation mode. The caller limits the time. Log lines
+    /// about the VMM name the VM by `vm`.
+    pub(crate) async fn connect<R, W>(vm: &str, reader: R, writer: W) -> Result<Self>
     where
         R: AsyncRead + Send + Unpin + 'static,
         W: AsyncWrite + Send + Unpin + 'static,
@@ -102,8 +137,7 @@ impl Qmp {
             Ok(_) => return Err(Error::Control("it began without a greeting".into())),
             Err(reason) => return Err(Error::Control(reason)),
         }
-        let (events, _) = broadcast::channel(EVENT_BACKLOG);
-        let shared = Arc::new(Shared { state: Mutex::default(), events, lost: Notify::new() });
+        let shared = Arc::new(Shared::new(vm));
         let reader = tokio::spawn(read_all(lines, Arc::clone(&shared)));
         let writer = tokio::sync::Mutex::new(Box::new(writer) as Box<_>);
         let qmp = Self { socket: None, writer, shared, reader };
@@ -130,7 +164,7 @@ impl Qmp {
     }
 
     async fn execute_unlimited(&self, command: &Command<'_>) -> Result<Value> {
-        let (id, answer) = self.register()?;
+        let (id, answer) = self.register(command)?;
         // Withdraws the registration if this future is dropped at its deadline.
         let _withdraw = Withdraw { shared: &self.shared, id };
         let sent = self.send(command.line(id).as_bytes(), command.descriptor.as_ref()).await;
@@ -165,21 +199,26 @@ impl Qmp {
         }
     }
 
-    fn register(&self) -> Result<(u64, oneshot::Receiver<Answer>)> {
+    fn register(&self, command: &Command<'_>) -> Result<(u64, oneshot::Receiver<Answer>)> {
         let mut state = self.shared.state();
         if let Some(reason) = &state.closed {
             return Err(Error::Control(reason.clone()));
         }
         let id = state.next_id;
         state.next_id += 1;
-        let (sender, receiver) = oneshot::channel();
-        state.waiting.insert(id, sender);
+        let (answer, receiver) = oneshot::channel();
+        state.waiting.insert(id, Waiting { answer, plugs: command.plugs_function() });
         Ok((id, receiver))
     }
 
     fn closed_error(&self) -> Error {
         let reason = self.shared.state().closed.clone();
         Error::Control(reason.unwrap_or_else(|| "closed".into()))
+    }
+
+    /// Returns the name of the VM, for log lines.
+    pub(crate) fn vm(&self) -> &str {
+        &self.shared.vm
     }
 
     /// Returns a receiver of the events from now on.
@@ -220,6 +259,11 @@ impl<'a> Command<'a> {
     /// Returns a command without arguments.
     fn named(name: &'a str) -> Self {
         Self { name, arguments: None, descriptor: None }
+    }
+
+    /// Returns whether this is `device_add` with the connection of a function.
+    fn plugs_function(&self) -> bool {
+        self.name == "device_add" && self.descriptor.is_some()
     }
 
     fn line(&self, id: u64) -> String {
@@ -270,12 +314,7 @@ async fn read_all<R: AsyncRead + Unpin>(mut lines: BufReader<R>, shared: Arc<Sha
 
 fn dispatch(message: Message, shared: &Shared) {
     match message {
-        Message::Answer { id, answer } => {
-            // An unknown id belongs to an answer that came after its deadline.
-            if let Some(waiting) = shared.state().waiting.remove(&id) {
-                let _ = waiting.send(answer);
-            }
-        }
+        Message::Answer { id, answer } => shared.answered(id, answer),
         Message::Event(event) => {
             if let VmEvent::Shutdown(reason) = event {
                 shared.state().last_shutdown = Some(reason);
@@ -287,7 +326,10 @@ fn dispatch(message: Message, shared: &Shared) {
             shared.lost.notify_one();
         }
         Message::FunctionBroken { function, reason } => {
-            tracing::warn!(function, %reason, "a function is broken");
+            let is_new = shared.state().broken.insert(function);
+            if is_new {
+                tracing::warn!(vm = shared.vm, function, %reason, "a function is broken");
+            }
         }
         Message::Greeting | Message::Ignored => {}
     }
@@ -306,155 +348,4 @@ async fn read_line<R: AsyncRead + Unpin>(lines: &mut BufReader<R>) -> Result<Vec
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::io::{DuplexStream, duplex, split};
-
-    use super::*;
-
-    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": [\"oob\"]}}\n";
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    /// Plays QEMU: sends the lines of `script`, and reads one command for each `<`.
-    async fn play(stream: DuplexStream, script: Vec<String>) -> Vec<String> {
-        let (reader, mut writer) = split(stream);
-        let mut lines = BufReader::new(reader).lines();
-        let mut heard = Vec::new();
-        for step in script {
-            if step == "<" {
-                match lines.next_line().await.unwrap() {
-                    Some(line) => heard.push(line),
-                    None => break,
-                }
-            } else if writer.write_all(step.as_bytes()).await.is_err() {
-                break;
-            }
-        }
-        heard
-    }
-
-    fn script(steps: &[&str]) -> Vec<String> {
-        steps.iter().map(|step| step.to_string()).collect()
-    }
-
-    /// Returns the script for greeting and capabilities, then `rest`.
-    fn negotiated(rest: &[&str]) -> Vec<String> {
-        let mut steps = script(&[GREETING, "<", "{\"return\": {}, \"id\": 0}\n"]);
-        steps.extend(script(rest));
-        steps
-    }
-
-    async fn connect(script: Vec<String>) -> (Result<Qmp>, JoinHandle<Vec<String>>) {
-        let (ours, theirs) = duplex(256);
-        let peer = tokio::spawn(play(theirs, script));
-        let (reader, writer) = split(ours);
-        let qmp = tokio::time::timeout(LIMIT, Qmp::connect(reader, writer)).await.unwrap();
-        (qmp, peer)
-    }
-
-    #[tokio::test]
-    async fn answers_find_their_commands_whatever_comes_between() {
-        let (qmp, peer) = connect(negotiated(&[
-            "<",
-            "{\"event\": \"RESUME\", \"timestamp\": {\"seconds\": 1, \"microseconds\": 2}}\n",
-            "{\"event\": \"NIC_RX_FILTER_CHANGED\", \"data\": {}}\n",
-            "{\"return\": \"somebody else's\", \"id\": 77}\n",
-            "{\"return\": {\"status\": \"running\"}, \"id\": 1}\n",
-        ]))
-        .await;
-        let qmp = qmp.unwrap();
-        let mut events = qmp.events();
-        let status = qmp.execute("query-status", LIMIT).await.unwrap();
-        assert_eq!(status["status"], "running");
-        assert_eq!(events.recv().await.unwrap(), VmEvent::Resumed);
-        let heard = peer.await.unwrap();
-        assert_eq!(heard[0], r#"{"execute":"qmp_capabilities","id":0}"#);
-        assert_eq!(heard[1], r#"{"execute":"query-status","id":1}"#);
-    }
-
-    #[tokio::test]
-    async fn refusals_carry_the_reason_on_one_line() {
-        let (qmp, _peer) = connect(negotiated(&[
-            "<",
-            "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\\nway\"}, \"id\": 1}\n",
-        ]))
-        .await;
-        let error = qmp.unwrap().execute("system_powerdown", LIMIT).await.unwrap_err();
-        assert_eq!(error.to_string(), "the VM refused 'system_powerdown': no way");
-    }
-
-    #[tokio::test]
-    async fn a_closed_channel_fails_what_waits_and_what_comes_after() {
-        let (qmp, _peer) = connect(negotiated(&[
-            "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-reset\"}}\n",
-            "<",
-        ]))
-        .await;
-        let qmp = qmp.unwrap();
-        let first = qmp.execute("quit", LIMIT).await.unwrap_err();
-        assert!(matches!(first, Error::Control(_)), "{first}");
-        qmp.drained().await;
-        let second = qmp.execute("quit", LIMIT).await.unwrap_err();
-        assert!(matches!(second, Error::Control(_)), "{second}");
-        assert_eq!(qmp.last_shutdown(), Some(ShutdownReason::GuestReset));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn silence_is_a_timeout_and_leaves_nothing_waiting() {
-        let (ours, _theirs_kept_open) = duplex(4096);
-        let (reader, writer) = split(ours);
-        let (events, _) = broadcast::channel(1);
-        let shared = Arc::new(Shared { state: Mutex::default(), events, lost: Notify::new() });
-        let reader = tokio::spawn(read_all(BufReader::new(reader), Arc::clone(&shared)));
-        let writer = tokio::sync::Mutex::new(Box::new(writer) as Box<_>);
-        let qmp = Qmp { socket: None, writer, shared, reader };
-        let error = qmp.execute("query-status", Duration::from_secs(5)).await.unwrap_err();
-        assert!(matches!(error, Error::Timeout { .. }), "{error}");
-        assert!(qmp.shared.state().waiting.is_empty());
-    }
-
-    #[tokio::test]
-    async fn hostile_peers_end_the_channel_and_nothing_else() {
-        let long = format!("{{\"QMP\": \"{}\"}}\n", "x".repeat(MAX_LINE));
-        let hostile_greetings =
-            ["", "\n", "hello\n", "[]\n", "{}\n", "{\"event\": 3}\n", "\u{0}\n", "{\"QMP\"", &long];
-        for greeting in hostile_greetings {
-            let (qmp, _peer) = connect(script(&[greeting])).await;
-            let error = qmp.err().unwrap();
-            assert!(matches!(error, Error::Control(_)), "{greeting:.20}: {error}");
-        }
-        let lost = |function: &str| {
-            let data = format!("{{\"function\": {function}}}");
-            format!("{{\"event\": \"SLIPWAY_FUNCTION_LOST\", \"data\": {data}}}\n")
-        };
-        let (no_index, large_index) = (lost("\"0\""), lost("24"));
-        let lines = ["nonsense\n", "{}\n", "{\"return\": 1}\n", "{\"return\": 1, \"id\": -1}\n"];
-        for line in lines.into_iter().chain([&*no_index, &large_index]) {
-            let (qmp, _peer) = connect(negotiated(&["<", line])).await;
-            let error = qmp.unwrap().execute("query-status", LIMIT).await.unwrap_err();
-            assert!(matches!(error, Error::Control(_)), "{line}: {error}");
-        }
-    }
-
-    #[tokio::test]
-    async fn lost_functions_are_told_once_until_the_channel_ends() {
-        let lost = |function: u32| {
-            let event = "SLIPWAY_FUNCTION_LOST";
-            format!("{{\"event\": \"{event}\", \"data\": {{\"function\": {function}}}}}\n")
-        };
-        let answer = "{\"return\": {}, \"id\": 1}\n";
-        let broken = lost(5).replace("}}", ", \"final\": true, \"reason\": \"it lied\"}}");
-        let steps = [&lost(2), &lost(0), &broken, &lost(2), "<", answer, "<", &lost(3), "<"];
-        let (qmp, _peer) = connect(negotiated(&steps)).await;
-        let qmp = qmp.unwrap();
-        qmp.execute("query-status", LIMIT).await.unwrap();
-        assert_eq!(qmp.lost_functions().await, Some(BTreeSet::from([0, 2])));
-        assert_eq!(qmp.take_lost_functions(), Some(BTreeSet::new()));
-        let (lost, stopped) = tokio::join!(qmp.lost_functions(), async {
-            tokio::time::timeout(Duration::from_millis(1), qmp.execute("stop", LIMIT)).await
-        });
-        assert_eq!(lost, Some(BTreeSet::from([3])));
-        assert!(stopped.is_err(), "never answered");
-        qmp.execute("quit", LIMIT).await.unwrap_err();
-        assert_eq!(qmp.lost_functions().await, None);
-    }
-}
+mod tests;
