@@ -18,6 +18,18 @@ use crate::{LateMemory, Permissions, Region};
 /// The same file is another's memory once it was recycled and added again. A client has messages of
 /// its own read after its end, so each names only memory that was there when it came
 /// ([`LateFiles::added`]).
+///
+/// # What is trusted
+/// Files are told apart by device and inode number, which are no proof: all users' files of huge
+/// pages are on one device, and the kernel gives them 32-bit inode numbers that wrap, so that a
+/// user who makes enough files has one with the numbers of another's memory. Therefore the caller
+/// says what a file is to its client, by its own configuration and not by what the client passed:
+/// - the client's memory: [`LateFiles::region`];
+/// - pages that the client shares with others: [`LateFiles::shared`];
+/// - neither: [`Region::of_peer`], which knows no other client's file.
+///
+/// So a client gets at no late memory but one with the numbers that its configuration names. If two
+/// have these numbers, neither is given.
 #[derive(Clone, Debug, Default)]
 pub struct LateFiles {
     known: Arc<Mutex<Known>>,
@@ -38,12 +50,13 @@ impl LateFiles {
         self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Adds `memory`, until it is dropped.
+    /// Adds `memory`, until it is dropped. If it is there already, this is a new addition of it.
     pub fn add(&self, memory: &Arc<LateMemory>) {
         let mut known = self.lock();
         known.added += 1;
         let number = known.added;
-        known.all.retain(|(_, one)| one.strong_count() > 0);
+        let others = |one: &Weak<_>| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(memory);
+        known.all.retain(|(_, one)| others(one));
         known.all.push((number, Arc::downgrade(memory)));
     }
 
@@ -59,23 +72,32 @@ impl LateFiles {
 
     /// Returns the late memory of `file` and the number of its addition, or `None` if the file is
     /// another's. Never blocks, whatever the file is.
-    pub(crate) fn find(&self, file: BorrowedFd<'_>) -> Option<(u64, Arc<LateMemory>)> {
+    ///
+    /// # Errors
+    /// `EACCES` if several files have the numbers of `file`.
+    pub(crate) fn find(
+        &self,
+        file: BorrowedFd<'_>,
+    ) -> std::io::Result<Option<(u64, Arc<LateMemory>)>> {
         let known = self.lock();
         if known.all.is_empty() || !slipway_peer::is_memory_file(file) {
-            return None;
+            return Ok(None);
         }
         let identity = |file: BorrowedFd<'_>| {
             rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
         };
-        let wanted = identity(file)?;
-        let mut all = known.all.iter().filter_map(|(number, one)| Some((*number, one.upgrade()?)));
-        all.find(|(_, memory)| identity(memory.file().as_fd()) == Some(wanted))
+        let Some(wanted) = identity(file) else { return Ok(None) };
+        let all = known.all.iter().filter_map(|(number, one)| Some((*number, one.upgrade()?)));
+        let mut found = all.filter(|(_, memory)| identity(memory.file().as_fd()) == Some(wanted));
+        match (found.next(), found.next()) {
+            (Some(_), Some(_)) => Err(rustix::io::Errno::ACCESS.into()),
+            (one, _) => Ok(one),
+        }
     }
 
     /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`], and
-    /// as late memory if it is that. The client came after `added` additions. A whole file that is
-    /// sealed against shrinking and writing (`F_SEAL_SHRINK`, `F_SEAL_WRITE`) is mapped once for
-    /// all clients that may only read it.
+    /// as late memory if it is that. The client came after `added` additions. To be called only for
+    /// a file that this process's configuration names as the client's own memory.
     ///
     /// # Errors
     /// As for [`Region::of_peer`], and for [`Region::late`]; `EACCES` for late memory that was
@@ -88,11 +110,28 @@ impl LateFiles {
         permissions: Permissions,
         bin: &Bin,
     ) -> std::io::Result<Region> {
-        match self.find(file) {
-            Some((number, _)) if number > added => return Err(rustix::io::Errno::ACCESS.into()),
-            Some((_, memory)) => return Region::late(&memory, offset, len, permissions, bin),
-            None => {}
+        match self.find(file)? {
+            Some((number, _)) if number > added => Err(rustix::io::Errno::ACCESS.into()),
+            Some((_, memory)) => Region::late(&memory, offset, len, permissions, bin),
+            None => Region::of_peer(file, offset, len, permissions, bin),
         }
+    }
+
+    /// Maps `len` bytes at `offset` of a file that a client passed, like [`Region::of_peer`]. A
+    /// whole file that is sealed against shrinking and writing (`F_SEAL_SHRINK`, `F_SEAL_WRITE`) is
+    /// mapped once for all clients that may only read it. To be called only for a file that this
+    /// process's configuration names as one that the client shares with others.
+    ///
+    /// # Errors
+    /// As for [`Region::of_peer`].
+    pub fn shared(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        permissions: Permissions,
+        bin: &Bin,
+    ) -> std::io::Result<Region> {
         match self.sealed.map(file, (offset, len), permissions)? {
             Some(mapping) => Ok(Region::of(mapping, len, permissions)),
             None => Region::of_peer(file, offset, len, permissions, bin),

@@ -15,8 +15,13 @@ type Identity = (u64, u64);
 /// system that many guests read. Each is made once, however many clients pass a descriptor of the
 /// file, and unmapped after the last of them.
 ///
-/// A client shares address space with others here and nothing else: it has passed the file, whose
-/// bytes nobody can change any more.
+/// A client shares address space with others here and nothing else: its configuration names the
+/// file, whose bytes nobody can change any more.
+///
+/// A file is known by its device and inode number. Those of files of base pages are 64 bits wide
+/// and on a device of their own, and no two files have the same. Those of files of huge pages wrap
+/// after 32 bits, and any user makes such files; so only a file that the client's configuration
+/// names is looked up ([`crate::LateFiles::shared`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SealedFiles(Arc<Mutex<HashMap<Identity, Weak<Mapping>>>>);
 
@@ -43,7 +48,7 @@ impl SealedFiles {
         let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
         // Changed in single calls: a panic leaves it consistent.
         let mut all = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // The inode number of a file that is mapped is no other file's.
+        // The inode number of a file of base pages that is mapped is no other file's.
         let identity = (stat.st_dev, stat.st_ino);
         if let Some(mapping) = all.get(&identity).and_then(Weak::upgrade) {
             return Ok(Some(Mapping::sharing(&mapping)));

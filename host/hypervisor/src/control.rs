@@ -42,8 +42,8 @@ pub(crate) mod tests {
     use crate::VmSpec;
     use crate::logged::Logged;
 
-    /// Has a thread play the VMM whose control socket is at `path`: it greets, answers the first two
-    /// commands, and goes on with `rest`. The thread returns when `rest` does.
+    /// Has a thread play the VMM whose control socket is at `path`: it greets, answers the first
+    /// two commands, and goes on with `rest`. The thread returns when `rest` does.
     pub(crate) fn play(
         path: &Path,
         rest: impl FnOnce(&UnixStream, &mut dyn Iterator<Item = String>) + Send + 'static,

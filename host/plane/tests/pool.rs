@@ -7,12 +7,13 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{BASE, PATIENCE, Registers, ram};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use slipway_keeper::Keeper;
 use slipway_nvme::driver::{Arena, Driver, io};
@@ -21,7 +22,7 @@ use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
 use slipway_ram::{Access, DmaMap, Memory, Permissions, Region};
-use slipway_vfio_user_client::Client;
+use slipway_vfio_user_client::{Client, ClientError};
 use slipway_virtio_net::driver as net;
 use slipway_virtio_spec::net::HEADER;
 
@@ -83,21 +84,42 @@ fn dirty(plane: &Plane, pool: &Path) {
     assert!(tries.is_some(), "{:?}", stats());
 }
 
-/// A client with memory of the pool, which passes its token to the endpoint.
-fn connect(pool: &Path, socket: &Path) -> (Memory, Registers) {
-    let lease = ask(pool);
-    let hand_over = HandOver::begin(lease.connection).unwrap();
-    let region = Region::mapped(lease.file.as_fd(), 0, BYTES, Permissions::READ_WRITE).unwrap();
-    let mut map = DmaMap::new();
-    map.add(BASE, region).unwrap();
-    let mut spans = Vec::new();
-    map.memory().pin(BASE, BYTES as usize, Access::Write, &mut spans).unwrap();
-    let address = spans[0].io_vector().0.addr() as u64;
-    let (_kept, token) = hand_over.finish(&[Range { address, len: BYTES, offset: 0 }]).unwrap();
-    let mut client = Client::connect(socket, PATIENCE).unwrap();
-    client.map(BASE, BYTES, token.as_fd(), 0, true).unwrap();
-    // The rings are at the start; the end is zeroed last.
-    (map.memory(), Registers::new(client, PATIENCE))
+/// Memory of the pool that a client has.
+struct Lent {
+    memory: Memory,
+    /// The descriptor that names the memory to an endpoint.
+    token: OwnedFd,
+}
+
+impl Lent {
+    fn by(pool: &Path) -> Self {
+        let lease = ask(pool);
+        let hand_over = HandOver::begin(lease.connection).unwrap();
+        let region = Region::mapped(lease.file.as_fd(), 0, BYTES, Permissions::READ_WRITE).unwrap();
+        let mut map = DmaMap::new();
+        map.add(BASE, region).unwrap();
+        let mut spans = Vec::new();
+        map.memory().pin(BASE, BYTES as usize, Access::Write, &mut spans).unwrap();
+        let address = spans[0].io_vector().0.addr() as u64;
+        let range = Range { address, len: BYTES, offset: 0 };
+        let (_kept, token) = hand_over.finish(&[range]).unwrap();
+        Self { memory: map.memory(), token }
+    }
+
+    /// Returns the memory as an endpoint is told of it.
+    fn named(&self) -> Option<v1::ClientMemory> {
+        let status = rustix::fs::fstat(&self.token).unwrap();
+        let (device, inode) = (status.st_dev, status.st_ino);
+        Some(v1::ClientMemory { device, inode, ..Default::default() })
+    }
+
+    /// Passes the token to the endpoint.
+    fn connect(&self, socket: &Path) -> Registers {
+        let mut client = Client::connect(socket, PATIENCE).unwrap();
+        client.map(BASE, BYTES, self.token.as_fd(), 0, true).unwrap();
+        // The rings are at the start; the end is zeroed last.
+        Registers::new(client, PATIENCE)
+    }
 }
 
 #[test]
@@ -121,10 +143,19 @@ fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
         }),
         ..Default::default()
     };
-    plane.create(&request).unwrap();
     dirty(&plane, &name("pool"));
-    let (memory, registers) = connect(&name("pool"), &name("cntrl"));
-    let arena = Arena::new(memory, BASE, BYTES);
+    let lent = Lent::by(&name("pool"));
+    // An endpoint that was not told of the memory does not know it by its file's numbers.
+    plane.create(&request).unwrap();
+    let mut stranger = Client::connect(&name("cntrl"), PATIENCE).unwrap();
+    let refused = stranger.map(BASE, BYTES, lent.token.as_fd(), 0, true);
+    assert!(matches!(refused, Err(ClientError::Refused(Errno::ACCESS))), "{refused:?}");
+    drop(stranger);
+    plane.remove("late").unwrap();
+    let request = v1::CreateEndpointRequest { memory: lent.named(), ..request };
+    plane.create(&request).unwrap();
+    let registers = lent.connect(&name("cntrl"));
+    let arena = Arena::new(lent.memory, BASE, BYTES);
     let mut driver = Driver::new(registers, arena, 32).unwrap();
     driver.create_pair(1, 64, None).unwrap();
     let len = 64 << 10;
@@ -158,7 +189,12 @@ fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
 }
 
 /// A network function of the plane, of the machine whose address ends with `number`.
-fn network_function(plane: &Plane, directory: &Path, number: u8) -> PathBuf {
+fn network_function(
+    plane: &Plane,
+    directory: &Path,
+    number: u8,
+    memory: Option<v1::ClientMemory>,
+) -> PathBuf {
     let socket = directory.join(format!("net-{number}"));
     let request = v1::CreateEndpointRequest {
         id: format!("net-{number}"),
@@ -168,6 +204,7 @@ fn network_function(plane: &Plane, directory: &Path, number: u8) -> PathBuf {
             mac: format!("02:00:00:00:00:{number:02x}"),
             ..Default::default()
         }),
+        memory,
         ..Default::default()
     };
     plane.create(&request).unwrap();
@@ -185,13 +222,15 @@ fn a_network_gets_zeros_of_memory_that_nobody_touched() {
     let _server = plane.pool().unwrap().listen(&pool).unwrap();
     let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
     plane.fabric().create_switch(&switch).unwrap();
-    let [sender, receiver] = [1, 2].map(|at| network_function(&plane, directory.path(), at));
+    let receiver = network_function(&plane, directory.path(), 2, None);
     let drive = |arena, registers| net::Driver::new(registers, arena, Default::default()).unwrap();
     let (arena, registers) = common::connect_driver(&receiver);
     let arena = net::Arena::new(arena.memory().clone(), BASE, common::MEMORY);
     let mut receiver = drive(arena, registers);
     dirty(&plane, &pool);
-    let (memory, registers) = connect(&pool, &sender);
+    let lent = Lent::by(&pool);
+    let sender = network_function(&plane, directory.path(), 1, lent.named());
+    let (registers, memory) = (lent.connect(&sender), lent.memory);
     let mut sender = drive(net::Arena::new(memory.clone(), BASE, BYTES), registers);
     // The header is written; what follows is where nobody was.
     let start = sender.arena.allocate(HEADER + 14).unwrap();

@@ -1,9 +1,11 @@
 //! The configuration of an endpoint.
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use slipway_ram::LateFiles;
+use slipway_peer::Bin;
+use slipway_ram::{LateFiles, Permissions, Region};
 
 /// The place where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,8 +94,10 @@ pub struct Config {
     /// A file that DMA maps for reading alone may refer to, beside [`Config::memory_file`]: pages
     /// that the client's guest shares with others.
     pub shared_file: Option<MemoryFile>,
-    /// The files whose pages may not be zero yet. Their clients pass a descriptor that names such a
-    /// file and cannot read it.
+    /// The files whose pages may not be zero yet, and those that clients share. A client passes a
+    /// descriptor that names such a file and cannot read it. Only the files that
+    /// [`Config::memory_file`] and [`Config::shared_file`] name are looked up here: an endpoint
+    /// that names none maps what its client passed.
     pub late: LateFiles,
     /// The largest number of reply bytes that wait for the client; a client that lets more pile up
     /// is disconnected.
@@ -101,6 +105,23 @@ pub struct Config {
     /// The function ends with the connection of its client: no endpoint will serve it later. A
     /// client that is told so does not wait for one.
     pub one_connection: bool,
+}
+
+/// The role of a file that a client passed, by its endpoint's configuration.
+///
+/// A client chooses the device and inode number of a file within limits: those of files of huge
+/// pages wrap. So no file is looked up among other clients' files ([`Config::late`]) for its
+/// numbers alone, but only one that is named here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileRole {
+    /// [`Config::memory_file`].
+    Own,
+    /// [`Config::shared_file`], for reading.
+    Shared,
+    /// Any file of a client that may pass any.
+    Unnamed,
+    /// Any other file of a client that may not.
+    Refused,
 }
 
 impl Config {
@@ -123,6 +144,39 @@ impl Config {
             late: LateFiles::default(),
             max_queued_bytes: 4 << 20,
             one_connection: false,
+        }
+    }
+
+    /// Returns the role of a file that a client passed, for a mapping with `permissions`.
+    pub(crate) fn role_of(&self, file: MemoryFile, permissions: Permissions) -> FileRole {
+        let (own, shared) = (self.memory_file, self.shared_file);
+        match own {
+            Some(own) if own == file => FileRole::Own,
+            _ if shared == Some(file) && !permissions.write => FileRole::Shared,
+            None => FileRole::Unnamed,
+            Some(_) => FileRole::Refused,
+        }
+    }
+
+    /// Maps a part (offset, length) of a file in memory that a client passed, by the file's role.
+    /// The client came after so many additions of late memory.
+    ///
+    /// # Errors
+    /// As for [`LateFiles::region`]; `EACCES` for a file that the client may not pass.
+    pub(crate) fn map(
+        &self,
+        (file, added): (BorrowedFd<'_>, u64),
+        (offset, len): (u64, u64),
+        permissions: Permissions,
+        bin: &Bin,
+    ) -> std::io::Result<Region> {
+        let status = rustix::fs::fstat(file)?;
+        let this = MemoryFile { device: status.st_dev, inode: status.st_ino };
+        match self.role_of(this, permissions) {
+            FileRole::Own => self.late.region((file, added), offset, len, permissions, bin),
+            FileRole::Shared => self.late.shared(file, offset, len, permissions, bin),
+            FileRole::Unnamed => Region::of_peer(file, offset, len, permissions, bin),
+            FileRole::Refused => Err(rustix::io::Errno::ACCESS.into()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use slipway_keeper::Shelf;
 use slipway_peer::{Bin, Foreign, Peer};
-use slipway_ram::{DmaMap, LateFiles, Permissions};
+use slipway_ram::{DmaMap, Permissions};
 use slipway_vfio_user_spec::{HEADER_LEN, Header};
 use zerocopy::IntoBytes;
 
@@ -152,7 +152,7 @@ impl Keeping {
         &self,
         map: &mut DmaMap,
         parts: &Parts,
-        late: &LateFiles,
+        config: &Config,
     ) -> std::io::Result<()> {
         for region in &self.state.regions {
             let RegionState { iova, len, offset, read, write, slot } = *region;
@@ -160,8 +160,8 @@ impl Keeping {
             let lost = || std::io::Error::other("memory of the client was not kept");
             let file = parts.found.get(&slot).ok_or_else(lost)?;
             let permissions = Permissions { read, write };
-            let file = (file.as_fd(), late.added());
-            let mapped = late.region(file, offset, len, permissions, &self.bin)?;
+            let file = (file.as_fd(), config.late.added());
+            let mapped = config.map(file, (offset, len), permissions, &self.bin)?;
             map.add(iova, mapped).map_err(|error| std::io::Error::other(error.to_string()))?;
         }
         Ok(())

@@ -49,7 +49,7 @@ impl EndpointParts {
         let mut parts = Box::new(kept.take_apart(&own.bin)?);
         let keeping = Keeping::new(&mut parts)?;
         if parts.found.contains_key(&slots::CLIENT) {
-            keeping.map_regions(&mut own.map, &parts, &config.late)?;
+            keeping.map_regions(&mut own.map, &parts, config)?;
         }
         own.kept = Some((parts, keeping));
         Ok(own)

@@ -210,7 +210,7 @@ fn memory_is_found_by_a_descriptor_that_cannot_read_it() {
     };
     assert!(map(token.as_fd(), 4096).is_err(), "it can be mapped by those who know the file only");
     files.add(&late);
-    assert!(files.find(file(1).as_fd()).is_none());
+    assert!(files.find(file(1).as_fd()).unwrap().is_none());
     assert!(map(token.as_fd(), late.len() as u64 + 1).is_err());
     let region = map(token.as_fd(), late.len() as u64).unwrap();
     let mut dma = DmaMap::new();
@@ -219,6 +219,16 @@ fn memory_is_found_by_a_descriptor_that_cannot_read_it() {
     dma.memory().read(0, &mut byte).unwrap();
     assert_eq!(byte, [0]);
     assert!(map(file(1).as_fd(), 4096).is_ok());
+    files.add(&late);
+    assert!(map(token.as_fd(), 4096).is_ok(), "added twice, it is one file");
+    // Another's memory whose file has the same numbers.
+    let (again, table) = (late.file().try_clone_to_owned(), late.table().unwrap());
+    let table = table.try_clone_to_owned().unwrap();
+    let twin = Arc::new(LateMemory::of_predecessor(again.unwrap(), table).unwrap());
+    files.add(&twin);
+    let outcome = map(token.as_fd(), 4096).map(drop);
+    assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EACCES), "whose it is is unknown");
+    files.remove(&twin);
     files.remove(&late);
-    assert!(files.find(token.as_fd()).is_none());
+    assert!(files.find(token.as_fd()).unwrap().is_none());
 }

@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::{Answer, REGIONS_PER_COST, Session, Waiting, exactly};
 use crate::channel::RemoteMemory;
+use crate::config::FileRole;
 use crate::device::Device;
 use crate::stats::add;
 use crate::version::PAGE_SIZE;
@@ -62,10 +63,9 @@ impl Session {
         let offset = request.offset.get();
         check_file(&file, offset + len, permissions, &self.config)
             .inspect_err(|_| add(&self.live.refused_files, 1))?;
-        let late = &self.config.late;
-        let region = late
-            .region((file.as_fd(), self.late_added), offset, len, permissions, &device.bin)
-            .map_err(|error| errno(&error))?;
+        let came = (file.as_fd(), self.late_added);
+        let region = self.config.map(came, (offset, len), permissions, &device.bin);
+        let region = region.map_err(|error| errno(&error))?;
         let slot = self.kept.as_mut().map(|kept| kept.put_region(&file)).transpose()?;
         self.add(device, iova, region)?;
         if let Some(kept) = &mut self.kept {
@@ -223,8 +223,7 @@ fn check_file(
     }
     let status = rustix::fs::fstat(file)?;
     let this = MemoryFile { device: status.st_dev, inode: status.st_ino };
-    let may_be_shared = config.shared_file == Some(this) && !permissions.write;
-    if config.memory_file.is_some_and(|only| only != this) && !may_be_shared {
+    if config.role_of(this, permissions) == FileRole::Refused {
         return Err(Errno::ACCESS);
     }
     let size = u64::try_from(status.st_size).unwrap_or(0);

@@ -1,10 +1,15 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use slipway_vfio_user::RegionKind;
 use slipway_vfio_user::testing::{DONE, FAULT};
+use slipway_vfio_user::{MemoryFile, RegionKind};
 
 use crate::common::*;
+
+fn identity(file: &OwnedFd) -> MemoryFile {
+    let status = rustix::fs::fstat(file).unwrap();
+    MemoryFile { device: status.st_dev, inode: status.st_ino }
+}
 
 /// Has the function copy, and returns its status.
 pub fn copy(raw: &mut Raw, from: u64, to: u64, len: u32) -> u32 {
@@ -138,12 +143,9 @@ fn only_memory_is_mapped() {
 /// A client that passes one file after the other would have the server charged for each.
 #[test]
 fn where_one_file_is_named_no_other_is_mapped() {
-    use slipway_vfio_user::MemoryFile;
     let (own, other) = (memory(0x4000), memory(0x4000));
-    let status = rustix::fs::fstat(&own).unwrap();
-    let (device, inode) = (status.st_dev, status.st_ino);
     let served = serve_with(|config| {
-        config.memory_file = Some(MemoryFile { device, inode });
+        config.memory_file = Some(identity(&own));
         config.max_dma_bytes = 0x6000;
     });
     let mut raw = served.client();
@@ -163,9 +165,13 @@ fn where_one_file_is_named_no_other_is_mapped() {
 fn memory_that_was_given_again_is_not_its_last_users() {
     use slipway_ram::{GRANULE, LateFiles, LateMemory};
     let late = LateFiles::default();
-    let serve = || serve_with(|config| config.late = late.clone());
-    let (last, next) = (serve(), serve());
     let (file, len) = (memory(GRANULE as u64), GRANULE as u64);
+    let serve = || {
+        serve_with(|config| {
+            (config.late, config.memory_file) = (late.clone(), Some(identity(&file)));
+        })
+    };
+    let (last, next) = (serve(), serve());
     let lent = Arc::new(LateMemory::new(file.try_clone().unwrap()).unwrap());
     late.add(&lent);
     let mut last = last.client();
@@ -176,21 +182,56 @@ fn memory_that_was_given_again_is_not_its_last_users() {
     next.client().map(0, len, file.as_fd()).ok();
 }
 
-/// Pages that a guest shares with others, and that its devices may read and nothing else.
-#[test]
-fn a_shared_file_is_read_and_never_written() {
+/// Makes a file that nobody can change, opened for reading only.
+fn image() -> OwnedFd {
     use rustix::fs::SealFlags;
-    use slipway_vfio_user::MemoryFile;
-    let identity = |file: &OwnedFd| {
-        let status = rustix::fs::fstat(file).unwrap();
-        MemoryFile { device: status.st_dev, inode: status.st_ino }
-    };
-    let (own, image) = (memory(0x4000), memory(0x4000));
+    let image = memory(0x4000);
     pwrite(&image, 0x1000, &[7; 64]);
     let seals = SealFlags::SHRINK | SealFlags::WRITE;
     rustix::fs::fcntl_add_seals(&image, seals).unwrap();
-    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
-    let image: OwnedFd = std::fs::File::open(path).unwrap().into();
+    std::fs::File::open(format!("/proc/self/fd/{}", image.as_raw_fd())).unwrap().into()
+}
+
+/// Returns how often this process has a file in memory mapped.
+fn mappings(file: &OwnedFd) -> usize {
+    let inode = identity(file).inode.to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of_file = |line: &&str| line.split_whitespace().nth(4) == Some(&inode);
+    maps.lines().filter(of_file).count()
+}
+
+/// Another user's file of huge pages can have the device and inode number of late memory, or of a
+/// file that others share. The very files stand for such files here.
+#[test]
+fn where_no_file_is_named_none_is_known_by_its_numbers() {
+    use slipway_ram::{GRANULE, LateFiles, LateMemory};
+    let (late, len) = (LateFiles::default(), GRANULE as u64);
+    let file = memory(len);
+    let lent = Arc::new(LateMemory::new(file.try_clone().unwrap()).unwrap());
+    late.add(&lent);
+    // It can be mapped by a process that knows the file, and not by this descriptor.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let token: OwnedFd = std::fs::File::options().write(true).open(path).unwrap().into();
+    let others = [(); 2].map(|()| serve_with(|config| config.late = late.clone()));
+    let mut others = others.each_ref().map(|served| served.client());
+    assert_eq!(others[0].map(0, len, token.as_fd()).err(), Errno::ACCESS);
+    let named = serve_with(|config| {
+        (config.late, config.memory_file) = (late.clone(), Some(identity(&file)));
+    });
+    named.client().map(0, len, token.as_fd()).ok();
+    let image = image();
+    let mut request = dma_map(0x10_0000, 0x4000);
+    request.flags = U32::new(spec::DmaMapFlags::READ.bits());
+    for raw in &mut others {
+        raw.call_with(Command::DmaMap, request.as_bytes(), &[image.as_fd()]).ok();
+    }
+    assert_eq!(mappings(&image), 2, "one for each client");
+}
+
+/// Pages that a guest shares with others, and that its devices may read and nothing else.
+#[test]
+fn a_shared_file_is_read_and_never_written() {
+    let (own, image) = (memory(0x4000), image());
     let files = slipway_ram::LateFiles::default();
     let served = [(); 2].map(|()| {
         serve_with(|config| {
@@ -211,11 +252,7 @@ fn a_shared_file_is_read_and_never_written() {
         assert_eq!(pread(&own, 0x1000, 64), [7; 64]);
         assert_eq!(copy(raw, 0, 0x10_1000, 64), FAULT);
     }
-    // Mapped by two clients, and once in this process.
-    let inode = identity(&image).inode.to_string();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let of_image = |line: &&str| line.split_whitespace().nth(4) == Some(&inode);
-    assert_eq!(maps.lines().filter(of_image).count(), 1);
+    assert_eq!(mappings(&image), 1, "by two clients");
     for (raw, served) in clients.iter_mut().zip(&served) {
         raw.call(Command::DmaUnmap, dma_unmap(0x10_0000, 0x4000).as_bytes()).ok();
         assert_eq!(copy(raw, 0x10_1000, 0x1000, 64), FAULT);
