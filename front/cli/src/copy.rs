@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Result;
-use slipway_runtime::{host_copies, v1};
+use slipway_runtime::host_copies::Copies;
+use slipway_runtime::v1;
 
 /// The value of one `--copy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,11 +14,13 @@ pub struct CopyArg {
     target: String,
 }
 
-impl CopyArg {
-    /// Reads the file, or all files below the directory.
-    pub fn read(&self) -> Result<Vec<v1::File>> {
-        Ok(host_copies::read(&self.host, &self.target)?)
+/// Reads the files of all `--copy` of a run.
+pub fn read(args: &[CopyArg]) -> Result<Vec<v1::File>> {
+    let mut copies = Copies::default();
+    for CopyArg { host, target } in args {
+        copies.add(host, target)?;
     }
+    Ok(copies.into_files())
 }
 
 impl FromStr for CopyArg {
@@ -43,6 +46,6 @@ mod tests {
             assert!(text.parse::<CopyArg>().is_err(), "{text}");
         }
         let missing: CopyArg = "/no/such:/a".parse().unwrap();
-        assert!(missing.read().unwrap_err().to_string().contains("/no/such"));
+        assert!(read(&[missing]).unwrap_err().to_string().contains("/no/such"));
     }
 }

@@ -13,10 +13,9 @@ use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, refused};
-use crate::copy::CopyArg;
 use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
-use crate::{image, keeper, progress, report};
+use crate::{copy, image, keeper, progress, report};
 
 /// Runs `slipway run`. Returns the exit status.
 pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {
@@ -376,7 +375,7 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
         wait_network: args.network.wait_network,
         queues: args.network.queues.unwrap_or(0),
         socket_engine: if args.network.sockets { socket_engine(run_dir)? } else { String::new() },
-        files: args.copy.iter().map(CopyArg::read).collect::<Result<Vec<_>>>()?.concat(),
+        files: copy::read(&args.copy)?,
     })
 }
 

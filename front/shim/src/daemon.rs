@@ -51,8 +51,7 @@ impl Daemon {
         let channel = slipway_sandbox_api::connect(&self.socket()).await.map_err(|_| {
             let at = self.socket();
             let message = format!(
-                "no Slipway daemon serves at {}: start it with `slipway daemon` or \
-                 `systemctl start slipway`",
+                "no Slipway daemon serves at {}: start it with `slipway daemon`",
                 at.display()
             );
             Failure::new(Code::Unavailable, message)

@@ -11,6 +11,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -129,8 +130,15 @@ fn output(path: &str, held: &Held) -> Result<Output, String> {
             Ok(Output::Fifo(sender))
         }
         "file" => {
-            let file = std::fs::OpenOptions::new().create(true).append(true).open(plain);
-            Ok(Output::File(file.map_err(named)?.into()))
+            let mut options = std::fs::OpenOptions::new();
+            // A FIFO without a reader would make the open wait.
+            let flags = OFlags::NONBLOCK.bits().cast_signed();
+            let file = options.create(true).append(true).custom_flags(flags).open(plain);
+            let file = file.map_err(named)?;
+            if !file.metadata().map_err(named)?.is_file() {
+                return Err(format!("cannot write to {plain}: it is no ordinary file"));
+            }
+            Ok(Output::File(file.into()))
         }
         _ => Err(format!("output to {scheme}:// is not supported: use FIFOs or file://")),
     }

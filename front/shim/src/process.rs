@@ -49,8 +49,8 @@ pub struct Process {
     pub exec_id: String,
     /// Its streams as containerd named them.
     pub paths: Paths,
-    /// The first message of its session.
-    pub first: run_in::Kind,
+    /// The first message of its session, which may have secrets; `None` once the session has it.
+    first: Mutex<Option<run_in::Kind>>,
     /// Its state.
     pub phase: watch::Sender<Phase>,
     /// The ends of its FIFOs that are only held.
@@ -59,6 +59,8 @@ pub struct Process {
     pub carried: AtomicU64,
     /// Set once SIGKILL was asked for.
     pub killed: AtomicBool,
+    /// Set once its standard input has ended.
+    pub input_ended: AtomicBool,
     /// The messages to the daemon; `None` without a session.
     pub requests: watch::Sender<Option<mpsc::Sender<RunIn>>>,
     /// Set while no session has its streams.
@@ -72,11 +74,12 @@ impl Process {
         Self {
             exec_id,
             paths,
-            first,
+            first: Mutex::new(Some(first)),
             phase: watch::Sender::new(Phase::Created),
             held: Held::default(),
             carried: AtomicU64::new(0),
             killed: AtomicBool::new(false),
+            input_ended: AtomicBool::new(false),
             requests: watch::Sender::new(None),
             closed: watch::Sender::new(true),
             size: Mutex::new(None),
@@ -86,6 +89,11 @@ impl Process {
     /// Returns whether it is the container's first process.
     pub fn is_init(&self) -> bool {
         self.exec_id.is_empty()
+    }
+
+    /// Takes the first message of its session, once.
+    pub fn take_first(&self) -> Option<run_in::Kind> {
+        lock(&self.first).take()
     }
 
     /// Returns the state.
@@ -130,20 +138,32 @@ impl Process {
     }
 
     /// Notes the size of its terminal, which a process that does not run yet gets at its start.
-    pub async fn resize(&self, size: v1::Size) {
+    pub fn resize(&self, size: v1::Size) {
         *lock(&self.size) = Some(size);
         if self.phase() == Phase::Running {
-            self.tell_size().await;
+            self.tell_size();
         }
     }
 
     /// Tells the daemon the size of the terminal, if it is known.
-    pub async fn tell_size(&self) {
-        let size = *lock(&self.size);
-        let requests = self.requests.borrow().clone();
-        if let (Some(size), Some(requests)) = (size, requests) {
-            // Fails if the session ended, and the next one tells it again.
-            let _ = requests.send(RunIn { kind: Some(run_in::Kind::Resize(size)) }).await;
+    pub fn tell_size(&self) {
+        if let Some(size) = *lock(&self.size) {
+            self.tell(run_in::Kind::Resize(size));
+        }
+    }
+
+    /// Tells the daemon again that the input has ended, if it has: the session may be a new one.
+    pub fn tell_input_end(&self) {
+        if self.input_ended.load(Ordering::Relaxed) {
+            self.tell(run_in::Kind::StdinClosed(true));
+        }
+    }
+
+    /// Sends a message to the daemon without waiting. It is lost if the session has ended, or if
+    /// the daemon takes none for now.
+    fn tell(&self, kind: run_in::Kind) {
+        if let Some(requests) = &*self.requests.borrow() {
+            let _ = requests.try_send(RunIn { kind: Some(kind) });
         }
     }
 

@@ -15,7 +15,7 @@ use crate::containerd as cd;
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
-use crate::process::{Phase, Process};
+use crate::process::{End, Phase, Process};
 use crate::spec::{self, Oci};
 use crate::task::Task;
 use crate::ttrpc::Failure;
@@ -100,7 +100,7 @@ impl Service {
             "Start" => answer(self.start(request(payload)?).await),
             "Delete" => answer(self.delete(request(payload)?).await),
             "Exec" => answer(self.exec(request(payload)?)),
-            "ResizePty" => answer(self.resize(request(payload)?).await),
+            "ResizePty" => answer(self.resize(&request(payload)?)),
             "State" => answer(self.state(&request(payload)?)),
             "Kill" => answer(self.kill(request(payload)?).await),
             "Pids" => answer(self.task().map(|_| cd::PidsResponse {
@@ -189,7 +189,9 @@ impl Service {
         run.terminal = request.terminal;
         run.stdin = !paths.stdin.is_empty();
         run.labels = spec::labels(&self.args.namespace, &self.args.id);
-        run.files = spec::files(&oci).map_err(invalid)?;
+        let mounts = oci.mounts.clone();
+        let files = tokio::task::spawn_blocking(move || spec::files(&mounts));
+        run.files = files.await.map_err(|error| error.to_string())?.map_err(invalid)?;
         let root = rootfs::Wanted {
             mounts: &request.rootfs,
             path: oci.root_path(),
@@ -223,7 +225,10 @@ impl Service {
         let task = self.task()?;
         let process = task.process(&request.exec_id)?;
         let (status, at) = match process.phase() {
-            Phase::Created => (0, None),
+            // From here on it cannot be started.
+            Phase::Created if process.step(&Phase::Created, Phase::Stopped(End::now(0, ""))) => {
+                (0, None)
+            }
             Phase::Stopped(end) => (end.status, Some(end.at)),
             _ => {
                 let message = "the process runs: kill it first";
@@ -284,10 +289,10 @@ impl Service {
         Ok(cd::Empty {})
     }
 
-    async fn resize(&self, request: cd::ResizePtyRequest) -> Result<cd::Empty, Failure> {
+    fn resize(&self, request: &cd::ResizePtyRequest) -> Result<cd::Empty, Failure> {
         let process = self.task()?.process(&request.exec_id)?;
         let size = v1::Size { rows: request.height, columns: request.width };
-        process.resize(size).await;
+        process.resize(size);
         Ok(cd::Empty {})
     }
 

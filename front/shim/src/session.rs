@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use slipway_sandbox_api::SandboxClient;
 use slipway_sandbox_api::v1::{self, RunIn, RunOut, run_in, run_out};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
@@ -113,6 +114,11 @@ impl Session<'_> {
         loop {
             let reason = match outcome {
                 Ok(exit) => return End::now(exit.status, exit.reason),
+                Err(Broken::Refused(status)) if self.goes_on(&status) => {
+                    let lost = failure(&status).message;
+                    crate::log::warn(&format!("output is lost from here on: {lost}"));
+                    return self.wait().await;
+                }
                 Err(Broken::Refused(status)) => {
                     return End::now(UNKNOWN, failure(&status).message);
                 }
@@ -125,14 +131,40 @@ impl Session<'_> {
         }
     }
 
+    /// Returns whether a container runs whose streams the daemon has refused to join again.
+    fn goes_on(&self, refused: &Status) -> bool {
+        let runs = self.process.phase() == Phase::Running && self.process.is_init();
+        runs && !matches!(refused.code(), Code::NotFound | Code::Unavailable)
+    }
+
+    /// Waits for the end of a container without its output.
+    async fn wait(&self) -> End {
+        loop {
+            let mut client = match self.next_daemon().await {
+                Ok(client) => client,
+                Err(failed) => return End::now(UNKNOWN, failed.message),
+            };
+            match client.wait(v1::Name { name: self.task.sandbox.clone() }).await {
+                Ok(exit) => {
+                    let v1::Exit { status, reason } = exit.into_inner();
+                    return End::now(status, reason);
+                }
+                Err(status) if is_lost(&status) || status.code() == Code::Unavailable => {}
+                Err(status) => return End::now(UNKNOWN, failure(&status).message),
+            }
+        }
+    }
+
     /// Starts the process.
     async fn begin(&mut self) -> Result<v1::Exit, Broken> {
         let client = self.task.daemon.connect().await;
         let mut client = client.map_err(|failed| Status::new(failed.code, failed.message))?;
-        let stream = self.requests(self.process.first.clone());
-        let replies = match self.process.first {
-            run_in::Kind::Exec(_) => client.exec(stream).await?,
-            _ => client.run(stream).await?,
+        let first = self.process.take_first();
+        let first = first.ok_or_else(|| Status::internal("the process was started before"))?;
+        let stream = self.requests(first);
+        let replies = match self.process.is_init() {
+            true => client.run(stream).await?,
+            false => client.exec(stream).await?,
         };
         self.carry(replies.into_inner()).await
     }
@@ -141,22 +173,30 @@ impl Session<'_> {
     /// ended.
     async fn rejoin(&mut self) -> Result<v1::Exit, Broken> {
         self.process.requests.send_replace(None);
-        let begun = Instant::now();
-        let mut client = loop {
-            // Also after a connection that broke at once: a daemon that ends accepts for a moment.
-            tokio::time::sleep(LOOK).await;
-            match self.task.daemon.connect().await {
-                Ok(client) => break client,
-                Err(_) if begun.elapsed() < RETURN || self.task.daemon.is_kept().await => {}
-                Err(failed) => {
-                    return Err(Broken::Refused(Status::new(failed.code, failed.message)));
-                }
-            }
-        };
+        let client = self.next_daemon().await;
+        let refused = |failed: Failure| Broken::Refused(Status::new(failed.code, failed.message));
+        let mut client = client.map_err(refused)?;
         let position = self.process.carried.load(Ordering::Relaxed);
         let rejoin = v1::Rejoin { name: self.task.sandbox.clone(), position };
         let stream = self.requests(run_in::Kind::Rejoin(rejoin));
         self.carry(client.attach(stream).await?.into_inner()).await
+    }
+
+    /// Connects to the next daemon.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`]: there is none after a while, and no keeper waits for one.
+    async fn next_daemon(&self) -> Result<SandboxClient, Failure> {
+        let begun = Instant::now();
+        loop {
+            // Also after a connection that broke at once: a daemon that ends accepts for a moment.
+            tokio::time::sleep(LOOK).await;
+            match self.task.daemon.connect().await {
+                Ok(client) => return Ok(client),
+                Err(_) if begun.elapsed() < RETURN || self.task.daemon.is_kept().await => {}
+                Err(failed) => return Err(failed),
+            }
+        }
     }
 
     /// Makes the stream of messages to the daemon, which begins with `first`.
@@ -170,13 +210,16 @@ impl Session<'_> {
         first.chain(tokio_stream::wrappers::ReceiverStream::new(receiver))
     }
 
-    /// Sends the SIGKILL that a further process was to get while it started.
+    /// Kills a process that was to be killed while it started, or while no daemon served.
     async fn kill_late(&self) {
+        if !self.process.killed.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.process.is_init() {
+            return self.task.kill_sandbox();
+        }
         let requests = self.process.requests.borrow().clone();
-        if let Some(requests) = requests
-            && self.process.killed.load(Ordering::Relaxed)
-            && !self.process.is_init()
-        {
+        if let Some(requests) = requests {
             // Fails if the session is over, and then so is the process.
             let _ = requests.send(RunIn { kind: Some(run_in::Kind::Signal(SIGKILL)) }).await;
         }
@@ -196,7 +239,8 @@ impl Session<'_> {
                 }
                 Some(run_out::Kind::Started(_)) => {
                     self.task.running(self.process);
-                    self.process.tell_size().await;
+                    self.process.tell_size();
+                    self.process.tell_input_end();
                     self.kill_late().await;
                     watch.get_or_insert_with(|| Watch::begin(self.task, self.process));
                 }
@@ -276,6 +320,8 @@ async fn forward_input(process: Arc<Process>, mut stdin: pipe::Receiver) {
                 Err(_) => return,
             };
             let Some(session) = session else { continue };
+            // Before the message is sent: a session that takes it may break at once.
+            process.input_ended.store(last, Ordering::Relaxed);
             match session.send(message).await {
                 Ok(()) => break,
                 // The session broke: the piece goes to the next one.

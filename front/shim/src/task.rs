@@ -10,7 +10,7 @@ use slipway_sandbox_api::v1::{self, RunIn, run_in};
 use tonic::Code;
 
 use crate::containerd as cd;
-use crate::daemon::{Daemon, failure};
+use crate::daemon::{Daemon, failure, is_lost};
 use crate::events::{Event, Events};
 use crate::process::{End, Phase, Process};
 use crate::ttrpc::Failure;
@@ -23,6 +23,9 @@ const KILLED: u32 = 128 + SIGKILL;
 const DELIVERY: Duration = Duration::from_secs(5);
 /// The longest time that a container may take to end after SIGKILL; then its microVM is ended.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The time between two attempts to reach a daemon.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// A task.
 pub struct Task {
@@ -162,14 +165,21 @@ impl Task {
         }
     }
 
-    /// Ends the microVM, in a task of its own.
+    /// Ends the microVM, in a task of its own. Without a daemon, the next one is waited for.
     pub fn kill_sandbox(self: &Arc<Self>) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
-            let Ok(mut client) = task.daemon.connect().await else { return };
-            let request = v1::StopRequest { name: task.sandbox.clone(), timeout_s: 0 };
-            // Fails if there is no sandbox yet, or none any more.
-            let _ = client.stop(request).await;
+            while !matches!(task.init.phase(), Phase::Stopped(_)) {
+                if let Ok(mut client) = task.daemon.connect().await {
+                    let request = v1::StopRequest { name: task.sandbox.clone(), timeout_s: 0 };
+                    match client.stop(request).await {
+                        Err(status) if is_lost(&status) => {}
+                        // Refused: there is no sandbox yet, or none any more.
+                        _ => return,
+                    }
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
         });
     }
 }

@@ -1,9 +1,11 @@
 //! Files of the host that a container gets copies of.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::v1;
 
@@ -11,6 +13,8 @@ use crate::v1;
 const MOST_BYTES: usize = 1 << 20;
 /// The most files of a container: the daemon takes no more.
 const MOST: usize = 1024;
+/// The most entries of directories that are looked at for a container.
+const MOST_ENTRIES: usize = 4096;
 /// The most directories within each other.
 const DEPTH: usize = 16;
 
@@ -28,6 +32,9 @@ pub enum CopyError {
     /// It is a device, a socket or a pipe.
     #[error("{} is neither a file nor a directory", .0.display())]
     Kind(PathBuf),
+    /// A symbolic link in a directory leads out of that directory.
+    #[error("{} is a link out of the directory, and not followed", .0.display())]
+    Outside(PathBuf),
     /// A name is not UTF-8.
     #[error("{} has a name that is not UTF-8", .0.display())]
     Name(PathBuf),
@@ -41,81 +48,153 @@ pub enum CopyError {
     TooLarge(PathBuf),
 }
 
-/// Reads a file of the host, or all files below a directory, for the path `target` in a container.
-/// Symbolic links are followed. Names that begin with `..` are left out: Kubernetes keeps the
-/// versions of a volume of its own there, and links to the current one.
-///
-/// # Errors
-/// [`CopyError`], which names the file.
-pub fn read(host: &Path, target: &str) -> Result<Vec<v1::File>, CopyError> {
-    let mut copies = Copies { top: host, files: Vec::new(), bytes: 0 };
-    copies.add(host, target.to_owned(), 0)?;
-    Ok(copies.files)
-}
-
-struct Copies<'a> {
-    /// The path that was asked for.
-    top: &'a Path,
+/// The copies of one container: all of them count against its limits.
+#[derive(Debug, Default)]
+pub struct Copies {
     files: Vec<v1::File>,
     bytes: usize,
+    entries: usize,
 }
 
-impl Copies<'_> {
-    fn add(&mut self, path: &Path, target: String, depth: usize) -> Result<(), CopyError> {
-        let failed = |source| CopyError::Read { path: path.to_owned(), source };
-        let metadata = fs::metadata(path).map_err(failed)?;
-        if metadata.is_dir() {
-            return self.add_all(path, target.trim_end_matches('/'), depth);
+impl Copies {
+    /// Reads a file of the host, or all files below a directory, for the path `target` in the
+    /// container. A file takes the place of an earlier one with its path.
+    ///
+    /// Symbolic links to `host` are followed; those in a directory as long as they stay in it,
+    /// since somebody else may have made them. Names that begin with `..` are left out: Kubernetes
+    /// keeps the versions of a volume there, and links to the current one. No device, socket or
+    /// pipe is waited for; a file system of the network may be.
+    ///
+    /// # Errors
+    /// [`CopyError`], which names the file.
+    pub fn add(&mut self, host: &Path, target: &str) -> Result<(), CopyError> {
+        let opened = rustix::fs::open(host, FLAGS, Mode::empty());
+        let top = opened.map_err(|errno| failed(errno, host))?;
+        if file_type(&top, host)? != FileType::Directory {
+            return self.add_file(top, host, target.to_owned());
         }
-        if !metadata.is_file() {
+        let walk = Walk { top: top.as_fd(), host, target: target.trim_end_matches('/') };
+        self.add_below(&walk, "", 0)
+    }
+
+    /// Returns the files.
+    pub fn into_files(self) -> Vec<v1::File> {
+        self.files
+    }
+
+    fn add_file(&mut self, file: OwnedFd, path: &Path, target: String) -> Result<(), CopyError> {
+        if file_type(&file, path)? != FileType::RegularFile {
             return Err(CopyError::Kind(path.to_owned()));
         }
+        let status = rustix::fs::fstat(&file).map_err(|errno| failed(errno, path))?;
+        self.forget(&target);
         let (mut content, left) = (Vec::new(), MOST_BYTES - self.bytes);
-        let file = File::open(path).map_err(failed)?;
-        file.take(left as u64 + 1).read_to_end(&mut content).map_err(failed)?;
+        let read = File::from(file).take(left as u64 + 1).read_to_end(&mut content);
+        read.map_err(|source| CopyError::Read { path: path.to_owned(), source })?;
         if content.len() > left || self.files.len() == MOST {
-            return Err(self.too_large());
+            return Err(CopyError::TooLarge(path.to_owned()));
         }
         self.bytes += content.len();
-        let mode = metadata.permissions().mode() & 0o777;
-        self.files.push(v1::File { path: target, content, mode });
+        self.files.push(v1::File { path: target, content, mode: status.st_mode & 0o777 });
         Ok(())
     }
 
-    fn add_all(&mut self, path: &Path, target: &str, depth: usize) -> Result<(), CopyError> {
+    fn forget(&mut self, target: &str) {
+        if let Some(at) = self.files.iter().position(|file| file.path == target) {
+            self.bytes -= self.files.remove(at).content.len();
+        }
+    }
+
+    /// Adds all files below the directory `below`, relative to the top; empty for the top itself.
+    fn add_below(&mut self, walk: &Walk<'_>, below: &str, depth: usize) -> Result<(), CopyError> {
+        let path = walk.path(below);
         // A link may lead back to a directory above.
         if depth == DEPTH {
-            return Err(self.too_large());
+            return Err(CopyError::TooLarge(path));
         }
-        let failed = |source| CopyError::Read { path: path.to_owned(), source };
-        let entries = fs::read_dir(path).map_err(failed)?;
-        let mut names = entries
-            .map(|entry| entry.map(|entry| entry.file_name()))
-            .take(MOST + 2)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(failed)?;
-        names.sort();
-        for name in names {
-            let path = path.join(&name);
-            let Some(name) = name.to_str() else { return Err(CopyError::Name(path)) };
-            if !name.starts_with("..") {
-                self.add(&path, format!("{target}/{name}"), depth + 1)?;
+        let directory = walk.open(if below.is_empty() { "." } else { below })?;
+        for name in self.names(directory, &path)? {
+            let relative = if below.is_empty() { name } else { format!("{below}/{name}") };
+            let (file, path) = (walk.open(&relative)?, walk.path(&relative));
+            if file_type(&file, &path)? == FileType::Directory {
+                self.add_below(walk, &relative, depth + 1)?;
+            } else {
+                self.add_file(file, &path, format!("{}/{relative}", walk.target))?;
             }
         }
         Ok(())
     }
 
-    fn too_large(&self) -> CopyError {
-        CopyError::TooLarge(self.top.to_owned())
+    /// Returns the names in a directory that count, in order.
+    fn names(&mut self, directory: OwnedFd, path: &Path) -> Result<Vec<String>, CopyError> {
+        let mut names = Vec::new();
+        for entry in Dir::new(directory).map_err(|errno| failed(errno, path))? {
+            let entry = entry.map_err(|errno| failed(errno, path))?;
+            self.entries += 1;
+            if self.entries > MOST_ENTRIES {
+                return Err(CopyError::TooLarge(path.to_owned()));
+            }
+            let name = entry.file_name().to_str();
+            names.push(name.map_err(|_| CopyError::Name(path.to_owned()))?.to_owned());
+        }
+        names.retain(|name| name != "." && !name.starts_with(".."));
+        names.sort();
+        Ok(names)
     }
+}
+
+/// How files are opened: nothing that may be in a place of a file makes the open wait.
+const FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// A directory of the host that is copied.
+struct Walk<'a> {
+    top: std::os::fd::BorrowedFd<'a>,
+    host: &'a Path,
+    target: &'a str,
+}
+
+impl Walk<'_> {
+    fn path(&self, relative: &str) -> PathBuf {
+        if relative.is_empty() { self.host.to_owned() } else { self.host.join(relative) }
+    }
+
+    /// Opens a path relative to the top, which it does not leave.
+    fn open(&self, relative: &str) -> Result<OwnedFd, CopyError> {
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let opened = rustix::fs::openat2(self.top, relative, FLAGS, Mode::empty(), within);
+        opened.map_err(|errno| match errno {
+            rustix::io::Errno::XDEV => CopyError::Outside(self.path(relative)),
+            errno => failed(errno, &self.path(relative)),
+        })
+    }
+}
+
+fn failed(errno: rustix::io::Errno, path: &Path) -> CopyError {
+    match errno {
+        // A socket.
+        rustix::io::Errno::NXIO => CopyError::Kind(path.to_owned()),
+        errno => CopyError::Read { path: path.to_owned(), source: errno.into() },
+    }
+}
+
+fn file_type(file: &OwnedFd, path: &Path) -> Result<FileType, CopyError> {
+    let status = rustix::fs::fstat(file).map_err(|errno| failed(errno, path))?;
+    Ok(FileType::from_raw_mode(status.st_mode))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    fn read(host: &Path, target: &str) -> Result<Vec<v1::File>, CopyError> {
+        let mut copies = Copies::default();
+        copies.add(host, target).map(|()| copies.into_files())
+    }
 
     fn paths(files: &[v1::File]) -> Vec<&str> {
         files.iter().map(|file| file.path.as_str()).collect()
@@ -157,6 +236,51 @@ mod tests {
         fs::remove_file(&file).unwrap();
         symlink(".", dir.path().join("again")).unwrap();
         assert!(large(dir.path()));
+        fs::remove_file(dir.path().join("again")).unwrap();
+        (0..=MOST_ENTRIES / 64).for_each(|one| {
+            let one = dir.path().join(one.to_string());
+            (0..64).for_each(|two| fs::create_dir_all(one.join(two.to_string())).unwrap());
+        });
+        assert!(large(dir.path()));
+    }
+
+    #[test]
+    fn all_copies_of_a_container_count_together_and_later_ones_replace() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("half");
+        fs::write(&file, vec![0; MOST_BYTES / 2]).unwrap();
+        let mut copies = Copies::default();
+        for target in ["/a", "/b", "/a", "/b"] {
+            copies.add(&file, target).unwrap();
+        }
+        fs::write(&file, "x").unwrap();
+        assert!(matches!(copies.add(&file, "/c"), Err(CopyError::TooLarge(_))));
+        copies.add(&file, "/b").unwrap();
+        assert_eq!(copies.into_files().len(), 2);
+    }
+
+    #[test]
+    fn a_link_in_a_directory_does_not_lead_out_of_it() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let secret = outside.path().join("secret");
+        fs::write(&secret, "secret").unwrap();
+        symlink(&secret, dir.path().join("link")).unwrap();
+        assert!(matches!(read(dir.path(), "/a"), Err(CopyError::Outside(_))));
+        // The path that the caller names may be a link.
+        assert_eq!(read(&dir.path().join("link"), "/a").unwrap()[0].content, b"secret");
+        fs::remove_file(dir.path().join("link")).unwrap();
+        symlink(outside.path(), dir.path().join("link")).unwrap();
+        assert!(matches!(read(dir.path(), "/a"), Err(CopyError::Outside(_))));
+        assert_eq!(read(&dir.path().join("link"), "/a").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, mode) = (dir.path().join("pipe"), Mode::from_raw_mode(0o600));
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0).unwrap();
+        assert!(matches!(read(&path, "/a"), Err(CopyError::Kind(_))));
+        assert!(matches!(read(dir.path(), "/a"), Err(CopyError::Kind(_))));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! daemon of its own needs. The definition with its comments is `proto/sandbox.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
-//! socket both services share; `thiserror` for [`copies::CopyError`].
+//! socket both services share; `rustix` and `thiserror` for [`copies`].
 
 pub mod copies;
 

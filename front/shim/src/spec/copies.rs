@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use slipway_sandbox_api::{copies, v1};
+use slipway_sandbox_api::copies::Copies;
+use slipway_sandbox_api::v1;
 
 use super::oci::Mount;
 
@@ -36,14 +37,12 @@ pub fn check(mount: &Mount) -> Result<(), String> {
 /// # Errors
 /// One line: a file cannot be read, or they are too large.
 pub fn read(mounts: &[Mount]) -> Result<Vec<v1::File>, String> {
-    let mut files: Vec<v1::File> = Vec::new();
+    let mut copies = Copies::default();
     for mount in mounts.iter().filter(|mount| is_bind(mount)) {
-        let read = copies::read(Path::new(&mount.source), &mount.destination);
-        let read = read.map_err(|error| refused(mount, &error.to_string()))?;
-        files.retain(|old| read.iter().all(|new| new.path != old.path));
-        files.extend(read);
+        let added = copies.add(Path::new(&mount.source), &mount.destination);
+        added.map_err(|error| refused(mount, &error.to_string()))?;
     }
-    Ok(files)
+    Ok(copies.into_files())
 }
 
 fn refused(mount: &Mount, reason: &str) -> String {

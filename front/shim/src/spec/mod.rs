@@ -91,12 +91,13 @@ pub fn run_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
     })
 }
 
-/// Reads the host's files that a container gets copies of.
+/// Reads the host's files that a container with these mounts gets copies of. May wait for a file
+/// system of the host.
 ///
 /// # Errors
 /// One line that names the file.
-pub fn files(oci: &Oci) -> Result<Vec<v1::File>, String> {
-    copies::read(&oci.mounts)
+pub fn files(mounts: &[Mount]) -> Result<Vec<v1::File>, String> {
+    copies::read(mounts)
 }
 
 /// Translates a further process. The caller adds the sandbox's name and the streams.

@@ -30,7 +30,7 @@ pub struct Root {
     pub readonly: bool,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Mount {
     pub destination: String,
