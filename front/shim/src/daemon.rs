@@ -28,6 +28,12 @@ impl Daemon {
         Self { run_dir: named.map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from) }
     }
 
+    /// Makes the daemon with this run directory.
+    #[cfg(test)]
+    pub fn at(run_dir: &std::path::Path) -> Self {
+        Self { run_dir: run_dir.to_owned() }
+    }
+
     /// Returns the run directory.
     pub fn run_dir(&self) -> &std::path::Path {
         &self.run_dir

@@ -84,13 +84,29 @@ async fn a_created_task_can_be_killed_and_not_started_then() {
     assert!(failed.to_string().contains("started before"), "{failed}");
 }
 
+#[tokio::test]
+async fn a_task_that_is_being_deleted_is_not_started() {
+    let service = service("one");
+    *service.slot() = Slot::Full(Arc::new(task()));
+    let one = cd::ProcessRequest { id: "one".into(), exec_id: String::new() };
+    // No daemon serves, so the deletion fails, and can be asked for again.
+    for _ in 0..2 {
+        let failed = call(&service, "Delete", &one).await.unwrap_err();
+        assert_eq!(failed.code, Code::Unavailable, "{failed}");
+        let failed = call(&service, "Start", &one).await.unwrap_err();
+        assert!(failed.message.contains("started before"), "{failed}");
+        let end = call(&service, "Wait", &one).await.unwrap();
+        assert_eq!(cd::WaitResponse::decode(end.as_slice()).unwrap().exit_status, 0);
+    }
+}
+
 fn task() -> Task {
     let first = run_in::Kind::Run(v1::RunSpec::default());
     Task {
         id: "one".into(),
         bundle: PathBuf::from("/"),
         sandbox: "one-0".into(),
-        daemon: Daemon::from_environment(),
+        daemon: Daemon::at(std::path::Path::new("/no/such/directory")),
         events: Arc::new(Events::new("ns", None)),
         init: Arc::new(Process::new(String::new(), Paths::default(), first)),
         execs: Mutex::default(),
