@@ -261,6 +261,16 @@ wait "$client"; status=$?
 count=$(($(wc -l <"$work/lines") - 1))
 [ "$status" = 4 ] && cmp <(seq -f 'line %.0f' "$count"; echo "last $count") "$work/lines" || fail "status $status: $(tail -n 3 "$work/lines")"
 ok "the daemon was killed, and ended, and came back: $count lines, each once, and status 4"
+run -d "$image" doomed sleep 1000 >/dev/null || fail "doomed: $(explain)"
+kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
+rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+c task kill -s SIGKILL doomed || fail "kill without a daemon: $(explain)"
+start_daemon
+wait_until 60 stopped doomed || fail "SIGKILL without a daemon is lost: $(c task ls) $(explain)"
+c task delete doomed >"$work/out" 2>&1
+grep -q 'exit code 137' "$work/out" || fail "delete says: $(cat "$work/out")"
+c container delete doomed || fail "container delete: $(explain)"
+ok "a SIGKILL that no daemon took is carried out by the next"
 
 [ "$(run --rm "$image" many seq 1 300000 | sha256sum)" = "$(seq 1 300000 | sha256sum)" ] || fail "output is not what was written"
 ok "2 MB of output, byte by byte"
