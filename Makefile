@@ -65,7 +65,7 @@ bench: build ## start-up of sandboxes, stage by stage; disks under load
 	@deploy/demo.sh --bench $(TARGET)/release/slipway
 	$(TARGET)/release/slipway bench block --native --quick
 
-install: build ## install to PREFIX (/usr/local), with completions and man pages
+install: build ## install to PREFIX (/usr/local), with completions, man pages and units of systemd
 	install -D -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
 	    $(TARGET)/release/containerd-shim-slipway-v2 -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
@@ -75,6 +75,9 @@ install: build ## install to PREFIX (/usr/local), with completions and man pages
 	    $(abspath $(TARGET))/release/slipway completions zsh >zsh/site-functions/_slipway && \
 	    $(abspath $(TARGET))/release/slipway completions fish >fish/vendor_completions.d/slipway.fish
 	$(TARGET)/release/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	for unit in deploy/*.service; do sed 's#/usr/bin/#$(PREFIX)/bin/#' $$unit \
+	    >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; done
 	install -D -m 644 host/port/include/slipway_port.h $(DESTDIR)$(PREFIX)/include/slipway_port.h
 	for library in $(TARGET)/release/libslipway*.so; do \
 	    install -D -m 644 $$library -t $(DESTDIR)$(PREFIX)/lib/slipway; done

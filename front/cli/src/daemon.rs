@@ -25,7 +25,7 @@ use tonic::transport::server::{Connected, UdsConnectInfo};
 use crate::args::DaemonArgs;
 use crate::client::need_root;
 use crate::vmm::vmms;
-use crate::{image, keeper};
+use crate::{image, keeper, systemd};
 
 /// The time without clients and work after which an embedded daemon ends.
 const IDLE: Duration = Duration::from_secs(5);
@@ -100,6 +100,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
     std::fs::rename(&unborn, &socket)?;
     tracing::info!(socket = %socket.display(), "serving");
+    systemd::ready();
     let incoming = Counted::incoming(listener, connections.clone());
     let watcher = tokio::spawn(end(node, plane, connections, ends_when_idle, socket, stop));
     let farewell = if keeps { SHORT_FAREWELL } else { FAREWELL };

@@ -38,6 +38,7 @@ mod session;
 mod size;
 mod snoop;
 mod socket;
+mod systemd;
 mod table;
 mod vmm;
 mod volume;

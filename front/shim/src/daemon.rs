@@ -57,7 +57,8 @@ impl Daemon {
         let channel = slipway_sandbox_api::connect(&self.socket()).await.map_err(|_| {
             let at = self.socket();
             let message = format!(
-                "no Slipway daemon serves at {}: start it with `slipway daemon`",
+                "no Slipway daemon serves at {}: start it with `systemctl start slipway` or \
+                 `slipway daemon`",
                 at.display()
             );
             Failure::new(Code::Unavailable, message)

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_sgiov::{
     Carrier, Engine, LinkSettings, Policy, Reload, Renewal, Settings, Stop, ends_within,
     raise_descriptor_limit,
@@ -49,7 +48,7 @@ pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
     let mut engine = Engine::bind(settings)?;
     heed_signals(engine.stop(), engine.reload(), files)?;
     tracing::info!(socket = %socket.display(), tenants, rules, "the socket engine serves");
-    notify_systemd();
+    crate::systemd::ready();
     engine.run()?;
     Ok(0)
 }
@@ -124,21 +123,6 @@ fn heed_signals(stop: Stop, reload: Reload, mut files: Files) -> Result<()> {
         stop.stop();
     })?;
     Ok(())
-}
-
-/// Reports to the service manager that the engine serves, if it asked for that (sd_notify(3)).
-fn notify_systemd() {
-    use std::os::unix::ffi::OsStrExt;
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match path.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddrUnix::new_abstract_name(name),
-        None => SocketAddrUnix::new(&path),
-    };
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
-    if let (Ok(address), Ok(socket)) = (address, socket) {
-        let _ = rustix::net::sendto(&socket, b"READY=1", SendFlags::NOSIGNAL, &address);
-    }
 }
 
 /// Prints a summary of a policy, or what is wrong with it.
