@@ -1,4 +1,4 @@
-//! What a program of the node tells the service manager that started it.
+//! Messages to the service manager that started this program.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
