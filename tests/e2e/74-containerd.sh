@@ -218,7 +218,8 @@ run -d "$image" meanwhile sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 9'
 sandbox=$("$slipway" ps --quiet | grep '^meanwhile-') || fail "no sandbox of that name: $("$slipway" ps)"
 "$slipway" inspect "$sandbox" | grep -q '"dev.slipway.containerd.id": "meanwhile"' || fail "labels: $("$slipway" inspect "$sandbox")"
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
-timeout 60 "$slipway" exec "$sandbox" -- sh -c ': >/stop' || fail "exec: $(explain)"
+# A process that lets its container end may end with it, so its status says nothing here.
+timeout 60 "$slipway" exec "$sandbox" -- sh -c ': >/stop'
 [ "$(timeout 60 "$slipway" wait "$sandbox")" = 9 ] || fail "the container did not end: $("$slipway" ps)"
 start_containerd
 stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
@@ -229,7 +230,7 @@ c container delete meanwhile || fail "container delete: $(explain)"
 wait "$listener" 2>/dev/null; listener=''
 c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "after containerd's restart: $(c task ls) $(explain)"
 c task attach web >"$work/attached" 2>&1 & attached=$!
-c task exec --exec-id four --fifo-dir "$work/fifo" web sh -c ': >/stop' </dev/null || fail "exec after containerd's restart"
+c task exec --exec-id four --fifo-dir "$work/fifo" web sh -c ': >/stop' </dev/null
 wait "$attached"; status=$?
 [ "$status:$(tail -n 1 "$work/attached" | tr -d '\r')" = 5:down ] || fail "attach: status $status, $(cat "$work/attached")"
 c task delete web >/dev/null 2>&1; c container delete web || fail "container delete: $(explain)"
@@ -256,7 +257,7 @@ for signal in KILL TERM; do
     more() { [ "$(wc -l <"$work/lines")" -gt "$seen" ]; }
     wait_until 60 more || fail "no more lines: $(tail -n 3 "$work/lines") $(explain)"
 done
-c task exec --exec-id stop --fifo-dir "$work/fifo" lines sh -c ': >/stop' </dev/null || fail "exec after the daemon's restart: $(explain)"
+c task exec --exec-id stop --fifo-dir "$work/fifo" lines sh -c ': >/stop' </dev/null
 wait "$client"; status=$?
 count=$(($(wc -l <"$work/lines") - 1))
 [ "$status" = 4 ] && cmp <(seq -f 'line %.0f' "$count"; echo "last $count") "$work/lines" || fail "status $status: $(tail -n 3 "$work/lines")"
