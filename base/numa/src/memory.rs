@@ -31,8 +31,8 @@ fn check(result: libc::c_long) -> io::Result<()> {
 /// makes their pages. A file of huge pages (hugetlbfs) does not: each mapping has its own.
 ///
 /// # Errors
-/// Those of mbind(2): the process may not use the node's memory, the range is not mapped or its
-/// address no multiple of a page, or the kernel has no NUMA.
+/// The errors of mbind(2): the process may not use the node's memory, the range is not mapped or
+/// its address is no multiple of a page, or the kernel has no NUMA.
 pub fn prefer(address: u64, len: u64, node: NumaNode) -> io::Result<()> {
     let nodes = mask(node);
     // Static: the home of memory is a node of the host, whatever nodes the process may use later.
@@ -48,7 +48,7 @@ pub fn prefer(address: u64, len: u64, node: NumaNode) -> io::Result<()> {
 /// set_mempolicy(2)): where the kernel reserves huge pages, it heeds this and no mapping's policy.
 ///
 /// # Errors
-/// Those of get_mempolicy(2) and set_mempolicy(2), before `work`: the process may not use the
+/// The errors of get_mempolicy(2) and set_mempolicy(2), before `work`: the process may not use the
 /// node's memory, or the kernel has no NUMA.
 pub fn bound_to<T>(node: NumaNode, work: impl FnOnce() -> T) -> io::Result<T> {
     let (mut mode, mut nodes) = (libc::MPOL_DEFAULT, Mask::default());

@@ -165,7 +165,7 @@ impl Mapping {
     /// Has the kernel make pages on `node` from now on, as [`slipway_numa::prefer`] does.
     ///
     /// # Errors
-    /// Those of mbind(2); `InvalidInput` for memory that is no mapped file of this mapping's own.
+    /// The errors of mbind(2); `InvalidInput` if this mapping has mapped no file itself.
     pub(crate) fn prefer(&self, node: NumaNode) -> std::io::Result<()> {
         match &self.owner {
             Owner::File { start, len, .. } => {
@@ -179,7 +179,7 @@ impl Mapping {
     /// page, where this mapping has them made. Pages that are there stay as they are.
     ///
     /// # Errors
-    /// Those of madvise(2): the host has no memory left.
+    /// The errors of madvise(2): the host has no memory left.
     ///
     /// # Panics
     /// If `offset..offset + len` leaves the mapping.
