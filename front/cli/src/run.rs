@@ -376,6 +376,7 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
         queues: args.network.queues.unwrap_or(0),
         socket_engine: if args.network.sockets { socket_engine(run_dir)? } else { String::new() },
         files: copy::read(&args.copy)?,
+        ..v1::RunSpec::default()
     })
 }
 
@@ -441,6 +442,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         stdin: args.process.interactive,
         detach: false,
         privileged: args.process.privileged,
+        ..v1::ExecSpec::default()
     };
     let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
     let mut client = connect(node, config).await?;

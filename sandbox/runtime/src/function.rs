@@ -176,6 +176,7 @@ pub fn create_request(
         names: network::names(record),
         sockets: record.sockets.is_some(),
         files,
+        ..Default::default()
     }
 }
 

@@ -118,6 +118,7 @@ pub fn agent_spec(process: &Process) -> agent_v1::ProcessSpec {
         columns: process.columns,
         stdin: process.stdin,
         limits: limits.collect(),
+        security: None,
     }
 }
 

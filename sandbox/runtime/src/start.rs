@@ -293,6 +293,7 @@ async fn container(
         hostname: record.hostname.clone(),
         realtime_ns: realtime_ns(),
         entropy: (0..4).flat_map(|_| name::random().to_ne_bytes()).collect(),
+        ..Default::default()
     };
     agent.call(|mut client| async move { client.configure(configure).await }).await?;
     let create = function::create_request(record, sandbox.take_copies());

@@ -46,5 +46,6 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         sockets: record.sockets.is_some(),
         cpus: record.cpus,
         max_cpus: record.max_cpus,
+        ..Default::default()
     }
 }
