@@ -6,6 +6,7 @@ mod disk;
 mod endpoint;
 mod manage;
 mod network;
+mod pod;
 mod port;
 mod run;
 mod snoop;
@@ -22,6 +23,7 @@ pub use manage::{
     UpdateArgs,
 };
 pub use network::{NetworkArgs, NetworkCommand};
+pub use pod::{PodCommand, PodCreateArgs, PodPsArgs};
 pub use port::{
     CaptureArgs, Direction, ImpairArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched,
     TraceArgs,
@@ -112,6 +114,9 @@ pub enum Command {
     Stats(StatsArgs),
     /// Give a running sandbox more CPUs, or take some away
     Update(UpdateArgs),
+    /// Manage pods: sandboxes with several containers
+    #[command(subcommand)]
+    Pod(PodCommand),
     /// Manage the image cache
     #[command(subcommand)]
     Image(ImageCommand),

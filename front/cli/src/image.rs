@@ -8,7 +8,7 @@ use slipway_image::{
     Tools,
 };
 use slipway_runtime::Config;
-use slipway_runtime::record::Store;
+use slipway_runtime::record::{Record, Store};
 
 use crate::args::{ImageCommand, Pull};
 use crate::client::need_root;
@@ -109,7 +109,8 @@ fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
     for id in ids {
         // An image in use must not be removed, so a record that cannot be read is an error.
         let record = Store::new(&dir, &id).load()?;
-        used.extend(record.and_then(|record| record.image_digest.parse::<Digest>().ok()));
+        let digests = record.iter().flat_map(Record::image_digests);
+        used.extend(digests.filter_map(|digest| digest.parse::<Digest>().ok()));
     }
     Ok(used)
 }

@@ -28,6 +28,7 @@ mod manage;
 mod network;
 mod out;
 mod pktgen;
+mod pod;
 mod pool;
 mod port;
 mod port_tools;
@@ -184,6 +185,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Run(args) => return run::run(&cli.node, &config, args).await,
         Command::Exec(args) => return run::exec(&cli.node, &config, args).await,
         Command::Attach(args) => return run::attach(&cli.node, &config, &args.name).await,
+        Command::Pod(command) => return pod::command(&cli.node, &config, command).await,
         Command::Image(command) => return image::command(&config, command).await,
         Command::Endpoint(command) => {
             return endpoint::command(&cli.node, &config, command).await;

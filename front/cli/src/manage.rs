@@ -18,7 +18,8 @@ fn named(name: &str) -> v1::Name {
     v1::Name { name: name.to_owned() }
 }
 
-async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
+/// Returns all sandboxes, the oldest first.
+pub async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
     let reply = client.list(v1::Empty {}).await.map_err(|status| refused(&status))?;
     Ok(reply.into_inner().sandboxes)
 }
@@ -27,21 +28,41 @@ async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
 pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
     let mut sandboxes = list(&mut client).await?;
     sandboxes.retain(|one| !args.running || one.state == "running");
-    if args.json {
-        let all: Vec<_> = sandboxes.iter().map(json).collect();
-        crate::say!("{}", serde_json::to_string_pretty(&all)?);
-    } else if args.quiet {
+    if args.quiet && !args.json {
         sandboxes.iter().for_each(|one| crate::say!("{}", one.name));
     } else {
-        let rows: Vec<_> = sandboxes.iter().map(row).collect();
-        let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "ADDRESS", "PORTS", "STATE"];
-        crate::out::print(format_args!("{}", table(header, &rows)));
+        print_list(&sandboxes, args.json)?;
     }
     Ok(0)
 }
 
+/// Prints sandboxes, each pod followed by its containers.
+///
+/// # Errors
+/// They cannot be written as JSON.
+pub fn print_list(sandboxes: &[v1::Sandbox], as_json: bool) -> Result<()> {
+    if as_json {
+        let all: Vec<_> = sandboxes.iter().map(json).collect();
+        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(());
+    }
+    let mut rows = Vec::new();
+    for sandbox in sandboxes {
+        rows.push(row(sandbox));
+        rows.extend(sandbox.containers.iter().map(|container| container_row(sandbox, container)));
+    }
+    let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "ADDRESS", "PORTS", "STATE"];
+    crate::out::print(format_args!("{}", table(header, &rows)));
+    Ok(())
+}
+
+/// Returns whether a state is one of a sandbox or container that has ended.
+fn has_ended(state: &str) -> bool {
+    matches!(state, "exited" | "failed" | "lost")
+}
+
 fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
-    let ended = matches!(sandbox.state.as_str(), "exited" | "failed" | "lost");
+    let ended = has_ended(&sandbox.state);
     serde_json::json!({
         "id": sandbox.id,
         "name": sandbox.name,
@@ -59,21 +80,52 @@ fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
         "sockets": sandbox.sockets,
         "cpus": sandbox.cpus,
         "max_cpus": sandbox.max_cpus,
+        "pod": sandbox.pod,
+        "containers": sandbox.containers.iter().map(container_json).collect::<Vec<_>>(),
     })
 }
 
-fn row(sandbox: &v1::Sandbox) -> [String; 8] {
-    let state = match (sandbox.state.as_str(), sandbox.reason.as_str()) {
-        ("exited", "") => format!("exited ({})", sandbox.exit_status),
-        ("exited", why) => format!("exited ({}): {}", sandbox.exit_status, printable(why)),
-        ("failed" | "lost", why) => format!("{}: {}", sandbox.state, printable(why)),
+fn container_json(container: &v1::Container) -> serde_json::Value {
+    serde_json::json!({
+        "name": container.name,
+        "image": container.image,
+        "command": container.command,
+        "state": container.state,
+        "created_ns": container.created_ns,
+        "exit_status": has_ended(&container.state).then_some(container.exit_status),
+        "reason": container.reason,
+    })
+}
+
+fn state(state: &str, exit_status: u32, reason: &str) -> String {
+    match (state, reason) {
+        ("exited", "") => format!("exited ({exit_status})"),
+        ("exited", why) => format!("exited ({exit_status}): {}", printable(why)),
+        ("failed" | "lost", why) => format!("{state}: {}", printable(why)),
         (state, _) => state.to_owned(),
-    };
-    let mut command = printable(&sandbox.command);
-    if command.chars().count() > 30 {
-        command = command.chars().take(29).collect::<String>() + "…";
     }
-    let image = printable(&sandbox.image);
+}
+
+fn short(command: &str) -> String {
+    let command = printable(command);
+    if command.chars().count() > 30 {
+        return command.chars().take(29).collect::<String>() + "…";
+    }
+    command
+}
+
+fn container_row(pod: &v1::Sandbox, container: &v1::Container) -> [String; 8] {
+    let name = format!("{}/{}", pod.name, container.name);
+    let (image, command) = (printable(&container.image), short(&container.command));
+    let (address, ports) = (String::new(), String::new());
+    let state = state(&container.state, container.exit_status, &container.reason);
+    [pod.id.clone(), name, image, command, ago(container.created_ns), address, ports, state]
+}
+
+fn row(sandbox: &v1::Sandbox) -> [String; 8] {
+    let state = state(&sandbox.state, sandbox.exit_status, &sandbox.reason);
+    let command = short(&sandbox.command);
+    let image = if sandbox.pod { "(pod)".to_owned() } else { printable(&sandbox.image) };
     let address = sandbox.addresses.first().cloned().unwrap_or_default();
     let (id, name) = (sandbox.id.clone(), sandbox.name.clone());
     let created = ago(sandbox.created_ns);
@@ -103,8 +155,16 @@ pub async fn logs(mut client: SandboxClient, config: &Config, args: &LogsArgs) -
 /// Prints why a sandbox failed, which its output cannot say.
 async fn tell_failure(mut client: SandboxClient, name: &str) -> Result<()> {
     let reply = client.inspect(named(name)).await.map_err(|status| refused(&status))?;
-    if let Some(sandbox) = reply.into_inner().sandbox.filter(|sandbox| sandbox.state == "failed") {
-        crate::complain(&anyhow!("{} failed: {}", sandbox.name, printable(&sandbox.reason)));
+    let Some(sandbox) = reply.into_inner().sandbox else { return Ok(()) };
+    let (state, reason) = match name.split_once('/') {
+        None => (&sandbox.state, &sandbox.reason),
+        Some((_, name)) => match sandbox.containers.iter().find(|one| one.name == name) {
+            Some(container) => (&container.state, &container.reason),
+            None => return Ok(()),
+        },
+    };
+    if state == "failed" {
+        crate::complain(&anyhow!("{name} failed: {}", printable(reason)));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use slipway_runtime::v1::{self, run_in};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
-use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
+use crate::args::{ExecArgs, MachineArgs, NetworkArgs, NodeArgs, ProcessArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, refused};
 use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
@@ -330,7 +330,7 @@ async fn rejoin(
 }
 
 /// Returns the exit status, and prints the reason if the status is not the container's own.
-fn status(name: &str, exit: &v1::Exit) -> i32 {
+pub fn status(name: &str, exit: &v1::Exit) -> i32 {
     if !exit.reason.is_empty() {
         eprintln!("slipway: {name}: {}", crate::table::printable(&exit.reason));
     }
@@ -339,16 +339,23 @@ fn status(name: &str, exit: &v1::Exit) -> i32 {
 
 fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
     let (rows, columns) = terminal_size();
-    let MachineArgs { memory, cpus, max_cpus, kernel, accel } = &args.machine;
-    let kernel = kernel.as_deref().map(absolute).transpose()?;
+    let memory = args.machine.memory.unwrap_or(0);
+    let of_pod = match args.pod {
+        Some(_) => v1::RunSpec {
+            resources: Some(v1::Resources { memory_bytes: memory, ..Default::default() }),
+            ..machine(
+                &MachineArgs { memory: None, ..args.machine.clone() },
+                &args.network,
+                run_dir,
+            )?
+        },
+        None => machine(&args.machine, &args.network, run_dir)?,
+    };
     Ok(v1::RunSpec {
+        pod: args.pod.clone().unwrap_or_default(),
         name: args.name.clone().unwrap_or_default(),
         image: args.image.clone(),
         image_digest: digest.to_owned(),
-        // 0 stands for "not given", so an explicit 0 becomes 1.
-        memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
-        cpus: cpus.unwrap_or(0),
-        max_cpus: max_cpus.unwrap_or(0),
         command: args.command.clone(),
         entrypoint: args.entrypoint.clone(),
         env: environment(&args.process)?,
@@ -364,20 +371,42 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
         privileged: args.process.privileged,
         read_only: args.read_only,
         volumes: args.volume.iter().map(|volume| volume.0.clone()).collect(),
-        kernel: kernel.unwrap_or_default(),
-        labels: args.label.iter().map(|text| label(text)).collect::<Result<_>>()?,
+        labels: labels(&args.label)?,
         limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
-        accelerator: accel.clone().unwrap_or_default(),
-        network: args.network.network.clone().unwrap_or_default(),
-        mac: args.network.mac.clone().unwrap_or_default(),
-        addresses: args.network.ip.clone(),
-        publish: args.network.publish.clone(),
-        wait_network: args.network.wait_network,
-        queues: args.network.queues.unwrap_or(0),
-        socket_engine: if args.network.sockets { socket_engine(run_dir)? } else { String::new() },
         files: copy::read(&args.copy)?,
+        ..of_pod
+    })
+}
+
+/// Returns the specification of a sandbox that has this machine and network, and no container yet.
+pub fn machine(
+    machine: &MachineArgs,
+    network: &NetworkArgs,
+    run_dir: &Path,
+) -> Result<v1::RunSpec> {
+    let MachineArgs { memory, cpus, max_cpus, kernel, accel } = machine;
+    let kernel = kernel.as_deref().map(absolute).transpose()?;
+    Ok(v1::RunSpec {
+        // 0 stands for "not given", so an explicit 0 becomes 1.
+        memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
+        cpus: cpus.unwrap_or(0),
+        max_cpus: max_cpus.unwrap_or(0),
+        kernel: kernel.unwrap_or_default(),
+        accelerator: accel.clone().unwrap_or_default(),
+        network: network.network.clone().unwrap_or_default(),
+        mac: network.mac.clone().unwrap_or_default(),
+        addresses: network.ip.clone(),
+        publish: network.publish.clone(),
+        wait_network: network.wait_network,
+        queues: network.queues.unwrap_or(0),
+        socket_engine: if network.sockets { socket_engine(run_dir)? } else { String::new() },
         ..v1::RunSpec::default()
     })
+}
+
+/// Parses labels.
+pub fn labels(texts: &[String]) -> Result<std::collections::HashMap<String, String>> {
+    texts.iter().map(|text| label(text)).collect()
 }
 
 /// Returns the path of the socket engine that programs started here would use.
@@ -458,7 +487,8 @@ pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32>
     let request = v1::Name { name: name.to_owned() };
     let inspect = client.inspect(request.clone()).await.map_err(|status| refused(&status))?;
     let record: slipway_runtime::record::Record = serde_json::from_str(&inspect.get_ref().json)?;
-    let wishes = session::Wishes { stdin: record.process.stdin, tty: record.process.terminal };
+    let process = &record.settings_of(name).process;
+    let wishes = session::Wishes { stdin: process.stdin, tty: process.terminal };
     let (sender, stream) = requests(run_in::Kind::Attach(request));
     let replies = client.attach(stream).await.map_err(|status| refused(&status))?.into_inner();
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;

@@ -6,12 +6,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use slipway_agent_protocol::v1::Resources;
 
 use crate::device_policy;
 use crate::init::VolumeSpec;
 
 /// The time that removing a cgroup waits for the last process to leave.
 const LEAVE: Duration = Duration::from_secs(2);
+
+/// The period of a CPU limit, microseconds.
+const CPU_PERIOD_US: u32 = 100_000;
 
 /// The directory below which containers have their cgroups.
 pub struct Hierarchy {
@@ -45,11 +49,21 @@ impl Hierarchy {
         self.restricts_devices
     }
 
-    /// Creates the cgroup of container `id`. The name must have been checked.
-    pub fn create(&self, id: &str) -> Result<Cgroup> {
+    /// Creates the cgroup of container `id` with its limits. The name must have been checked.
+    ///
+    /// # Errors
+    /// The kernel lacks a controller, or refuses a limit.
+    pub fn create(&self, id: &str, limits: &Resources) -> Result<Cgroup> {
         let path = self.directory.join(id);
         make(&path).with_context(|| format!("creating cgroup {}", path.display()))?;
-        Ok(Cgroup(path))
+        let cgroup = Cgroup(path);
+        match cgroup.limit(limits) {
+            Ok(()) => Ok(cgroup),
+            Err(error) => {
+                let _ = std::fs::remove_dir(cgroup.path());
+                Err(error)
+            }
+        }
     }
 }
 
@@ -67,6 +81,22 @@ impl Cgroup {
     /// Returns the cgroup's directory.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Sets limits. Those that are 0 stay as they are.
+    fn limit(&self, limits: &Resources) -> Result<()> {
+        let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } = limits;
+        let files = [
+            ("memory.max", *memory_bytes, memory_bytes.to_string()),
+            ("cpu.max", *cpu_quota_us, format!("{cpu_quota_us} {CPU_PERIOD_US}")),
+            ("cpu.weight", u64::from(*cpu_weight), cpu_weight.to_string()),
+            ("pids.max", u64::from(*pids), pids.to_string()),
+        ];
+        for (file, _, value) in files.iter().filter(|(_, limit, _)| *limit != 0) {
+            std::fs::write(self.0.join(file), value)
+                .with_context(|| format!("setting the container's {file} to {value}"))?;
+        }
+        Ok(())
     }
 
     /// Restricts the container's processes to opening the standard devices and `volumes`.

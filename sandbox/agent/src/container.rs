@@ -16,7 +16,7 @@ use crate::log;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::sockets::Files;
-use crate::{nvme, pmem};
+use crate::{machine, nvme, pmem};
 
 /// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
@@ -77,8 +77,10 @@ impl Container {
             None if root.shared_image => pmem::find(&places.sysfs).await?,
             None => return Err(anyhow!("no image given").into()),
         };
+        let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
+        let limits = request.resources.unwrap_or_default();
         let cgroup = match &places.hierarchy {
-            Some(hierarchy) => Some(hierarchy.create(&request.id)?),
+            Some(hierarchy) => Some(hierarchy.create(&request.id, &limits)?),
             None => None,
         };
         let mut spec = InitSpec {
@@ -97,6 +99,7 @@ impl Container {
                 names: request.names,
                 sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
                 files: request.files,
+                shared_memory: shared_memory.to_owned(),
             }),
             join: 0,
             sockets: request.sockets,

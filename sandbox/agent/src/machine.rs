@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
@@ -21,6 +22,10 @@ pub const SYSFS: &str = "/sys";
 pub const BASE: &str = "/containers";
 /// The directory of containers' cgroups.
 pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
+/// The directory that is /dev/shm in all containers of a pod.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// The mount options of /dev/shm, with the size that container engines give it.
+pub const SHARED_MEMORY_OPTIONS: &CStr = c"mode=1777,size=65536k";
 const MODULES: &str = "/modules";
 /// The folder of modules that few sandboxes need.
 const EXTRA_MODULES: &str = "/modules/extra";
@@ -200,6 +205,26 @@ fn load_signed_module(path: &Path) -> io::Result<()> {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns the directory that is /dev/shm in all containers of a pod, and mounts it for the first of
+/// them.
+///
+/// # Errors
+/// It cannot be mounted.
+pub fn shared_memory() -> Result<&'static str> {
+    /// Held while the directory exists and its file system may not be mounted yet.
+    static MOUNTING: Mutex<()> = Mutex::new(());
+    let _mounting = MOUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    match std::fs::create_dir(SHARED_MEMORY) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(SHARED_MEMORY),
+        made => made.context(SHARED_MEMORY)?,
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("tmpfs", SHARED_MEMORY, "tmpfs", flags, SHARED_MEMORY_OPTIONS)
+        .inspect_err(|_| drop(std::fs::remove_dir(SHARED_MEMORY)))
+        .with_context(|| format!("mounting {SHARED_MEMORY}"))?;
+    Ok(SHARED_MEMORY)
 }
 
 /// Brings the loopback interface up (netdevice(7)).

@@ -15,14 +15,14 @@ use std::time::Duration;
 use slipway_hypervisor::{LeftVm, Vm, VmRecord};
 use slipway_plane_api::v1 as plane_v1;
 
-use crate::agent::{Agent, process};
-use crate::lock::lock;
+use crate::agent::Agent;
+use crate::carrier::Carrier;
+use crate::container::Target;
 use crate::node::Node;
 use crate::record::{Record, SandboxState};
-use crate::running::{CONTAINER, Running};
+use crate::running::Running;
 use crate::sandbox::Sandbox;
-use crate::stdio::{self, Input};
-use crate::{Error, Result, cpus, function, log, network, sockets};
+use crate::{Error, Result, cpus, function, network, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
@@ -57,7 +57,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         return Err(lost("its VMM ended while no daemon ran"));
     }
     if let Some(identity) = record.shared_root {
-        let (digest, pid) = (&record.image_digest, left.record.pid);
+        let (digest, pid) = (&record.settings.image_digest, left.record.pid);
         let root = node.roots.adopt(digest, identity, pid, &sandbox.lane).await?;
         sandbox.hold_root(Some(root));
     }
@@ -76,31 +76,17 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         agent = reach(node, sandbox, &left.agent_socket) => agent?,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
-    let path = sandbox.store.log();
-    let (log, most) = (path.clone(), node.config.log_bytes);
-    let writer = sandbox.lane.run(move || log::Writer::open(&log, most)).await;
-    let mut writer = writer.map_err(Error::file("cannot go on with", &path))?;
-    let taken = || Error::Agent("its input was taken already".to_owned());
-    let input = lock(&sandbox.input_end).take().ok_or_else(taken)?;
-    let container = process(CONTAINER, "");
-    let (output, from) = stdio::resume(&agent, container.clone(), writer.position(), input).await?;
-    if from != writer.position() {
-        // Bytes are missing from the log: the disk was full, and the container went on.
-        let sought = sandbox.lane.run(move || writer.seek(from).map(|()| writer)).await;
-        writer = sought.map_err(Error::file("cannot write", &path))?;
-    }
-    // Piped input was carried by the last daemon, and some of it may be lost. So the process gets
-    // end of file.
-    if record.process.stdin && !record.process.terminal {
-        let _ = sandbox.input.try_send(Input::Close);
-    }
+    let own = Target::own(Arc::clone(sandbox));
+    let carrier = match record.pod {
+        true => None,
+        false => Some(Carrier::attach(&own, &agent, node.config.log_bytes, None).await?),
+    };
+    own.end_lost_input();
     cpus::recount(sandbox, &*vm).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
-    let (carried, teller) = (Arc::clone(sandbox), agent.clone());
-    let lane = sandbox.lane.clone();
-    let carry = async move { carried.fanout.carry(teller, container, output, writer, lane).await };
-    Ok(Running::new(vm, agent, tokio::spawn(carry)))
+    let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
+    Ok(Running::new(vm, agent, carry))
 }
 
 fn left(node: &Node, record: &Record) -> Option<LeftVm> {

@@ -3,16 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use slipway_image::Image;
 use slipway_telemetry::Timeline;
 
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
-use crate::record::{self, Record, SandboxState, Volume};
+use crate::record::{self, Record, SandboxState, Settings, Volume};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, copies, cpus, name, network, process, sockets, start, volume};
+use crate::{Error, Result, copies, cpus, name, network, pod, process, sockets, start, volume};
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -25,12 +24,15 @@ impl Node {
     /// then.
     pub async fn create(&self, spec: &RunSpec) -> Result<Arc<Sandbox>> {
         let lane = self.lane();
-        let image = self.image(spec).await?;
+        let settings = match spec.makes_pod {
+            true => of_pod(spec)?,
+            false => pod::settings(&self.image(spec).await?, spec)?,
+        };
         let id = name::new_id();
         let store = self.store(&id);
         let (volumes, its) = (spec.volumes.clone(), store.clone());
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
-        let record = self.record(spec, &image, id.clone(), volumes)?;
+        let record = self.record(spec, settings, id.clone(), volumes)?;
         record::check_size(&record)?;
         // An invalid kernel is refused here, since a start with it would fail.
         self.boot.files(record.kernel.as_deref(), Needs::of(&record)).await?;
@@ -39,7 +41,7 @@ impl Node {
         }
         let copies = copies::check(&spec.files)?;
         let sandbox = Sandbox::new(record, store, lane);
-        sandbox.set_copies(copies);
+        sandbox.own.set_copies(copies);
         self.enter(&sandbox)?;
         if let Err(error) = self.keep(&sandbox, spec).await {
             self.abandon(&sandbox).await;
@@ -72,7 +74,7 @@ impl Node {
     fn record(
         &self,
         spec: &RunSpec,
-        image: &Image,
+        settings: Settings,
         id: String,
         volumes: Vec<Volume>,
     ) -> Result<Record> {
@@ -81,11 +83,10 @@ impl Node {
         start::accelerator(&spec.accelerator)?;
         let asked = if spec.cpus == 0 { self.config.cpus } else { spec.cpus };
         let (cpus, max_cpus) = cpus::of_new(asked, spec.max_cpus)?;
-        let signal = &image.config.stop_signal;
         Ok(Record {
-            image: process::or(&spec.image, &image.digest.to_string()),
-            image_digest: image.digest.to_string(),
-            image_path: image.erofs_path.clone(),
+            settings,
+            pod: spec.makes_pod,
+            added: Vec::new(),
             state: SandboxState::Created,
             created_ns: realtime_ns(),
             exit_status: None,
@@ -95,10 +96,6 @@ impl Node {
             boot_cpus: cpus,
             max_cpus,
             hostname: process::or(&spec.hostname, &name),
-            process: process::process(&image.config, spec)?,
-            stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
-            privileged: spec.privileged,
-            read_only: spec.read_only,
             volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),
             accelerator: process::or(&spec.accelerator, &self.config.accelerator),
@@ -114,6 +111,19 @@ impl Node {
             name,
         })
     }
+}
+
+/// Returns the settings of a pod, which has no container.
+///
+/// # Errors
+/// [`Error::Invalid`] if `spec` describes a container.
+fn of_pod(spec: &RunSpec) -> Result<Settings> {
+    let has_image = !spec.image.is_empty() || !spec.image_digest.is_empty();
+    if has_image || !spec.command.is_empty() || !spec.files.is_empty() || !spec.volumes.is_empty() {
+        let why = "a pod has no image, command, files or volumes: its containers have them";
+        return Err(Error::Invalid(why.to_owned()));
+    }
+    Ok(Settings::default())
 }
 
 fn memory(asked: u64, otherwise: u64) -> Result<u64> {

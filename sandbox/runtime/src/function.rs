@@ -12,9 +12,9 @@ use slipway_hypervisor::{DiskModel, EmulatedDisk, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
 
+use crate::container::OWN;
 use crate::node::Node;
-use crate::record::{Device, Record, Volume};
-use crate::running::CONTAINER;
+use crate::record::{Added, Device, Disks, Record, Volume};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, network, process, volume};
 
@@ -57,15 +57,25 @@ pub async fn describe(
         volume::volatile_template(&cache, size)
     });
     let template = made.await?;
-    let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true, pin: false };
-    let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
-    let image = record.shared_root.is_none().then(|| disk(0, Kind::File(image)));
-    let first_nsid = if image.is_some() { IMAGE_NSID } else { VOLATILE_NSID };
-    let mut first: Vec<_> = image.into_iter().chain([disk(0, Kind::Overlay(layer))]).collect();
+    let has_image = record.shared_root.is_none();
+    let first_nsid = if has_image { IMAGE_NSID } else { VOLATILE_NSID };
+    let mut first = Vec::new();
+    if !record.pod {
+        first.extend(has_image.then(|| image_disk(&record.settings.image_path)));
+        first.push(volatile_disk(&template));
+    }
     first.extend(of(record, Device::Namespace).map(volume_disk));
     let own = of(record, Device::Function).map(|volume| vec![volume_disk(volume)]);
     let own = own.map(|disks| numbered(OWN_NSID, disks));
     Ok(std::iter::once(numbered(first_nsid, first)).chain(own).collect())
+}
+
+fn image_disk(path: &Path) -> plane_v1::Disk {
+    disk(0, Kind::File(plane_v1::FileDisk { path: text(path), read_only: true, pin: false }))
+}
+
+fn volatile_disk(template: &Path) -> plane_v1::Disk {
+    disk(0, Kind::Overlay(plane_v1::OverlayDisk { base_path: text(template), limit_bytes: 0 }))
 }
 
 fn text(path: &Path) -> String {
@@ -143,6 +153,53 @@ pub async fn remove(node: &Node, record: &Record) -> Result<()> {
     removed
 }
 
+/// Attaches an image and a volatile layer to the first function of a pod that runs. After an error
+/// neither is attached.
+///
+/// # Errors
+/// [`Error::Plane`], and the errors of [`volume::volatile_template`].
+pub async fn attach_root(node: &Node, sandbox: &Sandbox, image: &Path) -> Result<Disks> {
+    let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
+    let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
+    let image = attach(node, &sandbox.id, image_disk(image)).await?;
+    match attach(node, &sandbox.id, volatile_disk(&template)).await {
+        Ok(volatile) => Ok(Disks { image, volatile }),
+        Err(error) => {
+            detach(node, &sandbox.id, image).await?;
+            Err(error)
+        }
+    }
+}
+
+/// Detaches the disks of [`attach_root`]. Missing ones are no error.
+///
+/// # Errors
+/// [`Error::Plane`] with the first failure. The other disk is detached even so.
+pub async fn detach_root(node: &Node, sandbox: &Sandbox, disks: Disks) -> Result<()> {
+    let image = detach(node, &sandbox.id, disks.image).await;
+    image.and(detach(node, &sandbox.id, disks.volatile).await)
+}
+
+/// Attaches a disk to a function. Returns the identifier of its namespace.
+async fn attach(node: &Node, function: &str, disk: plane_v1::Disk) -> Result<u32> {
+    let (endpoint_id, disk) = (function.to_owned(), Some(disk));
+    let request = plane_v1::AttachDiskRequest { endpoint_id, nsid: 0, disk };
+    let attached = node.plane.clone().attach_disk(request).await;
+    let refused = |status: tonic::Status| Error::Plane(status.message().to_owned());
+    Ok(attached.map_err(refused)?.into_inner().nsid)
+}
+
+async fn detach(node: &Node, function: &str, nsid: u32) -> Result<()> {
+    let namespace = Some(plane_v1::detach_disk_request::Namespace::Nsid(nsid));
+    let request = plane_v1::DetachDiskRequest { endpoint_id: function.to_owned(), namespace };
+    match node.plane.clone().detach_disk(request).await {
+        Err(status) if status.code() != tonic::Code::NotFound => {
+            Err(Error::Plane(status.message().to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the disks whose devices the VMM emulates.
 pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
     let emulated = record.volumes.iter().filter_map(|volume| {
@@ -162,20 +219,51 @@ pub fn create_request(
     files: Vec<agent_v1::File>,
 ) -> agent_v1::CreateContainerRequest {
     agent_v1::CreateContainerRequest {
-        id: CONTAINER.to_owned(),
+        id: OWN.to_owned(),
         root: Some(agent_v1::RootFilesystem {
             image: record.shared_root.is_none().then(|| block_device(0, IMAGE_NSID)),
             volatile_layer: Some(block_device(0, VOLATILE_NSID)),
-            read_only: record.read_only,
+            read_only: record.settings.read_only,
             shared_image: record.shared_root.is_some(),
         }),
         volumes: volumes(record),
-        process: Some(process::agent_spec(&record.process)),
+        process: Some(process::agent_spec(&record.settings.process)),
         hostname: record.hostname.clone(),
-        privileged: record.privileged,
+        privileged: record.settings.privileged,
         names: network::names(record),
         sockets: record.sockets.is_some(),
         files,
+        ..Default::default()
+    }
+}
+
+/// Returns the request with which the agent creates a container of a pod.
+pub fn create_added(
+    record: &Record,
+    added: &Added,
+    disks: Disks,
+    files: Vec<agent_v1::File>,
+) -> agent_v1::CreateContainerRequest {
+    agent_v1::CreateContainerRequest {
+        id: added.name.clone(),
+        root: Some(agent_v1::RootFilesystem {
+            image: Some(block_device(0, disks.image)),
+            volatile_layer: Some(block_device(0, disks.volatile)),
+            read_only: added.settings.read_only,
+            shared_image: false,
+        }),
+        process: Some(process::agent_spec(&added.settings.process)),
+        hostname: added.hostname.clone(),
+        privileged: added.settings.privileged,
+        names: network::names(record),
+        files,
+        in_pod: true,
+        resources: Some(agent_v1::Resources {
+            memory_bytes: added.limits.memory_bytes,
+            cpu_quota_us: added.limits.cpu_quota_us,
+            cpu_weight: added.limits.cpu_weight,
+            pids: added.limits.pids,
+        }),
         ..Default::default()
     }
 }

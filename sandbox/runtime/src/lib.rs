@@ -16,6 +16,8 @@
 //! - `start` leads a sandbox through its stages (control group, disks, NVMe functions, VMM, guest,
 //!   container). One function of it releases everything at the end, and also cleans up after a
 //!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
+//! - [`container`] is one container with its streams; `pod` adds containers to a sandbox that has
+//!   none of its own, and `carrier` carries their output;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
@@ -24,8 +26,7 @@
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
 //!
-//! Not implemented: several containers in one sandbox (which the agent's protocol allows),
-//! templates of microVMs, pools of control groups.
+//! Not implemented: templates of microVMs, pools of control groups, volumes of a pod's containers.
 //!
 //! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls
 //! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings; `rustix`
@@ -34,8 +35,10 @@
 mod adopt;
 pub mod agent;
 pub mod boot;
+mod carrier;
 pub mod cgroup;
 pub mod config;
+pub mod container;
 mod copies;
 mod cpus;
 mod create;
@@ -50,6 +53,7 @@ mod memory;
 pub mod name;
 mod network;
 mod node;
+mod pod;
 pub mod proc;
 pub mod process;
 pub mod record;

@@ -68,7 +68,7 @@ async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     note(sandbox, released);
     let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping())).await;
     note(sandbox, finished);
-    sandbox.fanout.close();
+    sandbox.close_outputs();
     node.settled();
 }
 
@@ -83,21 +83,51 @@ fn note(sandbox: &Sandbox, outcome: Result<()>) {
 fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     record.vm = None;
     record.vmm_uid = None;
-    match ended {
-        Ok(status) => {
-            record.state = SandboxState::Exited;
-            record.exit_status = Some(status);
+    let outcome = Outcome::of(ended, stopped);
+    (record.state, record.exit_status) = (outcome.state, Some(outcome.exit_status));
+    record.reason = outcome.reason.unwrap_or(std::mem::take(&mut record.reason));
+    finish_added(record, "its pod ended");
+}
+
+/// Marks the containers of a pod that has ended as ended. One whose own exit status is known keeps
+/// that.
+pub(crate) fn finish_added(record: &mut Record, reason: &str) {
+    for added in record.added.iter_mut().filter(|added| added.state.is_live()) {
+        (added.state, added.disks) = (SandboxState::Exited, None);
+        if added.exit_status.is_none() {
+            added.exit_status = Some(128 + libc::SIGKILL as u32);
+            added.reason = slipway_printable::line(reason, MOST_MESSAGE);
         }
-        Err(_) if stopped => {
-            record.state = SandboxState::Exited;
-            record.exit_status = Some(128 + libc::SIGKILL as u32);
-            record.reason = "killed".to_owned();
-        }
-        Err(error) => {
-            record.state = SandboxState::Failed;
-            record.exit_status = Some(exit_status_of(&error));
-            // The message may contain text of a VMM's or an engine's beside ours.
-            record.reason = slipway_printable::line(&error.to_string(), MOST_MESSAGE);
+    }
+}
+
+/// How the life of a container or a pod ended.
+pub(crate) struct Outcome {
+    /// [`SandboxState::Exited`] or [`SandboxState::Failed`].
+    pub state: SandboxState,
+    /// The exit status, 0 to 255.
+    pub exit_status: u32,
+    /// The reason, or `None` if the container ended by itself.
+    pub reason: Option<String>,
+}
+
+impl Outcome {
+    /// Returns the outcome of a life that ended with an exit status or by an error. `stopped` is
+    /// set if the microVM was killed on request.
+    pub fn of(ended: Result<u32>, stopped: bool) -> Self {
+        match ended {
+            Ok(exit_status) => Self { state: SandboxState::Exited, exit_status, reason: None },
+            Err(_) if stopped => Self {
+                state: SandboxState::Exited,
+                exit_status: 128 + libc::SIGKILL as u32,
+                reason: Some("killed".to_owned()),
+            },
+            Err(error) => Self {
+                state: SandboxState::Failed,
+                exit_status: exit_status_of(&error),
+                // The message may contain text of a VMM's or an engine's beside ours.
+                reason: Some(slipway_printable::line(&error.to_string(), MOST_MESSAGE)),
+            },
         }
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use crate::boot::{Boot, Known};
 use crate::config::Config;
+use crate::container::Target;
 use crate::files::{Files, Lane};
 use crate::guests::Guests;
 use crate::lock::lock;
@@ -182,6 +183,22 @@ impl Node {
             (Some(only), None) => Ok(Arc::clone(only)),
             (Some(_), Some(_)) => Err(Error::Ambiguous(named.to_owned())),
             (None, _) => Err(Error::NoSandbox(named.to_owned())),
+        }
+    }
+
+    /// Returns the container that `named` names: the own one of a sandbox, or with a slash one of a
+    /// pod.
+    ///
+    /// # Errors
+    /// [`Error::NoSandbox`], [`Error::Ambiguous`].
+    pub fn target(&self, named: &str) -> Result<Target> {
+        let Some((pod, container)) = named.split_once('/') else {
+            return Ok(Target::own(self.find(named)?));
+        };
+        let sandbox = self.find(pod)?;
+        match sandbox.find_added(container) {
+            Some(container) => Ok(Target { sandbox, container }),
+            None => Err(Error::NoSandbox(named.to_owned())),
         }
     }
 

@@ -3,6 +3,8 @@
 //! A field that is added later needs `#[serde(default)]`: a daemon passes over records that it
 //! cannot read, with a warning, and their sandboxes with them.
 
+mod container;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
+pub use self::container::{Added, Disks, Limits, Settings};
 use crate::{Error, Result};
 
 /// A sandbox's state in its life cycle.
@@ -154,12 +157,15 @@ pub struct Record {
     pub id: String,
     /// The sandbox's name, unique among the sandboxes of the node.
     pub name: String,
-    /// The image's name as the user gave it.
-    pub image: String,
-    /// The digest of the image's manifest.
-    pub image_digest: String,
-    /// The image's EROFS file: the read-only root.
-    pub image_path: PathBuf,
+    /// The image and the first process of the sandbox's own container. A pod has none.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Set if the sandbox is a pod: it has no container of its own, and ends when it is stopped.
+    #[serde(default)]
+    pub pod: bool,
+    /// The containers that were added to a pod, in the order of their creation.
+    #[serde(default)]
+    pub added: Vec<Added>,
     /// The sandbox's state.
     pub state: SandboxState,
     /// CLOCK_REALTIME at the sandbox's creation, ns since the epoch.
@@ -180,14 +186,6 @@ pub struct Record {
     pub max_cpus: u32,
     /// The host name in the container's UTS namespace.
     pub hostname: String,
-    /// The container's process.
-    pub process: Process,
-    /// The number of the signal that asks the container to end.
-    pub stop_signal: u32,
-    /// Set if the container has all capabilities and devices.
-    pub privileged: bool,
-    /// Set if the container's root is mounted read-only.
-    pub read_only: bool,
     /// Block volumes; the first is namespace 3.
     pub volumes: Vec<Volume>,
     /// The user's own guest kernel, or `None` for the node's.
@@ -215,6 +213,32 @@ pub struct Record {
     pub vm: Option<VmRecord>,
     /// The timeline of the start, stage by stage; CLOCK_MONOTONIC.
     pub timeline: Timeline,
+}
+
+impl Record {
+    /// Returns the digests of the images of all containers.
+    pub fn image_digests(&self) -> impl Iterator<Item = &str> {
+        let added = self.added.iter().map(|added| &added.settings);
+        let all = std::iter::once(&self.settings).chain(added);
+        all.map(|settings| settings.image_digest.as_str()).filter(|digest| !digest.is_empty())
+    }
+
+    /// Returns the settings of the container that users call `named`: the sandbox's own, or with a
+    /// slash one of the pod's.
+    pub fn settings_of(&self, named: &str) -> &Settings {
+        let added = named.split_once('/').and_then(|(_, container)| self.added(container));
+        added.map_or(&self.settings, |added| &added.settings)
+    }
+
+    /// Returns the container `name` that was added to the pod.
+    pub fn added(&self, name: &str) -> Option<&Added> {
+        self.added.iter().find(|one| one.name == name)
+    }
+
+    /// Returns the container `name` that was added to the pod, to change it.
+    pub fn added_mut(&mut self, name: &str) -> Option<&mut Added> {
+        self.added.iter_mut().find(|one| one.name == name)
+    }
 }
 
 /// The most bytes of a record as its user requested it; the command line and environment of its
@@ -245,6 +269,11 @@ impl Store {
     /// Returns the path of the container's kept output.
     pub fn log(&self) -> PathBuf {
         self.dir.join("output.log")
+    }
+
+    /// Returns the path of the kept output of container `name` of a pod.
+    pub fn added_log(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("output-{name}.log"))
     }
 
     /// Returns the path of the console log: the output of the guest kernel and the agent.
@@ -338,13 +367,13 @@ mod tests {
         let mut record = crate::adopt::tests::record_of(SandboxState::Running);
         check_size(&record).unwrap();
         store.save(&record).unwrap();
-        record.process.env = vec!["x".repeat(MOST_ASKED)];
+        record.settings.process.env = vec!["x".repeat(MOST_ASKED)];
         assert!(matches!(check_size(&record), Err(Error::TooLarge(_))));
         store.save(&record).unwrap();
-        record.process.env = vec!["x".repeat(MOST_RECORD)];
+        record.settings.process.env = vec!["x".repeat(MOST_RECORD)];
         assert!(matches!(store.save(&record), Err(Error::TooLarge(_))));
         // The last record that was small enough to be saved is still there.
-        assert_eq!(store.load().unwrap().unwrap().process.env[0].len(), MOST_ASKED);
+        assert_eq!(store.load().unwrap().unwrap().settings.process.env[0].len(), MOST_ASKED);
     }
 
     #[test]

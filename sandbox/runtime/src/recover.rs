@@ -72,6 +72,7 @@ impl Node {
                     sandbox.update(|record| record.state = SandboxState::Running).await?;
                     tracing::info!(sandbox = sandbox.name, "adopted");
                     self.put_back(Arc::clone(&sandbox));
+                    self.adopt_added(&sandbox);
                     tokio::spawn(life::live_on(self, sandbox, running));
                     return Ok(());
                 }
@@ -102,6 +103,7 @@ impl Node {
         }
         let recorded = sandbox.update(|record| {
             (record.vm, record.vmm_uid) = (None, None);
+            life::finish_added(record, &reason);
             if record.exit_status.is_some() {
                 record.state = SandboxState::Exited;
                 return;
@@ -111,7 +113,7 @@ impl Node {
             record.reason = slipway_printable::line(&reason, MOST_MESSAGE);
         });
         recorded.await?;
-        sandbox.fanout.close();
+        sandbox.close_outputs();
         Ok(())
     }
 

@@ -27,6 +27,9 @@ async fn try_share(
     spec: &mut VmSpec,
 ) -> Result<()> {
     let no = |why: &str| Err(Error::SharedRoot(why.to_owned()));
+    if record.pod {
+        return no("a pod has no root");
+    }
     if record.sockets.is_some() {
         return no("a socket engine takes the memory of its sandbox alone");
     }
@@ -35,7 +38,7 @@ async fn try_share(
     }
     let needs = Needs { sockets: false, shared_root: true };
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
-    let (digest, path) = (&record.image_digest, &record.image_path);
+    let (digest, path) = (&record.settings.image_digest, &record.settings.image_path);
     let root = node.roots.of_image(digest, path, &sandbox.lane).await?;
     (spec.kernel, spec.initramfs) = (boot.kernel, boot.initramfs);
     spec.shared = Some(root.pages().clone());

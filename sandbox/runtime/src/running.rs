@@ -6,41 +6,44 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::Vm;
 
-use crate::agent::{Agent, process};
+use crate::agent::Agent;
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 
-/// The name of the only container of a sandbox. The agent's protocol allows several.
-pub(crate) const CONTAINER: &str = "main";
+/// A task that carries the output of a container.
+pub(crate) type Carry = tokio::task::JoinHandle<Result<()>>;
 
-/// A sandbox whose container runs.
+/// A sandbox whose container runs, or a pod that runs.
 pub struct Running {
     vm: Arc<dyn Vm>,
     agent: Agent,
-    carry: tokio::task::JoinHandle<Result<()>>,
+    carry: Option<Carry>,
 }
 
 impl Running {
-    /// Makes the handle; `carry` is the task that carries the container's output.
-    pub fn new(vm: Arc<dyn Vm>, agent: Agent, carry: tokio::task::JoinHandle<Result<()>>) -> Self {
+    /// Makes the handle; `carry` carries the container's output. A pod has none.
+    pub(crate) fn new(vm: Arc<dyn Vm>, agent: Agent, carry: Option<Carry>) -> Self {
         Self { vm, agent, carry }
     }
 
-    /// Waits for the container's end and returns its exit status.
+    /// Waits for the end of the container, or of the pod, and returns the exit status.
     pub(crate) async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
+        let Some(carry) = self.carry else {
+            tokio::select! {
+                () = sandbox.pod_ends() => {}
+                ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
+            }
+            shut_down(&self.agent, &*self.vm).await;
+            return Ok(0);
+        };
         let ended = tokio::select! {
-            ended = self.agent.wait(process(CONTAINER, "")) => match ended {
+            ended = self.agent.wait(sandbox.own.process()) => match ended {
                 Ok(ended) => ended,
                 Err(error) => return Err(blame(&*self.vm, error).await),
             },
             ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
         };
-        // The container's output was sent completely by now; let it reach the log and attached
-        // clients.
-        let carried = tokio::time::timeout(Duration::from_secs(60), self.carry).await;
-        if !matches!(carried, Ok(Ok(Ok(())))) {
-            tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
-        }
+        carried(carry, &sandbox.name).await;
         // The exit status is recorded before the agent ends, since only the agent knows it, too.
         let recorded = sandbox.update(|record| {
             record.exit_status = Some(ended.status);
@@ -52,6 +55,15 @@ impl Running {
         recorded.await?;
         shut_down(&self.agent, &*self.vm).await;
         Ok(ended.status)
+    }
+}
+
+/// Waits until the output of an ended container has reached the log and the attached clients. The
+/// guest has sent all of it.
+pub(crate) async fn carried(carry: Carry, name: &str) {
+    let carried = tokio::time::timeout(Duration::from_secs(60), carry).await;
+    if !matches!(carried, Ok(Ok(Ok(())))) {
+        tracing::warn!(container = name, "output may be cut: {carried:?}");
     }
 }
 

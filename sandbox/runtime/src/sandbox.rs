@@ -2,17 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use slipway_agent_protocol::v1::File;
 use slipway_hypervisor::Vm;
 use slipway_peer::Bin;
-use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::agent::Agent;
+use crate::container::{Container, OWN};
 use crate::files::Lane;
 use crate::lock::lock;
 use crate::record::{Record, SandboxState, Store};
 use crate::shared_root::SharedRoot;
-use crate::stdio::{Fanout, Input, input};
 use crate::{Error, Result};
 
 /// The most clients that read one sandbox's kept output at once.
@@ -30,25 +29,23 @@ pub struct Sandbox {
     pub lane: Lane,
     /// The bin for descriptors and memory of the VMM, which must be closed without waiting.
     pub bin: Bin,
-    /// The clients attached to the sandbox's output.
-    pub fanout: Fanout,
-    /// The queue to the first process's standard input.
-    pub input: mpsc::Sender<Input>,
-    pub(crate) input_end: Mutex<Option<mpsc::Receiver<Input>>>,
+    /// The sandbox's own container, whose state is the sandbox's. In a pod it stands for the pod.
+    pub own: Arc<Container>,
+    /// The containers that were added to a pod.
+    added: Mutex<Vec<Arc<Container>>>,
     record: Mutex<Versioned>,
     /// The version of the record that is on disk. The lock is held while a version is written.
     saved: tokio::sync::Mutex<u64>,
-    state: watch::Sender<SandboxState>,
     stage: watch::Sender<&'static str>,
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
     root: Mutex<Option<Arc<SharedRoot>>>,
     stopping: watch::Sender<bool>,
+    /// Set once a pod is asked to end.
+    ending: watch::Sender<bool>,
     readers: Arc<Semaphore>,
     /// Held while the number of CPUs is changed.
     cpus: Arc<tokio::sync::Mutex<()>>,
-    /// The files for the container that is not created yet.
-    copies: Mutex<Vec<File>>,
 }
 
 /// A record and the number of changes to it.
@@ -61,25 +58,26 @@ struct Versioned {
 impl Sandbox {
     /// Makes a sandbox of its record. Nothing is started.
     pub fn new(record: Record, store: Store, lane: Lane) -> Arc<Self> {
-        let (input, input_end) = input();
+        let own = Container::new(OWN, store.log(), record.state);
+        let added = record.added.iter();
+        let added =
+            added.map(|one| Container::new(&one.name, store.added_log(&one.name), one.state));
         Arc::new(Self {
             id: record.id.clone(),
             name: record.name.clone(),
-            store,
             lane,
             bin: Bin::new(),
-            fanout: Fanout::default(),
-            input,
-            input_end: Mutex::new(Some(input_end)),
-            state: watch::Sender::new(record.state),
+            own,
+            added: Mutex::new(added.collect()),
+            store,
             stage: watch::Sender::new(""),
             agent: watch::Sender::new(None),
             vm: Mutex::new(None),
             root: Mutex::new(None),
             stopping: watch::Sender::new(false),
+            ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
             cpus: Arc::default(),
-            copies: Mutex::default(),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),
         })
@@ -104,8 +102,8 @@ impl Sandbox {
         record.version
     }
 
-    /// Changes the record, saves it to disk, and then announces the state. When this returns, the
-    /// change is on disk.
+    /// Changes the record, saves it to disk, and then announces the states in it. When this returns,
+    /// the change is on disk.
     ///
     /// Changes that arrive while the record is being written are written together. So at most one
     /// write of a sandbox's record is in flight, whatever happens in the sandbox.
@@ -119,32 +117,67 @@ impl Sandbox {
             return Ok(());
         }
         let Versioned { record, version } = lock(&self.record).clone();
-        let (store, state) = (self.store.clone(), record.state);
-        let outcome = self.lane.run(move || store.save(&record)).await;
+        let store = self.store.clone();
+        let (outcome, record) = self.lane.run(move || (store.save(&record), record)).await;
         if outcome.is_ok() {
             *saved = version;
         }
-        self.state.send_if_modified(|old| std::mem::replace(old, state) != state);
+        self.announce(&record);
         outcome
+    }
+
+    /// Announces the states in `record`: those of the containers before the sandbox's, so that an
+    /// ended pod has no container that seems to run.
+    fn announce(&self, record: &Record) {
+        for container in &*lock(&self.added) {
+            if let Some(added) = record.added(&container.name) {
+                container.announce(added.state);
+            }
+        }
+        self.own.announce(record.state);
     }
 
     /// Announces that a sandbox that was not started has failed. The record on disk is gone.
     pub(crate) fn give_up(&self) {
         self.note(|record| record.state = SandboxState::Failed);
-        self.state.send_replace(SandboxState::Failed);
-        self.fanout.close();
+        self.own.announce(SandboxState::Failed);
+        self.close_outputs();
+    }
+
+    /// Ends the streams of all clients that are attached to outputs.
+    pub(crate) fn close_outputs(&self) {
+        self.own.fanout.close();
+        self.added().iter().for_each(|container| container.fanout.close());
     }
 
     /// Returns the state that was announced last.
     pub fn state(&self) -> SandboxState {
-        *self.state.borrow()
+        self.own.state()
     }
 
     /// Waits until `done` holds for the state, and returns that state.
     pub async fn wait_state(&self, done: impl FnMut(&SandboxState) -> bool) -> SandboxState {
-        let mut watcher = self.state.subscribe();
-        // The sender lives as long as `self`, so the wait cannot fail.
-        watcher.wait_for(done).await.map_or(SandboxState::Lost, |state| *state)
+        self.own.wait_state(done).await
+    }
+
+    /// Returns the containers that were added to a pod, in the order of their creation.
+    pub(crate) fn added(&self) -> Vec<Arc<Container>> {
+        lock(&self.added).clone()
+    }
+
+    /// Returns the container `name` that was added to a pod.
+    pub(crate) fn find_added(&self, name: &str) -> Option<Arc<Container>> {
+        lock(&self.added).iter().find(|one| one.name == name).cloned()
+    }
+
+    /// Adds the handles of a container to a pod.
+    pub(crate) fn insert_added(&self, container: Arc<Container>) {
+        lock(&self.added).push(container);
+    }
+
+    /// Drops the handles of a container that was added to a pod.
+    pub(crate) fn drop_added(&self, name: &str) {
+        lock(&self.added).retain(|one| one.name != name);
     }
 
     /// Announces that a stage of the start has begun.
@@ -155,16 +188,6 @@ impl Sandbox {
     /// Returns a receiver of the stages as they begin.
     pub fn stages(&self) -> watch::Receiver<&'static str> {
         self.stage.subscribe()
-    }
-
-    /// Sets the files that the container will have.
-    pub(crate) fn set_copies(&self, files: Vec<File>) {
-        *lock(&self.copies) = files;
-    }
-
-    /// Takes the files that the container is to have.
-    pub(crate) fn take_copies(&self) -> Vec<File> {
-        std::mem::take(&mut *lock(&self.copies))
     }
 
     /// Sets or clears the handle of the microVM.
@@ -228,6 +251,17 @@ impl Sandbox {
     pub(crate) fn change_cpus(&self) -> Result<OwnedMutexGuard<()>> {
         let permit = Arc::clone(&self.cpus).try_lock_owned();
         permit.map_err(|_| self.wrong_state("its CPUs are being changed; try again"))
+    }
+
+    /// Asks a pod to end once its containers have ended.
+    pub(crate) fn end_pod(&self) {
+        self.ending.send_replace(true);
+    }
+
+    /// Returns once a pod is asked to end.
+    pub(crate) async fn pod_ends(&self) {
+        // The sender is in `self`.
+        let _ = self.ending.subscribe().wait_for(|ending| *ending).await;
     }
 
     /// Returns whether the sandbox was asked to end.

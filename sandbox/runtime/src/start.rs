@@ -16,18 +16,19 @@ use slipway_hypervisor::{
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
-use crate::agent::{Agent, Hello, process};
+use crate::agent::{Agent, Hello};
 use crate::boot::Needs;
+use crate::carrier::Carrier;
 use crate::cgroup::{Cgroup, Limits};
+use crate::container::Target;
 use crate::cpus::cpu_time;
-use crate::lock::lock;
 use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Record, SandboxState};
-use crate::running::{CONTAINER, Running, blame};
+use crate::running::{Carry, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::time::realtime_ns;
-use crate::{Error, Result, function, log, name, network, root, sockets, stdio};
+use crate::{Error, Result, function, name, network, root, sockets};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
@@ -86,7 +87,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let run_dir = node.run_dir(&record.id);
     let memory = stages.run("memory", guest_memory(node, sandbox, &record)).await?;
     let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
-    if node.config.shares_roots()? {
+    if node.config.shares_roots()? && !record.pod {
         stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
     }
     let (record, client) = (sandbox.record(), client_memory(&spec)?);
@@ -134,6 +135,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     if record.sockets.is_some() {
         stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
     }
+    let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
     let carry = stages.run("container", or_end(&*vm, container)).await?;
     // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
@@ -281,14 +283,15 @@ async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Creates the container and runs its process. Returns the task that carries its output.
+/// Configures the guest, creates the container and runs its process once `network` is configured.
+/// Returns the task that carries the container's output. A pod has no container at first.
 async fn container(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
     record: &Record,
     network: Option<network::Configuring>,
     log_bytes: u64,
-) -> Result<tokio::task::JoinHandle<Result<()>>> {
+) -> Result<Option<Carry>> {
     let configure = agent_v1::ConfigureRequest {
         hostname: record.hostname.clone(),
         realtime_ns: realtime_ns(),
@@ -296,23 +299,20 @@ async fn container(
         ..Default::default()
     };
     agent.call(|mut client| async move { client.configure(configure).await }).await?;
-    let create = function::create_request(record, sandbox.take_copies());
+    if record.pod {
+        if let Some(network) = network {
+            network.done().await?;
+        }
+        return Ok(None);
+    }
+    let own = Target::own(Arc::clone(sandbox));
+    let create = function::create_request(record, own.container.take_copies());
     agent.call(|mut client| async move { client.create_container(create).await }).await?;
-    let ended = || Error::Agent("its input was taken already".to_owned());
-    let input = lock(&sandbox.input_end).take().ok_or_else(ended)?;
-    let (output, _) = stdio::resume(agent, process(CONTAINER, ""), 0, input).await?;
-    let path = sandbox.store.log();
-    let opened = sandbox.lane.run(move || {
-        log::Writer::open(&path, log_bytes).map_err(Error::file("cannot write", &path))
-    });
-    let writer = opened.await?;
-    if let Some(network) = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait)) {
+    let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
+    if let Some(network) = network {
         network.done().await?;
     }
-    let start = agent_v1::StartContainerRequest { id: CONTAINER.to_owned() };
+    let start = agent_v1::StartContainerRequest { id: own.container.name.clone() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
-    let (carried, agent, container) = (Arc::clone(sandbox), agent.clone(), process(CONTAINER, ""));
-    let lane = sandbox.lane.clone();
-    let carry = async move { carried.fanout.carry(agent, container, output, writer, lane).await };
-    Ok(tokio::spawn(carry))
+    Ok(Some(carrier.carry(&own, agent)))
 }

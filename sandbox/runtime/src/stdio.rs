@@ -75,6 +75,7 @@ pub async fn open(
 
 /// Opens the agent's stream for `process`, to which `input` is sent, with the output from
 /// `position` on, if the agent still has it. Returns the output and the position of its first byte.
+/// `session` is released when the output has ended.
 ///
 /// # Errors
 /// [`Error::Agent`] if the agent refuses or its position is implausible.
@@ -83,10 +84,11 @@ pub async fn resume(
     process: Option<v1::ProcessRef>,
     position: u64,
     input: mpsc::Receiver<Input>,
+    session: Option<OwnedSemaphorePermit>,
 ) -> Result<(Pieces, u64)> {
     let resume = v1::Resume { process, position };
     let (output, from) =
-        open_with(agent, Some(stdio_in::Kind::Resume(resume)), input, None).await?;
+        open_with(agent, Some(stdio_in::Kind::Resume(resume)), input, session).await?;
     // The position is the guest's word. It may be later than asked (bytes were lost), never
     // earlier, and it must leave room for counts to be added.
     if !(position..=MOST_POSITION).contains(&from) {

@@ -20,7 +20,7 @@ pub struct PsArgs {
 
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// Sandbox: name, id, or the beginning of an id
+    /// Sandbox: name, id, or the beginning of an id; a container of a pod as POD/CONTAINER
     pub name: String,
     /// Go on as it writes, until it ends
     #[arg(short, long)]
@@ -35,13 +35,13 @@ pub struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub struct NameArg {
-    /// Sandbox: name, id, or the beginning of an id
+    /// Sandbox: name, id, or the beginning of an id; a container of a pod as POD/CONTAINER
     pub name: String,
 }
 
 #[derive(Debug, Args)]
 pub struct NamesArg {
-    /// Sandboxes: names, ids, or the beginnings of ids
+    /// Sandboxes: names, ids, or the beginnings of ids; containers of pods as POD/CONTAINER
     #[arg(required = true)]
     pub names: Vec<String>,
 }
@@ -84,7 +84,7 @@ pub struct RmArgs {
     /// All that have ended
     #[arg(long, conflicts_with = "names")]
     pub all: bool,
-    /// Sandboxes: names, ids, or the beginnings of ids
+    /// Sandboxes: names, ids, or the beginnings of ids; containers of pods as POD/CONTAINER
     #[arg(required_unless_present = "all")]
     pub names: Vec<String>,
 }

@@ -22,6 +22,10 @@ pub struct RunArgs {
     /// Name of the sandbox; with --count, NAME-1 to NAME-N [default: made up]
     #[arg(long)]
     pub name: Option<String>,
+    /// Add a container to a running pod, instead of a sandbox of its own; `slipway pod create`
+    /// makes one. Its name is then POD/NAME, and the pod gives it network and CPUs
+    #[arg(long, value_name = "POD", conflicts_with = "count")]
+    pub pod: Option<String>,
     #[command(flatten)]
     pub machine: MachineArgs,
     #[command(flatten)]
@@ -80,7 +84,8 @@ pub enum Pull {
 
 #[derive(Clone, Debug, Args)]
 pub struct MachineArgs {
-    /// Memory of the sandbox, as 512M or 2G [default: 256M]
+    /// Memory of the sandbox, as 512M or 2G [default: 256M]; with --pod, the container's limit
+    /// [default: none]
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// Virtual CPUs [default: 1]
@@ -123,7 +128,7 @@ pub struct ProcessArgs {
 pub struct ExecArgs {
     #[command(flatten)]
     pub process: ProcessArgs,
-    /// Sandbox: name, id, or the beginning of an id
+    /// Sandbox: name, id, or the beginning of an id; a container of a pod as POD/CONTAINER
     pub name: String,
     /// Command and arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]

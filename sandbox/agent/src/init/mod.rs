@@ -24,6 +24,7 @@ mod limits;
 mod root;
 pub mod sockets;
 mod terminal;
+mod tree;
 mod user;
 mod volume;
 
@@ -110,6 +111,10 @@ pub struct ContainerSpec {
     /// The files to write in place of the image's.
     #[prost(message, repeated, tag = "10")]
     pub files: Vec<File>,
+    /// The directory of the sandbox that is /dev/shm in all containers of a pod. Empty: the container
+    /// is alone, with a /dev/shm and an IPC namespace of its own.
+    #[prost(string, tag = "11")]
+    pub shared_memory: String,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.
@@ -185,13 +190,7 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
             .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
     }
     let flags = match &spec.container {
-        Some(_) => {
-            libc::CLONE_NEWNS
-                | libc::CLONE_NEWPID
-                | libc::CLONE_NEWIPC
-                | libc::CLONE_NEWUTS
-                | libc::CLONE_NEWCGROUP
-        }
+        Some(container) => namespaces(container),
         None => {
             join(spec.join)?;
             0
@@ -201,6 +200,16 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
         Some(pid) => channel.report(&Report::Pid(pid.as_raw_nonzero().get())),
         None => inner(channel, &spec),
     }
+}
+
+/// Returns the kinds of the namespaces that a container has for its own. Those of a pod share the
+/// sandbox's IPC namespace, and its host name unless they have one of their own.
+fn namespaces(container: &ContainerSpec) -> i32 {
+    let own = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWCGROUP;
+    let in_pod = !container.shared_memory.is_empty();
+    let ipc = if in_pod { 0 } else { libc::CLONE_NEWIPC };
+    let uts = if in_pod && container.hostname.is_empty() { 0 } else { libc::CLONE_NEWUTS };
+    own | ipc | uts
 }
 
 /// Enters all namespaces of process `pid`. The PID namespace takes effect for children.

@@ -3,6 +3,7 @@
 //! Mount flags and the hidden paths are those of the OCI runtime specification's Linux defaults.
 
 use std::ffi::{CStr, CString};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,8 @@ use rustix::mount::{
     mount_remount, unmount,
 };
 
-use super::{ContainerSpec, Device, dev, files, sockets, volume};
+use super::{ContainerSpec, Device, dev, files, sockets, tree, volume};
+use crate::machine;
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -48,6 +50,10 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         .context("making mounts private")?;
     let devices = if privileged { dev::list(Path::new("/dev"))? } else { Vec::new() };
     let sockets = spec.sockets.as_ref().map(sockets::Detached::take).transpose()?;
+    let shared_memory = match spec.shared_memory.as_str() {
+        "" => None,
+        path => Some(tree::clone(Path::new(path))?),
+    };
     pivot(&assemble(spec)?)?;
     files::write_etc(spec.names.as_ref())?;
     // Before anything is mounted on the root: a link of the image leads into the image only.
@@ -55,6 +61,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         files::put(file)?;
     }
     mount_system(privileged)?;
+    mount_shared_memory(shared_memory.as_ref())?;
     dev::populate(&devices)?;
     for spec in &spec.volumes {
         volume::publish(spec)?;
@@ -159,14 +166,13 @@ fn mount_system(privileged: bool) -> Result<()> {
     files::mount_point("/dev")?;
     mount("tmpfs", "/dev", "tmpfs", MountFlags::NOSUID, c"mode=0755,size=65536k")
         .context("mounting /dev")?;
-    let extra: [(&str, &str, &CStr, MountFlags); 3] = [
+    let extra: [(&str, &str, &CStr, MountFlags); 2] = [
         (
             "/dev/pts",
             "devpts",
             c"newinstance,ptmxmode=0666,mode=0620,gid=5",
             MountFlags::NOSUID | MountFlags::NOEXEC,
         ),
-        ("/dev/shm", "tmpfs", c"mode=1777,size=65536k", NO_EXEC),
         ("/dev/mqueue", "mqueue", c"", NO_EXEC),
     ];
     for (path, kind, options, flags) in extra {
@@ -179,6 +185,17 @@ fn mount_system(privileged: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Mounts /dev/shm: the pod's, or one of the container's own.
+fn mount_shared_memory(of_pod: Option<&OwnedFd>) -> Result<()> {
+    const PATH: &str = "/dev/shm";
+    files::mount_point(PATH)?;
+    match of_pod {
+        Some(tree) => tree::attach(tree, PATH),
+        None => mount("tmpfs", PATH, "tmpfs", NO_EXEC, machine::SHARED_MEMORY_OPTIONS)
+            .with_context(|| format!("mounting {PATH}")),
+    }
 }
 
 /// Covers the [`MASKED`] paths and write-protects the [`READ_ONLY`] ones that the kernel has.

@@ -5,12 +5,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rustix::fs::CWD;
-use rustix::mount::{
-    MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree,
-};
+use rustix::mount::{MountFlags, mount, mount_remount};
 
-use super::{SocketsSpec, environment, files};
+use super::{SocketsSpec, environment, files, tree};
 
 /// The name of the engine's socket in its folder.
 pub const ENGINE: &str = "engine.sock";
@@ -22,9 +19,7 @@ const SOCKETS: &str = "/run/slipway/socket.d";
 const GLIBC: &str = "/lib64/ld-linux-x86-64.so.2";
 const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
 
-/// Detached mounts of the libraries and the engine's folder. Their sources can be reached only from
-/// the sandbox's root. Their targets must be resolved in the container's root, where no link of an
-/// image leads out.
+/// Detached mounts of the libraries and the engine's folder.
 pub struct Detached {
     glibc: OwnedFd,
     musl: Option<OwnedFd>,
@@ -37,9 +32,9 @@ impl Detached {
         let libraries = Path::new(&spec.libraries);
         let musl = libraries.join("libslipway-musl.so");
         Ok(Self {
-            glibc: clone_of(&libraries.join("libslipway.so"))?,
-            musl: musl.is_file().then(|| clone_of(&musl)).transpose()?,
-            engine: clone_of(Path::new(&spec.engine))?,
+            glibc: tree::clone(&libraries.join("libslipway.so"))?,
+            musl: musl.is_file().then(|| tree::clone(&musl)).transpose()?,
+            engine: tree::clone(Path::new(&spec.engine))?,
         })
     }
 
@@ -69,14 +64,8 @@ impl Detached {
     }
 }
 
-fn clone_of(path: &Path) -> Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    open_tree(CWD, path, flags).with_context(|| format!("cloning the mount of {}", path.display()))
-}
-
 fn attach(tree: &OwnedFd, at: &str) -> Result<()> {
-    move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .with_context(|| format!("mounting {at}"))?;
+    tree::attach(tree, at)?;
     // Connecting to a socket works through a read-only mount. NOEXEC is not set, since a library is
     // mapped from there.
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;

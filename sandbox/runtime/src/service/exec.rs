@@ -4,36 +4,35 @@ use slipway_agent_protocol::v1 as agent_v1;
 
 use super::{Sender, out};
 use crate::agent::{Agent, Ended, process};
+use crate::container::Target;
 use crate::log;
 use crate::process;
-use crate::record::Process;
-use crate::running::CONTAINER;
-use crate::sandbox::Sandbox;
+use crate::record::{Process, Settings};
 use crate::stdio::{self, Pieces};
 use crate::v1::{self, run_out};
 
-/// Returns the request for the agent to start the process of `spec` in a sandbox.
+/// Returns the request for the agent to start the process of `spec` in a container.
 pub(super) fn exec_request(
-    sandbox: &Sandbox,
+    target: &Target,
     spec: &v1::ExecSpec,
     exec_id: &str,
 ) -> agent_v1::ExecRequest {
-    let record = sandbox.record();
+    let settings = target.look(Settings::clone);
     let asked = Process {
         args: spec.command.clone(),
-        env: record.process.env.iter().chain(&spec.env).cloned().collect(),
-        cwd: crate::process::or(&spec.cwd, &record.process.cwd),
-        user: crate::process::or(&spec.user, &record.process.user),
+        env: settings.process.env.iter().chain(&spec.env).cloned().collect(),
+        cwd: crate::process::or(&spec.cwd, &settings.process.cwd),
+        user: crate::process::or(&spec.user, &settings.process.user),
         terminal: spec.terminal,
         rows: spec.rows,
         columns: spec.columns,
         stdin: spec.stdin,
-        limits: record.process.limits,
+        limits: settings.process.limits,
     };
     agent_v1::ExecRequest {
-        process: process(CONTAINER, exec_id),
+        process: process(&target.container.name, exec_id),
         spec: Some(process::agent_spec(&asked)),
-        privileged: spec.privileged || record.privileged,
+        privileged: spec.privileged || settings.privileged,
     }
 }
 

@@ -1,14 +1,14 @@
 //! Entries of the list of sandboxes: `slipway ps`.
 
-use crate::record::{Record, SandboxState};
+use crate::record::{Added, Record, SandboxState, Settings};
 use crate::sandbox::Sandbox;
 use crate::v1;
 
 /// Returns the command line, cut to 512 characters, since a list has many of them in one message.
-fn command(record: &Record) -> String {
+fn command(settings: &Settings) -> String {
     const MOST: usize = 512;
     let mut command = String::new();
-    for (number, arg) in record.process.args.iter().enumerate() {
+    for (number, arg) in settings.process.args.iter().enumerate() {
         command.extend((number > 0).then_some(' ').into_iter().chain(arg.chars().take(MOST + 1)));
         if let Some((end, _)) = command.char_indices().nth(MOST) {
             command.truncate(end);
@@ -25,6 +25,18 @@ pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
     sandbox.look(|record| summary_of(record, sandbox.state()))
 }
 
+fn container(added: &Added) -> v1::Container {
+    v1::Container {
+        name: added.name.clone(),
+        image: added.settings.image.clone(),
+        command: command(&added.settings),
+        state: added.state.as_str().to_owned(),
+        created_ns: added.created_ns,
+        exit_status: added.exit_status.unwrap_or(0),
+        reason: added.reason.clone(),
+    }
+}
+
 fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
     // A sandbox that has ended has released its addresses.
     let holds = state.is_live();
@@ -32,8 +44,8 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
     v1::Sandbox {
         id: record.id.clone(),
         name: record.name.clone(),
-        image: record.image.clone(),
-        command: command(record),
+        image: record.settings.image.clone(),
+        command: command(&record.settings),
         state: state.as_str().to_owned(),
         created_ns: record.created_ns,
         exit_status: record.exit_status.unwrap_or(0),
@@ -46,6 +58,7 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         sockets: record.sockets.is_some(),
         cpus: record.cpus,
         max_cpus: record.max_cpus,
-        ..Default::default()
+        pod: record.pod,
+        containers: record.added.iter().map(container).collect(),
     }
 }

@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Status;
 
+use crate::container::Target;
 use crate::files::Lane;
 use crate::log;
-use crate::sandbox::Sandbox;
 use crate::{Error, v1};
 
 /// The interval at which a follower of a log looks for more.
@@ -37,8 +36,9 @@ impl KeptOutput {
     ///
     /// # Errors
     /// [`Error::Busy`] if there are too many readers.
-    pub(super) fn open(sandbox: &Sandbox) -> Result<Self, Error> {
-        let (lane, path) = (sandbox.lane.clone(), sandbox.store.log());
+    pub(super) fn open(target: &Target) -> Result<Self, Error> {
+        let Target { sandbox, container } = target;
+        let (lane, path) = (sandbox.lane.clone(), container.log());
         Ok(Self { lane, path, reader: None, _place: sandbox.reader()? })
     }
 
@@ -58,18 +58,18 @@ impl KeptOutput {
 
 /// Sends the records that a request asks for to its client.
 pub(super) async fn send_logs(
-    sandbox: Arc<Sandbox>,
+    target: Target,
     mut reader: KeptOutput,
     request: v1::LogsRequest,
     sender: LogSender,
 ) {
-    if let Err(status) = tell_logs(&sandbox, &mut reader, &request, &sender).await {
+    if let Err(status) = tell_logs(&target, &mut reader, &request, &sender).await {
         let _ = sender.send(Err(status)).await;
     }
 }
 
 async fn tell_logs(
-    sandbox: &Sandbox,
+    target: &Target,
     reader: &mut KeptOutput,
     request: &v1::LogsRequest,
     sender: &LogSender,
@@ -84,9 +84,9 @@ async fn tell_logs(
         failed?;
     }
     loop {
-        // The state is read before the log's end, so that no output before the sandbox's end is
+        // The state is read before the log's end, so that no output before the container's end is
         // missed.
-        let over = !sandbox.state().is_live();
+        let over = !target.container.state().is_live();
         loop {
             let records = reader.read().await?;
             if records.is_empty() {

@@ -1,5 +1,6 @@
 //! The daemon's gRPC service for sandboxes.
 
+mod control;
 mod exec;
 mod list;
 mod logs;
@@ -15,15 +16,14 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use self::control::{Leaving, join_input, send_signal, stop};
 use self::exec::{carry_exec, exec_request};
 use self::list::summary;
 use self::logs::{KeptOutput, send_logs};
 use self::report::{report, report_rest};
 use crate::agent::{Agent, GuestStats, process};
+use crate::container::Target;
 use crate::node::Node;
-use crate::record::{Record, SandboxState};
-use crate::running::CONTAINER;
-use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
 use crate::v1::{self, run_in, run_out};
 use crate::{Error, name, snoop};
@@ -49,10 +49,6 @@ impl Service {
 
 fn out(kind: run_out::Kind) -> Result<v1::RunOut, Status> {
     Ok(v1::RunOut { kind: Some(kind) })
-}
-
-fn exit_of(record: &Record) -> v1::Exit {
-    v1::Exit { status: record.exit_status.unwrap_or(125), reason: record.reason.clone() }
 }
 
 /// Carries a client's messages to a process: input, window sizes and signals.
@@ -89,27 +85,37 @@ async fn forward(
     }
 }
 
-/// Creates and starts a sandbox. Returns the messages for its client. `client` is closed when the
-/// client leaves; a sandbox that its client left before hearing its name is not started.
+/// Creates and starts a sandbox or a container of a pod. Returns the messages for its client.
+/// `client` is closed when the client leaves; what its client left before hearing its name is not
+/// started.
 async fn begin(
     node: Arc<Node>,
     spec: v1::RunSpec,
     messages: Streaming<v1::RunIn>,
     client: oneshot::Sender<()>,
 ) -> Result<mpsc::Receiver<Result<v1::RunOut, Status>>, Error> {
-    let sandbox = node.create(&spec).await?;
+    let target = match spec.pod.is_empty() {
+        true => Target::own(node.create(&spec).await?),
+        false => node.add(&spec).await?,
+    };
     if client.is_closed() {
-        node.abandon(&sandbox).await;
+        match target.is_own() {
+            true => node.abandon(&target.sandbox).await,
+            false => node.remove_added(&target, true).await?,
+        }
         return Err(Error::Stopped);
     }
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let created = v1::Created { id: sandbox.id.clone(), name: sandbox.name.clone() };
+    let created = v1::Created { id: target.sandbox.id.clone(), name: target.name() };
     // The queue is empty, so this never fails for lack of room.
     let _ = sender.try_send(out(run_out::Kind::Created(created)));
-    let output = sandbox.fanout.attach(&sandbox.name)?;
-    tokio::spawn(report(Arc::clone(&sandbox), output, spec.detach, sender));
-    join_input(&sandbox, messages, spec.stdin, Leaving::of_owner(&spec));
-    node.start(&sandbox);
+    let output = target.container.fanout.attach(&target.name())?;
+    tokio::spawn(report(target.clone(), output, spec.detach, sender));
+    join_input(&target, messages, spec.stdin, Leaving::of_owner(&spec));
+    match target.is_own() {
+        true => node.start(&target.sandbox),
+        false => node.start_added(&target),
+    }
     Ok(receiver)
 }
 
@@ -161,19 +167,19 @@ impl v1::sandboxes_server::Sandboxes for Service {
             run_in::Kind::Rejoin(rejoin) => (rejoin.name, Some(rejoin.position)),
             _ => return Err(Status::invalid_argument("Attach begins with a name")),
         };
-        let sandbox = self.node.find(&named)?;
-        if from.is_none() && !sandbox.state().is_live() {
-            return Err(sandbox.wrong_state("`slipway logs` prints what it wrote").into());
+        let target = self.node.target(&named)?;
+        if from.is_none() && !target.container.state().is_live() {
+            return Err(target.wrong_state("`slipway logs` prints what it wrote").into());
         }
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let output = sandbox.fanout.attach(&sandbox.name)?;
+        let output = target.container.fanout.attach(&target.name())?;
         if let Some(from) = from {
-            tokio::spawn(report_rest(Arc::clone(&sandbox), output, from, sender));
+            tokio::spawn(report_rest(target.clone(), output, from, sender));
         } else {
-            tokio::spawn(report(Arc::clone(&sandbox), output, false, sender));
+            tokio::spawn(report(target.clone(), output, false, sender));
         }
-        let takes_input = sandbox.record().process.stdin;
-        join_input(&sandbox, messages, takes_input, Leaving::KeepsInput);
+        let takes_input = target.look(|settings| settings.process.stdin);
+        join_input(&target, messages, takes_input, Leaving::KeepsInput);
         Ok(stream(receiver))
     }
 
@@ -182,13 +188,14 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let run_in::Kind::Exec(spec) = first(&mut messages).await? else {
             return Err(Status::invalid_argument("Exec begins with an ExecSpec"));
         };
-        let sandbox = self.node.find(&spec.name)?;
-        let agent = sandbox.agent()?;
-        let session = agent.session(&sandbox.name)?;
+        let target = self.node.target(&spec.name)?;
+        target.has_process()?;
+        let agent = target.sandbox.agent()?;
+        let session = agent.session(&target.sandbox.name)?;
         let exec_id = name::new_id();
-        let request = exec_request(&sandbox, &spec, &exec_id);
+        let request = exec_request(&target, &spec, &exec_id);
         let (input, input_end) = stdio::input();
-        let reference = process(CONTAINER, &exec_id);
+        let reference = process(&target.container.name, &exec_id);
         let open = agent.clone();
         let (sender, receiver) = mpsc::channel(QUEUE);
         let started = agent.call(|mut client| async move { client.exec(request).await }).await;
@@ -215,36 +222,40 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Reply<Self::LogsStream> {
         let request = request.into_inner();
-        let sandbox = self.node.find(&request.name)?;
+        let target = self.node.target(&request.name)?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let reader = KeptOutput::open(&sandbox)?;
-        tokio::spawn(send_logs(sandbox, reader, request, sender));
+        let reader = KeptOutput::open(&target)?;
+        tokio::spawn(send_logs(target, reader, request, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
     async fn wait(&self, request: Request<v1::Name>) -> Reply<v1::Exit> {
-        let sandbox = self.node.find(&request.into_inner().name)?;
-        sandbox.wait_state(|state| !state.is_live()).await;
-        Ok(Response::new(exit_of(&sandbox.record())))
+        let target = self.node.target(&request.into_inner().name)?;
+        target.container.wait_state(|state| !state.is_live()).await;
+        Ok(Response::new(target.exit()))
     }
 
     async fn signal(&self, request: Request<v1::SignalRequest>) -> Reply<v1::Empty> {
         let request = request.into_inner();
-        let sandbox = self.node.find(&request.name)?;
-        send_signal(&sandbox, request.signal).await?;
+        let target = self.node.target(&request.name)?;
+        send_signal(&target, request.signal).await?;
         Ok(Response::new(v1::Empty {}))
     }
 
     async fn stop(&self, request: Request<v1::StopRequest>) -> Reply<v1::Exit> {
         let request = request.into_inner();
-        let sandbox = self.node.find(&request.name)?;
-        stop(&sandbox, Duration::from_secs(request.timeout_s.into())).await;
-        Ok(Response::new(exit_of(&sandbox.record())))
+        let target = self.node.target(&request.name)?;
+        stop(&target, Duration::from_secs(request.timeout_s.into())).await?;
+        Ok(Response::new(target.exit()))
     }
 
     async fn remove(&self, request: Request<v1::RemoveRequest>) -> Reply<v1::Empty> {
         let request = request.into_inner();
-        self.node.remove(&request.name, request.force).await?;
+        let target = self.node.target(&request.name)?;
+        match target.is_own() {
+            true => self.node.remove(&target.sandbox.id, request.force).await?,
+            false => self.node.remove_added(&target, request.force).await?,
+        }
         Ok(Response::new(v1::Empty {}))
     }
 
@@ -254,7 +265,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
     }
 
     async fn inspect(&self, request: Request<v1::Name>) -> Reply<v1::InspectReply> {
-        let sandbox = self.node.find(&request.into_inner().name)?;
+        let sandbox = self.node.target(&request.into_inner().name)?.sandbox;
         let mut record = sandbox.record();
         record.state = sandbox.state();
         let json = serde_json::to_string_pretty(&record)
@@ -298,77 +309,5 @@ impl v1::sandboxes_server::Sandboxes for Service {
             sandboxes: u32::try_from(self.node.live()).unwrap_or(u32::MAX),
             data_dir: self.node.config.data_dir.display().to_string(),
         }))
-    }
-}
-
-/// The effect of a client's leaving on the container's standard input.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Leaving {
-    /// The input ends: the client that fed a pipe is gone, and the pipe's reader must not wait for
-    /// ever.
-    EndsInput,
-    /// The input stays open: a terminal waits for the next client.
-    KeepsInput,
-}
-
-impl Leaving {
-    /// Returns the effect for the client that created the sandbox.
-    fn of_owner(spec: &v1::RunSpec) -> Self {
-        if spec.stdin && !spec.terminal { Self::EndsInput } else { Self::KeepsInput }
-    }
-}
-
-/// Carries a client's input to the container's first process, if the process takes any.
-fn join_input(
-    sandbox: &Arc<Sandbox>,
-    messages: Streaming<v1::RunIn>,
-    takes_input: bool,
-    leaving: Leaving,
-) {
-    let target = Arc::clone(sandbox);
-    let agent = move || target.agent().ok();
-    // A process without input still gets signals and window sizes; bytes are dropped.
-    let input = if takes_input { sandbox.input.clone() } else { stdio::input().0 };
-    tokio::spawn(async move {
-        forward(messages, input.clone(), agent, process(CONTAINER, "")).await;
-        if leaving == Leaving::EndsInput {
-            let _ = input.send(Input::Close).await;
-        }
-    });
-}
-
-async fn send_signal(sandbox: &Sandbox, signal: u32) -> Result<(), Error> {
-    if sandbox.state() == SandboxState::Starting && signal == libc::SIGKILL as u32 {
-        sandbox.kill();
-        return Ok(());
-    }
-    let request = agent_v1::SignalRequest { process: process(CONTAINER, ""), signal, all: false };
-    sandbox.agent()?.call(|mut client| async move { client.signal(request).await }).await?;
-    Ok(())
-}
-
-/// Ends a sandbox: sends the stop signal, waits for `patience`, sends SIGKILL, and at last kills
-/// the microVM. A guest that does not answer has no more time than one whose container does not
-/// end.
-async fn stop(sandbox: &Sandbox, patience: Duration) {
-    let ended = || sandbox.wait_state(|state| !state.is_live());
-    if sandbox.state() == SandboxState::Running {
-        let signal = sandbox.record().stop_signal;
-        for (signal, patience) in
-            [(signal, patience), (libc::SIGKILL as u32, Duration::from_secs(5))]
-        {
-            let asked = async {
-                send_signal(sandbox, signal).await?;
-                ended().await;
-                Ok::<_, Error>(())
-            };
-            if let Ok(Ok(())) = tokio::time::timeout(patience, asked).await {
-                return;
-            }
-        }
-    }
-    if sandbox.state().is_live() {
-        sandbox.kill();
-        ended().await;
     }
 }

@@ -1,48 +1,47 @@
 //! Messages to the clients of a sandbox: the stages of its start, its output, its end.
 
-use std::sync::Arc;
-
 use tokio::sync::mpsc;
 
 use super::logs::KeptOutput;
-use super::{Sender, exit_of, out};
+use super::{Sender, out};
+use crate::container::Target;
 use crate::log;
 use crate::record::SandboxState;
-use crate::sandbox::Sandbox;
 use crate::v1::{self, run_out};
 
-/// Sends a sandbox's stages, start, output and end to one client.
+/// Sends a container's stages, start, output and end to one client.
 pub(super) async fn report(
-    sandbox: Arc<Sandbox>,
+    target: Target,
     output: mpsc::Receiver<log::Record>,
     until_started: bool,
     sender: Sender,
 ) {
-    let started = tell_start(&sandbox, &sender).await;
+    let started = tell_start(&target, &sender).await;
     if started && !until_started {
         tell_output(output, 0, &sender).await;
-        sandbox.wait_state(|state| !state.is_live()).await;
+        target.container.wait_state(|state| !state.is_live()).await;
     }
     if !started || !until_started {
-        let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
+        let _ = sender.send(out(run_out::Kind::Exit(target.exit()))).await;
     }
 }
 
 /// Sends the stages of a start to the client until the start ends. Returns `true` if the container
 /// runs or ran, and `false` if the sandbox ended without it.
-async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
-    let mut stages = sandbox.stages();
+async fn tell_start(target: &Target, sender: &Sender) -> bool {
+    let container = &target.container;
+    let mut stages = target.sandbox.stages();
     // A start that failed is stopping, too, before it is known to have failed.
     let is_settled = |state: &SandboxState| {
         !matches!(state, SandboxState::Created | SandboxState::Starting | SandboxState::Stopping)
     };
-    let settled = sandbox.wait_state(is_settled);
+    let settled = container.wait_state(is_settled);
     tokio::pin!(settled);
     loop {
         tokio::select! {
             biased;
             _ = &mut settled => break,
-            changed = stages.changed() => {
+            changed = stages.changed(), if target.is_own() => {
                 let stage = stages.borrow_and_update().to_string();
                 let told = sender.send(out(run_out::Kind::Stage(stage))).await;
                 if changed.is_err() || told.is_err() {
@@ -52,21 +51,36 @@ async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
         }
     }
     // The container may have started and ended meanwhile.
-    let state = sandbox.wait_state(is_settled).await;
-    let timeline = sandbox.record().timeline;
-    let ran = timeline.stage("container").is_some() && state != SandboxState::Failed;
-    if ran {
-        let stages = timeline.stages.into_iter().map(|stage| v1::Stage {
-            name: stage.name,
-            start_ns: stage.start_ns,
-            end_ns: stage.end_ns,
-        });
-        let started = v1::Started { stages: stages.collect() };
-        let _ = sender.send(out(run_out::Kind::Started(started))).await;
-    } else {
-        sandbox.wait_state(|state| !state.is_live()).await;
+    let state = container.wait_state(is_settled).await;
+    if state == SandboxState::Failed || !has_run(target) {
+        container.wait_state(|state| !state.is_live()).await;
+        return false;
     }
-    ran
+    let started = v1::Started { stages: stages_of(target) };
+    let _ = sender.send(out(run_out::Kind::Started(started))).await;
+    true
+}
+
+/// Returns whether the container's process, or the pod, runs or ran.
+fn has_run(target: &Target) -> bool {
+    target.sandbox.look(|record| match record.added(&target.container.name) {
+        _ if target.is_own() => record.timeline.stage("container").is_some(),
+        Some(added) => added.started_ns.is_some(),
+        None => false,
+    })
+}
+
+/// Returns the stages of a sandbox's start. A container that was added to a pod has none.
+fn stages_of(target: &Target) -> Vec<v1::Stage> {
+    if !target.is_own() {
+        return Vec::new();
+    }
+    let stages = target.sandbox.record().timeline.stages.into_iter().map(|stage| v1::Stage {
+        name: stage.name,
+        start_ns: stage.start_ns,
+        end_ns: stage.end_ns,
+    });
+    stages.collect()
 }
 
 async fn tell_output(mut output: mpsc::Receiver<log::Record>, from: u64, sender: &Sender) {
@@ -90,7 +104,7 @@ fn output_of(record: log::Record) -> run_out::Kind {
 /// caller attached `output` before the log is read here, so that no output is lost between the
 /// log's end and the first piece of `output`.
 pub(super) async fn report_rest(
-    sandbox: Arc<Sandbox>,
+    target: Target,
     output: mpsc::Receiver<log::Record>,
     from: u64,
     sender: Sender,
@@ -98,7 +112,7 @@ pub(super) async fn report_rest(
     let started = v1::Started { stages: Vec::new() };
     let _ = sender.send(out(run_out::Kind::Started(started))).await;
     let mut position = from;
-    let mut reader = match KeptOutput::open(&sandbox) {
+    let mut reader = match KeptOutput::open(&target) {
         Ok(reader) => reader,
         Err(error) => return drop(sender.send(Err(error.into())).await),
     };
@@ -118,6 +132,6 @@ pub(super) async fn report_rest(
     }
     drop(reader);
     tell_output(output, position, &sender).await;
-    sandbox.wait_state(|state| !state.is_live()).await;
-    let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
+    target.container.wait_state(|state| !state.is_live()).await;
+    let _ = sender.send(out(run_out::Kind::Exit(target.exit()))).await;
 }

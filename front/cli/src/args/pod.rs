@@ -1,0 +1,54 @@
+//! Arguments of the commands about pods.
+
+use clap::{Args, Subcommand};
+
+use super::{ExecArgs, MachineArgs, NetworkArgs, RmArgs, RunArgs};
+
+#[derive(Debug, Subcommand)]
+pub enum PodCommand {
+    /// Make a pod: a sandbox to which containers are added, and in which they share network, IPC,
+    /// host name and /dev/shm
+    Create(Box<PodCreateArgs>),
+    /// Run a command in a new container of a pod: `slipway run --pod POD`
+    Run(Box<PodRunArgs>),
+    /// List pods and their containers
+    Ps(PodPsArgs),
+    /// Run one more command in a running container, POD/CONTAINER
+    Exec(ExecArgs),
+    /// Remove pods, or containers of pods (POD/CONTAINER), that have ended
+    Rm(RmArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct PodCreateArgs {
+    /// Name of the pod [default: made up]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Host name in the pod [default: the pod's name]
+    #[arg(long)]
+    pub hostname: Option<String>,
+    /// Label, key=value
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PodRunArgs {
+    /// Pod: name, id, or the beginning of an id
+    #[arg(id = "target", value_name = "POD")]
+    pub pod: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PodPsArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Only this pod
+    pub name: Option<String>,
+}

@@ -1,0 +1,57 @@
+//! `slipway pod`: sandboxes with several containers.
+
+use anyhow::{Result, bail};
+use slipway_runtime::{Config, v1};
+
+use crate::args::{NodeArgs, PodCommand, PodCreateArgs, PodPsArgs};
+use crate::client::connect;
+use crate::session::{Plain, Wishes};
+use crate::{manage, progress, run};
+
+/// Runs a command about pods. Returns the exit status.
+pub async fn command(node: &NodeArgs, config: &Config, command: &PodCommand) -> Result<i32> {
+    match command {
+        PodCommand::Create(args) => create(node, config, args).await,
+        PodCommand::Run(args) => {
+            let mut run = args.run.clone();
+            run.pod = Some(args.pod.clone());
+            run::run(node, config, &run).await
+        }
+        PodCommand::Ps(args) => ps(node, config, args).await,
+        PodCommand::Exec(args) => run::exec(node, config, args).await,
+        PodCommand::Rm(args) => manage::rm(connect(node, config).await?, args).await,
+    }
+}
+
+async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Result<i32> {
+    let client = connect(node, config).await?;
+    let spec = v1::RunSpec {
+        name: args.name.clone().unwrap_or_default(),
+        hostname: args.hostname.clone().unwrap_or_default(),
+        labels: run::labels(&args.label)?,
+        detach: true,
+        makes_pod: true,
+        ..run::machine(&args.machine, &args.network, &config.run_dir)?
+    };
+    let wishes = Wishes { stdin: false, tty: false };
+    let spinner = progress::stage_spinner(1);
+    let start = run::start(client, spec, wishes, &mut Plain, spinner).await?;
+    match start.exit {
+        Some(exit) => Ok(run::status(&start.name, &exit)),
+        None => {
+            crate::say!("{}", start.name);
+            Ok(0)
+        }
+    }
+}
+
+async fn ps(node: &NodeArgs, config: &Config, args: &PodPsArgs) -> Result<i32> {
+    let mut client = connect(node, config).await?;
+    let mut pods = manage::list(&mut client).await?;
+    pods.retain(|one| one.pod && args.name.as_ref().is_none_or(|name| *name == one.name));
+    if let Some(name) = args.name.as_ref().filter(|_| pods.is_empty()) {
+        bail!("there is no pod {name}; `slipway pod ps` lists pods");
+    }
+    manage::print_list(&pods, args.json)?;
+    Ok(0)
+}

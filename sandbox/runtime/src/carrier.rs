@@ -1,0 +1,56 @@
+//! The way of a container's output: from its guest to the log and to the attached clients.
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::agent::Agent;
+use crate::container::Target;
+use crate::running::Carry;
+use crate::stdio::{self, Pieces};
+use crate::{Error, Result, log};
+
+/// The streams of a container's first process, attached and not yet carried.
+pub(crate) struct Carrier {
+    output: Pieces,
+    log: log::Writer,
+}
+
+impl Carrier {
+    /// Attaches the streams of a container that the guest has, with the output that follows the
+    /// kept output. The kept output has at most `most` bytes. `session` is held until the output
+    /// has ended.
+    ///
+    /// # Errors
+    /// [`Error::File`] for the log, [`Error::Agent`] for the guest, or if the streams were attached
+    /// before.
+    pub(crate) async fn attach(
+        target: &Target,
+        agent: &Agent,
+        most: u64,
+        session: Option<OwnedSemaphorePermit>,
+    ) -> Result<Self> {
+        let (container, lane) = (&target.container, &target.sandbox.lane);
+        let path = container.log();
+        let file = path.clone();
+        let log = lane.run(move || log::Writer::open(&file, most)).await;
+        let mut log = log.map_err(Error::file("cannot write", &path))?;
+        let input = container.take_input()?;
+        let process = container.process();
+        let (output, from) = stdio::resume(agent, process, log.position(), input, session).await?;
+        if from != log.position() {
+            // Bytes are missing from the log: the disk was full, and the container went on.
+            let sought = lane.run(move || log.seek(from).map(|()| log)).await;
+            log = sought.map_err(Error::file("cannot write", &path))?;
+        }
+        Ok(Self { output, log })
+    }
+
+    /// Carries the output in a task of its own, which ends with the output.
+    pub(crate) fn carry(self, target: &Target, agent: &Agent) -> Carry {
+        let (container, agent) = (target.container.clone(), agent.clone());
+        let lane = target.sandbox.lane.clone();
+        let Self { output, log } = self;
+        tokio::spawn(async move {
+            container.fanout.carry(agent, container.process(), output, log, lane).await
+        })
+    }
+}

@@ -1,0 +1,404 @@
+//! Containers of a pod: added to a sandbox that runs, and removed from it.
+//!
+//! A pod is a sandbox without a container of its own. Each container that is added gets its root as
+//! two more namespaces of the pod's first NVMe function, and a cgroup and namespaces in the guest.
+//! When its first process ends, the guest forgets the container and the disks are detached. Its
+//! record and its kept output stay until it is removed.
+//!
+//! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
+//! the task of a container changes the container's record only while that says that it is live.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_agent_protocol::v1 as agent_v1;
+
+use crate::agent::{Agent, Ended};
+use crate::carrier::Carrier;
+use crate::container::{Container, Target};
+use crate::life::Outcome;
+use crate::node::Node;
+use crate::record::{self, Added, Limits, SandboxState, Settings};
+use crate::running::{Carry, blame, carried};
+use crate::sandbox::Sandbox;
+use crate::time::realtime_ns;
+use crate::v1::{Resources, RunSpec};
+use crate::{Error, Result, copies, function, name, process};
+
+/// The most containers of a pod, ended ones included.
+const MOST: usize = 256;
+/// The longest time that the end of a killed container may take.
+const END: Duration = Duration::from_secs(30);
+
+impl Node {
+    /// Records a new container of a pod. Nothing is started.
+    ///
+    /// # Errors
+    /// An error that says in one line what is wrong with `spec`. Nothing of the container is left
+    /// then.
+    pub(crate) async fn add(&self, spec: &RunSpec) -> Result<Target> {
+        let sandbox = self.find(&spec.pod)?;
+        if !sandbox.look(|record| record.pod) {
+            let message = format!("{} is no pod; `slipway pod create` makes one", sandbox.name);
+            return Err(Error::Invalid(message));
+        }
+        if sandbox.state() != SandboxState::Running {
+            return Err(sandbox.wrong_state("containers are added to a pod that runs"));
+        }
+        refuse_machine(spec)?;
+        let image = self.image(spec).await?;
+        let copies = copies::check(&spec.files)?;
+        let added = describe(spec, settings(&image, spec)?)?;
+        let name = added.name.clone();
+        let log = sandbox.store.added_log(&name);
+        let container = Container::new(&name, log, SandboxState::Created);
+        container.set_copies(copies);
+        enter(&sandbox, added, &container)?;
+        let target = Target { sandbox, container };
+        if let Err(error) = target.sandbox.update(|_| {}).await {
+            forget(&target);
+            return Err(error);
+        }
+        Ok(target)
+    }
+
+    /// Starts a container that was added. Returns at once; a task on the guests' thread runs the
+    /// container to its end.
+    pub(crate) fn start_added(self: &Arc<Self>, target: &Target) {
+        self.guests.spawn(live(Arc::clone(self), target.clone()));
+    }
+
+    /// Removes a container that was added, with its kept output. With `force`, kills it first if
+    /// it is live.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if the container is live and `force` is not set; [`Error::Agent`] if
+    /// it does not end.
+    pub(crate) async fn remove_added(&self, target: &Target, force: bool) -> Result<()> {
+        if target.container.state().is_live() {
+            if !force {
+                let advice = "`slipway stop` ends it, `slipway rm -f` removes it";
+                return Err(target.wrong_state(advice));
+            }
+            kill(target).await?;
+        }
+        forget(target);
+        let log = target.container.log();
+        let removed = target.sandbox.lane.run(move || match std::fs::remove_file(&log) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("cannot remove", &log)(error))
+            }
+            _ => Ok(()),
+        });
+        removed.await?;
+        target.sandbox.update(|_| {}).await
+    }
+
+    /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
+    /// releasing are released.
+    pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        for container in sandbox.added().into_iter().filter(|one| one.state().is_live()) {
+            let target = Target { sandbox: Arc::clone(sandbox), container };
+            let node = Arc::clone(self);
+            let runs = target.container.state() == SandboxState::Running;
+            self.guests.spawn(async move {
+                let joined = match runs {
+                    true => rejoin(&node, &target).await,
+                    false => Err(Error::Agent("the daemon ended while it started".to_owned())),
+                };
+                live_on(node, target, joined).await;
+            });
+        }
+    }
+}
+
+/// Refuses settings of a machine: a container has the machine of its pod.
+fn refuse_machine(spec: &RunSpec) -> Result<()> {
+    let asked = [
+        (spec.memory_bytes != 0 || spec.cpus != 0 || spec.max_cpus != 0, "memory and CPUs"),
+        (!spec.kernel.is_empty() || !spec.accelerator.is_empty(), "a kernel and an accelerator"),
+        (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),
+        (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
+        (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
+        (!spec.volumes.is_empty(), "volumes"),
+        (spec.makes_pod, "pods"),
+    ];
+    match asked.iter().find(|(is_asked, _)| *is_asked) {
+        Some((_, what)) => {
+            Err(Error::Invalid(format!("a container of a pod cannot have {what} of its own")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns what a new container runs.
+pub(crate) fn settings(image: &slipway_image::Image, spec: &RunSpec) -> Result<Settings> {
+    let signal = &image.config.stop_signal;
+    Ok(Settings {
+        image: process::or(&spec.image, &image.digest.to_string()),
+        image_digest: image.digest.to_string(),
+        image_path: image.erofs_path.clone(),
+        process: process::process(&image.config, spec)?,
+        stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
+        privileged: spec.privileged,
+        read_only: spec.read_only,
+    })
+}
+
+fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
+    let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
+    name::check(&name)?;
+    Ok(Added {
+        name,
+        settings,
+        hostname: spec.hostname.clone(),
+        state: SandboxState::Created,
+        created_ns: realtime_ns(),
+        started_ns: None,
+        exit_status: None,
+        reason: String::new(),
+        limits: limits(spec.resources.as_ref())?,
+        disks: None,
+        remove: spec.remove,
+    })
+}
+
+fn limits(asked: Option<&Resources>) -> Result<Limits> {
+    /// The smallest quota that the kernel takes, microseconds.
+    const LEAST_QUOTA: u64 = 1000;
+    let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } =
+        asked.cloned().unwrap_or_default();
+    if cpu_weight > 10_000 {
+        return Err(Error::Invalid(format!("a CPU weight of {cpu_weight}: at most 10000")));
+    }
+    let cpu_quota_us = if cpu_quota_us == 0 { 0 } else { cpu_quota_us.max(LEAST_QUOTA) };
+    Ok(Limits { memory_bytes, cpu_quota_us, cpu_weight, pids })
+}
+
+/// Enters a container into its pod's record and table, so that its name is taken.
+fn enter(sandbox: &Sandbox, added: Added, container: &Arc<Container>) -> Result<()> {
+    let name = added.name.clone();
+    let mut outcome = Ok(());
+    sandbox.note(|record| {
+        if record.added(&name).is_some() {
+            outcome =
+                Err(Error::Invalid(format!("{} has a container {name} already", record.name)));
+        } else if record.added.len() >= MOST {
+            let name = record.name.clone();
+            outcome = Err(Error::Busy { name, what: "containers", most: MOST });
+        } else {
+            record.added.push(added);
+            outcome = record::check_size(record);
+            if outcome.is_err() {
+                record.added.pop();
+            }
+        }
+    });
+    outcome?;
+    sandbox.insert_added(Arc::clone(container));
+    Ok(())
+}
+
+/// Takes a container out of its pod's record, in memory, and out of its table.
+fn forget(target: &Target) {
+    let name = &target.container.name;
+    target.sandbox.note(|record| record.added.retain(|one| one.name != *name));
+    target.sandbox.drop_added(name);
+}
+
+/// Kills a container and waits for its end.
+async fn kill(target: &Target) -> Result<()> {
+    let signal = libc::SIGKILL as u32;
+    let process = target.container.process();
+    let request = agent_v1::SignalRequest { process, signal, all: false };
+    let ended = async {
+        // A container that is being created in the guest takes no signal yet.
+        while target.container.state().is_live() {
+            if let Ok(agent) = target.sandbox.agent() {
+                let request = request.clone();
+                let _ = agent.call(|mut client| async move { client.signal(request).await }).await;
+            }
+            let ended = target.container.wait_state(|state| !state.is_live());
+            let _ = tokio::time::timeout(Duration::from_secs(1), ended).await;
+        }
+    };
+    let late = |_| Error::Agent(format!("{} does not end", target.name()));
+    tokio::time::timeout(END, ended).await.map_err(late)
+}
+
+/// A container that runs.
+struct Running {
+    agent: Agent,
+    carry: Carry,
+}
+
+/// Runs a container from its start to its end.
+async fn live(node: Arc<Node>, target: Target) {
+    let started = start(&node, &target).await;
+    live_on(node, target, started).await;
+}
+
+/// Runs a started container to its end, releases what it held, and removes it if that was asked
+/// for.
+async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
+    let ended = match started {
+        Ok(running) => wait(&target, running).await,
+        Err(error) => Err(error),
+    };
+    change(&target, |added| added.state = SandboxState::Stopping).await;
+    release(&node, &target).await;
+    let outcome = Outcome::of(ended, target.sandbox.is_stopping());
+    change(&target, |added| {
+        (added.state, added.exit_status) = (outcome.state, Some(outcome.exit_status));
+        added.reason = outcome.reason.unwrap_or(std::mem::take(&mut added.reason));
+        added.disks = None;
+    })
+    .await;
+    target.container.fanout.close();
+    let remove = |record: &record::Record| {
+        record.added(&target.container.name).is_some_and(|added| added.remove)
+    };
+    if target.sandbox.look(remove)
+        && let Err(error) = node.remove_added(&target, false).await
+    {
+        tracing::warn!(container = target.name(), %error, "it is not removed");
+    }
+}
+
+/// Changes the record of a live container and saves it.
+async fn change(target: &Target, change: impl FnOnce(&mut Added)) {
+    let name = &target.container.name;
+    let changed = target.sandbox.update(|record| {
+        if let Some(added) = record.added_mut(name).filter(|added| added.state.is_live()) {
+            change(added);
+        }
+    });
+    if let Err(error) = changed.await {
+        tracing::warn!(container = target.name(), %error, "its record is not saved");
+    }
+}
+
+/// Starts a container. When this returns, its process runs.
+async fn start(node: &Node, target: &Target) -> Result<Running> {
+    change(target, |added| added.state = SandboxState::Starting).await;
+    let (sandbox, container) = (&target.sandbox, &target.container);
+    let agent = sandbox.agent()?;
+    let session = agent.session(&sandbox.name)?;
+    let gone = || Error::NoSandbox(target.name());
+    let settings = sandbox.look(|record| {
+        record.added(&container.name).map(|added| added.settings.image_path.clone())
+    });
+    let disks = function::attach_root(node, sandbox, &settings.ok_or_else(gone)?).await?;
+    change(target, |added| added.disks = Some(disks)).await;
+    let copies = container.take_copies();
+    let request = sandbox.look(|record| {
+        let added = record.added(&container.name)?;
+        Some(function::create_added(record, added, disks, copies))
+    });
+    let request = request.ok_or_else(gone)?;
+    agent.call(|mut client| async move { client.create_container(request).await }).await?;
+    let carrier = Carrier::attach(target, &agent, node.config.log_bytes, Some(session)).await?;
+    let start = agent_v1::StartContainerRequest { id: container.name.clone() };
+    agent.call(|mut client| async move { client.start_container(start).await }).await?;
+    let carry = carrier.carry(target, &agent);
+    change(target, |added| {
+        (added.state, added.started_ns) = (SandboxState::Running, Some(realtime_ns()));
+    })
+    .await;
+    Ok(Running { agent, carry })
+}
+
+/// Goes on with a container that runs since an earlier daemon.
+async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
+    let agent = target.sandbox.agent()?;
+    let session = agent.session(&target.sandbox.name)?;
+    let carrier = Carrier::attach(target, &agent, node.config.log_bytes, Some(session)).await?;
+    target.end_lost_input();
+    let carry = carrier.carry(target, &agent);
+    Ok(Running { agent, carry })
+}
+
+/// Waits for the end of the first process. Returns its exit status.
+async fn wait(target: &Target, running: Running) -> Result<u32> {
+    let Running { agent, carry } = running;
+    let vm = target.sandbox.vm().ok_or(Error::Stopped)?;
+    let ended = tokio::select! {
+        ended = agent.wait(target.container.process()) => ended,
+        ended = vm.wait() => return Err(Error::vm_ended(&ended)),
+    };
+    let Ended { status, out_of_memory } = match ended {
+        Ok(ended) => ended,
+        Err(error) => return Err(blame(&*vm, error).await),
+    };
+    carried(carry, &target.name()).await;
+    change(target, |added| {
+        added.exit_status = Some(status);
+        if out_of_memory {
+            "it reached its memory limit, or the pod's".clone_into(&mut added.reason);
+        }
+    })
+    .await;
+    Ok(status)
+}
+
+/// Releases what a container holds in the guest and in the plane. Missing resources are no error.
+async fn release(node: &Node, target: &Target) {
+    let warn = |error: Error| {
+        tracing::warn!(container = target.name(), %error, "while it ended");
+    };
+    if let Ok(agent) = target.sandbox.agent() {
+        let request = agent_v1::RemoveContainerRequest { id: target.container.name.clone() };
+        let removed = agent.call(|mut client| async move {
+            match client.remove_container(request).await {
+                Err(status) if status.code() == tonic::Code::NotFound => {
+                    Ok(tonic::Response::new(agent_v1::RemoveContainerReply {}))
+                }
+                removed => removed,
+            }
+        });
+        removed.await.map_or_else(warn, drop);
+    }
+    let disks = target.sandbox.look(|record| record.added(&target.container.name)?.disks);
+    if let Some(disks) = disks {
+        function::detach_root(node, &target.sandbox, disks).await.unwrap_or_else(warn);
+    }
+}
+
+/// Ends all containers of a pod: the stop signal of each, then SIGKILL after `patience`.
+pub(crate) async fn stop_all(sandbox: &Arc<Sandbox>, patience: Duration) {
+    let live = sandbox.added().into_iter().filter(|container| container.state().is_live());
+    let mut stopping = tokio::task::JoinSet::new();
+    for container in live {
+        let target = Target { sandbox: Arc::clone(sandbox), container };
+        stopping.spawn(async move {
+            if let Err(error) = stop(&target, patience).await {
+                tracing::warn!(container = target.name(), %error, "it ends with its pod");
+            }
+        });
+    }
+    while stopping.join_next().await.is_some() {}
+}
+
+/// Ends a container of a pod: its stop signal, then SIGKILL after `patience`.
+///
+/// # Errors
+/// [`Error::Agent`] if the container does not end.
+pub(crate) async fn stop(target: &Target, patience: Duration) -> Result<()> {
+    let signal = target.sandbox.look(|record| {
+        record
+            .added(&target.container.name)
+            .map_or(libc::SIGTERM as u32, |added| added.settings.stop_signal)
+    });
+    let asked = async {
+        let request =
+            agent_v1::SignalRequest { process: target.container.process(), signal, all: false };
+        let agent = target.sandbox.agent()?;
+        agent.call(|mut client| async move { client.signal(request).await }).await?;
+        target.container.wait_state(|state| !state.is_live()).await;
+        Ok::<_, Error>(())
+    };
+    match tokio::time::timeout(patience, asked).await {
+        Ok(Ok(())) => Ok(()),
+        _ => kill(target).await,
+    }
+}

@@ -1,0 +1,78 @@
+//! The record of a container.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Process, SandboxState};
+
+/// The image of a container and its first process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Settings {
+    /// The image's name as the user gave it; empty for a pod, which has no image.
+    pub image: String,
+    /// The digest of the image's manifest.
+    pub image_digest: String,
+    /// The image's EROFS file: the read-only root.
+    pub image_path: PathBuf,
+    /// The container's first process.
+    pub process: Process,
+    /// The number of the signal that asks the container to end.
+    pub stop_signal: u32,
+    /// Set if the container has all capabilities and devices.
+    pub privileged: bool,
+    /// Set if the container's root is mounted read-only.
+    pub read_only: bool,
+}
+
+/// A container that was added to a pod.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Added {
+    /// The container's name, unique in its pod.
+    pub name: String,
+    /// The image and the first process.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// The host name in the container's UTS namespace; empty: the pod's.
+    #[serde(default)]
+    pub hostname: String,
+    /// The container's state.
+    pub state: SandboxState,
+    /// CLOCK_REALTIME at the container's creation, ns since the epoch.
+    pub created_ns: u64,
+    /// CLOCK_REALTIME at the start of the first process, ns since the epoch, or `None` if it never
+    /// ran.
+    pub started_ns: Option<u64>,
+    /// The exit status of the first process, once it ended.
+    pub exit_status: Option<u32>,
+    /// Why the container ended, if it did not end by itself.
+    pub reason: String,
+    /// The limits of the container in the guest.
+    pub limits: Limits,
+    /// The namespaces of the pod's first NVMe function that the container has.
+    pub disks: Option<Disks>,
+    /// Set if the container is removed when it has ended.
+    pub remove: bool,
+}
+
+/// The limits of a container in a pod, as in cgroup2. 0: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// CPU time in each 100 ms, microseconds.
+    pub cpu_quota_us: u64,
+    /// The weight of the container when containers compete for CPUs, 1 to 10000; 0: 100.
+    pub cpu_weight: u32,
+    /// Processes and threads.
+    pub pids: u32,
+}
+
+/// The identifiers of the namespaces with a container's root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disks {
+    /// The namespace with the image.
+    pub image: u32,
+    /// The namespace with the volatile layer.
+    pub volatile: u32,
+}

@@ -1,0 +1,120 @@
+//! Input, signals and the end of containers.
+
+use std::time::Duration;
+
+use slipway_agent_protocol::v1 as agent_v1;
+use tonic::Streaming;
+
+use super::forward;
+use crate::container::Target;
+use crate::record::SandboxState;
+use crate::stdio::{self, Input};
+use crate::{Error, pod, v1};
+
+/// The effect of a client's leaving on the container's standard input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// The input ends: the client that fed a pipe is gone, and the pipe's reader must not wait for
+    /// ever.
+    EndsInput,
+    /// The input stays open: a terminal waits for the next client.
+    KeepsInput,
+}
+
+impl Leaving {
+    /// Returns the effect for the client that created the container.
+    pub(super) fn of_owner(spec: &v1::RunSpec) -> Self {
+        if spec.stdin && !spec.terminal { Self::EndsInput } else { Self::KeepsInput }
+    }
+}
+
+/// Carries a client's input to the container's first process, if the process takes any.
+pub(super) fn join_input(
+    target: &Target,
+    messages: Streaming<v1::RunIn>,
+    takes_input: bool,
+    leaving: Leaving,
+) {
+    let target = target.clone();
+    // A process without input still gets signals and window sizes; bytes are dropped.
+    let input = if takes_input { target.container.input.clone() } else { stdio::input().0 };
+    tokio::spawn(async move {
+        let agent = || target.sandbox.agent().ok();
+        forward(messages, input.clone(), agent, target.container.process()).await;
+        if leaving == Leaving::EndsInput {
+            let _ = input.send(Input::Close).await;
+        }
+    });
+}
+
+/// Sends a signal to the container's first process. SIGKILL ends a sandbox that starts.
+///
+/// # Errors
+/// The container does not run, or the agent refuses.
+pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Error> {
+    let sandbox = &target.sandbox;
+    let is_kill = signal == libc::SIGKILL as u32;
+    if target.is_own() && sandbox.state() == SandboxState::Starting && is_kill {
+        sandbox.kill();
+        return Ok(());
+    }
+    target.has_process()?;
+    if target.container.state() != SandboxState::Running {
+        return Err(target.wrong_state("its process does not run"));
+    }
+    let process = target.container.process();
+    let request = agent_v1::SignalRequest { process, signal, all: false };
+    sandbox.agent()?.call(|mut client| async move { client.signal(request).await }).await?;
+    Ok(())
+}
+
+/// Ends a container, a sandbox with its own container, or a pod with all of its containers.
+///
+/// # Errors
+/// A container of a pod does not end. A sandbox does in any case.
+pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Error> {
+    if !target.is_own() {
+        let is_live = target.container.state().is_live();
+        return if is_live { pod::stop(target, patience).await } else { Ok(()) };
+    }
+    if target.sandbox.state() == SandboxState::Running {
+        match target.sandbox.look(|record| record.pod) {
+            true => stop_pod(target, patience).await,
+            false => stop_own(target, patience).await,
+        }
+    }
+    if target.sandbox.state().is_live() {
+        target.sandbox.kill();
+        target.container.wait_state(|state| !state.is_live()).await;
+    }
+    Ok(())
+}
+
+/// Asks a sandbox's own container to end: its stop signal, then SIGKILL after `patience`. A guest
+/// that does not answer has no more time than one whose container does not end.
+async fn stop_own(target: &Target, patience: Duration) {
+    let signal = target.look(|settings| settings.stop_signal);
+    for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, Duration::from_secs(5))] {
+        let asked = async {
+            send_signal(target, signal).await?;
+            target.container.wait_state(|state| !state.is_live()).await;
+            Ok::<_, Error>(())
+        };
+        if let Ok(Ok(())) = tokio::time::timeout(patience, asked).await {
+            return;
+        }
+    }
+}
+
+/// Ends a pod: its containers first, then the guest.
+async fn stop_pod(target: &Target, patience: Duration) {
+    /// The time for the guest's own end.
+    const SHUTDOWN: Duration = Duration::from_secs(15);
+    /// The time in which killed containers end, beside `patience`.
+    const KILLED: Duration = Duration::from_secs(5);
+    let containers = pod::stop_all(&target.sandbox, patience);
+    let _ = tokio::time::timeout(patience + KILLED, containers).await;
+    target.sandbox.end_pod();
+    let ended = target.container.wait_state(|state| !state.is_live());
+    let _ = tokio::time::timeout(SHUTDOWN, ended).await;
+}
