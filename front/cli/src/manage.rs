@@ -321,7 +321,7 @@ pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> 
 
 /// Runs `slipway update`.
 pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32> {
-    let request = v1::UpdateRequest { name: args.name.clone(), cpus: args.cpus };
+    let request = update_request(args)?;
     let reply = client.update(request).await.map_err(|status| refused(&status))?;
     let sandbox = reply.into_inner().sandbox.unwrap_or_default();
     if args.json {
@@ -330,6 +330,26 @@ pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32>
         crate::say!("{}", sandbox.name);
     }
     Ok(0)
+}
+
+fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
+    /// CPU time of one CPU in the period of a limit, microseconds.
+    const CPU_US: u64 = 100_000;
+    let (name, cpus) = (args.name.clone(), args.cpus.unwrap_or(0));
+    if !name.contains('/') {
+        if args.memory.is_some() {
+            bail!(
+                "the memory of a sandbox is fixed; a container of a pod, {name}/CONTAINER, has a limit"
+            );
+        }
+        return Ok(v1::UpdateRequest { name, cpus, resources: None });
+    }
+    let resources = v1::Resources {
+        memory_bytes: args.memory.unwrap_or(0),
+        cpu_quota_us: u64::from(cpus) * CPU_US,
+        ..Default::default()
+    };
+    Ok(v1::UpdateRequest { name, cpus: 0, resources: Some(resources) })
 }
 
 /// Runs `slipway stats`.

@@ -339,7 +339,7 @@ impl Service {
         let task = self.task()?;
         let json = request.resources.map(|any| any.value).unwrap_or_default();
         let cpus = spec::update(&json)?;
-        let request = v1::UpdateRequest { name: task.sandbox.clone(), cpus };
+        let request = v1::UpdateRequest { name: task.sandbox.clone(), cpus, resources: None };
         let mut client = self.daemon.connect().await?;
         client.update(request).await.map_err(|status| failure(&status))?;
         Ok(cd::Empty {})

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
 use slipway_agent_protocol::EXIT_STATUS_METADATA;
-use slipway_agent_protocol::v1::{CreateContainerRequest, ExecRequest, ProcessRef, StatsReply};
+use slipway_agent_protocol::v1::{
+    CreateContainerRequest, ExecRequest, ProcessRef, StatsReply, UpdateContainerRequest,
+};
 use tonic::{Code, Status};
 
 use crate::container::{Container, Places, check_name, check_process};
@@ -150,8 +152,27 @@ impl Agent {
         })
     }
 
-    /// Returns statistics of the sandbox.
-    pub fn stats(&self) -> StatsReply {
+    /// Changes the limits of a container.
+    pub fn update(&self, request: &UpdateContainerRequest) -> Result<(), Status> {
+        let container = self.container(&request.id)?;
+        let cgroup = container.cgroup.as_ref();
+        let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
+        let limited = cgroup.limit(&request.resources.unwrap_or_default());
+        limited.map_err(|error| Status::failed_precondition(format!("{error:#}")))
+    }
+
+    /// Returns statistics of a container, or of the sandbox for "".
+    pub fn stats(&self, id: &str) -> Result<StatsReply, Status> {
+        if id.is_empty() {
+            return Ok(self.all_stats());
+        }
+        let container = self.container(id)?;
+        let cgroup = container.cgroup.as_ref();
+        let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
+        Ok(crate::stats::of_container(cgroup))
+    }
+
+    fn all_stats(&self) -> StatsReply {
         let containers = self.containers();
         let processes = containers.values().flatten().map(|container| container.processes()).sum();
         let processes: usize = processes;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use slipway_agent_protocol::v1::Resources;
 
 use crate::device_policy;
@@ -84,19 +84,59 @@ impl Cgroup {
     }
 
     /// Sets limits. Those that are 0 stay as they are.
-    fn limit(&self, limits: &Resources) -> Result<()> {
-        let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } = limits;
+    ///
+    /// # Errors
+    /// The container uses more memory than its new limit and cannot let go of it, or the kernel
+    /// refuses a limit.
+    pub fn limit(&self, limits: &Resources) -> Result<()> {
+        let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } = *limits;
+        if memory_bytes != 0 {
+            self.reclaim(memory_bytes)?;
+        }
+        let text = |limit: u64, most: u64| match limit {
+            limit if limit == most => "max".to_owned(),
+            limit => limit.to_string(),
+        };
+        let pids = u64::from(pids);
         let files = [
-            ("memory.max", *memory_bytes, memory_bytes.to_string()),
-            ("cpu.max", *cpu_quota_us, format!("{cpu_quota_us} {CPU_PERIOD_US}")),
-            ("cpu.weight", u64::from(*cpu_weight), cpu_weight.to_string()),
-            ("pids.max", u64::from(*pids), pids.to_string()),
+            ("memory.max", memory_bytes, text(memory_bytes, u64::MAX)),
+            ("cpu.max", cpu_quota_us, format!("{} {CPU_PERIOD_US}", text(cpu_quota_us, u64::MAX))),
+            ("cpu.weight", u64::from(cpu_weight), cpu_weight.to_string()),
+            ("pids.max", pids, text(pids, u32::MAX.into())),
         ];
         for (file, _, value) in files.iter().filter(|(_, limit, _)| *limit != 0) {
             std::fs::write(self.0.join(file), value)
                 .with_context(|| format!("setting the container's {file} to {value}"))?;
         }
         Ok(())
+    }
+
+    /// Takes memory from the container's caches until it uses at most `limit` bytes. The kernel
+    /// kills processes of a cgroup that is over its limit, so a limit is set only after this.
+    ///
+    /// # Errors
+    /// The container uses more than that.
+    fn reclaim(&self, limit: u64) -> Result<()> {
+        let used = self.memory_bytes();
+        if used > limit {
+            // Fails if not all of it could be reclaimed.
+            let _ = std::fs::write(self.0.join("memory.reclaim"), (used - limit).to_string());
+        }
+        let used = self.memory_bytes();
+        if used > limit {
+            bail!(
+                "the container uses {} KiB of memory, which is more than {} KiB",
+                used.div_ceil(1024),
+                limit / 1024
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the memory that the container uses, caches included, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        let used = std::fs::read_to_string(self.0.join("memory.current")).unwrap_or_default();
+        used.trim().parse().unwrap_or(0)
     }
 
     /// Restricts the container's processes to opening the standard devices and `volumes`.

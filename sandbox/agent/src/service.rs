@@ -197,8 +197,22 @@ impl AgentService for Service {
         Ok(Response::new(ResizeReply {}))
     }
 
-    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
-        Ok(Response::new(self.0.stats()))
+    async fn stats(&self, request: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+        Ok(Response::new(self.0.stats(&request.into_inner().container_id)?))
+    }
+
+    async fn update_container(
+        &self,
+        request: Request<UpdateContainerRequest>,
+    ) -> Result<Response<UpdateContainerReply>, Status> {
+        let request = request.into_inner();
+        // Reclaiming memory waits for the kernel.
+        self.complete(|agent| async move {
+            let updated = tokio::task::spawn_blocking(move || agent.update(&request)).await;
+            updated.map_err(|error| Status::internal(error.to_string()))?
+        })
+        .await?;
+        Ok(Response::new(UpdateContainerReply {}))
     }
 
     async fn set_cpus(

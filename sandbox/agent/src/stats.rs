@@ -4,12 +4,35 @@ use std::path::Path;
 
 use slipway_agent_protocol::v1::{BlockStats, StatsReply};
 
+use crate::cgroup::Cgroup;
 use crate::nvme;
 
 /// The bytes of a sector in `/sys/block/*/stat`, whatever the device's block size.
 const SECTOR: u64 = 512;
 
-/// Collects all statistics but the number of processes.
+/// Collects the statistics of a container.
+pub fn of_container(cgroup: &Cgroup) -> StatsReply {
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let read = |file| std::fs::read_to_string(cgroup.path().join(file)).unwrap_or_default();
+    let total = meminfo(&memory, "MemTotal:");
+    // "max" stands for no limit.
+    let limit = read("memory.max").trim().parse().unwrap_or(total).min(total);
+    StatsReply {
+        memory_total_bytes: limit,
+        memory_available_bytes: limit.saturating_sub(cgroup.memory_bytes()),
+        cpu_busy_ns: usage_us(&read("cpu.stat")).saturating_mul(1000),
+        processes: cgroup.processes().len() as u32,
+        blocks: Vec::new(),
+    }
+}
+
+/// Returns the CPU time in a cgroup's cpu.stat, microseconds.
+fn usage_us(text: &str) -> u64 {
+    let usage = text.lines().find_map(|line| line.strip_prefix("usage_usec "));
+    usage.and_then(|usage| usage.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Collects all statistics of the sandbox but the number of processes.
 pub fn collect(sysfs: &Path) -> StatsReply {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -79,6 +102,8 @@ mod tests {
         assert_eq!(meminfo(memory, "Missing:"), 0);
         assert_eq!(busy_ticks("cpu  1 2 4 800 900 8 16 32 0 0\ncpu0 1 1 1"), 31);
         assert_eq!(busy_ticks(""), 0);
+        assert_eq!(usage_us("usage_usec 1500\nuser_usec 1000\n"), 1500);
+        assert_eq!(usage_us("user_usec 1000\n"), 0);
     }
 
     #[test]

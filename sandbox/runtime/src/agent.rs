@@ -255,14 +255,14 @@ impl Agent {
         self.call_within(Some(CPUS), set).await.map(drop)
     }
 
-    /// Asks the guest for the resources that it has used.
+    /// Asks the guest for the resources that it has used, or that one of its containers has used.
+    /// The empty name stands for the guest.
     ///
     /// # Errors
     /// [`Error::Agent`].
-    pub async fn stats(&self) -> Result<GuestStats> {
-        let stats = |mut client: AgentClient<Channel>| async move {
-            client.stats(v1::StatsRequest {}).await
-        };
+    pub async fn stats(&self, container: &str) -> Result<GuestStats> {
+        let request = v1::StatsRequest { container_id: container.to_owned() };
+        let stats = |mut client: AgentClient<Channel>| async move { client.stats(request).await };
         let mut machine = self.call(stats).await?;
         let blocks = std::mem::take(&mut machine.blocks);
         Ok(GuestStats { machine, blocks: blocks.iter().fold(v1::BlockStats::default(), sum) })

@@ -258,12 +258,7 @@ pub fn create_added(
         names: network::names(record),
         files,
         in_pod: true,
-        resources: Some(agent_v1::Resources {
-            memory_bytes: added.limits.memory_bytes,
-            cpu_quota_us: added.limits.cpu_quota_us,
-            cpu_weight: added.limits.cpu_weight,
-            pids: added.limits.pids,
-        }),
+        resources: Some(added.limits.into()),
         ..Default::default()
     }
 }

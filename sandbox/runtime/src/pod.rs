@@ -94,6 +94,27 @@ impl Node {
         target.sandbox.update(|_| {}).await
     }
 
+    /// Changes limits of a container that was added and runs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::WrongState`] if the container does not run; [`Error::Agent`] if
+    /// it uses more memory than that, or the guest refuses. Nothing has changed then.
+    pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
+        if target.container.state() != SandboxState::Running {
+            return Err(target.wrong_state("the limits of a container that runs can be changed"));
+        }
+        let limits = limits(Some(asked))?;
+        if limits == Limits::default() {
+            return Err(Error::Invalid("the update names no limit".to_owned()));
+        }
+        let id = target.container.name.clone();
+        let request = agent_v1::UpdateContainerRequest { id, resources: Some(limits.into()) };
+        let agent = target.sandbox.agent()?;
+        agent.call(|mut client| async move { client.update_container(request).await }).await?;
+        change(target, |added| added.limits = added.limits.changed_by(limits)).await;
+        Ok(())
+    }
+
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
     /// releasing are released.
     pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {

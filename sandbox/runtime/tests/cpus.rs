@@ -35,7 +35,7 @@ impl Started {
     }
 
     async fn update(&self, cpus: u32) -> Result<(), tonic::Status> {
-        let request = v1::UpdateRequest { name: self.name.clone(), cpus };
+        let request = v1::UpdateRequest { name: self.name.clone(), cpus, resources: None };
         self.daemon.client.clone().update(request).await.map(drop)
     }
 

@@ -2,6 +2,8 @@
 
 use clap::{Args, Subcommand};
 
+use crate::size::parse_size;
+
 #[derive(Debug, Args)]
 pub struct PsArgs {
     /// Those that have ended, too; they are always listed
@@ -48,13 +50,18 @@ pub struct NamesArg {
 
 #[derive(Debug, Args)]
 pub struct UpdateArgs {
-    /// Virtual CPUs: from the number that it began with to its --max-cpus
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub cpus: u32,
+    /// Virtual CPUs: from the number that it began with to its --max-cpus. Of a container of a pod:
+    /// the CPUs whose time it may use
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
+          required_unless_present = "memory")]
+    pub cpus: Option<u32>,
+    /// Memory limit of a container of a pod, as 512M or 2G; what it uses now cannot be taken away
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Sandbox: name, id, or the beginning of an id
+    /// Sandbox: name, id, or the beginning of an id; a container of a pod as POD/CONTAINER
     pub name: String,
 }
 

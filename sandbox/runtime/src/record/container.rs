@@ -68,6 +68,32 @@ pub struct Limits {
     pub pids: u32,
 }
 
+impl Limits {
+    /// Returns these limits with those of `change` that are not 0 in their place. The greatest
+    /// number stands for no limit.
+    pub fn changed_by(self, change: Self) -> Self {
+        let either = |old, new, most| match new {
+            0 => old,
+            new if new == most => 0,
+            new => new,
+        };
+        let count = |old: u32, new: u32| if new == 0 { old } else { new };
+        Self {
+            memory_bytes: either(self.memory_bytes, change.memory_bytes, u64::MAX),
+            cpu_quota_us: either(self.cpu_quota_us, change.cpu_quota_us, u64::MAX),
+            cpu_weight: count(self.cpu_weight, change.cpu_weight),
+            pids: count(self.pids, change.pids) % u32::MAX,
+        }
+    }
+}
+
+impl From<Limits> for slipway_agent_protocol::v1::Resources {
+    fn from(limits: Limits) -> Self {
+        let Limits { memory_bytes, cpu_quota_us, cpu_weight, pids } = limits;
+        Self { memory_bytes, cpu_quota_us, cpu_weight, pids }
+    }
+}
+
 /// The identifiers of the namespaces with a container's root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disks {

@@ -275,14 +275,23 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
         let request = request.into_inner();
-        let sandbox = self.node.find(&request.name)?;
-        self.node.set_cpus(&sandbox, request.cpus).await?;
-        Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&sandbox)) }))
+        let target = self.node.target(&request.name)?;
+        match (target.is_own(), &request.resources, request.cpus) {
+            (true, None, cpus) => self.node.set_cpus(&target.sandbox, cpus).await?,
+            (false, Some(resources), 0) => self.node.update_added(&target, resources).await?,
+            _ => {
+                let why = "a sandbox has CPUs, and a container of a pod has limits";
+                return Err(Error::Invalid(why.to_owned()).into());
+            }
+        }
+        Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&target.sandbox)) }))
     }
 
     async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {
-        let sandbox = self.node.find(&request.into_inner().name)?;
-        let guest = sandbox.agent()?.stats().await?;
+        let target = self.node.target(&request.into_inner().name)?;
+        let container = if target.is_own() { "" } else { &target.container.name };
+        let sandbox = &target.sandbox;
+        let guest = sandbox.agent()?.stats(container).await?;
         let pid = sandbox.vm().map(|vm| vm.record().pid);
         let usage = sandbox.lane.run(move || pid.map_or((0, 0), crate::proc::usage));
         let (vmm_cpu_ns, vmm_resident_bytes) = usage.await;

@@ -158,6 +158,13 @@ impl Agent for Guest {
         self.answer().await
     }
 
+    async fn update_container(
+        &self,
+        _: Request<v1::UpdateContainerRequest>,
+    ) -> Reply<v1::UpdateContainerReply> {
+        self.answer().await
+    }
+
     async fn trace(&self, _: Request<v1::TraceRequest>) -> Reply<Self::TraceStream> {
         Ok(Response::new(Box::pin(tokio_stream::empty())))
     }

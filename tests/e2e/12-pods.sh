@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Containers come to a pod and go from it while others run: they share network, IPC, host name and
+# /dev/shm, and nothing else; each has its own root, limits, output and exit status. The daemon is
+# killed with -9 in between, and the containers go on.
+. "$(dirname "$0")/lib.sh"
+need_node
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+keeper='' daemon=''
+
+end_all() {
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+}
+explain() { tail -n 30 "$work/daemon.log"; }
+start_daemon() {
+    "$slipway" daemon 2>>"$work/daemon.log" &
+    daemon=$!
+    # Not by asking: a question to no daemon would start one.
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
+}
+s() { timeout 120 "$slipway" "$@"; }
+in_pod() { s exec "pod/$1" -- sh -c "$2"; }
+# The state of a container of the pod, "gone" without one.
+container() { s ps --json | python3 -c 'import json,sys
+pods = {s["name"]: s["containers"] for s in json.load(sys.stdin)}
+print(next((c["state"] for c in pods.get("pod", []) if c["name"] == sys.argv[1]), "gone"))' "$1"; }
+is() { [ "$(container "$1")" = "$2" ]; }
+# Disks of the pod's function, one a line.
+disks() { s endpoint ls --json | python3 -c 'import json,sys
+for e in json.load(sys.stdin):
+    if e["id"] == sys.argv[1]: print(*[n["nsid"] for n in e["namespaces"]], sep="\n")' "$1"; }
+refused() {
+    local words=$1 out; shift
+    out=$(s "$@" 2>&1) && fail "not refused: slipway $*"
+    [ "$(wc -l <<<"$out")" = 1 ] && grep -q -- "$words" <<<"$out" || fail "slipway $*: $out"
+}
+
+"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_daemon
+
+[ "$(s pod create pod --memory 512M --hostname shared)" = pod ] || fail "no pod: $(explain)"
+is_state pod running || fail "the pod is $(state_of pod)"
+id=$(s inspect pod | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])') || fail "inspect"
+[ -z "$(disks "$id")" ] || fail "a new pod has disks: $(disks "$id")"
+ok "a pod runs without a container, and without a disk"
+
+out=$(s run --pod pod --name one --rm "$image" -- sh -c 'echo out; echo err >&2; exit 7' 2>"$work/one.err")
+status=$?
+[ "$status:$out:$(cat "$work/one.err")" = "7:out:err" ] || fail "one: $status $out $(cat "$work/one.err"); $(explain)"
+wait_until 10 is one gone || fail "--rm left one: $(s ps)"
+[ -z "$(disks "$id")" ] || fail "one left disks: $(disks "$id")"
+ok "output, exit status and --rm of a container; its disks are gone"
+
+s run -d --pod pod --name a "$image" -- sleep 1000 >/dev/null || fail "a: $(explain)"
+s pod run pod --name b --memory 64M -d "$image" -- sleep 1000 >/dev/null || fail "b: $(explain)"
+[ "$(disks "$id" | wc -l)" = 4 ] || fail "two containers have other than four disks: $(disks "$id")"
+[ "$(in_pod a hostname) $(in_pod b hostname)" = "shared shared" ] || fail "host names: $(in_pod b hostname)"
+in_pod a 'echo hello >/dev/shm/x; ipcmk -Q >/dev/null; echo a >/root/mine' || fail "a cannot write"
+[ "$(in_pod b 'cat /dev/shm/x; ipcs -q | grep -c 0x; ls /root/mine 2>/dev/null')" = "hello
+1" ] || fail "b sees: $(in_pod b 'cat /dev/shm/x; ipcs -q; ls /root')"
+in_pod a '(echo reply; sleep 1) | timeout 20 python3 -c "
+import socket
+s = socket.create_server((\"127.0.0.1\", 7000)); c, _ = s.accept(); c.sendall(b\"reply\")"' & server=$!
+wait_until 20 in_pod b 'python3 -c "
+import socket
+print(socket.create_connection((\"127.0.0.1\", 7000)).recv(9).decode())" | grep -q reply' || fail "no connection between containers"
+wait "$server" || fail "the server in a failed"
+[ "$(in_pod a 'ps ax | grep -c "[s]leep 1000"')" = 1 ] || fail "a sees processes of b"
+[ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 67108864 ] || fail "b has another limit"
+ok "containers share network, IPC, host name and /dev/shm, and neither root nor processes"
+
+s run --pod pod --name big --memory 64M "$image" -- python3 -c 'x = bytearray(200 << 20)' >/dev/null 2>"$work/big.err"
+[ $? = 137 ] && grep -q 'memory limit' "$work/big.err" || fail "big: $(cat "$work/big.err")"
+is big exited || fail "big is $(container big)"
+in_pod a true && in_pod b true || fail "a neighbour was disturbed"
+ok "a container that exceeds its limit ends alone, and says why"
+
+# Output goes on across daemons, without a line missing or doubled.
+lines='i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; [ $((i % 20)) = 0 ] && sleep 0.1; done; exit 5'
+s run -d --pod pod --name lines "$image" -- sh -c "$lines" >/dev/null || fail "lines: $(explain)"
+for _ in 1 2 3; do
+    kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    start_daemon
+    is lines running && is a running && is b running || fail "after a kill: $(s ps; explain)"
+    in_pod lines true || fail "no exec after a kill: $(explain)"
+done
+in_pod lines 'touch /stop' || fail "lines cannot be told"
+[ "$(s wait pod/lines)" = 5 ] || fail "lines ended with another status: $(s ps)"
+s logs pod/lines >"$work/lines" || fail "no log"
+awk '$0 != "line " NR { print NR ": " $0; exit 1 }' "$work/lines" || fail "the log is not whole"
+[ "$(wc -l <"$work/lines")" -gt 20 ] || fail "few lines"
+[ "$(disks "$id" | wc -l)" = 4 ] || fail "disks after three kills: $(disks "$id")"
+ok "containers go on through three deaths of the daemon, $(wc -l <"$work/lines") lines in order"
+
+refused 'is a pod' exec pod -- true
+refused 'no sandbox' exec pod/none -- true
+refused 'no sandbox' run --pod none "$image" -- true
+refused 'has a container a already' run --pod pod --name a "$image" -- true
+refused 'cannot have' run --pod pod --network none "$image" -- true
+refused 'cannot have' run --pod pod --cpus 2 "$image" -- true
+refused 'is no name' run --pod pod --name 'a/b' "$image" -- true
+refused 'slipway stop' rm pod/a
+refused 'not in the cache' run --pod pod --pull never none:none -- true
+out=$(s run --pod pod --rm "$image" -- /no/such 2>&1); [ $? = 127 ] || fail "no such program: $out"
+[ "$(disks "$id" | wc -l)" = 4 ] || fail "a container that failed left disks: $(disks "$id")"
+ok "bad requests are refused in a line"
+
+s stop --time 1 pod/a >/dev/null || fail "a does not stop: $(explain)"
+is a exited && is b running || fail "after stop: $(s ps)"
+s rm pod/a && s rm -f pod/b || fail "rm: $(explain)"
+[ "$(container a) $(container b)" = "gone gone" ] || fail "after rm: $(s ps)"
+[ -z "$(disks "$id")" ] || fail "disks after all ended: $(disks "$id")"
+s run -d --pod pod --name last "$image" -- sleep 1000 >/dev/null || fail "last: $(explain)"
+s stop --time 1 pod >/dev/null || fail "the pod does not stop"
+is_state pod exited || fail "the pod is $(state_of pod)"
+is last exited || fail "a container of an ended pod is $(container last)"
+s rm pod || fail "rm pod"
+[ -z "$(leftovers)" ] || fail "left over: $(leftovers)"
+ok "containers and pods end, and leave nothing"
