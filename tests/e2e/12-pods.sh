@@ -105,20 +105,26 @@ refused 'cannot have' run --pod pod --network none "$image" -- true
 refused 'cannot have' run --pod pod --cpus 2 "$image" -- true
 refused 'is no name' run --pod pod --name 'a/b' "$image" -- true
 refused 'slipway stop' rm pod/a
-refused 'not in the cache' run --pod pod --pull never none:none -- true
+refused 'no image' run --pod pod --pull never none:none -- true
 out=$(s run --pod pod --rm "$image" -- /no/such 2>&1); [ $? = 127 ] || fail "no such program: $out"
 [ "$(disks "$id" | wc -l)" = 4 ] || fail "a container that failed left disks: $(disks "$id")"
 ok "bad requests are refused in a line"
 
 s stop --time 1 pod/a >/dev/null || fail "a does not stop: $(explain)"
 is a exited && is b running || fail "after stop: $(s ps)"
-s rm pod/a && s rm -f pod/b || fail "rm: $(explain)"
+s rm pod/a >/dev/null && s rm -f pod/b >/dev/null || fail "rm: $(explain)"
 [ "$(container a) $(container b)" = "gone gone" ] || fail "after rm: $(s ps)"
 [ -z "$(disks "$id")" ] || fail "disks after all ended: $(disks "$id")"
 s run -d --pod pod --name last "$image" -- sleep 1000 >/dev/null || fail "last: $(explain)"
 s stop --time 1 pod >/dev/null || fail "the pod does not stop"
 is_state pod exited || fail "the pod is $(state_of pod)"
 is last exited || fail "a container of an ended pod is $(container last)"
-s rm pod || fail "rm pod"
+s rm pod >/dev/null || fail "rm pod"
+
+s pod create brief >/dev/null && s run -d --pod brief --name c "$image" -- sleep 1000 >/dev/null || fail "brief: $(explain)"
+kill -9 "$(vmm_of brief)"
+[ "$(s wait brief/c)" = 137 ] || fail "a container of a dead VMM: $(s ps)"
+is_state brief failed || fail "a pod whose VMM was killed is $(state_of brief)"
+s rm brief >/dev/null || fail "rm brief"
 [ -z "$(leftovers)" ] || fail "left over: $(leftovers)"
-ok "containers and pods end, and leave nothing"
+ok "containers and pods end, also by the death of their VMM, and leave nothing"
