@@ -4,6 +4,7 @@
 mod bench;
 mod disk;
 mod endpoint;
+mod forward;
 mod manage;
 mod network;
 mod pod;
@@ -18,6 +19,7 @@ pub use bench::{
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
+pub use forward::{Forward, ForwardArgs};
 pub use manage::{
     ImageCommand, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs,
     UpdateArgs,
@@ -100,6 +102,8 @@ pub enum Command {
     Exec(ExecArgs),
     /// Join the standard streams of a running container
     Attach(NameArg),
+    /// Have ports of the host lead to ports of a sandbox that only its own programs reach
+    PortForward(ForwardArgs),
     /// Wait until containers end and print their exit statuses
     Wait(NamesArg),
     /// Stop running containers: a signal, patience, then SIGKILL

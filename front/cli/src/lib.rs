@@ -22,6 +22,7 @@ mod daemon;
 mod disk;
 mod doctor;
 mod endpoint;
+mod forward;
 mod image;
 mod keeper;
 mod manage;
@@ -186,6 +187,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Exec(args) => return run::exec(&cli.node, &config, args).await,
         Command::Attach(args) => return run::attach(&cli.node, &config, &args.name).await,
         Command::Pod(command) => return pod::command(&cli.node, &config, command).await,
+        Command::PortForward(args) => return forward::forward(&cli.node, &config, args).await,
         Command::Image(command) => return image::command(&config, command).await,
         Command::Endpoint(command) => {
             return endpoint::command(&cli.node, &config, command).await;

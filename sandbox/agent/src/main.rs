@@ -45,6 +45,7 @@
 
 mod agent;
 mod cgroup;
+mod connect;
 mod container;
 mod cpus;
 mod device_policy;

@@ -11,6 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::{Agent, status};
+use crate::connect::Connection;
 use crate::log;
 use crate::stdio::Attachment;
 
@@ -226,6 +227,21 @@ impl AgentService for Service {
         })
         .await?;
         Ok(Response::new(SetCpusReply {}))
+    }
+
+    type ConnectStream = Connection;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<ConnectIn>>,
+    ) -> Result<Response<Connection>, Status> {
+        let mut input = request.into_inner();
+        match input.message().await?.and_then(|message| message.kind) {
+            Some(connect_in::Kind::Port(port)) => {
+                Ok(Response::new(crate::connect::connect(port, input).await?))
+            }
+            _ => Err(Status::invalid_argument("the first message must name the port")),
+        }
     }
 
     type TraceStream = ReceiverStream<Result<TraceReply, Status>>;

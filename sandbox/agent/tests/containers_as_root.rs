@@ -271,7 +271,9 @@ async fn containers_live_side_by_side_and_leave_nothing() {
     }
     let error = sandbox.client.create_container(container("a", script("true"))).await;
     assert_eq!(error.unwrap_err().code(), Code::AlreadyExists);
-    assert!(sandbox.client.stats(StatsRequest::default()).await.unwrap().into_inner().processes >= 3);
+    assert!(
+        sandbox.client.stats(StatsRequest::default()).await.unwrap().into_inner().processes >= 3
+    );
     for id in ["a", "b", "c"] {
         sandbox.remove(id).await;
     }

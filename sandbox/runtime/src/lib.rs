@@ -18,6 +18,7 @@
 //!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
 //! - [`container`] is one container with its streams; `pod` adds containers to a sandbox that has
 //!   none of its own, and `carrier` carries their output;
+//! - `connect` carries connections of clients to ports of a sandbox;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
@@ -38,6 +39,7 @@ pub mod boot;
 mod carrier;
 pub mod cgroup;
 pub mod config;
+mod connect;
 pub mod container;
 mod copies;
 mod cpus;

@@ -25,8 +25,8 @@ use crate::agent::{Agent, GuestStats, process};
 use crate::container::Target;
 use crate::node::Node;
 use crate::stdio::{self, Input};
-use crate::v1::{self, run_in, run_out};
-use crate::{Error, name, snoop};
+use crate::v1::{self, connect_in, run_in, run_out};
+use crate::{Error, connect, name, snoop};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -135,7 +135,22 @@ impl v1::sandboxes_server::Sandboxes for Service {
     type AttachStream = Output<v1::RunOut>;
     type ExecStream = Output<v1::RunOut>;
     type LogsStream = Output<v1::LogRecord>;
+    type ConnectStream = Output<v1::ConnectOut>;
     type SnoopGuestStream = Output<v1::GuestReport>;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<v1::ConnectIn>>,
+    ) -> Reply<Self::ConnectStream> {
+        let mut messages = request.into_inner();
+        let kind = messages.message().await?.and_then(|message| message.kind);
+        let Some(connect_in::Kind::To(to)) = kind else {
+            return Err(Status::invalid_argument("Connect begins with a sandbox and a port"));
+        };
+        let target = self.node.target(&to.name)?;
+        let replies = connect::start(&target, to.port, messages).await?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(replies))))
+    }
 
     async fn snoop_guest(
         &self,

@@ -61,6 +61,7 @@ impl Guest {
 #[tonic::async_trait]
 impl Agent for Guest {
     type StdioStream = Messages<v1::StdioOut>;
+    type ConnectStream = Messages<v1::ConnectOut>;
     type TraceStream = Messages<v1::TraceReply>;
 
     async fn hello(&self, _: Request<v1::HelloRequest>) -> Reply<v1::HelloReply> {
@@ -163,6 +164,10 @@ impl Agent for Guest {
         _: Request<v1::UpdateContainerRequest>,
     ) -> Reply<v1::UpdateContainerReply> {
         self.answer().await
+    }
+
+    async fn connect(&self, _: Request<Streaming<v1::ConnectIn>>) -> Reply<Self::ConnectStream> {
+        Ok(Response::new(Box::pin(tokio_stream::empty())))
     }
 
     async fn trace(&self, _: Request<v1::TraceRequest>) -> Reply<Self::TraceStream> {
