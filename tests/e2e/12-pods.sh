@@ -73,6 +73,18 @@ wait "$server" || fail "the server in a failed"
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 67108864 ] || fail "b has another limit"
 ok "containers share network, IPC, host name and /dev/shm, and neither root nor processes"
 
+s run -d --pod pod --name p --share-processes "$image" -- sleep 2000 >/dev/null || fail "p: $(explain)"
+s run -d --pod pod --name q --share-processes "$image" -- sh -c '(sleep 0.1 & ) ; exec sleep 3000' >/dev/null || fail "q: $(explain)"
+out=$(in_pod q 'ps -eo pid,stat,args') || fail "ps: $out"
+grep -q '[s]leep 2000' <<<"$out" && grep -q '^ *1 ' <<<"$out" && ! grep -q '[s]leep 1000' <<<"$out" || fail "q sees: $out"
+s run --pod pod --rm --share-processes --privileged "$image" -- ls -A /proc/1/root >"$work/root" 2>&1 || true
+[ ! -s "$work/root" ] || fail "the root of process 1: $(cat "$work/root")"
+in_pod q 'kill -9 1; pkill -f "[s]leep 2000"' || true
+wait_until 20 is p exited || fail "p cannot be killed by q"
+wait_until 20 in_pod q '! ps -eo stat | grep -q Z' || fail "zombies: $(in_pod q 'ps -eo pid,stat,args')"
+is q running && s rm -f pod/q pod/p >/dev/null || fail "q: $(s ps)"
+ok "containers that share processes see each other, and process 1 holds nothing"
+
 s run --pod pod --name big --memory 64M "$image" -- python3 -c 'x = bytearray(200 << 20)' >/dev/null 2>"$work/big.err"
 [ $? = 137 ] && grep -q 'memory limit' "$work/big.err" || fail "big: $(cat "$work/big.err")"
 is big exited || fail "big is $(container big)"

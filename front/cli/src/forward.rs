@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
-use slipway_runtime::v1::{self, connect_in};
+use slipway_runtime::v1::{self, forward_in};
 use slipway_runtime::{Config, SandboxClient};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -50,7 +50,7 @@ async fn serve(
     loop {
         let (stream, peer) = listener.accept().await.context("cannot accept connections")?;
         let (client, to) =
-            (client.clone(), v1::ConnectTo { name: name.clone(), port: forward.port.into() });
+            (client.clone(), v1::ForwardTo { name: name.clone(), port: forward.port.into() });
         tokio::spawn(async move {
             if let Err(error) = carry(client, to, stream).await {
                 crate::complain(&error.context(format!("connection of {peer}")));
@@ -60,10 +60,10 @@ async fn serve(
 }
 
 /// Carries one connection to its end.
-async fn carry(mut client: SandboxClient, to: v1::ConnectTo, stream: TcpStream) -> Result<()> {
+async fn carry(mut client: SandboxClient, to: v1::ForwardTo, stream: TcpStream) -> Result<()> {
     let (sender, messages) = mpsc::channel(QUEUE);
-    sender.send(v1::ConnectIn { kind: Some(connect_in::Kind::To(to)) }).await?;
-    let replies = client.connect(ReceiverStream::new(messages)).await;
+    sender.send(v1::ForwardIn { kind: Some(forward_in::Kind::To(to)) }).await?;
+    let replies = client.forward(ReceiverStream::new(messages)).await;
     let replies = replies.map_err(|status| refused(&status))?.into_inner();
     let (from, to) = stream.into_split();
     let sending = tokio::spawn(send(from, sender));
@@ -72,15 +72,15 @@ async fn carry(mut client: SandboxClient, to: v1::ConnectTo, stream: TcpStream) 
     received
 }
 
-async fn send(mut from: OwnedReadHalf, sender: mpsc::Sender<v1::ConnectIn>) {
+async fn send(mut from: OwnedReadHalf, sender: mpsc::Sender<v1::ForwardIn>) {
     let mut buffer = vec![0; PIECE];
     loop {
         let kind = match from.read(&mut buffer).await {
-            Ok(0) | Err(_) => connect_in::Kind::End(true),
-            Ok(bytes) => connect_in::Kind::Data(buffer[..bytes].to_vec()),
+            Ok(0) | Err(_) => forward_in::Kind::End(true),
+            Ok(bytes) => forward_in::Kind::Data(buffer[..bytes].to_vec()),
         };
-        let last = matches!(kind, connect_in::Kind::End(_));
-        if sender.send(v1::ConnectIn { kind: Some(kind) }).await.is_err() {
+        let last = matches!(kind, forward_in::Kind::End(_));
+        if sender.send(v1::ForwardIn { kind: Some(kind) }).await.is_err() {
             return;
         }
         if last {
@@ -91,7 +91,7 @@ async fn send(mut from: OwnedReadHalf, sender: mpsc::Sender<v1::ConnectIn>) {
 }
 
 async fn receive(
-    mut replies: tonic::Streaming<v1::ConnectOut>,
+    mut replies: tonic::Streaming<v1::ForwardOut>,
     mut to: OwnedWriteHalf,
 ) -> Result<()> {
     while let Some(reply) = replies.message().await.map_err(|status| refused(&status))? {

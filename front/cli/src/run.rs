@@ -353,6 +353,7 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
     };
     Ok(v1::RunSpec {
         pod: args.pod.clone().unwrap_or_default(),
+        shares_processes: args.share_processes,
         name: args.name.clone().unwrap_or_default(),
         image: args.image.clone(),
         image_digest: digest.to_owned(),

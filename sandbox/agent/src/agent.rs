@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
+use rustix::process::Pid;
 use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::{
     CreateContainerRequest, ExecRequest, ProcessRef, StatsReply, UpdateContainerRequest,
 };
 use tonic::{Code, Status};
 
-use crate::container::{Container, Places, check_name, check_process};
+use crate::container::{Container, Places, check_name, check_process, hold_processes};
 use crate::log;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
@@ -31,6 +32,8 @@ pub struct Agent {
     sockets: AtomicBool,
     /// Containers by id; `None` while a container is being created.
     containers: Mutex<HashMap<String, Option<Arc<Container>>>>,
+    /// Process 1 of the PID namespace that containers share, once one does.
+    holder: tokio::sync::Mutex<Option<Process>>,
 }
 
 impl Agent {
@@ -42,7 +45,8 @@ impl Agent {
         power_off: PowerOff,
     ) -> Self {
         let (sockets, containers) = (AtomicBool::new(false), Mutex::default());
-        Agent { places, stages, reaper, power_off, sockets, containers }
+        let holder = tokio::sync::Mutex::default();
+        Agent { places, stages, reaper, power_off, sockets, containers, holder }
     }
 
     /// Creates a container. After an error, the id is free again.
@@ -60,7 +64,7 @@ impl Agent {
             }
         }
         self.stages.modules_loaded().await;
-        let created = Container::create(&self.places, &self.reaper, request).await;
+        let created = self.build(request).await;
         let mut containers = self.containers();
         match created {
             Ok(container) => {
@@ -82,6 +86,24 @@ impl Agent {
         let interface = interface.map_err(|error| Status::internal(format!("{error:#}")))?;
         self.stages.network_ends();
         Ok(interface)
+    }
+
+    async fn build(&self, request: CreateContainerRequest) -> Result<Container, Failure> {
+        let shares = request.in_pod && request.shares_processes;
+        let processes_of = if shares { Some(self.shared_processes().await?) } else { None };
+        Container::create(&self.places, &self.reaper, request, processes_of).await
+    }
+
+    /// Returns process 1 of the PID namespace that containers share. Starts it for the first one.
+    async fn shared_processes(&self) -> Result<Pid, Failure> {
+        let mut holder = self.holder.lock().await;
+        match &*holder {
+            Some(process) if process.is_alive() => Ok(process.pid()),
+            _ => {
+                let process = hold_processes(&self.places, &self.reaper).await?;
+                Ok(holder.insert(process).pid())
+            }
+        }
     }
 
     /// Starts the socket engine.

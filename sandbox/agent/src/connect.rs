@@ -5,7 +5,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use slipway_agent_protocol::v1::{ConnectIn, ConnectOut, connect_in};
+use slipway_agent_protocol::v1::{ForwardIn, ForwardOut, forward_in};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -19,13 +19,13 @@ const PIECE: usize = 16 << 10;
 const QUEUE: usize = 2;
 
 /// The replies of a connection.
-pub type Connection = ReceiverStream<Result<ConnectOut, Status>>;
+pub type Connection = ReceiverStream<Result<ForwardOut, Status>>;
 
 /// Connects to `port`, and carries `input` to it. Dropping the replies ends the connection.
 ///
 /// # Errors
 /// The port is no port, or no program accepts the connection.
-pub async fn connect(port: u32, input: Streaming<ConnectIn>) -> Result<Connection, Status> {
+pub async fn connect(port: u32, input: Streaming<ForwardIn>) -> Result<Connection, Status> {
     let port = u16::try_from(port).ok().filter(|port| *port > 0);
     let port =
         port.ok_or_else(|| Status::invalid_argument("a port is a number from 1 to 65535"))?;
@@ -41,10 +41,10 @@ pub async fn connect(port: u32, input: Streaming<ConnectIn>) -> Result<Connectio
 }
 
 /// Carries the host's bytes to the peer, and then the end.
-async fn send_in(mut input: Streaming<ConnectIn>, mut to: OwnedWriteHalf) {
+async fn send_in(mut input: Streaming<ForwardIn>, mut to: OwnedWriteHalf) {
     while let Ok(Some(message)) = input.message().await {
         let sent = match message.kind {
-            Some(connect_in::Kind::Data(data)) => to.write_all(&data).await,
+            Some(forward_in::Kind::Data(data)) => to.write_all(&data).await,
             _ => break,
         };
         if sent.is_err() {
@@ -55,11 +55,11 @@ async fn send_in(mut input: Streaming<ConnectIn>, mut to: OwnedWriteHalf) {
 }
 
 /// Carries the peer's bytes to the host until either ends.
-async fn send_out(mut from: OwnedReadHalf, sender: mpsc::Sender<Result<ConnectOut, Status>>) {
+async fn send_out(mut from: OwnedReadHalf, sender: mpsc::Sender<Result<ForwardOut, Status>>) {
     let mut data = Vec::new();
     let mut buffer = vec![0; PIECE];
     // The first message is empty.
-    while sender.send(Ok(ConnectOut { data })).await.is_ok() {
+    while sender.send(Ok(ForwardOut { data })).await.is_ok() {
         let read = tokio::select! {
             () = sender.closed() => return,
             read = from.read(&mut buffer) => read,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::Pid;
 use slipway_agent_protocol::v1::{
     BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, Volume,
 };
@@ -59,11 +60,13 @@ pub struct Container {
 }
 
 impl Container {
-    /// Builds the container. Its first process waits for [`Process::start`].
+    /// Builds the container. Its first process waits for [`Process::start`]. The container shares the
+    /// PID namespace of `processes_of`, or has one of its own.
     pub async fn create(
         places: &Places,
         reaper: &Arc<Reaper>,
         request: CreateContainerRequest,
+        processes_of: Option<Pid>,
     ) -> Result<Container, Failure> {
         let process = request.process.context("no process given")?;
         let root = request.root.context("no root file system given")?;
@@ -100,9 +103,10 @@ impl Container {
                 sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
                 files: request.files,
                 shared_memory: shared_memory.to_owned(),
+                processes_of: processes_of.map_or(0, |pid| pid.as_raw_nonzero().get()),
             }),
-            join: 0,
             sockets: request.sockets,
+            ..InitSpec::default()
         };
         let main = Process::prepare(&places.program, reaper, &spec).await;
         let main = match main {
@@ -147,6 +151,7 @@ impl Container {
             container: None,
             join: self.main.pid().as_raw_nonzero().get(),
             sockets: self.sockets,
+            hold: String::new(),
         };
         Process::prepare(&places.program, reaper, &spec).await
     }
@@ -214,6 +219,14 @@ impl Container {
     fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Process>>> {
         self.execs.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Starts a process that holds a PID namespace, in which it is process 1, until it is killed.
+pub async fn hold_processes(places: &Places, reaper: &Arc<Reaper>) -> Result<Process, Failure> {
+    let spec = InitSpec { hold: utf8(&places.base)?, ..InitSpec::default() };
+    let holder = Process::prepare(&places.program, reaper, &spec).await?;
+    holder.start().await?;
+    Ok(holder)
 }
 
 /// Removes the cgroup of a container that could not be created.

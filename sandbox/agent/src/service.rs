@@ -229,15 +229,15 @@ impl AgentService for Service {
         Ok(Response::new(SetCpusReply {}))
     }
 
-    type ConnectStream = Connection;
+    type ForwardStream = Connection;
 
-    async fn connect(
+    async fn forward(
         &self,
-        request: Request<Streaming<ConnectIn>>,
+        request: Request<Streaming<ForwardIn>>,
     ) -> Result<Response<Connection>, Status> {
         let mut input = request.into_inner();
         match input.message().await?.and_then(|message| message.kind) {
-            Some(connect_in::Kind::Port(port)) => {
+            Some(forward_in::Kind::Port(port)) => {
                 Ok(Response::new(crate::connect::connect(port, input).await?))
             }
             _ => Err(Status::invalid_argument("the first message must name the port")),

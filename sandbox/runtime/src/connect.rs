@@ -9,14 +9,14 @@ use tonic::{Status, Streaming};
 
 use crate::agent::{Agent, refused};
 use crate::container::Target;
-use crate::v1::{self, connect_in};
+use crate::v1::{self, forward_in};
 use crate::{Error, Result};
 
 /// The most pieces in flight, in each direction.
 const QUEUE: usize = 4;
 
 /// The stream of replies to a client.
-pub type Replies = mpsc::Receiver<std::result::Result<v1::ConnectOut, Status>>;
+pub type Replies = mpsc::Receiver<std::result::Result<v1::ForwardOut, Status>>;
 
 /// Connects to a port of the sandbox. The client's further messages are carried there.
 ///
@@ -25,7 +25,7 @@ pub type Replies = mpsc::Receiver<std::result::Result<v1::ConnectOut, Status>>;
 pub(crate) async fn start(
     target: &Target,
     port: u32,
-    messages: Streaming<v1::ConnectIn>,
+    messages: Streaming<v1::ForwardIn>,
 ) -> Result<Replies> {
     let agent = target.sandbox.agent()?;
     let session = agent.session(&target.sandbox.name)?;
@@ -43,13 +43,13 @@ pub(crate) async fn start(
 async fn open(
     agent: &Agent,
     port: u32,
-    input: mpsc::Receiver<agent_v1::connect_in::Kind>,
-) -> Result<Streaming<agent_v1::ConnectOut>> {
-    let first = tokio_stream::once(agent_v1::connect_in::Kind::Port(port));
+    input: mpsc::Receiver<agent_v1::forward_in::Kind>,
+) -> Result<Streaming<agent_v1::ForwardOut>> {
+    let first = tokio_stream::once(agent_v1::forward_in::Kind::Port(port));
     let messages = first.chain(ReceiverStream::new(input));
-    let messages = messages.map(|kind| agent_v1::ConnectIn { kind: Some(kind) });
+    let messages = messages.map(|kind| agent_v1::ForwardIn { kind: Some(kind) });
     let opened = agent.open(MOST_OUTPUT, |mut client| async move {
-        let mut replies = client.connect(messages).await.map_err(refused)?.into_inner();
+        let mut replies = client.forward(messages).await.map_err(refused)?.into_inner();
         match replies.message().await.map_err(refused)? {
             Some(_) => Ok(replies),
             None => Err(Error::Agent("the agent ended the connection".to_owned())),
@@ -60,27 +60,27 @@ async fn open(
 
 /// Carries a client's bytes to the guest, and then their end.
 async fn forward(
-    mut messages: Streaming<v1::ConnectIn>,
-    input: mpsc::Sender<agent_v1::connect_in::Kind>,
+    mut messages: Streaming<v1::ForwardIn>,
+    input: mpsc::Sender<agent_v1::forward_in::Kind>,
 ) {
     while let Ok(Some(message)) = messages.message().await {
-        let Some(connect_in::Kind::Data(data)) = message.kind else { break };
-        if input.send(agent_v1::connect_in::Kind::Data(data)).await.is_err() {
+        let Some(forward_in::Kind::Data(data)) = message.kind else { break };
+        if input.send(agent_v1::forward_in::Kind::Data(data)).await.is_err() {
             return;
         }
     }
-    let _ = input.send(agent_v1::connect_in::Kind::End(true)).await;
+    let _ = input.send(agent_v1::forward_in::Kind::End(true)).await;
 }
 
 /// Carries the guest's bytes to the client. Runs on the guests' thread; each message is one turn.
 async fn carry(
-    replies: &mut Streaming<agent_v1::ConnectOut>,
-    sender: mpsc::Sender<std::result::Result<v1::ConnectOut, Status>>,
+    replies: &mut Streaming<agent_v1::ForwardOut>,
+    sender: mpsc::Sender<std::result::Result<v1::ForwardOut, Status>>,
     _session: OwnedSemaphorePermit,
 ) {
     let mut data = Vec::new();
     // The first message is empty.
-    while sender.send(Ok(v1::ConnectOut { data })).await.is_ok() {
+    while sender.send(Ok(v1::ForwardOut { data })).await.is_ok() {
         let reply = tokio::select! {
             () = sender.closed() => return,
             reply = replies.message() => reply,

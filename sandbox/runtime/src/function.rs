@@ -258,6 +258,7 @@ pub fn create_added(
         names: network::names(record),
         files,
         in_pod: true,
+        shares_processes: added.shares_processes,
         resources: Some(added.limits.into()),
         ..Default::default()
     }

@@ -181,6 +181,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         limits: limits(spec.resources.as_ref())?,
         disks: None,
         remove: spec.remove,
+        shares_processes: spec.shares_processes,
     })
 }
 

@@ -26,6 +26,9 @@ pub struct RunArgs {
     /// makes one. Its name is then POD/NAME, and the pod gives it network and CPUs
     #[arg(long, value_name = "POD", conflicts_with = "count")]
     pub pod: Option<String>,
+    /// With --pod: share processes with the other containers of the pod that have this
+    #[arg(long, requires = "pod")]
+    pub share_processes: bool,
     #[command(flatten)]
     pub machine: MachineArgs,
     #[command(flatten)]

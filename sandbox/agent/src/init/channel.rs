@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use anyhow::{Context, Result};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg,
 };
 
 /// The longest report; a longer message is cut.
@@ -70,6 +70,11 @@ impl Channel {
         sendmsg(&self.0, &[IoSlice::new(b"R")], &mut control, SendFlags::NOSIGNAL)
             .context("handing over the terminal")?;
         Ok(())
+    }
+
+    /// Ends the channel in a process that runs no program.
+    pub fn leave(&self) -> Result<()> {
+        rustix::net::shutdown(&self.0, Shutdown::Both).context("leaving the agent")
     }
 
     /// Waits for the agent. Returns `false` if the agent closed its end instead.

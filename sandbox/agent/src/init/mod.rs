@@ -20,6 +20,7 @@ mod dev;
 mod environment;
 mod execute;
 mod files;
+mod holder;
 mod limits;
 mod root;
 pub mod sockets;
@@ -75,6 +76,10 @@ pub struct InitSpec {
     /// Set if the container's sockets are devices.
     #[prost(bool, tag = "7")]
     pub sockets: bool,
+    /// The directory for the empty root of a process that holds a PID namespace, in place of a
+    /// process that runs a program; otherwise empty.
+    #[prost(string, tag = "20")]
+    pub hold: String,
 }
 
 /// A container to build.
@@ -113,8 +118,12 @@ pub struct ContainerSpec {
     pub files: Vec<File>,
     /// The directory of the sandbox that is /dev/shm in all containers of a pod. Empty: the container
     /// is alone, with a /dev/shm and an IPC namespace of its own.
-    #[prost(string, tag = "11")]
+    #[prost(string, tag = "20")]
     pub shared_memory: String,
+    /// The id of the process whose PID namespace the container shares, in the agent's PID namespace;
+    /// 0: the container has one of its own.
+    #[prost(int32, tag = "21")]
+    pub processes_of: i32,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.
@@ -190,9 +199,15 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
             .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
     }
     let flags = match &spec.container {
-        Some(container) => namespaces(container),
+        _ if !spec.hold.is_empty() => libc::CLONE_NEWNS | libc::CLONE_NEWPID,
+        Some(container) => {
+            if container.processes_of != 0 {
+                join(container.processes_of, ThreadNameSpaceType::PROCESS_ID)?;
+            }
+            namespaces(container)
+        }
         None => {
-            join(spec.join)?;
+            join(spec.join, ALL_NAMESPACES)?;
             0
         }
     };
@@ -205,22 +220,25 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
 /// Returns the kinds of the namespaces that a container has for its own. Those of a pod share the
 /// sandbox's IPC namespace, and its host name unless they have one of their own.
 fn namespaces(container: &ContainerSpec) -> i32 {
-    let own = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWCGROUP;
+    let own = libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP;
+    let pid = if container.processes_of == 0 { libc::CLONE_NEWPID } else { 0 };
     let in_pod = !container.shared_memory.is_empty();
     let ipc = if in_pod { 0 } else { libc::CLONE_NEWIPC };
     let uts = if in_pod && container.hostname.is_empty() { 0 } else { libc::CLONE_NEWUTS };
-    own | ipc | uts
+    own | pid | ipc | uts
 }
 
-/// Enters all namespaces of process `pid`. The PID namespace takes effect for children.
-fn join(pid: i32) -> Result<()> {
+/// The kinds of the namespaces of a container.
+const ALL_NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::MOUNT
+    .union(ThreadNameSpaceType::PROCESS_ID)
+    .union(ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION)
+    .union(ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME)
+    .union(ThreadNameSpaceType::CONTROL_GROUP);
+
+/// Enters namespaces of process `pid`. A PID namespace takes effect for children.
+fn join(pid: i32, kinds: ThreadNameSpaceType) -> Result<()> {
     let pid = Pid::from_raw(pid).context("no process to join")?;
     let fd = pidfd_open(pid, PidfdFlags::empty()).context("the container is not running")?;
-    let kinds = ThreadNameSpaceType::MOUNT
-        | ThreadNameSpaceType::PROCESS_ID
-        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
-        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
-        | ThreadNameSpaceType::CONTROL_GROUP;
     move_into_thread_name_spaces(fd.as_fd(), kinds).context("joining the container's namespaces")
 }
 
@@ -279,6 +297,9 @@ fn prepare_and_execute(
     channel: &Channel,
     spec: &InitSpec,
 ) -> Result<std::convert::Infallible, Failure> {
+    if !spec.hold.is_empty() {
+        holder::hold(channel, Path::new(&spec.hold))?;
+    }
     let process = spec.process.as_ref().context("no process given")?;
     if let Some(container) = &spec.container {
         root::enter(container, spec.privileged)?;

@@ -143,7 +143,7 @@ fn node(base: &Path, name: &str, device: Device) -> Result<PathBuf> {
 }
 
 /// Makes `root` this mount namespace's `/`. The sandbox's root disappears from it.
-fn pivot(root: &Path) -> Result<()> {
+pub fn pivot(root: &Path) -> Result<()> {
     rustix::process::chdir(root)?;
     // pivot_root(2), "pivot_root(".", ".")": the old root is stacked on the new one.
     rustix::process::pivot_root(".", ".").context("pivot_root")?;

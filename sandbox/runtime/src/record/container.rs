@@ -53,6 +53,9 @@ pub struct Added {
     pub disks: Option<Disks>,
     /// Set if the container is removed when it has ended.
     pub remove: bool,
+    /// Set if the container is in the PID namespace that such containers of the pod share.
+    #[serde(default)]
+    pub shares_processes: bool,
 }
 
 /// The limits of a container in a pod, as in cgroup2. 0: no limit.

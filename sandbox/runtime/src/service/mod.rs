@@ -25,7 +25,7 @@ use crate::agent::{Agent, GuestStats, process};
 use crate::container::Target;
 use crate::node::Node;
 use crate::stdio::{self, Input};
-use crate::v1::{self, connect_in, run_in, run_out};
+use crate::v1::{self, forward_in, run_in, run_out};
 use crate::{Error, connect, name, snoop};
 
 /// The most messages in flight to a client.
@@ -135,17 +135,17 @@ impl v1::sandboxes_server::Sandboxes for Service {
     type AttachStream = Output<v1::RunOut>;
     type ExecStream = Output<v1::RunOut>;
     type LogsStream = Output<v1::LogRecord>;
-    type ConnectStream = Output<v1::ConnectOut>;
+    type ForwardStream = Output<v1::ForwardOut>;
     type SnoopGuestStream = Output<v1::GuestReport>;
 
-    async fn connect(
+    async fn forward(
         &self,
-        request: Request<Streaming<v1::ConnectIn>>,
-    ) -> Reply<Self::ConnectStream> {
+        request: Request<Streaming<v1::ForwardIn>>,
+    ) -> Reply<Self::ForwardStream> {
         let mut messages = request.into_inner();
         let kind = messages.message().await?.and_then(|message| message.kind);
-        let Some(connect_in::Kind::To(to)) = kind else {
-            return Err(Status::invalid_argument("Connect begins with a sandbox and a port"));
+        let Some(forward_in::Kind::To(to)) = kind else {
+            return Err(Status::invalid_argument("Forward begins with a sandbox and a port"));
         };
         let target = self.node.target(&to.name)?;
         let replies = connect::start(&target, to.port, messages).await?;

@@ -61,7 +61,7 @@ impl Guest {
 #[tonic::async_trait]
 impl Agent for Guest {
     type StdioStream = Messages<v1::StdioOut>;
-    type ConnectStream = Messages<v1::ConnectOut>;
+    type ForwardStream = Messages<v1::ForwardOut>;
     type TraceStream = Messages<v1::TraceReply>;
 
     async fn hello(&self, _: Request<v1::HelloRequest>) -> Reply<v1::HelloReply> {
@@ -166,7 +166,7 @@ impl Agent for Guest {
         self.answer().await
     }
 
-    async fn connect(&self, _: Request<Streaming<v1::ConnectIn>>) -> Reply<Self::ConnectStream> {
+    async fn forward(&self, _: Request<Streaming<v1::ForwardIn>>) -> Reply<Self::ForwardStream> {
         Ok(Response::new(Box::pin(tokio_stream::empty())))
     }
 
