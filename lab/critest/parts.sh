@@ -1,0 +1,109 @@
+# shellcheck shell=bash
+# What critest runs with, from package registries, kept in $kept. Sourced by lab/cri, never run.
+# shellcheck disable=SC2034 # lab/cri uses them
+
+critest_version=1.36.0
+# Changes whenever other packages are needed.
+packages_id=1
+packages="busybox nginx runc docker-registry containernetworking-plugins iptables"
+
+# Where each containerd comes from: a release of Debian, and a version for Go's module proxy, which is
+# taken when that release has moved on, or where there is none.
+debian_of() { case $1 in 1.6) echo bookworm ;; 1.7) echo trixie ;; 2.1) echo sid ;; esac; }
+proxy_version_of() {
+    case $1 in
+        2.1) echo v2.1.9 ;;
+        2.4) echo v2.4.2 ;;
+        *) die "Debian's $(debian_of "$1") has no containerd $1 any more" ;;
+    esac
+}
+
+# go_build FOLDER MODULE VERSION ARGUMENT...: `go ARGUMENT...` in a new module that needs MODULE.
+go_build() {
+    local folder=$1 module=$2 version=$3
+    shift 3
+    need_programs go:golang-go
+    mkdir -p "$folder"
+    printf 'module lab\n\ngo 1.24\n\nrequire %s %s\n' "$module" "$version" >"$folder/go.mod"
+    (cd "$folder" && GOFLAGS="${GOFLAGS:-} -mod=mod -buildvcs=false" CGO_ENABLED=0 go "$@") >"$work/log" 2>&1 ||
+        { tail -n 20 "$work/log" >&2; die "$module $version is not built"; }
+}
+
+# Debian's packages of this machine's release, so that they run here; unpacked, not installed.
+need_packages() {
+    root=$kept/packages-$packages_id
+    [ -d "$root" ] && return
+    say "unpacking Debian's $packages (once, about a minute)"
+    local release
+    release=$(debian_codename)
+    # shellcheck disable=SC2086 # a list
+    (
+        private_apt_begin "$work/apt" "$release" "$release-security"
+        private_apt_unpack "$work/apt" "$work/root" $packages
+    )
+    mv -T "$work/root" "$root"
+}
+
+need_critest() {
+    critest=$kept/critest-$critest_version
+    [ -d "$critest" ] && return
+    say "building critest $critest_version (once, some minutes)"
+    local built=$work/critest module=sigs.k8s.io/cri-tools
+    go_build "$built" "$module" "v$critest_version" test -vet=off -c -o critest "$module/cmd/critest"
+    go_build "$built" "$module" "v$critest_version" build -o crictl "$module/cmd/crictl"
+    mv -T "$built" "$critest"
+}
+
+# containerd_from_debian VERSION FOLDER: fails if the release has another version.
+containerd_from_debian() {
+    local release suites
+    release=$(debian_of "$1")
+    [ -n "$release" ] || return
+    suites=$release
+    [ "$release" = sid ] || suites="$release $release-security"
+    # shellcheck disable=SC2086 # a list
+    private_apt_begin "$work/apt-$release" $suites
+    private_apt "$work/apt-$release" apt-get -qq download containerd >"$work/log" 2>&1 ||
+        { tail -n 20 "$work/log" >&2; die "containerd of Debian's $release cannot be fetched"; }
+    dpkg-deb -x "$work/apt-$release"/containerd_*.deb "$work/unpacked"
+    mv -T "$work/unpacked/usr/bin" "$2"
+    "$2/containerd" --version | grep -q " v\?$1\."
+}
+
+containerd_from_proxy() {
+    local module=github.com/containerd/containerd/v2 version
+    version=$(proxy_version_of "$1")
+    say "building containerd $version (once, some minutes)"
+    go_build "$work/containerd-build" "$module" "$version" build -trimpath \
+        -ldflags "-X $module/version.Version=$version" -o ./ \
+        "$module/cmd/containerd" "$module/cmd/ctr" "$module/cmd/containerd-shim-runc-v2"
+    rm -rf "$2"
+    mkdir "$2"
+    mv "$work/containerd-build"/{containerd,ctr,containerd-shim-runc-v2} "$2"
+}
+
+# need_containerd VERSION: containerd, ctr and the shim for runc.
+need_containerd() {
+    containerd=$kept/containerd-$1
+    [ -d "$containerd" ] && return
+    say "fetching containerd $1 (once)"
+    containerd_from_debian "$1" "$work/containerd" || containerd_from_proxy "$1" "$work/containerd"
+    mv -T "$work/containerd" "$containerd"
+}
+
+# The images that critest asks for, in the storage of a registry.
+need_images() {
+    local id
+    id=$(cat "$here"/critest/{images.py,pause.go,nonewprivs.go} | sha256sum | cut -c 1-12)
+    images=$kept/images-$packages_id-$id
+    [ -d "$images" ] && return
+    say "making critest's images (once)"
+    local program
+    for program in pause nonewprivs; do
+        CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/programs/$program" "$here/critest/$program.go"
+    done
+    LAB_IMAGES=$work/images unshare --net -- "$here/critest/node" images "$root" "$work" >"$work/log" 2>&1 ||
+        { tail -n 20 "$work/log" >&2; die "critest's images are not made"; }
+    rm -rf "$kept"/images-*
+    mv -T "$work/images" "$images"
+}
