@@ -10,7 +10,7 @@ const LONGEST_ID: usize = 256;
 pub struct Args {
     /// containerd's namespace.
     pub namespace: String,
-    /// The container.
+    /// The container; for the command [`Command::Serve`], the group that the shim serves.
     pub id: String,
     /// The path of containerd's own socket.
     pub address: String,
@@ -20,6 +20,17 @@ pub struct Args {
     pub debug: bool,
     /// The command.
     pub command: Command,
+}
+
+impl Args {
+    /// Returns the container's bundle.
+    pub fn bundle(&self) -> PathBuf {
+        if self.bundle.as_os_str().is_empty() {
+            std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"))
+        } else {
+            self.bundle.clone()
+        }
+    }
 }
 
 /// The program's tasks.
@@ -94,13 +105,19 @@ fn command(word: &str) -> Result<Command, String> {
     }
 }
 
+/// Returns whether `value` can be a container's id or a namespace: letters, digits, '-', '_' and
+/// '.', at most 256 bytes.
+pub fn is_id(value: &str) -> bool {
+    let fits = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    fits && !value.is_empty() && value.len() <= LONGEST_ID
+}
+
 fn check(args: &Args) -> Result<(), String> {
     if matches!(args.command, Command::Version | Command::Info | Command::Import) {
         return Ok(());
     }
     for (name, value) in [("namespace", &args.namespace), ("id", &args.id)] {
-        let fits = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-        if !fits || value.is_empty() || value.len() > LONGEST_ID {
+        if !is_id(value) {
             return Err(format!(
                 "-{name} is \"{value}\"; it is letters, digits, '-', '_' and '.'. containerd runs \
                  this program: see docs/containerd.md"

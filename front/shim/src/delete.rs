@@ -1,6 +1,7 @@
 //! `delete`: cleans up after a shim that died, in place of that shim's own Delete.
 
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use prost::Message;
 
@@ -8,37 +9,42 @@ use crate::args::Args;
 use crate::containerd as cd;
 use crate::daemon::Daemon;
 use crate::process::timestamp;
-use crate::{names, rootfs};
+use crate::role::Role;
+use crate::spec::Oci;
+use crate::task::KILLED;
+use crate::{names, role, rootfs};
 
-/// The exit status of a container whose end nobody saw: that of one that SIGKILL ended.
-const KILLED: u32 = 128 + 9;
-
-/// Removes what is left of a container. Returns the message for standard output.
+/// Removes what is left of a container, or of a pod with its containers. Returns the message for
+/// standard output.
 ///
 /// # Errors
-/// The daemon does not serve, so the sandbox may still run, or it refuses.
+/// The daemon does not serve, so the container may still run, or it refuses.
 pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
-    let bundle = bundle(args);
+    let bundle = args.bundle();
     let pid = std::fs::read_to_string(bundle.join("shim.pid")).ok();
-    let removed = Daemon::from_environment().remove(&names::sandbox(args)).await;
+    // Without a configuration nothing was created, or containerd has removed it.
+    let annotations = Oci::load(&bundle).map(|oci| oci.annotations).unwrap_or_default();
+    let role = Role::of(&annotations).unwrap_or(Role::Alone);
+    let daemon = Daemon::from_environment();
+    let removed = daemon.remove(&names::container(args, &args.id, &role)).await;
     if let Some(private) = rootfs::private_of(&bundle) {
-        rootfs::remove_private(&Daemon::from_environment(), &private).await?;
+        rootfs::remove_private(&daemon, &private).await?;
     }
-    let _ = std::fs::remove_file(names::socket(args));
+    let group = role::group(&args.id, &annotations).unwrap_or_else(|_| args.id.clone());
+    remove_socket(&names::socket(args, &group));
     removed.map_err(|failure| failure.message)?;
     let response = cd::DeleteResponse {
         pid: pid.and_then(|text| text.trim().parse().ok()).unwrap_or(0),
+        // Nobody saw its end: SIGKILL may have been it.
         exit_status: KILLED,
         exited_at: Some(timestamp()),
     };
     Ok(response.encode_to_vec())
 }
 
-/// Returns the container's bundle.
-pub fn bundle(args: &Args) -> PathBuf {
-    if args.bundle.as_os_str().is_empty() {
-        std::env::current_dir().unwrap_or_else(|_| Path::new("/").to_owned())
-    } else {
-        args.bundle.clone()
+/// Removes the socket of a shim that died. One that serves other containers of a pod keeps it.
+fn remove_socket(socket: &Path) {
+    if UnixStream::connect(socket).is_err() {
+        let _ = std::fs::remove_file(socket);
     }
 }

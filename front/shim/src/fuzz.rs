@@ -2,9 +2,10 @@
 
 use prost::Message;
 
-use crate::containerd as cd;
-use crate::spec::{self, Oci};
+use crate::role::{self, Role};
+use crate::spec::{self, Container, Oci};
 use crate::ttrpc::{frame, v1};
+use crate::{args, containerd as cd};
 
 /// The largest answer to a request that is refused, bytes: one line.
 const LONGEST: usize = 128 << 10;
@@ -38,10 +39,24 @@ fn payload(bytes: &[u8]) {
 
 fn json(bytes: &[u8]) {
     if let Ok(oci) = serde_json::from_slice::<Oci>(bytes) {
-        match spec::run_spec(&oci) {
-            Ok(run) => assert!(run.entrypoint.is_some_and(|program| !program.is_empty())),
+        let container = Container { id: "one", in_pod: false, read_only: oci.root.readonly };
+        let member = Container { in_pod: true, ..container };
+        let alone = spec::run_spec(&oci, container);
+        for made in [alone, spec::member_spec(&oci, member, "/run/netns/one")] {
+            match made {
+                Ok(run) => assert!(run.entrypoint.is_some_and(|program| !program.is_empty())),
+                Err(reason) => assert!(reason.len() < LONGEST + bytes.len()),
+            }
+        }
+        match spec::pod_spec(&oci, &Default::default()) {
+            Ok(pod) => assert!(pod.makes_pod && pod.entrypoint.is_none()),
             Err(reason) => assert!(reason.len() < LONGEST + bytes.len()),
         }
+        // A name that is taken for an id is one component of a path.
+        if let Ok(group) = role::group("one", &oci.annotations) {
+            assert!(args::is_id(&group));
+        }
+        let _ = Role::of(&oci.annotations);
     }
     let _ = spec::exec_spec(bytes);
     if let Ok(cpus) = spec::update(bytes) {

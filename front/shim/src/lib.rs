@@ -6,14 +6,16 @@
 //! (`service`) until the container is deleted; `delete` cleans up after one that died
 //! (`delete`). A container is a `task` with its `process`es; each has a `session` with the
 //! node's `daemon`, which carries its streams (`io`). What containerd asks for is translated
-//! in `spec`, its root is made an image in `rootfs` and `mount`, and what happens is told in
-//! `events`.
+//! in `spec` and `create`, its root is made an image in `rootfs` and `mount`, and what happens is
+//! told in `events`.
+//!
+//! A container has a sandbox of its own, or it runs in a pod: its `role` follows from annotations.
+//! A pod's sandbox is a task too, without a process; one shim serves all `tasks` of a pod.
 //!
 //! The shim serves no device, and parses nothing of a guest's but messages of the daemon's: a guest
 //! that misbehaves can fill a FIFO, and its container waits then.
 //!
-//! Not implemented: several containers in a sandbox (pods), task service version 3, pause,
-//! checkpoints, volumes, host namespaces and devices; `spec` refuses what it cannot honour.
+//! Not implemented: task service version 3, pause, checkpoints, volumes, host namespaces and devices; `spec` refuses what it cannot honour.
 //!
 //! Feature: `fuzz` has the body of the fuzz target.
 //!
@@ -25,6 +27,7 @@
 //! same reason the container's configuration has structures of the fields that are used.
 
 mod args;
+mod create;
 mod daemon;
 mod delete;
 mod events;
@@ -33,6 +36,7 @@ mod log;
 mod mount;
 mod names;
 mod process;
+mod role;
 mod rootfs;
 mod serve;
 mod service;
@@ -41,6 +45,7 @@ mod spec;
 mod start;
 mod stats;
 mod task;
+mod tasks;
 mod ttrpc;
 
 /// Messages of containerd.

@@ -1,6 +1,7 @@
-//! `import`: mounts a root where nobody else sees it, and becomes the program that reads it.
+//! Mounts of the host.
 //!
-//! The mounts are in a mount namespace of this process, read-only and private, and go with it.
+//! `import` mounts a root where nobody else sees it, and becomes the program that reads it. Its
+//! mounts are in a mount namespace of that process, read-only and private, and go with it.
 
 use std::ffi::CString;
 use std::io::Read;
@@ -33,6 +34,11 @@ pub struct Import {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
+}
+
+/// Returns whether a mount of type `kind` with `options` shows a file or a directory of the host.
+pub fn is_bind(kind: &str, options: &[String]) -> bool {
+    kind == "bind" || options.iter().any(|option| option == "bind" || option == "rbind")
 }
 
 /// Reads an [`Import`] from standard input, mounts, and becomes the program.

@@ -23,7 +23,7 @@ use tokio::process::Command;
 
 use crate::containerd::Mount;
 use crate::daemon::{Daemon, failure};
-use crate::mount::Import;
+use crate::mount::{Import, is_bind};
 use crate::ttrpc::Failure;
 
 /// The environment variable that names the program `slipway`.
@@ -151,7 +151,7 @@ fn content(wanted: &Wanted<'_>) -> Result<Content, String> {
             Ok(Content { source: Source::Folder(wanted.bundle.join(path)), key: None })
         }
         [mount] if mount.r#type == "overlay" => overlay(mount),
-        [mount] if is_bind(mount) => bind(mount),
+        [mount] if is_bind(&mount.r#type, &mount.options) => bind(mount),
         [mount] => Ok(Content { source: Source::Device(mount.clone()), key: None }),
         more => Err(format!(
             "the root has {} mounts on each other, which is not supported: use the snapshotter \
@@ -159,10 +159,6 @@ fn content(wanted: &Wanted<'_>) -> Result<Content, String> {
             more.len()
         )),
     }
-}
-
-fn is_bind(mount: &Mount) -> bool {
-    mount.r#type == "bind" || mount.options.iter().any(|one| one == "rbind" || one == "bind")
 }
 
 /// Takes a bind mount. A read-only one is a layer that was committed; in others their container's

@@ -39,7 +39,7 @@ pub async fn serve(args: &Args) -> Result<(), String> {
         () = accept(listener, Arc::clone(&service)) => {}
         () = service.end.notified() => {}
     }
-    let _ = std::fs::remove_file(names::socket(args));
+    let _ = std::fs::remove_file(names::socket(args, &args.id));
     // The answer to Shutdown is under way, and so are the last events.
     service.events().drain(LAST_EVENTS).await;
     tokio::time::sleep(PAUSE).await;

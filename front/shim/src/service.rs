@@ -1,8 +1,6 @@
 //! containerd's task service, version 2.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
@@ -12,15 +10,16 @@ use tonic::Code;
 
 use crate::args::Args;
 use crate::containerd as cd;
+use crate::create::Maker;
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
 use crate::process::{End, Phase, Process};
-use crate::spec::{self, Oci};
-use crate::task::Task;
+use crate::task::{Kind, Task};
+use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
-use crate::{names, rootfs, session, stats};
+use crate::{rootfs, session, spec, stats};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
@@ -34,19 +33,9 @@ pub struct Service {
     args: Args,
     daemon: Daemon,
     events: Arc<Events>,
-    task: Mutex<Slot>,
+    tasks: Tasks,
     /// Notified when the shim is to end.
     pub end: Notify,
-}
-
-/// The only task of a shim.
-#[derive(Default)]
-enum Slot {
-    #[default]
-    Empty,
-    /// A Create is at work.
-    Taken,
-    Full(Arc<Task>),
 }
 
 fn answer<M: Message>(message: Result<M, Failure>) -> Result<Vec<u8>, Failure> {
@@ -85,8 +74,8 @@ impl Service {
     /// Makes the service.
     pub fn new(args: Args, events: Events) -> Self {
         let daemon = Daemon::from_environment();
-        let (events, task) = (Arc::new(events), Mutex::default());
-        Self { args, daemon, events, task, end: Notify::new() }
+        let (events, tasks) = (Arc::new(events), Tasks::default());
+        Self { args, daemon, events, tasks, end: Notify::new() }
     }
 
     /// Returns the events.
@@ -103,12 +92,10 @@ impl Service {
             "ResizePty" => answer(self.resize(&request(payload)?)),
             "State" => answer(self.state(&request(payload)?)),
             "Kill" => answer(self.kill(request(payload)?).await),
-            "Pids" => answer(self.task().map(|_| cd::PidsResponse {
-                processes: vec![cd::ProcessInfo { pid: Task::pid() }],
-            })),
+            "Pids" => answer(self.pids(&request(payload)?)),
             "CloseIO" => answer(self.close_io(&request(payload)?)),
             "Update" => answer(self.update(request(payload)?).await),
-            "Stats" => answer(self.stats().await),
+            "Stats" => answer(self.stats(&request(payload)?).await),
             "Connect" => answer(Ok(self.connect())),
             "Shutdown" => answer(Ok(self.shutdown(&request(payload)?))),
             "Pause" | "Resume" => Err(Failure::unimplemented("pausing")),
@@ -117,42 +104,17 @@ impl Service {
         }
     }
 
-    fn slot(&self) -> std::sync::MutexGuard<'_, Slot> {
-        self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn task(&self) -> Result<Arc<Task>, Failure> {
-        match &*self.slot() {
-            Slot::Full(task) => Ok(Arc::clone(task)),
-            _ => Err(Failure::new(Code::NotFound, format!("no container {}", self.args.id))),
-        }
-    }
-
     async fn create(
         &self,
         request: cd::CreateTaskRequest,
     ) -> Result<cd::CreateTaskResponse, Failure> {
-        {
-            let mut slot = self.slot();
-            if !matches!(*slot, Slot::Empty) {
-                let message = format!("container {} exists already", self.args.id);
-                return Err(Failure::new(Code::AlreadyExists, message));
-            }
-            *slot = Slot::Taken;
-        }
-        let made = self.make(&request).await;
-        let mut slot = self.slot();
-        let task = match made {
-            Ok(task) => Arc::new(task),
-            Err(failed) => {
-                *slot = Slot::Empty;
-                return Err(failed);
-            }
-        };
-        *slot = Slot::Full(task);
+        let place = self.tasks.reserve(&request.id)?;
+        let Self { args, daemon, events, tasks, .. } = self;
+        let task = Maker { args, daemon, events, tasks }.make(&request).await?;
+        place.fill(Arc::new(task));
         let pid = Task::pid();
         self.events.publish(&Event::Create(cd::TaskCreate {
-            container_id: request.id,
+            container_id: request.id.clone(),
             bundle: request.bundle,
             rootfs: request.rootfs,
             io: Some(cd::TaskIo {
@@ -167,62 +129,15 @@ impl Service {
         Ok(cd::CreateTaskResponse { pid })
     }
 
-    async fn make(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
-        if request.id != self.args.id {
-            let message = format!("this shim is for one container, {}: no pods yet", self.args.id);
-            return Err(Failure::new(Code::Unimplemented, message));
-        }
-        if !request.checkpoint.is_empty() {
-            return Err(Failure::unimplemented("restore from a checkpoint"));
-        }
-        let bundle = PathBuf::from(&request.bundle);
-        let oci = Oci::load(&bundle).map_err(invalid)?;
-        let paths = Paths {
-            stdin: request.stdin.clone(),
-            stdout: request.stdout.clone(),
-            stderr: request.stderr.clone(),
-            terminal: request.terminal,
-        };
-        let sandbox = names::sandbox(&self.args);
-        let mut run = spec::run_spec(&oci).map_err(invalid)?;
-        run.name = sandbox.clone();
-        run.terminal = request.terminal;
-        run.stdin = !paths.stdin.is_empty();
-        run.labels = spec::labels(&self.args.namespace, &self.args.id);
-        let mounts = oci.mounts.clone();
-        let files = tokio::task::spawn_blocking(move || spec::files(&mounts));
-        run.files = files.await.map_err(|error| error.to_string())?.map_err(invalid)?;
-        let root = rootfs::Wanted {
-            mounts: &request.rootfs,
-            path: oci.root_path(),
-            bundle: &bundle,
-            owner: &sandbox,
-        };
-        let root = rootfs::prepare(&self.daemon, &root).await?;
-        run.image = root.image.clone();
-        run.image_digest = root.digest;
-        let init = Process::new(String::new(), paths, run_in::Kind::Run(run));
-        Ok(Task {
-            id: request.id.clone(),
-            bundle,
-            sandbox,
-            daemon: self.daemon.clone(),
-            events: Arc::clone(&self.events),
-            init: Arc::new(init),
-            execs: Mutex::new(HashMap::new()),
-            private: root.is_private.then_some(root.image),
-        })
-    }
-
     async fn start(&self, request: cd::ProcessRequest) -> Result<cd::StartResponse, Failure> {
-        let task = self.task()?;
+        let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         session::start(&task, &process).await?;
         Ok(cd::StartResponse { pid: Task::pid() })
     }
 
     async fn delete(&self, request: cd::ProcessRequest) -> Result<cd::DeleteResponse, Failure> {
-        let task = self.task()?;
+        let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         let (status, at) = match process.phase() {
             // From here on it cannot be started.
@@ -236,17 +151,9 @@ impl Service {
             }
         };
         process.finish_output(LAST_WORDS).await;
-        if process.is_init() {
-            self.daemon.remove(&task.sandbox).await?;
-            if let Some(private) = &task.private {
-                rootfs::remove_private(&self.daemon, private).await?;
-            }
-            *self.slot() = Slot::Empty;
-        } else {
-            task.execs().remove(&request.exec_id);
-        }
         let pid = Task::pid();
         if process.is_init() {
+            self.remove(&task).await?;
             self.events.publish(&Event::Delete(cd::TaskDelete {
                 container_id: task.id.clone(),
                 pid,
@@ -254,15 +161,33 @@ impl Service {
                 exited_at: at,
                 id: String::new(),
             }));
+            if self.tasks.remove(&task.id) {
+                self.end.notify_one();
+            }
+        } else {
+            task.execs().remove(&request.exec_id);
         }
         Ok(cd::DeleteResponse { pid, exit_status: status, exited_at: at })
     }
 
+    /// Removes what the node has of a task: a pod with all its containers.
+    async fn remove(&self, task: &Task) -> Result<(), Failure> {
+        self.daemon.remove(&task.name).await?;
+        if let Some(private) = &task.private {
+            rootfs::remove_private(&self.daemon, private).await?;
+        }
+        Ok(())
+    }
+
     fn exec(&self, request: cd::ExecProcessRequest) -> Result<cd::Empty, Failure> {
-        let task = self.task()?;
+        let task = self.tasks.find(&request.id)?;
+        if task.is_pod() {
+            let message = "a pod's sandbox has no processes: name one of its containers";
+            return Err(Failure::new(Code::FailedPrecondition, message));
+        }
         let json = request.spec.map(|spec| spec.value).unwrap_or_default();
         let mut exec = spec::exec_spec(&json).map_err(invalid)?;
-        exec.name = task.sandbox.clone();
+        exec.name = task.name.clone();
         exec.terminal = request.terminal;
         exec.stdin = !request.stdin.is_empty();
         let paths = Paths {
@@ -290,14 +215,14 @@ impl Service {
     }
 
     fn resize(&self, request: &cd::ResizePtyRequest) -> Result<cd::Empty, Failure> {
-        let process = self.task()?.process(&request.exec_id)?;
+        let process = self.tasks.find(&request.id)?.process(&request.exec_id)?;
         let size = v1::Size { rows: request.height, columns: request.width };
         process.resize(size);
         Ok(cd::Empty {})
     }
 
     fn state(&self, request: &cd::ProcessRequest) -> Result<cd::StateResponse, Failure> {
-        let task = self.task()?;
+        let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         let (status, end) = match process.phase() {
             Phase::Created | Phase::Starting => (cd::Status::Created, None),
@@ -321,14 +246,14 @@ impl Service {
     }
 
     async fn kill(&self, request: cd::KillRequest) -> Result<cd::Empty, Failure> {
-        let task = self.task()?;
+        let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         task.kill(&process, request.signal).await?;
         Ok(cd::Empty {})
     }
 
     fn close_io(&self, request: &cd::CloseIoRequest) -> Result<cd::Empty, Failure> {
-        let process = self.task()?.process(&request.exec_id)?;
+        let process = self.tasks.find(&request.id)?.process(&request.exec_id)?;
         if request.stdin {
             process.held.close_stdin();
         }
@@ -336,27 +261,42 @@ impl Service {
     }
 
     async fn update(&self, request: cd::UpdateTaskRequest) -> Result<cd::Empty, Failure> {
-        let task = self.task()?;
+        let task = self.tasks.find(&request.id)?;
+        if matches!(task.kind, Kind::Member(_)) {
+            return Err(Failure::unimplemented("an update of a container in a pod"));
+        }
         let json = request.resources.map(|any| any.value).unwrap_or_default();
         let cpus = spec::update(&json)?;
-        let request = v1::UpdateRequest { name: task.sandbox.clone(), cpus, resources: None };
+        let request = v1::UpdateRequest { name: task.name.clone(), cpus, resources: None };
         let mut client = self.daemon.connect().await?;
         client.update(request).await.map_err(|status| failure(&status))?;
         Ok(cd::Empty {})
     }
 
     async fn wait(&self, request: cd::ProcessRequest) -> Result<cd::WaitResponse, Failure> {
-        let process = self.task()?.process(&request.exec_id)?;
+        let process = self.tasks.find(&request.id)?.process(&request.exec_id)?;
         let end = process.ended().await;
         Ok(cd::WaitResponse { exit_status: end.status, exited_at: Some(end.at) })
     }
 
-    async fn stats(&self) -> Result<cd::StatsResponse, Failure> {
-        let task = self.task()?;
-        let request = v1::Name { name: task.sandbox.clone() };
-        let mut client = self.daemon.connect().await?;
-        let stats = client.stats(request).await.map_err(|status| failure(&status))?;
-        Ok(cd::StatsResponse { stats: Some(stats::metrics(stats.get_ref())) })
+    fn pids(&self, request: &cd::ProcessRequest) -> Result<cd::PidsResponse, Failure> {
+        self.tasks.find(&request.id)?;
+        Ok(cd::PidsResponse { processes: vec![cd::ProcessInfo { pid: Task::pid() }] })
+    }
+
+    async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
+        let task = self.tasks.find(&request.id)?;
+        let stats = match task.kind {
+            // The daemon's figures are those of the whole pod.
+            Kind::Member(_) => stats::none(),
+            Kind::Alone | Kind::Pod { .. } => {
+                let request = v1::Name { name: task.name.clone() };
+                let mut client = self.daemon.connect().await?;
+                let stats = client.stats(request).await.map_err(|status| failure(&status))?;
+                stats::metrics(stats.get_ref())
+            }
+        };
+        Ok(cd::StatsResponse { stats: Some(stats) })
     }
 
     fn connect(&self) -> cd::ConnectResponse {
@@ -365,7 +305,7 @@ impl Service {
     }
 
     fn shutdown(&self, request: &cd::ShutdownRequest) -> cd::Empty {
-        if request.now || matches!(*self.slot(), Slot::Empty) {
+        if self.tasks.shut_down() || request.now {
             self.end.notify_one();
         }
         cd::Empty {}
@@ -375,3 +315,11 @@ impl Service {
 #[cfg(test)]
 #[path = "tests/service.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "tests/fake.rs"]
+mod fake;
+
+#[cfg(test)]
+#[path = "tests/pods.rs"]
+mod pods;

@@ -20,7 +20,7 @@ use tonic::{Code, Status, Streaming};
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
-use crate::task::{SIGKILL, Task};
+use crate::task::{KILLED, SIGKILL, Task};
 use crate::ttrpc::Failure;
 
 /// The messages in flight to the daemon.
@@ -86,10 +86,14 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
 /// Runs a process from its start to its end, with its open streams.
 async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     let Streams { stdin, mut stdout, mut stderr } = streams;
-    let input = stdin.map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
+    // A pod's sandbox has no process that could read.
+    let input = stdin.filter(|_| !task.is_pod()).map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
     let mut session =
         Session { task: &task, process: &process, stdout: &mut stdout, stderr: &mut stderr };
-    let end = session.run().await;
+    let end = tokio::select! {
+        end = session.run() => end,
+        end = end_with_pod(&task, &process) => end,
+    };
     process.requests.send_replace(None);
     if let Some(input) = input {
         input.abort();
@@ -99,6 +103,27 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     process.held.release_outputs();
     task.finish(&process, end);
     process.closed.send_replace(true);
+}
+
+/// Returns the end of a process of a pod that has ended, if the daemon does not report it soon: the
+/// microVM is gone, and so is whatever ran in it.
+async fn end_with_pod(task: &Task, process: &Process) -> End {
+    task.pod_ended().await;
+    let end = End::now(KILLED, "its pod has ended");
+    process.held.release_outputs();
+    stuck(process).await;
+    end
+}
+
+/// Returns when no output was carried for a while.
+async fn stuck(process: &Process) {
+    loop {
+        let before = process.carried.load(Ordering::Relaxed);
+        tokio::time::sleep(STUCK).await;
+        if process.carried.load(Ordering::Relaxed) == before {
+            return;
+        }
+    }
 }
 
 struct Session<'a> {
@@ -127,6 +152,10 @@ impl Session<'_> {
             if self.process.phase() != Phase::Running || !self.process.is_init() {
                 return End::now(UNKNOWN, reason);
             }
+            // A pod's sandbox has no streams to join.
+            if self.task.is_pod() {
+                return self.wait().await;
+            }
             outcome = self.rejoin().await;
         }
     }
@@ -137,14 +166,14 @@ impl Session<'_> {
         runs && !matches!(refused.code(), Code::NotFound | Code::Unavailable)
     }
 
-    /// Waits for the end of a container without its output.
+    /// Waits for the end of a container without its output, or for that of a pod.
     async fn wait(&self) -> End {
         loop {
             let mut client = match self.next_daemon().await {
                 Ok(client) => client,
                 Err(failed) => return End::now(UNKNOWN, failed.message),
             };
-            match client.wait(v1::Name { name: self.task.sandbox.clone() }).await {
+            match client.wait(v1::Name { name: self.task.name.clone() }).await {
                 Ok(exit) => {
                     let v1::Exit { status, reason } = exit.into_inner();
                     return End::now(status, reason);
@@ -177,7 +206,7 @@ impl Session<'_> {
         let refused = |failed: Failure| Broken::Refused(Status::new(failed.code, failed.message));
         let mut client = client.map_err(refused)?;
         let position = self.process.carried.load(Ordering::Relaxed);
-        let rejoin = v1::Rejoin { name: self.task.sandbox.clone(), position };
+        let rejoin = v1::Rejoin { name: self.task.name.clone(), position };
         let stream = self.requests(run_in::Kind::Rejoin(rejoin));
         self.carry(client.attach(stream).await?.into_inner()).await
     }
@@ -216,7 +245,7 @@ impl Session<'_> {
             return;
         }
         if self.process.is_init() {
-            return self.task.kill_sandbox();
+            return self.task.stop(0);
         }
         let requests = self.process.requests.borrow().clone();
         if let Some(requests) = requests {
@@ -234,7 +263,7 @@ impl Session<'_> {
             match message.kind {
                 Some(run_out::Kind::Created(_)) => {
                     if self.process.killed.load(Ordering::Relaxed) {
-                        self.task.kill_sandbox();
+                        self.task.stop(0);
                     }
                 }
                 Some(run_out::Kind::Started(_)) => {
@@ -278,7 +307,7 @@ async fn watch(task: Arc<Task>, process: Arc<Process>) {
     let init = Arc::clone(&task.init);
     let status = if process.is_init() {
         let Ok(mut client) = task.daemon.connect().await else { return };
-        let request = v1::Name { name: task.sandbox.clone() };
+        let request = v1::Name { name: task.name.clone() };
         // Without an answer the session breaks too, and begins a new watch when it rejoins.
         let Ok(exit) = client.wait(request).await else { return };
         let v1::Exit { status, reason } = exit.into_inner();
@@ -288,14 +317,8 @@ async fn watch(task: Arc<Task>, process: Arc<Process>) {
         End::now(UNKNOWN, "the container ended")
     };
     process.held.release_outputs();
-    loop {
-        let before = process.carried.load(Ordering::Relaxed);
-        tokio::time::sleep(STUCK).await;
-        if process.carried.load(Ordering::Relaxed) == before {
-            task.finish(&process, status);
-            return;
-        }
-    }
+    stuck(&process).await;
+    task.finish(&process, status);
 }
 
 /// Carries input to whatever session there is, until the input ends.

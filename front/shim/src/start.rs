@@ -1,4 +1,5 @@
 //! `start`: makes the shim's socket, starts the process that serves it, and prints its address.
+//! Containers of a pod, and of a group, have one shim: the first `start` makes it.
 //!
 //! containerd takes all that this command prints for the address, so it prints nothing else unless
 //! it fails. Since version 2.3 standard input has parameters, which say no more than the flags.
@@ -12,20 +13,24 @@ use std::process::{Command, Stdio};
 use rustix::fs::Mode;
 
 use crate::args::Args;
-use crate::names;
+use crate::spec::Oci;
+use crate::{names, role};
 
 /// The most that is read of standard input, bytes.
 const MOST_INPUT: u64 = 4 << 20;
 
-/// Starts a shim, or finds the running one of this container. Returns its address.
+/// Starts a shim, or finds the running one of this container or its group. Returns its address.
 ///
 /// # Errors
 /// One line that says what failed.
 pub fn start(args: &Args) -> Result<String, String> {
     drain_input();
-    let (socket, address) = (names::socket(args), names::address(args));
+    let oci = Oci::load(&args.bundle())?;
+    let group = role::group(&args.id, &oci.annotations)?;
+    let (socket, address) = (names::socket(args, &group), names::address(args, &group));
     if let Some(listener) = listen(&socket).map_err(|e| format!("{}: {e}", socket.display()))? {
-        let pid = serve(args, listener).map_err(|error| format!("cannot start a shim: {error}"))?;
+        let pid = serve(args, &group, listener);
+        let pid = pid.map_err(|error| format!("cannot start a shim: {error}"))?;
         write_file("shim.pid", &pid.to_string())?;
     }
     // By this file containerd finds the shim after a restart.
@@ -74,9 +79,9 @@ fn make_directory(dir: &Path) -> io::Result<()> {
 
 /// Starts the process that serves. The listening socket is its standard input. It begins a session
 /// of its own, so signals to containerd's group do not reach it.
-fn serve(args: &Args, listener: UnixListener) -> io::Result<u32> {
+fn serve(args: &Args, group: &str, listener: UnixListener) -> io::Result<u32> {
     let child = Command::new(std::env::current_exe()?)
-        .args(["-namespace", &args.namespace, "-id", &args.id, "-address", &args.address])
+        .args(["-namespace", &args.namespace, "-id", group, "-address", &args.address])
         .args(args.debug.then_some("-debug"))
         .stdin(Stdio::from(OwnedFd::from(listener)))
         .stdout(Stdio::null())

@@ -1,4 +1,5 @@
-//! A task: a container in a sandbox of its own, with its processes.
+//! A task: a container in a sandbox of its own or in a pod, with its processes, or a pod's sandbox,
+//! which has none.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,12 +19,20 @@ use crate::ttrpc::Failure;
 /// The number of SIGKILL.
 pub const SIGKILL: u32 = 9;
 /// The exit status of a process that SIGKILL ended.
-const KILLED: u32 = 128 + SIGKILL;
+pub const KILLED: u32 = 128 + SIGKILL;
 /// The longest time that a signal may take to reach its process.
 const DELIVERY: Duration = Duration::from_secs(5);
-/// The longest time that a container may take to end after SIGKILL; then its microVM is ended.
+/// The longest time that a container may take to end after SIGKILL; then its microVM is ended, or
+/// its pod is told to end it.
 const PATIENCE: Duration = Duration::from_secs(5);
-
+/// The longest time that a pod may take to end one of its containers; then the pod is ended.
+const POD_PATIENCE: Duration = Duration::from_secs(30);
+/// The time between the stop signal for a pod's containers and SIGKILL, seconds, if the pod is not
+/// killed at once.
+const GRACE_S: u32 = 10;
+/// The signals on which a pod's sandbox stops, as the process does that stands for it elsewhere:
+/// SIGINT and SIGTERM.
+const STOPS: [u32; 2] = [2, 15];
 /// The time between two attempts to reach a daemon.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -33,8 +42,10 @@ pub struct Task {
     pub id: String,
     /// The bundle's directory.
     pub bundle: PathBuf,
-    /// The name of the sandbox.
-    pub sandbox: String,
+    /// The name by which the daemon knows it: the sandbox's, or the pod's and the container's.
+    pub name: String,
+    /// Its place.
+    pub kind: Kind,
     /// The daemon.
     pub daemon: Daemon,
     /// containerd's events.
@@ -47,11 +58,38 @@ pub struct Task {
     pub private: Option<String>,
 }
 
+/// The place of a task.
+pub enum Kind {
+    /// A container with a sandbox of its own.
+    Alone,
+    /// A pod's sandbox.
+    Pod {
+        /// The path of the network namespace that was made for it; empty if there is none.
+        network: String,
+    },
+    /// A container of a pod.
+    Member(Arc<Task>),
+}
+
 impl Task {
     /// Returns the process that stands for the task on the host: the shim's. A container's own
     /// processes have numbers in their guest only.
     pub fn pid() -> u32 {
         std::process::id()
+    }
+
+    /// Returns whether it is a pod's sandbox.
+    pub fn is_pod(&self) -> bool {
+        matches!(self.kind, Kind::Pod { .. })
+    }
+
+    /// Returns the end of the pod that the container is in, once the pod has ended. A task that is
+    /// in no pod waits for ever.
+    pub async fn pod_ended(&self) -> End {
+        match &self.kind {
+            Kind::Member(pod) => pod.init.ended().await,
+            Kind::Alone | Kind::Pod { .. } => std::future::pending().await,
+        }
     }
 
     /// Returns the further processes.
@@ -123,28 +161,37 @@ impl Task {
                 Ok(())
             }
             Phase::Starting if signal == SIGKILL => {
-                // A sandbox that does not exist yet is killed by the session when it does.
-                self.kill_sandbox_of(process);
+                // What does not exist yet is ended by the session when it does.
+                if process.is_init() {
+                    self.stop(0);
+                }
                 Ok(())
             }
             Phase::Created | Phase::Starting => {
                 Err(Failure::new(Code::FailedPrecondition, "the process does not run yet"))
+            }
+            Phase::Running if self.is_pod() => {
+                self.signal_pod(signal);
+                Ok(())
             }
             Phase::Running if process.is_init() => self.signal(signal).await,
             Phase::Running => signal_exec(process, signal).await,
         }
     }
 
-    fn kill_sandbox_of(self: &Arc<Self>, process: &Process) {
-        if process.is_init() {
-            self.kill_sandbox();
+    /// Stops a pod on a signal that stops one. There is no process that could take another.
+    fn signal_pod(self: &Arc<Self>, signal: u32) {
+        if signal == SIGKILL {
+            self.stop(0);
+        } else if STOPS.contains(&signal) {
+            self.stop(GRACE_S);
         }
     }
 
     /// Sends a signal to the container's first process. SIGKILL ends the microVM if the container
     /// does not end.
     async fn signal(self: &Arc<Self>, signal: u32) -> Result<(), Failure> {
-        let request = v1::SignalRequest { name: self.sandbox.clone(), signal };
+        let request = v1::SignalRequest { name: self.name.clone(), signal };
         let sent = async {
             let mut client = self.daemon.connect().await?;
             client.signal(request).await.map_err(|status| failure(&status))
@@ -154,7 +201,7 @@ impl Task {
             let task = Arc::clone(self);
             tokio::spawn(async move {
                 if tokio::time::timeout(PATIENCE, task.init.ended()).await.is_err() {
-                    task.kill_sandbox();
+                    task.stop(0);
                 }
             });
             return Ok(());
@@ -165,22 +212,40 @@ impl Task {
         }
     }
 
-    /// Ends the microVM, in a task of its own. Without a daemon, the next one is waited for.
-    pub fn kill_sandbox(self: &Arc<Self>) {
+    /// Stops the container or the pod in a task of its own: the stop signal, and after `timeout_s`
+    /// seconds SIGKILL. Without a daemon, the next one is waited for.
+    pub fn stop(self: &Arc<Self>, timeout_s: u32) {
         let task = Arc::clone(self);
         tokio::spawn(async move {
             while !matches!(task.init.phase(), Phase::Stopped(_)) {
-                if let Ok(mut client) = task.daemon.connect().await {
-                    let request = v1::StopRequest { name: task.sandbox.clone(), timeout_s: 0 };
-                    match client.stop(request).await {
-                        Err(status) if is_lost(&status) => {}
-                        // Refused: there is no sandbox yet, or none any more.
-                        _ => return,
-                    }
+                if task.stop_by_daemon(timeout_s).await {
+                    return;
                 }
                 tokio::time::sleep(AGAIN).await;
             }
         });
+    }
+
+    /// Has the daemon stop the container or the pod. Returns whether a daemon took care of that,
+    /// or refused: there is no such sandbox yet, or none any more.
+    async fn stop_by_daemon(self: &Arc<Self>, timeout_s: u32) -> bool {
+        let Ok(mut client) = self.daemon.connect().await else { return false };
+        let request = v1::StopRequest { name: self.name.clone(), timeout_s };
+        let stopped = client.stop(request);
+        let Kind::Member(pod) = &self.kind else {
+            return !matches!(stopped.await, Err(status) if is_lost(&status));
+        };
+        let patience = POD_PATIENCE + Duration::from_secs(timeout_s.into());
+        match tokio::time::timeout(patience, stopped).await {
+            Ok(Err(status)) => !is_lost(&status),
+            Ok(Ok(_)) => true,
+            Err(_) => {
+                // A guest that ends no process cannot be asked to stop the others either.
+                crate::log::warn(&format!("{}: SIGKILL does not end it: its pod is ended", self.id));
+                pod.stop(0);
+                true
+            }
+        }
     }
 }
 

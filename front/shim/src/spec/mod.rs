@@ -4,34 +4,36 @@
 //! wish that cannot be honoured, and that decides what a container can see or reach, is an error:
 //! one line with the next step. `docs/containerd.md` lists both, and what is ignored.
 
-mod copies;
+mod mounts;
+mod namespaces;
 mod oci;
+mod pod;
+mod sizes;
 
 use std::collections::{BTreeMap, HashMap};
 
 use slipway_sandbox_api::v1;
 
-pub use self::oci::Oci;
-use self::oci::{Capabilities, Linux, Mount, Process, Resources};
+pub use self::mounts::Container;
+pub use self::oci::{Mount, Oci};
+pub use self::pod::{member_spec, pod_spec};
+use self::oci::{Capabilities, Process, Resources};
+use self::sizes::{CPUS, MAX_CPUS};
 use crate::ttrpc::Failure;
 
 /// The annotation that names one of Slipway's networks, or "none".
 const NETWORK: &str = "dev.slipway.network";
-/// The annotation with a sandbox's memory: bytes, or with a suffix K, M or G of powers of 1024.
-const MEMORY: &str = "dev.slipway.memory";
-/// The annotation with a sandbox's number of CPUs.
-const CPUS: &str = "dev.slipway.cpus";
-/// The annotation with the most CPUs that an update can give.
-const MAX_CPUS: &str = "dev.slipway.max-cpus";
 /// The label with containerd's namespace.
 const LABEL_NAMESPACE: &str = "dev.slipway.containerd.namespace";
 /// The label with the container's id.
 const LABEL_ID: &str = "dev.slipway.containerd.id";
-/// The least memory of a sandbox whose container has a limit, bytes: its kernel needs some too.
-const LEAST_MEMORY: u64 = 128 << 20;
-/// File systems that the agent mounts itself, where it mounts them.
-const OWN_MOUNTS: [&str; 8] =
-    ["/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys/fs/cgroup", "/run"];
+/// What Kubernetes says of a pod or a container, as annotations of containerd's, and the labels
+/// under which it is kept.
+const KUBERNETES: [(&str, &str); 3] = [
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+    ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+    ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
+];
 /// The capabilities that the agent gives to a container that is not privileged.
 const DEFAULT: [&str; 14] = [
     "CAP_AUDIT_WRITE",
@@ -52,21 +54,42 @@ const DEFAULT: [&str; 14] = [
 /// Capabilities that only a privileged container has together.
 const PRIVILEGED: [&str; 4] = ["CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_NET_ADMIN"];
 
-/// Returns the labels by which a sandbox tells whose it is.
-pub fn labels(namespace: &str, id: &str) -> HashMap<String, String> {
-    [(LABEL_NAMESPACE, namespace), (LABEL_ID, id)]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into()
+/// Returns the labels by which a sandbox or a container tells whose it is.
+pub fn labels(
+    namespace: &str,
+    id: &str,
+    annotations: &BTreeMap<String, String>,
+) -> HashMap<String, String> {
+    let containerd = [(LABEL_NAMESPACE, namespace), (LABEL_ID, id)];
+    let kubernetes = KUBERNETES
+        .into_iter()
+        .filter_map(|(key, label)| Some((label, annotations.get(key)?.as_str())));
+    let all = containerd.into_iter().chain(kubernetes);
+    all.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// Translates a container. The caller adds name, image, labels, streams and [`files`].
+/// Translates a container with a sandbox of its own. The caller adds name, image, labels, streams
+/// and [`files`].
 ///
 /// # Errors
 /// One line that names what cannot be honoured, and says what to do.
-pub fn run_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
+pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
+    namespaces::check(&oci.linux)?;
+    Ok(v1::RunSpec {
+        hostname: oci.hostname.clone(),
+        memory_bytes: sizes::memory(oci)?,
+        cpus: sizes::number(&oci.annotations, CPUS)?
+            .unwrap_or_else(|| sizes::cpus(&oci.linux.resources)),
+        max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
+        network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
+        ..process_spec(oci, container)?
+    })
+}
+
+/// Translates a container's first process, and what it sees of files and devices.
+fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
     let privileged = privileged(oci.process.capabilities.as_ref())?;
-    check_namespaces(&oci.linux)?;
-    oci.mounts.iter().try_for_each(check_mount)?;
+    oci.mounts.iter().try_for_each(|mount| mounts::origin(mount, container).map(drop))?;
     check_rest(oci, privileged)?;
     let process = &oci.process;
     let (entrypoint, command) = command(&process.args)?;
@@ -77,16 +100,11 @@ pub fn run_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
         env: process.env.clone(),
         cwd: process.cwd.clone(),
         user: user(process),
-        hostname: oci.hostname.clone(),
         rows: size.map_or(0, |size| size.height),
         columns: size.map_or(0, |size| size.width),
-        memory_bytes: memory(oci)?,
-        cpus: number(&oci.annotations, CPUS)?.unwrap_or_else(|| cpus(&oci.linux.resources)),
-        max_cpus: number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         privileged,
         read_only: oci.root.readonly,
         limits: process.rlimits.iter().map(limit).collect(),
-        network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
         ..v1::RunSpec::default()
     })
 }
@@ -96,8 +114,8 @@ pub fn run_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
 ///
 /// # Errors
 /// One line that names the file.
-pub fn files(mounts: &[Mount]) -> Result<Vec<v1::File>, String> {
-    copies::read(mounts)
+pub fn files(mounts: &[Mount], container: Container<'_>) -> Result<Vec<v1::File>, String> {
+    mounts::read(mounts, container)
 }
 
 /// Translates a further process. The caller adds the sandbox's name and the streams.
@@ -129,10 +147,10 @@ pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
 pub fn update(json: &[u8]) -> Result<u32, Failure> {
     let resources: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
-    if resources.memory.as_ref().and_then(|memory| memory.limit).is_some_and(|limit| limit > 0) {
+    if sizes::memory_limit(&resources).is_some() {
         return Err(Failure::unimplemented("a change of a running container's memory"));
     }
-    match cpus(&resources) {
+    match sizes::cpus(&resources) {
         0 => Err(Failure::unimplemented("an update of anything but the CPU limit")),
         cpus => Ok(cpus),
     }
@@ -172,55 +190,6 @@ fn privileged(asked: Option<&Capabilities>) -> Result<bool, String> {
     }
 }
 
-fn check_namespaces(linux: &Linux) -> Result<(), String> {
-    let find = |kind: &str| linux.namespaces.iter().find(|one| one.kind == kind);
-    if find("network").is_none() {
-        return Err(
-            "the host's network cannot be a microVM's: leave out host networking (`--net-host`); \
-             the annotation dev.slipway.network names a network"
-                .to_owned(),
-        );
-    }
-    for kind in ["pid", "ipc"] {
-        if find(kind).is_none() {
-            return Err(format!("the host's {kind} namespace cannot be a microVM's: leave it out"));
-        }
-    }
-    if let Some(named) = linux.namespaces.iter().find(|one| !one.path.is_empty()) {
-        return Err(format!(
-            "a microVM cannot join the {} namespace {}: leave it out{}",
-            named.kind,
-            named.path,
-            match named.kind.as_str() {
-                "network" => "; the annotation dev.slipway.network names a network of Slipway's",
-                _ => "",
-            }
-        ));
-    }
-    if find("user").is_some() {
-        return Err("user namespaces are not supported: a microVM has a kernel of its own, so \
-                    leave out the mapping of ids"
-            .to_owned());
-    }
-    Ok(())
-}
-
-fn check_mount(mount: &Mount) -> Result<(), String> {
-    if copies::is_bind(mount) {
-        return copies::check(mount);
-    }
-    let Mount { destination, kind, .. } = mount;
-    let known = ["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"].contains(&kind.as_str());
-    let own = OWN_MOUNTS.contains(&destination.as_str());
-    if own && (known || kind == "tmpfs") {
-        return Ok(());
-    }
-    Err(format!(
-        "a file system of type {kind} cannot be mounted at {destination}: leave it out; a \
-         container's root is writable and volatile unless it is read-only"
-    ))
-}
-
 fn check_rest(oci: &Oci, privileged: bool) -> Result<(), String> {
     // A privileged container has its guest's devices in place of the host's.
     if let Some(device) = oci.linux.devices.first().filter(|_| !privileged) {
@@ -232,65 +201,15 @@ fn check_rest(oci: &Oci, privileged: bool) -> Result<(), String> {
     if let Some(name) = oci.linux.sysctl.keys().next() {
         return Err(format!("the kernel setting {name} is not supported: leave it out"));
     }
+    check_hooks(oci)
+}
+
+fn check_hooks(oci: &Oci) -> Result<(), String> {
     let is_set = |hooks: &Option<Vec<_>>| hooks.as_ref().is_some_and(|hooks| !hooks.is_empty());
     if let Some((name, _)) = oci.hooks.iter().find(|(_, hooks)| is_set(hooks)) {
         return Err(format!("{name} hooks are not supported: leave them out"));
     }
     Ok(())
-}
-
-fn memory(oci: &Oci) -> Result<u64, String> {
-    if let Some(text) = oci.annotations.get(MEMORY) {
-        return size(text).ok_or_else(|| {
-            format!("the annotation {MEMORY}={text:?} is no size: bytes, or as 512M or 2G")
-        });
-    }
-    let limit = oci.linux.resources.memory.as_ref().and_then(|memory| memory.limit);
-    Ok(match limit.and_then(|limit| u64::try_from(limit).ok()) {
-        Some(limit @ 1..) => limit.max(LEAST_MEMORY),
-        _ => 0,
-    })
-}
-
-fn size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" | "ki" => 10,
-        "m" | "mib" | "mi" => 20,
-        "g" | "gib" | "gi" => 30,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
-}
-
-fn number(annotations: &BTreeMap<String, String>, key: &str) -> Result<Option<u32>, String> {
-    let Some(text) = annotations.get(key) else { return Ok(None) };
-    match text.parse::<u32>() {
-        Ok(number @ 1..) => Ok(Some(number)),
-        _ => Err(format!("the annotation {key}={text:?} is no number of CPUs")),
-    }
-}
-
-/// Returns the CPUs that a quota or a set stands for, or 0 if there is neither.
-fn cpus(resources: &Resources) -> u32 {
-    let Some(cpu) = &resources.cpu else { return 0 };
-    /// The period of a quota that names none, microseconds.
-    const PERIOD: u64 = 100_000;
-    let period = cpu.period.filter(|period| *period > 0).unwrap_or(PERIOD);
-    let quota = cpu.quota.and_then(|quota| u64::try_from(quota).ok()).unwrap_or(0);
-    let asked = if quota > 0 { quota.div_ceil(period) } else { set_size(&cpu.cpus) };
-    u32::try_from(asked).unwrap_or(u32::MAX)
-}
-
-/// Returns the size of a set such as "0-3,5". What is no set counts as nothing.
-fn set_size(text: &str) -> u64 {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.trim().parse::<u32>().ok()?, last.trim().parse::<u32>().ok()?);
-        Some(u64::from(last).checked_sub(u64::from(first))? + 1)
-    };
-    text.split(',').filter_map(range).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -111,6 +111,7 @@ pub struct Device {
 pub struct Resources {
     pub memory: Option<Memory>,
     pub cpu: Option<Cpu>,
+    pub pids: Option<Pids>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -124,7 +125,14 @@ pub struct Memory {
 pub struct Cpu {
     pub quota: Option<i64>,
     pub period: Option<u64>,
+    pub shares: Option<u64>,
     pub cpus: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Pids {
+    pub limit: Option<i64>,
 }
 
 impl Oci {

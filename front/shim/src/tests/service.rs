@@ -53,9 +53,15 @@ async fn a_create_that_failed_leaves_room_for_the_next() {
     let service = service("one");
     let bundle = dir.path().to_string_lossy().into_owned();
     let mut create = cd::CreateTaskRequest { id: "two".into(), bundle, ..Default::default() };
-    let failed = call(&service, "Create", &create).await.unwrap_err();
-    assert_eq!(failed.code, Code::Unimplemented, "{failed}");
+    std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+    for (id, reason) in [("two", "this shim serves one"), ("../one", "no container's id")] {
+        create.id = id.to_owned();
+        let failed = call(&service, "Create", &create).await.unwrap_err();
+        assert_eq!(failed.code, Code::InvalidArgument, "{failed}");
+        assert!(failed.message.contains(reason), "{failed}");
+    }
     create.id = "one".into();
+    std::fs::remove_file(dir.path().join("config.json")).unwrap();
     for config in [None, Some("{"), Some("{}")] {
         if let Some(json) = config {
             std::fs::write(dir.path().join("config.json"), json).unwrap();
@@ -69,7 +75,7 @@ async fn a_create_that_failed_leaves_room_for_the_next() {
 async fn a_created_task_can_be_killed_and_not_started_then() {
     let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
     let service = service("one");
-    *service.slot() = Slot::Full(Arc::new(task()));
+    service.tasks.reserve("one").unwrap().fill(Arc::new(task()));
     tokio::spawn(crate::ttrpc::server::serve(theirs, Arc::clone(&service)));
     let mut client = crate::ttrpc::client::Client::over(ours);
     let one = cd::ProcessRequest { id: "one".into(), exec_id: String::new() }.encode_to_vec();
@@ -87,7 +93,7 @@ async fn a_created_task_can_be_killed_and_not_started_then() {
 #[tokio::test]
 async fn a_task_that_is_being_deleted_is_not_started() {
     let service = service("one");
-    *service.slot() = Slot::Full(Arc::new(task()));
+    service.tasks.reserve("one").unwrap().fill(Arc::new(task()));
     let one = cd::ProcessRequest { id: "one".into(), exec_id: String::new() };
     // No daemon serves, so the deletion fails, and can be asked for again.
     for _ in 0..2 {
@@ -104,12 +110,13 @@ fn task() -> Task {
     let first = run_in::Kind::Run(v1::RunSpec::default());
     Task {
         id: "one".into(),
-        bundle: PathBuf::from("/"),
-        sandbox: "one-0".into(),
+        bundle: "/".into(),
+        name: "one-0".into(),
+        kind: Kind::Alone,
         daemon: Daemon::at(std::path::Path::new("/no/such/directory")),
         events: Arc::new(Events::new("ns", None)),
         init: Arc::new(Process::new(String::new(), Paths::default(), first)),
-        execs: Mutex::default(),
+        execs: std::sync::Mutex::default(),
         private: None,
     }
 }

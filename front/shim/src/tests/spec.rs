@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::sizes::{LEAST_MEMORY, MEMORY};
 use super::*;
 
 /// A configuration as `ctr run` makes one.
@@ -39,7 +40,12 @@ fn with(pointer: &str, value: Value) -> Result<v1::RunSpec, String> {
     let mut config = plain();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     config.pointer_mut(parent).unwrap()[key] = value;
-    run_spec(&serde_json::from_value(config).unwrap())
+    translated(config)
+}
+
+fn translated(config: Value) -> Result<v1::RunSpec, String> {
+    let container = Container { id: "one", in_pod: false, read_only: false };
+    run_spec(&serde_json::from_value(config).unwrap(), container)
 }
 
 #[test]
@@ -74,7 +80,7 @@ fn annotations_decide() {
         let mut config = plain();
         config["linux"]["resources"]["memory"] = json!({"limit": 1 << 30});
         config["annotations"] = json!({ key: value });
-        run_spec(&serde_json::from_value(config).unwrap())
+        translated(config)
     };
     assert_eq!(annotated(MEMORY, "512M").unwrap().memory_bytes, 512 << 20);
     assert_eq!(annotated(CPUS, "3").unwrap().cpus, 3);
@@ -94,7 +100,7 @@ fn a_privileged_container_has_its_guests_devices() {
     config["process"]["capabilities"]["bounding"] = json!(all);
     config["linux"]["devices"] =
         json!([{"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]);
-    assert!(run_spec(&serde_json::from_value(config).unwrap()).unwrap().privileged);
+    assert!(translated(config).unwrap().privileged);
 }
 
 #[test]

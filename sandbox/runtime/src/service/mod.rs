@@ -332,6 +332,8 @@ impl v1::sandboxes_server::Sandboxes for Service {
             ends_when_idle: self.ends_when_idle,
             sandboxes: u32::try_from(self.node.live()).unwrap_or(u32::MAX),
             data_dir: self.node.config.data_dir.display().to_string(),
+            memory_bytes: self.node.config.memory_bytes,
+            cpus: self.node.config.cpus,
         }))
     }
 }

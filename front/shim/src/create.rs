@@ -1,0 +1,185 @@
+//! Create: makes a task of a bundle and what containerd says of it. Nothing runs yet; the
+//! container's image is made here.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use slipway_sandbox_api::v1::{self, run_in};
+use tonic::Code;
+
+use crate::args::{self, Args};
+use crate::containerd as cd;
+use crate::daemon::{Daemon, failure};
+use crate::events::Events;
+use crate::io::Paths;
+use crate::process::{Phase, Process};
+use crate::role::{self, Role};
+use crate::spec::{self, Container, Oci};
+use crate::task::{Kind, Task};
+use crate::tasks::Tasks;
+use crate::ttrpc::Failure;
+use crate::{names, rootfs};
+
+/// What a new task is made with.
+pub struct Maker<'a> {
+    /// The shim's command line.
+    pub args: &'a Args,
+    /// The daemon.
+    pub daemon: &'a Daemon,
+    /// containerd's events.
+    pub events: &'a Arc<Events>,
+    /// The shim's other tasks, among which a container's pod is.
+    pub tasks: &'a Tasks,
+}
+
+/// A translated task.
+struct Made {
+    kind: Kind,
+    run: v1::RunSpec,
+    /// The name of the image that is the container's alone, if there is one.
+    private: Option<String>,
+}
+
+impl Maker<'_> {
+    /// Makes a task.
+    ///
+    /// # Errors
+    /// One line that says what cannot be honoured, or what failed.
+    pub async fn make(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
+        let id = request.id.as_str();
+        if !args::is_id(id) {
+            return Err(invalid(format!("{id:?} is no container's id")));
+        }
+        if !request.checkpoint.is_empty() {
+            return Err(Failure::unimplemented("restore from a checkpoint"));
+        }
+        let bundle = PathBuf::from(&request.bundle);
+        let oci = Oci::load(&bundle).map_err(invalid)?;
+        let role = Role::of(&oci.annotations).map_err(invalid)?;
+        self.check_group(id, &oci)?;
+        let name = names::container(self.args, id, &role);
+        let Made { kind, mut run, private } = match &role {
+            Role::Pod => self.pod(&oci).await?,
+            Role::Member(pod) => self.member(request, &oci, pod, &name).await?,
+            Role::Alone => self.alone(request, &oci, &name).await?,
+        };
+        run.labels = spec::labels(&self.args.namespace, id, &oci.annotations);
+        // A container of a pod has its name within the pod.
+        run.name = if run.pod.is_empty() { name.clone() } else { id.to_owned() };
+        let init = Process::new(String::new(), paths(request), run_in::Kind::Run(run));
+        Ok(Task {
+            id: id.to_owned(),
+            bundle,
+            name,
+            kind,
+            daemon: self.daemon.clone(),
+            events: Arc::clone(self.events),
+            init: Arc::new(init),
+            execs: Mutex::new(HashMap::new()),
+            private,
+        })
+    }
+
+    /// Checks that the container belongs to the group that this shim serves, so that `delete` finds
+    /// what is its.
+    fn check_group(&self, id: &str, oci: &Oci) -> Result<(), Failure> {
+        let (group, own) = (role::group(id, &oci.annotations).map_err(invalid)?, &self.args.id);
+        if group == *own {
+            return Ok(());
+        }
+        Err(invalid(format!("this shim serves {own}, and container {id} belongs to {group}")))
+    }
+
+    async fn pod(&self, oci: &Oci) -> Result<Made, Failure> {
+        let mut client = self.daemon.connect().await?;
+        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
+        let run = spec::pod_spec(oci, node.get_ref()).map_err(invalid)?;
+        let network = run.network_namespace.clone();
+        Ok(Made { kind: Kind::Pod { network }, run, private: None })
+    }
+
+    async fn member(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        pod: &str,
+        name: &str,
+    ) -> Result<Made, Failure> {
+        let task = self.tasks.find(pod).ok();
+        let Some((task, network)) = task.as_ref().and_then(|task| match &task.kind {
+            Kind::Pod { network } => Some((task, network)),
+            _ => None,
+        }) else {
+            let message = format!("there is no pod {pod}: its sandbox comes first");
+            return Err(Failure::new(Code::NotFound, message));
+        };
+        if matches!(task.init.phase(), Phase::Stopped(_)) {
+            let message = format!("the pod {pod} has ended");
+            return Err(Failure::new(Code::FailedPrecondition, message));
+        }
+        let read_only = oci.root.readonly;
+        let container = Container { id: &request.id, in_pod: true, read_only };
+        let mut run = spec::member_spec(oci, container, network).map_err(invalid)?;
+        run.pod = task.name.clone();
+        let private = self.content(request, oci, container, name, &mut run).await?;
+        Ok(Made { kind: Kind::Member(Arc::clone(task)), run, private })
+    }
+
+    async fn alone(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        name: &str,
+    ) -> Result<Made, Failure> {
+        let read_only = oci.root.readonly;
+        let container = Container { id: &request.id, in_pod: false, read_only };
+        let mut run = spec::run_spec(oci, container).map_err(invalid)?;
+        let private = self.content(request, oci, container, name, &mut run).await?;
+        Ok(Made { kind: Kind::Alone, run, private })
+    }
+
+    /// Adds to `run` what a container has beside its configuration: its streams, copies of files
+    /// of the host, and its root. Returns the image that is the container's alone, if there is one.
+    async fn content(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        container: Container<'_>,
+        owner: &str,
+        run: &mut v1::RunSpec,
+    ) -> Result<Option<String>, Failure> {
+        run.terminal = request.terminal;
+        run.stdin = !request.stdin.is_empty();
+        let (mounts, id) = (oci.mounts.clone(), container.id.to_owned());
+        let Container { in_pod, read_only, .. } = container;
+        let files = tokio::task::spawn_blocking(move || {
+            spec::files(&mounts, Container { id: &id, in_pod, read_only })
+        });
+        run.files = files.await.map_err(|error| error.to_string())?.map_err(invalid)?;
+        let bundle = PathBuf::from(&request.bundle);
+        let root = rootfs::Wanted {
+            mounts: &request.rootfs,
+            path: oci.root_path(),
+            bundle: &bundle,
+            owner,
+        };
+        let root = rootfs::prepare(self.daemon, &root).await?;
+        run.image = root.image.clone();
+        run.image_digest = root.digest;
+        Ok(root.is_private.then_some(root.image))
+    }
+}
+
+fn paths(request: &cd::CreateTaskRequest) -> Paths {
+    Paths {
+        stdin: request.stdin.clone(),
+        stdout: request.stdout.clone(),
+        stderr: request.stderr.clone(),
+        terminal: request.terminal,
+    }
+}
+
+fn invalid(reason: String) -> Failure {
+    Failure::new(Code::InvalidArgument, reason)
+}

@@ -1,0 +1,137 @@
+//! A container's namespaces. A microVM has its own of all kinds; what is checked is that nobody
+//! asks for the host's, or for somebody else's.
+
+use super::oci::{Linux, Namespace};
+
+/// Checks the namespaces of a container with a sandbox of its own.
+///
+/// # Errors
+/// One line that names the namespace that a microVM cannot have.
+pub fn check(linux: &Linux) -> Result<(), String> {
+    check_kinds(linux)?;
+    match linux.namespaces.iter().find(|one| !one.path.is_empty()) {
+        Some(named) => Err(cannot_join(named)),
+        None => Ok(()),
+    }
+}
+
+/// Checks the namespaces of a pod's sandbox. Returns the path of the network namespace that was
+/// made for it, or an empty one.
+///
+/// # Errors
+/// One line that names the namespace that a pod cannot have.
+pub fn of_pod(linux: &Linux) -> Result<String, String> {
+    check_kinds(linux)?;
+    let other = |one: &&Namespace| !one.path.is_empty() && one.kind != "network";
+    if let Some(named) = linux.namespaces.iter().find(other) {
+        return Err(cannot_join(named));
+    }
+    Ok(find(linux, "network").map(|one| one.path.clone()).unwrap_or_default())
+}
+
+/// Checks the namespaces of a container of a pod, whose network namespace is at `network`. Those
+/// of the pod are the ones of the process that stands for it, which is this one. Its PID namespace
+/// is taken for the container's own: each container sees its own processes.
+///
+/// # Errors
+/// One line that names the namespace that the container cannot have.
+pub fn of_member(linux: &Linux, network: &str) -> Result<(), String> {
+    check_kinds(linux)?;
+    let this = std::process::id();
+    let is_shared = |one: &Namespace| match one.kind.as_str() {
+        "network" if one.path == network => true,
+        "network" => one.path == format!("/proc/{this}/ns/net"),
+        "ipc" | "uts" | "pid" => one.path == format!("/proc/{this}/ns/{}", one.kind),
+        _ => false,
+    };
+    match linux.namespaces.iter().find(|one| !one.path.is_empty() && !is_shared(one)) {
+        None => Ok(()),
+        Some(named) => Err(cannot_join(named)),
+    }
+}
+
+fn find<'a>(linux: &'a Linux, kind: &str) -> Option<&'a Namespace> {
+    linux.namespaces.iter().find(|one| one.kind == kind)
+}
+
+fn check_kinds(linux: &Linux) -> Result<(), String> {
+    if find(linux, "network").is_none() {
+        return Err(
+            "the host's network cannot be a microVM's: leave out host networking (`--net-host`, \
+             `hostNetwork`); the annotation dev.slipway.network names a network"
+                .to_owned(),
+        );
+    }
+    for kind in ["pid", "ipc"] {
+        if find(linux, kind).is_none() {
+            return Err(format!("the host's {kind} namespace cannot be a microVM's: leave it out"));
+        }
+    }
+    if find(linux, "user").is_some() {
+        return Err("user namespaces are not supported: a microVM has a kernel of its own, so \
+                    leave out the mapping of ids"
+            .to_owned());
+    }
+    Ok(())
+}
+
+fn cannot_join(named: &Namespace) -> String {
+    let hint = match named.kind.as_str() {
+        "network" => "; the annotation dev.slipway.network names a network of Slipway's",
+        _ => "",
+    };
+    let Namespace { kind, path } = named;
+    format!("a microVM cannot join the {kind} namespace {path}: leave it out{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn linux(namespaces: Value) -> Linux {
+        serde_json::from_value(json!({ "namespaces": namespaces })).unwrap()
+    }
+
+    /// The namespaces of a container of a pod as containerd names them, whose sandbox has the
+    /// process `pid`.
+    fn of(pid: u32, processes: Value) -> Linux {
+        let path = |name: &str| format!("/proc/{pid}/ns/{name}");
+        linux(json!([
+            processes, {"type": "mount"}, {"type": "cgroup"}, {"type": "ipc", "path": path("ipc")},
+            {"type": "uts", "path": path("uts")}, {"type": "network", "path": path("net")}
+        ]))
+    }
+
+    #[test]
+    fn a_pod_takes_its_network_namespace_and_no_other() {
+        let plain = [json!({"type": "pid"}), json!({"type": "ipc"})];
+        let with = |more: Value| {
+            linux(json!([plain[0], plain[1], more]))
+        };
+        let path = "/var/run/netns/cni-1";
+        let network = json!({"type": "network", "path": path});
+        assert_eq!(of_pod(&with(network.clone())).unwrap(), path);
+        assert_eq!(of_pod(&with(json!({"type": "network"}))).unwrap(), "");
+        assert!(check(&with(network)).unwrap_err().contains(path));
+        assert!(of_pod(&with(json!({"type": "uts", "path": path}))).is_err());
+    }
+
+    #[test]
+    fn a_member_shares_those_of_its_own_pod() {
+        let this = std::process::id();
+        let own = json!({"type": "pid"});
+        assert_eq!(of_member(&of(this, own.clone()), ""), Ok(()));
+        assert!(of_member(&of(this + 1, own.clone()), "").unwrap_err().contains("ipc"));
+        let processes = |pid| json!({"type": "pid", "path": format!("/proc/{pid}/ns/pid")});
+        assert_eq!(of_member(&of(this, processes(this)), ""), Ok(()));
+        assert!(of_member(&of(this, processes(this + 1)), "").unwrap_err().contains("pid"));
+        let named = |path: &str| {
+            linux(json!([{"type": "pid"}, {"type": "ipc"}, {"type": "network", "path": path}]))
+        };
+        assert_eq!(of_member(&named("/run/netns/x"), "/run/netns/x"), Ok(()));
+        assert_eq!(of_member(&named(""), "/run/netns/x"), Ok(()));
+        assert!(of_member(&named("/run/netns/y"), "/run/netns/x").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Pods: the translation of a pod's sandbox, and of the containers in it.
+
+use slipway_sandbox_api::v1;
+
+use super::mounts::Container;
+use super::oci::Oci;
+use super::sizes::{self, CPUS, MAX_CPUS};
+use super::{NETWORK, check_hooks, namespaces, process_spec};
+
+/// The annotation with the sum of the limits of memory of a pod's containers, bytes.
+const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
+/// The annotations with the sums of the containers' CPU quotas, their period, and their shares.
+const POD_QUOTA: &str = "io.kubernetes.cri.sandbox-cpu-quota";
+const POD_PERIOD: &str = "io.kubernetes.cri.sandbox-cpu-period";
+const POD_SHARES: &str = "io.kubernetes.cri.sandbox-cpu-shares";
+/// The memory that a pod has beyond its containers', for the guest's kernel and agent, bytes.
+const OVERHEAD: u64 = 128 << 20;
+/// The CPU shares that stand for one CPU.
+const SHARES: u32 = 1024;
+
+/// Translates a pod's sandbox: it has no process, so only its size, network and name count. The
+/// caller adds name and labels. `node` has the defaults of the node.
+///
+/// # Errors
+/// One line that names what cannot be honoured, and says what to do.
+pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String> {
+    let network_namespace = namespaces::of_pod(&oci.linux)?;
+    let network = oci.annotations.get(NETWORK).cloned().unwrap_or_default();
+    if !network.is_empty() && !network_namespace.is_empty() {
+        return Err(format!(
+            "the pod has the network namespace {network_namespace}, and the annotation \
+             {NETWORK}={network:?} too: leave out one of them"
+        ));
+    }
+    check_hooks(oci)?;
+    Ok(v1::RunSpec {
+        makes_pod: true,
+        hostname: oci.hostname.clone(),
+        memory_bytes: memory(oci, node.memory_bytes)?,
+        cpus: cpus(oci, node.cpus)?,
+        max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
+        network,
+        network_namespace,
+        security: security(oci),
+        ..v1::RunSpec::default()
+    })
+}
+
+/// Translates a container of a pod, whose network namespace is at `network`. The caller adds the
+/// names, image, labels, streams and files.
+///
+/// # Errors
+/// One line that names what cannot be honoured, and says what to do.
+pub fn member_spec(
+    oci: &Oci,
+    container: Container<'_>,
+    network: &str,
+) -> Result<v1::RunSpec, String> {
+    namespaces::of_member(&oci.linux, network)?;
+    Ok(v1::RunSpec { resources: Some(resources(oci)), ..process_spec(oci, container)? })
+}
+
+/// Returns the limits of a container in a pod.
+fn resources(oci: &Oci) -> v1::Resources {
+    let asked = &oci.linux.resources;
+    let pids = asked.pids.as_ref().and_then(|pids| pids.limit);
+    let pids = pids.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(0);
+    v1::Resources {
+        memory_bytes: sizes::memory_limit(asked).unwrap_or(0),
+        cpu_quota_us: sizes::quota_us(asked),
+        cpu_weight: sizes::weight(asked),
+        pids: u32::try_from(pids).unwrap_or(u32::MAX),
+    }
+}
+
+/// Returns the kernel settings of a pod.
+fn security(oci: &Oci) -> Option<v1::Security> {
+    let sysctls = &oci.linux.sysctl;
+    let copied = || sysctls.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    (!sysctls.is_empty()).then(|| v1::Security { sysctls: copied(), ..v1::Security::default() })
+}
+
+/// Returns a pod's memory, bytes: what its containers may use and [`OVERHEAD`], and at least that
+/// of any sandbox of the node. 0 stands for the latter.
+fn memory(oci: &Oci, least: u64) -> Result<u64, String> {
+    if let Some(bytes) = sizes::annotated_memory(&oci.annotations)? {
+        return Ok(bytes);
+    }
+    let annotated = u64::try_from(integer(oci, POD_MEMORY)?).ok().filter(|bytes| *bytes > 0);
+    let limit = annotated.or_else(|| sizes::memory_limit(&oci.linux.resources));
+    Ok(limit.map_or(0, |limit| limit.saturating_add(OVERHEAD).max(least)))
+}
+
+/// Returns a pod's CPUs: what the quota of its containers stands for. Containers without a quota
+/// have shares, for which a pod has at least as many CPUs as any sandbox of the node. 0 stands for
+/// that number.
+fn cpus(oci: &Oci, least: u32) -> Result<u32, String> {
+    if let Some(number) = sizes::number(&oci.annotations, CPUS)? {
+        return Ok(number);
+    }
+    let period = u64::try_from(integer(oci, POD_PERIOD)?).unwrap_or(0);
+    let quota = sizes::cpus_of_quota(integer(oci, POD_QUOTA)?, period);
+    let shares = u32::try_from(integer(oci, POD_SHARES)?.max(0)).unwrap_or(u32::MAX);
+    let limit = if quota > 0 { quota } else { sizes::cpus(&oci.linux.resources) };
+    Ok(match (limit, shares.div_ceil(SHARES)) {
+        (0, 0) => 0,
+        (0, shares) => shares.max(least),
+        (limit, _) => limit,
+    })
+}
+
+/// Returns the number in an annotation, or 0 without it.
+fn integer(oci: &Oci, key: &str) -> Result<i64, String> {
+    let Some(text) = oci.annotations.get(key) else { return Ok(0) };
+    text.parse().map_err(|_| format!("the annotation {key}={text:?} is no number"))
+}
+
+#[cfg(test)]
+#[path = "../tests/pod.rs"]
+mod tests;

@@ -1,0 +1,180 @@
+//! A daemon of the node that runs nothing: it answers as the real one does, and notes what it was
+//! asked for. The real one needs root and a hypervisor; `tests/e2e/75-pods.sh` runs that.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use slipway_sandbox_api::v1::{self, run_in, run_out};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+type Output<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Reply<T> = Result<Response<T>, Status>;
+
+/// What runs, and what was asked for.
+#[derive(Default)]
+pub struct Fake {
+    runs: Mutex<Vec<v1::RunSpec>>,
+    calls: Mutex<Vec<String>>,
+    /// The ends of all that was started, by name; `None` while it runs.
+    ends: Mutex<BTreeMap<String, watch::Sender<Option<u32>>>>,
+}
+
+impl Fake {
+    /// Serves in the run directory `dir`.
+    pub fn serve(dir: &Path) -> Arc<Self> {
+        let fake = Arc::new(Self::default());
+        let listener = tokio::net::UnixListener::bind(dir.join("slipway.sock")).unwrap();
+        let service = v1::sandboxes_server::SandboxesServer::from_arc(Arc::clone(&fake));
+        let server = tonic::transport::Server::builder().add_service(service);
+        tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        fake
+    }
+
+    /// Returns what was to be run, in order.
+    pub fn runs(&self) -> Vec<v1::RunSpec> {
+        self.runs.lock().unwrap().clone()
+    }
+
+    /// Returns the other calls, in order.
+    pub fn calls(&self) -> Vec<String> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// Ends `name`, and all that runs in it before.
+    pub fn end(&self, name: &str, status: u32, within: u32) {
+        let ends = self.ends.lock().unwrap();
+        let inner = format!("{name}/");
+        for (_, end) in ends.iter().filter(|(one, _)| one.starts_with(&inner)) {
+            end.send_if_modified(|end| end.is_none() && end.replace(within).is_none());
+        }
+        if let Some(end) = ends.get(name) {
+            end.send_if_modified(|end| end.is_none() && end.replace(status).is_none());
+        }
+    }
+
+    fn note(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
+    }
+
+    fn begin(&self, spec: v1::RunSpec) -> (String, watch::Receiver<Option<u32>>) {
+        let name = match spec.pod.as_str() {
+            "" => spec.name.clone(),
+            pod => format!("{pod}/{}", spec.name),
+        };
+        self.runs.lock().unwrap().push(spec);
+        let end = watch::Sender::new(None);
+        let ended = end.subscribe();
+        self.ends.lock().unwrap().insert(name.clone(), end);
+        (name, ended)
+    }
+
+    async fn ended(&self, name: &str) -> Result<v1::Exit, Status> {
+        let end = self.ends.lock().unwrap().get(name).map(watch::Sender::subscribe);
+        let mut end = end.ok_or_else(|| Status::not_found("no such sandbox"))?;
+        let status = end.wait_for(Option::is_some).await.unwrap().unwrap();
+        Ok(v1::Exit { status, reason: String::new() })
+    }
+}
+
+fn out(kind: run_out::Kind) -> Result<v1::RunOut, Status> {
+    Ok(v1::RunOut { kind: Some(kind) })
+}
+
+#[tonic::async_trait]
+impl v1::sandboxes_server::Sandboxes for Fake {
+    type RunStream = Output<v1::RunOut>;
+    type AttachStream = Output<v1::RunOut>;
+    type ExecStream = Output<v1::RunOut>;
+    type LogsStream = Output<v1::LogRecord>;
+    type SnoopGuestStream = Output<v1::GuestReport>;
+
+    async fn run(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::RunStream> {
+        let first = request.into_inner().next().await.unwrap()?;
+        let Some(run_in::Kind::Run(spec)) = first.kind else { panic!("{first:?}") };
+        let (name, mut ended) = self.begin(spec);
+        let (sender, receiver) = mpsc::channel(4);
+        tokio::spawn(async move {
+            let created = v1::Created { id: "0".into(), name };
+            sender.send(out(run_out::Kind::Created(created))).await.unwrap();
+            sender.send(out(run_out::Kind::Started(v1::Started::default()))).await.unwrap();
+            let status = ended.wait_for(Option::is_some).await.unwrap().unwrap();
+            let exit = v1::Exit { status, reason: String::new() };
+            // The test may be over.
+            let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn wait(&self, request: Request<v1::Name>) -> Reply<v1::Exit> {
+        self.ended(&request.into_inner().name).await.map(Response::new)
+    }
+
+    async fn signal(&self, request: Request<v1::SignalRequest>) -> Reply<v1::Empty> {
+        let v1::SignalRequest { name, signal } = request.into_inner();
+        self.note(format!("signal {name} {signal}"));
+        self.end(&name, 128 + signal, 0);
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn stop(&self, request: Request<v1::StopRequest>) -> Reply<v1::Exit> {
+        let v1::StopRequest { name, timeout_s } = request.into_inner();
+        self.note(format!("stop {name} {timeout_s}"));
+        self.end(&name, 0, 143);
+        self.ended(&name).await.map(Response::new)
+    }
+
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Reply<v1::Empty> {
+        self.note(format!("remove {}", request.into_inner().name));
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {
+        self.note(format!("stats {}", request.into_inner().name));
+        let memory_total_bytes = 1 << 28;
+        Ok(Response::new(v1::StatsReply { memory_total_bytes, ..Default::default() }))
+    }
+
+    async fn status(&self, _: Request<v1::Empty>) -> Reply<v1::StatusReply> {
+        Ok(Response::new(v1::StatusReply {
+            memory_bytes: 256 << 20,
+            cpus: 1,
+            ..Default::default()
+        }))
+    }
+
+    async fn attach(&self, _: Request<Streaming<v1::RunIn>>) -> Reply<Self::AttachStream> {
+        Err(Status::unimplemented("attach"))
+    }
+
+    async fn exec(&self, _: Request<Streaming<v1::RunIn>>) -> Reply<Self::ExecStream> {
+        Err(Status::unimplemented("exec"))
+    }
+
+    async fn logs(&self, _: Request<v1::LogsRequest>) -> Reply<Self::LogsStream> {
+        Err(Status::unimplemented("logs"))
+    }
+
+    async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::ListReply> {
+        Err(Status::unimplemented("list"))
+    }
+
+    async fn inspect(&self, _: Request<v1::Name>) -> Reply<v1::InspectReply> {
+        Err(Status::unimplemented("inspect"))
+    }
+
+    async fn update(&self, _: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
+        Err(Status::unimplemented("update"))
+    }
+
+    async fn snoop_guest(
+        &self,
+        _: Request<v1::SnoopGuestRequest>,
+    ) -> Reply<Self::SnoopGuestStream> {
+        Err(Status::unimplemented("snoop"))
+    }
+}

@@ -1,0 +1,204 @@
+//! Tests of the translation of pods: configurations as containerd 2.1 writes them for Kubernetes.
+
+use serde_json::{Value, json};
+
+use super::sizes::MEMORY;
+use super::*;
+
+const ID: &str = "35b34b891b3849e06ff0d2801568dbe808b8d0694cbcaa263fc29f649fafa267";
+const CAPABILITIES: [&str; 3] = ["CAP_CHOWN", "CAP_KILL", "CAP_SETUID"];
+
+fn process(program: &str) -> Value {
+    json!({
+        "user": {"uid": 65535, "gid": 65535, "additionalGids": [65535]},
+        "args": [program],
+        "env": ["PATH=/usr/bin:/bin", "HOSTNAME=web-0"],
+        "cwd": "/",
+        "capabilities": {"bounding": CAPABILITIES, "effective": CAPABILITIES},
+        "oomScoreAdj": 1000
+    })
+}
+
+fn bind(destination: &str, source: &str, options: [&str; 3]) -> Value {
+    json!({"destination": destination, "type": "bind", "source": source, "options": options})
+}
+
+/// The configuration of a pod's sandbox.
+fn pod() -> Value {
+    json!({
+        "ociVersion": "1.2.1",
+        "process": process("/pause"),
+        "root": {"path": "rootfs", "readonly": true},
+        "hostname": "web-0",
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid"]},
+            bind("/dev/shm", "/run/containerd/sandboxes/pod/shm", ["rbind", "ro", "nosuid"]),
+            bind("/etc/resolv.conf", "/no/such/resolv.conf", ["rbind", "ro", "nosuid"])
+        ],
+        "annotations": {
+            "io.kubernetes.cri.container-type": "sandbox",
+            "io.kubernetes.cri.sandbox-id": "pod",
+            "io.kubernetes.cri.sandbox-log-directory": ""
+        },
+        "linux": {
+            "sysctl": {
+                "net.ipv4.ip_unprivileged_port_start": "0",
+                "net.ipv4.ping_group_range": "0 2147483647"
+            },
+            "resources": {"devices": [{"allow": false, "access": "rwm"}], "cpu": {"shares": 2}},
+            "cgroupsPath": "/k8s.io/pod",
+            "namespaces": [
+                {"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
+                {"type": "network", "path": "/var/run/netns/cni-802c6dcc"}
+            ],
+            "maskedPaths": ["/proc/acpi"],
+            "readonlyPaths": ["/proc/bus"]
+        }
+    })
+}
+
+/// The configuration of a container of that pod.
+fn member() -> Value {
+    let this = std::process::id();
+    let shared = |kind: &str, name: &str| {
+        json!({"type": kind, "path": format!("/proc/{this}/ns/{name}")})
+    };
+    let (rw, files) = (["rbind", "rprivate", "rw"], "/no/such/sandboxes/pod");
+    json!({
+        "ociVersion": "1.2.1",
+        "process": process("top"),
+        "root": {"path": "rootfs"},
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid"]},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},
+            {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue"},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
+            {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
+            bind("/etc/hostname", &format!("{files}/hostname"), rw),
+            bind("/etc/hosts", "/var/lib/kubelet/pods/0-1/etc-hosts", rw),
+            bind("/etc/resolv.conf", &format!("{files}/resolv.conf"), rw),
+            bind("/dev/shm", "/run/containerd/sandboxes/pod/shm", rw),
+            bind("/dev/termination-log", "/var/lib/kubelet/pods/0-1/containers/web/5e1c", rw),
+            bind(
+                "/var/run/secrets/kubernetes.io/serviceaccount",
+                "/var/lib/kubelet/pods/0-1/volumes/kubernetes.io~projected/kube-api-access",
+                ["rbind", "rprivate", "ro"]
+            )
+        ],
+        "annotations": {
+            "io.kubernetes.cri.container-name": "web",
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.sandbox-id": "pod"
+        },
+        "linux": {
+            "resources": {
+                "memory": {"limit": 134_217_728, "swap": 134_217_728},
+                "cpu": {"shares": 512, "quota": 25_000, "period": 50_000},
+                "pids": {"limit": 100}
+            },
+            "cgroupsPath": "/k8s.io/one",
+            "namespaces": [
+                {"type": "pid"}, shared("ipc", "ipc"), shared("uts", "uts"), {"type": "mount"},
+                shared("network", "net"), {"type": "cgroup"}
+            ]
+        }
+    })
+}
+
+fn pod_of(config: Value) -> Result<v1::RunSpec, String> {
+    let node = v1::StatusReply { memory_bytes: 256 << 20, cpus: 2, ..Default::default() };
+    pod_spec(&serde_json::from_value(config).unwrap(), &node)
+}
+
+fn member_of(config: Value) -> Result<v1::RunSpec, String> {
+    let container = Container { id: ID, in_pod: true, read_only: false };
+    member_spec(&serde_json::from_value(config).unwrap(), container, "/var/run/netns/cni-802c6dcc")
+}
+
+/// Translates the pod with these annotations.
+fn annotated(pairs: &[(&str, &str)]) -> Result<v1::RunSpec, String> {
+    let mut config = pod();
+    for (key, value) in pairs {
+        config["annotations"][key] = json!(value);
+    }
+    pod_of(config)
+}
+
+#[test]
+fn a_pod_has_a_name_a_network_and_kernel_settings_and_no_process() {
+    let run = pod_of(pod()).unwrap();
+    assert!(run.makes_pod && run.entrypoint.is_none() && run.command.is_empty());
+    assert!(run.files.is_empty() && run.env.is_empty() && run.user.is_empty());
+    assert_eq!(run.hostname, "web-0");
+    assert_eq!(run.network_namespace, "/var/run/netns/cni-802c6dcc");
+    assert_eq!((run.memory_bytes, run.cpus), (0, 0));
+    assert_eq!(run.security.unwrap().sysctls["net.ipv4.ip_unprivileged_port_start"], "0");
+}
+
+#[test]
+fn a_pods_memory_is_its_containers_and_its_kernels() {
+    let memory = |pairs: &[_]| annotated(pairs).unwrap().memory_bytes;
+    assert_eq!(memory(&[(POD_MEMORY, "536870912")]), (512 + 128) << 20);
+    // At least the node's default, and that without any limit.
+    assert_eq!(memory(&[(POD_MEMORY, "1048576")]), 256 << 20);
+    for none in ["0", "-1"] {
+        assert_eq!(memory(&[(POD_MEMORY, none)]), 0);
+    }
+    assert_eq!(memory(&[(POD_MEMORY, "536870912"), (MEMORY, "192M")]), 192 << 20);
+    let mut config = pod();
+    config["linux"]["resources"]["memory"] = json!({"limit": 1 << 30});
+    assert_eq!(pod_of(config).unwrap().memory_bytes, (1024 + 128) << 20);
+    let refused = annotated(&[(POD_MEMORY, "much")]).unwrap_err();
+    assert!(refused.contains(POD_MEMORY), "{refused}");
+}
+
+#[test]
+fn a_pods_cpus_follow_from_quota_or_shares() {
+    let cpus = |pairs: &[_]| annotated(pairs).unwrap().cpus;
+    assert_eq!(cpus(&[(POD_QUOTA, "150000"), (POD_PERIOD, "100000"), (POD_SHARES, "9000")]), 2);
+    assert_eq!(cpus(&[(POD_QUOTA, "10000"), (POD_PERIOD, "100000")]), 1);
+    assert_eq!(cpus(&[(POD_QUOTA, "0"), (POD_PERIOD, "100000"), (POD_SHARES, "3000")]), 3);
+    assert_eq!(cpus(&[(POD_QUOTA, "-1"), (POD_SHARES, "102")]), 2);
+    assert_eq!(cpus(&[(POD_QUOTA, "900000"), (CPUS, "1")]), 1);
+    assert!(annotated(&[(POD_SHARES, "some")]).is_err());
+}
+
+#[test]
+fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
+    let run = member_of(member()).unwrap();
+    assert_eq!(run.entrypoint.as_deref(), Some("top"));
+    // The pod has them.
+    assert_eq!((run.memory_bytes, run.cpus), (0, 0));
+    assert!(run.hostname.is_empty() && run.network.is_empty() && !run.makes_pod);
+    let expected = v1::Resources {
+        memory_bytes: 128 << 20,
+        cpu_quota_us: 50_000,
+        cpu_weight: 20,
+        pids: 100,
+    };
+    assert_eq!(run.resources, Some(expected));
+    let mut config = member();
+    config["linux"]["resources"] = json!({"devices": [{"allow": false, "access": "rwm"}]});
+    assert_eq!(member_of(config).unwrap().resources, Some(v1::Resources::default()));
+}
+
+#[test]
+fn what_a_pod_cannot_have_is_named() {
+    let host = json!([{"type": "pid"}, {"type": "ipc"}, {"type": "mount"}]);
+    for (of, mut config) in [(pod_of as fn(_) -> _, pod()), (member_of, member())] {
+        config["linux"]["namespaces"] = host.clone();
+        let refused = of(config).unwrap_err();
+        assert!(refused.contains("hostNetwork"), "{refused}");
+    }
+    let both = annotated(&[(NETWORK, "default")]).unwrap_err();
+    assert!(both.contains("cni-802c6dcc") && both.contains(NETWORK), "{both}");
+    let mut hooked = pod();
+    hooked["hooks"] = json!({"createRuntime": [{"path": "/bin/x"}]});
+    assert!(pod_of(hooked).unwrap_err().contains("createRuntime"));
+    let mut shared = member();
+    let volume = "/var/lib/kubelet/pods/0-1/volumes/kubernetes.io~empty-dir/cache";
+    let empty_dir = bind("/cache", volume, ["rbind", "rprivate", "rw"]);
+    shared["mounts"].as_array_mut().unwrap().push(empty_dir);
+    let refused = member_of(shared).unwrap_err();
+    assert!(refused.contains(volume) && refused.contains("/cache"), "{refused}");
+}

@@ -1,0 +1,262 @@
+//! Tests of a pod's shim against a daemon that runs nothing: several tasks, and how they end.
+
+use serde_json::json;
+use slipway_sandbox_api::v1::{self, run_in};
+
+use super::fake::Fake;
+use super::*;
+use crate::io::Paths;
+
+/// A shim of the pod "pod" with its daemon, and containerd's end of its events.
+struct Shim {
+    service: Arc<Service>,
+    daemon: Arc<Fake>,
+    seen: Arc<Seen>,
+    dir: tempfile::TempDir,
+}
+
+/// The events of tasks, as "topic container".
+#[derive(Default)]
+struct Seen(std::sync::Mutex<Vec<String>>);
+
+impl Handler for Seen {
+    async fn call(
+        self: Arc<Self>,
+        _: String,
+        _: String,
+        payload: Vec<u8>,
+    ) -> Result<Vec<u8>, Failure> {
+        let request = cd::ForwardRequest::decode(payload.as_slice()).unwrap();
+        let envelope = request.envelope.unwrap();
+        let event = envelope.event.unwrap();
+        let id = match envelope.topic.as_str() {
+            "/tasks/create" => of::<cd::TaskCreate>(&event).container_id,
+            "/tasks/start" => of::<cd::TaskStart>(&event).container_id,
+            "/tasks/exit" => of::<cd::TaskExit>(&event).container_id,
+            "/tasks/delete" => of::<cd::TaskDelete>(&event).container_id,
+            other => panic!("{other}"),
+        };
+        self.0.lock().unwrap().push(format!("{} {id}", envelope.topic));
+        Ok(Vec::new())
+    }
+}
+
+fn of<M: Message + Default>(event: &cd::Any) -> M {
+    M::decode(event.value.as_slice()).unwrap()
+}
+
+impl Shim {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Fake::serve(dir.path());
+        let (socket, seen) = (dir.path().join("events.sock"), Arc::new(Seen::default()));
+        let (listener, handler) =
+            (tokio::net::UnixListener::bind(&socket).unwrap(), Arc::clone(&seen));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(crate::ttrpc::server::serve(stream, Arc::clone(&handler)));
+            }
+        });
+        let service = Arc::new(Service {
+            args: Args { namespace: "k8s.io".into(), id: "pod".into(), ..Args::default() },
+            daemon: Daemon::at(dir.path()),
+            events: Arc::new(Events::new("k8s.io", Some(socket))),
+            tasks: Tasks::default(),
+            end: Notify::new(),
+        });
+        Self { service, daemon, seen, dir }
+    }
+
+    async fn call<R: Message + Default>(
+        &self,
+        method: &str,
+        message: &impl Message,
+    ) -> Result<R, Failure> {
+        let (handler, payload) = (Arc::clone(&self.service), message.encode_to_vec());
+        let answer = handler.call(SERVICE.to_owned(), method.to_owned(), payload).await?;
+        Ok(R::decode(answer.as_slice()).unwrap())
+    }
+
+    /// Calls a method of a task.
+    async fn on<R: Message + Default>(&self, method: &str, id: &str) -> Result<R, Failure> {
+        let request = cd::ProcessRequest { id: id.into(), exec_id: String::new() };
+        self.call(method, &request).await
+    }
+
+    async fn kill(&self, id: &str, signal: u32) {
+        let kill = cd::KillRequest { id: id.into(), signal, ..Default::default() };
+        self.call::<cd::Empty>("Kill", &kill).await.unwrap();
+    }
+
+    async fn create(&self, id: &str, annotations: serde_json::Value) -> Result<(), Failure> {
+        let bundle = self.dir.path().join(id);
+        std::fs::create_dir_all(&bundle).unwrap();
+        let namespaces = json!([{"type": "pid"}, {"type": "ipc"},
+                                {"type": "network", "path": "/run/netns/cni-1"}]);
+        let config = json!({
+            "process": {"args": ["/pause"]}, "hostname": "web", "annotations": annotations,
+            "linux": {"namespaces": namespaces, "sysctl": {"net.ipv4.ping_group_range": "0 9"}}
+        });
+        std::fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+        let bundle = bundle.to_string_lossy().into_owned();
+        let request = cd::CreateTaskRequest { id: id.into(), bundle, ..Default::default() };
+        self.call::<cd::CreateTaskResponse>("Create", &request).await.map(drop)
+    }
+
+    /// Creates and starts the pod.
+    async fn pod(&self) -> Arc<Task> {
+        self.create("pod", annotations("sandbox")).await.unwrap();
+        self.on::<cd::StartResponse>("Start", "pod").await.unwrap();
+        self.service.tasks.find("pod").unwrap()
+    }
+
+    /// Puts a container into the pod, and starts it. Its root would need the program `slipway`.
+    async fn member(&self, pod: &Arc<Task>, id: &str) {
+        let run = v1::RunSpec { pod: pod.name.clone(), name: id.into(), ..Default::default() };
+        let task = Task {
+            id: id.into(),
+            bundle: "/".into(),
+            name: format!("{}/{id}", pod.name),
+            kind: Kind::Member(Arc::clone(pod)),
+            daemon: pod.daemon.clone(),
+            events: Arc::clone(&pod.events),
+            init: Arc::new(Process::new(
+                String::new(),
+                Paths::default(),
+                run_in::Kind::Run(run),
+            )),
+            execs: std::sync::Mutex::default(),
+            private: None,
+        };
+        self.service.tasks.reserve(id).unwrap().fill(Arc::new(task));
+        self.on::<cd::StartResponse>("Start", id).await.unwrap();
+    }
+
+    async fn status(&self, id: &str) -> u32 {
+        self.on::<cd::WaitResponse>("Wait", id).await.unwrap().exit_status
+    }
+
+    async fn state(&self, id: &str) -> cd::Status {
+        self.on::<cd::StateResponse>("State", id).await.unwrap().status()
+    }
+
+    async fn events(&self) -> Vec<String> {
+        self.service.events.drain(Duration::from_secs(60)).await;
+        self.seen.0.lock().unwrap().clone()
+    }
+}
+
+fn annotations(kind: &str) -> serde_json::Value {
+    json!({
+        "io.kubernetes.cri.container-type": kind,
+        "io.kubernetes.cri.sandbox-id": "pod",
+        "io.kubernetes.cri.sandbox-name": "web-0",
+        "io.kubernetes.cri.sandbox-memory": "536870912"
+    })
+}
+
+#[tokio::test]
+async fn a_pod_is_a_sandbox_of_the_daemons_and_stops_on_sigterm() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    let run = &shim.daemon.runs()[0];
+    assert!(run.makes_pod && !run.detach && run.image.is_empty(), "{run:?}");
+    assert_eq!((run.name.as_str(), run.hostname.as_str()), (pod.name.as_str(), "web"));
+    assert_eq!(run.memory_bytes, (512 + 128) << 20);
+    assert_eq!(run.network_namespace, "/run/netns/cni-1");
+    assert_eq!(run.labels["io.kubernetes.pod.name"], "web-0");
+    assert_eq!(shim.state("pod").await, cd::Status::Running);
+    let stats: cd::StatsResponse = shim.on("Stats", "pod").await.unwrap();
+    let metrics = cd::Metrics::decode(stats.stats.unwrap().value.as_slice()).unwrap();
+    assert_eq!(metrics.memory.unwrap().usage.unwrap().limit, 1 << 28);
+    // A signal that stops no pod, and one that does.
+    shim.kill("pod", 1).await;
+    shim.kill("pod", 15).await;
+    assert_eq!(shim.status("pod").await, 0);
+    shim.on::<cd::DeleteResponse>("Delete", "pod").await.unwrap();
+    let name = &pod.name;
+    let calls = [format!("stats {name}"), format!("stop {name} 10"), format!("remove {name}")];
+    assert_eq!(shim.daemon.calls(), calls);
+    let topics = ["create", "start", "exit", "delete"];
+    assert_eq!(shim.events().await, topics.map(|topic| format!("/tasks/{topic} pod")));
+}
+
+#[tokio::test]
+async fn calls_reach_the_container_that_they_name() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "one").await;
+    shim.member(&pod, "two").await;
+    assert_eq!(shim.daemon.runs()[2].pod, pod.name);
+    shim.kill("one", 15).await;
+    assert_eq!(shim.status("one").await, 128 + 15);
+    assert_eq!(shim.state("two").await, cd::Status::Running);
+    assert_eq!(shim.state("pod").await, cd::Status::Running);
+    shim.on::<cd::DeleteResponse>("Delete", "one").await.unwrap();
+    for method in ["State", "Pids", "Stats", "Wait", "Delete"] {
+        let failed = shim.on::<cd::Empty>(method, "one").await.unwrap_err();
+        assert_eq!(failed.code, Code::NotFound, "{method}");
+    }
+    let name = &pod.name;
+    let calls = [format!("signal {name}/one 15"), format!("remove {name}/one")];
+    assert_eq!(shim.daemon.calls(), calls);
+    // containerd takes figures that nobody knows for 0, and an answer without any for an error.
+    let stats: cd::StatsResponse = shim.on("Stats", "two").await.unwrap();
+    let metrics = cd::Metrics::decode(stats.stats.unwrap().value.as_slice()).unwrap();
+    assert!(metrics.cpu.unwrap().usage.is_some() && metrics.memory.unwrap().usage.is_some());
+    let events = shim.events().await;
+    assert_eq!(events[4..], ["/tasks/exit one", "/tasks/delete one"], "{events:?}");
+}
+
+#[tokio::test]
+async fn a_killed_pod_takes_its_containers_with_it_and_the_shim_ends_with_the_last() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "one").await;
+    shim.kill("pod", 9).await;
+    assert_eq!((shim.status("one").await, shim.status("pod").await), (143, 0));
+    assert_eq!(shim.daemon.calls(), [format!("stop {} 0", pod.name)]);
+    let shutdown = cd::ShutdownRequest { id: "pod".into(), now: false };
+    shim.on::<cd::DeleteResponse>("Delete", "pod").await.unwrap();
+    shim.call::<cd::Empty>("Shutdown", &shutdown).await.unwrap();
+    shim.on::<cd::DeleteResponse>("Delete", "one").await.unwrap();
+    shim.service.end.notified().await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_vmm_dies_reports_all_ends() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "one").await;
+    shim.member(&pod, "two").await;
+    shim.daemon.end(&pod.name, 137, 137);
+    for id in ["one", "two", "pod"] {
+        assert_eq!(shim.status(id).await, 137, "{id}");
+    }
+    let mut exits = shim.events().await.split_off(4);
+    exits.sort();
+    assert_eq!(exits, ["one", "pod", "two"].map(|id| format!("/tasks/exit {id}")));
+}
+
+#[tokio::test]
+async fn what_a_pod_cannot_do_is_refused_in_one_line() {
+    let shim = Shim::new();
+    let refused = shim.create("one", annotations("container")).await.unwrap_err();
+    assert_eq!(refused.code, Code::NotFound);
+    assert!(refused.message.contains("there is no pod pod"), "{refused}");
+    let other = json!({"io.kubernetes.cri.sandbox-id": "other"});
+    let refused = shim.create("one", other).await.unwrap_err();
+    assert!(refused.message.contains("this shim serves pod"), "{refused}");
+    let pod = shim.pod().await;
+    shim.member(&pod, "two").await;
+    let exec = cd::ExecProcessRequest { id: "pod".into(), exec_id: "x".into(), ..Default::default() };
+    let refused = shim.call::<cd::Empty>("Exec", &exec).await.unwrap_err();
+    assert_eq!(refused.code, Code::FailedPrecondition);
+    let update = cd::UpdateTaskRequest { id: "two".into(), resources: None };
+    let refused = shim.call::<cd::Empty>("Update", &update).await.unwrap_err();
+    assert_eq!(refused.code, Code::Unimplemented);
+    shim.kill("pod", 9).await;
+    assert_eq!(shim.status("pod").await, 0);
+    let refused = shim.create("three", annotations("container")).await.unwrap_err();
+    assert!(refused.message.contains("the pod pod has ended"), "{refused}");
+}
