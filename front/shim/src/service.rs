@@ -262,12 +262,20 @@ impl Service {
 
     async fn update(&self, request: cd::UpdateTaskRequest) -> Result<cd::Empty, Failure> {
         let task = self.tasks.find(&request.id)?;
-        if matches!(task.kind, Kind::Member(_)) {
-            return Err(Failure::unimplemented("an update of a container in a pod"));
-        }
         let json = request.resources.map(|any| any.value).unwrap_or_default();
-        let cpus = spec::update(&json)?;
-        let request = v1::UpdateRequest { name: task.name.clone(), cpus, resources: None };
+        let name = task.name.clone();
+        let request = match task.kind {
+            Kind::Member(_) => {
+                let resources = spec::member_update(&json).map_err(invalid)?;
+                if resources == v1::Resources::default() {
+                    return Ok(cd::Empty {});
+                }
+                v1::UpdateRequest { name, cpus: 0, resources: Some(resources) }
+            }
+            Kind::Alone | Kind::Pod { .. } => {
+                v1::UpdateRequest { name, cpus: spec::update(&json)?, resources: None }
+            }
+        };
         let mut client = self.daemon.connect().await?;
         client.update(request).await.map_err(|status| failure(&status))?;
         Ok(cd::Empty {})
@@ -286,15 +294,17 @@ impl Service {
 
     async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
         let task = self.tasks.find(&request.id)?;
-        let stats = match task.kind {
-            // The daemon's figures are those of the whole pod.
-            Kind::Member(_) => stats::none(),
-            Kind::Alone | Kind::Pod { .. } => {
-                let request = v1::Name { name: task.name.clone() };
-                let mut client = self.daemon.connect().await?;
-                let stats = client.stats(request).await.map_err(|status| failure(&status))?;
-                stats::metrics(stats.get_ref())
-            }
+        let is_member = matches!(task.kind, Kind::Member(_));
+        // Kubernetes asks for those of containers that do not run yet, or no more, too.
+        if is_member && task.init.phase() != Phase::Running {
+            return Ok(cd::StatsResponse { stats: Some(stats::none()) });
+        }
+        let mut client = self.daemon.connect().await?;
+        let request = v1::Name { name: task.name.clone() };
+        let stats = client.stats(request).await.map_err(|status| failure(&status))?;
+        let stats = match is_member {
+            true => stats::of_member(stats.get_ref()),
+            false => stats::of_sandbox(stats.get_ref()),
         };
         Ok(cd::StatsResponse { stats: Some(stats) })
     }

@@ -87,7 +87,9 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
 async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     let Streams { stdin, mut stdout, mut stderr } = streams;
     // A pod's sandbox has no process that could read.
-    let input = stdin.filter(|_| !task.is_pod()).map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
+    let input = stdin
+        .filter(|_| !task.is_pod())
+        .map(|stdin| tokio::spawn(forward_input(Arc::clone(&process), stdin)));
     let mut session =
         Session { task: &task, process: &process, stdout: &mut stdout, stderr: &mut stderr };
     let end = tokio::select! {

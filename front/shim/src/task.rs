@@ -241,7 +241,10 @@ impl Task {
             Ok(Ok(_)) => true,
             Err(_) => {
                 // A guest that ends no process cannot be asked to stop the others either.
-                crate::log::warn(&format!("{}: SIGKILL does not end it: its pod is ended", self.id));
+                crate::log::warn(&format!(
+                    "{}: SIGKILL does not end it: its pod is ended",
+                    self.id
+                ));
                 pod.stop(0);
                 true
             }

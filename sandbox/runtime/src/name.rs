@@ -41,13 +41,26 @@ pub fn new_name() -> String {
 /// # Errors
 /// [`Error::Invalid`] if the name is not valid.
 pub fn check(name: &str) -> Result<()> {
+    check_length(name, "sandbox", 63)
+}
+
+/// Checks the name of a container of a pod, since it becomes part of paths. Ids of containers that
+/// orchestrators choose have 64 digits and more.
+///
+/// # Errors
+/// [`Error::Invalid`] if the name is not valid.
+pub fn check_container(name: &str) -> Result<()> {
+    check_length(name, "container", 128)
+}
+
+fn check_length(name: &str, what: &str, most: usize) -> Result<()> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-    if first && rest && name.len() <= 63 {
+    if first && rest && name.len() <= most {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "\"{name}\" is no name for a sandbox: 1 to 63 letters, digits, '-', '_' or '.', \
+        "\"{name}\" is no name for a {what}: 1 to {most} letters, digits, '-', '_' or '.', \
          beginning with a letter or a digit"
     )))
 }
@@ -68,6 +81,14 @@ mod tests {
     fn names_that_would_leave_a_directory_are_refused() {
         for bad in ["", ".", "..", "a/b", "-a", "a b", "ä", &"x".repeat(64)] {
             assert!(check(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn containers_of_pods_have_longer_names() {
+        check_container(&"0".repeat(128)).unwrap();
+        for bad in ["", "..", "a/b", &"0".repeat(129)] {
+            assert!(check_container(bad).is_err(), "{bad:?}");
         }
     }
 }

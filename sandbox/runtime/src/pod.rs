@@ -168,7 +168,7 @@ pub(crate) fn settings(image: &slipway_image::Image, spec: &RunSpec) -> Result<S
 
 fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
     let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
-    name::check(&name)?;
+    name::check_container(&name)?;
     Ok(Added {
         name,
         settings,

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, HashMap};
 use slipway_sandbox_api::v1;
 
 pub use self::mounts::Container;
-pub use self::oci::{Mount, Oci};
-pub use self::pod::{member_spec, pod_spec};
 use self::oci::{Capabilities, Process, Resources};
+pub use self::oci::{Mount, Oci};
+pub use self::pod::{member_spec, member_update, pod_spec};
 use self::sizes::{CPUS, MAX_CPUS};
 use crate::ttrpc::Failure;
 
@@ -140,7 +140,7 @@ pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
     })
 }
 
-/// Translates an update of resources to a number of CPUs.
+/// Translates an update of a sandbox's resources to a number of CPUs.
 ///
 /// # Errors
 /// It asks for something else.

@@ -144,8 +144,7 @@ mod tests {
     const MEMBER: Container<'static> = Container { in_pod: true, ..ALONE };
 
     fn mount(source: impl AsRef<Path>, destination: &str, options: &[&str]) -> Mount {
-        let (source, destination) =
-            (source.as_ref().display().to_string(), destination.to_owned());
+        let (source, destination) = (source.as_ref().display().to_string(), destination.to_owned());
         let options = options.iter().map(|&one| one.to_owned()).collect();
         Mount { source, destination, options, kind: "bind".to_owned() }
     }
@@ -173,7 +172,10 @@ mod tests {
     fn a_writable_directory_is_refused_with_the_reason() {
         for container in [ALONE, MEMBER] {
             let refused = origin(&mount("/srv", "/data", &["rbind"]), container).unwrap_err();
-            assert!(refused.starts_with("the host's /srv cannot be mounted at /data: "), "{refused}");
+            assert!(
+                refused.starts_with("the host's /srv cannot be mounted at /data: "),
+                "{refused}"
+            );
         }
         let missing = read(&[mount("/no/such", "/etc/hosts", &["ro"])], ALONE).unwrap_err();
         assert!(missing.contains("cannot read /no/such"), "{missing}");

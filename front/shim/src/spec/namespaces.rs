@@ -107,9 +107,7 @@ mod tests {
     #[test]
     fn a_pod_takes_its_network_namespace_and_no_other() {
         let plain = [json!({"type": "pid"}), json!({"type": "ipc"})];
-        let with = |more: Value| {
-            linux(json!([plain[0], plain[1], more]))
-        };
+        let with = |more: Value| linux(json!([plain[0], plain[1], more]));
         let path = "/var/run/netns/cni-1";
         let network = json!({"type": "network", "path": path});
         assert_eq!(of_pod(&with(network.clone())).unwrap(), path);

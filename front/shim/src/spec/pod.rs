@@ -3,7 +3,7 @@
 use slipway_sandbox_api::v1;
 
 use super::mounts::Container;
-use super::oci::Oci;
+use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, MAX_CPUS};
 use super::{NETWORK, check_hooks, namespaces, process_spec};
 
@@ -57,12 +57,36 @@ pub fn member_spec(
     network: &str,
 ) -> Result<v1::RunSpec, String> {
     namespaces::of_member(&oci.linux, network)?;
-    Ok(v1::RunSpec { resources: Some(resources(oci)), ..process_spec(oci, container)? })
+    Ok(v1::RunSpec {
+        resources: Some(limits(&oci.linux.resources)),
+        ..process_spec(oci, container)?
+    })
 }
 
-/// Returns the limits of a container in a pod.
-fn resources(oci: &Oci) -> v1::Resources {
-    let asked = &oci.linux.resources;
+/// Translates an update of the limits of a container of a pod. Limits that it does not name, and
+/// those that no guest keeps, are 0: no change.
+///
+/// # Errors
+/// One line: it is not understood.
+pub fn member_update(json: &[u8]) -> Result<v1::Resources, String> {
+    let asked: Resources =
+        serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
+    let lifted = |limit: Option<i64>| limit.is_some_and(|limit| limit < 0);
+    let mut limits = limits(&asked);
+    if lifted(asked.memory.as_ref().and_then(|memory| memory.limit)) {
+        limits.memory_bytes = u64::MAX;
+    }
+    if lifted(asked.cpu.as_ref().and_then(|cpu| cpu.quota)) {
+        limits.cpu_quota_us = u64::MAX;
+    }
+    if lifted(asked.pids.as_ref().and_then(|pids| pids.limit)) {
+        limits.pids = u32::MAX;
+    }
+    Ok(limits)
+}
+
+/// Returns the limits of a container in a pod; 0 stands for none.
+fn limits(asked: &Resources) -> v1::Resources {
     let pids = asked.pids.as_ref().and_then(|pids| pids.limit);
     let pids = pids.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(0);
     v1::Resources {

@@ -135,8 +135,13 @@ impl v1::sandboxes_server::Sandboxes for Fake {
 
     async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {
         self.note(format!("stats {}", request.into_inner().name));
-        let memory_total_bytes = 1 << 28;
-        Ok(Response::new(v1::StatsReply { memory_total_bytes, ..Default::default() }))
+        Ok(Response::new(v1::StatsReply {
+            vmm_cpu_ns: 2000,
+            guest_cpu_busy_ns: 1000,
+            memory_total_bytes: 1 << 28,
+            memory_available_bytes: 1 << 27,
+            ..Default::default()
+        }))
     }
 
     async fn status(&self, _: Request<v1::Empty>) -> Reply<v1::StatusReply> {
@@ -167,8 +172,11 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         Err(Status::unimplemented("inspect"))
     }
 
-    async fn update(&self, _: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
-        Err(Status::unimplemented("update"))
+    async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
+        let v1::UpdateRequest { name, cpus, resources } = request.into_inner();
+        let memory = resources.map_or(0, |resources| resources.memory_bytes);
+        self.note(format!("update {name} {cpus} {memory}"));
+        Ok(Response::new(v1::UpdateReply::default()))
     }
 
     async fn snoop_guest(

@@ -60,9 +60,8 @@ fn pod() -> Value {
 /// The configuration of a container of that pod.
 fn member() -> Value {
     let this = std::process::id();
-    let shared = |kind: &str, name: &str| {
-        json!({"type": kind, "path": format!("/proc/{this}/ns/{name}")})
-    };
+    let shared =
+        |kind: &str, name: &str| json!({"type": kind, "path": format!("/proc/{this}/ns/{name}")});
     let (rw, files) = (["rbind", "rprivate", "rw"], "/no/such/sandboxes/pod");
     json!({
         "ociVersion": "1.2.1",
@@ -170,16 +169,29 @@ fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
     // The pod has them.
     assert_eq!((run.memory_bytes, run.cpus), (0, 0));
     assert!(run.hostname.is_empty() && run.network.is_empty() && !run.makes_pod);
-    let expected = v1::Resources {
-        memory_bytes: 128 << 20,
-        cpu_quota_us: 50_000,
-        cpu_weight: 20,
-        pids: 100,
-    };
+    let expected =
+        v1::Resources { memory_bytes: 128 << 20, cpu_quota_us: 50_000, cpu_weight: 20, pids: 100 };
     assert_eq!(run.resources, Some(expected));
     let mut config = member();
     config["linux"]["resources"] = json!({"devices": [{"allow": false, "access": "rwm"}]});
     assert_eq!(member_of(config).unwrap().resources, Some(v1::Resources::default()));
+}
+
+#[test]
+fn an_update_names_what_changes() {
+    let update = |json: Value| member_update(&serde_json::to_vec(&json).unwrap()).unwrap();
+    let none = v1::Resources::default();
+    let grown = update(json!({"memory": {"limit": 1 << 28, "swap": 1 << 28}}));
+    assert_eq!(grown, v1::Resources { memory_bytes: 1 << 28, ..none });
+    let faster = update(json!({"cpu": {"shares": 1024, "quota": 20_000, "period": 100_000}}));
+    assert_eq!(faster, v1::Resources { cpu_quota_us: 20_000, cpu_weight: 39, ..none });
+    let lifted = update(json!({
+        "memory": {"limit": -1}, "cpu": {"quota": -1, "shares": 0}, "pids": {"limit": -1}
+    }));
+    let (memory_bytes, cpu_quota_us, pids) = (u64::MAX, u64::MAX, u32::MAX);
+    assert_eq!(lifted, v1::Resources { memory_bytes, cpu_quota_us, pids, cpu_weight: 0 });
+    assert_eq!(update(json!({"cpu": {"cpus": "0-1"}})), none);
+    assert!(member_update(b"[").is_err());
 }
 
 #[test]

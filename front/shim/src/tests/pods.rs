@@ -120,11 +120,7 @@ impl Shim {
             kind: Kind::Member(Arc::clone(pod)),
             daemon: pod.daemon.clone(),
             events: Arc::clone(&pod.events),
-            init: Arc::new(Process::new(
-                String::new(),
-                Paths::default(),
-                run_in::Kind::Run(run),
-            )),
+            init: Arc::new(Process::new(String::new(), Paths::default(), run_in::Kind::Run(run))),
             execs: std::sync::Mutex::default(),
             private: None,
         };
@@ -138,6 +134,11 @@ impl Shim {
 
     async fn state(&self, id: &str) -> cd::Status {
         self.on::<cd::StateResponse>("State", id).await.unwrap().status()
+    }
+
+    async fn metrics(&self, id: &str) -> cd::Metrics {
+        let stats: cd::StatsResponse = self.on("Stats", id).await.unwrap();
+        cd::Metrics::decode(stats.stats.unwrap().value.as_slice()).unwrap()
     }
 
     async fn events(&self) -> Vec<String> {
@@ -166,9 +167,9 @@ async fn a_pod_is_a_sandbox_of_the_daemons_and_stops_on_sigterm() {
     assert_eq!(run.network_namespace, "/run/netns/cni-1");
     assert_eq!(run.labels["io.kubernetes.pod.name"], "web-0");
     assert_eq!(shim.state("pod").await, cd::Status::Running);
-    let stats: cd::StatsResponse = shim.on("Stats", "pod").await.unwrap();
-    let metrics = cd::Metrics::decode(stats.stats.unwrap().value.as_slice()).unwrap();
+    let metrics = shim.metrics("pod").await;
     assert_eq!(metrics.memory.unwrap().usage.unwrap().limit, 1 << 28);
+    assert_eq!(metrics.cpu.unwrap().usage.unwrap().total, 2000);
     // A signal that stops no pod, and one that does.
     shim.kill("pod", 1).await;
     shim.kill("pod", 15).await;
@@ -200,12 +201,30 @@ async fn calls_reach_the_container_that_they_name() {
     let name = &pod.name;
     let calls = [format!("signal {name}/one 15"), format!("remove {name}/one")];
     assert_eq!(shim.daemon.calls(), calls);
-    // containerd takes figures that nobody knows for 0, and an answer without any for an error.
-    let stats: cd::StatsResponse = shim.on("Stats", "two").await.unwrap();
-    let metrics = cd::Metrics::decode(stats.stats.unwrap().value.as_slice()).unwrap();
-    assert!(metrics.cpu.unwrap().usage.is_some() && metrics.memory.unwrap().usage.is_some());
     let events = shim.events().await;
     assert_eq!(events[4..], ["/tasks/exit one", "/tasks/delete one"], "{events:?}");
+}
+
+#[tokio::test]
+async fn a_container_has_figures_and_limits_of_its_own() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "one").await;
+    let metrics = shim.metrics("one").await;
+    assert_eq!(metrics.memory.unwrap().usage.unwrap().usage, 1 << 27);
+    assert_eq!(metrics.cpu.unwrap().usage.unwrap().total, 1000);
+    for json in [&br#"{"memory": {"limit": 4096}}"#[..], br#"{"cpu": {"cpus": "0"}}"#] {
+        let resources = Some(cd::Any { type_url: String::new(), value: json.into() });
+        let update = cd::UpdateTaskRequest { id: "one".into(), resources };
+        shim.call::<cd::Empty>("Update", &update).await.unwrap();
+    }
+    let name = format!("{}/one", pod.name);
+    assert_eq!(shim.daemon.calls(), [format!("stats {name}"), format!("update {name} 0 4096")]);
+    // Of a container that has ended there are no figures: they are 0, and present.
+    shim.kill("one", 9).await;
+    shim.status("one").await;
+    let metrics = shim.metrics("one").await;
+    assert_eq!(metrics.memory.unwrap().usage.unwrap().limit, 0);
 }
 
 #[tokio::test]
@@ -247,14 +266,11 @@ async fn what_a_pod_cannot_do_is_refused_in_one_line() {
     let other = json!({"io.kubernetes.cri.sandbox-id": "other"});
     let refused = shim.create("one", other).await.unwrap_err();
     assert!(refused.message.contains("this shim serves pod"), "{refused}");
-    let pod = shim.pod().await;
-    shim.member(&pod, "two").await;
-    let exec = cd::ExecProcessRequest { id: "pod".into(), exec_id: "x".into(), ..Default::default() };
+    shim.pod().await;
+    let exec =
+        cd::ExecProcessRequest { id: "pod".into(), exec_id: "x".into(), ..Default::default() };
     let refused = shim.call::<cd::Empty>("Exec", &exec).await.unwrap_err();
     assert_eq!(refused.code, Code::FailedPrecondition);
-    let update = cd::UpdateTaskRequest { id: "two".into(), resources: None };
-    let refused = shim.call::<cd::Empty>("Update", &update).await.unwrap_err();
-    assert_eq!(refused.code, Code::Unimplemented);
     shim.kill("pod", 9).await;
     assert_eq!(shim.status("pod").await, 0);
     let refused = shim.create("three", annotations("container")).await.unwrap_err();
