@@ -21,7 +21,7 @@ use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::{names, rootfs};
 
-/// What a new task is made with.
+/// The parts of the shim that a new task needs.
 pub struct Maker<'a> {
     /// The shim's command line.
     pub args: &'a Args,

@@ -15,7 +15,8 @@
 //! The shim serves no device, and parses nothing of a guest's but messages of the daemon's: a guest
 //! that misbehaves can fill a FIFO, and its container waits then.
 //!
-//! Not implemented: task service version 3, pause, checkpoints, volumes, host namespaces and devices; `spec` refuses what it cannot honour.
+//! Not implemented: task service version 3, pause, checkpoints, volumes, host namespaces and
+//! devices; `spec` refuses what it cannot honour.
 //!
 //! Feature: `fuzz` has the body of the fuzz target.
 //!

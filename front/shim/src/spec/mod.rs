@@ -27,8 +27,8 @@ const NETWORK: &str = "dev.slipway.network";
 const LABEL_NAMESPACE: &str = "dev.slipway.containerd.namespace";
 /// The label with the container's id.
 const LABEL_ID: &str = "dev.slipway.containerd.id";
-/// What Kubernetes says of a pod or a container, as annotations of containerd's, and the labels
-/// under which it is kept.
+/// Annotations of containerd's with Kubernetes' names of a pod or a container, and the labels for
+/// them.
 const KUBERNETES: [(&str, &str); 3] = [
     ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
     ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),

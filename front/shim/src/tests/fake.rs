@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 type Output<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Reply<T> = Result<Response<T>, Status>;
 
-/// What runs, and what was asked for.
+/// The daemon, with everything that runs and that was asked for.
 #[derive(Default)]
 pub struct Fake {
     runs: Mutex<Vec<v1::RunSpec>>,

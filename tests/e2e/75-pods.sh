@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# containerd runs pods in Slipway's microVMs: `ctr` names them by the annotations that containerd's CRI plugin
+# uses, and `crictl` goes through that plugin itself where it and the plugins of CNI are installed.
+. "$(dirname "$0")/lib.sh"
+cni=''
+for dir in ${CNI_BIN:-} /opt/cni/bin /usr/lib/cni; do
+    [ -x "$dir/ptp" ] && [ -x "$dir/host-local" ] && [ -x "$dir/loopback" ] && cni=$dir && break
+done
+command -v crictl >/dev/null && crictl=yes || crictl=''
+if [ -n "$crictl" ] && [ -n "$cni" ]; then
+    cri="[plugins.\"io.containerd.grpc.v1.cri\"]
+  sandbox_image = \"docker.io/test/busybox:1\"
+  restrict_oom_score_adj = true
+[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.slipway]
+  runtime_type = \"io.containerd.slipway.v2\"
+  pod_annotations = [\"dev.slipway.*\"]
+[plugins.\"io.containerd.grpc.v1.cri\".cni]
+  bin_dir = \"$cni\"
+  conf_dir = \"$work/cni\""
+fi
+. "$(dirname "$0")/containerd.sh"
+
+kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
+pod() { run -d --annotation $kind=sandbox --annotation $of="$1" "${@:2}" "$image" "$1" true >"$work/out" 2>&1 || fail "pod $1: $(cat "$work/out") $(explain)"; }
+# member POD ARGUMENTS…: `ctr run` of a container in it.
+member() { run --annotation $kind=container --annotation $of="$1" "${@:2}"; }
+started() { member "$1" -d "${@:2}" >"$work/out" 2>&1 || fail "$*: $(cat "$work/out") $(explain)"; }
+inside() { c task exec --exec-id "x$RANDOM$RANDOM" --fifo-dir "$work/fifo" "$@" </dev/null; }
+running() { c task ls | grep -qE "^$1 +[0-9]+ +RUNNING"; }
+deleted() { c task delete "$1" >"$work/out" 2>&1; c container delete "$1" || fail "container delete $1: $(explain)"; }
+ended_with() { grep -q "exit code $1" "$work/out" || fail "delete says: $(cat "$work/out")"; }
+in_daemon() { "$slipway" ps --json | python3 -c 'import json,sys
+print(*sorted(c["name"] + ":" + c["state"] for s in json.load(sys.stdin) if s["name"].startswith(sys.argv[1] + "-") for c in s["containers"]))' "$1"; }
+vmm() { "$slipway" ps --json | python3 -c 'import json,sys
+print(*[s["vmm_pid"] for s in json.load(sys.stdin) if s["name"].startswith(sys.argv[1] + "-")])' "$1"; }
+
+start_keeper
+start_daemon
+member none "$image" lonely true 2>"$work/err" && fail "a container ran without its pod"
+grep -q 'there is no pod none' "$work/err" || fail "a container without its pod: $(cat "$work/err")"
+c container delete lonely >/dev/null 2>&1
+ok "$(tail -n 1 "$work/err")"
+
+pod web --annotation dev.slipway.memory=256M
+running web || fail "task ls: $(c task ls) $(explain)"
+[ "$(shims | wc -l)" = 1 ] || fail "shims: $(shims)"
+out=$(member web --rm --env A=1 "$image" first sh -c 'echo out $A; echo err >&2; exit 7' 2>"$work/err"); status=$?
+[ "$status:$out:$(cat "$work/err")" = "7:out 1:err" ] || fail "first: status $status, $out, $(cat "$work/err"): $(explain)"
+ok "a pod without a process of its own runs; a container in it: output, error output, status 7"
+
+started web "$image" one sh -c 'echo shared >/dev/shm/x; echo mine >/tmp/x; until [ -e /stop ]; do sleep 0.1; done; exit 5'
+started web --memory-limit 67108864 "$image" two sh -c 'trap "exit 6" TERM; : >/ready; while :; do sleep 0.1; done'
+[ "$(shims | wc -l)" = 1 ] || fail "shims: $(shims)"
+[ "$(in_daemon web)" = "one:running two:running" ] || fail "the daemon has: $("$slipway" ps)"
+inside two sh -c 'until [ -e /ready ]; do sleep 0.1; done' || fail "exec: $(explain)"
+out=$(inside two sh -c 'cat /dev/shm/x; ls /tmp; cat /sys/fs/cgroup/memory.max; ps | grep -c "[s]top"; exit 3'); status=$?
+[ "$status:$out" = "3:shared
+67108864
+0" ] || fail "two sees: status $status, $out: $(explain)"
+(inside one sh -c 'echo reply | nc -l -p 7000') & server=$!
+got() { [ "$(inside two sh -c 'nc 127.0.0.1 7000 </dev/null')" = reply ]; }
+wait_until 30 got || fail "no connection between the containers: $(explain)"
+wait "$server"
+inside web true 2>"$work/err" && fail "a process ran in the pod's sandbox"
+grep -q 'has no processes' "$work/err" || fail "exec in the pod: $(cat "$work/err")"
+for id in web two; do
+    c task metrics $id >"$work/metrics" 2>&1 && grep -q memory "$work/metrics" || fail "metrics of $id: $(cat "$work/metrics")"
+done
+ok "two containers in one microVM and one shim: /dev/shm and 127.0.0.1 shared, roots and processes not, a limit of memory"
+
+# containerd dies and comes back, and a container ends meanwhile.
+kill -9 "$containerd"; wait "$containerd" 2>/dev/null
+sandbox=$("$slipway" ps --quiet | grep '^web-[0-9a-f]*$') || fail "no pod: $("$slipway" ps)"
+timeout 60 "$slipway" exec "$sandbox/one" -- sh -c ': >/stop'
+[ "$(timeout 60 "$slipway" wait "$sandbox/one")" = 5 ] || fail "one did not end: $("$slipway" ps)"
+start_containerd
+wait_until 60 stopped one || fail "after containerd's restart: $(c task ls) $(explain)"
+deleted one; ended_with 5
+running two && running web || fail "after containerd's restart: $(c task ls)"
+ok "containerd was killed and came back: a container had ended with status 5, its pod and another ran on"
+
+c task kill -s SIGTERM two || fail "kill: $(explain)"
+wait_until 60 stopped two || fail "after SIGTERM: $(c task ls) $(explain)"
+deleted two; ended_with 6
+[ -z "$(in_daemon web)" ] && running web || fail "after the last container: $("$slipway" ps)"
+started web "$image" three sleep 1000
+started web "$image" lines sh -c 'i=0; while :; do i=$((i + 1)); echo "line $i"; sleep 0.1; done'
+kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
+rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+start_daemon
+wait_until 60 inside three true || fail "after the daemon's death: $(explain)"
+running web && running lines || fail "after the daemon's death: $(c task ls)"
+ok "containers go one by one; the daemon was killed, and the pod and its containers ran on"
+
+c task kill -s SIGTERM web || fail "kill: $(explain)"
+for id in three lines web; do
+    wait_until 60 stopped $id || fail "$id after its pod's SIGTERM: $(c task ls) $(explain)"
+done
+deleted three; ended_with 1[34]
+deleted web
+! grep -q 'exit code [1-9]' "$work/out" || fail "the pod's end: $(cat "$work/out")"
+deleted lines
+gone() { [ -z "$("$slipway" ps --quiet)$(c task ls -q)$(shims)" ]; }
+wait_until 60 gone || fail "after the pod's end: $("$slipway" ps) $(c task ls) shims: $(shims)"
+ok "SIGTERM ends a pod with its containers, and its shim with the last of them"
+
+pod brief
+started brief "$image" inner sleep 1000
+kill -KILL "$(vmm brief)"
+for id in inner brief; do wait_until 60 stopped $id || fail "$id after its VMM's death: $(c task ls) $(explain)"; done
+for id in inner brief; do deleted $id; ended_with 137; done
+wait_until 60 gone || fail "after the VMM's death: $("$slipway" ps) $(c task ls) shims: $(shims)"
+pod orphan
+started orphan "$image" inner sleep 1000
+pid=$(shims)
+kill -9 "$pid"
+wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
+for id in inner orphan; do c container delete $id || fail "container delete: $(explain)"; done
+ok "a VMM was killed: all end with status 137; a shim was killed: containerd cleaned up, and the pod is gone"
+
+if [ -z "${cri:-}" ]; then
+    printf 'SKIPPED: e2e/75-pods: crictl needs %s\n' "crictl and the plugins of CNI"
+else
+    mkdir "$work/cni"
+    cat >"$work/cni/10-test.conflist" <<END
+{"cniVersion": "0.4.0", "name": "slipway-e2e", "plugins": [{"type": "ptp", "ipam": {"type": "host-local",
+  "dataDir": "$work/ipam", "subnet": "10.213.74.0/24"}}]}
+END
+    k() { timeout 120 crictl --runtime-endpoint "unix://$address" --image-endpoint "unix://$address" --timeout 60s "$@"; }
+    c -n k8s.io image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
+    ready() { k info | grep -q '"lastCNILoadStatus": "OK"'; }
+    wait_until 30 ready || fail "crictl info: $(k info)"
+    cat >"$work/pod.json" <<END
+{"metadata": {"name": "web", "namespace": "default", "uid": "u1", "attempt": 1}, "hostname": "web-0",
+ "log_directory": "$work/logs", "dns_config": {"servers": ["192.0.2.53"]},
+ "linux": {"security_context": {"namespace_options": {"pid": 1}}}}
+END
+    cat >"$work/container.json" <<END
+{"metadata": {"name": "server"}, "image": {"image": "docker.io/test/busybox:1"}, "log_path": "server.log",
+ "command": ["sh", "-c", "hostname; cat /etc/resolv.conf; while :; do sleep 0.1; done"],
+ "linux": {"resources": {"memory_limit_in_bytes": 67108864}, "security_context": {"namespace_options": {"pid": 1}}}}
+END
+    pod=$(k runp --runtime slipway "$work/pod.json") || fail "crictl runp: $(explain)"
+    container=$(k create "$pod" "$work/container.json" "$work/pod.json") || fail "crictl create: $(explain)"
+    k start "$container" >/dev/null || fail "crictl start: $(explain)"
+    said() { k logs "$container" | grep -q 192.0.2.53; }
+    wait_until 60 said || fail "crictl logs: $(k logs "$container")"
+    [ "$(k logs "$container" | head -n 1)" = web-0 ] || fail "crictl logs: $(k logs "$container")"
+    [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 67108864 ] || fail "crictl exec: $(explain)"
+    k stats "$container" >"$work/out" 2>&1 || fail "crictl stats: $(cat "$work/out")"
+    k update --memory 134217728 "$container" >"$work/out" 2>&1 || fail "crictl update: $(cat "$work/out")"
+    [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 134217728 ] || fail "after the update: $(explain)"
+    k stop --timeout 1 "$container" >/dev/null && k rm "$container" >/dev/null || fail "crictl stop: $(explain)"
+    k stopp "$pod" >/dev/null && k rmp "$pod" >/dev/null || fail "crictl stopp: $(explain)"
+    wait_until 60 gone || fail "after crictl rmp: $("$slipway" ps) shims: $(shims)"
+    ok "crictl: a pod and a container in it, log, exec, figures, limits, and the end of both"
+fi
+
+images | xargs -r "$slipway" image rm >/dev/null || fail "images stay"
+left=$(shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -)
+[ -z "$left" ] || fail "left: $left"
+ok "nothing is left: no sandbox, no shim, no mount, no socket"

@@ -1,0 +1,128 @@
+# Shared by the tests with containerd: a containerd of the test's own, the shim, and an image of one program in it.
+# Sourced after lib.sh.
+#   SLIPWAY_SHIM  the shim, the one beside SLIPWAY unless told otherwise
+# Another containerd is tested with its programs first in PATH. With $cri its CRI plugin serves, by these settings.
+shim=${SLIPWAY_SHIM:-$(dirname "$slipway")/containerd-shim-slipway-v2}
+need_root
+for program in containerd ctr busybox python3; do
+    command -v "$program" >/dev/null || skip "$program"
+done
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+[ -x "$shim" ] || fail "$shim is not built; \`make build\` builds it"
+need_healthy "a node that can run sandboxes"
+"$slipway" rm --force --all >/dev/null 2>&1 || true
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+containerd='' daemon='' keeper='' listener=''
+sockets() { find /run/containerd/s -type s 2>/dev/null | sort; }
+sockets >"$work/sockets"
+
+mkdir "$work/bin" "$work/fifo"
+ln -s "$shim" "$work/bin/containerd-shim-slipway-v2"
+export PATH=$work/bin:$PATH SLIPWAY_PROGRAM=$slipway
+address=$work/containerd.sock
+off='"io.containerd.grpc.v1.cri", '
+[ -n "${cri:-}" ] && off=
+cat >"$work/containerd.toml" <<END
+version = 2
+root = "$work/root"
+state = "$work/state"
+disabled_plugins = [$off"io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.internal.v1.opt"]
+[grpc]
+  address = "$address"
+[ttrpc]
+  address = "$address.ttrpc"
+${cri:-}
+END
+
+shims() { pgrep -f -- "-address $address" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
+explain() { tail -n 20 "$work/containerd.log"; tail -n 20 "$work/daemon.log"; }
+c() { timeout 120 ctr --address "$address" "$@"; }
+run() { c run --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$@" </dev/null; }
+
+end_all() {
+    local pid
+    [ -n "$listener" ] && kill "$listener" 2>/dev/null
+    if [ -n "$containerd" ] && runs "$containerd"; then
+        for id in $(c task ls -q 2>/dev/null); do c task rm -f "$id" >/dev/null 2>&1; done
+        kill "$containerd"; wait "$containerd" 2>/dev/null
+    fi
+    for pid in $(shims); do kill -9 "$pid"; done
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
+}
+
+start_containerd() {
+    containerd --config "$work/containerd.toml" 2>>"$work/containerd.log" &
+    containerd=$!
+    wait_until 60 c version >/dev/null || fail "containerd does not answer: $(explain)"
+}
+start_daemon() {
+    "$slipway" daemon 2>>"$work/daemon.log" &
+    daemon=$!
+    # Not by asking: a question to no daemon would start one.
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
+}
+
+start_keeper() {
+    "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+    wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+}
+stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
+
+# An image of two layers, as an archive that `ctr image import` takes.
+python3 - "$(command -v busybox)" "$work/image.tar" <<'P' || fail "no image was made"
+import hashlib, io, json, sys, tarfile
+busybox, archive = open(sys.argv[1], "rb").read(), sys.argv[2]
+blobs = {}
+def blob(data, kind):
+    digest = hashlib.sha256(data).hexdigest()
+    blobs[digest] = data
+    return {"mediaType": kind, "digest": "sha256:" + digest, "size": len(data)}
+def layer(files):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.mode = 0o755
+            if data is None:
+                info.type = tarfile.DIRTYPE
+            elif isinstance(data, str):
+                info.type, info.linkname = tarfile.SYMTYPE, data
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data) if isinstance(data, bytes) else None)
+    return out.getvalue()
+names = ["sh", "echo", "cat", "sleep", "id", "stat", "stty", "seq", "hostname", "env", "tty", "test", "uname", "true", "nc", "ls", "kill", "ps"]
+layers = [layer([(d, None) for d in ("bin", "proc", "sys", "dev", "run", "tmp", "etc", "root")] + [("bin/busybox", busybox)]
+                + [("bin/" + name, "busybox") for name in names]),
+          layer([("etc/slipway-test", b"second layer\n")])]
+config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
+          "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers]}}
+manifest = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json"),
+            "layers": [blob(one, "application/vnd.oci.image.layer.v1.tar") for one in layers]}
+entry = blob(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
+entry["annotations"] = {"io.containerd.image.name": "test/busybox:1"}
+with tarfile.open(archive, "w") as tar:
+    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+             "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()}
+    files |= {"blobs/sha256/" + digest: data for digest, data in blobs.items()}
+    for name, data in files.items():
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+P
+
+# Images of an earlier run's layers, which nobody finds any more.
+images() { "$slipway" image ls --json | sed -n 's|.*"docker.io/\(containerd/[^"]*\)".*|\1|p'; }
+images | xargs -r "$slipway" image rm >/dev/null || fail "images of an earlier run stay"
+
+start_containerd
+c image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
+image=test/busybox:1
