@@ -96,7 +96,7 @@ impl Service {
             "CloseIO" => answer(self.close_io(&request(payload)?)),
             "Update" => answer(self.update(request(payload)?).await),
             "Stats" => answer(self.stats(&request(payload)?).await),
-            "Connect" => answer(Ok(self.connect())),
+            "Connect" => answer(Ok(self.connect(&request(payload)?))),
             "Shutdown" => answer(Ok(self.shutdown(&request(payload)?))),
             "Pause" | "Resume" => Err(Failure::unimplemented("pausing")),
             "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
@@ -309,9 +309,10 @@ impl Service {
         Ok(cd::StatsResponse { stats: Some(stats) })
     }
 
-    fn connect(&self) -> cd::ConnectResponse {
-        let pid = Task::pid();
-        cd::ConnectResponse { shim_pid: pid, task_pid: pid, version: String::new() }
+    fn connect(&self, request: &cd::ProcessRequest) -> cd::ConnectResponse {
+        let shim_pid = Task::pid();
+        let task_pid = self.tasks.find(&request.id).map_or(0, |_| shim_pid);
+        cd::ConnectResponse { shim_pid, task_pid, version: String::new() }
     }
 
     fn shutdown(&self, request: &cd::ShutdownRequest) -> cd::Empty {
