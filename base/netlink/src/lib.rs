@@ -6,7 +6,7 @@
 //!
 //! Written here because the agent lives in an initramfs whose size is start-up time: the usual
 //! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
-//! namespaces, neighbours, rules, queueing disciplines, notifications.
+//! namespaces (`slipway-netns` has them), rules, queueing disciplines, notifications.
 //!
 //! Dependencies: `rustix` for the socket.
 
@@ -33,6 +33,8 @@ const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_GETNEIGH: u16 = 30;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
@@ -42,9 +44,21 @@ const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
 /// No duplicate address detection: whoever gives out the addresses knows that each is given once.
 const IFA_F_NODAD: u32 = 2;
+/// The kernel adds no route to the address's network.
+const IFA_F_NOPREFIXROUTE: u32 = 0x200;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
+const RTA_PRIORITY: u16 = 6;
+const RTA_PREFSRC: u16 = 7;
+/// A next hop of another protocol than the route's: family in two bytes, then the address.
+const RTA_VIA: u16 = 18;
+const RTNH_F_ONLINK: u32 = 4;
+/// A copy of a route that the kernel keeps for one destination.
+const RTM_F_CLONED: u32 = 0x200;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NUD_PERMANENT: u16 = 0x80;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
 const RTN_UNICAST: u8 = 1;
@@ -97,6 +111,31 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Number of the link; 0: it names none, or several.
     pub index: u32,
+    /// The next hop is on the link, whatever the other routes say.
+    pub on_link: bool,
+    /// The address that the host sends from by this route; `None`: it chooses one.
+    pub source: Option<IpAddr>,
+    /// The route with the lowest metric is taken; 0: the kernel's default.
+    pub metric: u32,
+}
+
+impl Route {
+    /// Returns the route to `destination`, an address and the length of its prefix, by `gateway`
+    /// or, with `None`, on the link number `index`.
+    pub fn new(destination: (IpAddr, u8), gateway: Option<IpAddr>, index: u32) -> Self {
+        Self { destination, gateway, index, on_link: false, source: None, metric: 0 }
+    }
+}
+
+/// A permanent entry of the neighbour table: the hardware address of an IP address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Number of the link.
+    pub index: u32,
+    /// The neighbour's IP address.
+    pub address: IpAddr,
+    /// The neighbour's hardware address.
+    pub mac: [u8; 6],
 }
 
 /// A socket to the kernel's rtnetlink, in the network namespace of the thread that opened it.
@@ -199,10 +238,24 @@ impl Netlink {
     /// # Errors
     /// The kernel's: no right, no such link, a link without that protocol.
     pub fn add_address(&mut self, address: &Address) -> io::Result<()> {
+        self.add_address_with(address, 0)
+    }
+
+    /// Gives a link an address as [`Netlink::add_address`] does, but no route to the address's
+    /// network.
+    ///
+    /// # Errors
+    /// Those of [`Netlink::add_address`].
+    pub fn add_address_only(&mut self, address: &Address) -> io::Result<()> {
+        self.add_address_with(address, IFA_F_NOPREFIXROUTE)
+    }
+
+    fn add_address_with(&mut self, address: &Address, flags: u32) -> io::Result<()> {
         let mut request = Request::replace(RTM_NEWADDR);
         address_body(&mut request, address);
-        if address.address.is_ipv6() {
-            request.attribute(IFA_FLAGS, &IFA_F_NODAD.to_ne_bytes());
+        let flags = flags | u32::from(address.address.is_ipv6()) * IFA_F_NODAD;
+        if flags != 0 {
+            request.attribute(IFA_FLAGS, &flags.to_ne_bytes());
         }
         self.exchange(request, |_, _| {})
     }
@@ -238,22 +291,40 @@ impl Netlink {
     /// # Errors
     /// The kernel's: no right, no such link, a next hop that is not on it.
     pub fn add_route(&mut self, route: &Route) -> io::Result<()> {
-        let (destination, prefix) = route.destination;
         let mut request = Request::replace(RTM_NEWROUTE);
-        let scope = u8::from(route.gateway.is_none()) * 253; // RT_SCOPE_LINK
-        // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope,
-        // type, flags.
-        let family = family(destination);
-        let head = [family, prefix, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST];
-        request.body(&head);
-        request.body(&[0; 4]);
-        if prefix > 0 {
-            request.attribute(RTA_DST, &octets(destination));
-        }
-        if let Some(gateway) = route.gateway {
-            request.attribute(RTA_GATEWAY, &octets(gateway));
-        }
-        request.attribute(RTA_OIF, &route.index.to_ne_bytes());
+        route_body(&mut request, route);
+        self.exchange(request, |_, _| {})
+    }
+
+    /// All permanent neighbours of all links.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn neighbours(&mut self) -> io::Result<Vec<Neighbour>> {
+        let mut request = Request::dump(RTM_GETNEIGH);
+        request.body(&[0; 12]);
+        let mut neighbours = Vec::new();
+        self.exchange(request, |kind, body| {
+            if kind == RTM_NEWNEIGH {
+                neighbours.extend(neighbour(body));
+            }
+        })?;
+        Ok(neighbours)
+    }
+
+    /// Adds a permanent neighbour, or replaces the entry of the same IP address.
+    ///
+    /// # Errors
+    /// The kernel's: no right, no such link.
+    pub fn add_neighbour(&mut self, neighbour: &Neighbour) -> io::Result<()> {
+        let mut request = Request::replace(RTM_NEWNEIGH);
+        // struct ndmsg: family, padding, index, state, flags, type.
+        request.body(&[family(neighbour.address), 0, 0, 0]);
+        request.body(&neighbour.index.to_ne_bytes());
+        request.body(&NUD_PERMANENT.to_ne_bytes());
+        request.body(&[0, 0]);
+        request.attribute(NDA_DST, &octets(neighbour.address));
+        request.attribute(NDA_LLADDR, &neighbour.mac);
         self.exchange(request, |_, _| {})
     }
 
@@ -331,9 +402,40 @@ fn address(body: &[u8]) -> Option<Address> {
     Some(Address { index, address: local.or(peer)?, prefix })
 }
 
+fn route_body(request: &mut Request, route: &Route) {
+    let (destination, prefix) = route.destination;
+    let scope = u8::from(route.gateway.is_none()) * 253; // RT_SCOPE_LINK
+    // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope, type,
+    // flags.
+    let own = family(destination);
+    request.body(&[own, prefix, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST]);
+    request.body(&(u32::from(route.on_link) * RTNH_F_ONLINK).to_ne_bytes());
+    if prefix > 0 {
+        request.attribute(RTA_DST, &octets(destination));
+    }
+    match route.gateway {
+        Some(gateway) if family(gateway) == own => {
+            request.attribute(RTA_GATEWAY, &octets(gateway));
+        }
+        Some(gateway) => {
+            let via = [&u16::from(family(gateway)).to_ne_bytes()[..], &octets(gateway)].concat();
+            request.attribute(RTA_VIA, &via);
+        }
+        None => {}
+    }
+    request.attribute(RTA_OIF, &route.index.to_ne_bytes());
+    if let Some(source) = route.source {
+        request.attribute(RTA_PREFSRC, &octets(source));
+    }
+    if route.metric > 0 {
+        request.attribute(RTA_PRIORITY, &route.metric.to_ne_bytes());
+    }
+}
+
 fn route(body: &[u8]) -> Option<Route> {
     let (family, prefix, table, kind) = (body.first()?, *body.get(1)?, body.get(4)?, body.get(7)?);
-    if *table != RT_TABLE_MAIN || *kind != RTN_UNICAST {
+    let flags = u32_at(body, 8)?;
+    if *table != RT_TABLE_MAIN || *kind != RTN_UNICAST || flags & RTM_F_CLONED != 0 {
         return None;
     }
     let any = match *family {
@@ -341,16 +443,37 @@ fn route(body: &[u8]) -> Option<Route> {
         AF_INET6 => IpAddr::from([0; 16]),
         _ => return None,
     };
-    let mut route = Route { destination: (any, prefix), gateway: None, index: 0 };
+    let mut route = Route::new((any, prefix), None, 0);
+    route.on_link = flags & RTNH_F_ONLINK != 0;
     for (kind, value) in attributes(body.get(12..)?) {
         match kind {
             RTA_DST => route.destination.0 = ip(value)?,
             RTA_GATEWAY => route.gateway = ip(value),
+            RTA_VIA => route.gateway = value.get(2..).and_then(ip),
             RTA_OIF => route.index = u32_at(value, 0)?,
+            RTA_PREFSRC => route.source = ip(value),
+            RTA_PRIORITY => route.metric = u32_at(value, 0)?,
             _ => {}
         }
     }
     Some(route)
+}
+
+fn neighbour(body: &[u8]) -> Option<Neighbour> {
+    let index = u32_at(body, 4)?;
+    let state = u16::from_ne_bytes(body.get(8..10)?.try_into().ok()?);
+    if state & NUD_PERMANENT == 0 {
+        return None;
+    }
+    let (mut address, mut mac) = (None, None);
+    for (kind, value) in attributes(body.get(12..)?) {
+        match kind {
+            NDA_DST => address = ip(value),
+            NDA_LLADDR => mac = value.try_into().ok(),
+            _ => {}
+        }
+    }
+    Some(Neighbour { index, address: address?, mac: mac? })
 }
 
 fn family(address: IpAddr) -> u8 {

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use slipway_netlink::{Address, LinkChange, Netlink, Route};
+use slipway_netlink::{Address, LinkChange, Neighbour, Netlink, Route};
 
 /// Runs `body` in a namespace that has a loopback link only; false where that is not allowed.
 fn in_namespace(body: impl FnOnce() + Send + 'static) -> bool {
@@ -41,18 +41,11 @@ fn links_addresses_and_routes_as_root() {
             let there = netlink.addresses().unwrap();
             assert_eq!(there.iter().filter(|one| **one == address).count(), 1, "{there:?}");
         }
-        let route = Route {
-            destination: ("0.0.0.0".parse().unwrap(), 0),
-            gateway: Some("10.9.8.1".parse().unwrap()),
-            index: lo.index,
-        };
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let route = Route::new((ip("0.0.0.0"), 0), Some(ip("10.9.8.1")), lo.index);
         netlink.add_route(&route).unwrap();
         netlink.add_route(&route).unwrap();
-        let link = Route {
-            destination: ("10.77.0.0".parse().unwrap(), 16),
-            gateway: None,
-            index: lo.index,
-        };
+        let link = Route::new((ip("10.77.0.0"), 16), None, lo.index);
         netlink.add_route(&link).unwrap();
         let routes = netlink.routes().unwrap();
         assert_eq!(routes.iter().filter(|one| **one == route).count(), 1, "{routes:?}");
@@ -61,6 +54,81 @@ fn links_addresses_and_routes_as_root() {
         netlink.remove_address(&Address { index: lo.index, address: four, prefix: 24 }).unwrap();
         let there = netlink.addresses().unwrap();
         assert!(there.iter().all(|one| one.address != four), "{there:?}");
+    });
+}
+
+/// Makes an Ethernet interface and returns its number, or `None` without the program for it.
+fn station(netlink: &mut Netlink) -> Option<u32> {
+    let made = std::process::Command::new("ip")
+        .args(["link", "add", "v0", "type", "veth", "peer", "name", "v1"])
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: own_namespace_as_root: needs ip and veth");
+        return None;
+    }
+    for name in ["v1", "v0"] {
+        let link = netlink.link(name).unwrap().unwrap();
+        netlink.change(link.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
+    }
+    Some(netlink.link("v0").unwrap().unwrap().index)
+}
+
+/// What CNI plugins make: an address without its network, routes to a gateway that no other route
+/// leads to, a source, metrics, a neighbour that answers no requests.
+#[test]
+fn routes_and_neighbours_of_any_kind_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let Some(index) = station(&mut netlink) else { return };
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        for (text, prefix) in [("10.9.8.7", 24), ("fd12::7", 64)] {
+            netlink.add_address_only(&Address { index, address: ip(text), prefix }).unwrap();
+        }
+        // Link-local routes of IPv6 are the kernel's.
+        let routes = |netlink: &mut Netlink| {
+            let mut routes = netlink.routes().unwrap();
+            routes.retain(|route| route.destination.0 != ip("fe80::"));
+            routes
+        };
+        assert_eq!(routes(&mut netlink), []);
+        let gateway = Some(ip("169.254.1.1"));
+        let wanted = [
+            Route::new((ip("169.254.1.1"), 32), None, index),
+            Route::new((ip("0.0.0.0"), 0), gateway, index),
+            Route { metric: 7, ..Route::new((ip("0.0.0.0"), 0), gateway, index) },
+            Route {
+                on_link: true,
+                source: Some(ip("10.9.8.7")),
+                ..Route::new((ip("10.1.0.0"), 16), Some(ip("172.16.0.1")), index)
+            },
+            Route::new((ip("10.2.0.0"), 16), Some(ip("fe80::1")), index),
+            Route { metric: 256, ..Route::new((ip("fd12::"), 64), None, index) },
+            Route { metric: 1024, ..Route::new((ip("fd13::"), 64), Some(ip("fd12::1")), index) },
+        ];
+        for _ in 0..2 {
+            wanted.iter().for_each(|route| netlink.add_route(route).unwrap());
+        }
+        let routes = routes(&mut netlink);
+        for route in &wanted {
+            assert!(routes.contains(route), "{route:?} of {routes:?}");
+        }
+        assert_eq!(routes.len(), wanted.len(), "{routes:?}");
+    });
+}
+
+#[test]
+fn permanent_neighbours_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let Some(index) = station(&mut netlink) else { return };
+        for (text, last) in [("169.254.1.1", 1), ("fd12::1", 2), ("169.254.1.1", 3)] {
+            let address: IpAddr = text.parse().unwrap();
+            let mac = [0xee, 0, 0, 0, 0, last];
+            let neighbour = Neighbour { index, address, mac };
+            netlink.add_neighbour(&neighbour).unwrap();
+            assert!(netlink.neighbours().unwrap().contains(&neighbour));
+        }
+        assert_eq!(netlink.neighbours().unwrap().len(), 2);
     });
 }
 

@@ -28,6 +28,9 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     if args.count > 1 && (args.network.mac.is_some() || !args.network.ip.is_empty()) {
         bail!("--count and --mac or --ip do not go together: whose address would it be?");
     }
+    if args.count > 1 && args.network.network_namespace.is_some() {
+        bail!("--count and --network-namespace do not go together: whose interface would it be?");
+    }
     let client = connect(node, config).await?;
     let began = monotonic_ns();
     let image = image::ensure(config, &args.image, args.pull).await?;
@@ -387,7 +390,9 @@ pub fn machine(
 ) -> Result<v1::RunSpec> {
     let MachineArgs { memory, cpus, max_cpus, kernel, accel } = machine;
     let kernel = kernel.as_deref().map(absolute).transpose()?;
+    let namespace = network.network_namespace.as_deref().map(absolute).transpose()?;
     Ok(v1::RunSpec {
+        network_namespace: namespace.unwrap_or_default(),
         // 0 stands for "not given", so an explicit 0 becomes 1.
         memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
         cpus: cpus.unwrap_or(0),

@@ -30,6 +30,22 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// The network namespace of an uplink cannot be used.
+    #[error(transparent)]
+    Namespace(#[from] slipway_netns::Error),
+    /// The path of an uplink's namespace leads to another one than was asked for.
+    #[error("{0} is another network namespace than before")]
+    OtherNamespace(String),
+    /// The interface of an uplink could not be opened.
+    #[error("cannot have the interface {name} of {namespace}: {source}")]
+    Uplink {
+        /// The name of the interface.
+        name: String,
+        /// The path of the namespace.
+        namespace: String,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// A memory port with this name exists.
     #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
     ExistingPort(String),
@@ -64,7 +80,11 @@ impl From<Error> for tonic::Status {
             Error::UnknownPort(_) | Error::UnknownMemoryPort(_) | Error::UnknownSwitch(_) => {
                 Self::not_found(message)
             }
-            Error::Tap { .. } | Error::Socket { .. } => Self::failed_precondition(message),
+            Error::Tap { .. }
+            | Error::Socket { .. }
+            | Error::Namespace(_)
+            | Error::OtherNamespace(_)
+            | Error::Uplink { .. } => Self::failed_precondition(message),
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::memory_ports::MemoryPorts;
 use crate::port::port;
 use crate::switch::SwitchHandle;
+use crate::uplink;
 
 /// The switches of a node, with their ports and captures.
 pub struct Fabric {
@@ -90,9 +91,12 @@ impl Fabric {
         }
         let is_new = self.switch(name).is_err();
         let switch = self.switch_or_new(name)?;
-        if !request.tap.is_empty()
-            && let Err(error) = self.attach_tap(&switch, &request.tap)
-        {
+        let tap = match request.tap.as_str() {
+            "" => Ok(()),
+            tap => self.attach_tap(&switch, tap),
+        };
+        let uplink = || request.uplink.as_ref().map_or(Ok(()), |one| uplink::attach(&switch, one));
+        if let Err(error) = tap.and_then(|()| uplink()) {
             // If the switch existed before, functions have ports at it, so it stays.
             if is_new {
                 let _ = self.remove_switch(name);
@@ -256,6 +260,7 @@ mod tests {
             let request = |name: &str, tap: &str| v1::CreateSwitchRequest {
                 name: name.to_owned(),
                 tap: tap.to_owned(),
+                uplink: None,
             };
             let bad = fabric.create_switch(&request("red", "a/b"));
             assert!(matches!(bad, Err(Error::Tap { .. })), "{bad:?}");

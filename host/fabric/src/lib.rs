@@ -2,8 +2,9 @@
 //!
 //! The pieces:
 //! - [`Fabric`] owns the table of switches. Each switch is a task of a reactor; its ports are
-//!   network functions, TAP interfaces and memory ports.
+//!   network functions, TAP interfaces, interfaces in network namespaces and memory ports.
 //! - `memory_ports`: a port for a program of this host, which gets its rings at a socket.
+//! - `uplink`: a port at an interface in a network namespace of the host.
 //! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
 //!   `capture` records their frames. `port` converts a port for the interface.
 //!
@@ -24,6 +25,7 @@ mod port;
 mod ports;
 mod settings;
 mod switch;
+mod uplink;
 
 pub use error::Error;
 pub use fabric::Fabric;

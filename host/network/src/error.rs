@@ -56,6 +56,19 @@ pub enum Error {
         /// The owner of the address.
         owner: String,
     },
+    /// A network namespace cannot be used.
+    #[error(transparent)]
+    Namespace(#[from] slipway_netns::Error),
+    /// Another sandbox has the interface of a network namespace.
+    #[error("the interface {interface} of {namespace} is taken by sandbox {sandbox}")]
+    InterfaceTaken {
+        /// The name of the interface.
+        interface: String,
+        /// The path of the namespace.
+        namespace: String,
+        /// The name of the sandbox.
+        sandbox: String,
+    },
     /// The subnet overlaps one that is in use.
     #[error("{subnet} overlaps {other}; `--subnet` takes another one")]
     Overlap {
@@ -121,9 +134,13 @@ impl Error {
         match self {
             Self::Invalid(_) => Code::InvalidArgument,
             Self::Unknown(_) | Self::UnknownPort(_) => Code::NotFound,
-            Self::Exists(_) | Self::ExistingPort(_) | Self::Taken { .. } => Code::AlreadyExists,
+            Self::Exists(_)
+            | Self::ExistingPort(_)
+            | Self::Taken { .. }
+            | Self::InterfaceTaken { .. } => Code::AlreadyExists,
             Self::Full { .. } => Code::ResourceExhausted,
             Self::Host(_)
+            | Self::Namespace(_)
             | Self::Used { .. }
             | Self::HasPorts { .. }
             | Self::Overlap { .. }

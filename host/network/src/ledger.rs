@@ -5,6 +5,8 @@
 //! leases is not: that would cost each start milliseconds, and no sandbox outlives a crash of the
 //! machine. A lease is written before it is used, and names its sandbox; the next daemon is told
 //! which sandboxes still exist, and frees the leases of the others.
+//!
+//! A sandbox with an interface in a namespace of others has a file of its own, written likewise.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,6 +22,8 @@ use crate::{Error, Mac, Result};
 
 /// Version of the files. A file of another version belongs to another build, and is left alone.
 const VERSION: u32 = 1;
+/// The directory of the interfaces in namespaces of others.
+const UPLINKS: &str = "uplinks";
 
 /// A network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +81,31 @@ pub struct Lease {
     /// Ports of the host that lead to the sandbox.
     #[serde(default)]
     pub published: Vec<Published>,
+}
+
+/// A sandbox's interface in a network namespace of others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uplink {
+    /// The sandbox's name.
+    pub sandbox: String,
+    /// The path of the namespace.
+    pub namespace: PathBuf,
+    /// The device number of the namespace's file.
+    pub device: u64,
+    /// The inode number of the namespace's file.
+    pub inode: u64,
+    /// The interface's name.
+    pub interface: String,
+    /// The interface's number in the namespace.
+    pub index: u32,
+}
+
+impl Uplink {
+    /// Returns whether the other interface is this one.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let key = |one: &Self| (one.device, one.inode, one.index);
+        key(self) == key(other)
+    }
 }
 
 impl Network {
@@ -192,6 +221,58 @@ impl Ledger {
         self.write(&self.path(&network.name, "leases"), &network.leases, false)
     }
 
+    /// Reads the interfaces in namespaces of others, by sandbox. Unreadable ones were lost in a
+    /// crash of the machine, with the namespaces.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the directory cannot be read.
+    pub fn load_uplinks(&self) -> Result<BTreeMap<String, Uplink>> {
+        let dir = self.dir.join(UPLINKS);
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            entries => entries.map_err(Error::file("cannot read", &dir))?,
+        };
+        let mut uplinks = BTreeMap::new();
+        for entry in entries {
+            let path = entry.map_err(Error::file("cannot read", &dir))?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            match fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+                Ok(uplink) => drop(uplinks.insert(id, uplink)),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "an interface is lost");
+                }
+            }
+        }
+        Ok(uplinks)
+    }
+
+    /// Writes the interface of sandbox `id`; on return it survives a crash of the daemon.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn save_uplink(&self, id: &str, uplink: &Uplink) -> Result<()> {
+        let dir = self.dir.join(UPLINKS);
+        fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
+        self.write(&dir.join(format!("{id}.json")), uplink, false)
+    }
+
+    /// Removes the interface of sandbox `id`.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn remove_uplink(&self, id: &str) -> Result<()> {
+        let path = self.dir.join(UPLINKS).join(format!("{id}.json"));
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("cannot remove", path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn write(&self, path: &Path, content: &impl Serialize, flush: bool) -> Result<()> {
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
@@ -280,6 +361,31 @@ mod tests {
         ledger.remove("blue").unwrap();
         ledger.remove("blue").unwrap();
         assert!(ledger.load().unwrap().is_empty());
+    }
+
+    #[test]
+    fn interfaces_of_others_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(dir.path()).unwrap();
+        assert!(ledger.load_uplinks().unwrap().is_empty());
+        let uplink = Uplink {
+            sandbox: "web".into(),
+            namespace: "/run/netns/cni-1".into(),
+            device: 4,
+            inode: 4026532000,
+            interface: "eth0".into(),
+            index: 2,
+        };
+        ledger.save_uplink("0123456789ab", &uplink).unwrap();
+        fs::write(dir.path().join("uplinks/half.json"), "{").unwrap();
+        let loaded = ledger.load_uplinks().unwrap();
+        assert_eq!(loaded, [("0123456789ab".to_owned(), uplink)].into());
+        // They are no networks.
+        assert!(ledger.load().unwrap().is_empty());
+        for _ in 0..2 {
+            ledger.remove_uplink("0123456789ab").unwrap();
+        }
+        assert!(ledger.load_uplinks().unwrap().is_empty());
     }
 
     #[test]

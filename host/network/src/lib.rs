@@ -9,6 +9,8 @@
 //! - [`reach`] decides which addresses beyond the host sandboxes may reach; `forwarding` makes the
 //!   host forward their packets and no others;
 //! - [`publish`] parses the ports to publish, `proxy` holds them on the host;
+//! - `namespace` reads the interface that somebody else made in a network namespace, for a sandbox
+//!   that has it in place of one in a network, and keeps the host's kernel off its frames;
 //! - [`Service`] is the gRPC interface of all this, `slipway-plane-api`'s `network.proto`. This
 //!   crate uses the plane only through its own interface.
 //!
@@ -24,7 +26,7 @@
 //! names, limits of bandwidth, the host's firewall (a packet that another table drops stays
 //! dropped).
 //!
-//! Dependencies: `slipway-netlink` for interfaces and the program `nft` for rules; `ipnet` for
+//! Dependencies: `slipway-netlink` for interfaces, `slipway-netns` for namespaces of others, and the program `nft` for rules; `ipnet` for
 //! subnets; `simple-dns` for the wire format of names (small, without a resolver); `arc-swap` for
 //! the current zone; `serde` and `serde_json` for the ledger; `rustix` for sockets and random
 //! numbers; `tokio` and `tonic` for servers; `thiserror` for [`Error`]; `tracing` for the daemon's
@@ -39,6 +41,7 @@ pub mod fuzz;
 mod host;
 pub mod ledger;
 mod mac;
+mod namespace;
 mod networks;
 mod nft;
 mod proxy;

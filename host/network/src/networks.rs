@@ -2,6 +2,7 @@
 //!
 //! Over 500 lines: the operations on networks, under one lock.
 
+mod namespaces;
 mod ports;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +19,7 @@ use crate::allocate::{self, Wish, choose};
 use crate::dns::{Server, Zone};
 use crate::forwarding::Forwarding;
 use crate::host::{self, Surroundings};
-use crate::ledger::{Ledger, Network};
+use crate::ledger::{Ledger, Network, Uplink};
 use crate::publish::{MAX_PORTS, Published};
 use crate::reach::Policy;
 use crate::{Alone, DEFAULT_NETWORK, Error, MTU, NO_NETWORK, Result, nft, proxy, rules};
@@ -63,6 +64,8 @@ struct NetworkTable {
     networks: BTreeMap<String, Network>,
     /// The networks that are up.
     up: BTreeMap<String, Up>,
+    /// Interfaces in namespaces of others, by sandbox.
+    uplinks: BTreeMap<String, Uplink>,
     /// The rules in force; `None` if they are unknown.
     rules: Option<String>,
     /// The families that forwarding was switched on for; `None` if it is as it was before, or
@@ -86,7 +89,8 @@ impl Networks {
         let ledger = Ledger::open(&settings.dir)?;
         let networks = ledger.load()?.into_iter().map(|one| (one.name.clone(), one)).collect();
         let (serving, stop) = server_thread().map_err(Error::host("no thread for networks"))?;
-        let state = Mutex::new(NetworkTable { networks, ..NetworkTable::default() });
+        let uplinks = ledger.load_uplinks()?;
+        let state = Mutex::new(NetworkTable { networks, uplinks, ..NetworkTable::default() });
         Ok(Self { settings, ledger, plane, serving, _stop: stop, state })
     }
 
@@ -220,11 +224,13 @@ impl Networks {
         attachment(find(&state, name)?, id)
     }
 
-    /// Removes a sandbox from its network, and frees its addresses and ports.
+    /// Removes a sandbox from its network, and frees its addresses and ports, or gives its
+    /// interface of others back.
     ///
     /// # Errors
     /// [`Error`] of the ledger or the packet filter; the addresses are free all the same.
     pub async fn leave(&self, id: &str) -> Result<()> {
+        self.leave_namespace(id).await?;
         let mut state = self.state.lock().await;
         let of = |network: &&mut Network| network.leases.contains_key(id);
         let Some(network) = state.networks.values_mut().find(of) else { return Ok(()) };
@@ -245,8 +251,8 @@ impl Networks {
     /// # Errors
     /// The first error; the rest was done all the same.
     pub async fn reconcile(&self, live: &BTreeSet<String>) -> Result<()> {
+        let mut outcome = self.reconcile_namespaces(live).await;
         let mut state = self.state.lock().await;
-        let mut outcome = Ok(());
         let names: Vec<String> = state.networks.keys().cloned().collect();
         for name in names {
             let done = self.reconcile_one(&mut state, &name, live).await;
@@ -302,8 +308,11 @@ impl Networks {
         let around = Surroundings::look(&network.device)?;
         around.check(network.subnet.into())?;
         around.check(network.prefix.into())?;
-        let request =
-            plane_v1::CreateSwitchRequest { name: name.to_owned(), tap: network.device.clone() };
+        let request = plane_v1::CreateSwitchRequest {
+            name: name.to_owned(),
+            tap: network.device.clone(),
+            uplink: None,
+        };
         match self.plane.clone().create_switch(request).await {
             // An earlier attempt made the switch, and left it to the sandboxes that are on it.
             Err(status) if status.code() != Code::AlreadyExists => {

@@ -94,6 +94,14 @@ impl v1::networks_server::Networks for Service {
         self.complete(|networks| async move { networks.join(&request).await }).await
     }
 
+    async fn join_namespace(
+        &self,
+        request: Request<v1::JoinNamespaceRequest>,
+    ) -> Result<Response<v1::Interface>, Status> {
+        let request = request.into_inner();
+        self.complete(|networks| async move { networks.join_namespace(&request).await }).await
+    }
+
     async fn leave(
         &self,
         request: Request<v1::LeaveRequest>,

@@ -6,16 +6,16 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use slipway_agent_protocol::v1::ConfigureNetworkRequest;
+use slipway_agent_protocol::v1::{ConfigureNetworkRequest, InterfaceRoute};
 use slipway_ethernet_spec::Mac;
-use slipway_netlink::{Address, Link, LinkChange, Netlink, Route};
+use slipway_netlink::{Address, Link, LinkChange, Neighbour, Netlink, Route};
 
 use crate::{log, machine, uevent};
 
 /// The longest wait for the interface. A guest under emulation on a busy host takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The requested settings of the interface.
+/// The requested settings of the interface. Indices of links are 0.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
     mac: [u8; 6],
@@ -23,31 +23,59 @@ pub struct Wanted {
     addresses: Vec<(IpAddr, u8)>,
     gateways: Vec<IpAddr>,
     mtu: Option<u32>,
+    /// In the order in which they are added.
+    routes: Vec<Route>,
+    neighbours: Vec<Neighbour>,
 }
 
 impl Wanted {
     /// Parses a request.
     pub fn parse(request: &ConfigureNetworkRequest) -> Result<Self> {
-        let address = |text: &str| -> Result<IpAddr> {
-            text.parse().with_context(|| format!("{text:?} is no IP address"))
-        };
-        let mut addresses = Vec::new();
-        for one in &request.addresses {
-            let ip = address(&one.address)?;
-            let prefix = u8::try_from(one.prefix).unwrap_or(u8::MAX);
-            if prefix > if ip.is_ipv4() { 32 } else { 128 } {
-                bail!("{ip} has no prefix of {} bits", one.prefix);
-            }
-            addresses.push((ip, prefix));
-        }
+        let addresses = request.addresses.iter().map(|one| network(&one.address, one.prefix));
         let gateways = request.gateways.iter().map(|text| address(text));
+        let neighbours = request.neighbours.iter().map(|one| {
+            Ok(Neighbour { index: 0, address: address(&one.address)?, mac: mac(&one.mac)? })
+        });
+        let mut routes = request.routes.iter().map(route).collect::<Result<Vec<_>>>()?;
+        // The kernel takes a route by a gateway only if it has a route to the gateway.
+        routes.sort_by_key(|route| route.gateway.is_some());
         Ok(Self {
-            mac: Mac::from_str(&request.mac).with_context(|| format!("{:?}", request.mac))?.0,
-            addresses,
+            mac: mac(&request.mac)?,
+            addresses: addresses.collect::<Result<_>>()?,
             gateways: gateways.collect::<Result<_>>()?,
             mtu: (request.mtu > 0).then_some(request.mtu),
+            routes,
+            neighbours: neighbours.collect::<Result<_>>()?,
         })
     }
+}
+
+fn mac(text: &str) -> Result<[u8; 6]> {
+    Ok(Mac::from_str(text).with_context(|| format!("{text:?}"))?.0)
+}
+
+fn address(text: &str) -> Result<IpAddr> {
+    text.parse().with_context(|| format!("{text:?} is no IP address"))
+}
+
+fn network(text: &str, prefix: u32) -> Result<(IpAddr, u8)> {
+    let ip = address(text)?;
+    let length = u8::try_from(prefix).unwrap_or(u8::MAX);
+    if length > if ip.is_ipv4() { 32 } else { 128 } {
+        bail!("{ip} has no prefix of {prefix} bits");
+    }
+    Ok((ip, length))
+}
+
+fn route(wanted: &InterfaceRoute) -> Result<Route> {
+    let some = |text: &str| (!text.is_empty()).then(|| address(text)).transpose();
+    let destination = network(&wanted.destination, wanted.prefix)?;
+    Ok(Route {
+        on_link: wanted.on_link,
+        source: some(&wanted.source)?,
+        metric: wanted.metric,
+        ..Route::new(destination, some(&wanted.gateway)?, 0)
+    })
 }
 
 /// Waits for the interface and configures it. Returns its name.
@@ -83,20 +111,33 @@ fn apply(link: &Link, wanted: &Wanted) -> Result<()> {
     netlink.change(link.index, change).context("setting it up")?;
     for (address, prefix) in &wanted.addresses {
         let (index, address, prefix) = (link.index, *address, *prefix);
-        let added = netlink.add_address(&Address { index, address, prefix });
+        let own = Address { index, address, prefix };
+        let added = match wanted.routes.is_empty() {
+            true => netlink.add_address(&own),
+            false => netlink.add_address_only(&own),
+        };
         added.with_context(|| format!("address {address}/{prefix}"))?;
+    }
+    for neighbour in &wanted.neighbours {
+        let added = netlink.add_neighbour(&Neighbour { index: link.index, ..*neighbour });
+        added.with_context(|| format!("neighbour {}", neighbour.address))?;
     }
     for gateway in &wanted.gateways {
         let any: IpAddr = if gateway.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-        let route = Route { destination: (any, 0), gateway: Some(*gateway), index: link.index };
+        let route = Route::new((any, 0), Some(*gateway), link.index);
         netlink.add_route(&route).with_context(|| format!("route by {gateway}"))?;
+    }
+    for route in &wanted.routes {
+        let added = netlink.add_route(&Route { index: link.index, ..*route });
+        let (to, prefix) = route.destination;
+        added.with_context(|| format!("route to {to}/{prefix}"))?;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use slipway_agent_protocol::v1::InterfaceAddress;
+    use slipway_agent_protocol::v1::{InterfaceAddress, InterfaceNeighbour};
 
     use super::*;
 
@@ -107,6 +148,32 @@ mod tests {
             addresses: vec![address("10.213.0.2", 24), address("fd00:1::2", 64)],
             gateways: vec!["10.213.0.1".into(), "fd00:1::1".into()],
             mtu: 1400,
+            ..Default::default()
+        }
+    }
+
+    /// As the plugin ptp has it: the gateway is on the link, and everything else behind it.
+    fn point_to_point() -> ConfigureNetworkRequest {
+        let route = |destination: &str, prefix, gateway: &str| InterfaceRoute {
+            destination: destination.into(),
+            prefix,
+            gateway: gateway.into(),
+            ..Default::default()
+        };
+        let neighbour = InterfaceNeighbour {
+            address: "10.213.0.1".into(),
+            mac: "ee:ee:ee:ee:ee:ee".into(),
+        };
+        ConfigureNetworkRequest {
+            gateways: Vec::new(),
+            routes: vec![
+                route("0.0.0.0", 0, "10.213.0.1"),
+                route("10.213.0.0", 24, "10.213.0.1"),
+                InterfaceRoute { source: "10.213.0.2".into(), ..route("10.213.0.1", 32, "") },
+                InterfaceRoute { on_link: true, ..route("10.9.0.0", 16, "192.168.3.1") },
+            ],
+            neighbours: vec![neighbour],
+            ..request()
         }
     }
 
@@ -125,6 +192,18 @@ mod tests {
         assert!(bad(|r| r.addresses[0].prefix = 33).contains("33 bits"));
         assert!(bad(|r| r.addresses[1].prefix = 300).contains("300 bits"));
         assert!(bad(|r| r.gateways[0] = "x".into()).contains("no IP address"));
+        let route = |route: InterfaceRoute| {
+            let request = ConfigureNetworkRequest { routes: vec![route], ..request() };
+            format!("{:#}", Wanted::parse(&request).unwrap_err())
+        };
+        let destination = "10.0.0.0".to_owned();
+        let whole = InterfaceRoute { destination, prefix: 8, ..Default::default() };
+        assert!(route(InterfaceRoute::default()).contains("no IP address"));
+        assert!(route(InterfaceRoute { prefix: 33, ..whole.clone() }).contains("33 bits"));
+        assert!(route(InterfaceRoute { gateway: "x".into(), ..whole.clone() }).contains("\"x\""));
+        assert!(route(InterfaceRoute { source: "y".into(), ..whole }).contains("\"y\""));
+        let routes = Wanted::parse(&point_to_point()).unwrap().routes;
+        assert_eq!(routes[0].destination.0.to_string(), "10.213.0.1");
     }
 
     /// Uses the loopback interface of a network namespace of its own, which has a MAC address of
@@ -156,6 +235,32 @@ mod tests {
             for gateway in wanted.gateways {
                 assert!(routes.iter().any(|route| route.gateway == Some(gateway)), "{routes:?}");
             }
+        });
+        done.join().unwrap();
+    }
+
+    /// In a network namespace of its own, as above.
+    #[test]
+    fn an_interface_has_the_requested_routes_and_no_others_as_root() {
+        let done = std::thread::spawn(|| {
+            // SAFETY: unshare(2) takes no pointers; it concerns this thread, which ends here.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                println!("SKIPPED: an_interface_has_the_requested_routes_as_root: needs root");
+                return;
+            }
+            let mut netlink = Netlink::open().unwrap();
+            let wanted = Wanted { mac: [0; 6], ..Wanted::parse(&point_to_point()).unwrap() };
+            let link = with_mac(netlink.links().unwrap(), wanted.mac).unwrap();
+            for _ in 0..2 {
+                apply(&link, &wanted).unwrap();
+            }
+            let routes = netlink.routes().unwrap();
+            assert_eq!(routes.len(), wanted.routes.len(), "{routes:?}");
+            for route in wanted.routes {
+                let route = Route { index: link.index, ..route };
+                assert!(routes.contains(&route), "{route:?} of {routes:?}");
+            }
+            assert_eq!(netlink.neighbours().unwrap().len(), 1);
         });
         done.join().unwrap();
     }

@@ -17,6 +17,8 @@ use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result, process};
 
+mod namespace;
+
 /// The name of the stage on the timeline.
 pub const STAGE: &str = "network";
 /// The setting for no network.
@@ -53,14 +55,14 @@ fn refusal(status: Status) -> Error {
 /// `spec`, [`Error::File`] or [`Error::TooLarge`] if the record cannot be saved. The sandbox has no
 /// interface then.
 pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
+    if !spec.network_namespace.is_empty() {
+        return namespace::join(node, sandbox, spec).await;
+    }
     let addresses = !(spec.mac.is_empty() && spec.addresses.is_empty());
     let sockets = !spec.socket_engine.is_empty();
     let asks =
         addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0 || sockets;
-    if spec.queues > MAX_QUEUES {
-        let what = format!("{} queues are too many: at most {MAX_QUEUES}", spec.queues);
-        return Err(Error::Invalid(what));
-    }
+    check_queues(spec)?;
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // A user who asks for anything of a network gets the networks' error about what is missing.
@@ -103,7 +105,21 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         published: place.published,
         wait: spec.wait_network,
         queues: spec.queues,
+        namespace: None,
     };
+    enter(node, sandbox, place).await
+}
+
+fn check_queues(spec: &RunSpec) -> Result<()> {
+    if spec.queues > MAX_QUEUES {
+        let what = format!("{} queues are too many: at most {MAX_QUEUES}", spec.queues);
+        return Err(Error::Invalid(what));
+    }
+    Ok(())
+}
+
+/// Records the sandbox's interface, or gives it back.
+async fn enter(node: &Node, sandbox: &Sandbox, place: Network) -> Result<()> {
     let recorded = sandbox.update(|record| record.network = Some(place)).await;
     if recorded.is_err() {
         let _ = leave(node, &sandbox.id).await;
@@ -161,8 +177,9 @@ pub async fn serve(
             mac: network.mac.clone(),
             mtu: network.mtu,
             queue_pairs: if network.queues == 0 { record.cpus } else { network.queues },
-            addresses: vec![network.ipv4.clone(), network.ipv6.clone()],
+            addresses: network.addresses(),
             spoof_check: true,
+            vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
             ..Default::default()
         }),
     };
@@ -194,7 +211,7 @@ pub fn names(record: &Record) -> Option<agent_v1::Names> {
     let network = record.network.as_ref()?;
     Some(agent_v1::Names {
         servers: network.name_servers.clone(),
-        addresses: vec![network.ipv4.clone(), network.ipv6.clone()],
+        addresses: network.addresses(),
     })
 }
 
@@ -229,16 +246,9 @@ pub fn begin(sandbox: &Arc<Sandbox>, agent: &Agent, record: &Record) -> Option<C
 }
 
 async fn configure(sandbox: &Sandbox, agent: &Agent, network: &Network) -> Result<()> {
-    let address =
-        |address: &String, prefix| agent_v1::InterfaceAddress { address: address.clone(), prefix };
-    let request = agent_v1::ConfigureNetworkRequest {
-        mac: network.mac.clone(),
-        addresses: vec![
-            address(&network.ipv4, network.ipv4_prefix),
-            address(&network.ipv6, network.ipv6_prefix),
-        ],
-        gateways: vec![network.ipv4_gateway.clone(), network.ipv6_gateway.clone()],
-        mtu: network.mtu,
+    let request = match &network.namespace {
+        Some(interface) => namespace::settings(network, interface),
+        None => settings(network),
     };
     let configure =
         |mut client: AgentClient<_>| async move { client.configure_network(request).await };
@@ -248,4 +258,20 @@ async fn configure(sandbox: &Sandbox, agent: &Agent, network: &Network) -> Resul
         sandbox.note(|record| record.timeline.record(stage.name, stage.start_ns, stage.end_ns));
     }
     Ok(())
+}
+
+/// Returns the settings of an interface in a network.
+fn settings(network: &Network) -> agent_v1::ConfigureNetworkRequest {
+    let address =
+        |address: &String, prefix| agent_v1::InterfaceAddress { address: address.clone(), prefix };
+    agent_v1::ConfigureNetworkRequest {
+        mac: network.mac.clone(),
+        addresses: vec![
+            address(&network.ipv4, network.ipv4_prefix),
+            address(&network.ipv6, network.ipv6_prefix),
+        ],
+        gateways: vec![network.ipv4_gateway.clone(), network.ipv6_gateway.clone()],
+        mtu: network.mtu,
+        ..Default::default()
+    }
 }

@@ -148,6 +148,53 @@ pub struct Network {
     /// The queue pairs of the sandbox's interface; 0: one for each CPU.
     #[serde(default)]
     pub queues: u32,
+    /// The settings of an interface that somebody else made in a network namespace, or `None` for an
+    /// interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are the
+    /// first addresses, or empty.
+    #[serde(default)]
+    pub namespace: Option<NamespaceInterface>,
+}
+
+impl Network {
+    /// Returns all addresses of the sandbox, IPv4 before IPv6.
+    pub fn addresses(&self) -> Vec<String> {
+        let Some(interface) = &self.namespace else {
+            return vec![self.ipv4.clone(), self.ipv6.clone()];
+        };
+        let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
+        all.sort_by_key(|address| address.contains(':'));
+        all
+    }
+}
+
+/// The settings of an interface that somebody else made in a network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceInterface {
+    /// The interface's name in the namespace.
+    pub interface: String,
+    /// The addresses, with the lengths of their networks' prefixes.
+    pub addresses: Vec<(String, u32)>,
+    /// The routes, those to the addresses' networks included.
+    pub routes: Vec<Route>,
+    /// Permanent neighbours: IP address and MAC address.
+    pub neighbours: Vec<(String, String)>,
+}
+
+/// A route of a sandbox's interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The destination's address; with `prefix` 0 the default route.
+    pub destination: String,
+    /// The length of the destination's prefix.
+    pub prefix: u32,
+    /// The next hop; empty: the destination is on the link.
+    pub gateway: String,
+    /// Set if the gateway is on the link, whatever other routes say.
+    pub on_link: bool,
+    /// The address to send from; empty: any.
+    pub source: String,
+    /// The metric; 0: the kernel's default.
+    pub metric: u32,
 }
 
 /// The settings and the state of one sandbox.

@@ -6,7 +6,7 @@ mod simple;
 mod tap;
 
 pub use memory::{MemoryPort, Tell};
-pub use packet::PacketPort;
+pub use packet::{PacketPort, Reception};
 pub use simple::{LoopbackPort, NullPort, UnpluggedPort};
 pub use tap::TapPort;
 

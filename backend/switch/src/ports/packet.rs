@@ -1,10 +1,11 @@
 //! Network interfaces of the host: ports whose peer is at the other end of the interface's wire
 //! (packet(7)).
 //!
-//! The interface is in promiscuous mode while the port lives. Frames that the host itself sends
-//! through the interface are not seen, and the host's own stack also gets the frames that the port
-//! gets: give the interface no addresses. Calls allocate a little, which is small beside their
-//! system calls.
+//! Frames that the host itself sends through the interface are not seen, and the host's own stack
+//! also gets the frames that the port gets: give the interface no addresses, or drop its frames
+//! behind the port. The interface may be removed or set down at any time: the port then receives
+//! nothing and refuses what it is given. Calls allocate a little, which is small beside their system
+//! calls.
 
 use std::ffi::{CString, c_int, c_void};
 use std::mem::size_of;
@@ -32,6 +33,7 @@ const PACKET_AUXDATA: c_int = 8;
 const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 const PACKET_MR_PROMISC: u16 = 1;
+const PACKET_MR_ALLMULTI: u16 = 2;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
@@ -64,6 +66,15 @@ struct Tag {
     tci: u16,
 }
 
+/// The frames that an interface receives for a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reception {
+    /// All frames: the interface is in promiscuous mode while the port lives.
+    All,
+    /// Frames for the interface's own address, and those for groups.
+    OwnAndGroups,
+}
+
 /// A port at a network interface of the host.
 pub struct PacketPort {
     socket: OwnedFd,
@@ -80,7 +91,7 @@ pub struct PacketPort {
 unsafe impl Send for PacketPort {}
 
 impl PacketPort {
-    /// Opens a port at the interface `name`.
+    /// Opens a port at the interface `name`, which receives all frames.
     ///
     /// # Errors
     /// `NotFound` if there is no such interface, `PermissionDenied` without CAP_NET_RAW.
@@ -95,6 +106,15 @@ impl PacketPort {
         if index == 0 {
             return Err(missing());
         }
+        Self::open_index(index, Reception::All)
+    }
+
+    /// Opens a port at the interface number `index` of the calling thread's network namespace. The
+    /// port may be used by any thread.
+    ///
+    /// # Errors
+    /// ENODEV if there is no such interface, `PermissionDenied` without CAP_NET_RAW.
+    pub fn open_index(index: u32, reception: Reception) -> std::io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: no pointers. Protocol 0: nothing is received before it is bound.
         let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
@@ -109,7 +129,10 @@ impl PacketPort {
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &WAITING);
         let membership = Membership {
             interface: index as c_int,
-            kind: PACKET_MR_PROMISC,
+            kind: match reception {
+                Reception::All => PACKET_MR_PROMISC,
+                Reception::OwnAndGroups => PACKET_MR_ALLMULTI,
+            },
             address_len: 0,
             address: [0; 8],
         };

@@ -1,6 +1,8 @@
 //! Arguments about networks: of `slipway network`, and of a sandbox that joins one.
 
-use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
 
 #[derive(Clone, Debug, Args)]
 pub struct NetworkArgs {
@@ -9,6 +11,11 @@ pub struct NetworkArgs {
     /// /dev/net/tun]
     #[arg(long, value_name = "NAME|none")]
     pub network: Option<String>,
+    /// Have the sandbox have the interface that another program, such as a CNI plugin, made in this
+    /// network namespace of the host, with its addresses and routes: "eth0", or the only one
+    #[arg(long, visible_alias = "netns", value_name = "PATH", value_hint = ValueHint::FilePath,
+        conflicts_with_all = ["network", "publish", "ip", "mac", "sockets"])]
+    pub network_namespace: Option<PathBuf>,
     /// Have a port of the host lead to one of the container, as 8080:80, 127.0.0.1:8080:80,
     /// 53:53/udp or 8000-8009:8000-8009; with the container's port alone, any that is free
     #[arg(short, long, value_name = "[[ADDRESS:]HOST:]CONTAINER[/udp]")]

@@ -90,6 +90,9 @@ pub fn write_etc(names: Option<&Names>) -> Result<()> {
 /// Returns the content of resolv.conf. With ndots:0, names of one label are looked up as they are,
 /// since the names of other sandboxes have one label.
 fn resolv_conf(names: &Names) -> String {
+    if names.servers.is_empty() {
+        return String::new();
+    }
     let servers = names.servers.iter().map(|server| format!("nameserver {server}\n"));
     servers.chain(["options ndots:0\n".to_owned()]).collect()
 }
@@ -172,5 +175,6 @@ mod tests {
         let servers = vec!["10.213.0.1".to_owned()];
         let names = Names { servers, addresses: Vec::new() };
         assert_eq!(resolv_conf(&names), "nameserver 10.213.0.1\noptions ndots:0\n");
+        assert_eq!(resolv_conf(&Names { servers: Vec::new(), ..names }), "");
     }
 }

@@ -53,7 +53,7 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         vmm_pid: record.vm.as_ref().map_or(0, |vm| vm.pid as u32),
         network: network.map(|one| one.name.clone()).unwrap_or_default(),
         mac: network.map(|one| one.mac.clone()).unwrap_or_default(),
-        addresses: network.map(|one| vec![one.ipv4.clone(), one.ipv6.clone()]).unwrap_or_default(),
+        addresses: network.map(|one| one.addresses()).unwrap_or_default(),
         published: network.map(|one| one.published.clone()).unwrap_or_default(),
         sockets: record.sockets.is_some(),
         cpus: record.cpus,

@@ -1,0 +1,145 @@
+//! Network namespaces of others: opened by path, checked, and entered by a thread of its own.
+//!
+//! A thread that has entered a network namespace opens its sockets there, and they stay there
+//! wherever they are used later. So [`Namespace::run`] starts a thread, which enters the namespace
+//! (setns(2)), runs a closure and ends. No thread of a pool is ever in a foreign namespace.
+//!
+//! A [`Namespace`] keeps the kernel's namespace alive, and so does each socket that was opened in
+//! it: `ip netns delete` only removes the name. Drop both as soon as they are not needed.
+//!
+//! Not here: making and naming namespaces, other kinds of namespaces.
+//!
+//! Dependencies: `rustix` for the system calls, `thiserror` for [`Error`].
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, fstat, fstatfs};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// `NSFS_MAGIC` of linux/magic.h: the file system of all namespace files.
+const NSFS_MAGIC: i128 = 0x6e73_6673;
+
+/// The reason why a network namespace cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be opened.
+    #[error("cannot open the network namespace {}: {source}", path.display())]
+    Open {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is not a namespace, or a namespace of another kind.
+    #[error(
+        "{} is no network namespace; `ip netns add NAME` makes /run/netns/NAME, and /proc/PID/ns/net \
+         is that of a process",
+        .0.display()
+    )]
+    NotOne(PathBuf),
+    /// The namespace cannot be entered.
+    #[error("cannot enter the network namespace {}: {source}", path.display())]
+    Enter {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// The identity of a namespace, as long as it exists: device and inode number of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Identity {
+    /// Device number of the file system of namespaces.
+    pub device: u64,
+    /// Inode number of the namespace.
+    pub inode: u64,
+}
+
+impl fmt::Display for Identity {
+    /// As the kernel writes it in `/proc/PID/ns`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "net:[{}]", self.inode)
+    }
+}
+
+/// An open network namespace.
+#[derive(Debug)]
+pub struct Namespace {
+    file: OwnedFd,
+    path: PathBuf,
+    identity: Identity,
+}
+
+impl Namespace {
+    /// Opens the network namespace at `path`; blocks on the file system of `path`. A file of
+    /// another kind is not opened for reading, so that nothing happens to it.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let failed = |error: rustix::io::Errno| Error::Open { path: path.into(), source: error.into() };
+        let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let place = place.map_err(failed)?;
+        #[allow(clippy::unnecessary_cast, reason = "the type of the field differs by architecture")]
+        let kind = fstatfs(&place).map_err(failed)?.f_type as i128;
+        if kind != NSFS_MAGIC {
+            return Err(Error::NotOne(path.into()));
+        }
+        let again = format!("/proc/self/fd/{}", place.as_raw_fd());
+        let file = File::open(again).map_err(|source| Error::Open { path: path.into(), source })?;
+        let stat = fstat(&file).map_err(failed)?;
+        #[allow(clippy::useless_conversion, reason = "the types differ by architecture")]
+        let identity = Identity { device: stat.st_dev.into(), inode: stat.st_ino.into() };
+        let namespace = Self { file: file.into(), path: path.into(), identity };
+        // The kernel checks the kind of namespace when a thread enters.
+        namespace.run(|| ())?;
+        Ok(namespace)
+    }
+
+    /// Returns the identity of the namespace.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Runs `work` on a new thread in the namespace, waits for it, and returns its result. A panic
+    /// of `work` is the caller's.
+    ///
+    /// # Errors
+    /// [`Error::NotOne`], [`Error::Enter`]: no right to enter it, or no thread is left.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        let failed = |source| match source {
+            error if io::Error::kind(&error) == io::ErrorKind::InvalidInput => {
+                Error::NotOne(self.path.clone())
+            }
+            source => Error::Enter { path: self.path.clone(), source },
+        };
+        let enter = || -> io::Result<T> {
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(work())
+        };
+        std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("namespace".to_owned());
+            let thread = builder.spawn_scoped(scope, enter).map_err(failed)?;
+            match thread.join() {
+                Ok(done) => done.map_err(failed),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+}
+
+/// Returns the identity of this process's own network namespace, that of its main thread.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub fn own() -> io::Result<Identity> {
+    let stat = rustix::fs::stat("/proc/self/ns/net")?;
+    #[allow(clippy::useless_conversion, reason = "the types differ by architecture")]
+    let identity = Identity { device: stat.st_dev.into(), inode: stat.st_ino.into() };
+    Ok(identity)
+}

@@ -1,0 +1,135 @@
+//! Sandboxes with an interface in a network namespace of others.
+//!
+//! Each has a switch of its own, with the interface and the sandbox's function as its ports. What
+//! outlives the daemon is an entry of the ledger and the rule in the namespace.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::v1 as plane_v1;
+use tonic::Code;
+
+use super::Networks;
+use crate::ledger::Uplink;
+use crate::{Error, Result, namespace};
+
+/// Returns the switch of sandbox `id`. No network's name has a dot.
+fn switch_of(id: &str) -> String {
+    format!("uplink.{id}")
+}
+
+/// Runs work that waits for the kernel or for a program.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::Host(error.to_string())))
+}
+
+impl Networks {
+    /// Gives a sandbox the interface of a network namespace.
+    ///
+    /// # Errors
+    /// [`Error`]; the interface is as it was then.
+    pub async fn join_namespace(&self, request: &v1::JoinNamespaceRequest) -> Result<v1::Interface> {
+        let id = &request.sandbox_id;
+        slipway_plane_api::check_id(id).map_err(Error::Invalid)?;
+        let path = PathBuf::from(&request.path);
+        let (path, (identity, interface)) =
+            blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
+        let uplink = interface.uplink(&request.name, &path, identity);
+        self.claim(id, &uplink).await?;
+        if let Err(error) = self.connect(id, &uplink).await {
+            // The first failure is reported; a second one adds nothing.
+            let _ = self.leave_namespace(id).await;
+            return Err(error);
+        }
+        Ok(interface.describe(switch_of(id)))
+    }
+
+    /// Enters an interface into the ledger.
+    async fn claim(&self, id: &str, uplink: &Uplink) -> Result<()> {
+        let mut state = self.state.lock().await;
+        let taken = |(other, one): &(&String, &Uplink)| *other != id && one.is_same(uplink);
+        if let Some((_, other)) = state.uplinks.iter().find(taken) {
+            return Err(Error::InterfaceTaken {
+                interface: uplink.interface.clone(),
+                namespace: uplink.namespace.display().to_string(),
+                sandbox: other.sandbox.clone(),
+            });
+        }
+        self.ledger.save_uplink(id, uplink)?;
+        state.uplinks.insert(id.to_owned(), uplink.clone());
+        Ok(())
+    }
+
+    /// Connects the sandbox's switch to the interface.
+    async fn connect(&self, id: &str, uplink: &Uplink) -> Result<()> {
+        let closed = uplink.clone();
+        blocking(move || namespace::close(&closed)).await?;
+        let request = plane_v1::CreateSwitchRequest {
+            name: switch_of(id),
+            tap: String::new(),
+            uplink: Some(plane_v1::Uplink {
+                namespace: uplink.namespace.to_string_lossy().into_owned(),
+                device: uplink.device,
+                inode: uplink.inode,
+                interface: uplink.interface.clone(),
+                index: uplink.index,
+            }),
+        };
+        match self.plane.clone().create_switch(request).await {
+            Err(status) if status.code() != Code::AlreadyExists => {
+                Err(Error::Plane(status.message().to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the interface of sandbox `id` back, if it has one. A namespace or an interface that is
+    /// gone is no error.
+    ///
+    /// # Errors
+    /// [`Error::File`]: the ledger still has the entry.
+    pub(super) async fn leave_namespace(&self, id: &str) -> Result<()> {
+        let Some(uplink) = self.state.lock().await.uplinks.get(id).cloned() else { return Ok(()) };
+        let request = plane_v1::RemoveSwitchRequest { name: switch_of(id) };
+        match self.plane.clone().remove_switch(request).await {
+            Err(status) if status.code() != Code::NotFound => {
+                tracing::warn!(sandbox = uplink.sandbox, error = status.message(), "its switch is \
+                    left");
+            }
+            _ => {}
+        }
+        let sandbox = uplink.sandbox.clone();
+        if let Err(error) = blocking(move || namespace::open_again(&uplink)).await {
+            tracing::warn!(sandbox, %error, "a rule is left in its network namespace");
+        }
+        self.ledger.remove_uplink(id)?;
+        self.state.lock().await.uplinks.remove(id);
+        Ok(())
+    }
+
+    /// Connects the interfaces of the sandboxes that outlived the last daemon, and gives those of
+    /// all others back.
+    ///
+    /// # Errors
+    /// The first error; the rest was done all the same. A sandbox whose namespace is gone goes on
+    /// without a network.
+    pub(super) async fn reconcile_namespaces(&self, live: &BTreeSet<String>) -> Result<()> {
+        let uplinks = self.state.lock().await.uplinks.clone();
+        let mut outcome = Ok(());
+        for (id, uplink) in uplinks {
+            let done = match live.contains(&id) {
+                true => self.connect(&id, &uplink).await,
+                false => self.leave_namespace(&id).await,
+            };
+            if let Err(error) = &done {
+                tracing::warn!(sandbox = uplink.sandbox, %error, "its interface is not connected");
+            }
+            outcome = outcome.and(done);
+        }
+        outcome
+    }
+}
