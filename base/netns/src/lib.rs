@@ -82,7 +82,8 @@ impl Namespace {
     /// # Errors
     /// [`Error`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let failed = |error: rustix::io::Errno| Error::Open { path: path.into(), source: error.into() };
+        let failed =
+            |error: rustix::io::Errno| Error::Open { path: path.into(), source: error.into() };
         let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let place = place.map_err(failed)?;
         #[allow(clippy::unnecessary_cast, reason = "the type of the field differs by architecture")]

@@ -28,7 +28,8 @@ pub fn attach(switch: &SwitchHandle, uplink: &v1::Uplink) -> Result<(), Error> {
         Error::Uplink { name: name.clone(), namespace, source }
     })?;
     // The network of others is trusted as the host is: it forwards frames for others.
-    let config = PortConfig { name: format!("uplink:{name}"), trust: true, ..PortConfig::default() };
+    let config =
+        PortConfig { name: format!("uplink:{name}"), trust: true, ..PortConfig::default() };
     let attached = switch.handle.call(move |owner| owner.attach(Box::new(port), config));
     attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))??;
     Ok(())

@@ -229,7 +229,9 @@ impl Ledger {
     pub fn load_uplinks(&self) -> Result<BTreeMap<String, Uplink>> {
         let dir = self.dir.join(UPLINKS);
         let entries = match fs::read_dir(&dir) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(BTreeMap::new());
+            }
             entries => entries.map_err(Error::file("cannot read", &dir))?,
         };
         let mut uplinks = BTreeMap::new();

@@ -257,11 +257,17 @@ mod tests {
         let found =
             Interface::of(station(4, "eth0"), addresses.clone(), routes, neighbours).unwrap();
         let told = found.describe("uplink.x".into());
-        assert_eq!((told.mac.as_str(), told.mtu, told.name.as_str()), ("02:00:00:00:00:04", 1500, "eth0"));
+        assert_eq!(
+            (told.mac.as_str(), told.mtu, told.name.as_str()),
+            ("02:00:00:00:00:04", 1500, "eth0")
+        );
         let texts: Vec<_> = told.addresses.iter().map(|one| one.address.as_str()).collect();
         assert_eq!(texts, ["10.1.1.2", "fd00::2"]);
-        let texts: Vec<_> =
-            told.routes.iter().map(|one| (one.destination.as_str(), one.gateway.as_str())).collect();
+        let texts: Vec<_> = told
+            .routes
+            .iter()
+            .map(|one| (one.destination.as_str(), one.gateway.as_str()))
+            .collect();
         assert_eq!(texts, [("10.1.1.1", ""), ("0.0.0.0", "10.1.1.1"), ("::", "fe80::1")]);
         assert_eq!(told.routes[0].source, "10.1.1.2");
         assert_eq!(told.neighbours.len(), 1);

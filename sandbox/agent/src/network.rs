@@ -160,10 +160,8 @@ mod tests {
             gateway: gateway.into(),
             ..Default::default()
         };
-        let neighbour = InterfaceNeighbour {
-            address: "10.213.0.1".into(),
-            mac: "ee:ee:ee:ee:ee:ee".into(),
-        };
+        let neighbour =
+            InterfaceNeighbour { address: "10.213.0.1".into(), mac: "ee:ee:ee:ee:ee:ee".into() };
         ConfigureNetworkRequest {
             gateways: Vec::new(),
             routes: vec![

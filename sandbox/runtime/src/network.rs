@@ -209,10 +209,7 @@ pub async fn release(node: &Node, record: &Record) -> Result<()> {
 /// the sandbox has no network.
 pub fn names(record: &Record) -> Option<agent_v1::Names> {
     let network = record.network.as_ref()?;
-    Some(agent_v1::Names {
-        servers: network.name_servers.clone(),
-        addresses: network.addresses(),
-    })
+    Some(agent_v1::Names { servers: network.name_servers.clone(), addresses: network.addresses() })
 }
 
 /// An interface that is being configured. Dropping this does not stop the configuration.

@@ -32,7 +32,10 @@ impl Networks {
     ///
     /// # Errors
     /// [`Error`]; the interface is as it was then.
-    pub async fn join_namespace(&self, request: &v1::JoinNamespaceRequest) -> Result<v1::Interface> {
+    pub async fn join_namespace(
+        &self,
+        request: &v1::JoinNamespaceRequest,
+    ) -> Result<v1::Interface> {
         let id = &request.sandbox_id;
         slipway_plane_api::check_id(id).map_err(Error::Invalid)?;
         let path = PathBuf::from(&request.path);
@@ -40,7 +43,7 @@ impl Networks {
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
         let uplink = interface.uplink(&request.name, &path, identity);
         self.claim(id, &uplink).await?;
-        if let Err(error) = self.connect(id, &uplink).await {
+        if let Err(error) = self.bring_up_uplink(id, &uplink).await {
             // The first failure is reported; a second one adds nothing.
             let _ = self.leave_namespace(id).await;
             return Err(error);
@@ -65,7 +68,7 @@ impl Networks {
     }
 
     /// Connects the sandbox's switch to the interface.
-    async fn connect(&self, id: &str, uplink: &Uplink) -> Result<()> {
+    async fn bring_up_uplink(&self, id: &str, uplink: &Uplink) -> Result<()> {
         let closed = uplink.clone();
         blocking(move || namespace::close(&closed)).await?;
         let request = plane_v1::CreateSwitchRequest {
@@ -97,8 +100,12 @@ impl Networks {
         let request = plane_v1::RemoveSwitchRequest { name: switch_of(id) };
         match self.plane.clone().remove_switch(request).await {
             Err(status) if status.code() != Code::NotFound => {
-                tracing::warn!(sandbox = uplink.sandbox, error = status.message(), "its switch is \
-                    left");
+                tracing::warn!(
+                    sandbox = uplink.sandbox,
+                    error = status.message(),
+                    "its switch is \
+                    left"
+                );
             }
             _ => {}
         }
@@ -122,7 +129,7 @@ impl Networks {
         let mut outcome = Ok(());
         for (id, uplink) in uplinks {
             let done = match live.contains(&id) {
-                true => self.connect(&id, &uplink).await,
+                true => self.bring_up_uplink(&id, &uplink).await,
                 false => self.leave_namespace(&id).await,
             };
             if let Err(error) = &done {

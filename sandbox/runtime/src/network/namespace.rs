@@ -136,7 +136,11 @@ mod tests {
             name: "eth0".into(),
             mac: "02:00:00:00:00:01".into(),
             mtu: 1450,
-            addresses: vec![address("fd00::2", 64), address("10.1.1.2", 24), address("10.1.1.3", 32)],
+            addresses: vec![
+                address("fd00::2", 64),
+                address("10.1.1.2", 24),
+                address("10.1.1.3", 32),
+            ],
             routes: vec![network_v1::InterfaceRoute {
                 destination: "0.0.0.0".into(),
                 gateway: "10.1.1.1".into(),
