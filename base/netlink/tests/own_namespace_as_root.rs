@@ -73,7 +73,7 @@ fn station(netlink: &mut Netlink) -> Option<u32> {
     Some(netlink.link("v0").unwrap().unwrap().index)
 }
 
-/// What CNI plugins make: an address without its network, routes to a gateway that no other route
+/// Adds what CNI plugins make: an address without its network, routes to a gateway that no other route
 /// leads to, a source, metrics, a neighbour that answers no requests.
 #[test]
 fn routes_and_neighbours_of_any_kind_as_root() {

@@ -36,8 +36,8 @@ pub enum Error {
     },
     /// The file is not a namespace, or a namespace of another kind.
     #[error(
-        "{} is no network namespace; `ip netns add NAME` makes /run/netns/NAME, and /proc/PID/ns/net \
-         is that of a process",
+        "{} is no network namespace; `ip netns add NAME` makes /run/netns/NAME, and a process has \
+         /proc/PID/ns/net",
         .0.display()
     )]
     NotOne(PathBuf),

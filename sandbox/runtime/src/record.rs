@@ -148,9 +148,9 @@ pub struct Network {
     /// The queue pairs of the sandbox's interface; 0: one for each CPU.
     #[serde(default)]
     pub queues: u32,
-    /// The settings of an interface that somebody else made in a network namespace, or `None` for an
-    /// interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are the
-    /// first addresses, or empty.
+    /// The settings of an interface that somebody else made in a network namespace, or `None` for
+    /// an interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are
+    /// the first addresses, or empty.
     #[serde(default)]
     pub namespace: Option<NamespaceInterface>,
 }

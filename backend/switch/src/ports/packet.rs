@@ -4,8 +4,8 @@
 //! Frames that the host itself sends through the interface are not seen, and the host's own stack
 //! also gets the frames that the port gets: give the interface no addresses, or drop its frames
 //! behind the port. The interface may be removed or set down at any time: the port then receives
-//! nothing and refuses what it is given. Calls allocate a little, which is small beside their system
-//! calls.
+//! nothing and refuses what it is given. Calls allocate a little, which is small beside their
+//! system calls.
 
 use std::ffi::{CString, c_int, c_void};
 use std::mem::size_of;

@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# Sandboxes with the interface that others made in a network namespace: with veth and a bridge by hand, and with
+# the CNI plugins bridge, ptp and macvlan. Addresses, routes, MTU, every byte both ways, forged addresses, the
+# daemon killed, the interface gone, errors.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_network_node "$@"
+command -v ping >/dev/null || skip "ping"
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+peer=$(cat "$here/peer.py")
+keeper='' daemon='' background=()
+mine=slipway-e2e-$$
+
+# Names of namespaces are the machine's, although the interfaces of this test are not.
+end_all() {
+    [ ${#background[@]} = 0 ] || kill "${background[@]}" 2>/dev/null
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+    local name
+    for name in pod out router cni; do ip netns delete "$mine-$name" 2>/dev/null; done
+}
+start_daemon() {
+    "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail "$work/daemon.log")"
+}
+restart_daemon() {
+    kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    start_daemon
+}
+in_guest() { "$slipway" exec --privileged "$@"; }
+# run_in NAMESPACE WORDS…: a sandbox called as the namespace; a server of bytes runs in it.
+run_in() {
+    local name=$1; shift
+    "$slipway" run --privileged --detach --name "$name" --network-namespace "/run/netns/$mine-$name" --wait-network \
+        "$@" "$image" python3 -c "$peer" serve 7000 >/dev/null || fail "run $name: $(tail -3 "$work/daemon.log")"
+    wait_until 60 sh -c "'$slipway' logs $name | grep -q serves" || fail "$name does not serve: $("$slipway" logs "$name")"
+}
+# On cores shared with others it may take several seconds to learn a neighbour's address.
+pings='pings() { for try in $(seq 20); do ping -q -c 2 -i 0.2 -W 30 "$@" && return; sleep 1; done; return 1; }'
+
+# The host's bridge with the pod; a router beside it, with a network behind it; the world beyond the host.
+echo 1 >/proc/sys/net/ipv4/ip_forward
+echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+ip link add name br0 type bridge
+# No duplicate address detection, which takes a second.
+wired() { # NAMESPACE MASTER MTU: eth0 there, the other end in the bridge
+    ip netns add "$mine-$1" || fail "ip netns add"
+    ip link add "host-$1" mtu "$3" type veth peer name eth0 mtu "$3" netns "$mine-$1"
+    [ -z "$2" ] || ip link set "host-$1" master "$2"
+    ip link set "host-$1" up
+    ip -n "$mine-$1" link set lo up
+    ip -n "$mine-$1" link set eth0 up
+}
+wired pod br0 1400; wired router br0 1500; wired out '' 1500
+ip link set br0 up
+ip addr add 10.88.0.1/24 dev br0; ip addr add fd88::1/64 dev br0 nodad
+ip addr add 192.0.2.1/24 dev host-out; ip addr add fd89::1/64 dev host-out nodad
+there() { ip -n "$mine-$1" "${@:2}" || fail "ip $*"; }
+there out addr add 192.0.2.2/24 dev eth0; there out addr add fd89::2/64 dev eth0 nodad
+there out route add default via 192.0.2.1; there out -6 route add default via fd89::1
+there router addr add 10.88.0.9/24 dev eth0; there router addr add 10.99.0.1/32 dev lo
+there pod addr add 10.88.0.2/24 dev eth0; there pod addr add fd88::2/64 dev eth0 nodad
+there pod route add default via 10.88.0.1; there pod -6 route add default via fd88::1
+there pod route add 10.99.0.0/24 via 10.88.0.9
+there pod neigh add 10.88.0.200 lladdr 02:00:00:00:00:c8 dev eth0
+made=$(ip -n "$mine-pod" -o addr show dev eth0; ip -n "$mine-pod" route)
+
+"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_daemon
+
+refuses() { # WHY WORDS…
+    local why=$1; shift
+    "$slipway" run --rm "$@" "$image" true >"$work/out" 2>&1 && fail "not refused: $*"
+    [ "$(grep -c . "$work/out")" = 1 ] && grep -qF -- "$why" "$work/out" || fail "refused with: $(cat "$work/out")"
+}
+refuses "cannot open the network namespace /run/netns/$mine-none" --netns "/run/netns/$mine-none"
+refuses "is no network namespace" --netns /dev/null
+refuses "is no network namespace" --netns /proc/self/ns/mnt
+refuses "the host's own network namespace" --netns "/proc/$$/ns/net"
+refuses "whose interface would it be" --netns "/run/netns/$mine-pod" --count 2
+"$slipway" run --netns "/run/netns/$mine-pod" --publish 80:80 "$image" true 2>"$work/out" && fail "published"
+grep -q "cannot be used with" "$work/out" || fail "$(cat "$work/out")"
+ip netns add "$mine-cni"
+refuses "no Ethernet interface" --netns "/run/netns/$mine-cni"
+ip netns delete "$mine-cni"
+ok "what is no network namespace, or has no interface, is refused in one line"
+
+run_in pod
+refuses "taken by sandbox pod" --netns "/run/netns/$mine-pod"
+"$slipway" ps | grep -q '10\.88\.0\.2' || fail "ps: $("$slipway" ps)"
+"$slipway" inspect pod | python3 -c 'import json, sys
+one = json.load(sys.stdin)[0]
+assert one["addresses"] == ["10.88.0.2", "fd88::2"], one["addresses"]
+assert one["network"].startswith("/run/netns/"), one["network"]' || fail "inspect: $("$slipway" inspect pod)"
+[ "$(in_guest pod cat /sys/class/net/eth0/address)" = "$(ip netns exec "$mine-pod" cat /sys/class/net/eth0/address)" ] ||
+    fail "the MAC address"
+in_guest pod ip neigh show nud permanent | grep -q '10.88.0.200.*02:00:00:00:00:c8' || fail "neighbours: $(in_guest pod ip neigh)"
+[ "$(ip -n "$mine-pod" -o addr show dev eth0; ip -n "$mine-pod" route)" = "$made" ] || fail "the namespace is not as it was"
+ok "the guest has the interface's addresses, and the namespace still has them"
+
+{ sh -c "$pings; "'for to in "$@"; do pings "$to" || exit 1; done' - 10.88.0.2 fd88::2 &&
+    in_guest pod sh -c "$pings; "'for to in "$@"; do pings "$to" || exit 1; done' - \
+        10.88.0.1 fd88::1 192.0.2.2 fd89::2 10.88.0.9 10.99.0.1; } >"$work/out" 2>&1 || fail "ping: $(cat "$work/out")"
+in_guest pod sh -c "$pings; "'pings -M do -s 1372 10.88.0.1 && ! ping -q -c 1 -W 30 -M do -s 1373 10.88.0.1' \
+    >"$work/out" 2>&1 || fail "the MTU of 1400: $(cat "$work/out")"
+ok "ping both ways, IPv4 and IPv6, by the default route, by another gateway, up to the MTU"
+
+python3 "$here/peer.py" serve 7000 >"$work/host" & background+=("$!")
+ip netns exec "$mine-out" python3 "$here/peer.py" serve 7000 >"$work/far" & background+=("$!")
+wait_until 20 grep -q serves "$work/host" && wait_until 20 grep -q serves "$work/far" || fail "no servers"
+python3 "$here/peer.py" verify 7000 2000000 10.88.0.2 fd88::2 || fail "payloads of the host"
+in_guest pod python3 -c "$peer" verify 7000 2000000 10.88.0.1 fd88::1 192.0.2.2 fd89::2 || fail "payloads of the guest"
+in_guest pod python3 -c "$peer" toggle 7000 100000 10.88.0.1 fd89::2 >"$work/out" || fail "offloads: $(cat "$work/out")"
+ok "every byte of TCP both ways and of each datagram is right, to the host and beyond, with each offload off and on"
+
+# Nothing but the guest answers: no reset where the namespace's own kernel has nobody who listens.
+in_guest pod ip link set eth0 down
+ping -q -c 1 -W 3 10.88.0.2 >"$work/out" 2>&1 && fail "the namespace's kernel answers: $(cat "$work/out")"
+in_guest pod sh -c 'ip link set eth0 up; ip route replace default via 10.88.0.1; ip route replace 10.88.0.0/24 dev eth0
+    ip route replace 10.99.0.0/24 via 10.88.0.9
+    ip address replace fd88::2/64 dev eth0 nodad; ip -6 route replace default via fd88::1'
+sh -c "$pings; pings 10.88.0.2" >/dev/null || fail "after down and up"
+in_guest pod ip address add 10.88.0.77/24 dev eth0
+in_guest pod ping -q -c 2 -W 3 -I 10.88.0.77 10.88.0.1 >"$work/out" 2>&1 && fail "a forged address passes"
+in_guest pod ip address del 10.88.0.77/24 dev eth0
+"$slipway" port stats --json >"$work/out" || fail "port stats"
+grep -q '"uplink:eth0"' "$work/out" || fail "port stats: $(cat "$work/out")"
+ok "nobody answers beside the guest, and forged addresses are dropped"
+
+# One connection that lasts over three kills of the daemon.
+rm -f "$work/stop"
+python3 "$here/peer.py" flow 7000 "$work/stop" 10.88.0.2 fd88::2 >"$work/flow" 2>&1 & flow=$!
+background+=("$flow")
+for _ in 1 2 3; do sleep 2; restart_daemon; done
+touch "$work/stop"
+wait "$flow" || fail "a connection broke: $(cat "$work/flow") $(tail -3 "$work/daemon.log")"
+is_state pod running || fail "the sandbox is $(state_of pod)"
+ok "connections to a sandbox go on over three kills of the daemon"
+
+# Only the name is gone; then the interface.
+ip netns delete "$mine-pod"
+sh -c "$pings; pings 10.88.0.2" >/dev/null || fail "after the name is gone"
+ip link delete host-pod
+in_guest pod true || fail "exec without a network"
+spent() { awk '{ print $14 + $15 }' "/proc/$daemon/stat"; }
+before=$(spent); sleep 3
+[ $(($(spent) - before)) -lt 60 ] || fail "the daemon is busy: $(($(spent) - before)) ticks in 3 s"
+restart_daemon
+in_guest pod true || fail "exec after a restart without a network"
+grep -q "is not connected" "$work/daemon.log" || fail "the daemon does not tell: $(tail -3 "$work/daemon.log")"
+"$slipway" rm --force pod >/dev/null || fail "rm"
+[ -z "$("$slipway" port ls --json | grep uplink)" ] || fail "ports are left: $("$slipway" port ls)"
+[ -z "$(ls "$SLIPWAY_DATA_DIR/networks/uplinks")" ] || fail "left: $(ls "$SLIPWAY_DATA_DIR/networks/uplinks")"
+ok "a sandbox whose namespace is gone goes on without a network, and leaves nothing"
+
+# Real plugins.
+plugins=${CNI_PATH:-/usr/lib/cni:/opt/cni/bin}
+bridge=$(PATH=$plugins type -P bridge) || { printf 'SKIPPED: e2e/%s: CNI needs containernetworking-plugins\n' "$test_name"; exit 0; }
+plugins=${bridge%/*}
+cni() { # COMMAND PLUGIN [RESULT]: for the namespace `cni`
+    local config
+    config=$(python3 -c 'import json, sys
+one = {"cniVersion": "1.0.0", "name": "e2e", "type": sys.argv[1]}
+one["ipam"] = {"type": "host-local", "dataDir": sys.argv[2], "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    "ranges": [[{"subnet": "10.66.%s.0/24" % sys.argv[4]}], [{"subnet": "fd66:%s::/64" % sys.argv[4]}]]}
+if one["type"] == "bridge": one.update(bridge="cni0", isGateway=True, hairpinMode=True)
+if one["type"] == "macvlan": one.update(master="mac0", mtu=1500)
+if sys.argv[3]: one["prevResult"] = json.loads(sys.argv[3])
+print(json.dumps(one))' "$2" "$work/ipam" "${3:-}" "$number") || fail "CNI configuration"
+    CNI_COMMAND=$1 CNI_CONTAINERID=e2e CNI_NETNS=/run/netns/$mine-cni CNI_IFNAME=eth0 CNI_PATH=$plugins \
+        "$plugins/$2" <<<"$config"
+}
+# The other end of the wire of `macvlan` is a host of the same network.
+ip link add mac0 type veth peer name eth1 netns "$mine-out"
+ip link set mac0 up
+there out link set eth1 up
+number=0
+for plugin in bridge ptp macvlan; do
+    number=$((number + 1))
+    ip netns add "$mine-cni" || fail "ip netns add"
+    ip -n "$mine-cni" link set lo up
+    result=$(cni ADD $plugin) || fail "$plugin ADD: $result"
+    read -r four six < <(python3 -c 'import json, sys
+print(*(one["address"].split("/")[0] for one in json.load(sys.stdin)["ips"]))' <<<"$result")
+    near=''
+    if [ $plugin = macvlan ]; then
+        there out addr add "10.66.$number.1/24" dev eth1; there out addr add "fd66:$number::1/64" dev eth1 nodad
+        near="ip netns exec $mine-out"
+    fi
+    run_in cni
+    $near python3 "$here/peer.py" verify 7000 1000000 "$four" "$six" || fail "$plugin: payloads to the guest"
+    in_guest cni python3 -c "$peer" verify 7000 1000000 "10.66.$number.1" "fd66:$number::1" || fail "$plugin: payloads to the gateway"
+    cni CHECK $plugin "$result" >"$work/out" 2>&1 || fail "$plugin CHECK: $(cat "$work/out")"
+    "$slipway" rm --force cni >/dev/null || fail "rm"
+    cni CHECK $plugin "$result" >"$work/out" 2>&1 || fail "$plugin CHECK after: $(cat "$work/out")"
+    [ -z "$(ip netns exec "$mine-cni" nft list ruleset)" ] || fail "rules are left: $(ip netns exec "$mine-cni" nft list ruleset)"
+    cni DEL $plugin >"$work/out" 2>&1 || fail "$plugin DEL: $(cat "$work/out")"
+    ip netns delete "$mine-cni"
+    ok "the CNI plugin $plugin: every byte both ways, CHECK while the sandbox runs and after"
+done
