@@ -253,7 +253,8 @@ impl Netlink {
     fn add_address_with(&mut self, address: &Address, flags: u32) -> io::Result<()> {
         let mut request = Request::replace(RTM_NEWADDR);
         address_body(&mut request, address);
-        let flags = flags | u32::from(address.address.is_ipv6()) * IFA_F_NODAD;
+        let no_detection = u32::from(address.address.is_ipv6()) * IFA_F_NODAD;
+        let flags = flags | no_detection;
         if flags != 0 {
             request.attribute(IFA_FLAGS, &flags.to_ne_bytes());
         }

@@ -73,8 +73,8 @@ fn station(netlink: &mut Netlink) -> Option<u32> {
     Some(netlink.link("v0").unwrap().unwrap().index)
 }
 
-/// Adds what CNI plugins make: an address without its network, routes to a gateway that no other route
-/// leads to, a source, metrics, a neighbour that answers no requests.
+/// Adds what CNI plugins make: an address without its network, routes to a gateway that no other
+/// route leads to, a source, metrics.
 #[test]
 fn routes_and_neighbours_of_any_kind_as_root() {
     in_namespace(|| {

@@ -98,12 +98,15 @@ pub struct Uplink {
     pub interface: String,
     /// The interface's number in the namespace.
     pub index: u32,
+    /// The interface's MAC address.
+    pub mac: Mac,
 }
 
 impl Uplink {
-    /// Returns whether the other interface is this one.
+    /// Returns whether the other interface is this one. The kernel gives the inode number of a
+    /// namespace that is gone to another one.
     pub fn is_same(&self, other: &Self) -> bool {
-        let key = |one: &Self| (one.device, one.inode, one.index);
+        let key = |one: &Self| (one.device, one.inode, one.index, one.mac);
         key(self) == key(other)
     }
 }
@@ -377,6 +380,7 @@ mod tests {
             inode: 4026532000,
             interface: "eth0".into(),
             index: 2,
+            mac: Mac::derived(Ipv4Addr::new(10, 1, 2, 2)),
         };
         ledger.save_uplink("0123456789ab", &uplink).unwrap();
         fs::write(dir.path().join("uplinks/half.json"), "{").unwrap();

@@ -26,7 +26,7 @@
 //! names, limits of bandwidth, the host's firewall (a packet that another table drops stays
 //! dropped).
 //!
-//! Dependencies: `slipway-netlink` for interfaces, `slipway-netns` for namespaces of others, and the
+//! Dependencies: `slipway-netlink` for interfaces, `slipway-netns` for namespaces of others and the
 //! program `nft` for rules; `ipnet` for subnets; `simple-dns` for the wire format of names (small,
 //! without a resolver); `arc-swap` for the current zone; `serde` and `serde_json` for the ledger;
 //! `rustix` for sockets and random numbers; `tokio` and `tonic` for servers; `thiserror` for

@@ -9,13 +9,13 @@
 
 use std::path::Path;
 
-use slipway_ethernet_spec::Mac;
+use slipway_ethernet_spec::Mac as Ethernet;
 use slipway_netlink::{Address, Link, Neighbour, Netlink, Route};
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::network_v1 as v1;
 
 use crate::ledger::Uplink;
-use crate::{Error, Result, nft};
+use crate::{Error, Mac, Result, nft};
 
 /// The interface that is taken if it exists; the name that CNI runtimes ask for.
 const USUAL: &str = "eth0";
@@ -30,7 +30,7 @@ const TABLE: &str = "slipway_uplink";
 #[derive(Debug, PartialEq, Eq)]
 pub struct Interface {
     link: Link,
-    mac: [u8; 6],
+    mac: Mac,
     addresses: Vec<Address>,
     routes: Vec<Route>,
     neighbours: Vec<Neighbour>,
@@ -68,7 +68,7 @@ pub fn look(path: &Path) -> Result<(Identity, Interface)> {
 /// Chooses the interface as runtimes with CNI do. Tunnels that each namespace has from the start
 /// have no Ethernet address, or one of zeros.
 fn choose(links: Vec<Link>) -> Result<Link, String> {
-    let has_mac = |link: &Link| link.mac.is_some_and(|mac| Mac(mac).is_unicast());
+    let has_mac = |link: &Link| link.mac.is_some_and(|mac| Ethernet(mac).is_unicast());
     let mut links: Vec<Link> = links.into_iter().filter(has_mac).collect();
     let link = match links.iter().position(|link| link.name == USUAL) {
         Some(at) => links.swap_remove(at),
@@ -95,6 +95,10 @@ fn choose(links: Vec<Link>) -> Result<Link, String> {
     Ok(link)
 }
 
+fn mac_of(link: &Link) -> Result<Mac> {
+    Ethernet(link.mac.unwrap_or_default()).to_string().parse()
+}
+
 fn is_link_local(address: std::net::IpAddr) -> bool {
     matches!(address, std::net::IpAddr::V6(address) if address.is_unicast_link_local())
 }
@@ -119,7 +123,7 @@ impl Interface {
                 link.name
             )));
         }
-        let mac = link.mac.unwrap_or_default();
+        let mac = mac_of(&link)?;
         Ok(Self { link, mac, addresses, routes, neighbours })
     }
 
@@ -132,6 +136,7 @@ impl Interface {
             inode: identity.inode,
             interface: self.link.name.clone(),
             index: self.link.index,
+            mac: self.mac,
         }
     }
 
@@ -152,12 +157,12 @@ impl Interface {
         };
         let neighbour = |one: &Neighbour| v1::InterfaceNeighbour {
             address: one.address.to_string(),
-            mac: Mac(one.mac).to_string(),
+            mac: Ethernet(one.mac).to_string(),
         };
         v1::Interface {
             switch,
             name: self.link.name.clone(),
-            mac: Mac(self.mac).to_string(),
+            mac: self.mac.to_string(),
             mtu: self.link.mtu,
             addresses: self.addresses.iter().map(address).collect(),
             routes: self.routes.iter().map(route).collect(),
@@ -170,14 +175,29 @@ impl Interface {
 /// nothing.
 ///
 /// # Errors
-/// [`Error::Namespace`], [`Error::Host`].
+/// [`Error::Namespace`]; [`Error::Host`], also if the interface is gone.
 pub fn close(uplink: &Uplink) -> Result<()> {
     let drop_all = format!(
         "add table netdev {TABLE}\ndelete table netdev {TABLE}\ntable netdev {TABLE} {{\nchain \
          frames {{\ntype filter hook ingress device \"{}\" priority -500; policy drop;\n}}\n}}\n",
         uplink.interface
     );
-    in_namespace(uplink, &drop_all)
+    in_namespace(uplink, || {
+        let links = Netlink::open().and_then(|mut netlink| netlink.links());
+        let links = links.map_err(Error::host("cannot look at the namespace's interfaces"))?;
+        let is = |link: &&Link| {
+            (link.index, &link.name) == (uplink.index, &uplink.interface)
+                && mac_of(link).is_ok_and(|mac| mac == uplink.mac)
+        };
+        if links.iter().find(is).is_none() {
+            return Err(Error::Host(format!(
+                "the interface {} of {} is not there any more",
+                uplink.interface,
+                uplink.namespace.display()
+            )));
+        }
+        nft::apply_here(&drop_all)
+    })
 }
 
 /// Lets the namespace's own kernel have the frames of an interface again; blocks. A namespace that
@@ -187,19 +207,19 @@ pub fn close(uplink: &Uplink) -> Result<()> {
 /// [`Error::Host`].
 pub fn open_again(uplink: &Uplink) -> Result<()> {
     let nothing = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");
-    match in_namespace(uplink, &nothing) {
+    match in_namespace(uplink, || nft::apply_here(&nothing)) {
         Err(Error::Namespace(_)) => Ok(()),
         done => done,
     }
 }
 
-fn in_namespace(uplink: &Uplink, rules: &str) -> Result<()> {
+fn in_namespace(uplink: &Uplink, work: impl FnOnce() -> Result<()> + Send) -> Result<()> {
     let namespace = Namespace::open(&uplink.namespace)?;
     let identity = Identity { device: uplink.device, inode: uplink.inode };
     if namespace.identity() != identity {
         return Err(slipway_netns::Error::NotOne(uplink.namespace.clone()).into());
     }
-    namespace.run(|| nft::apply_here(rules))?
+    namespace.run(work)?
 }
 
 #[cfg(test)]

@@ -209,6 +209,10 @@ fn a_namespace_that_is_gone_is_no_obstacle_as_root() {
         // Its maker removes the interface; the port stays, without a peer.
         ip("link delete v0");
         assert_eq!(rig.switches(), ["uplink.a/uplink:eth0"]);
+        drop(rig);
+        let rig = open(dir.path()).await;
+        let gone = rig.networks.reconcile(&["a".to_owned()].into()).await.unwrap_err();
+        assert!(gone.to_string().contains("is not there any more"), "{gone}");
         let path = other.path.clone();
         drop(other);
         while path.exists() {
