@@ -91,7 +91,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     type AttachStream = Output<v1::RunOut>;
     type ExecStream = Output<v1::RunOut>;
     type LogsStream = Output<v1::LogRecord>;
-    type ConnectStream = Output<v1::ConnectOut>;
+    type ForwardStream = Output<v1::ForwardOut>;
     type SnoopGuestStream = Output<v1::GuestReport>;
 
     async fn run(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::RunStream> {
@@ -161,11 +161,8 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         Err(Status::unimplemented("exec"))
     }
 
-    async fn connect(
-        &self,
-        _: Request<Streaming<v1::ConnectIn>>,
-    ) -> Reply<Self::ConnectStream> {
-        Err(Status::unimplemented("connect"))
+    async fn forward(&self, _: Request<Streaming<v1::ForwardIn>>) -> Reply<Self::ForwardStream> {
+        Err(Status::unimplemented("forward"))
     }
 
     async fn logs(&self, _: Request<v1::LogsRequest>) -> Reply<Self::LogsStream> {
