@@ -3,6 +3,8 @@
 //!
 //! This crate is used on both sides, so it depends on no other crate of Slipway.
 
+pub mod sysctl;
+
 /// The version of this protocol. An agent runs as long as its sandbox, also under daemons that come
 /// after the one that started it. A daemon with another version ends such a sandbox instead of
 /// adopting it.

@@ -1,7 +1,7 @@
 //! The agent's state: containers by id, and operations on the whole sandbox.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,8 @@ use anyhow::Context;
 use rustix::process::Pid;
 use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::{
-    CreateContainerRequest, ExecRequest, ProcessRef, StatsReply, UpdateContainerRequest,
+    ConfigureRequest, CreateContainerRequest, ExecRequest, ProcessRef, StatsReply,
+    UpdateContainerRequest,
 };
 use tonic::{Code, Status};
 
@@ -30,6 +31,8 @@ pub struct Agent {
     power_off: PowerOff,
     /// Set once the socket engine was started.
     sockets: AtomicBool,
+    /// The kernel settings of containers' IPC namespaces.
+    sysctls: Mutex<BTreeMap<String, String>>,
     /// Containers by id; `None` while a container is being created.
     containers: Mutex<HashMap<String, Option<Arc<Container>>>>,
     /// Process 1 of the PID namespace that containers share, once one does.
@@ -45,8 +48,13 @@ impl Agent {
         power_off: PowerOff,
     ) -> Self {
         let (sockets, containers) = (AtomicBool::new(false), Mutex::default());
-        let holder = tokio::sync::Mutex::default();
-        Agent { places, stages, reaper, power_off, sockets, containers, holder }
+        let (sysctls, holder) = (Mutex::default(), tokio::sync::Mutex::default());
+        Agent { places, stages, reaper, power_off, sockets, sysctls, containers, holder }
+    }
+
+    /// Keeps the settings of the sandbox that its containers get each.
+    pub fn configured(&self, request: ConfigureRequest) {
+        *lock(&self.sysctls) = crate::sysctl::of_ipc(request.sysctls);
     }
 
     /// Creates a container. After an error, the id is free again.
@@ -91,7 +99,8 @@ impl Agent {
     async fn build(&self, request: CreateContainerRequest) -> Result<Container, Failure> {
         let shares = request.in_pod && request.shares_processes;
         let processes_of = if shares { Some(self.shared_processes().await?) } else { None };
-        Container::create(&self.places, &self.reaper, request, processes_of).await
+        let sysctls = lock(&self.sysctls).clone();
+        Container::create(&self.places, &self.reaper, sysctls, request, processes_of).await
     }
 
     /// Returns process 1 of the PID namespace that containers share. Starts it for the first one.
@@ -225,8 +234,12 @@ impl Agent {
     }
 
     fn containers(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<Container>>>> {
-        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.containers)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn pid(process: &Process) -> u32 {

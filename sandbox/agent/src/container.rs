@@ -1,6 +1,6 @@
 //! Containers and their processes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -60,11 +60,13 @@ pub struct Container {
 }
 
 impl Container {
-    /// Builds the container. Its first process waits for [`Process::start`]. The container shares the
-    /// PID namespace of `processes_of`, or has one of its own.
+    /// Builds the container with the kernel settings `sysctls` of its IPC namespace. Its first
+    /// process waits for [`Process::start`]. The container shares the PID namespace of
+    /// `processes_of`, or has one of its own.
     pub async fn create(
         places: &Places,
         reaper: &Arc<Reaper>,
+        sysctls: BTreeMap<String, String>,
         request: CreateContainerRequest,
         processes_of: Option<Pid>,
     ) -> Result<Container, Failure> {
@@ -104,6 +106,9 @@ impl Container {
                 files: request.files,
                 shared_memory: shared_memory.to_owned(),
                 processes_of: processes_of.map_or(0, |pid| pid.as_raw_nonzero().get()),
+                masked: request.masked,
+                read_only_paths: request.read_only_paths,
+                sysctls,
             }),
             sockets: request.sockets,
             ..InitSpec::default()

@@ -245,7 +245,7 @@ pub fn loopback_up() -> io::Result<()> {
     }
 }
 
-/// Applies the host's settings: host name, clock, random seed.
+/// Applies the host's settings: host name, clock, random seed, kernel settings.
 pub fn configure(request: &ConfigureRequest) -> Result<()> {
     if !request.hostname.is_empty() {
         rustix::system::sethostname(request.hostname.as_bytes())
@@ -261,7 +261,7 @@ pub fn configure(request: &ConfigureRequest) -> Result<()> {
     if !request.entropy.is_empty() {
         seed(&request.entropy).context("seeding the random pool")?;
     }
-    Ok(())
+    crate::sysctl::set_all(&request.sysctls.clone().into_iter().collect())
 }
 
 /// Seeds the kernel's random pool. RNDADDENTROPY takes a count of bits, a length and the bytes

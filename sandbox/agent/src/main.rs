@@ -22,6 +22,8 @@
 //! The virtual machine separates a container from the host. Inside the sandbox, a container is
 //! separated from the agent and its neighbours by namespaces (mount, PID, IPC, UTS, cgroup), the
 //! usual default capabilities, masked and write-protected kernel paths, and a device policy in BPF.
+//! The host can name other capabilities and paths, and adds filters of system calls, which it
+//! compiles.
 //! CAP_MKNOD stays, as in other runtimes, but a container cannot open a node of a device that is
 //! not its own, such as the agent's port. On a kernel without such policies, CAP_MKNOD is dropped
 //! instead. A privileged container can do everything that root in the sandbox can, including ending
@@ -29,8 +31,8 @@
 //!
 //! # Not implemented
 //!
-//! A network namespace for each container (all share the sandbox's), user namespaces, seccomp
-//! filters, limits by cgroup, volumes with a file system other than ext4, resuming input that was
+//! A network namespace for each container (all share the sandbox's), user namespaces, limits
+//! by cgroup, volumes with a file system other than ext4, resuming input that was
 //! in flight to a process when the host's connection broke.
 //!
 //! # Dependencies
@@ -65,6 +67,7 @@ mod sockets;
 mod stages;
 mod stats;
 mod stdio;
+mod sysctl;
 mod trace;
 mod uevent;
 

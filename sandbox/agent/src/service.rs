@@ -65,8 +65,10 @@ impl AgentService for Service {
         &self,
         request: Request<ConfigureRequest>,
     ) -> Result<Response<ConfigureReply>, Status> {
-        crate::machine::configure(&request.into_inner())
+        let request = request.into_inner();
+        crate::machine::configure(&request)
             .map_err(|error| Status::internal(format!("{error:#}")))?;
+        self.0.configured(request);
         Ok(Response::new(ConfigureReply {}))
     }
 

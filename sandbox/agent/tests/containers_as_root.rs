@@ -26,6 +26,8 @@ macro_rules! sandbox {
     };
 }
 
+mod security;
+
 fn exit_status(status: &Status) -> &str {
     status.metadata().get(EXIT_STATUS_METADATA).map_or("", |value| value.to_str().unwrap())
 }

@@ -1,13 +1,18 @@
 //! Identity and capabilities, dropped last (credentials(7), capabilities(7)).
+//!
+//! The bounding set decides: with no inheritable and no ambient capabilities, root's permitted set
+//! is the bounding set once it executes a program, and everybody else's is empty.
 
 use anyhow::{Context, Result};
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_no_new_privs,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
+use slipway_agent_protocol::v1::Security;
 
+use super::seccomp::Filter;
 use super::user::User;
 
 /// The default capabilities of a container, the same as in other container runtimes.
@@ -26,9 +31,88 @@ const DEFAULT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::AUDIT_WRITE);
 
-/// Switches to `user`, with the capabilities of an ordinary or a privileged container.
-pub fn drop_to(user: &User, privileged: bool, drop_mknod: bool) -> Result<()> {
-    let kept = kept(privileged, drop_mknod);
+/// The rights of a process once it executes its program.
+pub struct Rights {
+    /// The capabilities that the process and its children can ever have.
+    capabilities: CapabilitySet,
+    no_new_privileges: bool,
+    /// The filter of system calls that is loaded last, if there is one.
+    pub filter: Option<Filter>,
+}
+
+impl Rights {
+    /// Reads what `security` asks for. What it leaves out is as usual for an ordinary or a
+    /// privileged process. With `drop_mknod`, an ordinary process does not get CAP_MKNOD.
+    ///
+    /// # Errors
+    /// The filter is malformed.
+    pub fn new(security: Option<&Security>, privileged: bool, drop_mknod: bool) -> Result<Rights> {
+        let named = security.and_then(|security| security.capabilities.as_ref());
+        let all = match (named, privileged) {
+            (Some(named), _) => parse(&named.names),
+            (None, true) => CapabilitySet::from_bits_retain(u64::MAX),
+            (None, false) => DEFAULT,
+        };
+        let dropped = match drop_mknod && !privileged {
+            true => CapabilitySet::MKNOD,
+            false => CapabilitySet::empty(),
+        };
+        Ok(Rights {
+            capabilities: all.difference(dropped),
+            no_new_privileges: security.is_some_and(|security| security.no_new_privileges),
+            filter: Filter::parse(security.map_or(&[], |security| &security.seccomp))?,
+        })
+    }
+
+    /// Returns the capability that loading the filter takes (seccomp(2)). The program does not get
+    /// it: its own follow from the bounding set.
+    fn to_load(&self) -> CapabilitySet {
+        match self.filter.is_some() && !self.no_new_privileges {
+            true => CapabilitySet::SYS_ADMIN,
+            false => CapabilitySet::empty(),
+        }
+    }
+}
+
+/// Returns the capabilities with these names, such as "CAP_CHOWN". Leaves out unknown names: they
+/// may be those of a newer kernel.
+fn parse(names: &[String]) -> CapabilitySet {
+    let known = |name: &String| CapabilitySet::from_name(name.strip_prefix("CAP_")?);
+    names.iter().filter_map(known).collect()
+}
+
+/// Switches to `user` with `rights`, except for the filter.
+pub fn drop_to(user: &User, rights: &Rights) -> Result<()> {
+    limit_bounding_set(rights.capabilities)?;
+    let to_load = rights.to_load();
+    // Else setuid clears the permitted set of a user who is not root. Ends at execve.
+    set_keep_capabilities(!to_load.is_empty()).context("prctl(PR_SET_KEEPCAPS)")?;
+    let groups: Vec<Gid> = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
+    set_thread_groups(&groups).context("setgroups")?;
+    let gid = Gid::from_raw(user.gid);
+    set_thread_res_gid(gid, gid, gid).context("setgid")?;
+    let uid = Uid::from_raw(user.uid);
+    set_thread_res_uid(uid, uid, uid).context("setuid")?;
+    // Some kernels have no ambient capabilities to clear; none were raised.
+    let _ = clear_ambient_capability_set();
+    // Root's sets follow from the bounding set at execute; this limits them until then.
+    let own = if user.uid == 0 { rights.capabilities } else { CapabilitySet::empty() };
+    let (until, none) = (own.union(to_load), CapabilitySet::empty());
+    // The kernel refuses capabilities that it does not know.
+    let known = capabilities(None).context("capget")?.permitted;
+    let until = until.intersection(known);
+    set_capabilities(
+        None,
+        CapabilitySets { effective: until, permitted: until, inheritable: none },
+    )
+    .context("capset")?;
+    if rights.no_new_privileges {
+        set_no_new_privs(true).context("prctl(PR_SET_NO_NEW_PRIVS)")?;
+    }
+    Ok(())
+}
+
+fn limit_bounding_set(kept: CapabilitySet) -> Result<()> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         if kept.contains(capability) {
@@ -40,43 +124,50 @@ pub fn drop_to(user: &User, privileged: bool, drop_mknod: bool) -> Result<()> {
             Err(error) => return Err(error).context("dropping capabilities"),
         }
     }
-    let groups: Vec<Gid> = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
-    set_thread_groups(&groups).context("setgroups")?;
-    let gid = Gid::from_raw(user.gid);
-    set_thread_res_gid(gid, gid, gid).context("setgid")?;
-    let uid = Uid::from_raw(user.uid);
-    set_thread_res_uid(uid, uid, uid).context("setuid")?;
-    // Some kernels have no ambient capabilities to clear; none were raised.
-    let _ = clear_ambient_capability_set();
-    if user.uid == 0 && !privileged {
-        // Root's sets follow from the bounding set at execute; this limits them until then.
-        let none = CapabilitySet::empty();
-        set_capabilities(
-            None,
-            CapabilitySets { effective: kept, permitted: kept, inheritable: none },
-        )
-        .context("capset")?;
-    }
     Ok(())
-}
-
-fn kept(privileged: bool, drop_mknod: bool) -> CapabilitySet {
-    match (privileged, drop_mknod) {
-        (true, _) => CapabilitySet::from_bits_retain(u64::MAX),
-        (false, false) => DEFAULT,
-        (false, true) => DEFAULT.difference(CapabilitySet::MKNOD),
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use slipway_agent_protocol::v1::Capabilities;
+
     use super::*;
+
+    fn kept(security: Option<&Security>, privileged: bool, drop_mknod: bool) -> CapabilitySet {
+        Rights::new(security, privileged, drop_mknod).unwrap().capabilities
+    }
+
+    fn named(names: &[&str]) -> Security {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Security { capabilities: Some(Capabilities { names }), ..Security::default() }
+    }
 
     #[test]
     fn the_default_set_is_the_usual_one() {
         // The value is CapEff of a container of other runtimes.
-        assert_eq!(kept(false, false).bits(), 0xa804_25fb);
-        assert!(!kept(false, true).contains(CapabilitySet::MKNOD));
-        assert!(kept(true, true).contains(CapabilitySet::SYS_ADMIN));
+        assert_eq!(kept(None, false, false).bits(), 0xa804_25fb);
+        assert_eq!(kept(Some(&Security::default()), false, false).bits(), 0xa804_25fb);
+        assert!(!kept(None, false, true).contains(CapabilitySet::MKNOD));
+        assert!(kept(None, true, true).contains(CapabilitySet::SYS_ADMIN));
+    }
+
+    #[test]
+    fn named_capabilities_are_exact() {
+        let some = named(&["CAP_SYS_PTRACE", "CAP_MKNOD", "CAP_OF_A_LATER_KERNEL", "CHOWN", ""]);
+        let both = CapabilitySet::SYS_PTRACE.union(CapabilitySet::MKNOD);
+        assert_eq!(kept(Some(&some), false, false), both);
+        assert_eq!(kept(Some(&some), true, true), both);
+        assert_eq!(kept(Some(&some), false, true), CapabilitySet::SYS_PTRACE);
+        assert_eq!(kept(Some(&named(&[])), true, false), CapabilitySet::empty());
+    }
+
+    #[test]
+    fn a_filter_is_loaded_with_a_capability_or_without_new_privileges() {
+        let filter = Security { seccomp: vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f], ..named(&[]) };
+        let load =
+            |security: &Security| Rights::new(Some(security), false, false).unwrap().to_load();
+        assert_eq!(load(&filter), CapabilitySet::SYS_ADMIN);
+        assert_eq!(load(&Security { no_new_privileges: true, ..filter }), CapabilitySet::empty());
+        assert_eq!(load(&named(&["CAP_SYS_ADMIN"])), CapabilitySet::empty());
     }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 
+use super::seccomp::Filter;
 use super::user::User;
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
@@ -75,9 +76,13 @@ impl Program {
         Failure::Execute { exit_status, message: format!("exec: {:?}: {reason}", self.name) }
     }
 
-    /// Executes the program. Returns only if that failed, with the reason.
-    pub fn execute(&self, path: &CString) -> Failure {
+    /// Loads `filter` and executes the program. Returns only if that failed, with the reason. The
+    /// filter sees no other system call of this process, unless execve fails.
+    pub fn execute(&self, path: &CString, filter: Option<&Filter>) -> Failure {
         reset_signals();
+        if let Some(Err(error)) = filter.map(Filter::load) {
+            return Failure::Setup(error);
+        }
         let error = execve(path, &self.args, &self.environment);
         match error {
             // ENOENT for an existing file means that its interpreter is missing.

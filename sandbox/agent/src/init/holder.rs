@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use slipway_agent_protocol::v1::{Capabilities, Security};
 
 use super::channel::Channel;
 use super::{credentials, root, user};
@@ -27,7 +28,12 @@ pub fn hold(channel: &Channel, base: &Path) -> Result<()> {
         .context("mounting an empty root")?;
     root::pivot(base)?;
     let nobody = user::User { uid: NOBODY, gid: NOBODY, groups: Vec::new(), home: String::new() };
-    credentials::drop_to(&nobody, false, true)?;
+    let none = Security {
+        capabilities: Some(Capabilities::default()),
+        no_new_privileges: true,
+        ..Security::default()
+    };
+    credentials::drop_to(&nobody, &credentials::Rights::new(Some(&none), false, true)?)?;
     channel.ready(None)?;
     if !channel.wait_for_go()? {
         std::process::exit(1);

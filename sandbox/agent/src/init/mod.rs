@@ -20,9 +20,11 @@ mod dev;
 mod environment;
 mod execute;
 mod files;
+mod hidden;
 mod holder;
 mod limits;
 mod root;
+mod seccomp;
 pub mod sockets;
 mod terminal;
 mod tree;
@@ -37,9 +39,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use prost::Message;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open, set_dumpable_behavior};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use slipway_agent_protocol::v1::{File, Names, ProcessSpec};
+use slipway_agent_protocol::v1::{File, Names, Paths, ProcessSpec};
 
 use channel::{Channel, Report};
+use credentials::Rights;
 pub use terminal::size as window_size;
 
 /// The first argument with which this program runs as `container-init`.
@@ -56,7 +59,7 @@ pub struct InitSpec {
     /// The process to run.
     #[prost(message, optional, tag = "1")]
     pub process: Option<ProcessSpec>,
-    /// Set for all capabilities and no masked paths.
+    /// Set for all capabilities and no hidden paths, unless others are given.
     #[prost(bool, tag = "2")]
     pub privileged: bool,
     /// Set to drop CAP_MKNOD. Without a device policy in the cgroup, CAP_MKNOD would open every
@@ -116,6 +119,15 @@ pub struct ContainerSpec {
     /// The files to write in place of the image's.
     #[prost(message, repeated, tag = "10")]
     pub files: Vec<File>,
+    /// The paths to hide; if absent, the usual ones of the container's kind.
+    #[prost(message, optional, tag = "11")]
+    pub masked: Option<Paths>,
+    /// The paths to write-protect; if absent, the usual ones of the container's kind.
+    #[prost(message, optional, tag = "12")]
+    pub read_only_paths: Option<Paths>,
+    /// The kernel settings of the container's own IPC namespace.
+    #[prost(btree_map = "string, string", tag = "13")]
+    pub sysctls: std::collections::BTreeMap<String, String>,
     /// The directory of the sandbox that is /dev/shm in all containers of a pod. Empty: the container
     /// is alone, with a /dev/shm and an IPC namespace of its own.
     #[prost(string, tag = "20")]
@@ -304,7 +316,10 @@ fn prepare_and_execute(
     if let Some(container) = &spec.container {
         root::enter(container, spec.privileged)?;
     }
-    let user = user::resolve(Path::new("/"), &process.user)?;
+    let security = process.security.as_ref();
+    let rights = Rights::new(security, spec.privileged, spec.drop_mknod)?;
+    let groups = security.map_or(&[][..], |security| &security.groups);
+    let user = user::resolve(Path::new("/"), &process.user)?.with_groups(groups);
     let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
     files::create_directory(cwd).with_context(|| format!("working directory {cwd:?}"))?;
     if spec.container.as_ref().is_some_and(|container| container.read_only) {
@@ -335,6 +350,6 @@ fn prepare_and_execute(
         std::process::exit(1);
     }
     let path = program.find(&user)?;
-    credentials::drop_to(&user, spec.privileged, spec.drop_mknod)?;
-    Err(program.execute(&path))
+    credentials::drop_to(&user, &rights)?;
+    Err(program.execute(&path, rights.filter.as_ref()))
 }

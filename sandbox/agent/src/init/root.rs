@@ -1,6 +1,6 @@
 //! The container's root: image, volatile layer, overlay, and the file systems on top of it.
 //!
-//! Mount flags and the hidden paths are those of the OCI runtime specification's Linux defaults.
+//! Mount flags are those of the OCI runtime specification's Linux defaults.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -9,33 +9,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
-    mount_remount, unmount,
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount, unmount,
 };
 
-use super::{ContainerSpec, Device, dev, files, sockets, tree, volume};
-use crate::machine;
+use super::{ContainerSpec, Device, dev, files, hidden, sockets, tree, volume};
+use crate::{machine, sysctl};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
-
-/// Paths with information about the machine that a container does not need.
-const MASKED: &[&str] = &[
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-];
-/// Paths of kernel settings, which belong to the sandbox and not to the container.
-const READ_ONLY: &[&str] =
-    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Builds the root, makes it this process's `/` and mounts everything in it.
 pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
@@ -43,6 +23,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         rustix::system::sethostname(spec.hostname.as_bytes())
             .with_context(|| format!("hostname {:?}", spec.hostname))?;
     }
+    sysctl::set_all(&spec.sysctls)?;
     // The modes below are exact; the container's program gets the usual umask 022.
     rustix::process::umask(Mode::empty());
     // Mounts made here must not propagate to the agent's namespace.
@@ -69,9 +50,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     if let Some(sockets) = sockets {
         sockets.attach()?;
     }
-    if !privileged {
-        hide()?;
-    }
+    hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
 }
@@ -196,28 +175,6 @@ fn mount_shared_memory(of_pod: Option<&OwnedFd>) -> Result<()> {
         None => mount("tmpfs", PATH, "tmpfs", NO_EXEC, machine::SHARED_MEMORY_OPTIONS)
             .with_context(|| format!("mounting {PATH}")),
     }
-}
-
-/// Covers the [`MASKED`] paths and write-protects the [`READ_ONLY`] ones that the kernel has.
-fn hide() -> Result<()> {
-    for path in MASKED {
-        let Ok(metadata) = std::fs::metadata(path) else { continue };
-        let covered = if metadata.is_dir() {
-            mount("tmpfs", *path, "tmpfs", MountFlags::RDONLY, c"size=0,nr_inodes=1")
-        } else {
-            mount_bind("/dev/null", *path)
-        };
-        covered.with_context(|| format!("masking {path}"))?;
-    }
-    for path in READ_ONLY {
-        if !Path::new(path).exists() {
-            continue;
-        }
-        mount_bind(*path, *path).with_context(|| format!("protecting {path}"))?;
-        mount_remount(*path, MountFlags::BIND | MountFlags::RDONLY | NO_EXEC, c"")
-            .with_context(|| format!("protecting {path}"))?;
-    }
-    Ok(())
 }
 
 /// Write-protects the root. File systems that are mounted on it keep their own state.

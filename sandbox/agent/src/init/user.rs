@@ -19,6 +19,16 @@ pub struct User {
     pub home: String,
 }
 
+impl User {
+    /// Adds supplementary groups.
+    pub fn with_groups(mut self, groups: &[u32]) -> Self {
+        self.groups.extend(groups);
+        self.groups.sort_unstable();
+        self.groups.dedup();
+        self
+    }
+}
+
 /// The largest database in bytes, since it is read whole at every start.
 const MAX_DATABASE: u64 = 16 << 20;
 
@@ -154,6 +164,15 @@ mod tests {
         assert_eq!(ok("nohome").3, "/");
         assert_eq!(ok(":wheel"), (0, 10, vec![], "/root".into()));
         assert_eq!(ok("ada:"), (1000, 1000, vec![10, 29], "/home/ada".into()));
+    }
+
+    #[test]
+    fn given_groups_join_the_users_own() {
+        let groups = |text: &str, more: &[u32]| {
+            resolve(database().path(), text).unwrap().with_groups(more).groups
+        };
+        assert_eq!(groups("ada", &[77, 10, 5]), [5, 10, 29, 77]);
+        assert_eq!(groups("1000:1000", &[77, 5, 77]), [5, 77], "with a group, exactly these");
     }
 
     #[test]
