@@ -4,6 +4,7 @@
 //! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
 //! socket both services share; `rustix` and `thiserror` for [`copies`].
 
+pub mod capabilities;
 pub mod copies;
 
 pub use slipway_plane_api::connect;

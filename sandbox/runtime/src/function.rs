@@ -218,6 +218,7 @@ pub fn create_request(
     record: &Record,
     files: Vec<agent_v1::File>,
 ) -> agent_v1::CreateContainerRequest {
+    let (masked, read_only_paths) = record.process.security.paths();
     agent_v1::CreateContainerRequest {
         id: OWN.to_owned(),
         root: Some(agent_v1::RootFilesystem {
@@ -233,6 +234,8 @@ pub fn create_request(
         names: network::names(record),
         sockets: record.sockets.is_some(),
         files,
+        masked,
+        read_only_paths,
         ..Default::default()
     }
 }

@@ -22,6 +22,7 @@
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
+//! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
@@ -30,8 +31,9 @@
 //! Not implemented: templates of microVMs, pools of control groups, volumes of a pod's containers.
 //!
 //! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls
-//! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings; `rustix`
-//! and `libc` for system calls and signal numbers; `tracing` for the daemon's log.
+//! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings, `hex` for
+//! bytes in records; `rustix` and `libc` for system calls and signal numbers; `tracing` for the
+//! daemon's log.
 
 mod adopt;
 pub mod agent;
@@ -63,6 +65,7 @@ mod recover;
 mod root;
 mod running;
 pub mod sandbox;
+pub mod security;
 mod service;
 mod shared_root;
 mod snoop;
@@ -78,4 +81,4 @@ pub use life::RETURN;
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{Node, Parts};
 pub use service::Service;
-pub use slipway_sandbox_api::{SandboxClient, copies as host_copies, v1};
+pub use slipway_sandbox_api::{SandboxClient, capabilities, copies as host_copies, v1};

@@ -4,6 +4,7 @@ use slipway_agent_protocol::v1 as agent_v1;
 use slipway_image::ImageConfig;
 
 use crate::record::Process;
+use crate::security::Security;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
@@ -12,7 +13,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Invalid`] if neither the image nor the user names a program, or an entry of the
-/// environment is invalid.
+/// environment, or of what the process may do, is invalid.
 pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
     let (entrypoint, command) = match &spec.entrypoint {
         Some(entrypoint) => (vec![entrypoint.clone()], spec.command.clone()),
@@ -36,6 +37,7 @@ pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
         columns: spec.columns,
         stdin: spec.stdin,
         limits: spec.limits.iter().map(|l| (l.name.clone(), l.soft, l.hard)).collect(),
+        security: Security::new(spec.security.as_ref())?,
     })
 }
 
@@ -118,7 +120,7 @@ pub fn agent_spec(process: &Process) -> agent_v1::ProcessSpec {
         columns: process.columns,
         stdin: process.stdin,
         limits: limits.collect(),
-        security: None,
+        security: Some(process.security.of_process()),
     }
 }
 

@@ -13,6 +13,7 @@ use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
 pub use self::container::{Added, Disks, Limits, Settings};
+use crate::security::Security;
 use crate::{Error, Result};
 
 /// A sandbox's state in its life cycle.
@@ -114,6 +115,9 @@ pub struct Process {
     pub stdin: bool,
     /// Resource limits, as (name, soft, hard).
     pub limits: Vec<(String, u64, u64)>,
+    /// The rights of the process.
+    #[serde(default)]
+    pub security: Security,
 }
 
 /// A sandbox's interface in a network.

@@ -12,11 +12,14 @@ use crate::stdio::{self, Pieces};
 use crate::v1::{self, run_out};
 
 /// Returns the request for the agent to start the process of `spec` in a container.
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) if the process may not do what it asks for.
 pub(super) fn exec_request(
     target: &Target,
     spec: &v1::ExecSpec,
     exec_id: &str,
-) -> agent_v1::ExecRequest {
+) -> crate::Result<agent_v1::ExecRequest> {
     let settings = target.look(Settings::clone);
     let asked = Process {
         args: spec.command.clone(),
@@ -28,12 +31,13 @@ pub(super) fn exec_request(
         columns: spec.columns,
         stdin: spec.stdin,
         limits: settings.process.limits,
+        security: settings.process.security.of_exec(spec.security.as_ref(), spec.privileged)?,
     };
-    agent_v1::ExecRequest {
+    Ok(agent_v1::ExecRequest {
         process: process(&target.container.name, exec_id),
         spec: Some(process::agent_spec(&asked)),
         privileged: spec.privileged || settings.privileged,
-    }
+    })
 }
 
 /// Carries the output of a process to its client, then its exit, until the client leaves.

@@ -208,7 +208,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let agent = target.sandbox.agent()?;
         let session = agent.session(&target.sandbox.name)?;
         let exec_id = name::new_id();
-        let request = exec_request(&target, &spec, &exec_id);
+        let request = exec_request(&target, &spec, &exec_id)?;
         let (input, input_end) = stdio::input();
         let reference = process(&target.container.name, &exec_id);
         let open = agent.clone();
