@@ -10,6 +10,7 @@ mod network;
 mod pod;
 mod port;
 mod run;
+mod security;
 mod snoop;
 mod socket;
 
@@ -31,6 +32,7 @@ pub use port::{
     TraceArgs,
 };
 pub use run::{ExecArgs, MachineArgs, ProcessArgs, Pull, RunArgs};
+pub use security::{CapabilityArg, OptionArg, SecurityArgs, SysctlArg};
 pub use snoop::{By, SnoopArgs};
 pub use socket::{
     LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,

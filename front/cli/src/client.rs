@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use slipway_plane_api::{NetworkClient, PlaneClient};
+use slipway_runtime::record::Record;
 use slipway_runtime::{Config, SandboxClient, v1};
 use tonic::transport::Channel;
 
@@ -257,4 +258,11 @@ pub fn refused(status: &tonic::Status) -> anyhow::Error {
         "" => anyhow!("the daemon: {}", status.code()),
         message => anyhow!("{message}"),
     }
+}
+
+/// Returns the record of a sandbox, by its name or id.
+pub async fn record(client: &mut SandboxClient, name: &str) -> Result<Record> {
+    let request = v1::Name { name: name.to_owned() };
+    let inspect = client.inspect(request).await.map_err(|status| refused(&status))?;
+    Ok(serde_json::from_str(&inspect.get_ref().json)?)
 }

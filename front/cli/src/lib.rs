@@ -36,6 +36,7 @@ mod port_tools;
 mod progress;
 mod report;
 mod run;
+mod security;
 mod session;
 mod size;
 mod snoop;

@@ -12,10 +12,10 @@ use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{ExecArgs, MachineArgs, NetworkArgs, NodeArgs, ProcessArgs, RunArgs};
-use crate::client::{Lost, connect, next_daemon, refused};
+use crate::client::{Lost, connect, next_daemon, record, refused};
 use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
-use crate::{copy, image, keeper, progress, report};
+use crate::{copy, image, keeper, progress, report, security};
 
 /// Runs `slipway run`. Returns the exit status.
 pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {
@@ -378,6 +378,7 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
         labels: labels(&args.label)?,
         limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
         files: copy::read(&args.copy)?,
+        security: security::of_run(&args.process.security, args.process.privileged, &args.sysctl)?,
         ..of_pod
     })
 }
@@ -465,6 +466,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         bail!("--tty needs a terminal at standard input; without one, leave it out");
     }
     let (rows, columns) = terminal_size();
+    let mut client = connect(node, config).await?;
     let spec = v1::ExecSpec {
         name: args.name.clone(),
         command: args.command.clone(),
@@ -477,10 +479,9 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         stdin: args.process.interactive,
         detach: false,
         privileged: args.process.privileged,
-        ..v1::ExecSpec::default()
+        security: security::asked_by_exec(&mut client, args).await?,
     };
     let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
-    let mut client = connect(node, config).await?;
     let (sender, stream) = requests(run_in::Kind::Exec(spec));
     let replies = client.exec(stream).await.map_err(|status| refused(&status))?.into_inner();
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
@@ -491,8 +492,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
 pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32> {
     let mut client = connect(node, config).await?;
     let request = v1::Name { name: name.to_owned() };
-    let inspect = client.inspect(request.clone()).await.map_err(|status| refused(&status))?;
-    let record: slipway_runtime::record::Record = serde_json::from_str(&inspect.get_ref().json)?;
+    let record = record(&mut client, name).await?;
     let process = &record.settings_of(name).process;
     let wishes = session::Wishes { stdin: process.stdin, tty: process.terminal };
     let (sender, stream) = requests(run_in::Kind::Attach(request));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
 
-use super::NetworkArgs;
+use super::{NetworkArgs, SecurityArgs, SysctlArg};
 use crate::copy::CopyArg;
 use crate::size::parse_size;
 use crate::volume::VolumeArg;
@@ -67,6 +67,9 @@ pub struct RunArgs {
     /// Limit of the container's processes, name=soft[:hard], as docker has it
     #[arg(long, value_name = "NAME=SOFT[:HARD]")]
     pub ulimit: Vec<String>,
+    /// Kernel setting of the sandbox's network, IPC and UTS namespaces, as net.core.somaxconn=4096
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub sysctl: Vec<SysctlArg>,
     /// Write the start, stage by stage: a picture (.svg), or data (.json)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub timeline: Option<PathBuf>,
@@ -123,8 +126,10 @@ pub struct ProcessArgs {
     #[arg(short, long)]
     pub tty: bool,
     /// All capabilities and devices
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["cap_add", "cap_drop"])]
     pub privileged: bool,
+    #[command(flatten)]
+    pub security: SecurityArgs,
 }
 
 #[derive(Debug, Args)]
