@@ -32,7 +32,7 @@ ONLY = {
         "it runs in other people's programs",
     ),
     "slipway-shim": (
-        ["base/", "spec/", "slipway-sandbox-api"],
+        ["base/", "spec/", "slipway-sandbox-api", "slipway-seccomp"],
         "one runs for each container: it must stay small",
     ),
     "slipway-preload": (

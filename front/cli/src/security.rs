@@ -51,8 +51,9 @@ pub async fn asked_by_exec(
         return of_exec(&args.process.security, false, &Security::default());
     }
     let record = record(client, &args.name).await?;
-    let privileged = args.process.privileged || record.privileged;
-    let mut own = record.process.security;
+    let settings = record.settings_of(&args.name);
+    let privileged = args.process.privileged || settings.privileged;
+    let mut own = settings.process.security.clone();
     own.capabilities = own.capabilities.filter(|_| !args.process.privileged);
     of_exec(&args.process.security, privileged, &own)
 }

@@ -7,8 +7,9 @@ use slipway_telemetry::Timeline;
 
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
-use crate::record::{self, Record, SandboxState, Settings, Volume};
+use crate::record::{self, Process, Record, SandboxState, Settings, Volume};
 use crate::sandbox::Sandbox;
+use crate::security::Security;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{Error, Result, copies, cpus, name, network, pod, process, sockets, start, volume};
@@ -123,7 +124,9 @@ fn of_pod(spec: &RunSpec) -> Result<Settings> {
         let why = "a pod has no image, command, files or volumes: its containers have them";
         return Err(Error::Invalid(why.to_owned()));
     }
-    Ok(Settings::default())
+    let process =
+        Process { security: Security::new(spec.security.as_ref())?, ..Process::default() };
+    Ok(Settings { process, ..Settings::default() })
 }
 
 fn memory(asked: u64, otherwise: u64) -> Result<u64> {

@@ -218,7 +218,7 @@ pub fn create_request(
     record: &Record,
     files: Vec<agent_v1::File>,
 ) -> agent_v1::CreateContainerRequest {
-    let (masked, read_only_paths) = record.process.security.paths();
+    let (masked, read_only_paths) = record.settings.process.security.paths();
     agent_v1::CreateContainerRequest {
         id: OWN.to_owned(),
         root: Some(agent_v1::RootFilesystem {
@@ -247,6 +247,7 @@ pub fn create_added(
     disks: Disks,
     files: Vec<agent_v1::File>,
 ) -> agent_v1::CreateContainerRequest {
+    let (masked, read_only_paths) = added.settings.process.security.paths();
     agent_v1::CreateContainerRequest {
         id: added.name.clone(),
         root: Some(agent_v1::RootFilesystem {
@@ -260,6 +261,8 @@ pub fn create_added(
         privileged: added.settings.privileged,
         names: network::names(record),
         files,
+        masked,
+        read_only_paths,
         in_pod: true,
         shares_processes: added.shares_processes,
         resources: Some(added.limits.into()),

@@ -296,7 +296,7 @@ async fn container(
         hostname: record.hostname.clone(),
         realtime_ns: realtime_ns(),
         entropy: (0..4).flat_map(|_| name::random().to_ne_bytes()).collect(),
-        sysctls: record.process.security.sysctls.clone().into_iter().collect(),
+        sysctls: record.settings.process.security.sysctls.clone().into_iter().collect(),
     };
     agent.call(|mut client| async move { client.configure(configure).await }).await?;
     if record.pod {

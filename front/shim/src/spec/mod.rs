@@ -1,13 +1,14 @@
 //! Translates containerd's requests to those of Slipway's daemon.
 //!
-//! Kernel file systems, namespaces and masked paths need no translation: a microVM has its own. A
-//! wish that cannot be honoured, and that decides what a container can see or reach, is an error:
-//! one line with the next step. `docs/containerd.md` lists both, and what is ignored.
+//! Kernel file systems and namespaces need no translation: a microVM has its own. A wish that
+//! cannot be honoured, and that decides what a container can see or reach, is an error: one line
+//! with the next step. `docs/containerd.md` lists both, and what is ignored.
 
 mod mounts;
 mod namespaces;
 mod oci;
 mod pod;
+mod security;
 mod sizes;
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,8 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 use slipway_sandbox_api::v1;
 
 pub use self::mounts::Container;
-use self::oci::{Capabilities, Process, Resources};
 pub use self::oci::{Mount, Oci};
+use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
 use self::sizes::{CPUS, MAX_CPUS};
 use crate::ttrpc::Failure;
@@ -34,25 +35,6 @@ const KUBERNETES: [(&str, &str); 3] = [
     ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
     ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
 ];
-/// The capabilities that the agent gives to a container that is not privileged.
-const DEFAULT: [&str; 14] = [
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
-/// Capabilities that only a privileged container has together.
-const PRIVILEGED: [&str; 4] = ["CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_NET_ADMIN"];
 
 /// Returns the labels by which a sandbox or a container tells whose it is.
 pub fn labels(
@@ -88,7 +70,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
 
 /// Translates a container's first process, and what it sees of files and devices.
 fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
-    let privileged = privileged(oci.process.capabilities.as_ref())?;
+    let privileged = security::is_privileged(oci);
     oci.mounts.iter().try_for_each(|mount| mounts::origin(mount, container).map(drop))?;
     check_rest(oci, privileged)?;
     let process = &oci.process;
@@ -105,6 +87,7 @@ fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         privileged,
         read_only: oci.root.readonly,
         limits: process.rlimits.iter().map(limit).collect(),
+        security: Some(security::of_container(oci)?),
         ..v1::RunSpec::default()
     })
 }
@@ -125,7 +108,6 @@ pub fn files(mounts: &[Mount], container: Container<'_>) -> Result<Vec<v1::File>
 pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
     let process: Process =
         serde_json::from_slice(json).map_err(|error| format!("the process: {error}"))?;
-    let privileged = privileged(process.capabilities.as_ref())?;
     command(&process.args)?;
     let size = process.console_size.as_ref();
     Ok(v1::ExecSpec {
@@ -135,7 +117,7 @@ pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
         user: user(&process),
         rows: size.map_or(0, |size| size.height),
         columns: size.map_or(0, |size| size.width),
-        privileged,
+        security: Some(security::of_process(&process)?),
         ..v1::ExecSpec::default()
     })
 }
@@ -173,23 +155,6 @@ fn limit(limit: &oci::Rlimit) -> v1::Limit {
     v1::Limit { name, soft: limit.soft, hard: limit.hard }
 }
 
-/// Returns whether a container is privileged: it has the capabilities of one. Fewer capabilities
-/// than usual are the usual ones; single ones beside them cannot be had.
-fn privileged(asked: Option<&Capabilities>) -> Result<bool, String> {
-    let Some(asked) = asked else { return Ok(false) };
-    let has = |name: &str| asked.bounding.iter().any(|one| one == name);
-    if PRIVILEGED.iter().all(|name| has(name)) {
-        return Ok(true);
-    }
-    match asked.bounding.iter().find(|name| !DEFAULT.contains(&name.as_str())) {
-        None => Ok(false),
-        Some(name) => Err(format!(
-            "{name} cannot be added alone: leave it out, or run the container privileged, which \
-             in a microVM concerns its own kernel only"
-        )),
-    }
-}
-
 fn check_rest(oci: &Oci, privileged: bool) -> Result<(), String> {
     // A privileged container has its guest's devices in place of the host's.
     if let Some(device) = oci.linux.devices.first().filter(|_| !privileged) {
@@ -197,9 +162,6 @@ fn check_rest(oci: &Oci, privileged: bool) -> Result<(), String> {
             "the host's device {} cannot be given to a microVM: leave it out",
             device.path
         ));
-    }
-    if let Some(name) = oci.linux.sysctl.keys().next() {
-        return Err(format!("the kernel setting {name} is not supported: leave it out"));
     }
     check_hooks(oci)
 }

@@ -51,6 +51,7 @@ pub struct Process {
     pub cwd: String,
     pub capabilities: Option<Capabilities>,
     pub rlimits: Vec<Rlimit>,
+    pub no_new_privileges: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -61,16 +62,18 @@ pub struct ConsoleSize {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct User {
     pub uid: u32,
     pub gid: u32,
+    pub additional_gids: Vec<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {
     pub bounding: Vec<String>,
+    pub ambient: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -83,12 +86,15 @@ pub struct Rlimit {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Linux {
     pub namespaces: Vec<Namespace>,
     pub devices: Vec<Device>,
     pub resources: Resources,
     pub sysctl: BTreeMap<String, String>,
+    pub masked_paths: Vec<String>,
+    pub readonly_paths: Vec<String>,
+    pub seccomp: Option<slipway_seccomp::Profile>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -112,6 +118,18 @@ pub struct Resources {
     pub memory: Option<Memory>,
     pub cpu: Option<Cpu>,
     pub pids: Option<Pids>,
+    pub devices: Vec<DeviceRule>,
+}
+
+/// A rule of the device control group.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DeviceRule {
+    pub allow: bool,
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub major: Option<i64>,
+    pub minor: Option<i64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -57,6 +57,9 @@ pub fn member_spec(
     network: &str,
 ) -> Result<v1::RunSpec, String> {
     namespaces::of_member(&oci.linux, network)?;
+    if let Some(name) = oci.linux.sysctl.keys().next() {
+        return Err(format!("the kernel setting {name} is the pod's: set it there"));
+    }
     Ok(v1::RunSpec {
         resources: Some(limits(&oci.linux.resources)),
         ..process_spec(oci, container)?

@@ -1,6 +1,7 @@
 //! Tests of the translation: a configuration, and what becomes of it.
 
 use serde_json::{Value, json};
+use slipway_sandbox_api::capabilities::{ALL, USUAL};
 
 use super::sizes::{LEAST_MEMORY, MEMORY};
 use super::*;
@@ -10,11 +11,11 @@ fn plain() -> Value {
     json!({
         "ociVersion": "1.0.2",
         "process": {
-            "user": {"uid": 0, "gid": 0, "additionalGids": [0]},
+            "user": {"uid": 0, "gid": 0, "additionalGids": [0, 10]},
             "args": ["/bin/sh", "-c", "true"],
             "env": ["PATH=/bin"],
             "cwd": "/",
-            "capabilities": {"bounding": DEFAULT, "effective": DEFAULT},
+            "capabilities": {"bounding": USUAL, "effective": USUAL},
             "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 1024, "soft": 512}],
             "noNewPrivileges": true
         },
@@ -30,7 +31,8 @@ fn plain() -> Value {
             "cgroupsPath": "/default/one",
             "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"},
                            {"type": "network"}],
-            "maskedPaths": ["/proc/kcore"]
+            "maskedPaths": ["/proc/kcore"],
+            "readonlyPaths": ["/proc/sys"]
         }
     })
 }
@@ -96,11 +98,37 @@ fn annotations_decide() {
 #[test]
 fn a_privileged_container_has_its_guests_devices() {
     let mut config = plain();
-    let all: Vec<_> = DEFAULT.iter().chain(&PRIVILEGED).collect();
-    config["process"]["capabilities"]["bounding"] = json!(all);
+    config["process"]["capabilities"]["bounding"] = json!(ALL.as_slice());
+    // All capabilities are not all devices.
+    assert!(!translated(config.clone()).unwrap().privileged);
+    config["linux"]["resources"]["devices"] = json!([{"allow": true, "access": "rwm"}]);
     config["linux"]["devices"] =
         json!([{"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]);
-    assert!(translated(config).unwrap().privileged);
+    let spec = translated(config).unwrap();
+    assert!(spec.privileged);
+    assert_eq!(spec.security.unwrap().capabilities.unwrap().names, ALL);
+}
+
+#[test]
+fn what_processes_may_do() {
+    let security = |pointer: &str, value: Value| with(pointer, value).unwrap().security.unwrap();
+    let plain = security("/linux/sysctl", json!({"net.core.somaxconn": "9"}));
+    assert_eq!((plain.groups, plain.no_new_privileges), (vec![0, 10], true));
+    assert_eq!(plain.masked.unwrap().paths, ["/proc/kcore"]);
+    assert_eq!(plain.read_only.unwrap().paths, ["/proc/sys"]);
+    assert_eq!(plain.sysctls["net.core.somaxconn"], "9");
+    assert_eq!(plain.capabilities.unwrap().names, USUAL);
+    assert!(plain.seccomp.is_empty());
+    // As in runc, what is left out is nothing.
+    let bare = security("/process/capabilities", json!(null));
+    assert_eq!(bare.capabilities, Some(v1::Capabilities::default()));
+    let bare = security("/linux/maskedPaths", json!([]));
+    assert_eq!(bare.masked, Some(v1::Paths::default()));
+    let allowed = json!({"names": ["execve"], "action": "SCMP_ACT_ALLOW"});
+    let profile = json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1,
+        "architectures": ["SCMP_ARCH_X86_64"], "syscalls": [allowed]});
+    let filtered = security("/linux/seccomp", profile);
+    assert!(!filtered.seccomp.is_empty() && filtered.seccomp.len() % 8 == 0);
 }
 
 #[test]
@@ -130,9 +158,9 @@ fn what_cannot_be_honoured_is_named() {
         ("/linux/namespaces", namespaces(&["network", "pid", "ipc", "user"]), "user namespaces"),
         ("/linux/namespaces", path, "/run/netns/x"),
         ("/linux/devices", json!([{"path": "/dev/fuse"}]), "/dev/fuse"),
-        ("/linux/sysctl", json!({"kernel.msgmax": "1"}), "kernel.msgmax"),
         ("/hooks", json!({"prestart": [{"path": "/bin/x"}]}), "prestart"),
-        ("/process/capabilities", json!({"bounding": ["CAP_SYS_PTRACE"]}), "CAP_SYS_PTRACE"),
+        ("/process/capabilities", json!({"ambient": ["CAP_SYS_PTRACE"]}), "CAP_SYS_PTRACE"),
+        ("/linux/seccomp", json!({"defaultAction": "SCMP_ACT_NOTIFY"}), "SCMP_ACT_NOTIFY"),
         ("/process/args", json!([]), "no program"),
     ];
     for (pointer, value, wanted) in cases {
@@ -146,6 +174,10 @@ fn further_processes_and_updates() {
     let process = plain()["process"].clone();
     let exec = exec_spec(&serde_json::to_vec(&process).unwrap()).unwrap();
     assert_eq!(exec.command, ["/bin/sh", "-c", "true"]);
+    let security = exec.security.unwrap();
+    assert_eq!((security.groups, security.no_new_privileges), (vec![0, 10], true));
+    assert_eq!(security.capabilities.unwrap().names, USUAL);
+    assert!(security.masked.is_none() && security.seccomp.is_empty());
     assert!(exec_spec(b"{}").is_err() && exec_spec(b"no").is_err());
     assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), Ok(2));
     for bad in [&b"{}"[..], br#"{"memory": {"limit": 5}}"#, b"["] {
