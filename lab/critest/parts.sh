@@ -34,13 +34,17 @@ need_packages() {
     root=$kept/packages-$packages_id
     [ -d "$root" ] && return
     say "unpacking Debian's $packages (once, about a minute)"
-    local release
+    local release name
     release=$(debian_codename)
     # shellcheck disable=SC2086 # a list
     (
         private_apt_begin "$work/apt" "$release" "$release-security"
         private_apt_unpack "$work/apt" "$work/root" $packages
     )
+    # Releases from 13 on have these in /usr alone.
+    for name in bin sbin lib lib64; do
+        [ -e "$work/root/$name" ] || ln -s "usr/$name" "$work/root/$name"
+    done
     mv -T "$work/root" "$root"
 }
 

@@ -16,7 +16,18 @@ RULE = re.compile(r"-{20,}$")
 STATE = re.compile(r"(?:•|S|P|↺)(?: \[(?P<state>[A-Z ]+)\])?.* \[(?P<seconds>[0-9.]+) seconds\]$")
 FAILURE = re.compile(r"  \[(?:FAILED|PANICKED|TIMEDOUT|INTERRUPTED|ABORTED|SKIPPED)\] (?!in \[)(.*)$")
 LABEL = " [Serial]"
+# Columns of a failure that has several lines.
+LONGEST = 300
 PASSED, SKIPPED = "passed", "skipped"
+
+
+def summary(lines):
+    """A failure in one line: its first, and what that announces, without values as Go prints them."""
+    lines = [line.strip() for line in lines]
+    if not re.match(r"(Unexpected error:|Expected|Timed out|To satisfy)", lines[0]):
+        return lines[0]
+    end = next((at for at, line in enumerate(lines) if line == "{" or line.startswith("In [")), len(lines))
+    return " ".join(lines[:end])[:LONGEST]
 
 
 def one_line(state, seconds, name, message):
@@ -29,11 +40,13 @@ def line_of(block):
     if not block or not block[0].startswith("[k8s.io]"):
         return None
     state = next(filter(None, map(STATE.match, block)), None)
-    message = next(filter(None, map(FAILURE.match, block)), None)
     if not state:
         return None
-    return one_line((state["state"] or PASSED).lower(), float(state["seconds"]), block[0],
-                    message[1] if message else "")
+    message = ""
+    for at, line in enumerate(block):
+        if failure := FAILURE.match(line):
+            message = summary([failure[1], *block[at + 1:]])
+    return one_line((state["state"] or PASSED).lower(), float(state["seconds"]), block[0], message)
 
 
 def follow(output, log):
@@ -51,11 +64,11 @@ def follow(output, log):
 
 
 def specs(report):
-    """State, seconds, name and first line of the failure of each spec in critest's report."""
+    """State, seconds, name and failure of each spec in critest's report."""
     for suite in json.loads(report.read_text()):
         for spec in suite["SpecReports"] or []:
             if spec["LeafNodeType"] == "It":
-                message = spec.get("Failure", {}).get("Message", "").partition("\n")[0]
+                message = summary(spec.get("Failure", {}).get("Message", "").split("\n"))
                 name = " ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"]])
                 yield spec["State"], spec["RunTime"] / 1e9, name, message
 
