@@ -30,12 +30,12 @@ pub fn of_pod(linux: &Linux) -> Result<String, String> {
 }
 
 /// Checks the namespaces of a container of a pod, whose network namespace is at `network`. Those
-/// of the pod are the ones of the process that stands for it, which is this one. Its PID namespace
-/// is taken for the container's own: each container sees its own processes.
+/// of the pod are the ones of the process that stands for it, which is this one. Returns whether
+/// the container shares processes with others of the pod.
 ///
 /// # Errors
 /// One line that names the namespace that the container cannot have.
-pub fn of_member(linux: &Linux, network: &str) -> Result<(), String> {
+pub fn of_member(linux: &Linux, network: &str) -> Result<bool, String> {
     check_kinds(linux)?;
     let this = std::process::id();
     let is_shared = |one: &Namespace| match one.kind.as_str() {
@@ -45,7 +45,7 @@ pub fn of_member(linux: &Linux, network: &str) -> Result<(), String> {
         _ => false,
     };
     match linux.namespaces.iter().find(|one| !one.path.is_empty() && !is_shared(one)) {
-        None => Ok(()),
+        None => Ok(find(linux, "pid").is_some_and(|one| !one.path.is_empty())),
         Some(named) => Err(cannot_join(named)),
     }
 }
@@ -120,16 +120,16 @@ mod tests {
     fn a_member_shares_those_of_its_own_pod() {
         let this = std::process::id();
         let own = json!({"type": "pid"});
-        assert_eq!(of_member(&of(this, own.clone()), ""), Ok(()));
+        assert_eq!(of_member(&of(this, own.clone()), ""), Ok(false));
         assert!(of_member(&of(this + 1, own.clone()), "").unwrap_err().contains("ipc"));
         let processes = |pid| json!({"type": "pid", "path": format!("/proc/{pid}/ns/pid")});
-        assert_eq!(of_member(&of(this, processes(this)), ""), Ok(()));
+        assert_eq!(of_member(&of(this, processes(this)), ""), Ok(true));
         assert!(of_member(&of(this, processes(this + 1)), "").unwrap_err().contains("pid"));
         let named = |path: &str| {
             linux(json!([{"type": "pid"}, {"type": "ipc"}, {"type": "network", "path": path}]))
         };
-        assert_eq!(of_member(&named("/run/netns/x"), "/run/netns/x"), Ok(()));
-        assert_eq!(of_member(&named(""), "/run/netns/x"), Ok(()));
+        assert_eq!(of_member(&named("/run/netns/x"), "/run/netns/x"), Ok(false));
+        assert_eq!(of_member(&named(""), "/run/netns/x"), Ok(false));
         assert!(of_member(&named("/run/netns/y"), "/run/netns/x").is_err());
     }
 }

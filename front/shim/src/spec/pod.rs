@@ -56,11 +56,11 @@ pub fn member_spec(
     container: Container<'_>,
     network: &str,
 ) -> Result<v1::RunSpec, String> {
-    namespaces::of_member(&oci.linux, network)?;
     if let Some(name) = oci.linux.sysctl.keys().next() {
         return Err(format!("the kernel setting {name} is the pod's: set it there"));
     }
     Ok(v1::RunSpec {
+        shares_processes: namespaces::of_member(&oci.linux, network)?,
         resources: Some(limits(&oci.linux.resources)),
         ..process_spec(oci, container)?
     })

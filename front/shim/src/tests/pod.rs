@@ -169,12 +169,17 @@ fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
     // The pod has them.
     assert_eq!((run.memory_bytes, run.cpus), (0, 0));
     assert!(run.hostname.is_empty() && run.network.is_empty() && !run.makes_pod);
+    assert!(!run.shares_processes);
     let expected =
         v1::Resources { memory_bytes: 128 << 20, cpu_quota_us: 50_000, cpu_weight: 20, pids: 100 };
     assert_eq!(run.resources, Some(expected));
     let mut config = member();
     config["linux"]["resources"] = json!({"devices": [{"allow": false, "access": "rwm"}]});
-    assert_eq!(member_of(config).unwrap().resources, Some(v1::Resources::default()));
+    let path = format!("/proc/{}/ns/pid", std::process::id());
+    config["linux"]["namespaces"][0]["path"] = json!(path);
+    let run = member_of(config).unwrap();
+    assert_eq!(run.resources, Some(v1::Resources::default()));
+    assert!(run.shares_processes);
 }
 
 #[test]
