@@ -41,6 +41,7 @@ mod session;
 mod size;
 mod snoop;
 mod socket;
+mod spec;
 mod systemd;
 mod table;
 mod vmm;

@@ -339,7 +339,8 @@ fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
     if !name.contains('/') {
         if args.memory.is_some() {
             bail!(
-                "the memory of a sandbox is fixed; a container of a pod, {name}/CONTAINER, has a limit"
+                "the memory of a sandbox is fixed; a container of a pod, {name}/CONTAINER, has \
+                 a limit"
             );
         }
         return Ok(v1::UpdateRequest { name, cpus, resources: None });

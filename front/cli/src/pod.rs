@@ -6,7 +6,7 @@ use slipway_runtime::{Config, v1};
 use crate::args::{NodeArgs, PodCommand, PodCreateArgs, PodPsArgs};
 use crate::client::connect;
 use crate::session::{Plain, Wishes};
-use crate::{manage, progress, run};
+use crate::{manage, progress, run, spec};
 
 /// Runs a command about pods. Returns the exit status.
 pub async fn command(node: &NodeArgs, config: &Config, command: &PodCommand) -> Result<i32> {
@@ -25,17 +25,17 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PodCommand) -> 
 
 async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Result<i32> {
     let client = connect(node, config).await?;
-    let spec = v1::RunSpec {
+    let asked = v1::RunSpec {
         name: args.name.clone().unwrap_or_default(),
         hostname: args.hostname.clone().unwrap_or_default(),
-        labels: run::labels(&args.label)?,
+        labels: spec::labels(&args.label)?,
         detach: true,
         makes_pod: true,
-        ..run::machine(&args.machine, &args.network, &config.run_dir)?
+        ..spec::machine(&args.machine, &args.network, &config.run_dir)?
     };
     let wishes = Wishes { stdin: false, tty: false };
     let spinner = progress::stage_spinner(1);
-    let start = run::start(client, spec, wishes, &mut Plain, spinner).await?;
+    let start = run::start(client, asked, wishes, &mut Plain, spinner).await?;
     match start.exit {
         Some(exit) => Ok(run::status(&start.name, &exit)),
         None => {

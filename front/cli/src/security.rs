@@ -1,4 +1,4 @@
-//! What a container's processes may do, from the command line: `--cap-add`, `--cap-drop`,
+//! The rights of a container's processes, from the command line: `--cap-add`, `--cap-drop`,
 //! `--group-add`, `--security-opt`, `--sysctl`, with docker's meaning.
 
 use std::io::Read;

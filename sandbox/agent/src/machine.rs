@@ -207,8 +207,8 @@ fn load_signed_module(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the directory that is /dev/shm in all containers of a pod, and mounts it for the first of
-/// them.
+/// Returns the directory that is /dev/shm in all containers of a pod, and mounts it for the first
+/// one.
 ///
 /// # Errors
 /// It cannot be mounted.

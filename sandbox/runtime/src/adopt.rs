@@ -17,11 +17,11 @@ use slipway_plane_api::v1 as plane_v1;
 
 use crate::agent::Agent;
 use crate::carrier::Carrier;
-use crate::container::Target;
 use crate::node::Node;
 use crate::record::{Record, SandboxState};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
+use crate::target::Target;
 use crate::{Error, Result, cpus, function, network, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.

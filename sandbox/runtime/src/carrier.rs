@@ -3,9 +3,9 @@
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::agent::Agent;
-use crate::container::Target;
 use crate::running::Carry;
 use crate::stdio::{self, Pieces};
+use crate::target::Target;
 use crate::{Error, Result, log};
 
 /// The streams of a container's first process, attached and not yet carried.

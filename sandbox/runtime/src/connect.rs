@@ -8,7 +8,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use crate::agent::{Agent, refused};
-use crate::container::Target;
+use crate::target::Target;
 use crate::v1::{self, forward_in};
 use crate::{Error, Result};
 

@@ -16,8 +16,9 @@
 //! - `start` leads a sandbox through its stages (control group, disks, NVMe functions, VMM, guest,
 //!   container). One function of it releases everything at the end, and also cleans up after a
 //!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
-//! - [`container`] is one container with its streams; `pod` adds containers to a sandbox that has
-//!   none of its own, and `carrier` carries their output;
+//! - [`container`] is one container with its streams, and `target` a container that a call names;
+//!   `pod` adds containers to a sandbox that has none of its own, and `carrier` carries their
+//!   output;
 //! - `connect` carries connections of clients to ports of a sandbox;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
@@ -72,6 +73,7 @@ mod snoop;
 mod sockets;
 mod start;
 pub mod stdio;
+mod target;
 pub mod time;
 pub mod volume;
 

@@ -15,13 +15,13 @@ use tokio::sync::watch;
 
 use crate::boot::{Boot, Known};
 use crate::config::Config;
-use crate::container::Target;
 use crate::files::{Files, Lane};
 use crate::guests::Guests;
 use crate::lock::lock;
 use crate::record::{SandboxState, Store};
 use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
+use crate::target::Target;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 

@@ -15,12 +15,13 @@ use slipway_agent_protocol::v1 as agent_v1;
 
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
-use crate::container::{Container, Target};
+use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
 use crate::record::{self, Added, Limits, SandboxState, Settings};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
+use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{Error, Result, copies, function, name, process};

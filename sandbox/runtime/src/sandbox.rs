@@ -102,8 +102,8 @@ impl Sandbox {
         record.version
     }
 
-    /// Changes the record, saves it to disk, and then announces the states in it. When this returns,
-    /// the change is on disk.
+    /// Changes the record, saves it to disk, and then announces the states in it. When this
+    /// returns, the change is on disk.
     ///
     /// Changes that arrive while the record is being written are written together. So at most one
     /// write of a sandbox's record is in flight, whatever happens in the sandbox.

@@ -20,13 +20,13 @@ use crate::agent::{Agent, Hello};
 use crate::boot::Needs;
 use crate::carrier::Carrier;
 use crate::cgroup::{Cgroup, Limits};
-use crate::container::Target;
 use crate::cpus::cpu_time;
 use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Record, SandboxState};
 use crate::running::{Carry, Running, blame};
 use crate::sandbox::Sandbox;
+use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::{Error, Result, function, name, network, root, sockets};
 

@@ -17,8 +17,8 @@ pub struct SecurityArgs {
     /// Add a group to the user's, by its number
     #[arg(long, value_name = "GID")]
     pub group_add: Vec<u32>,
-    /// no-new-privileges: no program gains rights by its file. seccomp=FILE: filter system calls by a
-    /// profile of docker's or the OCI's form; seccomp=unconfined: none, which is the default
+    /// no-new-privileges: no program gains rights by its file. seccomp=FILE: filter system calls by
+    /// a profile of docker's or the OCI's form; seccomp=unconfined: none, which is the default
     #[arg(long, value_name = "OPTION")]
     pub security_opt: Vec<OptionArg>,
 }
@@ -50,7 +50,7 @@ impl FromStr for CapabilityArg {
 /// A value of `--security-opt`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionArg {
-    /// Whether no program gains rights by its file.
+    /// Set if no program gains rights by its file.
     NoNewPrivileges(bool),
     /// The profile of system calls.
     Profile(PathBuf),

@@ -1,6 +1,6 @@
-//! What a container's processes may do: capabilities, groups, paths of the kernel, kernel settings,
-//! and system calls. What the configuration leaves out has runc's meaning: no capability, no hidden
-//! path, no filter.
+//! The rights of a container's processes: capabilities, groups, paths of the kernel, kernel
+//! settings, and system calls. What the configuration leaves out has runc's meaning: no capability,
+//! no hidden path, no filter.
 
 use slipway_sandbox_api::v1;
 
@@ -54,7 +54,8 @@ pub(super) fn of_process(process: &Process) -> Result<v1::Security, String> {
     })
 }
 
-/// The bounding set is all that counts: root's other sets follow from it, everybody else's are empty.
+/// The bounding set is all that counts: root's other sets follow from it, and those of other users
+/// are empty.
 fn capabilities(asked: &Capabilities) -> Result<v1::Capabilities, String> {
     match asked.ambient.first() {
         Some(name) => Err(format!(

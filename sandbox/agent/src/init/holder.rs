@@ -1,7 +1,7 @@
 //! The holder of a PID namespace that containers of a pod share: process 1 of that namespace.
 //!
-//! Orphans become its children, and it runs no program. Its root is empty and it has no rights, since containers
-//! see it in /proc, and one that may trace processes could enter its root.
+//! Orphans become its children, and it runs no program. Its root is empty and it has no rights,
+//! since containers see it in /proc, and one that may trace processes could enter its root.
 
 use std::path::Path;
 

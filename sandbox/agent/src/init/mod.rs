@@ -128,12 +128,12 @@ pub struct ContainerSpec {
     /// The kernel settings of the container's own IPC namespace.
     #[prost(btree_map = "string, string", tag = "13")]
     pub sysctls: std::collections::BTreeMap<String, String>,
-    /// The directory of the sandbox that is /dev/shm in all containers of a pod. Empty: the container
-    /// is alone, with a /dev/shm and an IPC namespace of its own.
+    /// The directory of the sandbox that is /dev/shm in all containers of a pod. Empty: the
+    /// container is alone, with a /dev/shm and an IPC namespace of its own.
     #[prost(string, tag = "20")]
     pub shared_memory: String,
-    /// The id of the process whose PID namespace the container shares, in the agent's PID namespace;
-    /// 0: the container has one of its own.
+    /// The id, in the agent's PID namespace, of the process whose PID namespace the container
+    /// shares; 0: the container has one of its own.
     #[prost(int32, tag = "21")]
     pub processes_of: i32,
 }

@@ -6,9 +6,9 @@ use slipway_agent_protocol::v1 as agent_v1;
 use tonic::Streaming;
 
 use super::forward;
-use crate::container::Target;
 use crate::record::SandboxState;
 use crate::stdio::{self, Input};
+use crate::target::Target;
 use crate::{Error, pod, v1};
 
 /// The effect of a client's leaving on the container's standard input.

@@ -4,11 +4,11 @@ use slipway_agent_protocol::v1 as agent_v1;
 
 use super::{Sender, out};
 use crate::agent::{Agent, Ended, process};
-use crate::container::Target;
 use crate::log;
 use crate::process;
 use crate::record::{Process, Settings};
 use crate::stdio::{self, Pieces};
+use crate::target::Target;
 use crate::v1::{self, run_out};
 
 /// Returns the request for the agent to start the process of `spec` in a container.

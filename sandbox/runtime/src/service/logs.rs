@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Status;
 
-use crate::container::Target;
 use crate::files::Lane;
 use crate::log;
+use crate::target::Target;
 use crate::{Error, v1};
 
 /// The interval at which a follower of a log looks for more.

@@ -22,9 +22,9 @@ use self::list::summary;
 use self::logs::{KeptOutput, send_logs};
 use self::report::{report, report_rest};
 use crate::agent::{Agent, GuestStats, process};
-use crate::container::Target;
 use crate::node::Node;
 use crate::stdio::{self, Input};
+use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
 use crate::{Error, connect, name, snoop};
 

@@ -4,9 +4,9 @@ use tokio::sync::mpsc;
 
 use super::logs::KeptOutput;
 use super::{Sender, out};
-use crate::container::Target;
 use crate::log;
 use crate::record::SandboxState;
+use crate::target::Target;
 use crate::v1::{self, run_out};
 
 /// Sends a container's stages, start, output and end to one client.

@@ -1,0 +1,155 @@
+//! Specifications of sandboxes and containers, from the command line.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use slipway_runtime::v1;
+
+use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs};
+use crate::session::terminal_size;
+use crate::{copy, security};
+
+/// Returns the specification of a container that `slipway run` asks for.
+///
+/// # Errors
+/// An argument is malformed, or a file cannot be read.
+pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
+    let (rows, columns) = terminal_size();
+    let memory = args.machine.memory.unwrap_or(0);
+    let of_pod = match args.pod {
+        Some(_) => v1::RunSpec {
+            resources: Some(v1::Resources { memory_bytes: memory, ..Default::default() }),
+            ..machine(
+                &MachineArgs { memory: None, ..args.machine.clone() },
+                &args.network,
+                run_dir,
+            )?
+        },
+        None => machine(&args.machine, &args.network, run_dir)?,
+    };
+    Ok(v1::RunSpec {
+        pod: args.pod.clone().unwrap_or_default(),
+        shares_processes: args.share_processes,
+        name: args.name.clone().unwrap_or_default(),
+        image: args.image.clone(),
+        image_digest: digest.to_owned(),
+        command: args.command.clone(),
+        entrypoint: args.entrypoint.clone(),
+        env: environment(&args.process)?,
+        cwd: args.process.workdir.clone().unwrap_or_default(),
+        user: args.process.user.clone().unwrap_or_default(),
+        hostname: args.hostname.clone().unwrap_or_default(),
+        terminal: args.process.tty,
+        rows,
+        columns,
+        stdin: args.process.interactive,
+        detach: args.detach,
+        remove: args.rm,
+        privileged: args.process.privileged,
+        read_only: args.read_only,
+        volumes: args.volume.iter().map(|volume| volume.0.clone()).collect(),
+        labels: labels(&args.label)?,
+        limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
+        files: copy::read(&args.copy)?,
+        security: security::of_run(&args.process.security, args.process.privileged, &args.sysctl)?,
+        ..of_pod
+    })
+}
+
+/// Returns the specification of a sandbox that has this machine and network, and no container yet.
+pub fn machine(
+    machine: &MachineArgs,
+    network: &NetworkArgs,
+    run_dir: &Path,
+) -> Result<v1::RunSpec> {
+    let MachineArgs { memory, cpus, max_cpus, kernel, accel } = machine;
+    let kernel = kernel.as_deref().map(absolute).transpose()?;
+    let namespace = network.network_namespace.as_deref().map(absolute).transpose()?;
+    Ok(v1::RunSpec {
+        network_namespace: namespace.unwrap_or_default(),
+        // 0 stands for "not given", so an explicit 0 becomes 1.
+        memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
+        cpus: cpus.unwrap_or(0),
+        max_cpus: max_cpus.unwrap_or(0),
+        kernel: kernel.unwrap_or_default(),
+        accelerator: accel.clone().unwrap_or_default(),
+        network: network.network.clone().unwrap_or_default(),
+        mac: network.mac.clone().unwrap_or_default(),
+        addresses: network.ip.clone(),
+        publish: network.publish.clone(),
+        wait_network: network.wait_network,
+        queues: network.queues.unwrap_or(0),
+        socket_engine: if network.sockets { socket_engine(run_dir)? } else { String::new() },
+        ..v1::RunSpec::default()
+    })
+}
+
+/// Parses labels.
+pub fn labels(texts: &[String]) -> Result<std::collections::HashMap<String, String>> {
+    texts.iter().map(|text| label(text)).collect()
+}
+
+/// Returns the path of the socket engine that programs started here would use.
+fn socket_engine(run_dir: &Path) -> Result<String> {
+    let named = std::env::var_os("SLIPWAY_SOCKET").filter(|path| !path.is_empty());
+    absolute(&named.map_or_else(|| run_dir.join("socket.sock"), Into::into))
+}
+
+/// Makes a path absolute, since the daemon has another working directory.
+fn absolute(path: &Path) -> Result<String> {
+    let full = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    Ok(full.to_string_lossy().into_owned())
+}
+
+pub fn environment(args: &ProcessArgs) -> Result<Vec<String>> {
+    let entry = |text: &String| match text.contains('=') {
+        true => Some(text.clone()),
+        // A variable that is unset here is left out, as docker does.
+        false => Some(format!("{text}={}", std::env::var(text).ok()?)),
+    };
+    Ok(args.env.iter().filter_map(entry).collect())
+}
+
+fn label(text: &str) -> Result<(String, String)> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    if key.is_empty() {
+        bail!("\"{text}\" is no label: KEY=VALUE");
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn limit(text: &str) -> Result<v1::Limit> {
+    let wrong = || format!("\"{text}\" is no limit: NAME=SOFT[:HARD], as nofile=1024:4096");
+    let number = |text: &str| match text {
+        "unlimited" | "-1" => Ok(u64::MAX),
+        _ => text.parse::<u64>(),
+    };
+    let (name, values) = text.split_once('=').with_context(wrong)?;
+    let (soft, hard) = values.split_once(':').unwrap_or((values, values));
+    let (soft, hard) = (number(soft).with_context(wrong)?, number(hard).with_context(wrong)?);
+    if soft > hard {
+        bail!("{}; the soft limit is above the hard one", wrong());
+    }
+    Ok(v1::Limit { name: name.to_owned(), soft, hard })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_as_docker_writes_them() {
+        let both = limit("nofile=1024:4096").unwrap();
+        assert_eq!((both.name.as_str(), both.soft, both.hard), ("nofile", 1024, 4096));
+        assert_eq!(limit("core=-1").unwrap().hard, u64::MAX);
+        for bad in ["nofile", "nofile=", "nofile=2:1", "nofile=x"] {
+            assert!(limit(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn labels() {
+        assert_eq!(label("a=b=c").unwrap(), ("a".into(), "b=c".into()));
+        assert!(label("=x").is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! The target of a call: a container of a sandbox.
+
+use std::sync::Arc;
+
+use crate::container::Container;
+use crate::record::{Process, Settings};
+use crate::sandbox::Sandbox;
+use crate::stdio::Input;
+use crate::{Error, Result, v1};
+
+/// A container together with its sandbox: the target of a call.
+#[derive(Clone)]
+pub struct Target {
+    /// The sandbox.
+    pub sandbox: Arc<Sandbox>,
+    /// The container: the sandbox's own, or one that was added to a pod.
+    pub container: Arc<Container>,
+}
+
+impl Target {
+    /// Returns the sandbox's own container.
+    pub(crate) fn own(sandbox: Arc<Sandbox>) -> Self {
+        let container = Arc::clone(&sandbox.own);
+        Self { sandbox, container }
+    }
+
+    /// Returns whether the container is the sandbox's own, or stands for a whole pod.
+    pub(crate) fn is_own(&self) -> bool {
+        Arc::ptr_eq(&self.container, &self.sandbox.own)
+    }
+
+    /// Returns the name with which users refer to the container.
+    pub(crate) fn name(&self) -> String {
+        match self.is_own() {
+            true => self.sandbox.name.clone(),
+            false => format!("{}/{}", self.sandbox.name, self.container.name),
+        }
+    }
+
+    /// Ends the input of a process that an earlier daemon fed by a pipe: some of that input may be
+    /// lost.
+    pub(crate) fn end_lost_input(&self) {
+        let piped = |process: &Process| process.stdin && !process.terminal;
+        if self.look(|settings| piped(&settings.process)) {
+            let _ = self.container.input.try_send(Input::Close);
+        }
+    }
+
+    /// Returns the result of `look` on the container's settings. Those of a container that was
+    /// removed are empty.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Settings) -> T) -> T {
+        self.sandbox.look(|record| match record.added(&self.container.name) {
+            _ if self.is_own() => look(&record.settings),
+            Some(added) => look(&added.settings),
+            None => look(&Settings::default()),
+        })
+    }
+
+    /// Returns the exit of the container, as far as it is known.
+    pub(crate) fn exit(&self) -> v1::Exit {
+        let (status, reason) =
+            self.sandbox.look(|record| match record.added(&self.container.name) {
+                _ if self.is_own() => (record.exit_status, record.reason.clone()),
+                Some(added) => (added.exit_status, added.reason.clone()),
+                None => (None, String::new()),
+            });
+        v1::Exit { status: status.unwrap_or(125), reason }
+    }
+
+    /// Returns the error for a call that the container's state does not allow.
+    pub(crate) fn wrong_state(&self, advice: &str) -> Error {
+        Error::WrongState {
+            name: self.name(),
+            state: self.container.state().as_str().to_owned(),
+            advice: advice.to_owned(),
+        }
+    }
+
+    /// Checks that there is a container to run a process in, which a pod is not.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub(crate) fn has_process(&self) -> Result<()> {
+        let name = &self.sandbox.name;
+        match self.is_own() && self.sandbox.look(|record| record.pod) {
+            true => Err(Error::Invalid(format!(
+                "{name} is a pod: name one of its containers, as {name}/CONTAINER; `slipway \
+                 inspect {name}` lists them"
+            ))),
+            false => Ok(()),
+        }
+    }
+}
