@@ -33,6 +33,7 @@ mod create;
 mod daemon;
 mod delete;
 mod events;
+mod forward;
 mod io;
 mod log;
 mod mount;

@@ -79,7 +79,12 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
         Ok(Phase::Stopped(end)) if !end.ran => {
             Err(Failure::new(Code::Unknown, format!("slipway: {}", end.reason)))
         }
-        _ => Ok(()),
+        _ => {
+            if process.is_init() {
+                crate::forward::serve(task);
+            }
+            Ok(())
+        }
     }
 }
 

@@ -2,10 +2,12 @@
 //! daemon of its own needs. The definition with its comments is `proto/sandbox.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
-//! socket both services share; `rustix` and `thiserror` for [`copies`].
+//! socket both services share; `tokio` carries connections in [`forward`]; `rustix` and `thiserror`
+//! for [`copies`].
 
 pub mod capabilities;
 pub mod copies;
+pub mod forward;
 
 pub use slipway_plane_api::connect;
 

@@ -83,4 +83,4 @@ pub use life::RETURN;
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{Node, Parts};
 pub use service::Service;
-pub use slipway_sandbox_api::{SandboxClient, capabilities, copies as host_copies, v1};
+pub use slipway_sandbox_api::{SandboxClient, capabilities, copies as host_copies, forward, v1};
