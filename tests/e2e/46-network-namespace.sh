@@ -93,7 +93,7 @@ ok "what is no network namespace, or has no interface, is refused in one line"
 
 run_in pod
 refuses "taken by sandbox pod" --netns "/run/netns/$mine-pod"
-"$slipway" ps | grep -q '10\.88\.0\.2' || fail "ps: $("$slipway" ps)"
+grep -q '10\.88\.0\.2' <<<"$("$slipway" ps)" || fail "ps: $("$slipway" ps)"
 "$slipway" inspect pod | python3 -c 'import json, sys
 network = json.load(sys.stdin)[0]["network"]
 assert sorted(network["namespace"]["addresses"]) == [["10.88.0.2", 24], ["fd88::2", 64]], network
@@ -101,7 +101,7 @@ assert network["name"].startswith("/run/netns/") and len(network["namespace"]["r
     fail "inspect: $("$slipway" inspect pod)"
 [ "$(in_guest pod cat /sys/class/net/eth0/address)" = "$(ip netns exec "$mine-pod" cat /sys/class/net/eth0/address)" ] ||
     fail "the MAC address"
-in_guest pod ip neigh show nud permanent | grep -q '10.88.0.200.*02:00:00:00:00:c8' || fail "neighbours: $(in_guest pod ip neigh)"
+grep -q '10.88.0.200.*02:00:00:00:00:c8' <<<"$(in_guest pod ip neigh show nud permanent)" || fail "neighbours: $(in_guest pod ip neigh)"
 shape | diff "$work/made" - >"$work/out" || fail "the namespace is not as it was: $(cat "$work/out")"
 ok "the guest has the interface's addresses, and the namespace still has them"
 
@@ -156,7 +156,7 @@ restart_daemon
 in_guest pod true || fail "exec after a restart without a network"
 grep -q "is not connected" "$work/daemon.log" || fail "the daemon does not tell: $(tail -3 "$work/daemon.log")"
 "$slipway" rm --force pod >/dev/null || fail "rm"
-"$slipway" port ls --json | grep -q uplink && fail "ports are left: $("$slipway" port ls)"
+grep -q uplink <<<"$("$slipway" port ls --json)" && fail "ports are left: $("$slipway" port ls)"
 [ -z "$(ls "$SLIPWAY_DATA_DIR/networks/uplinks")" ] || fail "left: $(ls "$SLIPWAY_DATA_DIR/networks/uplinks")"
 ok "a sandbox whose interface is gone goes on without a network, and leaves nothing; the daemon's CPU: $ticks ticks in 3 s"
 

@@ -56,7 +56,7 @@ ok "containerd's default profile of system calls: $(tail -n 1 <<<"$out")"
 
 run -d --annotation dev.slipway.max-cpus=2 "$image" web sh -c 'echo up; until [ -e /stop ]; do sleep 0.1; done; echo down; exit 5' >"$work/web.out" 2>&1 ||
     fail "ctr run -d: $(cat "$work/web.out") $(explain)"
-c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "task ls: $(c task ls)"
+grep -qE '^web +[0-9]+ +RUNNING' <<<"$(c task ls)" || fail "task ls: $(c task ls)"
 [ "$(c task ps web | wc -l)" = 2 ] || fail "task ps: $(c task ps web)"
 c task metrics web >"$work/metrics" 2>&1 && grep -q memory "$work/metrics" || fail "metrics: $(cat "$work/metrics")"
 out=$(c task exec --exec-id one --fifo-dir "$work/fifo" web sh -c 'id -u; exit 3' </dev/null 2>&1); status=$?
@@ -116,7 +116,7 @@ ok "an update of the CPU limit gives a CPU; pause and other updates are refused"
 # containerd dies and comes back: containers do not notice, and their ends are seen.
 run -d "$image" meanwhile sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 9' >/dev/null || fail "meanwhile: $(explain)"
 sandbox=$("$slipway" ps --quiet | grep '^meanwhile-') || fail "no sandbox of that name: $("$slipway" ps)"
-"$slipway" inspect "$sandbox" | grep -q '"dev.slipway.containerd.id": "meanwhile"' || fail "labels: $("$slipway" inspect "$sandbox")"
+grep -q '"dev.slipway.containerd.id": "meanwhile"' <<<"$("$slipway" inspect "$sandbox")" || fail "labels: $("$slipway" inspect "$sandbox")"
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
 # A process that lets its container end may end with it, so its status says nothing here.
 timeout 60 "$slipway" exec "$sandbox" -- sh -c ': >/stop'
@@ -127,7 +127,7 @@ c task delete meanwhile >"$work/out" 2>&1
 grep -q 'exit code 9' "$work/out" || fail "delete says: $(cat "$work/out")"
 c container delete meanwhile || fail "container delete: $(explain)"
 wait "$listener" 2>/dev/null; listener=''
-c task ls | grep -qE '^web +[0-9]+ +RUNNING' || fail "after containerd's restart: $(c task ls) $(explain)"
+grep -qE '^web +[0-9]+ +RUNNING' <<<"$(c task ls)" || fail "after containerd's restart: $(c task ls) $(explain)"
 c task attach web >"$work/attached" 2>&1 & attached=$!
 c task exec --exec-id four --fifo-dir "$work/fifo" web sh -c ': >/stop' </dev/null
 wait "$attached"; status=$?

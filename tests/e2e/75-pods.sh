@@ -26,7 +26,7 @@ pod() { run -d --annotation $kind=sandbox --annotation $of="$1" "${@:2}" "$image
 member() { run --annotation $kind=container --annotation $of="$1" "${@:2}"; }
 started() { member "$1" -d "${@:2}" >"$work/out" 2>&1 || fail "$*: $(cat "$work/out") $(explain)"; }
 inside() { c task exec --exec-id "x$RANDOM$RANDOM" --fifo-dir "$work/fifo" "$@" </dev/null; }
-running() { c task ls | grep -qE "^$1 +[0-9]+ +RUNNING"; }
+running() { grep -qE "^$1 +[0-9]+ +RUNNING" <<<"$(c task ls)"; }
 deleted() { c task delete "$1" >"$work/out" 2>&1; c container delete "$1" || fail "container delete $1: $(explain)"; }
 ended_with() { grep -q "exit code $1" "$work/out" || fail "delete says: $(cat "$work/out")"; }
 in_daemon() { "$slipway" ps --json | python3 -c 'import json,sys
@@ -128,7 +128,7 @@ else
 END
     k() { timeout 120 crictl --runtime-endpoint "unix://$address" --image-endpoint "unix://$address" --timeout 60s "$@"; }
     c -n k8s.io image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
-    ready() { k info | grep -q '"lastCNILoadStatus": "OK"'; }
+    ready() { grep -q '"lastCNILoadStatus": "OK"' <<<"$(k info)"; }
     wait_until 30 ready || fail "crictl info: $(k info)"
     cat >"$work/pod.json" <<END
 {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "attempt": 1}, "hostname": "web-0",
@@ -143,7 +143,7 @@ END
     pod=$(k runp --runtime slipway "$work/pod.json") || fail "crictl runp: $(explain)"
     container=$(k create "$pod" "$work/container.json" "$work/pod.json") || fail "crictl create: $(explain)"
     k start "$container" >/dev/null || fail "crictl start: $(explain)"
-    said() { k logs "$container" | grep -q 192.0.2.53; }
+    said() { grep -q 192.0.2.53 <<<"$(k logs "$container")"; }
     wait_until 60 said || fail "crictl logs: $(k logs "$container")"
     [ "$(k logs "$container" | head -n 1)" = web-0 ] || fail "crictl logs: $(k logs "$container")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 67108864 ] || fail "crictl exec: $(explain)"
