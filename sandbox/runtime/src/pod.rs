@@ -69,6 +69,16 @@ impl Node {
         self.guests.spawn(live(Arc::clone(self), target.clone()));
     }
 
+    /// Removes a container that was added and is not to be started.
+    pub(crate) async fn abandon_added(&self, target: &Target) {
+        forget(target);
+        target.container.announce(SandboxState::Failed);
+        target.container.fanout.close();
+        if let Err(error) = target.sandbox.update(|_| {}).await {
+            tracing::warn!(container = target.name(), %error, "left by a container not started");
+        }
+    }
+
     /// Removes a container that was added, with its kept output. With `force`, kills it first if
     /// it is live.
     ///

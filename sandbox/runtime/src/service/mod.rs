@@ -101,7 +101,7 @@ async fn begin(
     if client.is_closed() {
         match target.is_own() {
             true => node.abandon(&target.sandbox).await,
-            false => node.remove_added(&target, true).await?,
+            false => node.abandon_added(&target).await,
         }
         return Err(Error::Stopped);
     }
