@@ -25,6 +25,8 @@ pub enum Event {
     Create(cd::TaskCreate),
     /// Its first process runs.
     Start(cd::TaskStart),
+    /// The kernel ended a process for want of memory.
+    OutOfMemory(cd::TaskOom),
     /// A process has ended.
     Exit(cd::TaskExit),
     /// The task, or one of its further processes, was deleted.
@@ -41,6 +43,7 @@ impl Event {
         match self {
             Self::Create(event) => ("/tasks/create", "TaskCreate", event.encode_to_vec()),
             Self::Start(event) => ("/tasks/start", "TaskStart", event.encode_to_vec()),
+            Self::OutOfMemory(event) => ("/tasks/oom", "TaskOOM", event.encode_to_vec()),
             Self::Exit(event) => ("/tasks/exit", "TaskExit", event.encode_to_vec()),
             Self::Delete(event) => ("/tasks/delete", "TaskDelete", event.encode_to_vec()),
             Self::ExecAdded(event) => ("/tasks/exec-added", "TaskExecAdded", event.encode_to_vec()),

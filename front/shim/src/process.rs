@@ -30,6 +30,8 @@ pub struct End {
     pub status: u32,
     /// The reason, if the status is not the process's own; else empty.
     pub reason: String,
+    /// Set if the guest's kernel ended it for want of memory.
+    pub out_of_memory: bool,
     /// The time of the end.
     pub at: cd::Timestamp,
     /// Set if the process ever ran.
@@ -39,7 +41,14 @@ pub struct End {
 impl End {
     /// Makes the end of a process that ended now.
     pub fn now(status: u32, reason: impl Into<String>) -> Self {
-        Self { status, reason: reason.into(), at: timestamp(), ran: false }
+        let reason = reason.into();
+        Self { status, reason, out_of_memory: false, at: timestamp(), ran: false }
+    }
+
+    /// Makes the end of a process whose exit the daemon reports now.
+    pub fn reported(exit: v1::Exit) -> Self {
+        let v1::Exit { status, reason, out_of_memory } = exit;
+        Self { out_of_memory, ..Self::now(status, reason) }
     }
 }
 

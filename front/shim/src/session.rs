@@ -145,7 +145,7 @@ impl Session<'_> {
         let mut outcome = self.begin().await;
         loop {
             let reason = match outcome {
-                Ok(exit) => return End::now(exit.status, exit.reason),
+                Ok(exit) => return End::reported(exit),
                 Err(Broken::Refused(status)) if self.goes_on(&status) => {
                     let lost = failure(&status).message;
                     crate::log::warn(&format!("output is lost from here on: {lost}"));
@@ -182,8 +182,7 @@ impl Session<'_> {
             };
             match client.wait(v1::Name { name: self.task.name.clone() }).await {
                 Ok(exit) => {
-                    let v1::Exit { status, reason } = exit.into_inner();
-                    return End::now(status, reason);
+                    return End::reported(exit.into_inner());
                 }
                 Err(status) if is_lost(&status) || status.code() == Code::Unavailable => {}
                 Err(status) => return End::now(UNKNOWN, failure(&status).message),
@@ -317,8 +316,7 @@ async fn watch(task: Arc<Task>, process: Arc<Process>) {
         let request = v1::Name { name: task.name.clone() };
         // Without an answer the session breaks too, and begins a new watch when it rejoins.
         let Ok(exit) = client.wait(request).await else { return };
-        let v1::Exit { status, reason } = exit.into_inner();
-        End::now(status, reason)
+        End::reported(exit.into_inner())
     } else {
         init.ended().await;
         End::now(UNKNOWN, "the container ended")

@@ -137,9 +137,15 @@ impl Task {
         if !end.reason.is_empty() {
             crate::log::warn(&format!("{} {}: {}", self.id, process.exec_id, end.reason));
         }
-        // The event is queued before anybody who waits for the process goes on.
+        let out_of_memory = end.out_of_memory;
+        // The events are queued before anybody who waits for the process goes on.
         process.stop(end, |before| {
             if *before != Phase::Starting {
+                // containerd takes the reason of an exit from the event before it.
+                if out_of_memory {
+                    let container_id = self.id.clone();
+                    self.events.publish(&Event::OutOfMemory(cd::TaskOom { container_id }));
+                }
                 self.events.publish(&Event::Exit(exit));
             }
         });

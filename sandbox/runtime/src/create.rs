@@ -92,6 +92,7 @@ impl Node {
             created_ns: realtime_ns(),
             exit_status: None,
             reason: String::new(),
+            out_of_memory: false,
             memory_bytes: memory(spec.memory_bytes, self.config.memory_bytes)?,
             cpus,
             boot_cpus: cpus,

@@ -191,6 +191,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         started_ns: None,
         exit_status: None,
         reason: String::new(),
+        out_of_memory: false,
         limits: limits(spec.resources.as_ref())?,
         disks: None,
         remove: spec.remove,
@@ -367,7 +368,7 @@ async fn wait(target: &Target, running: Running) -> Result<u32> {
     };
     carried(carry, &target.name()).await;
     change(target, |added| {
-        added.exit_status = Some(status);
+        (added.exit_status, added.out_of_memory) = (Some(status), out_of_memory);
         if out_of_memory {
             "it reached its memory limit, or the pod's".clone_into(&mut added.reason);
         }

@@ -225,6 +225,9 @@ pub struct Record {
     pub exit_status: Option<u32>,
     /// Why the sandbox ended, if the container did not end by itself.
     pub reason: String,
+    /// Set if the guest's kernel ended the container for want of memory.
+    #[serde(default)]
+    pub out_of_memory: bool,
     /// The size of guest memory in bytes.
     pub memory_bytes: u64,
     /// The number of virtual CPUs that the sandbox has now.

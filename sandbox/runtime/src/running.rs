@@ -46,7 +46,7 @@ impl Running {
         carried(carry, &sandbox.name).await;
         // The exit status is recorded before the agent ends, since only the agent knows it, too.
         let recorded = sandbox.update(|record| {
-            record.exit_status = Some(ended.status);
+            (record.exit_status, record.out_of_memory) = (Some(ended.status), ended.out_of_memory);
             if ended.out_of_memory {
                 let killed = "the guest ran out of memory; `--memory` gives it more";
                 killed.clone_into(&mut record.reason);

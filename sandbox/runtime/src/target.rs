@@ -58,13 +58,16 @@ impl Target {
 
     /// Returns the exit of the container, as far as it is known.
     pub(crate) fn exit(&self) -> v1::Exit {
-        let (status, reason) =
-            self.sandbox.look(|record| match record.added(&self.container.name) {
-                _ if self.is_own() => (record.exit_status, record.reason.clone()),
-                Some(added) => (added.exit_status, added.reason.clone()),
-                None => (None, String::new()),
-            });
-        v1::Exit { status: status.unwrap_or(125), reason }
+        let exit = |status: Option<u32>, reason: &String, out_of_memory| v1::Exit {
+            status: status.unwrap_or(125),
+            reason: reason.clone(),
+            out_of_memory,
+        };
+        self.sandbox.look(|record| match record.added(&self.container.name) {
+            _ if self.is_own() => exit(record.exit_status, &record.reason, record.out_of_memory),
+            Some(added) => exit(added.exit_status, &added.reason, added.out_of_memory),
+            None => exit(None, &String::new(), false),
+        })
     }
 
     /// Returns the error for a call that the container's state does not allow.

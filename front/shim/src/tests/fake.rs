@@ -77,7 +77,7 @@ impl Fake {
         let end = self.ends.lock().unwrap().get(name).map(watch::Sender::subscribe);
         let mut end = end.ok_or_else(|| Status::not_found("no such sandbox"))?;
         let status = end.wait_for(Option::is_some).await.unwrap().unwrap();
-        Ok(v1::Exit { status, reason: String::new() })
+        Ok(v1::Exit { status, ..Default::default() })
     }
 }
 
@@ -104,7 +104,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
             sender.send(out(run_out::Kind::Created(created))).await.unwrap();
             sender.send(out(run_out::Kind::Started(v1::Started::default()))).await.unwrap();
             let status = ended.wait_for(Option::is_some).await.unwrap().unwrap();
-            let exit = v1::Exit { status, reason: String::new() };
+            let exit = v1::Exit { status, ..Default::default() };
             // The test may be over.
             let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
         });

@@ -47,6 +47,9 @@ pub struct Added {
     pub exit_status: Option<u32>,
     /// Why the container ended, if it did not end by itself.
     pub reason: String,
+    /// Set if the guest's kernel ended the container for want of memory.
+    #[serde(default)]
+    pub out_of_memory: bool,
     /// The limits of the container in the guest.
     pub limits: Limits,
     /// The namespaces of the pod's first NVMe function that the container has.

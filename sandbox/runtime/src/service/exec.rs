@@ -78,7 +78,7 @@ async fn tell_exec(
     }
     let last = match agent.wait(process).await {
         Ok(Ended { status, .. }) => {
-            out(run_out::Kind::Exit(v1::Exit { status, reason: String::new() }))
+            out(run_out::Kind::Exit(v1::Exit { status, ..Default::default() }))
         }
         Err(error) => Err(error.into()),
     };

@@ -221,7 +221,8 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let output = match opened {
             Ok(output) => output,
             Err(Error::Exec { status, reason }) => {
-                let _ = sender.send(out(run_out::Kind::Exit(v1::Exit { status, reason }))).await;
+                let exit = v1::Exit { status, reason, out_of_memory: false };
+                let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
                 return Ok(stream(receiver));
             }
             Err(error) => return Err(error.into()),
