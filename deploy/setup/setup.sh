@@ -16,7 +16,7 @@ usage: setup.sh build|run|demo|test|fuzz|check|site...
   build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   demo   mmdebstrap, which makes an image where no registry answers
-  test   what the tests use beside these: a registry, containerd, mmdebstrap, python3, procps, cpio, tcpdump, xz,
+  test   what the tests use beside these: a registry, containerd, plugins of CNI, mmdebstrap, python3, procps, cpio, tcpdump, xz,
          iperf3, curl, and nginx, wrk, redis, memcached and socat to be run under libslipway.so
   fuzz   a C++ compiler, for the fuzzing engine
   check  rustfmt, clippy, shellcheck, python3
@@ -38,7 +38,7 @@ set_up() {
             ;;
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;
         test)
-            want_packages "the tests" busybox-static containerd cpio curl erofs-utils iperf3 iproute2 iputils-ping memcached mmdebstrap \
+            want_packages "the tests" busybox-static containerd containernetworking-plugins cpio curl erofs-utils iperf3 iproute2 iputils-ping memcached mmdebstrap \
                 nginx-light procps python3 redis-server redis-tools socat tcpdump wrk xz-utils
             want_registry
             ;;
