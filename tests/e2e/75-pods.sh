@@ -11,6 +11,9 @@ if [ -n "$crictl" ] && [ -n "$cni" ]; then
     cri="[plugins.\"io.containerd.grpc.v1.cri\"]
   sandbox_image = \"docker.io/test/busybox:1\"
   restrict_oom_score_adj = true
+  disable_apparmor = true
+[plugins.\"io.containerd.grpc.v1.cri\".containerd]
+  default_runtime_name = \"slipway\"
 [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.slipway]
   runtime_type = \"io.containerd.slipway.v2\"
   pod_annotations = [\"dev.slipway.*\"]
@@ -121,15 +124,16 @@ ok "a VMM was killed: all end with status 137; a shim was killed: containerd cle
 if [ -z "${cri:-}" ]; then
     printf 'SKIPPED: e2e/75-pods: crictl needs %s\n' "crictl and the plugins of CNI"
 else
-    mkdir "$work/cni"
+    mkdir -p "$work/cni"
     cat >"$work/cni/10-test.conflist" <<END
 {"cniVersion": "0.4.0", "name": "slipway-e2e", "plugins": [{"type": "ptp", "ipam": {"type": "host-local",
   "dataDir": "$work/ipam", "subnet": "10.213.74.0/24"}}]}
 END
-    k() { timeout 120 crictl --runtime-endpoint "unix://$address" --image-endpoint "unix://$address" --timeout 60s "$@"; }
+    : >"$work/crictl.yaml"
+    k() { timeout 120 crictl --config "$work/crictl.yaml" --runtime-endpoint "unix://$address" --image-endpoint "unix://$address" --timeout 60s "$@"; }
     c -n k8s.io image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
     ready() { grep -q '"lastCNILoadStatus": "OK"' <<<"$(k info)"; }
-    wait_until 30 ready || fail "crictl info: $(k info)"
+    wait_until 30 ready || fail "crictl info: $(k info) $(explain)"
     cat >"$work/pod.json" <<END
 {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "attempt": 1}, "hostname": "web-0",
  "log_directory": "$work/logs", "dns_config": {"servers": ["192.0.2.53"]},

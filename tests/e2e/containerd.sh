@@ -108,7 +108,7 @@ manifest = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest
             "config": blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json"),
             "layers": [blob(one, "application/vnd.oci.image.layer.v1.tar") for one in layers]}
 entry = blob(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
-entry["annotations"] = {"io.containerd.image.name": "test/busybox:1"}
+entry["annotations"] = {"io.containerd.image.name": "docker.io/test/busybox:1"}
 with tarfile.open(archive, "w") as tar:
     files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
              "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()}
@@ -125,4 +125,4 @@ images | xargs -r "$slipway" image rm >/dev/null || fail "images of an earlier r
 
 start_containerd
 c image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
-image=test/busybox:1
+image=docker.io/test/busybox:1
