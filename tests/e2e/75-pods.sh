@@ -121,6 +121,24 @@ wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task
 for id in inner orphan; do c container delete $id || fail "container delete: $(explain)"; done
 ok "a VMM was killed: all end with status 137; a shim was killed: containerd cleaned up, and the pod is gone"
 
+# A pod in a network namespace as a CNI plugin leaves one: programs of the host in it reach the containers'
+# ports at 127.0.0.1, as containerd's port forwarding does.
+ns=slipway-e2e-pods
+ip netns delete $ns 2>/dev/null
+ip netns add $ns && ip -n $ns link set lo up && ip -n $ns link add eth0 type veth peer name peer0 &&
+    ip -n $ns link set eth0 up && ip -n $ns link set peer0 up && ip -n $ns address add 10.89.0.2/24 dev eth0 ||
+    fail "no network namespace"
+pod net --with-ns network:/run/netns/$ns
+started net "$image" serves sh -c 'while :; do echo hello | nc -l -p 8081; done'
+said() { [ "$(nsenter --net=/run/netns/$ns busybox nc -w 5 127.0.0.1 8081 </dev/null)" = hello ]; }
+wait_until 60 said || fail "no answer at 127.0.0.1 in the pod's namespace: $(explain)"
+[ "$(inside serves ip -o -4 address show dev eth0 | awk '{ print $4 }')" = 10.89.0.2/24 ] || fail "address: $(inside serves ip address)"
+c task kill -s SIGKILL net || fail "kill: $(explain)"
+for id in serves net; do wait_until 60 stopped $id || fail "$id: $(c task ls) $(explain)"; deleted $id; done
+wait_until 60 gone || fail "after a pod with a namespace: $("$slipway" ps) $(c task ls) shims: $(shims)"
+ip netns delete $ns
+ok "a pod has the interface of its network namespace, and its ports there"
+
 if [ -z "${cri:-}" ]; then
     printf 'SKIPPED: e2e/75-pods: crictl needs %s\n' "crictl and the plugins of CNI"
 else

@@ -60,7 +60,7 @@ fn listen(path: &Path) -> Result<TcpListener, String> {
 fn redirect(port: u16) -> std::io::Result<()> {
     let rules = format!(
         "table ip slipway_ports {{}}\ndelete table ip slipway_ports\ntable ip slipway_ports {{\n  \
-         chain output {{\n    type nat hook output priority dstnat\n    \
+         chain output {{\n    type nat hook output priority -100\n    \
          ip daddr 127.0.0.0/8 meta l4proto tcp redirect to :{port}\n  }}\n}}\n"
     );
     let mut nft = Command::new("nft")
