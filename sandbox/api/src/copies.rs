@@ -10,9 +10,9 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use crate::v1;
 
 /// The most bytes of all files of a container: the daemon takes no more.
-const MOST_BYTES: usize = 1 << 20;
+pub const MOST_BYTES: usize = 1 << 20;
 /// The most files of a container: the daemon takes no more.
-const MOST: usize = 1024;
+pub const MOST: usize = 1024;
 /// The most entries of directories that are looked at for a container.
 const MOST_ENTRIES: usize = 4096;
 /// The most directories within each other.

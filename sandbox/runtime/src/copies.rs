@@ -7,13 +7,10 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use slipway_agent_protocol::v1::File;
+use slipway_sandbox_api::copies::{MOST, MOST_BYTES};
 
 use crate::{Error, Result, v1};
 
-/// The most files of a container.
-const MOST: usize = 1024;
-/// The most bytes of all files of a container.
-const MOST_BYTES: usize = 1 << 20;
 /// The longest path in bytes.
 const LONGEST: usize = 1024;
 /// Directories in which the container's own file systems are.
