@@ -10,12 +10,19 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use slipway_netns::Namespace;
 use slipway_sandbox_api::forward::carry;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use crate::task::{Kind, Task};
+
+/// The most connections at once.
+const MOST: usize = 64;
+/// The pause after a connection that could not be accepted.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Redirects the connections to ports of a pod's network namespace to the pod, until the pod ends.
 /// If that fails, the log says why, and everything else of the pod goes on.
@@ -83,13 +90,20 @@ fn redirect(port: u16) -> std::io::Result<()> {
 async fn accept(task: &Arc<Task>, listener: TcpListener) -> Result<(), String> {
     let listener =
         tokio::net::TcpListener::from_std(listener).map_err(|error| error.to_string())?;
+    let places = Arc::new(Semaphore::new(MOST));
     loop {
-        let (stream, _) = listener.accept().await.map_err(|error| error.to_string())?;
+        let place = Arc::clone(&places).acquire_owned().await;
+        let place = place.map_err(|error| error.to_string())?;
+        let Ok((stream, _)) = listener.accept().await else {
+            // The shim has no descriptor left for now.
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        };
         let task = Arc::clone(task);
         tokio::spawn(async move {
-            if let Err(reason) = connect(&task, stream).await {
-                crate::log::warn(&format!("a connection to pod {}: {reason}", task.id));
-            }
+            // The peer sees that its connection ends; a line for each would be its to ask for.
+            let _ = connect(&task, stream).await;
+            drop(place);
         });
     }
 }

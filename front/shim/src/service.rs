@@ -97,7 +97,7 @@ impl Service {
             "Update" => answer(self.update(request(payload)?).await),
             "Stats" => answer(self.stats(&request(payload)?).await),
             "Connect" => answer(Ok(self.connect(&request(payload)?))),
-            "Shutdown" => answer(Ok(self.shutdown(&request(payload)?))),
+            "Shutdown" => answer(Ok(self.shutdown())),
             "Pause" | "Resume" => Err(Failure::unimplemented("pausing")),
             "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
@@ -315,8 +315,8 @@ impl Service {
         cd::ConnectResponse { shim_pid, task_pid, version: String::new() }
     }
 
-    fn shutdown(&self, request: &cd::ShutdownRequest) -> cd::Empty {
-        if self.tasks.shut_down() || request.now {
+    fn shutdown(&self) -> cd::Empty {
+        if self.tasks.shut_down() {
             self.end.notify_one();
         }
         cd::Empty {}

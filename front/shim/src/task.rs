@@ -243,9 +243,10 @@ impl Task {
         };
         let patience = POD_PATIENCE + Duration::from_secs(timeout_s.into());
         match tokio::time::timeout(patience, stopped).await {
-            Ok(Err(status)) => !is_lost(&status),
             Ok(Ok(_)) => true,
-            Err(_) => {
+            Ok(Err(status)) if is_lost(&status) => false,
+            Ok(Err(status)) if status.code() == Code::NotFound => true,
+            Ok(Err(_)) | Err(_) => {
                 // A guest that ends no process cannot be asked to stop the others either.
                 crate::log::warn(&format!(
                     "{}: SIGKILL does not end it: its pod is ended",

@@ -41,6 +41,12 @@ impl AsyncFile {
         }
     }
 
+    /// Returns the number of bytes that can be read at once.
+    pub fn available(&self) -> usize {
+        let bytes = rustix::io::ioctl_fionread(self.0.get_ref()).unwrap_or(0);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
     /// Reads into `buffer` when bytes are available. Returns 0 at the end of file.
     pub fn poll_read(
         &self,

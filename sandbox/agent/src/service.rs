@@ -164,6 +164,11 @@ impl AgentService for Service {
         let container = self.0.container(&reference.container_id)?;
         let process = self.0.process(&reference)?;
         let exit_status = process.ended().await;
+        if reference.exec_id.is_empty() {
+            // With a PID namespace of its own, a container's processes end with the first one. Those
+            // of a shared one do not.
+            let _ = container.signal_all(libc::SIGKILL as u32);
+        }
         // An attached stream holds the lock until it has sent everything.
         drop(process.outputs.lock().await);
         let killed = exit_status == 128 + libc::SIGKILL as u32;

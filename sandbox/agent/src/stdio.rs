@@ -30,6 +30,9 @@ pub struct Attachment {
     outputs: OwnedMutexGuard<Outputs>,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     has_ended: bool,
+    /// The bytes of standard output and standard error that were there when the process had ended.
+    /// More is not its own: processes that have its pipes may go on writing for ever.
+    left: [usize; 2],
     announced: bool,
     /// Set if the host reports what it has recorded. Otherwise bytes count as recorded once they
     /// are sent.
@@ -73,6 +76,7 @@ impl Attachment {
             process,
             outputs,
             has_ended: false,
+            left: [0; 2],
             announced: false,
             resumable: from.is_some(),
             sent: from.unwrap_or(0).clamp(kept.start, kept.end),
@@ -85,14 +89,24 @@ impl Attachment {
     fn read_output(&mut self, stderr: bool, context: &mut Context<'_>) -> bool {
         let output = if stderr { &mut self.outputs.stderr } else { &mut self.outputs.stdout };
         let Some(file) = output else { return false };
-        let result = match file.poll_read(context, &mut self.buffer) {
-            Poll::Ready(result) => result,
+        let left = &mut self.left[usize::from(stderr)];
+        let result = if self.has_ended {
             // The runtime's readiness may lag behind the process's end, so the pipe itself is read.
-            Poll::Pending if self.has_ended => file.read_now(&mut self.buffer),
-            Poll::Pending => return false,
+            let most = self.buffer.len().min(*left);
+            if most == 0 {
+                release(output.take());
+                return false;
+            }
+            file.read_now(&mut self.buffer[..most])
+        } else {
+            match file.poll_read(context, &mut self.buffer) {
+                Poll::Ready(result) => result,
+                Poll::Pending => return false,
+            }
         };
         match result {
             Ok(length) if length > 0 => {
+                *left = left.saturating_sub(length);
                 self.process.kept().push(stderr, &self.buffer[..length]);
                 return true;
             }
@@ -144,6 +158,9 @@ impl Stream for Attachment {
         }
         if !self.has_ended && self.ended.as_mut().poll(context).is_ready() {
             self.has_ended = true;
+            let available =
+                |file: &Option<Arc<AsyncFile>>| file.as_ref().map_or(0, |file| file.available());
+            self.left = [available(&self.outputs.stdout), available(&self.outputs.stderr)];
         }
         ready!(self.process.kept().poll_room(context));
         // The streams alternate, so that a flood on one does not starve the other.

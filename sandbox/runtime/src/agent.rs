@@ -39,6 +39,9 @@ const STREAM_WINDOW: u32 = 64 << 10;
 /// for them fits into the connection's window, with room for the container's own output and for
 /// calls.
 const MOST_SESSIONS: usize = 48;
+/// The most connections to ports at once in one sandbox, which count among [`MOST_SESSIONS`]: the
+/// others are left for commands and containers.
+const MOST_FORWARDS: usize = 16;
 const _: () = assert!((MOST_SESSIONS as u32 + 8) * STREAM_WINDOW <= CONNECTION_WINDOW);
 
 /// A connection to a sandbox's agent. Clones share the connection.
@@ -47,6 +50,7 @@ pub struct Agent {
     client: AgentClient<Channel>,
     guests: Guests,
     sessions: Arc<Semaphore>,
+    forwards: Arc<Semaphore>,
 }
 
 /// The agent's answer to the first call.
@@ -113,7 +117,8 @@ impl Agent {
             .map_err(|error| Error::Agent(format!("cannot reach the agent's port: {error}")))?;
         let client = AgentClient::new(channel).max_decoding_message_size(MOST_REPLY);
         let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
-        let agent = Self { client, guests: guests.clone(), sessions };
+        let forwards = Arc::new(Semaphore::new(MOST_FORWARDS));
+        let agent = Self { client, guests: guests.clone(), sessions, forwards };
         let hello = agent.hello_within(None).await?;
         Ok((agent, hello))
     }
@@ -224,6 +229,21 @@ impl Agent {
             what: "commands and traces",
             most: MOST_SESSIONS,
         })
+    }
+
+    /// Returns permits for one more connection to a port, to be held while it lasts. `name` is the
+    /// sandbox's, for the error.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the sandbox has as many as it may have.
+    pub(crate) fn forward(&self, name: &str) -> Result<[OwnedSemaphorePermit; 2]> {
+        let forward = Arc::clone(&self.forwards).try_acquire_owned();
+        let forward = forward.map_err(|_| Error::Busy {
+            name: name.to_owned(),
+            what: "connections to its ports",
+            most: MOST_FORWARDS,
+        })?;
+        Ok([forward, self.session(name)?])
     }
 
     /// Waits for the end of a process, without a deadline: for ever if the guest never answers.

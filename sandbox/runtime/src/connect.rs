@@ -28,7 +28,7 @@ pub(crate) async fn start(
     messages: Streaming<v1::ForwardIn>,
 ) -> Result<Replies> {
     let agent = target.sandbox.agent()?;
-    let session = agent.session(&target.sandbox.name)?;
+    let session = agent.forward(&target.sandbox.name)?;
     let (input, input_end) = mpsc::channel(QUEUE);
     let mut from_guest = open(&agent, port, input_end).await?;
     let (sender, replies) = mpsc::channel(QUEUE);
@@ -76,7 +76,7 @@ async fn forward(
 async fn carry(
     replies: &mut Streaming<agent_v1::ForwardOut>,
     sender: mpsc::Sender<std::result::Result<v1::ForwardOut, Status>>,
-    _session: OwnedSemaphorePermit,
+    _session: [OwnedSemaphorePermit; 2],
 ) {
     let mut data = Vec::new();
     // The first message is empty.

@@ -88,6 +88,7 @@ impl Node {
             settings,
             pod: spec.makes_pod,
             added: Vec::new(),
+            attached: 0,
             state: SandboxState::Created,
             created_ns: realtime_ns(),
             exit_status: None,

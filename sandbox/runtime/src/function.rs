@@ -22,6 +22,8 @@ use crate::{Error, Result, network, process, volume};
 const IMAGE_NSID: u32 = 1;
 const VOLATILE_NSID: u32 = 2;
 const FIRST_VOLUME_NSID: u32 = 3;
+/// The greatest identifier of a namespace (`slipway-nvme`).
+const MOST_NSID: u32 = 1024;
 /// The only namespace of a function that one volume has for itself.
 const OWN_NSID: u32 = 1;
 
@@ -161,8 +163,8 @@ pub async fn remove(node: &Node, record: &Record) -> Result<()> {
 pub async fn attach_root(node: &Node, sandbox: &Sandbox, image: &Path) -> Result<Disks> {
     let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
     let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
-    let image = attach(node, &sandbox.id, image_disk(image)).await?;
-    match attach(node, &sandbox.id, volatile_disk(&template)).await {
+    let image = attach(node, sandbox, image_disk(image)).await?;
+    match attach(node, sandbox, volatile_disk(&template)).await {
         Ok(volatile) => Ok(Disks { image, volatile }),
         Err(error) => {
             detach(node, &sandbox.id, image).await?;
@@ -180,13 +182,34 @@ pub async fn detach_root(node: &Node, sandbox: &Sandbox, disks: Disks) -> Result
     image.and(detach(node, &sandbox.id, disks.volatile).await)
 }
 
-/// Attaches a disk to a function. Returns the identifier of its namespace.
-async fn attach(node: &Node, function: &str, disk: plane_v1::Disk) -> Result<u32> {
-    let (endpoint_id, disk) = (function.to_owned(), Some(disk));
-    let request = plane_v1::AttachDiskRequest { endpoint_id, nsid: 0, disk };
-    let attached = node.plane.clone().attach_disk(request).await;
-    let refused = |status: tonic::Status| Error::Plane(status.message().to_owned());
-    Ok(attached.map_err(refused)?.into_inner().nsid)
+/// Attaches a disk to the first function of a pod. Returns the identifier of its namespace, which is
+/// not one of those that were detached last: a guest that has not noticed yet that a namespace is
+/// gone would take the new one for it.
+async fn attach(node: &Node, sandbox: &Sandbox, disk: plane_v1::Disk) -> Result<u32> {
+    let mut refused = Error::Plane("the function has no namespace left".to_owned());
+    for _ in 0..MOST_NSID {
+        let mut nsid = 0;
+        sandbox.note(|record| {
+            nsid = record.attached % MOST_NSID + 1;
+            record.attached = record.attached.wrapping_add(1);
+        });
+        let (endpoint_id, disk) = (sandbox.id.clone(), Some(disk.clone()));
+        let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
+        match node.plane.clone().attach_disk(request).await {
+            Ok(attached) => return Ok(attached.into_inner().nsid),
+            Err(status) => refused = Error::Plane(status.message().to_owned()),
+        }
+        let is_taken = sandbox.look(|record| record.added.iter().any(|one| has(one, nsid)));
+        if !is_taken {
+            break;
+        }
+    }
+    Err(refused)
+}
+
+/// Returns whether a container has this namespace.
+fn has(added: &Added, nsid: u32) -> bool {
+    added.disks.is_some_and(|disks| disks.image == nsid || disks.volatile == nsid)
 }
 
 async fn detach(node: &Node, function: &str, nsid: u32) -> Result<()> {

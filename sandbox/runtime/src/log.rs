@@ -74,6 +74,20 @@ fn older(path: &Path) -> PathBuf {
     path.with_extension("old")
 }
 
+/// Removes the log at `path`, all parts of it. A log that is not there is no error.
+///
+/// # Errors
+/// A part cannot be removed.
+pub fn remove(path: &Path) -> std::io::Result<()> {
+    for part in [path.to_path_buf(), older(path)] {
+        match std::fs::remove_file(part) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl Writer {
     /// Opens the log at `path` to append to it, or creates it. The log takes at most `limit` bytes
     /// in all.

@@ -24,7 +24,7 @@ use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
-use crate::{Error, Result, copies, function, name, process};
+use crate::{Error, Result, copies, function, log, name, process};
 
 /// The most containers of a pod, ended ones included.
 const MOST: usize = 256;
@@ -93,15 +93,18 @@ impl Node {
             }
             kill(target).await?;
         }
-        forget(target);
-        let log = target.container.log();
-        let removed = target.sandbox.lane.run(move || match std::fs::remove_file(&log) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::file("cannot remove", &log)(error))
-            }
-            _ => Ok(()),
-        });
+        // Another call may have removed it meanwhile, and its name may be another container's now.
+        let is_there = target.sandbox.find_added(&target.container.name);
+        if !is_there.is_some_and(|found| Arc::ptr_eq(&found, &target.container)) {
+            return Err(Error::NoSandbox(target.name()));
+        }
+        let path = target.container.log();
+        let removed = target
+            .sandbox
+            .lane
+            .run(move || log::remove(&path).map_err(Error::file("cannot remove", &path)));
         removed.await?;
+        forget(target);
         target.sandbox.update(|_| {}).await
     }
 
@@ -235,18 +238,20 @@ fn enter(sandbox: &Sandbox, added: Added, container: &Arc<Container>) -> Result<
     Ok(())
 }
 
-/// Takes a container out of its pod's record, in memory, and out of its table.
+/// Takes a container out of its pod's table and, in memory, out of its record, unless that was
+/// done before: then the name may be another container's.
 fn forget(target: &Target) {
-    let name = &target.container.name;
-    target.sandbox.note(|record| record.added.retain(|one| one.name != *name));
-    target.sandbox.drop_added(name);
+    if target.sandbox.drop_added(&target.container) {
+        let name = &target.container.name;
+        target.sandbox.note(|record| record.added.retain(|one| one.name != *name));
+    }
 }
 
 /// Kills a container and waits for its end.
 async fn kill(target: &Target) -> Result<()> {
     let signal = libc::SIGKILL as u32;
     let process = target.container.process();
-    let request = agent_v1::SignalRequest { process, signal, all: false };
+    let request = agent_v1::SignalRequest { process, signal, all: true };
     let ended = async {
         // A container that is being created in the guest takes no signal yet.
         while target.container.state().is_live() {
@@ -283,6 +288,12 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     };
     change(&target, |added| added.state = SandboxState::Stopping).await;
     release(&node, &target).await;
+    // The status may be known from an earlier daemon, which ended before it had released all.
+    let known = target.sandbox.look(|record| record.added(&target.container.name)?.exit_status);
+    let ended = match (ended, known) {
+        (Err(_), Some(status)) => Ok(status),
+        (ended, _) => ended,
+    };
     let outcome = Outcome::of(ended, target.sandbox.is_stopping());
     change(&target, |added| {
         (added.state, added.exit_status) = (outcome.state, Some(outcome.exit_status));

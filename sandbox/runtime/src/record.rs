@@ -217,6 +217,9 @@ pub struct Record {
     /// The containers that were added to a pod, in the order of their creation.
     #[serde(default)]
     pub added: Vec<Added>,
+    /// The number of namespaces that were attached for containers of a pod.
+    #[serde(default)]
+    pub attached: u32,
     /// The sandbox's state.
     pub state: SandboxState,
     /// CLOCK_REALTIME at the sandbox's creation, ns since the epoch.

@@ -61,7 +61,10 @@ impl Running {
 /// Waits until the output of an ended container has reached the log and the attached clients. The
 /// guest has sent all of it.
 pub(crate) async fn carried(carry: Carry, name: &str) {
+    let stop = carry.abort_handle();
     let carried = tokio::time::timeout(Duration::from_secs(60), carry).await;
+    // A guest that leaves the stream open must not keep the log's writer.
+    stop.abort();
     if !matches!(carried, Ok(Ok(Ok(())))) {
         tracing::warn!(container = name, "output may be cut: {carried:?}");
     }

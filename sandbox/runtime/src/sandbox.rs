@@ -175,9 +175,12 @@ impl Sandbox {
         lock(&self.added).push(container);
     }
 
-    /// Drops the handles of a container that was added to a pod.
-    pub(crate) fn drop_added(&self, name: &str) {
-        lock(&self.added).retain(|one| one.name != name);
+    /// Drops the handles of a container that was added to a pod. Returns whether they were there.
+    pub(crate) fn drop_added(&self, container: &Arc<Container>) -> bool {
+        let mut added = lock(&self.added);
+        let before = added.len();
+        added.retain(|one| !Arc::ptr_eq(one, container));
+        added.len() < before
     }
 
     /// Announces that a stage of the start has begun.
