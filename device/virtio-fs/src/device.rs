@@ -1,0 +1,294 @@
+//! The device.
+
+use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError, TurnLength};
+use slipway_ram::Memory;
+use slipway_virtio::layout::Kind;
+use slipway_virtio::queue::{Broken, Chain};
+use slipway_virtio::registers::Offer;
+use slipway_virtio::{Configured, Local, MAX_VECTORS, Transport};
+use slipway_virtio_spec::RingFeatures;
+use slipway_virtio_spec::fs::{
+    Config, DEVICE_TYPE, FIRST_REQUEST_QUEUE, HIGH_PRIORITY_QUEUE, RequestHeader, TAG,
+};
+use zerocopy::IntoBytes;
+
+use crate::flight::{Flights, Place};
+use crate::{FileServer, Reply, Request};
+
+/// The number of MSI-X vectors: one for each queue, one for changes of the configuration.
+pub const VECTORS: u16 = 3;
+/// Most entries of a queue. Linux fills a request of 1 MiB from single pages only if the queue has
+/// more entries than that.
+pub const QUEUE_SIZE: u16 = 1024;
+/// Most bytes of a request: 1 MiB of data behind a page of headers and names.
+pub const LONGEST_REQUEST: usize = (1 << 20) + 4096;
+/// Most bytes of a reply: 1 MiB of data behind a page of headers.
+pub const LONGEST_REPLY: usize = (1 << 20) + 4096;
+
+/// Most requests of one queue that a poll begins, and most replies that it writes.
+const REQUESTS: usize = 16;
+/// The queues, in the order in which they are served.
+const QUEUES: [u16; 2] = [HIGH_PRIORITY_QUEUE, FIRST_REQUEST_QUEUE];
+/// A mass storage controller of no class of its own.
+const KIND: Kind =
+    Kind { device_type: DEVICE_TYPE, class: 0x01_80_00, config_size: size_of::<Config>() };
+
+/// The parts that a host hands to [`Fs::new`].
+pub struct Parts {
+    /// The guest's memory, by guest-physical addresses.
+    pub memory: Memory,
+    /// One handle per MSI-X vector, in order, 1 to 256; [`VECTORS`] suffice.
+    pub interrupts: Vec<Interrupt>,
+    /// The name by which the guest mounts the file system, 1 to 36 bytes.
+    pub tag: String,
+    /// The file system.
+    pub server: Box<dyn FileServer>,
+    /// The identity of the file server's session: a state that was saved with another session is
+    /// refused.
+    pub session: u64,
+}
+
+/// A mistake in the parts, made by the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError {
+    /// There is no interrupt, or there are more than the MSI-X table has room for.
+    #[error("a file system device needs 1 to 256 interrupts")]
+    Interrupts,
+    /// The tag is empty or too long, or has a zero byte.
+    #[error("the tag of a file system device has 1 to 36 bytes, none of them zero")]
+    Tag,
+}
+
+/// A file system device; the crate's head describes it.
+pub struct Fs {
+    local: Local,
+    config: Config,
+    server: Box<dyn FileServer>,
+    session: u64,
+    flights: Flights,
+}
+
+impl Fs {
+    /// Makes a device in its state after power-on.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<Self, PartsError> {
+        if !(1..=MAX_VECTORS).contains(&parts.interrupts.len()) {
+            return Err(PartsError::Interrupts);
+        }
+        let offered =
+            RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX | RingFeatures::INDIRECT_DESC;
+        let offer = Offer {
+            queues: QUEUES.len() as u16,
+            queue_size: QUEUE_SIZE,
+            features: offered.bits(),
+            accepts: |_| true,
+        };
+        Ok(Self {
+            config: config(&parts.tag)?,
+            local: Local::new(&KIND, &offer, parts.memory, parts.interrupts),
+            server: parts.server,
+            session: parts.session,
+            flights: Flights::default(),
+        })
+    }
+
+    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
+    /// addresses of BARs.
+    pub fn transport(&mut self) -> &mut Transport {
+        &mut self.local.transport
+    }
+
+    /// Returns the file server.
+    pub fn server(&mut self) -> &mut dyn FileServer {
+        &mut *self.server
+    }
+
+    /// Begins waiting requests and writes ready replies, as many as one poll may. Returns whether
+    /// there were any.
+    fn serve(&mut self) -> Result<bool, Broken> {
+        let mut busy = self.answer()?;
+        for queue in QUEUES {
+            busy |= self.begin(queue)?;
+        }
+        Ok(busy)
+    }
+
+    /// Writes the replies that are ready. Returns whether there were any.
+    fn answer(&mut self) -> Result<bool, Broken> {
+        let mut answered = 0;
+        while answered < REQUESTS
+            && let Some(reply) = self.server.take_reply()
+        {
+            answered += 1;
+            self.write(reply)?;
+        }
+        if answered > 0 {
+            for queue in QUEUES {
+                if let Some((memory, queue)) = self.local.queue(queue) {
+                    queue.publish(memory)?;
+                }
+            }
+        }
+        Ok(answered > 0)
+    }
+
+    fn write(&mut self, reply: Reply) -> Result<(), Broken> {
+        let Some(place) = self.flights.end(reply.ticket) else { return Ok(()) };
+        let Some((memory, queue)) = self.local.queue(place.queue) else { return Ok(()) };
+        let bytes = &reply.bytes[..reply.bytes.len().min(LONGEST_REPLY)];
+        let written = place.chain.scatter(memory, bytes)?;
+        queue.queue.report(memory, place.head, written as u32)
+    }
+
+    /// Begins the requests that wait in a queue, as many as may be under way. Returns whether there
+    /// were any. If not, the driver will notify of the next one, or a reply will make room.
+    fn begin(&mut self, number: u16) -> Result<bool, Broken> {
+        let mut begun = 0;
+        while begun < REQUESTS && self.flights.has_room() {
+            let Some((memory, queue)) = self.local.queue(number) else { break };
+            let mut chain = Chain::default();
+            let Some(head) = queue.queue.take(memory, &mut chain)? else { break };
+            let message = message(memory, &chain)?;
+            let room = chain.writable_len().min(LONGEST_REPLY as u64) as usize;
+            let bytes = message.len() + room;
+            let ticket = self.flights.begin(Place { queue: number, head, chain }, bytes);
+            self.server.begin(Request { ticket, message, room });
+            begun += 1;
+        }
+        Ok(begun > 0)
+    }
+
+    /// Forgets the driver's requests, and has the file server forget the driver.
+    fn forget(&mut self) {
+        self.flights.forget_places();
+        self.server.end_session();
+    }
+
+    /// Writes the replies that are ready, and begins nothing: what a fuzz target does before it saves
+    /// a state.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn finish_requests(&mut self) {
+        if self.local.begin() {
+            let answered = self.answer();
+            self.local.checked(answered);
+        } else {
+            self.discard();
+        }
+    }
+
+    /// Takes the replies to requests of before a reset, so that they make room. Returns whether
+    /// there were any.
+    fn discard(&mut self) -> bool {
+        let mut any = false;
+        while let Some(reply) = self.server.take_reply() {
+            self.flights.end(reply.ticket);
+            any = true;
+        }
+        any
+    }
+
+    /// Implements [`Function::restore`]. The caller resets the device after an error.
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let (transport, own) = crate::state::load(state)?;
+        own.check(self.session)?;
+        self.local.restore(transport)
+    }
+}
+
+fn config(tag: &str) -> Result<Config, PartsError> {
+    if tag.is_empty() || tag.len() > TAG || tag.bytes().any(|byte| byte == 0) {
+        return Err(PartsError::Tag);
+    }
+    let mut padded = [0; TAG];
+    padded[..tag.len()].copy_from_slice(tag.as_bytes());
+    Ok(Config { tag: padded, num_request_queues: 1.into(), notify_buf_size: 0.into() })
+}
+
+/// Copies the request out of the buffers that the device reads.
+fn message(memory: &Memory, chain: &Chain) -> Result<Vec<u8>, Broken> {
+    let len = usize::try_from(chain.readable_len()).map_err(|_| Broken::Chain)?;
+    if !(size_of::<RequestHeader>()..=LONGEST_REQUEST).contains(&len) {
+        return Err(Broken::Chain);
+    }
+    let mut message = vec![0; len];
+    chain.gather(memory, &mut message)?;
+    Ok(message)
+}
+
+impl Function for Fs {
+    fn description(&self) -> &Description {
+        self.local.transport.description()
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
+            self.read(0, at, &mut into[..len]);
+        }
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.local.transport.config_write(offset, from) {
+            Configured::Done => {}
+            Configured::Reset => self.reset(),
+            Configured::Window(at, len) => drop(Function::write(self, 0, at, &from[..len])),
+        }
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        self.local.read(bar, offset, into, self.config.as_bytes())
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        let was_reset = self.local.is_reset();
+        let access = self.local.write(bar, offset, from);
+        if self.local.is_reset() && !was_reset {
+            self.forget();
+        }
+        access
+    }
+
+    fn notified(&mut self) {
+        // Each poll looks at all queues.
+    }
+
+    fn set_turn(&mut self, _: TurnLength) {}
+
+    fn poll(&mut self) -> Progress {
+        if !self.local.begin() {
+            return if self.discard() { Progress::Busy } else { Progress::Idle(None) };
+        }
+        let served = self.serve();
+        match self.local.checked(served) {
+            Some(true) => Progress::Busy,
+            _ => Progress::Idle(None),
+        }
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
+    fn reset(&mut self) {
+        self.local.reset();
+        self.forget();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        // Requests under way are copies; their replies are written by polls only.
+        self.local.quiesce()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self.local.transport.save(), self.session, !self.flights.is_empty())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = self.take_over(state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}
