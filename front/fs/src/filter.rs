@@ -1,0 +1,173 @@
+//! The system calls that the process needs once it serves: what one that was taken over can still ask
+//! of the kernel. All others fail with EPERM.
+//!
+//! Sockets cannot be made, programs not run, and memory not be made executable. Files are opened
+//! beneath the process's root, which has the shares alone. Device nodes cannot be made, for lack of
+//! the capability.
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+/// Calls of any thread: locks, memory, signals, its end.
+const THREADS: [c_long; 24] = [
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_getrusage,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_prctl,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+];
+
+/// Calls of the thread that serves the sockets, and of those that close what a client leaves.
+const SOCKETS: [c_long; 22] = [
+    libc::SYS_accept4,
+    libc::SYS_close,
+    libc::SYS_dup,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd2,
+    libc::SYS_fcntl,
+    libc::SYS_getsockopt,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_submit,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_preadv2,
+    libc::SYS_recvmmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+];
+
+/// Operations on files.
+const FILES: [c_long; 44] = [
+    libc::SYS_copy_file_range,
+    libc::SYS_fallocate,
+    libc::SYS_fchdir,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_getdents64,
+    libc::SYS_linkat,
+    libc::SYS_lseek,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_newfstatat,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_read,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_statx,
+    libc::SYS_symlinkat,
+    libc::SYS_sync_file_range,
+    libc::SYS_syncfs,
+    libc::SYS_tgkill,
+    libc::SYS_truncate,
+    libc::SYS_umask,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    libc::SYS_utimensat,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// Calls by which a thread acts as a user of the guest's.
+const USERS: [c_long; 9] = [
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getuid,
+    libc::SYS_setgroups,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
+];
+
+/// Applies the list to the calling thread and to those that it starts, for good.
+///
+/// # Errors
+/// The kernel has no filters of system calls.
+pub fn apply() -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("no list of system calls: {error}");
+    let programs = [no_clone3(), program()];
+    for program in programs {
+        let program = program.map_err(|error| failed(&error))?;
+        seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
+    }
+    Ok(())
+}
+
+/// Refuses clone3(2), whose flags lie in memory and cannot be checked. After ENOSYS the C library
+/// uses clone(2).
+fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32));
+    SeccompFilter::new(rules, allow, refuse, TargetArch::x86_64)?.try_into()
+}
+
+fn program() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for call in THREADS.iter().chain(&SOCKETS).chain(&FILES).chain(&USERS) {
+        rules.insert(*call, Vec::new());
+    }
+    let where_masked = |argument, mask: libc::c_int, value: u64| {
+        let masked = SeccompCmpOp::MaskedEq(mask as u64);
+        let width = SeccompCmpArgLen::Dword;
+        SeccompRule::new(vec![SeccompCondition::new(argument, width, masked, value)?])
+    };
+    // A new thread shares all memory.
+    let thread = where_masked(0, libc::CLONE_VM, libc::CLONE_VM as u64)?;
+    rules.insert(libc::SYS_clone, vec![thread]);
+    rules.insert(libc::SYS_clone3, Vec::new());
+    // Memory may be readable and writable, and nothing else.
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(call, vec![where_masked(2, libc::PROT_EXEC, 0)?]);
+    }
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
+}

@@ -1,0 +1,158 @@
+//! What the process gives up before it serves: the host's files, and most of root's rights.
+//!
+//! Its new root is a read-only file system in memory with a directory for each share, `/0` and so
+//! on, and `/proc`, on which its own descriptors (`/proc/self/fd`) are mounted and nothing else of
+//! /proc. A share is mounted there by itself: what is mounted beneath it on the host is not seen. A
+//! shared file is mounted as the only entry of its directory.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
+    OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+    mount_change, mount_remount, move_mount, open_tree, unmount,
+};
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use crate::args::Share;
+
+/// The name of a shared file in its share.
+pub const FILE: &str = "file";
+const DESCRIPTORS: &str = "proc";
+
+/// The process's root, once it is entered.
+pub struct Jail {
+    /// The paths of the shares, in their order.
+    pub roots: Vec<String>,
+    /// The directory of the process's own descriptors.
+    pub descriptors: File,
+}
+
+/// The rights that operations on files of any user need: to change their owner, to pass by their
+/// permissions as the guest's root does, and to act as the user that the guest names.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETGID);
+
+/// Flags of each share's mount. Guests run programs of a share; this process runs none.
+const FLAGS: MountFlags =
+    MountFlags::BIND.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+
+/// Sets the most descriptors of the process, and makes the kernel end it before its VMM if memory is
+/// short.
+///
+/// # Errors
+/// The kernel's refusal, in one line.
+pub fn limit_descriptors(most: u64) -> Result<(), String> {
+    let limit = Rlimit { current: Some(most), maximum: Some(most) };
+    rustix::process::setrlimit(Resource::Nofile, limit)
+        .map_err(|error| format!("{most} descriptors are not to be had: {error}"))?;
+    std::fs::write("/proc/self/oom_score_adj", "500")
+        .map_err(|error| format!("/proc/self/oom_score_adj: {error}"))
+}
+
+/// Replaces the process's root. The process must be alone in its mount namespace.
+///
+/// # Errors
+/// The share that cannot be served, or the kernel's refusal, in one line.
+pub fn enter(shares: &[Share]) -> Result<Jail, String> {
+    let trees: Result<Vec<_>, String> = shares
+        .iter()
+        .map(|share| tree(share).map_err(|error| format!("{}: {error}", share.source.display())))
+        .collect();
+    build(shares, &trees?).map_err(|error| format!("cannot leave the host's files: {error}"))
+}
+
+/// Clones the mount of a share's source, and returns whether it is a directory.
+fn tree(share: &Share) -> Result<(OwnedFd, bool), Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let source = rustix::fs::open(&share.source, flags, Mode::empty())?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&source)?.st_mode);
+    let directory = match kind {
+        FileType::Directory => true,
+        FileType::RegularFile => false,
+        _ => return Err(Errno::NOTSUP),
+    };
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok((open_tree(&source, c"", flags)?, directory))
+}
+
+fn build(shares: &[Share], trees: &[(OwnedFd, bool)]) -> Result<Jail, Errno> {
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let own = open_tree(CWD, c"/proc/self/fd", clone)?;
+    let root = empty_file_system()?;
+    let attach = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    // Mounted on top of the root, then moved into its place.
+    move_mount(&root, c"", CWD, c"/", attach)?;
+    rustix::process::fchdir(&root)?;
+    rustix::process::pivot_root(c".", c".")?;
+    unmount(c".", UnmountFlags::DETACH)?;
+    rustix::process::chdir(c"/")?;
+    // Nothing that is mounted on the host from now on appears here.
+    mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let mut roots = Vec::new();
+    for (number, (share, (tree, directory))) in shares.iter().zip(trees).enumerate() {
+        let path = format!("/{number}");
+        rustix::fs::mkdir(&path, Mode::from_raw_mode(0o755))?;
+        let place = if *directory { path.clone() } else { file_in(&path)? };
+        move_mount(tree, c"", CWD, &place, attach)?;
+        mount_change(&place, MountPropagationFlags::PRIVATE)?;
+        let more = if share.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+        mount_remount(&place, FLAGS | more, c"")?;
+        roots.push(path);
+    }
+    rustix::fs::mkdir(DESCRIPTORS, Mode::from_raw_mode(0o555))?;
+    move_mount(&own, c"", CWD, DESCRIPTORS, attach)?;
+    mount_change(DESCRIPTORS, MountPropagationFlags::PRIVATE)?;
+    mount_remount(c"/", FLAGS | MountFlags::RDONLY, c"")?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let descriptors = rustix::fs::open(DESCRIPTORS, flags, Mode::empty())?;
+    Ok(Jail { roots, descriptors: descriptors.into() })
+}
+
+/// Makes the place of a shared file in the directory `path`.
+fn file_in(path: &str) -> Result<String, Errno> {
+    let place = format!("{path}/{FILE}");
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::open(&place, flags, Mode::from_raw_mode(0o600))?;
+    Ok(place)
+}
+
+/// Makes a file system for directories and places of files, which is not mounted anywhere yet.
+fn empty_file_system() -> Result<OwnedFd, Errno> {
+    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), c"mode", c"0555")?;
+    fsconfig_set_string(context.as_fd(), c"nr_inodes", c"128")?;
+    fsconfig_set_string(context.as_fd(), c"size", c"64k")?;
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// Gives up all rights of root but those that files need, for this thread and those that it starts.
+///
+/// # Errors
+/// The kernel's refusal, in one line.
+pub fn give_up_rights() -> Result<(), String> {
+    let refused = |error: Errno| format!("cannot give up root's rights: {error}");
+    rustix::thread::set_thread_groups(&[]).map_err(refused)?;
+    for right in CapabilitySet::all().difference(KEPT).iter() {
+        match rustix::thread::remove_capability_from_bounding_set(right) {
+            // The kernel is older than the right.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(error) => return Err(refused(error)),
+        }
+    }
+    let kept =
+        CapabilitySets { effective: KEPT, permitted: KEPT, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, kept).map_err(refused)?;
+    rustix::thread::set_no_new_privs(true).map_err(refused)
+}

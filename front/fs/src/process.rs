@@ -1,0 +1,111 @@
+//! The process: from its command line to its end.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use slipway_reactor::{Reactor, Settings};
+use slipway_vfio_user::Control;
+
+use crate::args::Args;
+use crate::filter;
+use crate::jail::{self, Jail};
+use crate::pool::Pool;
+use crate::session::Root;
+use crate::share::{self, Client};
+
+/// Most descriptors of the process. A guest holds one for each inode that it knows.
+const MOST_DESCRIPTORS: u64 = 262_144;
+/// Descriptors that are not for the guest's files.
+const OWN_DESCRIPTORS: u64 = 1024;
+
+/// The time that an endpoint may take to notice the end of its client, after the function's reset.
+const NOTICES: Duration = Duration::from_secs(1);
+/// Looks at the endpoints after a reset. A guest resets its devices as well.
+const LOOKS: usize = 5;
+
+/// Serves until the VMM has disconnected from all shares.
+///
+/// # Errors
+/// What could not be done, in one line.
+pub fn run(args: Args) -> Result<(), String> {
+    end_on_panic();
+    // Before the root is replaced, since it takes /dev/null, and before system calls are refused.
+    if !slipway_peer::eventfd::can_raise() {
+        return Err("the kernel has no asynchronous I/O context left (fs.aio-max-nr)".to_owned());
+    }
+    jail::limit_descriptors(MOST_DESCRIPTORS)?;
+    let Jail { roots, descriptors } = jail::enter(&args.shares)?;
+    jail::give_up_rights()?;
+    filter::apply()?;
+    let resets = Arc::new(Resets::default());
+    let settings = Settings { name: "shares".into(), ..Settings::default() };
+    let reactor = Reactor::spawn(settings).map_err(|error| format!("no thread: {error}"))?;
+    let client = Client {
+        user: args.user,
+        memory_bytes: args.memory_bytes,
+        memory: args.memory,
+        pages: args.pages,
+    };
+    let most_files = (MOST_DESCRIPTORS - OWN_DESCRIPTORS) / args.shares.len() as u64;
+    let mut controls = Vec::new();
+    for (share, path) in args.shares.into_iter().zip(roots) {
+        let failed = |error| format!("share {}: {error}", share.tag);
+        let descriptors = descriptors.try_clone().map_err(|error| failed(error.to_string()))?;
+        let root = Root { path, descriptors, read_only: share.read_only, most_files };
+        let resets = Arc::clone(&resets);
+        let pool = Pool::new(root, Box::new(move || resets.note())).map_err(failed)?;
+        let served = share::serve(client, share.tag.clone(), share.socket, pool, &reactor.handle());
+        controls.push(served.map_err(failed)?);
+    }
+    let mut ready = File::from(args.ready);
+    ready.write_all(b"ready\n").map_err(|error| format!("nobody waits: {error}"))?;
+    drop(ready);
+    wait(&controls, &resets);
+    Ok(())
+}
+
+/// Ends the process after a panic of any thread: a share with a thread less would only be slower to
+/// fail.
+fn end_on_panic() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        before(panic);
+        std::process::abort();
+    }));
+}
+
+/// The number of resets of functions that nobody has looked at.
+#[derive(Default)]
+struct Resets {
+    news: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Resets {
+    fn note(&self) {
+        *self.news.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.told.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+        while !std::mem::take(&mut *news) {
+            news = self.told.wait(news).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Waits until the clients of all endpoints have gone. A function is reset when its client goes.
+fn wait(controls: &[Control], resets: &Resets) {
+    loop {
+        resets.wait();
+        for _ in 0..LOOKS {
+            if controls.iter().all(share::is_over) {
+                return;
+            }
+            std::thread::sleep(NOTICES / LOOKS as u32);
+        }
+    }
+}

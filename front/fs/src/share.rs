@@ -1,0 +1,69 @@
+//! One share: its device behind a vfio-user socket.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::os::fd::OwnedFd;
+
+use slipway_pci::Interrupt;
+use slipway_reactor::Handle;
+use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts, MemoryFile};
+use slipway_virtio_fs::{Fs, Parts, VECTORS};
+
+use crate::pool::{Pool, Teller};
+
+/// The client that a share is served to.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    pub user: u32,
+    /// The most memory that it may map, in bytes.
+    pub memory_bytes: u64,
+    /// The file that its memory is of.
+    pub memory: MemoryFile,
+    /// The file of the pages that it shares with others.
+    pub pages: Option<MemoryFile>,
+}
+
+/// Serves a share on `reactor`.
+///
+/// # Errors
+/// The error in one line: `socket` is no listening Unix socket, the tag is wrong, or no descriptors
+/// are left.
+pub fn serve(
+    client: Client,
+    tag: String,
+    socket: OwnedFd,
+    (pool, teller): (Pool, Teller),
+    reactor: &Handle,
+) -> Result<Control, String> {
+    // The path of the socket belongs to the process that made it.
+    let config = Config {
+        allowed_uid: Some(client.user),
+        max_dma_bytes: client.memory_bytes,
+        memory_file: Some(client.memory),
+        shared_file: client.pages,
+        one_connection: true,
+        ..Config::at("")
+    };
+    let parts = EndpointParts::new(&config);
+    let sink = parts.interrupts();
+    let device = Fs::new(Parts {
+        memory: parts.memory(),
+        interrupts: (0..VECTORS).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        tag,
+        server: Box::new(pool),
+        session: RandomState::new().build_hasher().finish(),
+    });
+    let device = device.map_err(|error| error.to_string())?;
+    let endpoint = Endpoint::on(socket, config, parts, Box::new(device), reactor);
+    let endpoint = endpoint.map_err(|error| error.to_string())?;
+    let control = endpoint.control();
+    teller.tell(control.clone());
+    reactor.add(Box::new(endpoint)).map_err(|_| "the reactor has ended".to_owned())?;
+    Ok(control)
+}
+
+/// Returns whether a VMM has connected and gone.
+pub fn is_over(control: &Control) -> bool {
+    let stats = control.stats();
+    stats.connections > 0 && stats.client.is_none()
+}
