@@ -7,7 +7,7 @@ use slipway_runtime::v1;
 
 use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs};
 use crate::session::terminal_size;
-use crate::{copy, security};
+use crate::{copy, security, volume};
 
 /// Returns the specification of a container that `slipway run` asks for.
 ///
@@ -47,7 +47,8 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
         remove: args.rm,
         privileged: args.process.privileged,
         read_only: args.read_only,
-        volumes: args.volume.iter().map(|volume| volume.0.clone()).collect(),
+        volumes: volume::disks(&args.volume),
+        shares: volume::shares(&args.volume),
         labels: labels(&args.label)?,
         limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
         files: copy::read(&args.copy)?,

@@ -1,30 +1,74 @@
-//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]` or `file:PATH[:ro][:4k][:/DIR]`.
+//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]`, `file:PATH[:ro][:4k][:/DIR]` or `HOST:/PATH[:ro]`.
+//!
+//! The first character decides: a source that begins with `/` or `.` is a directory or a file of the
+//! host that the container has at a path of its own. A disk image is named by `file:`, so that a path
+//! never stands for two things.
 
 use std::path::Path;
 use std::str::FromStr;
 
-use slipway_runtime::v1::{VolumeSpec, volume_spec::Source};
+use slipway_runtime::v1::{Share, VolumeSpec, volume_spec::Source};
 
 use crate::size::parse_size;
 
 /// The value of one `--volume`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VolumeArg(pub VolumeSpec);
+pub enum VolumeArg {
+    /// A block device.
+    Disk(VolumeSpec),
+    /// A directory or a file of the host.
+    Share(Share),
+}
+
+/// Returns the block devices among the volumes.
+pub fn disks(volumes: &[VolumeArg]) -> Vec<VolumeSpec> {
+    let disk = |volume: &VolumeArg| match volume {
+        VolumeArg::Disk(spec) => Some(spec.clone()),
+        VolumeArg::Share(_) => None,
+    };
+    volumes.iter().filter_map(disk).collect()
+}
+
+/// Returns the directories and files of the host among the volumes.
+pub fn shares(volumes: &[VolumeArg]) -> Vec<Share> {
+    let share = |volume: &VolumeArg| match volume {
+        VolumeArg::Disk(_) => None,
+        VolumeArg::Share(share) => Some(share.clone()),
+    };
+    volumes.iter().filter_map(share).collect()
+}
 
 impl FromStr for VolumeArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let spec = match text.strip_prefix("file:") {
-            Some(rest) => file(rest),
-            None if text.starts_with(['/', '.']) => Err(format!(
-                "\"{text}\": folders of the host cannot be mounted; --copy HOST:/PATH copies \
-                 files, file:PATH takes a disk"
-            )),
-            None => scratch(text),
-        };
-        spec.map(Self)
+        match text.strip_prefix("file:") {
+            Some(rest) => file(rest).map(Self::Disk),
+            None if text.starts_with(['/', '.']) => share(text).map(Self::Share),
+            None => scratch(text).map(Self::Disk),
+        }
     }
+}
+
+fn share(text: &str) -> Result<Share, String> {
+    let (rest, read_only) = match text.strip_suffix(":ro") {
+        Some(rest) => (rest, true),
+        None => (text.strip_suffix(":rw").unwrap_or(text), false),
+    };
+    let (host, path) = rest.rsplit_once(":/").ok_or_else(|| {
+        format!(
+            "\"{text}\": expected HOST:/PATH[:ro], a directory or file of the host and its place in \
+             the container; file:PATH takes a disk image"
+        )
+    })?;
+    // The daemon has another working directory.
+    let full = std::path::absolute(host).map_err(|error| format!("{host}: {error}"))?;
+    let found = std::fs::metadata(&full).map_err(|error| format!("{host}: {error}"))?;
+    if !found.is_dir() && !found.is_file() {
+        return Err(format!("{host}: neither a directory nor a file; file:PATH takes a disk"));
+    }
+    let full = full.to_str().ok_or_else(|| format!("{host}: a path that is not UTF-8"))?;
+    Ok(Share { source: full.to_owned(), path: format!("/{path}"), read_only })
 }
 
 fn scratch(text: &str) -> Result<VolumeSpec, String> {
@@ -82,7 +126,40 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> VolumeSpec {
-        text.parse::<VolumeArg>().unwrap().0
+        match text.parse::<VolumeArg>().unwrap() {
+            VolumeArg::Disk(spec) => spec,
+            VolumeArg::Share(share) => panic!("{share:?}"),
+        }
+    }
+
+    #[test]
+    fn a_path_of_the_host_is_a_share() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().to_str().unwrap();
+        for (tail, path, read_only) in [
+            ("/data", "/data", false),
+            ("/data:ro", "/data", true),
+            ("/data:rw", "/data", false),
+            ("/a/b c", "/a/b c", false),
+        ] {
+            let text = format!("{host}:{tail}");
+            let expected = Share { source: host.to_owned(), path: path.to_owned(), read_only };
+            assert_eq!(text.parse(), Ok(VolumeArg::Share(expected)), "{text}");
+        }
+        let Ok(VolumeArg::Share(here)) = ".:/x".parse() else { panic!("a relative path") };
+        assert!(here.source.starts_with('/'), "{here:?}");
+        let volumes = ["data:1G".parse().unwrap(), VolumeArg::Share(here.clone())];
+        assert_eq!(disks(&volumes), [parse("data:1G")]);
+        assert_eq!(shares(&volumes), [here]);
+        for (text, said) in [
+            ("/srv", "expected HOST:/PATH"),
+            ("/tmp:data", "expected HOST:/PATH"),
+            ("/no/such:/data", "/no/such: No such file"),
+            ("/dev/null:/data", "neither a directory nor a file"),
+        ] {
+            let refused = text.parse::<VolumeArg>().unwrap_err();
+            assert!(refused.contains(said), "{refused}");
+        }
     }
 
     #[test]
@@ -96,8 +173,6 @@ mod tests {
         assert!("data".parse::<VolumeArg>().is_err());
         assert!("data:x".parse::<VolumeArg>().is_err());
         assert!("data:1G:srv".parse::<VolumeArg>().is_err());
-        let refused = "/srv:/data:ro".parse::<VolumeArg>().unwrap_err();
-        assert!(refused.contains("--copy HOST:/PATH"), "{refused}");
     }
 
     #[test]

@@ -80,6 +80,12 @@ pub enum Error {
         /// The process's exit.
         exit: Box<crate::VmExit>,
     },
+    /// The process that serves functions of the VM alone did not come to serve.
+    #[error("{said}")]
+    Helper {
+        /// Its last words, or that there are none.
+        said: String,
+    },
     /// The VM's process runs but does not answer.
     #[error("the VM did not answer '{command}' within {} s", timeout.as_secs())]
     Timeout {

@@ -30,6 +30,8 @@
 //! of the VM's functions know the file and accept no other. Beside it, a `slipway-vmm` can be given
 //! pages that guests share and only read ([`SharedPages`]).
 //!
+//! A process that serves functions of one VM alone is started in the same way, as a [`Helper`].
+//!
 //! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
 //!
 //! Not implemented: hot plug of functions with QEMU, templates and snapshots. Limits: the exit
@@ -61,6 +63,7 @@ mod control;
 mod error;
 mod exit;
 mod files;
+mod helper;
 mod identity;
 mod launch;
 #[cfg(test)]
@@ -82,6 +85,7 @@ pub use cage::Cage;
 pub use choice::{Preview, VmmChoice, Vmms};
 pub use console::STDERR_TAIL;
 pub use error::{Error, Result};
+pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
 pub use shared::SharedPages;

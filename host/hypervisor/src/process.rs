@@ -29,6 +29,7 @@ pub(crate) struct Launch {
     passed: Vec<OwnedFd>,
     cage: Option<Cage>,
     io_uring: bool,
+    filtered: bool,
 }
 
 impl Launch {
@@ -44,6 +45,7 @@ impl Launch {
             passed: Vec::new(),
             cage: Cage::of_launcher(),
             io_uring: false,
+            filtered: true,
         }
     }
 
@@ -55,6 +57,12 @@ impl Launch {
     /// Sets whether the process may use io_uring, which bypasses a cage's filter.
     pub(crate) fn allow_io_uring(&mut self, io_uring: bool) {
         self.io_uring = io_uring;
+    }
+
+    /// Leaves out the cage's filter of system calls: the process sets a stricter one itself, once it
+    /// has given up the rest.
+    pub(crate) fn filters_itself(&mut self) {
+        self.filtered = false;
     }
 
     /// Sets the user that the process runs as.
@@ -104,7 +112,7 @@ impl Launch {
             .stdout(stdout)
             .stderr(stderr);
         let Self { program, credentials, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
-        let caged = cage.map(|cage| (cage, Filter::new(io_uring)));
+        let caged = cage.map(|cage| (cage, self.filtered.then(|| Filter::new(io_uring))));
         let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
         // allowed. `ChildSteps::run` makes system calls only, on data prepared before the fork; it
@@ -124,7 +132,7 @@ struct ChildSteps {
     cgroup_procs: Vec<File>,
     cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
-    caged: Option<(Cage, Filter)>,
+    caged: Option<(Cage, Option<Filter>)>,
 }
 
 impl ChildSteps {
@@ -155,8 +163,8 @@ impl ChildSteps {
         rustix::thread::set_no_new_privs(true)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         match &self.caged {
-            Some((_, filter)) => filter.apply(),
-            None => Ok(()),
+            Some((_, Some(filter))) => filter.apply(),
+            _ => Ok(()),
         }
     }
 

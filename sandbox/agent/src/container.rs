@@ -84,6 +84,11 @@ impl Container {
         };
         let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
         let limits = request.resources.unwrap_or_default();
+        if !request.shares.is_empty() {
+            tokio::task::spawn_blocking(machine::load_shares_modules)
+                .await
+                .context("loading the drivers of shares")?;
+        }
         let cgroup = match &places.hierarchy {
             Some(hierarchy) => Some(hierarchy.create(&request.id, &limits)?),
             None => None,
@@ -109,6 +114,7 @@ impl Container {
                 masked: request.masked,
                 read_only_paths: request.read_only_paths,
                 sysctls,
+                shares: request.shares,
             }),
             sockets: request.sockets,
             ..InitSpec::default()

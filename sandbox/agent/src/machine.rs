@@ -37,6 +37,8 @@ const VLAN_MODULES: &str = "/modules/vlan";
 const SOCKETS_MODULES: &str = "/modules/sockets";
 /// The folder of modules that a sandbox with a root in shared pages needs.
 const PMEM_MODULES: &str = "/modules/pmem";
+/// The folder of modules that a sandbox with directories of the host needs.
+const SHARES_MODULES: &str = "/modules/shares";
 /// The folder of the socket engine and the libraries of its programs.
 pub const SOCKETS: &str = "/sockets";
 /// The folder of the socket engine's socket.
@@ -154,6 +156,11 @@ pub fn load_sockets_modules() {
 /// Loads the drivers of shared pages, unless they are loaded already.
 pub fn load_pmem_modules() {
     load_modules_of(Path::new(PMEM_MODULES));
+}
+
+/// Loads the drivers of directories of the host, unless they are loaded already.
+pub fn load_shares_modules() {
+    load_modules_of(Path::new(SHARES_MODULES));
 }
 
 /// The first argument of the kernel's request for a module: `-q -- NAME`.

@@ -11,7 +11,8 @@
 //! - the empty directories that the agent mounts on;
 //! - for a sandbox with a socket function ([`Sockets`]): the socket engine's program, the libraries
 //!   that its containers' programs load, and the driver in `/modules/sockets`;
-//! - for a sandbox with a root in shared pages: their drivers in `/modules/pmem`.
+//! - for a sandbox with a root in shared pages: their drivers in `/modules/pmem`;
+//! - for a sandbox with directories of the host: their drivers in `/modules/shares`.
 //!
 //! The unpacked kernel and the initramfs are kept in a cache directory. They are written under
 //! temporary names and renamed into place, so that an interrupted build leaves nothing that looks
@@ -43,7 +44,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{EXTRA, NETWORK, PMEM, SOCKETS, VLAN, WANTED, Wanted};
+pub use modules::{EXTRA, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -70,17 +71,19 @@ const DIRECTORIES: &[&str] = &[
     "modules/extra",
     "modules/network",
     "modules/pmem",
+    "modules/shares",
     "modules/sockets",
     "modules/vlan",
 ];
 /// The directory of each group of modules.
-const GROUPS: [&str; 6] = [
+const GROUPS: [&str; 7] = [
     "modules",
     "modules/network",
     "modules/extra",
     "modules/vlan",
     "modules/sockets",
     "modules/pmem",
+    "modules/shares",
 ];
 
 /// The host's files that a sandbox with a socket function needs.
@@ -101,6 +104,8 @@ pub struct Extras<'a> {
     pub sockets: Option<&'a Sockets>,
     /// Set for the drivers of shared pages (persistent memory), in `/modules/pmem`.
     pub pmem: bool,
+    /// Set for the drivers of directories of the host, in `/modules/shares`.
+    pub shares: bool,
 }
 
 /// Returns the path of the initramfs for `kernel` with `agent` (a static x86-64 program) as its
@@ -117,9 +122,10 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
     let agent = read_program(agent)?;
     let sockets = if extras.sockets.is_some() { SOCKETS } else { &[] };
     let pmem = if extras.pmem { PMEM } else { &[] };
+    let shares = if extras.shares { SHARES } else { &[] };
     let modules = match &kernel.modules {
         Some(directory) => {
-            modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem])?
+            modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares])?
         }
         None => Default::default(),
     };
@@ -138,7 +144,7 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
 }
 
 /// Assembles the archive. The same input makes the same bytes, since every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Vec<Module>; 6]) -> Archive {
+fn assemble(agent: &[u8], modules: &[Vec<Module>; 7]) -> Archive {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -295,7 +301,7 @@ mod tests {
         fs::write(at("library"), "library").unwrap();
         let sockets = Sockets { engine: agent.clone(), library: at("library"), musl_library: None };
         let built = |sockets: &Sockets| {
-            let extras = Extras { sockets: Some(sockets), pmem: false };
+            let extras = Extras { sockets: Some(sockets), ..Extras::default() };
             build(&kernel_in(directory.path()), &agent, extras, directory.path())
         };
         let lacks = built(&sockets).unwrap_err().to_string();
@@ -338,6 +344,27 @@ mod tests {
         });
         for name in ["00-libnvdimm.ko", "01-virtio_pmem.ko", "02-nd_pmem.ko"] {
             let path = format!("modules/pmem/{name}");
+            assert!(with.contains(&path) && !without.contains(&path), "{path}");
+        }
+    }
+
+    #[test]
+    fn directories_of_the_host_have_drivers_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let agent = agent_in(directory.path());
+        let extras = Extras { shares: true, ..Extras::default() };
+        let built = |extras| build(&kernel_in(directory.path()), &agent, extras, directory.path());
+        let lacks = built(extras).unwrap_err().to_string();
+        assert!(lacks.contains("lacks virtiofs"), "{lacks}");
+        let modules = directory.path().join("modules/kernel/fs");
+        for (name, info) in [("virtiofs", "depends=fuse\0"), ("fuse", "depends=\0")] {
+            fs::write(modules.join(format!("{name}.ko")), ElfFile::module(info).bytes()).unwrap();
+        }
+        let [with, without] = [extras, Extras::default()].map(|extras| {
+            String::from_utf8_lossy(&fs::read(built(extras).unwrap()).unwrap()).into_owned()
+        });
+        for name in ["00-fuse.ko", "01-virtiofs.ko"] {
+            let path = format!("modules/shares/{name}");
             assert!(with.contains(&path) && !without.contains(&path), "{path}");
         }
     }

@@ -57,6 +57,9 @@ pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
 pub const PMEM: &[Wanted] =
     &[Wanted { name: "virtio_pmem", required: true }, Wanted { name: "nd_pmem", required: true }];
 
+/// Modules for directories of the host: FUSE and its virtio transport.
+pub const SHARES: &[Wanted] = &[Wanted { name: "virtiofs", required: true }];
+
 /// Modules for a socket function: a driver that leaves the function to a program.
 pub const SOCKETS: &[Wanted] = &[Wanted { name: "uio_pci_generic", required: true }];
 

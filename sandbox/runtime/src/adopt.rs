@@ -22,7 +22,7 @@ use crate::record::{Record, SandboxState};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, cpus, function, network, sockets};
+use crate::{Error, Result, cpus, function, network, shares, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
@@ -95,7 +95,10 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     Some(LeftVm {
         record: record.vm.clone()?,
         agent_socket: node.agent_socket(&record.id),
-        vfio_user_sockets: sockets.chain(sockets::socket(node, record)).collect(),
+        vfio_user_sockets: sockets
+            .chain(sockets::socket(node, record))
+            .chain(shares::sockets(node, record))
+            .collect(),
         run_dir: node.run_dir(&record.id),
         console_log: node.store(&record.id).console(),
     })

@@ -32,12 +32,18 @@ pub struct Needs {
     pub sockets: bool,
     /// Set if the sandbox's root is in shared pages.
     pub shared_root: bool,
+    /// Set if the sandbox has directories or files of the host.
+    pub shares: bool,
 }
 
 impl Needs {
     /// Returns the needs of a sandbox whose root is a disk.
     pub fn of(record: &Record) -> Self {
-        Self { sockets: record.sockets.is_some(), shared_root: false }
+        Self {
+            sockets: record.sockets.is_some(),
+            shared_root: false,
+            shares: !record.shares.is_empty(),
+        }
     }
 }
 
@@ -62,7 +68,8 @@ impl Boot for Installed {
         let agent = self.0.find_agent()?;
         let sockets = if needs.sockets { Some(socket_files(&self.0)?) } else { None };
         let kernel = Kernel::locate(kernel, &self.0.kernel_dir)?;
-        let extras = Extras { sockets: sockets.as_ref(), pmem: needs.shared_root };
+        let extras =
+            Extras { sockets: sockets.as_ref(), pmem: needs.shared_root, shares: needs.shares };
         let initramfs = slipway_initramfs::build(&kernel, &agent, extras, &cache)?;
         Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
     }

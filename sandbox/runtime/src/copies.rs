@@ -14,7 +14,7 @@ use crate::{Error, Result, v1};
 /// The longest path in bytes.
 const LONGEST: usize = 1024;
 /// Directories in which the container's own file systems are.
-const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
+pub(crate) const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 /// Checks the files of a new sandbox. Returns them for the agent.
 ///

@@ -12,7 +12,9 @@ use crate::sandbox::Sandbox;
 use crate::security::Security;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, copies, cpus, name, network, pod, process, sockets, start, volume};
+use crate::{
+    Error, Result, copies, cpus, name, network, pod, process, shares, sockets, start, volume,
+};
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -33,7 +35,9 @@ impl Node {
         let store = self.store(&id);
         let (volumes, its) = (spec.volumes.clone(), store.clone());
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
-        let record = self.record(spec, settings, id.clone(), volumes)?;
+        let shared = spec.shares.clone();
+        let shares = lane.run(move || shares::check(&shared)).await?;
+        let record = Record { shares, ..self.record(spec, settings, id.clone(), volumes)? };
         record::check_size(&record)?;
         // An invalid kernel is refused here, since a start with it would fail.
         self.boot.files(record.kernel.as_deref(), Needs::of(&record)).await?;
@@ -106,6 +110,7 @@ impl Node {
             remove: spec.remove,
             network: None,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
+            shares: Vec::new(),
             shared_root: None,
             vmm_uid: None,
             vm: None,
@@ -122,7 +127,8 @@ impl Node {
 /// [`Error::Invalid`] if `spec` describes a container.
 fn of_pod(spec: &RunSpec) -> Result<Settings> {
     let has_image = !spec.image.is_empty() || !spec.image_digest.is_empty();
-    if has_image || !spec.command.is_empty() || !spec.files.is_empty() || !spec.volumes.is_empty() {
+    let has_files = !spec.files.is_empty() || !spec.volumes.is_empty() || !spec.shares.is_empty();
+    if has_image || !spec.command.is_empty() || has_files {
         let why = "a pod has no image, command, files or volumes: its containers have them";
         return Err(Error::Invalid(why.to_owned()));
     }

@@ -3,7 +3,8 @@
 //! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. An
 //! image in shared pages (`shared_root`) is no namespace. A volume with a function of its own is
 //! namespace 1 of that function. On the guest's bus these functions come first, then the functions
-//! of the network (`network`) and of sockets (`sockets`), then the devices that the VMM emulates.
+//! of the network (`network`), of sockets (`sockets`) and of directories of the host (`shares`), then
+//! the devices that the VMM emulates.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use crate::container::OWN;
 use crate::node::Node;
 use crate::record::{Added, Device, Disks, Record, Volume};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, network, process, volume};
+use crate::{Error, Result, network, process, shares, volume};
 
 /// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
@@ -259,6 +260,7 @@ pub fn create_request(
         files,
         masked,
         read_only_paths,
+        shares: shares::for_agent(record),
         ..Default::default()
     }
 }
@@ -301,7 +303,8 @@ fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
 fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
     let served = [record.network.is_some(), record.sockets.is_some()];
-    let mut emulated = ids(record).count() + served.iter().filter(|served| **served).count()..;
+    let served = served.iter().filter(|served| **served).count() + record.shares.len();
+    let mut emulated = ids(record).count() + served..;
     let mut place = |device: Device| {
         Some(match device {
             Device::Namespace => block_device(0, nsids.next()?),
@@ -379,6 +382,15 @@ mod tests {
         let with_sockets = Record { sockets: Some("/s".into()), ..record.clone() };
         let last = volumes(&with_sockets).swap_remove(3).device.unwrap();
         assert_eq!(last.pci_address, "0000:00:09.0");
+        let share = crate::record::Share {
+            source: "/s".into(),
+            path: "/s".into(),
+            read_only: false,
+            is_file: false,
+        };
+        let with_shares = Record { shares: vec![share.clone(), share], ..with_sockets };
+        let last = volumes(&with_shares).swap_remove(3).device.unwrap();
+        assert_eq!(last.pci_address, "0000:00:0b.0");
         let models: Vec<_> = emulated(&record).iter().map(|disk| disk.model).collect();
         assert_eq!(models, [DiskModel::Nvme, DiskModel::VirtioBlk]);
     }

@@ -25,6 +25,7 @@
 //! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
+//! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
@@ -69,6 +70,7 @@ pub mod sandbox;
 pub mod security;
 mod service;
 mod shared_root;
+mod shares;
 mod snoop;
 mod sockets;
 mod start;

@@ -148,13 +148,13 @@ fn exit_status_of(error: &Error) -> u32 {
 async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     const PATIENCE: Duration = Duration::from_secs(5);
     let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
-    let cgroup = crate::cgroup::name(&record.id);
+    let (cgroup, shares) = (crate::cgroup::name(&record.id), !record.shares.is_empty());
     let ended = tokio::task::spawn_blocking(move || {
         if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
             tracing::warn!(sandbox = name, %error, "its VMM may still run");
         }
         uid.is_none_or(|uid| {
-            let owned = crate::proc::Owned { uid, run_dir: &run_dir, cgroup: &cgroup };
+            let owned = crate::proc::Owned { uid, shares, run_dir: &run_dir, cgroup: &cgroup };
             crate::proc::kill_all(&owned, PATIENCE)
         })
     });
@@ -190,7 +190,10 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     let record = sandbox.record();
     let ended = if let Some(vm) = sandbox.vm() {
         sandbox.set_vm(None);
-        end(&*vm).await
+        let ended = end(&*vm).await;
+        // The server of its shares ends with the VMM's connections, unless it hangs.
+        let alone = record.shares.is_empty();
+        ended && (alone || end_leftover(&record, node.run_dir(&record.id)).await)
     } else {
         end_leftover(&record, node.run_dir(&record.id)).await
     };

@@ -156,6 +156,7 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
         (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
         (!spec.volumes.is_empty(), "volumes"),
+        (!spec.shares.is_empty(), "directories of the host"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),
         (spec.makes_pod, "pods"),

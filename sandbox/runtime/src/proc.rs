@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+/// The user id of root.
+const ROOT: u32 = 0;
+
 /// Returns the CPU time in nanoseconds and the resident memory in bytes of process `pid`. Both are
 /// 0 if the process is gone.
 pub fn usage(pid: i32) -> (u64, u64) {
@@ -30,7 +33,10 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 pub struct Owned<'a> {
     /// The user id of the sandbox's VMM.
     pub uid: u32,
-    /// The run directory of the sandbox's VMM. The VMM's standard output is a file in it.
+    /// Set if the sandbox has shares: a process of root's serves them.
+    pub shares: bool,
+    /// The run directory of the sandbox's VMM. The standard output of each of its processes is a file
+    /// in it.
     pub run_dir: &'a Path,
     /// The name of the sandbox's control groups, which an unprivileged process cannot leave.
     pub cgroup: &'a str,
@@ -38,7 +44,9 @@ pub struct Owned<'a> {
 
 impl Owned<'_> {
     fn has(&self, pid: Pid) -> bool {
-        user_of(pid) == Some(self.uid) && (self.in_cgroup(pid) || self.in_run_dir(pid))
+        let user = user_of(pid);
+        let its = user == Some(self.uid) || (self.shares && user == Some(ROOT));
+        its && (self.in_cgroup(pid) || self.in_run_dir(pid))
     }
 
     fn in_run_dir(&self, pid: Pid) -> bool {
@@ -129,7 +137,8 @@ mod tests {
         let uid = rustix::process::getuid().as_raw();
         let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let run_dir = ours.path().canonicalize().unwrap();
-        let owned = Owned { uid, run_dir: &run_dir, cgroup: "/slipway/no-such-group" };
+        let owned =
+            Owned { uid, shares: false, run_dir: &run_dir, cgroup: "/slipway/no-such-group" };
         let (mut mine, mut other) = (Sleeper::start(&run_dir), Sleeper::start(theirs.path()));
         // The child stays a zombie until it is reaped, and a zombie has no descriptors.
         assert!(kill_all(&owned, Duration::from_secs(60)));
@@ -139,6 +148,11 @@ mod tests {
         let stranger = Owned { uid: u32::MAX - 7, run_dir: theirs.path(), ..owned };
         assert!(kill_all(&stranger, Duration::ZERO));
         assert!(other.0.try_wait().unwrap().is_none());
+        // The server of shares is root's.
+        if uid == ROOT {
+            assert!(kill_all(&Owned { shares: true, ..stranger }, Duration::from_secs(60)));
+            assert!(!other.0.wait().unwrap().success());
+        }
     }
 
     #[test]

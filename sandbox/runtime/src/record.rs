@@ -94,6 +94,19 @@ pub enum Device {
     VmmVirtioBlk,
 }
 
+/// A directory or regular file of the host in a sandbox's container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The path on the host, without symbolic links.
+    pub source: PathBuf,
+    /// The path in the container.
+    pub path: String,
+    /// Set if the container cannot change anything there.
+    pub read_only: bool,
+    /// Set if the source is a regular file.
+    pub is_file: bool,
+}
+
 /// The container's process, as requested and completed from the image's configuration.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Process {
@@ -260,6 +273,9 @@ pub struct Record {
     /// has no such function.
     #[serde(default)]
     pub sockets: Option<PathBuf>,
+    /// Directories and files of the host in the container.
+    #[serde(default)]
+    pub shares: Vec<Share>,
     /// The device and inode number of the shared pages with the sandbox's root, or `None` if its
     /// root is a disk.
     #[serde(default)]

@@ -36,7 +36,7 @@ async fn try_share(
     if !node.hypervisor.shares_pages(spec).await? {
         return no("its VMM is QEMU; slipway-vmm can share roots");
     }
-    let needs = Needs { sockets: false, shared_root: true };
+    let needs = Needs { shared_root: true, ..Needs::of(record) };
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let (digest, path) = (&record.settings.image_digest, &record.settings.image_path);
     let root = node.roots.of_image(digest, path, &sandbox.lane).await?;

@@ -90,7 +90,7 @@ pub async fn serve(
 }
 
 /// Makes a socket to which only the VMM's user may connect.
-fn listen(path: &Path, uid: u32) -> std::io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path, uid: u32) -> std::io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     std::os::unix::fs::chown(path, Some(uid), Some(uid))?;

@@ -28,7 +28,7 @@ use crate::running::{Carry, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
-use crate::{Error, Result, function, name, network, root, sockets};
+use crate::{Error, Result, function, name, network, root, shares, sockets};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
@@ -105,6 +105,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         paths.extend(network::serve(node, &record, uid, &client).await?);
         let asked = sockets::serve(node, &record, uid, &client).await?;
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
+        paths.extend(shares::serve(node, sandbox, &record, &spec, &client).await?);
         Ok((paths, asked))
     };
     // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
@@ -148,9 +149,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
 /// Returns the limits of a VMM that needs `overhead` bytes beside its guest's memory.
 fn limits(record: &Record, overhead: u64) -> Limits {
     Limits {
-        memory_bytes: record.memory_bytes.saturating_add(overhead),
+        memory_bytes: record.memory_bytes.saturating_add(overhead + shares::memory(record)),
         cpus: cpu_time(record.cpus),
-        threads: 64 + record.max_cpus,
+        threads: 64 + record.max_cpus + shares::threads(record),
     }
 }
 
@@ -164,11 +165,12 @@ fn make_run_dir(dir: &Path) -> Result<()> {
         .map_err(Error::file("cannot create", dir))
 }
 
-/// Makes the memory of a sandbox, or takes it of the pool. The socket engine, another process,
-/// knows no memory of the pool.
+/// Makes the memory of a sandbox, or takes it of the pool. The socket engine and the server of shares,
+/// other processes, know no memory of the pool.
 async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result<GuestMemory> {
     let bytes = record.memory_bytes;
-    if record.sockets.is_some() || !node.config.uses_pool()? {
+    let alone = record.sockets.is_none() && record.shares.is_empty();
+    if !alone || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
     let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);

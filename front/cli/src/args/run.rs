@@ -50,12 +50,18 @@ pub struct RunArgs {
     /// Mount the container's root read-only
     #[arg(long)]
     pub read_only: bool,
-    /// Block device in the container: NAME:SIZE makes a scratch volume that goes with the
-    /// sandbox, file:PATH[:ro] takes a file or block device of the host, or an NVMe namespace by
-    /// passthrough (/dev/ngXnY). It appears as /dev/slipway/NAME (for files: the file's name).
-    /// ":4k" gives it logical blocks of 4096 bytes instead of 512; a last ":/DIR" mounts its ext4
-    /// there, which a scratch volume gets for it
-    #[arg(long, value_name = "NAME:SIZE[:4k][:/DIR]|file:PATH[:ro][:4k][:/DIR]")]
+    /// A disk, or a directory or file of the host. A HOST that begins with "/" or "." is at /PATH in
+    /// the container, and both sides see each other's changes; ":ro" lets the container change
+    /// nothing. NAME:SIZE makes a scratch volume that goes with the sandbox, file:PATH[:ro] takes a
+    /// disk image or block device of the host, or an NVMe namespace by passthrough (/dev/ngXnY). A
+    /// disk appears as /dev/slipway/NAME (for files: the file's name). ":4k" gives it logical blocks
+    /// of 4096 bytes instead of 512; a last ":/DIR" mounts its ext4 there, which a scratch volume
+    /// gets for it
+    #[arg(
+        short,
+        long,
+        value_name = "HOST:/PATH[:ro]|NAME:SIZE[:4k][:/DIR]|file:PATH[:ro][:4k][:/DIR]"
+    )]
     pub volume: Vec<VolumeArg>,
     /// Copy a file of the host, or all files below a directory, into the container, in place of the
     /// image's: settings, keys; at most 1 MiB in all. The container can change its copy only

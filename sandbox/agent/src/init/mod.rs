@@ -25,6 +25,7 @@ mod holder;
 mod limits;
 mod root;
 mod seccomp;
+mod shares;
 pub mod sockets;
 mod terminal;
 mod tree;
@@ -39,7 +40,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use prost::Message;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open, set_dumpable_behavior};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use slipway_agent_protocol::v1::{File, Names, Paths, ProcessSpec};
+use slipway_agent_protocol::v1::{File, Names, Paths, ProcessSpec, Share};
 
 use channel::{Channel, Report};
 use credentials::Rights;
@@ -136,6 +137,9 @@ pub struct ContainerSpec {
     /// shares; 0: the container has one of its own.
     #[prost(int32, tag = "21")]
     pub processes_of: i32,
+    /// The file systems of the host to mount.
+    #[prost(message, repeated, tag = "30")]
+    pub shares: Vec<Share>,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.

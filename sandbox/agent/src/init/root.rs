@@ -12,7 +12,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount, unmount,
 };
 
-use super::{ContainerSpec, Device, dev, files, hidden, sockets, tree, volume};
+use super::{ContainerSpec, Device, dev, files, hidden, shares, sockets, tree, volume};
 use crate::{machine, sysctl};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
@@ -35,7 +35,9 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         "" => None,
         path => Some(tree::clone(Path::new(path))?),
     };
-    pivot(&assemble(spec)?)?;
+    let root = assemble(spec)?;
+    let shares = shares::mount_all(Path::new(&spec.base), &spec.shares)?;
+    pivot(&root)?;
     files::write_etc(spec.names.as_ref())?;
     // Before anything is mounted on the root: a link of the image leads into the image only.
     for file in &spec.files {
@@ -46,6 +48,9 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     dev::populate(&devices)?;
     for spec in &spec.volumes {
         volume::publish(spec)?;
+    }
+    for (share, tree) in spec.shares.iter().zip(shares) {
+        shares::attach(share, &tree)?;
     }
     if let Some(sockets) = sockets {
         sockets.attach()?;

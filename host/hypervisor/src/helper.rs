@@ -1,0 +1,170 @@
+//! A process beside a VMM that serves functions of its VM: in the VM's control groups and in a cage
+//! like the VMM's, but with rights of its own, which it gives up itself.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::unix::pipe;
+
+use crate::files::elsewhere;
+use crate::process::{Launch, Process};
+use crate::{Error, Result};
+
+/// The time that a helper may take until it serves.
+const READY_DEADLINE: Duration = Duration::from_secs(20);
+/// The time that a killed helper may take to end.
+const END_DEADLINE: Duration = Duration::from_secs(10);
+/// Most bytes of a helper's last words that are read.
+const LAST_WORDS: u64 = 4096;
+
+/// A helper to be started.
+#[derive(Debug)]
+pub struct HelperSpec {
+    /// The program, which needs no library.
+    pub program: PathBuf,
+    /// Its arguments. They name the descriptors in [`HelperSpec::passed`] by their numbers, which
+    /// stay the same. The option `--ready N` is added.
+    pub arguments: Vec<OsString>,
+    /// The descriptors that it is given, beside the standard streams.
+    pub passed: Vec<OwnedFd>,
+    /// The files by which it joins its control groups.
+    pub cgroup_procs: Vec<PathBuf>,
+    /// The file for its output, which is made anew.
+    pub log: PathBuf,
+}
+
+/// A helper that serves. It outlives this object, and does not end with it.
+#[derive(Debug)]
+pub struct Helper {
+    process: Process,
+}
+
+impl Helper {
+    /// Starts a helper as root, in namespaces of its own. Returns once it has written `ready` to the
+    /// descriptor that it is given for this. After an error nothing of it is left.
+    ///
+    /// # Errors
+    /// The program cannot be started; [`Error::Helper`] with its last words if it ends early, or
+    /// does not serve in time.
+    pub async fn start(spec: HelperSpec) -> Result<Self> {
+        let log = spec.log.clone();
+        let (launch, output, ready) = elsewhere(move || prepare(spec)).await?;
+        let errors =
+            output.try_clone().map_err(|e| Error::system("duplicating a descriptor", e))?;
+        let mut process = launch.spawn(output, errors).await?;
+        match tokio::time::timeout(READY_DEADLINE, is_ready(&ready)).await {
+            Ok(true) => Ok(Self { process }),
+            answered => {
+                process.kill()?;
+                let _ = tokio::time::timeout(END_DEADLINE, process.exited()).await;
+                let said = elsewhere(move || Ok(last_line(&log))).await?;
+                let late = || format!("it does not serve after {} s", READY_DEADLINE.as_secs());
+                Err(Error::Helper { said: if answered.is_err() { late() } else { said } })
+            }
+        }
+    }
+
+    /// Returns the process id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Waits until the helper has ended, and reaps it.
+    pub async fn ended(mut self) {
+        let _ = self.process.exited().await;
+    }
+}
+
+/// Opens what the helper is given. The helper has the writing end of the pipe alone, so the pipe ends
+/// with it.
+fn prepare(spec: HelperSpec) -> Result<(Launch, OwnedFd, pipe::Receiver)> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).append(false).mode(0o600);
+    let output = options.open(&spec.log).map_err(|e| Error::file("write", &spec.log, e))?;
+    let (from, to) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(|errno| Error::system("making a pipe", errno))?;
+    let ready = pipe::Receiver::from_owned_fd(from)
+        .map_err(|source| Error::system("watching a pipe", source))?;
+    let mut launch = Launch::new(&spec.program, Path::new("/"));
+    launch.filters_itself();
+    launch.join(&spec.cgroup_procs)?;
+    let mut arguments = spec.arguments;
+    arguments.extend(["--ready".into(), to.as_raw_fd().to_string().into()]);
+    launch.arguments(arguments);
+    for fd in spec.passed.into_iter().chain([to]) {
+        launch.pass(fd);
+    }
+    Ok((launch, output.into(), ready))
+}
+
+/// Returns whether the helper says that it serves, before it closes the pipe.
+async fn is_ready(pipe: &pipe::Receiver) -> bool {
+    const READY: &[u8] = b"ready\n";
+    let mut said = Vec::new();
+    let mut bytes = [0; READY.len()];
+    while said.len() < READY.len() {
+        if pipe.readable().await.is_err() {
+            return false;
+        }
+        match pipe.try_read(&mut bytes) {
+            Ok(0) => return false,
+            Ok(count) => said.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return false,
+        }
+    }
+    said.starts_with(READY)
+}
+
+/// Returns the last line of a log, or that there is none.
+fn last_line(log: &Path) -> String {
+    use std::io::Read;
+    let mut text = Vec::new();
+    let read = std::fs::File::open(log).map(|file| file.take(LAST_WORDS).read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    let last = text.trim().lines().last().filter(|_| read.is_ok());
+    last.unwrap_or("it ended without a word").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(directory: &Path, script: &str) -> HelperSpec {
+        HelperSpec {
+            program: "/bin/sh".into(),
+            // The script's own options are in $@: --ready N.
+            arguments: ["-c", script, "sh"].map(OsString::from).into(),
+            passed: Vec::new(),
+            cgroup_procs: Vec::new(),
+            log: directory.join("log"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_helper_says_when_it_serves() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "echo hello; eval \"echo ready >&$2\"; exec sleep 0.1";
+        let helper = Helper::start(spec(directory.path(), script)).await.unwrap();
+        assert!(helper.pid() > 0);
+        helper.ended().await;
+        assert_eq!(std::fs::read_to_string(directory.path().join("log")).unwrap(), "hello\n");
+    }
+
+    #[tokio::test]
+    async fn a_helper_that_ends_is_quoted() {
+        let directory = tempfile::tempdir().unwrap();
+        for (script, said) in [
+            ("echo first; echo no such share >&2; exit 1", "no such share"),
+            ("exit 0", "ended without a word"),
+            ("eval \"echo re >&$2\"", "ended without a word"),
+        ] {
+            let error = Helper::start(spec(directory.path(), script)).await.unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+        }
+    }
+}

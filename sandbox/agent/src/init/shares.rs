@@ -1,0 +1,90 @@
+//! Directories and files of the host: virtio file system devices, mounted in the container.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, move_mount, open_tree};
+use slipway_agent_protocol::v1::Share;
+
+use super::files;
+
+/// The longest wait for a device, under emulation and on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two attempts to mount a device that the driver has not found yet.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Mounts the file systems below the directory `base`, and returns each as a detached mount: the
+/// paths of their places in the container must be resolved in the container's root.
+pub fn mount_all(base: &Path, shares: &[Share]) -> Result<Vec<OwnedFd>> {
+    shares.iter().map(|share| mount_one(base, share)).collect()
+}
+
+fn mount_one(base: &Path, share: &Share) -> Result<OwnedFd> {
+    let at = base.join(&share.tag);
+    std::fs::create_dir(&at).with_context(|| at.display().to_string())?;
+    let mut flags = MountFlags::NODEV;
+    if share.read_only {
+        flags |= MountFlags::RDONLY;
+    }
+    mount_tag(&share.tag, &at, flags)
+        .with_context(|| format!("mounting the host's files for {}", share.path))?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    open_tree(CWD, at.join(&share.entry), flags)
+        .with_context(|| format!("opening the host's files for {}", share.path))
+}
+
+/// Mounts the device with this tag. Until the driver has found it, the kernel says that the argument
+/// is invalid.
+fn mount_tag(tag: &str, at: &Path, flags: MountFlags) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        match mount(tag, at, "virtiofs", flags, c"") {
+            Ok(()) => return Ok(()),
+            Err(Errno::INVAL) if begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            Err(Errno::NODEV) => bail!("the guest's kernel has no virtiofs"),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Attaches a mount in the container, at a directory or a file that is made if it is missing. Must be
+/// called in the container's root.
+pub fn attach(share: &Share, tree: &OwnedFd) -> Result<()> {
+    let at = &share.path;
+    let made = if share.entry.is_empty() { files::create_directory(at) } else { place(at) };
+    made.with_context(|| format!("a place for the host's files at {at}"))?;
+    move_mount(tree, "", CWD, at.as_str(), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .with_context(|| format!("mounting the host's files on {at}"))
+}
+
+/// Makes the file `path` to mount on, if it is missing, and the directories that it needs.
+fn place(path: &str) -> Result<()> {
+    let parent = Path::new(path).parent().and_then(Path::to_str).context("no file's path")?;
+    files::create_directory(parent)?;
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => bail!("the image has a directory there"),
+        Ok(_) => Ok(()),
+        Err(_) => Ok(std::fs::write(path, "")?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_mounted_on_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        place(&at("a/b/c")).unwrap();
+        std::fs::write(at("a/b/c"), "kept").unwrap();
+        place(&at("a/b/c")).unwrap();
+        assert_eq!(std::fs::read_to_string(at("a/b/c")).unwrap(), "kept");
+        assert!(place(&at("a/b")).unwrap_err().to_string().contains("directory"));
+        assert!(place("c").is_err());
+    }
+}
