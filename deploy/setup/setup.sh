@@ -27,7 +27,7 @@ END
 set_up() {
     case $1 in
         build)
-            want_packages "building Slipway" gcc libc6-dev
+            want_packages "building Slipway" gcc libc6-dev libcap-ng-dev
             want_rust
             want_musl
             ;;
