@@ -42,13 +42,14 @@ const THREADS: [c_long; 24] = [
 ];
 
 /// Calls of the thread that serves the sockets, and of those that close what a client leaves.
-const SOCKETS: [c_long; 22] = [
+const SOCKETS: [c_long; 23] = [
     libc::SYS_accept4,
     libc::SYS_close,
     libc::SYS_dup,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
     libc::SYS_epoll_wait,
     libc::SYS_eventfd2,
     libc::SYS_fcntl,

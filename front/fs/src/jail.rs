@@ -45,17 +45,27 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
 const FLAGS: MountFlags =
     MountFlags::BIND.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-/// Sets the most descriptors of the process, and makes the kernel end it before its VMM if memory is
-/// short.
+/// Sets the most descriptors of the process, or leaves it as many as it may have, and returns them.
 ///
 /// # Errors
 /// The kernel's refusal, in one line.
-pub fn limit_descriptors(most: u64) -> Result<(), String> {
-    let limit = Rlimit { current: Some(most), maximum: Some(most) };
-    rustix::process::setrlimit(Resource::Nofile, limit)
-        .map_err(|error| format!("{most} descriptors are not to be had: {error}"))?;
-    std::fs::write("/proc/self/oom_score_adj", "500")
-        .map_err(|error| format!("/proc/self/oom_score_adj: {error}"))
+pub fn limit_descriptors(most: u64) -> Result<u64, String> {
+    let set = |most| {
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        rustix::process::setrlimit(Resource::Nofile, limit).map(|()| most)
+    };
+    // In a container of the host's own even root may not have more than it began with.
+    let have = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(most);
+    set(most).or_else(|_| set(have.min(most))).map_err(|error| format!("descriptors: {error}"))
+}
+
+/// Makes the kernel end the process before its VMM if memory of their control group is short.
+///
+/// # Errors
+/// The kernel's refusal, in one line.
+pub fn end_first() -> Result<(), String> {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    std::fs::write(FILE, "500").map_err(|error| format!("{FILE}: {error}"))
 }
 
 /// Replaces the process's root. The process must be alone in its mount namespace.

@@ -14,6 +14,7 @@
 //! - [`share`] serves one share: its device, on the process's reactor;
 //! - [`pool`] has the threads of a share, on which requests wait for files; [`session`] is what a
 //!   guest's mount knows: inodes and open files;
+//! - [`names`] refuses requests with paths in place of names;
 //! - [`message`] carries one request to virtiofsd's library, in memory of the process's own.
 //!
 //! The process ends when its VMM has disconnected from all functions. If it ends earlier, requests
@@ -30,6 +31,7 @@ mod args;
 mod filter;
 mod jail;
 mod message;
+mod names;
 mod pool;
 mod process;
 mod session;

@@ -12,6 +12,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use slipway_virtio_fs::{LONGEST_REPLY, LONGEST_REQUEST};
 
+use crate::names;
+
 /// The places of the queue's parts and of the buffers.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
@@ -47,7 +49,8 @@ impl Desk {
     }
 
     /// Has `handle` answer `message`, and returns the reply, of `room` bytes at most. A message that
-    /// `handle` cannot make out is answered with EIO.
+    /// `handle` cannot make out is answered with EIO, and one with a path in place of a name with
+    /// EINVAL.
     pub fn answer(
         &self,
         message: &[u8],
@@ -55,8 +58,11 @@ impl Desk {
         handle: impl FnOnce(Reader<'_>, Writer<'_>) -> virtiofsd::Result<usize>,
     ) -> Vec<u8> {
         let room = room.min(LONGEST_REPLY);
+        if !names::are_single(message) {
+            return refusal(message, room, libc::EINVAL);
+        }
         let replied = self.handle(message, room, handle);
-        replied.unwrap_or_else(|| refusal(message, room))
+        replied.unwrap_or_else(|| refusal(message, room, libc::EIO))
     }
 
     fn handle(
@@ -104,13 +110,13 @@ fn descriptor(at: u64, len: u32, flags: u16) -> [u8; 16] {
     bytes
 }
 
-/// Returns the reply that a request failed with EIO; nothing if there is no room for it.
-fn refusal(message: &[u8], room: usize) -> Vec<u8> {
+/// Returns the reply that a request failed; nothing if there is no room for it.
+fn refusal(message: &[u8], room: usize, errno: i32) -> Vec<u8> {
     let unique = message.get(UNIQUE..UNIQUE + 8);
     let Some(unique) = unique.filter(|_| room >= REPLY_HEADER) else { return Vec::new() };
     let mut reply = vec![0; REPLY_HEADER];
     reply[..4].copy_from_slice(&(REPLY_HEADER as u32).to_le_bytes());
-    reply[4..8].copy_from_slice(&(-libc::EIO).to_le_bytes());
+    reply[4..8].copy_from_slice(&(-errno).to_le_bytes());
     reply[8..].copy_from_slice(unique);
     reply
 }

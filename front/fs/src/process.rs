@@ -35,7 +35,8 @@ pub fn run(args: Args) -> Result<(), String> {
     if !slipway_peer::eventfd::can_raise() {
         return Err("the kernel has no asynchronous I/O context left (fs.aio-max-nr)".to_owned());
     }
-    jail::limit_descriptors(MOST_DESCRIPTORS)?;
+    jail::end_first()?;
+    let most = jail::limit_descriptors(MOST_DESCRIPTORS)?;
     let Jail { roots, descriptors } = jail::enter(&args.shares)?;
     jail::give_up_rights()?;
     filter::apply()?;
@@ -48,7 +49,7 @@ pub fn run(args: Args) -> Result<(), String> {
         memory: args.memory,
         pages: args.pages,
     };
-    let most_files = (MOST_DESCRIPTORS - OWN_DESCRIPTORS) / args.shares.len() as u64;
+    let most_files = most.saturating_sub(OWN_DESCRIPTORS) / args.shares.len() as u64;
     let mut controls = Vec::new();
     for (share, path) in args.shares.into_iter().zip(roots) {
         let failed = |error| format!("share {}: {error}", share.tag);

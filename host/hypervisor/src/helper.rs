@@ -18,6 +18,8 @@ use crate::{Error, Result};
 const READY_DEADLINE: Duration = Duration::from_secs(20);
 /// The time that a killed helper may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(10);
+/// The time that a helper which does not come to serve may take to say why.
+const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(2);
 /// Most bytes of a helper's last words that are read.
 const LAST_WORDS: u64 = 4096;
 
@@ -59,6 +61,10 @@ impl Helper {
         match tokio::time::timeout(READY_DEADLINE, is_ready(&ready)).await {
             Ok(true) => Ok(Self { process }),
             answered => {
+                // One that ends by itself may have its last words to say after it closed the pipe.
+                if answered.is_ok() {
+                    let _ = tokio::time::timeout(LAST_WORDS_DEADLINE, process.exited()).await;
+                }
                 process.kill()?;
                 let _ = tokio::time::timeout(END_DEADLINE, process.exited()).await;
                 let said = elsewhere(move || Ok(last_line(&log))).await?;
@@ -160,6 +166,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for (script, said) in [
             ("echo first; echo no such share >&2; exit 1", "no such share"),
+            ("eval \"exec $2>&-\"; sleep 0.2; echo it said late", "it said late"),
             ("exit 0", "ended without a word"),
             ("eval \"echo re >&$2\"", "ended without a word"),
         ] {
