@@ -1,8 +1,8 @@
 //! What the process gives up before it serves: the host's files, and most of root's rights.
 //!
 //! Its new root is a read-only file system in memory with a directory for each share, `/0` and so
-//! on, and `/proc`, on which its own descriptors (`/proc/self/fd`) are mounted and nothing else of
-//! /proc. A share is mounted there by itself: what is mounted beneath it on the host is not seen. A
+//! on, and `/proc/self/fd`, its own descriptors, and nothing else of /proc. Files are opened again by
+//! these, and what kind of file a client has passed is read there. A share is mounted there by itself: what is mounted beneath it on the host is not seen. A
 //! shared file is mounted as the only entry of its directory.
 
 use std::fs::File;
@@ -22,7 +22,8 @@ use crate::args::Share;
 
 /// The name of a shared file in its share.
 pub const FILE: &str = "file";
-const DESCRIPTORS: &str = "proc";
+const DESCRIPTORS: &str = "/proc/self/fd";
+const ABOVE: [&str; 2] = ["/proc", "/proc/self"];
 
 /// The process's root, once it is entered.
 pub struct Jail {
@@ -98,7 +99,7 @@ fn tree(share: &Share) -> Result<(OwnedFd, bool), Errno> {
 
 fn build(shares: &[Share], trees: &[(OwnedFd, bool)]) -> Result<Jail, Errno> {
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let own = open_tree(CWD, c"/proc/self/fd", clone)?;
+    let own = open_tree(CWD, DESCRIPTORS, clone)?;
     let root = empty_file_system()?;
     let attach = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     // Mounted on top of the root, then moved into its place.
@@ -120,7 +121,9 @@ fn build(shares: &[Share], trees: &[(OwnedFd, bool)]) -> Result<Jail, Errno> {
         mount_remount(&place, FLAGS | more, c"")?;
         roots.push(path);
     }
-    rustix::fs::mkdir(DESCRIPTORS, Mode::from_raw_mode(0o555))?;
+    for directory in ABOVE.iter().chain([&DESCRIPTORS]) {
+        rustix::fs::mkdir(*directory, Mode::from_raw_mode(0o555))?;
+    }
     move_mount(&own, c"", CWD, DESCRIPTORS, attach)?;
     mount_change(DESCRIPTORS, MountPropagationFlags::PRIVATE)?;
     mount_remount(c"/", FLAGS | MountFlags::RDONLY, c"")?;

@@ -300,8 +300,11 @@ async fn the_process_has_its_shares_and_few_rights_and_ends_with_its_client() {
         .collect();
     names.sort();
     assert_eq!(names, ["0", "1", "proc"]);
-    let own = fs::read_dir(proc.join("root/proc")).unwrap();
-    assert!(own.flatten().all(|entry| entry.file_name().to_str().unwrap().parse::<u32>().is_ok()));
+    let names = |path: &str| fs::read_dir(proc.join(path)).unwrap().flatten();
+    assert_eq!(names("root/proc").map(|entry| entry.file_name()).collect::<Vec<_>>(), ["self"]);
+    assert_eq!(names("root/proc/self").map(|entry| entry.file_name()).collect::<Vec<_>>(), ["fd"]);
+    let mut own = names("root/proc/self/fd");
+    assert!(own.all(|entry| entry.file_name().to_str().unwrap().parse::<u32>().is_ok()));
     for thread in fs::read_dir(proc.join("task")).unwrap() {
         let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
         for line in ["CapPrm:\t00000000000000db", "CapBnd:\t00000000000000db", "Seccomp:\t2"] {

@@ -142,9 +142,9 @@ mod tests {
 
     fn spec(directory: &Path, script: &str) -> HelperSpec {
         HelperSpec {
-            program: "/bin/sh".into(),
+            program: "/bin/bash".into(),
             // The script's own options are in $@: --ready N.
-            arguments: ["-c", script, "sh"].map(OsString::from).into(),
+            arguments: ["-c", script, "bash"].map(OsString::from).into(),
             passed: Vec::new(),
             cgroup_procs: Vec::new(),
             log: directory.join("log"),
