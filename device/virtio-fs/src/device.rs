@@ -166,8 +166,8 @@ impl Fs {
         self.server.end_session();
     }
 
-    /// Writes the replies that are ready, and begins nothing: what a fuzz target does before it saves
-    /// a state.
+    /// Writes the replies that are ready, and begins nothing: what a fuzz target does before it
+    /// saves a state.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn finish_requests(&mut self) {
         if self.local.begin() {

@@ -8,12 +8,12 @@
 //! # The host's loop
 //! The host calls `poll` after register writes, after eventfds of notifications
 //! ([`layout::notification`]), and when the file server has a reply. A poll takes a bounded number
-//! of requests out of the queues, copies each into private memory, begins it, and writes the replies
-//! that are ready. Requests are answered in any order: a slow one holds up no other.
+//! of requests out of the queues, copies each into private memory, begins it, and writes the
+//! replies that are ready. Requests are answered in any order: a slow one holds up no other.
 //!
 //! A hostile driver can harm only itself. Everything is read once, into a private copy; an invalid
-//! ring, descriptor, chain, address or length ends in DEVICE_NEEDS_RESET. The requests that the file
-//! server works on have at most [`MOST_BYTES`] bytes with their replies, and are at most
+//! ring, descriptor, chain, address or length ends in DEVICE_NEEDS_RESET. The requests that the
+//! file server works on have at most [`MOST_BYTES`] bytes with their replies, and are at most
 //! [`MOST_REQUESTS`], whatever the driver resets: further requests wait in their queue.
 //!
 //! Decisions where the specification leaves room:

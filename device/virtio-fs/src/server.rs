@@ -10,7 +10,8 @@ pub struct Request {
     /// The number of the request.
     pub ticket: Ticket,
     /// The request's bytes: at least a header (40 bytes), at most
-    /// [`LONGEST_REQUEST`](crate::LONGEST_REQUEST). They are the guest's words, and may be anything.
+    /// [`LONGEST_REQUEST`](crate::LONGEST_REQUEST). They are the guest's words, and may be
+    /// anything.
     pub message: Vec<u8>,
     /// Most bytes of the reply, at most [`LONGEST_REPLY`](crate::LONGEST_REPLY).
     pub room: usize,
@@ -28,8 +29,8 @@ pub struct Reply {
 /// A file system that answers FUSE requests. The device calls it from one thread, the host's.
 ///
 /// Duties of the implementation:
-/// - No call blocks: what may wait for a disk is done on other threads, which wake the device's host
-///   when they have a reply.
+/// - No call blocks: what may wait for a disk is done on other threads, which wake the device's
+///   host when they have a reply.
 /// - Each request gets exactly one [`Reply`], in any order. The device counts those that are under
 ///   way, and begins no more while they are many. A reply has no more bytes than the request has
 ///   room for; the device cuts off the rest.

@@ -1,8 +1,8 @@
 //! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]`, `file:PATH[:ro][:4k][:/DIR]` or `HOST:/PATH[:ro]`.
 //!
-//! The first character decides: a source that begins with `/` or `.` is a directory or a file of the
-//! host that the container has at a path of its own. A disk image is named by `file:`, so that a path
-//! never stands for two things.
+//! The first character decides: a source that begins with `/` or `.` is a directory or a file of
+//! the host that the container has at a path of its own. A disk image is named by `file:`, so that
+//! a path never stands for two things.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -57,8 +57,8 @@ fn share(text: &str) -> Result<Share, String> {
     };
     let (host, path) = rest.rsplit_once(":/").ok_or_else(|| {
         format!(
-            "\"{text}\": expected HOST:/PATH[:ro], a directory or file of the host and its place in \
-             the container; file:PATH takes a disk image"
+            "\"{text}\": expected HOST:/PATH[:ro], a directory or file of the host and its place \
+             in the container; file:PATH takes a disk image"
         )
     })?;
     // The daemon has another working directory.

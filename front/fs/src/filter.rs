@@ -1,5 +1,5 @@
-//! The system calls that the process needs once it serves: what one that was taken over can still ask
-//! of the kernel. All others fail with EPERM.
+//! The system calls that the process needs once it serves: what one that was taken over can still
+//! ask of the kernel. All others fail with EPERM.
 //!
 //! Sockets cannot be made, programs not run, and memory not be made executable. Files are opened
 //! beneath the process's root, which has the shares alone. Device nodes cannot be made, for lack of

@@ -1,9 +1,10 @@
-//! What the process gives up before it serves: the host's files, and most of root's rights.
+//! The process gives up the host's files and most of root's rights before it serves.
 //!
 //! Its new root is a read-only file system in memory with a directory for each share, `/0` and so
-//! on, and `/proc/self/fd`, its own descriptors, and nothing else of /proc. Files are opened again by
-//! these, and what kind of file a client has passed is read there. A share is mounted there by itself: what is mounted beneath it on the host is not seen. A
-//! shared file is mounted as the only entry of its directory.
+//! on, and `/proc/self/fd`, its own descriptors, and nothing else of /proc. Files are opened again
+//! by these, and what kind of file a client has passed is read there. A share is mounted there by
+//! itself: what is mounted beneath it on the host is not seen. A shared file is mounted as the only
+//! entry of its directory.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

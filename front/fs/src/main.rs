@@ -21,8 +21,8 @@
 //! of the guest are not answered.
 //!
 //! Dependencies: `virtiofsd` for operations on files, with `virtio-queue`, `vm-memory` and
-//! `vhost-user-backend`, in whose types its messages are; `lexopt` for the command line; `seccompiler` for the list of system calls;
-//! `rustix` for system calls, `libc` for their numbers.
+//! `vhost-user-backend`, in whose types its messages are; `lexopt` for the command line;
+//! `seccompiler` for the list of system calls; `rustix` for system calls, `libc` for their numbers.
 //!
 //! `unsafe` is allowed to take over inherited descriptors by their numbers.
 #![allow(unsafe_code)]

@@ -1,8 +1,8 @@
 //! One request at a time, carried to virtiofsd's library.
 //!
 //! The library takes a message as a chain of descriptors in a guest's memory. Slipway hands it no
-//! memory of a guest, which another CPU could change meanwhile, but a private piece of memory with a
-//! queue of one chain in it: the request's bytes, which the device has copied, and room for the
+//! memory of a guest, which another CPU could change meanwhile, but a private piece of memory with
+//! a queue of one chain in it: the request's bytes, which the device has copied, and room for the
 //! reply. What it costs is a copy.
 
 use vhost_user_backend::bitmap::BitmapMmapRegion;
@@ -48,9 +48,9 @@ impl Desk {
         Ok(Self { memory: memory.map_err(|error| format!("no memory for requests: {error}"))? })
     }
 
-    /// Has `handle` answer `message`, and returns the reply, of `room` bytes at most. A message that
-    /// `handle` cannot make out is answered with EIO, and one with a path in place of a name with
-    /// EINVAL.
+    /// Has `handle` answer `message`, and returns the reply, of `room` bytes at most. A message
+    /// that `handle` cannot make out is answered with EIO, and one with a path in place of a name
+    /// with EINVAL.
     pub fn answer(
         &self,
         message: &[u8],

@@ -1,8 +1,8 @@
 //! The names in requests: each is a single name in a directory.
 //!
 //! virtiofsd's library opens files beneath a directory whatever their name says, but it makes,
-//! renames and removes them by calls that follow a path. So a request with a path in place of a name
-//! is refused before it gets there.
+//! renames and removes them by calls that follow a path. So a request with a path in place of a
+//! name is refused before it gets there.
 
 /// Bytes of a request's header, and the offset of the operation in it.
 const HEADER: usize = 40;
@@ -17,8 +17,9 @@ pub fn are_single(message: &[u8]) -> bool {
     names.split(|byte| *byte == 0).take(count).all(is_single)
 }
 
-/// Returns how many bytes are between the header and the first name of an operation (`linux/fuse.h`),
-/// and how many names there are. Returns `None` for operations without names of files.
+/// Returns how many bytes are between the header and the first name of an operation
+/// (`linux/fuse.h`), and how many names there are. Returns `None` for operations without names of
+/// files.
 fn place(opcode: u32) -> Option<(usize, usize)> {
     Some(match opcode {
         // LOOKUP, SYMLINK (its target is no name), UNLINK, RMDIR.

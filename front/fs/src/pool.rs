@@ -19,7 +19,7 @@ type Lazy = Arc<OnceLock<Option<Session>>>;
 enum Job {
     Answer(Request, Lazy),
     /// Closes the files of a session, unless a request of it is under way, which closes them then.
-    End(#[expect(dead_code, reason = "dropping it is the work")] Lazy),
+    End(Lazy),
 }
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ struct Queues {
     replies: VecDeque<Reply>,
 }
 
-/// What the threads share with the device.
+/// The state that the threads share with the device.
 struct Shared {
     root: Root,
     queues: Mutex<Queues>,
@@ -73,7 +73,13 @@ impl Shared {
 /// Serves jobs for as long as the process lives.
 fn serve(shared: &Shared, desk: &Desk) {
     loop {
-        let Job::Answer(request, session) = shared.next() else { continue };
+        let (request, session) = match shared.next() {
+            Job::Answer(request, session) => (request, session),
+            Job::End(session) => {
+                drop(session);
+                continue;
+            }
+        };
         let reply = shared.answer(request, &session, desk);
         // The session may end here, before its reply is seen.
         drop(session);

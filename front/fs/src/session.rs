@@ -12,7 +12,7 @@ use virtiofsd::server::Server;
 /// files as well.
 const VALID: Duration = Duration::from_secs(1);
 
-/// What a session serves.
+/// The share that a session serves.
 #[derive(Debug)]
 pub struct Root {
     /// The path of the share in the process's root.

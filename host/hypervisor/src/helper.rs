@@ -46,8 +46,8 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts a helper as root, in namespaces of its own. Returns once it has written `ready` to the
-    /// descriptor that it is given for this. After an error nothing of it is left.
+    /// Starts a helper as root, in namespaces of its own. Returns once it has written `ready` to
+    /// the descriptor that it is given for this. After an error nothing of it is left.
     ///
     /// # Errors
     /// The program cannot be started; [`Error::Helper`] with its last words if it ends early, or
@@ -85,8 +85,8 @@ impl Helper {
     }
 }
 
-/// Opens what the helper is given. The helper has the writing end of the pipe alone, so the pipe ends
-/// with it.
+/// Opens what the helper is given. The helper has the writing end of the pipe alone, so the pipe
+/// ends with it.
 fn prepare(spec: HelperSpec) -> Result<(Launch, OwnedFd, pipe::Receiver)> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).append(false).mode(0o600);

@@ -59,8 +59,8 @@ impl Launch {
         self.io_uring = io_uring;
     }
 
-    /// Leaves out the cage's filter of system calls: the process sets a stricter one itself, once it
-    /// has given up the rest.
+    /// Leaves out the cage's filter of system calls: the process sets a stricter one itself, once
+    /// it has given up the rest.
     pub(crate) fn filters_itself(&mut self) {
         self.filtered = false;
     }

@@ -3,8 +3,8 @@
 //! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. An
 //! image in shared pages (`shared_root`) is no namespace. A volume with a function of its own is
 //! namespace 1 of that function. On the guest's bus these functions come first, then the functions
-//! of the network (`network`), of sockets (`sockets`) and of directories of the host (`shares`), then
-//! the devices that the VMM emulates.
+//! of the network (`network`), of sockets (`sockets`) and of directories of the host (`shares`),
+//! then the devices that the VMM emulates.
 
 use std::path::{Path, PathBuf};
 

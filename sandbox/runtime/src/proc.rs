@@ -35,8 +35,8 @@ pub struct Owned<'a> {
     pub uid: u32,
     /// Set if the sandbox has shares: a process of root's serves them.
     pub shares: bool,
-    /// The run directory of the sandbox's VMM. The standard output of each of its processes is a file
-    /// in it.
+    /// The run directory of the sandbox's VMM. The standard output of each of its processes is a
+    /// file in it.
     pub run_dir: &'a Path,
     /// The name of the sandbox's control groups, which an unprivileged process cannot leave.
     pub cgroup: &'a str,

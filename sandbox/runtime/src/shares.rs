@@ -1,10 +1,10 @@
 //! Directories and files of the host in a sandbox's container.
 //!
-//! Each is a virtio file system device on a vfio-user socket. One process of the sandbox's own serves
-//! all of them, `slipway-fs`, in the sandbox's control groups; a sandbox without shares has none. It
-//! ends with its VMM's connections, outlives the daemon as the VMM does, and a later daemon finds it
-//! by the control groups. If it is killed, requests of the guest are not answered, and the sandbox
-//! goes on.
+//! Each is a virtio file system device on a vfio-user socket. One process of the sandbox's own
+//! serves all of them, `slipway-fs`, in the sandbox's control groups; a sandbox without shares has
+//! none. It ends with its VMM's connections, outlives the daemon as the VMM does, and a later
+//! daemon finds it by the control groups. If it is killed, requests of the guest are not answered,
+//! and the sandbox goes on.
 
 use std::ffi::OsString;
 use std::fs::FileType;

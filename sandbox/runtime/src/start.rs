@@ -165,8 +165,8 @@ fn make_run_dir(dir: &Path) -> Result<()> {
         .map_err(Error::file("cannot create", dir))
 }
 
-/// Makes the memory of a sandbox, or takes it of the pool. The socket engine and the server of shares,
-/// other processes, know no memory of the pool.
+/// Makes the memory of a sandbox, or takes it of the pool. The socket engine and the server of
+/// shares, other processes, know no memory of the pool.
 async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result<GuestMemory> {
     let bytes = record.memory_bytes;
     let alone = record.sockets.is_none() && record.shares.is_empty();

@@ -50,13 +50,13 @@ pub struct RunArgs {
     /// Mount the container's root read-only
     #[arg(long)]
     pub read_only: bool,
-    /// A disk, or a directory or file of the host. A HOST that begins with "/" or "." is at /PATH in
-    /// the container, and both sides see each other's changes; ":ro" lets the container change
+    /// A disk, or a directory or file of the host. A HOST that begins with "/" or "." is at /PATH
+    /// in the container, and both sides see each other's changes; ":ro" lets the container change
     /// nothing. NAME:SIZE makes a scratch volume that goes with the sandbox, file:PATH[:ro] takes a
     /// disk image or block device of the host, or an NVMe namespace by passthrough (/dev/ngXnY). A
-    /// disk appears as /dev/slipway/NAME (for files: the file's name). ":4k" gives it logical blocks
-    /// of 4096 bytes instead of 512; a last ":/DIR" mounts its ext4 there, which a scratch volume
-    /// gets for it
+    /// disk appears as /dev/slipway/NAME (for files: the file's name). ":4k" gives it logical
+    /// blocks of 4096 bytes instead of 512; a last ":/DIR" mounts its ext4 there, which a scratch
+    /// volume gets for it
     #[arg(
         short,
         long,

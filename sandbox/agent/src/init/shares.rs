@@ -37,8 +37,8 @@ fn mount_one(base: &Path, share: &Share) -> Result<OwnedFd> {
         .with_context(|| format!("opening the host's files for {}", share.path))
 }
 
-/// Mounts the device with this tag. Until the driver has found it, the kernel says that the argument
-/// is invalid.
+/// Mounts the device with this tag. Until the driver has found it, the kernel says that the
+/// argument is invalid.
 fn mount_tag(tag: &str, at: &Path, flags: MountFlags) -> Result<()> {
     let begun = Instant::now();
     loop {
@@ -51,8 +51,8 @@ fn mount_tag(tag: &str, at: &Path, flags: MountFlags) -> Result<()> {
     }
 }
 
-/// Attaches a mount in the container, at a directory or a file that is made if it is missing. Must be
-/// called in the container's root.
+/// Attaches a mount in the container, at a directory or a file that is made if it is missing. Must
+/// be called in the container's root.
 pub fn attach(share: &Share, tree: &OwnedFd) -> Result<()> {
     let at = &share.path;
     let made = if share.entry.is_empty() { files::create_directory(at) } else { place(at) };
