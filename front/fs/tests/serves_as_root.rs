@@ -1,5 +1,6 @@
 //! The whole process, started as the daemon starts it, and driven over its vfio-user sockets by a
 //! small real driver. Needs root: namespaces, and files of other users.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the failure report
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
