@@ -165,8 +165,8 @@ impl AgentService for Service {
         let process = self.0.process(&reference)?;
         let exit_status = process.ended().await;
         if reference.exec_id.is_empty() {
-            // With a PID namespace of its own, a container's processes end with the first one. Those
-            // of a shared one do not.
+            // With a PID namespace of its own, a container's processes end with the first one.
+            // Those of a shared one do not.
             let _ = container.signal_all(libc::SIGKILL as u32);
         }
         // An attached stream holds the lock until it has sent everything.

@@ -183,9 +183,9 @@ pub async fn detach_root(node: &Node, sandbox: &Sandbox, disks: Disks) -> Result
     image.and(detach(node, &sandbox.id, disks.volatile).await)
 }
 
-/// Attaches a disk to the first function of a pod. Returns the identifier of its namespace, which is
-/// not one of those that were detached last: a guest that has not noticed yet that a namespace is
-/// gone would take the new one for it.
+/// Attaches a disk to the first function of a pod. Returns the identifier of its namespace, which
+/// is not one of those that were detached last: a guest that has not noticed yet that a namespace
+/// is gone would take the new one for it.
 async fn attach(node: &Node, sandbox: &Sandbox, disk: plane_v1::Disk) -> Result<u32> {
     let mut refused = Error::Plane("the function has no namespace left".to_owned());
     for _ in 0..MOST_NSID {

@@ -235,7 +235,7 @@ async fn a_killed_pod_takes_its_containers_with_it_and_the_shim_ends_with_the_la
     shim.kill("pod", 9).await;
     assert_eq!((shim.status("one").await, shim.status("pod").await), (143, 0));
     assert_eq!(shim.daemon.calls(), [format!("stop {} 0", pod.name)]);
-    let shutdown = cd::ShutdownRequest { id: "pod".into(), now: false };
+    let shutdown = cd::Empty {};
     shim.on::<cd::DeleteResponse>("Delete", "pod").await.unwrap();
     shim.call::<cd::Empty>("Shutdown", &shutdown).await.unwrap();
     shim.on::<cd::DeleteResponse>("Delete", "one").await.unwrap();

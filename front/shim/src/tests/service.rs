@@ -27,7 +27,7 @@ async fn without_a_container_there_is_nothing_to_act_on() {
     let connected = call(&service, "Connect", &one).await.unwrap();
     let connected = cd::ConnectResponse::decode(connected.as_slice()).unwrap();
     assert_eq!((connected.shim_pid, connected.task_pid), (std::process::id(), 0));
-    call(&service, "Shutdown", &cd::ShutdownRequest::default()).await.unwrap();
+    call(&service, "Shutdown", &cd::Empty {}).await.unwrap();
     service.end.notified().await;
 }
 
