@@ -43,8 +43,11 @@ explain() { tail -n 20 "$work/containerd.log"; tail -n 20 "$work/daemon.log"; }
 c() { timeout 120 ctr --address "$address" "$@"; }
 run() { c run --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$@" </dev/null; }
 
+# Plugins of CNI make the host forward packets.
+forwarding=$(cat /proc/sys/net/ipv4/ip_forward)
 end_all() {
     local pid
+    echo "$forwarding" >/proc/sys/net/ipv4/ip_forward
     [ -n "$listener" ] && kill "$listener" 2>/dev/null
     if [ -n "$containerd" ] && runs "$containerd"; then
         for id in $(c task ls -q 2>/dev/null); do c task rm -f "$id" >/dev/null 2>&1; done
