@@ -198,19 +198,14 @@ async fn attach(node: &Node, sandbox: &Sandbox, disk: plane_v1::Disk) -> Result<
         let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
         match node.plane.clone().attach_disk(request).await {
             Ok(attached) => return Ok(attached.into_inner().nsid),
-            Err(status) => refused = Error::Plane(status.message().to_owned()),
-        }
-        let is_taken = sandbox.look(|record| record.added.iter().any(|one| has(one, nsid)));
-        if !is_taken {
-            break;
+            // The number is taken: by another container, or by a disk that a user attached.
+            Err(status) if status.code() == tonic::Code::InvalidArgument => {
+                refused = Error::Plane(status.message().to_owned());
+            }
+            Err(status) => return Err(Error::Plane(status.message().to_owned())),
         }
     }
     Err(refused)
-}
-
-/// Returns whether a container has this namespace.
-fn has(added: &Added, nsid: u32) -> bool {
-    added.disks.is_some_and(|disks| disks.image == nsid || disks.volatile == nsid)
 }
 
 async fn detach(node: &Node, function: &str, nsid: u32) -> Result<()> {
