@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What critest runs with, from package registries, kept in $kept. Sourced by lab/cri, never run.
+# The programs that critest runs with, from package registries, kept in $kept. Sourced by lab/cri, never run.
 # shellcheck disable=SC2034 # lab/cri uses them
 
 critest_version=1.36.0

@@ -245,7 +245,7 @@ impl Netlink {
     /// network.
     ///
     /// # Errors
-    /// Those of [`Netlink::add_address`].
+    /// The errors of [`Netlink::add_address`].
     pub fn add_address_only(&mut self, address: &Address) -> io::Result<()> {
         self.add_address_with(address, IFA_F_NOPREFIXROUTE)
     }

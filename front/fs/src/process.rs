@@ -28,7 +28,7 @@ const LOOKS: usize = 5;
 /// Serves until the VMM has disconnected from all shares.
 ///
 /// # Errors
-/// What could not be done, in one line.
+/// The failure, in one line.
 pub fn run(args: Args) -> Result<(), String> {
     end_on_panic();
     // Before the root is replaced, since it takes /dev/null, and before system calls are refused.

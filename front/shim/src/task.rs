@@ -167,7 +167,7 @@ impl Task {
                 Ok(())
             }
             Phase::Starting if signal == SIGKILL => {
-                // What does not exist yet is ended by the session when it does.
+                // A sandbox that does not exist yet is ended by the session once it exists.
                 if process.is_init() {
                     self.stop(0);
                 }

@@ -61,7 +61,7 @@ impl Helper {
         match tokio::time::timeout(READY_DEADLINE, is_ready(&ready)).await {
             Ok(true) => Ok(Self { process }),
             answered => {
-                // One that ends by itself may have its last words to say after it closed the pipe.
+                // A process that ends by itself may print its reason after it has closed the pipe.
                 if answered.is_ok() {
                     let _ = tokio::time::timeout(LAST_WORDS_DEADLINE, process.exited()).await;
                 }

@@ -27,7 +27,7 @@ pub async fn apply(rules: &str) -> Result<()> {
 /// Has `nft` apply `rules` in the network namespace of the calling thread, which it blocks.
 ///
 /// # Errors
-/// Those of [`apply`].
+/// The errors of [`apply`].
 pub fn apply_here(rules: &str) -> Result<()> {
     let mut child = command().spawn().map_err(not_started)?;
     if let Some(mut input) = child.stdin.take() {

@@ -166,7 +166,7 @@ impl AgentService for Service {
         let exit_status = process.ended().await;
         if reference.exec_id.is_empty() {
             // With a PID namespace of its own, a container's processes end with the first one.
-            // Those of a shared one do not.
+            // In a shared one they go on.
             let _ = container.signal_all(libc::SIGKILL as u32);
         }
         // An attached stream holds the lock until it has sent everything.

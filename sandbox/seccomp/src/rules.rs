@@ -91,7 +91,7 @@ impl Rules {
     /// Resolves a profile for a process with these capabilities.
     ///
     /// # Errors
-    /// Those of [`Profile::compile`].
+    /// The errors of [`Profile::compile`].
     pub fn of(profile: &Profile, capabilities: &[String]) -> Result<Rules, Error> {
         let default = Action::parse(&profile.default_action, profile.default_errno_ret)?;
         let mut rules = Rules { default, above: default, last: 0, calls: BTreeMap::new() };

@@ -20,7 +20,7 @@ pub const VLAN: u32 = 1;
 /// it.
 ///
 /// # Errors
-/// Those of [`super::join`].
+/// The errors of [`super::join`].
 pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
     check(spec)?;
     let request = network_v1::JoinNamespaceRequest {
