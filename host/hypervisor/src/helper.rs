@@ -79,6 +79,14 @@ impl Helper {
         self.process.pid()
     }
 
+    /// Returns a descriptor of the process.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn pidfd(&self) -> Result<OwnedFd> {
+        self.process.pidfd()
+    }
+
     /// Waits until the helper has ended, and reaps it.
     pub async fn ended(mut self) {
         let _ = self.process.exited().await;

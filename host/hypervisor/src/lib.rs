@@ -23,28 +23,30 @@
 //! end to a process that is not its parent.
 //!
 //! QEMU connects to vfio-user servers itself, before its guest runs, and never again. `slipway-vmm`
-//! gets connections, new ones whenever it reports one lost (module `reconnect`), and those of
-//! functions that are added while it runs ([`Vm::plug`]).
+//! gets connections, and new ones whenever it reports one lost (module `reconnect`). Both get those
+//! of functions that are added while the guest runs ([`Vm::plug`]).
 //!
 //! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
 //! of the VM's functions know the file and accept no other. Beside it, a `slipway-vmm` can be given
 //! pages that guests share and only read ([`SharedPages`]).
 //!
 //! A process that serves functions of one VM alone is started in the same way, as a [`Helper`].
+//! Files of the host come to it as [`Tree`]s.
 //!
 //! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
 //!
-//! Not implemented: hot plug of functions with QEMU, templates and snapshots. Limits: the exit
+//! Not implemented: removal of functions with QEMU, templates and snapshots. Limits: the exit
 //! status of a VM that was taken over is known to its parent only; console text beyond the capacity
 //! of a FIFO (64 KiB) waits in the guest while it has no reader.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
-//! user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
+//! user of a forked child, `close_range`, `keyctl`, `mount_setattr`, KVM's ioctl), `tokio` for the control channel
 //! and for waiting on processes, `serde`/`serde_json` for QMP and the records, `thiserror` for
 //! errors at the crate's edge, `tracing` for the log.
 //!
 //! `unsafe` is allowed for `pre_exec`, since a child must give up its rights between fork and exec,
-//! for `unshare` on a thread, for watching a pidfd, and for the one ioctl of the KVM probe.
+//! for `unshare` on a thread, for `mount_setattr`, for watching a pidfd, and for the one ioctl of
+//! the KVM probe.
 #![allow(unsafe_code)]
 
 use std::future::Future;
@@ -78,6 +80,7 @@ mod reap;
 mod reconnect;
 mod shared;
 mod spec;
+mod tree;
 mod vm;
 
 pub use accel::{Accel, AccelChoice, AccelReport};
@@ -92,6 +95,7 @@ pub use shared::SharedPages;
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
+pub use tree::{Access, ENTRY, HelperFiles, Tree};
 
 /// A future that may cross threads. With it, the traits can be used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

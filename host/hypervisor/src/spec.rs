@@ -63,8 +63,8 @@ pub struct VmSpec {
     /// be closed to that user.
     pub vfio_user_sockets: Vec<PathBuf>,
     /// The number of functions that can be added while the VM runs ([`crate::Vm::plug`]), beside
-    /// those of [`VmSpec::vfio_user_sockets`]. With any, those of the sockets can be removed, too.
-    /// The guest's start takes longer with each. QEMU has none, whatever this says.
+    /// those of [`VmSpec::vfio_user_sockets`]. With any, `slipway-vmm` can be asked to remove those
+    /// of the sockets, too. The guest's start takes longer with each.
     pub plug_slots: usize,
     /// The number of CPUs that can be added while the VM runs ([`crate::Vm::plug_cpu`]), beside
     /// [`VmSpec::cpus`].

@@ -146,8 +146,12 @@ impl Vm for LaunchedVm {
 
     fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {
         Box::pin(async move {
-            let Some(functions) = &self.functions else { return crate::no_hot_plug() };
             let path = socket.to_owned();
+            let Some(functions) = &self.functions else {
+                let port = self.qmp.free_port(COMMAND_DEADLINE).await?;
+                let connection = elsewhere(move || connect(&path)).await?;
+                return self.qmp.plug_at_port(port, name, connection, PLUG_DEADLINE).await;
+            };
             let connection = elsewhere(move || connect(&path)).await?;
             let number = self.qmp.plug(name, connection, PLUG_DEADLINE).await?;
             functions.insert(number, socket.to_owned());

@@ -24,6 +24,9 @@ use crate::{Accel, DiskModel, VmSpec};
 /// The name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
 
+/// The name of a port for one more function, before its number.
+pub(crate) const PORT: &str = "port-";
+
 /// The first of QEMU's descriptor sets for disks; set 1 is the KVM device.
 const FIRST_DISK_SET: usize = 2;
 
@@ -62,12 +65,26 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     for (index, file) in passed.disks.iter().enumerate() {
         disk(&mut arguments, spec, index, *file);
     }
+    for index in 0..spec.plug_slots {
+        port(&mut arguments, spec, index);
+    }
     arguments.0
 }
 
 /// Returns the slot of the function or disk `index` in QEMU's notation.
 fn slot(index: usize) -> String {
     format!("{:x}", VmSpec::FIRST_SLOT + index)
+}
+
+/// Adds a port to which a function can be added while the VM runs: QEMU's root bus takes none.
+fn port(arguments: &mut Arguments, spec: &VmSpec, index: usize) {
+    let device = json!({
+        "driver": "pcie-root-port",
+        "id": format!("{PORT}{index}"),
+        "chassis": index + 1,
+        "addr": slot(spec.vfio_user_sockets.len() + spec.disks.len() + index),
+    });
+    arguments.json("-device", &device);
 }
 
 /// Adds a disk that QEMU emulates, configured for speed as QEMU's documentation recommends: no page
@@ -243,6 +260,20 @@ mod tests {
         assert_eq!(spec.disk_address(1), "0000:00:07.0");
         let many = VmSpec { disks: vec![disk(DiskModel::Nvme); 23], ..spec };
         assert!(matches!(many.check(), Err(Error::BadSpec { .. })), "2 + 23 functions");
+    }
+
+    #[test]
+    fn functions_that_may_come_have_ports_behind_the_disks() {
+        let disk =
+            EmulatedDisk { model: DiskModel::Nvme, path: PathBuf::from("/d"), read_only: true };
+        let spec = VmSpec { disks: vec![disk], plug_slots: 2, ..spec() };
+        let line = lined(&spec, &[(11, false)], Accel::Tcg, None);
+        for port in [
+            r#"-device {"addr":"7","chassis":1,"driver":"pcie-root-port","id":"port-0"}"#,
+            r#"-device {"addr":"8","chassis":2,"driver":"pcie-root-port","id":"port-1"}"#,
+        ] {
+            assert!(line.contains(port), "{line}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod program;
 
 use std::path::Path;
 
+pub(crate) use args::PORT;
 pub use find::{Binary, MINIMUM_VERSION, TOOL_ROOT, Version};
 
 use crate::launch::Program;

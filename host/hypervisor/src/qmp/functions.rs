@@ -1,13 +1,23 @@
-//! Commands and events of `slipway-vmm` about its functions.
+//! Commands and events about functions: those of `slipway-vmm`, and QEMU's for a function that is
+//! added.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Command, Qmp, message};
+use crate::qemu::PORT;
 use crate::{Error, Result};
+
+/// A port of QEMU's root bus that has no function yet.
+#[derive(Debug, PartialEq)]
+pub(crate) struct FreePort {
+    id: String,
+    /// The number of the bus behind it. 0: the guest has not given it one.
+    bus: u8,
+}
 
 impl Qmp {
     /// Gives `slipway-vmm` a new connection of the function `index`.
@@ -42,6 +52,48 @@ impl Qmp {
         message::function(&answer).ok_or_else(unknown)
     }
 
+    /// Finds a port of QEMU's for one more function.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the machine was made without ports; [`Error::Refused`] if all are
+    /// taken.
+    pub(crate) async fn free_port(&self, timeout: Duration) -> Result<FreePort> {
+        match free_port(&self.execute("query-pci", timeout).await?) {
+            None => crate::no_hot_plug(),
+            Some(None) => {
+                let message = "each slot for another function has one".to_owned();
+                Err(Error::Refused { command: "device_add".to_owned(), message })
+            }
+            Some(Some(port)) => Ok(port),
+        }
+    }
+
+    /// Has QEMU add a function that is served over `connection`. Returns its PCI address.
+    pub(crate) async fn plug_at_port(
+        &self,
+        port: FreePort,
+        name: &str,
+        connection: OwnedFd,
+        timeout: Duration,
+    ) -> Result<String> {
+        // QEMU finds the descriptor by a name, and forgets it when it has taken it.
+        let arguments = Some(json!({ "fdname": name }));
+        let pass =
+            Command { name: "getfd", arguments: arguments.clone(), descriptor: Some(connection) };
+        self.execute_within(&pass, timeout).await?;
+        let socket = json!({ "type": "fd", "str": name });
+        let device =
+            json!({ "driver": "vfio-user-pci", "id": name, "bus": port.id, "socket": socket });
+        let add = Command { name: "device_add", arguments: Some(device), descriptor: None };
+        if let Err(error) = self.execute_within(&add, timeout).await {
+            let close = Command { name: "closefd", arguments, descriptor: None };
+            // QEMU may have taken it before it failed.
+            let _ = self.execute_within(&close, timeout).await;
+            return Err(error);
+        }
+        Ok(format!("0000:{:02x}:00.0", port.bus))
+    }
+
     /// Waits until connections of functions are reported lost, and takes their indices. Returns
     /// `None` when the channel is closed. For one caller at a time.
     pub(crate) async fn lost_functions(&self) -> Option<BTreeSet<usize>> {
@@ -59,5 +111,52 @@ impl Qmp {
     pub(crate) fn take_lost_functions(&self) -> Option<BTreeSet<usize>> {
         let mut state = self.shared.state();
         if state.closed.is_some() { None } else { Some(std::mem::take(&mut state.lost)) }
+    }
+}
+
+/// Finds the first port without a function in the answer to `query-pci` (QEMU, *qapi/pci.json*).
+/// Returns `None` if there are no ports at all, and `Some(None)` if all have functions.
+fn free_port(buses: &Value) -> Option<Option<FreePort>> {
+    let devices = buses.as_array()?.iter().filter_map(|bus| bus.get("devices")?.as_array());
+    let ports = devices.flatten().filter_map(|device| {
+        let id = device.get("qdev_id")?.as_str().filter(|id| id.starts_with(PORT))?;
+        Some((id, device.get("pci_bridge")?))
+    });
+    let mut ports = ports.peekable();
+    ports.peek()?;
+    let is_free = |bridge: &Value| {
+        let devices = bridge.get("devices").and_then(Value::as_array);
+        devices.is_none_or(Vec::is_empty)
+    };
+    let free = ports.find(|(_, bridge)| is_free(bridge));
+    Some(free.map(|(id, bridge)| {
+        let bus = bridge.pointer("/bus/number").and_then(Value::as_u64);
+        FreePort { id: id.to_owned(), bus: bus.and_then(|bus| bus.try_into().ok()).unwrap_or(0) }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(id: &str, devices: Value) -> Value {
+        let bus = json!({ "number": 3, "secondary": 3 });
+        json!({ "bus": 0, "qdev_id": id, "pci_bridge": { "bus": bus, "devices": devices } })
+    }
+
+    #[test]
+    fn the_first_port_without_a_function_is_free() {
+        let buses = |ports: &[Value]| json!([{ "bus": 0, "devices": ports }]);
+        let other = json!({ "bus": 0, "qdev_id": "" });
+        let (taken, empty) = (port("port-0", json!([other])), port("port-1", json!([])));
+        let free = FreePort { id: "port-1".to_owned(), bus: 3 };
+        let all = buses(&[other.clone(), taken.clone(), empty]);
+        assert_eq!(free_port(&all), Some(Some(free)));
+        assert_eq!(free_port(&buses(&[other.clone(), taken])), Some(None));
+        assert_eq!(free_port(&buses(&[other, port("bridge", json!([]))])), None);
+        assert_eq!(free_port(&json!({})), None);
+        let bare = json!({ "qdev_id": "port-7", "pci_bridge": {} });
+        let unknown = FreePort { id: "port-7".to_owned(), bus: 0 };
+        assert_eq!(free_port(&buses(&[bare])), Some(Some(unknown)));
     }
 }
