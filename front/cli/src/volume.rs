@@ -1,4 +1,4 @@
-//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]`, `file:PATH[:ro][:4k][:/DIR]` or `HOST:/PATH[:ro]`.
+//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]`, `file:PATH[:ro][:4k][:/DIR]` or `HOST:/PATH[:ro][,rslave]`.
 //!
 //! The first character decides: a source that begins with `/` or `.` is a directory or a file of
 //! the host that the container has at a path of its own. A disk image is named by `file:`, so that
@@ -51,16 +51,23 @@ impl FromStr for VolumeArg {
 }
 
 fn share(text: &str) -> Result<Share, String> {
-    let (rest, read_only) = match text.strip_suffix(":ro") {
-        Some(rest) => (rest, true),
-        None => (text.strip_suffix(":rw").unwrap_or(text), false),
-    };
-    let (host, path) = rest.rsplit_once(":/").ok_or_else(|| {
+    let expected = || {
         format!(
-            "\"{text}\": expected HOST:/PATH[:ro], a directory or file of the host and its place \
-             in the container; file:PATH takes a disk image"
+            "\"{text}\": expected HOST:/PATH[:ro][,rslave], a directory or file of the host and its \
+             place in the container; file:PATH takes a disk image"
         )
-    })?;
+    };
+    let (host, rest) = text.rsplit_once(":/").ok_or_else(expected)?;
+    let (path, options) = rest.split_once(':').unwrap_or((rest, ""));
+    let (mut read_only, mut later) = (false, false);
+    for option in options.split(',') {
+        match option {
+            "" | "rw" | "rprivate" => {}
+            "ro" => read_only = true,
+            "rslave" => later = true,
+            _ => return Err(expected()),
+        }
+    }
     // The daemon has another working directory.
     let full = std::path::absolute(host).map_err(|error| format!("{host}: {error}"))?;
     let found = std::fs::metadata(&full).map_err(|error| format!("{host}: {error}"))?;
@@ -68,7 +75,15 @@ fn share(text: &str) -> Result<Share, String> {
         return Err(format!("{host}: neither a directory nor a file; file:PATH takes a disk"));
     }
     let full = full.to_str().ok_or_else(|| format!("{host}: a path that is not UTF-8"))?;
-    Ok(Share { source: full.to_owned(), path: format!("/{path}"), read_only })
+    // As docker does: with what is mounted below, and read-only all the way.
+    Ok(Share {
+        source: full.to_owned(),
+        path: format!("/{path}"),
+        read_only,
+        below: true,
+        below_read_only: read_only,
+        later,
+    })
 }
 
 fn scratch(text: &str) -> Result<VolumeSpec, String> {
@@ -140,10 +155,18 @@ mod tests {
             ("/data", "/data", false),
             ("/data:ro", "/data", true),
             ("/data:rw", "/data", false),
+            ("/data:rslave,ro", "/data", true),
             ("/a/b c", "/a/b c", false),
         ] {
             let text = format!("{host}:{tail}");
-            let expected = Share { source: host.to_owned(), path: path.to_owned(), read_only };
+            let expected = Share {
+                source: host.to_owned(),
+                path: path.to_owned(),
+                read_only,
+                below: true,
+                below_read_only: read_only,
+                later: tail.contains("rslave"),
+            };
             assert_eq!(text.parse(), Ok(VolumeArg::Share(expected)), "{text}");
         }
         let Ok(VolumeArg::Share(here)) = ".:/x".parse() else { panic!("a relative path") };
@@ -154,6 +177,7 @@ mod tests {
         for (text, said) in [
             ("/srv", "expected HOST:/PATH"),
             ("/tmp:data", "expected HOST:/PATH"),
+            ("/tmp:/data:rshared", "expected HOST:/PATH"),
             ("/no/such:/data", "/no/such: No such file"),
             ("/dev/null:/data", "neither a directory nor a file"),
         ] {

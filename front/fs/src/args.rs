@@ -2,29 +2,26 @@
 
 use std::ffi::OsString;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 
 use lexopt::ValueExt;
 use slipway_vfio_user::MemoryFile;
 
 /// The help text.
 pub const HELP: &str = "\
-slipway-fs serves directories and files of the host to one guest, as virtio file system devices on
-vfio-user sockets. It is started by the daemon, as root.
+slipway-fs serves directories and files of the host to one guest, as a virtio file system device on a
+vfio-user socket. It is started by the daemon, as root, which mounts them in the process's directory
+/shares while it runs.
 
-usage: slipway-fs --ready N --user UID --memory BYTES:DEVICE:INODE --share TAG … [--share TAG …]…
+usage: slipway-fs --ready N --user UID --memory BYTES:DEVICE:INODE --tag TAG --socket N
 
-  --ready N           the inherited descriptor to which \"ready\" is written once all is served
+  --ready N           the inherited descriptor to which \"ready\" is written once it serves
   --user UID          the only user, beside root, whose VMM may connect
   --memory BYTES:DEVICE:INODE
                       the most memory that the VMM may map, and the file that it is of
   --pages DEVICE:INODE
                       the file of the pages that the guest shares with others, for reading
-  --share TAG         a share, by the name with which the guest mounts it; with the options that
-                      follow:
-    --source PATH       the directory or the regular file
-    --socket N          the listening socket, an inherited descriptor
-    --read-only         refuse all that changes something
+  --tag TAG           the name with which the guest mounts the file system
+  --socket N          the listening socket, an inherited descriptor
   --help, --version   print this text, or the version
 ";
 
@@ -36,16 +33,8 @@ pub struct Args {
     pub memory_bytes: u64,
     pub memory: MemoryFile,
     pub pages: Option<MemoryFile>,
-    pub shares: Vec<Share>,
-}
-
-/// A directory or file to serve.
-#[derive(Debug)]
-pub struct Share {
     pub tag: String,
-    pub source: PathBuf,
     pub socket: OwnedFd,
-    pub read_only: bool,
 }
 
 /// The result of parsing.
@@ -57,22 +46,14 @@ pub enum Parsed {
     Print(String),
 }
 
-/// A share whose options are being read.
-#[derive(Default)]
-struct Begun {
-    tag: String,
-    source: Option<PathBuf>,
-    socket: Option<RawFd>,
-    read_only: bool,
-}
-
 #[derive(Default)]
 struct Words {
     ready: Option<RawFd>,
     user: Option<u32>,
     memory: Option<(u64, MemoryFile)>,
     pages: Option<MemoryFile>,
-    shares: Vec<Begun>,
+    tag: Option<String>,
+    socket: Option<RawFd>,
 }
 
 /// Parses the command line.
@@ -91,7 +72,6 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "version" => {
                 return Ok(Parsed::Print(format!("slipway-fs {}\n", env!("CARGO_PKG_VERSION"))));
             }
-            "read-only" => last(&mut all)?.read_only = true,
             _ => {
                 let value = parser.value().map_err(|error| error.to_string())?;
                 option(&mut all, &name, value)?;
@@ -102,10 +82,6 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
 }
 
 fn option(all: &mut Words, name: &str, value: OsString) -> Result<(), String> {
-    if name == "source" {
-        last(all)?.source = Some(value.into());
-        return Ok(());
-    }
     let text = value.string().map_err(|error| format!("--{name}: {error}"))?;
     match name {
         "ready" => all.ready = Some(number(&text, name)?),
@@ -115,15 +91,11 @@ fn option(all: &mut Words, name: &str, value: OsString) -> Result<(), String> {
             all.memory = Some((number(bytes, name)?, memory_file(file, name)?));
         }
         "pages" => all.pages = Some(memory_file(&text, name)?),
-        "share" => all.shares.push(Begun { tag: text, ..Begun::default() }),
-        "socket" => last(all)?.socket = Some(number(&text, name)?),
+        "tag" => all.tag = Some(text),
+        "socket" => all.socket = Some(number(&text, name)?),
         _ => return Err(format!("there is no option --{name}; --help lists them")),
     }
     Ok(())
-}
-
-fn last(all: &mut Words) -> Result<&mut Begun, String> {
-    all.shares.last_mut().ok_or_else(|| "an option of a share comes before --share".to_owned())
 }
 
 fn number<T: std::str::FromStr>(text: &str, name: &str) -> Result<T, String> {
@@ -140,18 +112,15 @@ fn finish(all: Words) -> Result<Args, String> {
     let (memory_bytes, memory) = all.memory.ok_or_else(|| missing("memory"))?;
     let mut taken = Vec::new();
     let mut take = |number: RawFd| inherited(number, &mut taken);
-    let ready = take(all.ready.ok_or_else(|| missing("ready"))?)?;
-    let shares = all.shares.into_iter().map(|one| {
-        let source = one.source.ok_or_else(|| missing("source"))?;
-        let socket = take(one.socket.ok_or_else(|| missing("socket"))?)?;
-        Ok(Share { tag: one.tag, source, socket, read_only: one.read_only })
-    });
-    let shares = shares.collect::<Result<Vec<_>, String>>()?;
-    if shares.is_empty() {
-        return Err(missing("share"));
-    }
-    let user = all.user.ok_or_else(|| missing("user"))?;
-    Ok(Args { ready, user, memory_bytes, memory, pages: all.pages, shares })
+    Ok(Args {
+        ready: take(all.ready.ok_or_else(|| missing("ready"))?)?,
+        user: all.user.ok_or_else(|| missing("user"))?,
+        memory_bytes,
+        memory,
+        pages: all.pages,
+        tag: all.tag.ok_or_else(|| missing("tag"))?,
+        socket: take(all.socket.ok_or_else(|| missing("socket"))?)?,
+    })
 }
 
 /// Takes over an inherited descriptor, each number once.
@@ -185,31 +154,23 @@ mod tests {
     }
 
     #[test]
-    fn shares_have_options_of_their_own() {
-        let (ready, one, two) = (descriptor(), descriptor(), descriptor());
+    fn a_line_says_whom_to_serve() {
+        let (ready, socket) = (descriptor(), descriptor());
         let words = format!(
-            "slipway-fs --ready {ready} --user 7 --memory 4096:1:2 --pages 3:4 --share a \
-             --source /x --socket {one} --share b --socket {two} --read-only --source /y"
+            "slipway-fs --ready {ready} --user 7 --memory 4096:1:2 --pages 3:4 --tag a \
+             --socket {socket}"
         );
         let parsed = parse(words.split(' ').map(OsString::from)).unwrap();
         let Parsed::Run(args) = parsed else { panic!("{parsed:?}") };
-        assert_eq!((args.user, args.memory_bytes), (7, 4096));
+        assert_eq!((args.user, args.memory_bytes, args.tag.as_str()), (7, 4096, "a"));
         assert_eq!(args.memory, MemoryFile { device: 1, inode: 2 });
         assert_eq!(args.pages, Some(MemoryFile { device: 3, inode: 4 }));
-        let shares: Vec<_> = args
-            .shares
-            .iter()
-            .map(|share| (share.tag.as_str(), share.source.to_str().unwrap(), share.read_only))
-            .collect();
-        assert_eq!(shares, [("a", "/x", false), ("b", "/y", true)]);
     }
 
     #[test]
     fn wrong_words_are_named() {
         for (words, said) in [
-            (&["x", "--read-only"][..], "before --share"),
-            (&["x", "--source", "/a"], "before --share"),
-            (&["x", "--user", "root"], "--user: \"root\""),
+            (&["x", "--user", "root"][..], "--user: \"root\""),
             (&["x", "--memory", "4096:1"], "--memory: \"\""),
             (&["x", "--frob", "1"], "no option --frob"),
             (&["x", "y"], "y"),
@@ -221,7 +182,7 @@ mod tests {
             assert!(message.contains(said), "{message}");
         }
         let one = descriptor();
-        let twice = format!("x --memory 1:1:1 --ready {one} --share a --source / --socket {one}");
+        let twice = format!("x --memory 1:1:1 --user 0 --ready {one} --tag a --socket {one}");
         assert!(refused(&twice.split(' ').collect::<Vec<_>>()).contains("no descriptor"));
     }
 }

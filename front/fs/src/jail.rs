@@ -1,15 +1,14 @@
 //! The process gives up the host's files and most of root's rights before it serves.
 //!
-//! Its new root is a read-only file system in memory with a directory for each share, `/0` and so
-//! on, and `/proc/self/fd`, its own descriptors, and nothing else of /proc. Files are opened again
-//! by these, and what kind of file a client has passed is read there. A share is mounted there by
-//! itself: what is mounted beneath it on the host is not seen. A shared file is mounted as the only
-//! entry of its directory.
+//! Its new root is a read-only file system in memory with the directory [`SHARES`], in which the
+//! daemon mounts what the guest is to see, and `/proc/self/fd`, its own descriptors, and nothing
+//! else of /proc. Files are opened again by these, and what kind of file a client has passed is
+//! read there. The process cannot mount anything.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
@@ -19,20 +18,10 @@ use rustix::mount::{
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::args::Share;
-
-/// The name of a shared file in its share.
-pub const FILE: &str = "file";
+/// The directory that the guest sees.
+pub const SHARES: &str = "/shares";
 const DESCRIPTORS: &str = "/proc/self/fd";
 const ABOVE: [&str; 2] = ["/proc", "/proc/self"];
-
-/// The process's root, once it is entered.
-pub struct Jail {
-    /// The paths of the shares, in their order.
-    pub roots: Vec<String>,
-    /// The directory of the process's own descriptors.
-    pub descriptors: File,
-}
 
 /// The rights that operations on files of any user need: to change their owner, to pass by their
 /// permissions as the guest's root does, and to act as the user that the guest names.
@@ -43,7 +32,7 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::SETGID);
 
-/// Flags of each share's mount. Guests run programs of a share; this process runs none.
+/// Flags of the root's mount.
 const FLAGS: MountFlags =
     MountFlags::BIND.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -70,35 +59,16 @@ pub fn end_first() -> Result<(), String> {
     std::fs::write(FILE, "500").map_err(|error| format!("{FILE}: {error}"))
 }
 
-/// Replaces the process's root. The process must be alone in its mount namespace.
+/// Replaces the process's root. Returns the directory of the process's own descriptors. The process
+/// must be alone in its mount namespace.
 ///
 /// # Errors
-/// The share that cannot be served, or the kernel's refusal, in one line.
-pub fn enter(shares: &[Share]) -> Result<Jail, String> {
-    let trees: Result<Vec<_>, String> = shares
-        .iter()
-        .map(|share| tree(share).map_err(|error| format!("{}: {error}", share.source.display())))
-        .collect();
-    build(shares, &trees?).map_err(|error| format!("cannot leave the host's files: {error}"))
+/// The kernel's refusal, in one line.
+pub fn enter() -> Result<File, String> {
+    build().map_err(|error| format!("cannot leave the host's files: {error}"))
 }
 
-/// Clones the mount of a share's source, and returns whether it is a directory.
-fn tree(share: &Share) -> Result<(OwnedFd, bool), Errno> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let source = rustix::fs::open(&share.source, flags, Mode::empty())?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&source)?.st_mode);
-    let directory = match kind {
-        FileType::Directory => true,
-        FileType::RegularFile => false,
-        _ => return Err(Errno::NOTSUP),
-    };
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_EMPTY_PATH;
-    Ok((open_tree(&source, c"", flags)?, directory))
-}
-
-fn build(shares: &[Share], trees: &[(OwnedFd, bool)]) -> Result<Jail, Errno> {
+fn build() -> Result<File, Errno> {
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let own = open_tree(CWD, DESCRIPTORS, clone)?;
     let root = empty_file_system()?;
@@ -109,43 +79,23 @@ fn build(shares: &[Share], trees: &[(OwnedFd, bool)]) -> Result<Jail, Errno> {
     rustix::process::pivot_root(c".", c".")?;
     unmount(c".", UnmountFlags::DETACH)?;
     rustix::process::chdir(c"/")?;
-    // Nothing that is mounted on the host from now on appears here.
+    // Nothing that is mounted on the host from now on appears here by itself.
     mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    let mut roots = Vec::new();
-    for (number, (share, (tree, directory))) in shares.iter().zip(trees).enumerate() {
-        let path = format!("/{number}");
-        rustix::fs::mkdir(&path, Mode::from_raw_mode(0o755))?;
-        let place = if *directory { path.clone() } else { file_in(&path)? };
-        move_mount(tree, c"", CWD, &place, attach)?;
-        mount_change(&place, MountPropagationFlags::PRIVATE)?;
-        let more = if share.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
-        mount_remount(&place, FLAGS | more, c"")?;
-        roots.push(path);
-    }
-    for directory in ABOVE.iter().chain([&DESCRIPTORS]) {
+    for directory in ABOVE.iter().chain([&DESCRIPTORS, &SHARES]) {
         rustix::fs::mkdir(*directory, Mode::from_raw_mode(0o555))?;
     }
     move_mount(&own, c"", CWD, DESCRIPTORS, attach)?;
     mount_change(DESCRIPTORS, MountPropagationFlags::PRIVATE)?;
     mount_remount(c"/", FLAGS | MountFlags::RDONLY, c"")?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let descriptors = rustix::fs::open(DESCRIPTORS, flags, Mode::empty())?;
-    Ok(Jail { roots, descriptors: descriptors.into() })
-}
-
-/// Makes the place of a shared file in the directory `path`.
-fn file_in(path: &str) -> Result<String, Errno> {
-    let place = format!("{path}/{FILE}");
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    rustix::fs::open(&place, flags, Mode::from_raw_mode(0o600))?;
-    Ok(place)
+    Ok(rustix::fs::open(DESCRIPTORS, flags, Mode::empty())?.into())
 }
 
 /// Makes a file system for directories and places of files, which is not mounted anywhere yet.
 fn empty_file_system() -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(context.as_fd(), c"mode", c"0555")?;
-    fsconfig_set_string(context.as_fd(), c"nr_inodes", c"128")?;
+    fsconfig_set_string(context.as_fd(), c"nr_inodes", c"2048")?;
     fsconfig_set_string(context.as_fd(), c"size", c"64k")?;
     fsconfig_create(context.as_fd())?;
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())

@@ -58,7 +58,7 @@ impl Desk {
         handle: impl FnOnce(Reader<'_>, Writer<'_>) -> virtiofsd::Result<usize>,
     ) -> Vec<u8> {
         let room = room.min(LONGEST_REPLY);
-        if !names::are_single(message) {
+        if !names::is_allowed(message) {
             return refusal(message, room, libc::EINVAL);
         }
         let replied = self.handle(message, room, handle);

@@ -1,18 +1,44 @@
-//! The names in requests: each is a single name in a directory.
+//! Requests that are refused before virtiofsd's library sees them.
 //!
+//! The names in requests are single names in a directory.
 //! virtiofsd's library opens files beneath a directory whatever their name says, but it makes,
 //! renames and removes them by calls that follow a path. So a request with a path in place of a
 //! name is refused before it gets there.
+//!
+//! A guest must know mounts within the file system (FUSE_SUBMOUNTS, Linux 5.10). The library prints
+//! a line for each attempt of another, and would do so without end.
 
 /// Bytes of a request's header, and the offset of the operation in it.
 const HEADER: usize = 40;
 const OPCODE: usize = 4;
 
+/// The operation that begins a session, with the offset of the guest's flags in its body, and the
+/// flag of mounts within the file system (`linux/fuse.h`).
+const INIT: u32 = 26;
+const FLAGS: usize = 12;
+const SUBMOUNTS: u32 = 1 << 27;
+
+/// Returns whether the library may have a request.
+pub fn is_allowed(message: &[u8]) -> bool {
+    are_single(message) && knows_mounts(message)
+}
+
+/// Returns whether a guest that begins a session knows mounts within the file system. Other
+/// requests do not say.
+fn knows_mounts(message: &[u8]) -> bool {
+    word(message, OPCODE) != Some(INIT)
+        || word(message, HEADER + FLAGS).is_some_and(|flags| flags & SUBMOUNTS != 0)
+}
+
+fn word(message: &[u8], at: usize) -> Option<u32> {
+    let bytes = message.get(at..)?.first_chunk()?;
+    Some(u32::from_le_bytes(*bytes))
+}
+
 /// Returns whether all names of files in a request are single names, other than `.` and `..`. A
 /// request that lacks a name has none; the library refuses it.
-pub fn are_single(message: &[u8]) -> bool {
-    let Some(&[a, b, c, d]) = message.get(OPCODE..OPCODE + 4) else { return true };
-    let Some((skipped, count)) = place(u32::from_le_bytes([a, b, c, d])) else { return true };
+fn are_single(message: &[u8]) -> bool {
+    let Some((skipped, count)) = word(message, OPCODE).and_then(place) else { return true };
     let names = message.get(HEADER + skipped..).unwrap_or_default();
     names.split(|byte| *byte == 0).take(count).all(is_single)
 }
@@ -74,5 +100,14 @@ mod tests {
         assert!(are_single(&request(15, b"/")), "a read has no name");
         assert!(are_single(&[]));
         assert!(!are_single(&request(1, b"")));
+    }
+
+    #[test]
+    fn a_guest_that_knows_no_mounts_begins_no_session() {
+        let with = |flags: u32| [7_u32, 38, 0, flags].map(u32::to_le_bytes).concat();
+        assert!(is_allowed(&request(INIT, &with(SUBMOUNTS | 1))));
+        assert!(!is_allowed(&request(INIT, &with(!SUBMOUNTS))));
+        assert!(!is_allowed(&request(INIT, &with(SUBMOUNTS)[..15])));
+        assert!(is_allowed(&request(15, &with(0))), "a read says nothing of it");
     }
 }

@@ -1,4 +1,4 @@
-//! The threads of one share, on which requests wait for files.
+//! The threads on which requests wait for files.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,8 +9,8 @@ use slipway_virtio_fs::{FileServer, Reply, Request};
 use crate::message::Desk;
 use crate::session::{Root, Session};
 
-/// The threads of a share: as many requests as wait for slow files at a time.
-const THREADS: usize = 4;
+/// As many requests as wait for slow files at a time.
+const THREADS: usize = 8;
 
 /// A session that is made by its first request. A session that cannot be made answers every request
 /// with an error.
@@ -90,7 +90,7 @@ fn serve(shared: &Shared, desk: &Desk) {
     }
 }
 
-/// The file server of one share. The device has it; the threads do the work.
+/// The file server. The device has it; the threads do the work.
 pub struct Pool {
     shared: Arc<Shared>,
     session: Lazy,

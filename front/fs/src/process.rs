@@ -9,23 +9,23 @@ use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::Control;
 
 use crate::args::Args;
+use crate::device::{self, Client};
 use crate::filter;
-use crate::jail::{self, Jail};
+use crate::jail;
 use crate::pool::Pool;
 use crate::session::Root;
-use crate::share::{self, Client};
 
 /// Most descriptors of the process. A guest holds one for each inode that it knows.
 const MOST_DESCRIPTORS: u64 = 262_144;
 /// Descriptors that are not for the guest's files.
 const OWN_DESCRIPTORS: u64 = 1024;
 
-/// The time that an endpoint may take to notice the end of its client, after the function's reset.
+/// The time that the endpoint may take to notice the end of its client, after the function's reset.
 const NOTICES: Duration = Duration::from_secs(1);
-/// Looks at the endpoints after a reset. A guest resets its devices as well.
+/// Looks at the endpoint after a reset. A guest resets its devices as well.
 const LOOKS: usize = 5;
 
-/// Serves until the VMM has disconnected from all shares.
+/// Serves until the VMM has disconnected.
 ///
 /// # Errors
 /// The failure, in one line.
@@ -37,7 +37,7 @@ pub fn run(args: Args) -> Result<(), String> {
     }
     jail::end_first()?;
     let most = jail::limit_descriptors(MOST_DESCRIPTORS)?;
-    let Jail { roots, descriptors } = jail::enter(&args.shares)?;
+    let descriptors = jail::enter()?;
     jail::give_up_rights()?;
     filter::apply()?;
     let resets = Arc::new(Resets::default());
@@ -49,26 +49,19 @@ pub fn run(args: Args) -> Result<(), String> {
         memory: args.memory,
         pages: args.pages,
     };
-    let most_files = most.saturating_sub(OWN_DESCRIPTORS) / args.shares.len() as u64;
-    let mut controls = Vec::new();
-    for (share, path) in args.shares.into_iter().zip(roots) {
-        let failed = |error| format!("share {}: {error}", share.tag);
-        let descriptors = descriptors.try_clone().map_err(|error| failed(error.to_string()))?;
-        let root = Root { path, descriptors, read_only: share.read_only, most_files };
-        let resets = Arc::clone(&resets);
-        let pool = Pool::new(root, Box::new(move || resets.note())).map_err(failed)?;
-        let served = share::serve(client, share.tag.clone(), share.socket, pool, &reactor.handle());
-        controls.push(served.map_err(failed)?);
-    }
+    let most_files = most.saturating_sub(OWN_DESCRIPTORS);
+    let root = Root { path: jail::SHARES, descriptors, most_files };
+    let told = Arc::clone(&resets);
+    let pool = Pool::new(root, Box::new(move || told.note()))?;
+    let control = device::serve(client, args.tag, args.socket, pool, &reactor.handle())?;
     let mut ready = File::from(args.ready);
     ready.write_all(b"ready\n").map_err(|error| format!("nobody waits: {error}"))?;
     drop(ready);
-    wait(&controls, &resets);
+    wait(&control, &resets);
     Ok(())
 }
 
-/// Ends the process after a panic of any thread: a share with a thread less would only be slower to
-/// fail.
+/// Ends the process after a panic of any thread: with a thread less it would only be slower to fail.
 fn end_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -77,7 +70,7 @@ fn end_on_panic() {
     }));
 }
 
-/// The number of resets of functions that nobody has looked at.
+/// Resets of the function that nobody has looked at.
 #[derive(Default)]
 struct Resets {
     news: Mutex<bool>,
@@ -98,12 +91,12 @@ impl Resets {
     }
 }
 
-/// Waits until the clients of all endpoints have gone. A function is reset when its client goes.
-fn wait(controls: &[Control], resets: &Resets) {
+/// Waits until the endpoint's client has gone. A function is reset when its client goes.
+fn wait(control: &Control, resets: &Resets) {
     loop {
         resets.wait();
         for _ in 0..LOOKS {
-            if controls.iter().all(share::is_over) {
+            if device::is_over(control) {
                 return;
             }
             std::thread::sleep(NOTICES / LOOKS as u32);

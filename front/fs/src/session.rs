@@ -4,7 +4,6 @@ use std::fs::File;
 use std::time::Duration;
 
 use virtiofsd::descriptor_utils::{Reader, Writer};
-use virtiofsd::passthrough::read_only::PassthroughFsRo;
 use virtiofsd::passthrough::{CachePolicy, Config, PassthroughFs};
 use virtiofsd::server::Server;
 
@@ -12,23 +11,19 @@ use virtiofsd::server::Server;
 /// files as well.
 const VALID: Duration = Duration::from_secs(1);
 
-/// The share that a session serves.
+/// The directory that a session serves.
 #[derive(Debug)]
 pub struct Root {
-    /// The path of the share in the process's root.
-    pub path: String,
+    /// Its path in the process's root.
+    pub path: &'static str,
     /// The process's own descriptors (`/proc/self/fd`), by which files are opened again.
     pub descriptors: File,
-    pub read_only: bool,
     /// Most descriptors of files that the guest may have.
     pub most_files: u64,
 }
 
 /// A session.
-pub enum Session {
-    ReadWrite(Server<PassthroughFs>),
-    ReadOnly(Server<PassthroughFsRo>),
-}
+pub struct Session(Server<PassthroughFs>);
 
 impl Session {
     /// Begins a session.
@@ -36,12 +31,20 @@ impl Session {
     /// # Errors
     /// No descriptors are left.
     pub fn new(root: &Root) -> std::io::Result<Self> {
-        let config = config(root)?;
-        Ok(if root.read_only {
-            Self::ReadOnly(Server::new(PassthroughFsRo::new(config)?))
-        } else {
-            Self::ReadWrite(Server::new(PassthroughFs::new(config)?))
-        })
+        let config = Config {
+            entry_timeout: VALID,
+            attr_timeout: VALID,
+            cache_policy: CachePolicy::Auto,
+            root_dir: root.path.to_owned(),
+            proc_sfd_rawfd: Some(root.descriptors.try_clone()?),
+            killpriv_v2: true,
+            guest_fd_limit: root.most_files,
+            // Each mount is a file system of its own for the guest, too: inode numbers differ, and
+            // the guest forgets the files of one that it unmounts.
+            announce_submounts: true,
+            ..Config::default()
+        };
+        Ok(Self(Server::new(PassthroughFs::new(config)?)))
     }
 
     /// Answers a message. Returns the bytes of the reply.
@@ -50,22 +53,6 @@ impl Session {
     /// The message is not what FUSE messages are.
     pub fn handle(&self, reader: Reader<'_>, writer: Writer<'_>) -> virtiofsd::Result<usize> {
         // There is no window of shared memory (DAX) to map files into.
-        match self {
-            Self::ReadWrite(server) => server.handle_message(reader, writer, None::<&mut ()>),
-            Self::ReadOnly(server) => server.handle_message(reader, writer, None::<&mut ()>),
-        }
+        self.0.handle_message(reader, writer, None::<&mut ()>)
     }
-}
-
-fn config(root: &Root) -> std::io::Result<Config> {
-    Ok(Config {
-        entry_timeout: VALID,
-        attr_timeout: VALID,
-        cache_policy: CachePolicy::Auto,
-        root_dir: root.path.clone(),
-        proc_sfd_rawfd: Some(root.descriptors.try_clone()?),
-        killpriv_v2: true,
-        guest_fd_limit: root.most_files,
-        ..Config::default()
-    })
 }

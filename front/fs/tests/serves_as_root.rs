@@ -1,4 +1,4 @@
-//! The whole process, started as the daemon starts it, and driven over its vfio-user sockets by a
+//! The whole process, started as the daemon starts it, and driven over its vfio-user socket by a
 //! small real driver. Needs root: namespaces, and files of other users.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the failure report
 
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use slipway_hypervisor::{Helper, HelperSpec};
+use slipway_hypervisor::{Access, Helper, HelperFiles, HelperSpec, Tree};
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::{Client, Registers};
 use slipway_virtio_fs::driver::{Arena, Driver};
@@ -35,42 +35,41 @@ struct Share<'a> {
     read_only: bool,
 }
 
-/// A process that serves shares, and the directory of its sockets.
+/// A process that serves shares.
 struct Served {
     helper: Option<Helper>,
-    sockets: Vec<PathBuf>,
+    files: HelperFiles,
+    socket: PathBuf,
     memory: OwnedFd,
     log: PathBuf,
 }
 
-async fn serve(directory: &Path, shares: &[Share<'_>]) -> Result<Served, String> {
+/// Starts the process, and mounts the shares under their numbers.
+async fn serve(directory: &Path, shares: &[Share<'_>]) -> Served {
     let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&memory, MEMORY).unwrap();
     rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::SHRINK).unwrap();
     let stat = rustix::fs::fstat(&memory).unwrap();
     let file = format!("{MEMORY}:{}:{}", stat.st_dev, stat.st_ino);
-    let mut words = vec!["--user".to_owned(), "0".into(), "--memory".into(), file];
-    let (mut sockets, mut passed) = (Vec::new(), Vec::new());
-    for (number, share) in shares.iter().enumerate() {
-        let path = directory.join(format!("share-{number}.sock"));
-        let listener = OwnedFd::from(UnixListener::bind(&path).unwrap());
-        words.extend(["--share".into(), format!("share-{number}"), "--source".into()]);
-        words.extend([share.source.to_str().unwrap().to_owned(), "--socket".into()]);
-        words.push(listener.as_raw_fd().to_string());
-        words.extend(share.read_only.then(|| "--read-only".into()));
-        passed.push(listener);
-        sockets.push(path);
-    }
+    let socket = directory.join("shares.sock");
+    let listener = OwnedFd::from(UnixListener::bind(&socket).unwrap());
+    let number = listener.as_raw_fd().to_string();
+    let words = ["--user", "0", "--memory", &file, "--tag", "shares", "--socket", &number];
     let log = directory.join("log");
     let spec = HelperSpec {
         program: env!("CARGO_BIN_EXE_slipway-fs").into(),
         arguments: words.into_iter().map(Into::into).collect(),
-        passed,
+        passed: vec![listener],
         cgroup_procs: Vec::new(),
         log: log.clone(),
     };
-    let helper = Helper::start(spec).await.map_err(|error| error.to_string())?;
-    Ok(Served { helper: Some(helper), sockets, memory, log })
+    let helper = Helper::start(spec).await.unwrap();
+    let files = HelperFiles::new(helper.pidfd().unwrap(), "/shares");
+    for (number, Share { source, read_only }) in shares.iter().enumerate() {
+        let access = Access { read_only: *read_only, ..Access::default() };
+        files.attach(number as u32, &Tree::open(source, access).unwrap()).unwrap();
+    }
+    Served { helper: Some(helper), files, socket, memory, log }
 }
 
 impl Served {
@@ -78,18 +77,20 @@ impl Served {
         self.helper.as_ref().unwrap().pid()
     }
 
-    fn mount(&self, share: usize) -> Mount {
+    /// Mounts the file system, and looks up a share.
+    fn mount(&self, share: u32) -> Mount {
         let mut map = DmaMap::new();
         let region = Region::mapped(self.memory.as_fd(), 0, MEMORY, Permissions::READ_WRITE);
         map.add(0, region.unwrap()).unwrap();
-        let mut client = Client::connect(&self.sockets[share], PATIENCE).unwrap();
+        let mut client = Client::connect(&self.socket, PATIENCE).unwrap();
         client.map(0, MEMORY, self.memory.as_fd(), 0, true).unwrap();
         let arena = Arena::new(map.memory(), 0, MEMORY);
         let driver = Driver::new(Registers::new(client, PATIENCE), arena, 64).unwrap();
-        let mut mount = Mount { driver, user: 0, _map: map };
-        // Version 7.38, read-ahead, no flags.
-        let init = [7_u32, 38, 0, 0].map(u32::to_le_bytes).concat();
+        let mut mount = Mount { driver, user: 0, root: 0, _map: map };
+        // Version 7.38, read-ahead, FUSE_SUBMOUNTS.
+        let init = [7_u32, 38, 0, 1 << 27].map(u32::to_le_bytes).concat();
         mount.call(INIT, 0, &init).unwrap();
+        mount.root = mount.lookup(ROOT, &share.to_string()).unwrap();
         mount
     }
 }
@@ -98,6 +99,8 @@ impl Served {
 struct Mount {
     driver: Driver<Registers>,
     user: u32,
+    /// The inode of the share.
+    root: u64,
     _map: DmaMap,
 }
 
@@ -144,7 +147,7 @@ impl Mount {
     }
 
     fn mknod(&mut self, name: &str, mode: u32) -> Result<Vec<u8>, i32> {
-        self.call(MKNOD, ROOT, &[words(&[mode, 0x103, 0, 0]), text(name)].concat())
+        self.call(MKNOD, self.root, &[words(&[mode, 0x103, 0, 0]), text(name)].concat())
     }
 }
 
@@ -193,13 +196,13 @@ async fn files_are_read_and_written_as_the_user_of_the_request() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     fs::write(dir.path().join("hello"), "of the host").unwrap();
     let shares = [Share { source: dir.path(), read_only: false }];
-    let served = serve(run.path(), &shares).await.unwrap();
+    let served = serve(run.path(), &shares).await;
     let mut mount = served.mount(0);
-    let hello = mount.lookup(ROOT, "hello").unwrap();
+    let hello = mount.lookup(mount.root, "hello").unwrap();
     let handle = mount.open(hello, libc::O_RDONLY).unwrap();
     assert_eq!(mount.read(hello, handle, 4096).unwrap(), b"of the host");
     mount.user = 1234;
-    let (new, handle) = mount.create(ROOT, "new", 0o640).unwrap();
+    let (new, handle) = mount.create(mount.root, "new", 0o640).unwrap();
     let bytes = vec![7; 100_000];
     assert_eq!(mount.write(new, handle, &bytes).unwrap(), 100_000);
     assert_eq!(mount.read(new, handle, 1 << 17).unwrap(), bytes);
@@ -221,28 +224,28 @@ async fn nothing_beside_a_share_is_reached() {
     fs::write(dir.path().join("beside"), "secret").unwrap();
     symlink("../beside", root.join("link")).unwrap();
     symlink("/etc", root.join("etc")).unwrap();
-    let served = serve(run.path(), &[Share { source: &root, read_only: false }]).await.unwrap();
+    let served = serve(run.path(), &[Share { source: &root, read_only: false }]).await;
     let mut mount = served.mount(0);
-    let sub = mount.lookup(ROOT, "sub").unwrap();
+    let sub = mount.lookup(mount.root, "sub").unwrap();
     for name in ["../beside", "sub/..", "/etc/passwd", "", "link/passwd"] {
-        assert!(mount.lookup(ROOT, name).is_err(), "{name}");
+        assert!(mount.lookup(mount.root, name).is_err(), "{name}");
         assert!(mount.create(sub, name, 0o600).is_err(), "{name}");
         assert!(mount.mkdir(sub, name).is_err(), "{name}");
     }
     for name in [".", ".."] {
-        assert_eq!(mount.lookup(ROOT, name), Err(libc::EINVAL), "{name}");
+        assert_eq!(mount.lookup(mount.root, name), Err(libc::EINVAL), "{name}");
     }
     // A link is an inode of its own, which is not opened and has no entries.
     for name in ["link", "etc"] {
-        let link = mount.lookup(ROOT, name).unwrap();
+        let link = mount.lookup(mount.root, name).unwrap();
         for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDONLY | libc::O_DIRECTORY] {
             assert!(mount.open(link, flags).is_err(), "{name}");
         }
         assert!(mount.lookup(link, "passwd").is_err(), "{name}");
     }
     // A link that the guest makes is one of the guest's.
-    mount.call(SYMLINK, ROOT, &[text("made"), text("/etc/passwd")].concat()).unwrap();
-    let made = mount.lookup(ROOT, "made").unwrap();
+    mount.call(SYMLINK, mount.root, &[text("made"), text("/etc/passwd")].concat()).unwrap();
+    let made = mount.lookup(mount.root, "made").unwrap();
     assert!(mount.open(made, libc::O_RDONLY).is_err());
     // Inodes and handles that were never given.
     for inode in [0, 2000, u64::MAX] {
@@ -267,22 +270,29 @@ async fn a_read_only_share_and_a_file_are_all_that_there_is() {
     fs::write(&file, "setting").unwrap();
     let shares =
         [Share { source: &fixed, read_only: true }, Share { source: &file, read_only: false }];
-    let served = serve(run.path(), &shares).await.unwrap();
+    let served = serve(run.path(), &shares).await;
     let mut mount = served.mount(0);
-    let f = mount.lookup(ROOT, "f").unwrap();
+    let f = mount.lookup(mount.root, "f").unwrap();
     assert!(mount.open(f, libc::O_RDWR).is_err());
     assert!(mount.open(f, libc::O_RDONLY | libc::O_TRUNC).is_err());
-    assert!(mount.create(ROOT, "g", 0o600).is_err());
-    assert!(mount.mkdir(ROOT, "d").is_err());
+    assert!(mount.create(mount.root, "g", 0o600).is_err());
+    assert!(mount.mkdir(mount.root, "d").is_err());
     let handle = mount.open(f, libc::O_RDONLY).unwrap();
     assert_eq!(mount.read(f, handle, 16).unwrap(), b"fixed");
     assert!(mount.write(f, handle, b"x").is_err());
-    let mut single = served.mount(1);
-    let inode = single.lookup(ROOT, "file").unwrap();
-    let handle = single.open(inode, libc::O_RDWR).unwrap();
-    assert_eq!(single.write(inode, handle, b"SETTING").unwrap(), 7);
+    let single = mount.lookup(ROOT, "1").unwrap();
+    let inode = mount.lookup(single, "file").unwrap();
+    let handle = mount.open(inode, libc::O_RDWR).unwrap();
+    assert_eq!(mount.write(inode, handle, b"SETTING").unwrap(), 7);
     assert_eq!(fs::read(&file).unwrap(), b"SETTING");
-    assert!(single.create(ROOT, "beside", 0o600).is_err());
+    // Nothing beside the shares is made, nor seen.
+    for place in [ROOT, single] {
+        assert_eq!(mount.create(place, "beside", 0o600), Err(libc::EROFS));
+        assert_eq!(mount.mkdir(place, "beside"), Err(libc::EROFS));
+    }
+    for name in ["2", "proc", "shares"] {
+        assert_eq!(mount.lookup(ROOT, name), Err(libc::ENOENT), "{name}");
+    }
     assert_eq!(fs::read_dir(&fixed).unwrap().count(), 1);
 }
 
@@ -292,15 +302,15 @@ async fn the_process_has_its_shares_and_few_rights_and_ends_with_its_client() {
         return;
     }
     let (run, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let shares = [(); 2].map(|()| Share { source: dir.path(), read_only: false });
-    let mut served = serve(run.path(), &shares).await.unwrap();
+    let shares = [Share { source: dir.path(), read_only: false }];
+    let mut served = serve(run.path(), &shares).await;
     let proc = PathBuf::from(format!("/proc/{}", served.pid()));
     let mut names: Vec<_> = fs::read_dir(proc.join("root"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["0", "1", "proc"]);
+    assert_eq!(names, ["proc", "shares"]);
     let names = |path: &str| fs::read_dir(proc.join(path)).unwrap().flatten();
     assert_eq!(names("root/proc").map(|entry| entry.file_name()).collect::<Vec<_>>(), ["self"]);
     assert_eq!(names("root/proc/self").map(|entry| entry.file_name()).collect::<Vec<_>>(), ["fd"]);
@@ -317,25 +327,36 @@ async fn the_process_has_its_shares_and_few_rights_and_ends_with_its_client() {
         let of = |process: &Path| fs::read_link(process.join("ns").join(namespace)).unwrap();
         assert_ne!(of(&proc), of(Path::new("/proc/self")), "{namespace}");
     }
-    let (first, second) = (served.mount(0), served.mount(1));
-    drop(first);
+    let mount = served.mount(0);
     assert!(proc.join("exe").exists());
-    drop(second);
+    drop(mount);
     tokio::time::timeout(PATIENCE, served.helper.take().unwrap().ended()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_share_that_is_not_there_is_named() {
-    if !is_root("a_share_that_is_not_there_is_named") {
+async fn shares_come_and_go_while_the_guest_has_them_mounted() {
+    if !is_root("shares_come_and_go_while_the_guest_has_them_mounted") {
         return;
     }
-    let run = tempfile::tempdir().unwrap();
-    for (source, said) in [("/no/such", "/no/such: No such file"), ("/dev/null", "/dev/null:")] {
-        let shares = [Share { source: Path::new(source), read_only: false }];
-        let error = serve(run.path(), &shares).await.err().unwrap();
-        assert!(error.contains(said), "{error}");
-        fs::remove_file(run.path().join("share-0.sock")).unwrap();
-    }
+    let (run, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(dir.path().join("f"), "here").unwrap();
+    let shares = [Share { source: dir.path(), read_only: false }];
+    let served = serve(run.path(), &shares).await;
+    let mut mount = served.mount(0);
+    assert_eq!(mount.lookup(ROOT, "7"), Err(libc::ENOENT));
+    let tree = Tree::open(dir.path(), Access { read_only: true, ..Access::default() }).unwrap();
+    served.files.attach(7, &tree).unwrap();
+    let seven = mount.lookup(ROOT, "7").unwrap();
+    assert_ne!(seven, mount.root, "the same directory, mounted twice");
+    assert_eq!(mount.mkdir(seven, "d"), Err(libc::EROFS));
+    mount.mkdir(mount.root, "d").unwrap();
+    let f = mount.lookup(seven, "f").unwrap();
+    let handle = mount.open(f, libc::O_RDONLY).unwrap();
+    served.files.detach(7).unwrap();
+    assert_eq!(mount.lookup(ROOT, "7"), Err(libc::ENOENT));
+    // A file that is open stays so, as on any mount that is detached.
+    assert_eq!(mount.read(f, handle, 16).unwrap(), b"here");
+    assert!(mount.lookup(mount.root, "f").is_ok());
 }
 
 /// Any bytes behind a header: the process answers, or says nothing, and serves on.
@@ -352,11 +373,11 @@ async fn hostile_messages_end_no_session() {
     fs::create_dir(dir.path().join("a")).unwrap();
     fs::write(dir.path().join("b"), "b").unwrap();
     let shares = [Share { source: dir.path(), read_only: false }];
-    let served = serve(run.path(), &shares).await.unwrap();
+    let served = serve(run.path(), &shares).await;
     let mut mount = served.mount(0);
     for (round, noise) in slipway_ram::fuzz::inputs(3, 256).take(40).enumerate() {
         for opcode in OPCODES {
-            let inode = 1 + round as u64 % 3;
+            let inode = 1 + round as u64 % 4;
             let body = &noise[..(round * 7) % noise.len()];
             let message = message(opcode, inode, 0, body);
             let _ = mount.driver.call(REQUESTS, &message, &[16, 512]).unwrap();
@@ -364,7 +385,10 @@ async fn hostile_messages_end_no_session() {
         mount.driver.start().unwrap();
     }
     let mut again = Mount { ..mount };
-    again.call(INIT, 0, &words(&[7, 38, 0, 0])).unwrap();
-    assert!(again.mkdir(ROOT, "works").is_ok());
+    assert_eq!(again.call(INIT, 0, &words(&[7, 38, 0, 0])), Err(libc::EINVAL));
+    again.call(INIT, 0, &words(&[7, 38, 0, 1 << 27])).unwrap();
+    assert_eq!(fs::read_to_string(&served.log).unwrap(), "");
+    again.root = again.lookup(ROOT, "0").unwrap();
+    assert!(again.mkdir(again.root, "works").is_ok());
     assert!(dir.path().join("works").is_dir());
 }

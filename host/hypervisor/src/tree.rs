@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 use rustix::thread::{
@@ -38,6 +38,7 @@ pub struct Access {
 pub struct Tree {
     mount: OwnedFd,
     is_file: bool,
+    identity: (u64, u64, u64),
 }
 
 impl Tree {
@@ -50,7 +51,11 @@ impl Tree {
     pub fn open(path: &Path, access: Access) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let source = rustix::fs::open(path, flags, Mode::empty())?;
-        let is_file = match FileType::from_raw_mode(rustix::fs::fstat(&source)?.st_mode) {
+        let asked = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID;
+        let stat = rustix::fs::statx(&source, c"", AtFlags::EMPTY_PATH, asked)?;
+        let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
+        let identity = (stat.stx_mnt_id, device, stat.stx_ino);
+        let is_file = match FileType::from_raw_mode(stat.stx_mode.into()) {
             FileType::Directory => false,
             FileType::RegularFile => true,
             _ => return Err(io::ErrorKind::Unsupported.into()),
@@ -72,7 +77,13 @@ impl Tree {
             let read_only = Attributes { set: libc::MOUNT_ATTR_RDONLY, ..Attributes::default() };
             read_only.apply(&mount, below)?;
         }
-        Ok(Self { mount, is_file })
+        Ok(Self { mount, is_file, identity })
+    }
+
+    /// Returns the identity of the directory or file, as long as its mount is there: the mount's
+    /// identifier, and device and inode number.
+    pub fn identity(&self) -> (u64, u64, u64) {
+        self.identity
     }
 }
 
@@ -227,7 +238,8 @@ mod tests {
     impl Namespace {
         fn new(base: &Path) -> Self {
             use std::io::{BufRead, BufReader};
-            let script = "mount -t tmpfs none $0 && mount -o remount,bind,ro $0 && echo && exec cat";
+            let script =
+                "mount -t tmpfs none $0 && mount -o remount,bind,ro $0 && echo && exec cat";
             let mut process = Command::new("unshare")
                 .args(["--mount", "sh", "-c", script])
                 .arg(base)

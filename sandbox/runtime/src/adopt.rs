@@ -97,7 +97,7 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: sockets
             .chain(sockets::socket(node, record))
-            .chain(shares::sockets(node, record))
+            .chain(shares::first_socket(node, record))
             .collect(),
         run_dir: node.run_dir(&record.id),
         console_log: node.store(&record.id).console(),

@@ -7,7 +7,7 @@ use slipway_telemetry::Timeline;
 
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
-use crate::record::{self, Process, Record, SandboxState, Settings, Volume};
+use crate::record::{self, Process, Record, SandboxState, Settings, ShareServer, Volume};
 use crate::sandbox::Sandbox;
 use crate::security::Security;
 use crate::time::realtime_ns;
@@ -111,6 +111,9 @@ impl Node {
             network: None,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             shares: Vec::new(),
+            trees: 0,
+            share_server: ShareServer::None,
+            client_memory: None,
             shared_root: None,
             vmm_uid: None,
             vm: None,

@@ -255,7 +255,7 @@ pub fn create_request(
         files,
         masked,
         read_only_paths,
-        shares: shares::for_agent(record),
+        shares: shares::for_agent(&record.shares),
         ..Default::default()
     }
 }
@@ -285,6 +285,7 @@ pub fn create_added(
         read_only_paths,
         in_pod: true,
         shares_processes: added.shares_processes,
+        shares: shares::for_agent(&added.shares),
         resources: Some(added.limits.into()),
         ..Default::default()
     }
@@ -297,8 +298,8 @@ fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
 
 fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
-    let served = [record.network.is_some(), record.sockets.is_some()];
-    let served = served.iter().filter(|served| **served).count() + record.shares.len();
+    let served = [record.network.is_some(), record.sockets.is_some(), shares::are_first(record)];
+    let served = served.iter().filter(|served| **served).count();
     let mut emulated = ids(record).count() + served..;
     let mut place = |device: Device| {
         Some(match device {
@@ -377,15 +378,10 @@ mod tests {
         let with_sockets = Record { sockets: Some("/s".into()), ..record.clone() };
         let last = volumes(&with_sockets).swap_remove(3).device.unwrap();
         assert_eq!(last.pci_address, "0000:00:09.0");
-        let share = crate::record::Share {
-            source: "/s".into(),
-            path: "/s".into(),
-            read_only: false,
-            is_file: false,
-        };
-        let with_shares = Record { shares: vec![share.clone(), share], ..with_sockets };
+        let shares = vec![crate::record::Share::default(); 2];
+        let with_shares = Record { shares, ..with_sockets };
         let last = volumes(&with_shares).swap_remove(3).device.unwrap();
-        assert_eq!(last.pci_address, "0000:00:0b.0");
+        assert_eq!(last.pci_address, "0000:00:0a.0");
         let models: Vec<_> = emulated(&record).iter().map(|disk| disk.model).collect();
         assert_eq!(models, [DiskModel::Nvme, DiskModel::VirtioBlk]);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::cgroup::Cgroup;
 use crate::error::MOST_MESSAGE;
 use crate::node::Node;
-use crate::record::{Record, SandboxState};
+use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
@@ -148,7 +148,8 @@ fn exit_status_of(error: &Error) -> u32 {
 async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     const PATIENCE: Duration = Duration::from_secs(5);
     let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
-    let (cgroup, shares) = (crate::cgroup::name(&record.id), !record.shares.is_empty());
+    let cgroup = crate::cgroup::name(&record.id);
+    let shares = record.share_server != ShareServer::None;
     let ended = tokio::task::spawn_blocking(move || {
         if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
             tracing::warn!(sandbox = name, %error, "its VMM may still run");
@@ -192,7 +193,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
         sandbox.set_vm(None);
         let ended = end(&*vm).await;
         // The server of its shares ends with the VMM's connections, unless it hangs.
-        let alone = record.shares.is_empty();
+        let alone = record.share_server == ShareServer::None;
         ended && (alone || end_leftover(&record, node.run_dir(&record.id)).await)
     } else {
         end_leftover(&record, node.run_dir(&record.id)).await

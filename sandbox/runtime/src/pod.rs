@@ -24,7 +24,7 @@ use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
-use crate::{Error, Result, copies, function, log, name, process};
+use crate::{Error, Result, copies, function, log, name, process, shares};
 
 /// The most containers of a pod, ended ones included.
 const MOST: usize = 256;
@@ -49,7 +49,9 @@ impl Node {
         refuse_machine(spec)?;
         let image = self.image(spec).await?;
         let copies = copies::check(&spec.files)?;
-        let added = describe(spec, settings(&image, spec)?)?;
+        let asked = spec.shares.clone();
+        let shares = sandbox.lane.run(move || shares::check(&asked)).await?;
+        let added = Added { shares, ..describe(spec, settings(&image, spec)?)? };
         let name = added.name.clone();
         let log = sandbox.store.added_log(&name);
         let container = Container::new(&name, log, SandboxState::Created);
@@ -156,7 +158,6 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
         (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
         (!spec.volumes.is_empty(), "volumes"),
-        (!spec.shares.is_empty(), "directories of the host"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),
         (spec.makes_pod, "pods"),
@@ -198,6 +199,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         out_of_memory: false,
         limits: limits(spec.resources.as_ref())?,
         disks: None,
+        shares: Vec::new(),
         remove: spec.remove,
         shares_processes: spec.shares_processes,
     })
@@ -338,6 +340,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     });
     let disks = function::attach_root(node, sandbox, &settings.ok_or_else(gone)?).await?;
     change(target, |added| added.disks = Some(disks)).await;
+    shares::join(node, target).await?;
     let copies = container.take_copies();
     let request = sandbox.look(|record| {
         let added = record.added(&container.name)?;
@@ -406,6 +409,7 @@ async fn release(node: &Node, target: &Target) {
         });
         removed.await.map_or_else(warn, drop);
     }
+    shares::leave(node, target).await;
     let disks = target.sandbox.look(|record| record.added(&target.container.name)?.disks);
     if let Some(disks) = disks {
         function::detach_root(node, &target.sandbox, disks).await.unwrap_or_else(warn);

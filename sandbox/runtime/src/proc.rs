@@ -1,5 +1,6 @@
 //! Processes, as the kernel's /proc describes them.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,14 @@ impl Owned<'_> {
         let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_pid()));
         groups.is_ok_and(|groups| groups.lines().any(|line| line.ends_with(self.cgroup)))
     }
+}
+
+/// Finds the process of root's that serves a sandbox's shares. Returns a descriptor of it.
+pub fn find_helper(owned: &Owned<'_>) -> Option<OwnedFd> {
+    let its = |pid: Pid| user_of(pid) == Some(ROOT) && owned.has(pid);
+    let mut found = processes().filter(|pid| its(*pid));
+    // The descriptor names one process for good, so it is checked again after it was opened.
+    found.find_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok().filter(|_| its(pid)))
 }
 
 /// Kills every process of a sandbox and waits until none is left. This finds a VMM whose process id

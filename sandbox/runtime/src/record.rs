@@ -4,6 +4,7 @@
 //! cannot read, with a warning, and their sandboxes with them.
 
 mod container;
+mod share;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
 pub use self::container::{Added, Disks, Limits, Settings};
+pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 use crate::security::Security;
 use crate::{Error, Result};
 
@@ -92,19 +94,6 @@ pub enum Device {
     VmmNvme,
     /// A virtio block device that the VMM emulates, for comparisons.
     VmmVirtioBlk,
-}
-
-/// A directory or regular file of the host in a sandbox's container.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// The path on the host, without symbolic links.
-    pub source: PathBuf,
-    /// The path in the container.
-    pub path: String,
-    /// Set if the container cannot change anything there.
-    pub read_only: bool,
-    /// Set if the source is a regular file.
-    pub is_file: bool,
 }
 
 /// The container's process, as requested and completed from the image's configuration.
@@ -273,9 +262,18 @@ pub struct Record {
     /// has no such function.
     #[serde(default)]
     pub sockets: Option<PathBuf>,
-    /// Directories and files of the host in the container.
+    /// Directories and files of the host in the sandbox's own container.
     #[serde(default)]
     pub shares: Vec<Share>,
+    /// The number of trees of the host that were mounted for containers.
+    #[serde(default)]
+    pub trees: u32,
+    /// The process that serves directories and files of the host.
+    #[serde(default)]
+    pub share_server: ShareServer,
+    /// The guest's memory, as servers of functions that are added later know it. Pods have it.
+    #[serde(default)]
+    pub client_memory: Option<ClientMemory>,
     /// The device and inode number of the shared pages with the sandbox's root, or `None` if its
     /// root is a disk.
     #[serde(default)]

@@ -46,6 +46,8 @@ pub struct Sandbox {
     readers: Arc<Semaphore>,
     /// Held while the number of CPUs is changed.
     cpus: Arc<tokio::sync::Mutex<()>>,
+    /// Held while shares of containers of a pod are mounted or unmounted.
+    pub(crate) shares: tokio::sync::Mutex<()>,
 }
 
 /// A record and the number of changes to it.
@@ -78,6 +80,7 @@ impl Sandbox {
             ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
             cpus: Arc::default(),
+            shares: tokio::sync::Mutex::default(),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),
         })

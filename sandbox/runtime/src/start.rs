@@ -23,7 +23,7 @@ use crate::cgroup::{Cgroup, Limits};
 use crate::cpus::cpu_time;
 use crate::memory::client_memory;
 use crate::node::Node;
-use crate::record::{Record, SandboxState};
+use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Carry, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
@@ -76,11 +76,14 @@ impl Stages<'_> {
 pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let stages = Stages { sandbox };
     let uid = node.claim_uid()?;
-    // The user id is saved before anything is started: a later daemon ends processes with this user
-    // id.
+    // Saved before anything is started: a later daemon ends processes with this user id, and a
+    // server of shares.
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
         record.vmm_uid = Some(uid);
+        if shares::are_first(record) {
+            record.share_server = ShareServer::Starting;
+        }
     });
     recorded.await?;
     let record = sandbox.record();
@@ -90,7 +93,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     if node.config.shares_roots()? && !record.pod {
         stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
     }
-    let (record, client) = (sandbox.record(), client_memory(&spec)?);
+    let client = client_memory(&spec)?;
+    sandbox.note(|record| record.client_memory = record.pod.then(|| (&client).into()));
+    let record = sandbox.record();
     let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
     let id = record.id.clone();
     let cgroup = sandbox.lane.run(move || {
@@ -105,7 +110,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         paths.extend(network::serve(node, &record, uid, &client).await?);
         let asked = sockets::serve(node, &record, uid, &client).await?;
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
-        paths.extend(shares::serve(node, sandbox, &record, &spec, &client).await?);
+        paths.extend(shares::serve(node, sandbox, &spec.cgroup_procs, &client).await?);
         Ok((paths, asked))
     };
     // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
@@ -169,7 +174,7 @@ fn make_run_dir(dir: &Path) -> Result<()> {
 /// shares, other processes, know no memory of the pool.
 async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result<GuestMemory> {
     let bytes = record.memory_bytes;
-    let alone = record.sockets.is_none() && record.shares.is_empty();
+    let alone = record.sockets.is_none() && !shares::are_possible(record);
     if !alone || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
@@ -208,7 +213,8 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         cmdline: Vec::new(),
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
-        plug_slots: 0,
+        // For the function of shares, once a container has some.
+        plug_slots: usize::from(record.pod),
         plug_cpus: record.max_cpus - record.cpus,
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
@@ -308,7 +314,8 @@ async fn container(
         return Ok(None);
     }
     let own = Target::own(Arc::clone(sandbox));
-    let create = function::create_request(record, own.container.take_copies());
+    let files = own.container.take_copies();
+    let create = sandbox.look(|record| function::create_request(record, files));
     agent.call(|mut client| async move { client.create_container(create).await }).await?;
     let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
     if let Some(network) = network {

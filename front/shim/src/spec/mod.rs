@@ -71,7 +71,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
 /// Translates a container's first process, and what it sees of files and devices.
 fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
     let privileged = security::is_privileged(oci);
-    oci.mounts.iter().try_for_each(|mount| mounts::origin(mount, container).map(drop))?;
+    let shares = mounts::plan(&oci.mounts, container)?.shares;
     check_rest(oci, privileged)?;
     let process = &oci.process;
     let (entrypoint, command) = command(&process.args)?;
@@ -86,6 +86,7 @@ fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         columns: size.map_or(0, |size| size.width),
         privileged,
         read_only: oci.root.readonly,
+        shares,
         limits: process.rlimits.iter().map(limit).collect(),
         security: Some(security::of_container(oci)?),
         ..v1::RunSpec::default()

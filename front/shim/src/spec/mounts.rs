@@ -1,9 +1,9 @@
 //! A container's mounts: what becomes of each.
 //!
-//! A microVM shares no directories with its host. File systems of the kernel are the guest's own,
-//! and so is the memory that a pod shares. Files of the host are copied where a copy does: files
-//! that the container cannot change anyway, and those that tell it its name and the names of
-//! others, which container engines mount writable. [`origin`] decides, and refuses the rest.
+//! File systems of the kernel are the guest's own, and so is the memory that a pod shares. Files of
+//! the host are copied where a copy does: those that tell a container its name and the names of
+//! others, and Kubernetes' secrets and settings. All else of the host is shared with the guest, by
+//! a process of the sandbox's own. [`plan`] decides.
 
 use std::path::{Component, Path};
 
@@ -13,6 +13,13 @@ use slipway_sandbox_api::v1;
 use super::oci::Mount;
 use crate::mount::is_bind;
 
+/// The kinds of Kubernetes' volumes that hold a few small files, which a container cannot change.
+const SMALL_VOLUMES: [&str; 4] = [
+    "kubernetes.io~configmap",
+    "kubernetes.io~downward-api",
+    "kubernetes.io~projected",
+    "kubernetes.io~secret",
+];
 /// Files that container engines make for each container, and mount writable.
 const NAMES: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
 /// Where Kubernetes mounts the file for a container's last words, unless a pod says otherwise.
@@ -22,8 +29,8 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// File systems that the agent mounts itself, where it mounts them.
 const OWN_MOUNTS: [&str; 8] =
     ["/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys/fs/cgroup", "/run"];
-/// The options of a read-only mount: of its own, and of what is mounted below it too.
-const READ_ONLY: [&str; 2] = ["ro", "rro"];
+/// Options with which mounts of the container would appear on the host.
+const BOTH_WAYS: [&str; 2] = ["shared", "rshared"];
 /// The types of file systems of the kernel.
 const KERNELS: [&str; 6] = ["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"];
 
@@ -45,13 +52,65 @@ pub enum Origin {
     Guest,
     /// The host's files, of which the container gets copies.
     Copy,
+    /// The host's files, which the container shares.
+    Share,
 }
 
-/// Finds out where the content of a mount comes from. Reads nothing.
+/// What a container gets of the host.
+#[derive(Debug, Default)]
+pub struct Plan<'a> {
+    /// Mounts whose files are copied.
+    pub copies: Vec<&'a Mount>,
+    /// Directories and files that are shared.
+    pub shares: Vec<v1::Share>,
+}
+
+/// Decides what becomes of a container's mounts. Reads nothing.
 ///
 /// # Errors
-/// One line that names the mount, and says why there is no such content in a microVM.
-pub fn origin(mount: &Mount, container: Container<'_>) -> Result<Origin, String> {
+/// One line that names the mount, and says why a microVM cannot have it.
+pub fn plan<'a>(mounts: &'a [Mount], container: Container<'_>) -> Result<Plan<'a>, String> {
+    let origins = mounts.iter().map(|mount| Ok((mount, origin(mount, container)?)));
+    let origins = origins.collect::<Result<Vec<_>, String>>()?;
+    let shared = origins.iter().filter(|(_, origin)| *origin == Origin::Share);
+    let shared: Vec<_> = shared.map(|(mount, _)| Path::new(&mount.destination)).collect();
+    let mut plan = Plan::default();
+    for (mount, origin) in origins {
+        let place = Path::new(&mount.destination);
+        // A copy below a share would be hidden by it.
+        let is_hidden = || shared.iter().any(|share| place.starts_with(share));
+        match origin {
+            Origin::Guest => {}
+            Origin::Copy if !is_hidden() => plan.copies.push(mount),
+            Origin::Copy | Origin::Share => {
+                // A later mount takes the place of an earlier one.
+                plan.shares.retain(|share| share.path != mount.destination);
+                plan.shares.push(share(mount));
+            }
+        }
+    }
+    Ok(plan)
+}
+
+/// Translates a mount of the host's files. The options are those of mount(8); `rro` is the OCI
+/// runtime specification's for a read-only mount with all that is mounted below.
+fn share(Mount { source, destination, options, .. }: &Mount) -> v1::Share {
+    let has = |name: &str| options.iter().any(|option| option == name);
+    v1::Share {
+        source: source.clone(),
+        path: destination.clone(),
+        read_only: has("ro") || has("rro"),
+        below: has("rbind"),
+        below_read_only: has("rro"),
+        later: has("slave") || has("rslave"),
+    }
+}
+
+/// Finds out where the content of a mount comes from.
+///
+/// # Errors
+/// One line that names the mount, and says why a microVM cannot have it.
+fn origin(mount: &Mount, container: Container<'_>) -> Result<Origin, String> {
     let Mount { destination, kind, options, .. } = mount;
     if !is_bind(kind, options) {
         return file_system(mount);
@@ -64,15 +123,17 @@ pub fn origin(mount: &Mount, container: Container<'_>) -> Result<Origin, String>
     if is_volume_of_image(mount, container.id) && !container.read_only {
         return Ok(Origin::Guest);
     }
-    let is_copied = NAMES.contains(&destination) || is_for_last_words(&mount.source);
-    if is_copied || options.iter().any(|option| READ_ONLY.contains(&option.as_str())) {
+    let is_copied = NAMES.contains(&destination)
+        || is_for_last_words(&mount.source)
+        || is_small_volume(&mount.source);
+    if is_copied {
         return Ok(Origin::Copy);
     }
-    Err(refused(
-        mount,
-        "a microVM shares no directories with its host; files that are mounted read-only (`ro`) \
-         are copied",
-    ))
+    if options.iter().any(|option| BOTH_WAYS.contains(&option.as_str())) {
+        let why = "what is mounted in a microVM cannot appear on its host; use `rslave`";
+        return Err(refused(mount, why));
+    }
+    Ok(Origin::Share)
 }
 
 fn file_system(mount: &Mount) -> Result<Origin, String> {
@@ -100,6 +161,13 @@ fn is_for_last_words(source: &str) -> bool {
     matches!(parts[..], [.., "pods", _, "containers", _, _])
 }
 
+/// Returns whether `source` is a volume of Kubernetes' that holds a few small files:
+/// `…/pods/UID/volumes/KIND/NAME`.
+fn is_small_volume(source: &str) -> bool {
+    let parts = plain_parts(source);
+    matches!(parts[..], [.., "pods", _, "volumes", kind, _] if SMALL_VOLUMES.contains(&kind))
+}
+
 /// Returns the last four parts of a path, or fewer if it has no more.
 fn last_parts(path: &str) -> Vec<&str> {
     let parts = plain_parts(path);
@@ -122,11 +190,9 @@ fn plain_parts(path: &str) -> Vec<&str> {
 /// One line: a file cannot be read, or they are too large.
 pub fn read(mounts: &[Mount], container: Container<'_>) -> Result<Vec<v1::File>, String> {
     let mut copies = Copies::default();
-    for mount in mounts {
-        if origin(mount, container)? == Origin::Copy {
-            let added = copies.add(Path::new(&mount.source), &mount.destination);
-            added.map_err(|error| refused(mount, &error.to_string()))?;
-        }
+    for mount in plan(mounts, container)?.copies {
+        let added = copies.add(Path::new(&mount.source), &mount.destination);
+        added.map_err(|error| refused(mount, &error.to_string()))?;
     }
     Ok(copies.into_files())
 }
@@ -149,49 +215,75 @@ mod tests {
         Mount { source, destination, options, kind: "bind".to_owned() }
     }
 
-    #[test]
-    fn read_only_files_and_those_of_names_are_copied() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        for name in ["a", "b"] {
-            std::fs::write(path(name), name).unwrap();
-        }
-        let mounts = [
-            mount(path("a"), "/etc/hosts", &["rbind", "rw"]),
-            mount(dir.path(), "/etc/app", &["rbind", "rro"]),
-            mount(path("b"), "/etc/hosts", &["bind", "ro"]),
-        ];
-        let files = read(&mounts, ALONE).unwrap();
-        let files: Vec<_> = files.iter().map(|f| (f.path.as_str(), &f.content[..])).collect();
-        let expected: [(&str, &[u8]); 3] =
-            [("/etc/app/a", b"a"), ("/etc/app/b", b"b"), ("/etc/hosts", b"b")];
-        assert_eq!(files, expected);
+    fn shares(mounts: &[Mount]) -> Vec<v1::Share> {
+        plan(mounts, MEMBER).unwrap().shares
     }
 
     #[test]
-    fn a_writable_directory_is_refused_with_the_reason() {
-        for container in [ALONE, MEMBER] {
-            let refused = origin(&mount("/srv", "/data", &["rbind"]), container).unwrap_err();
-            assert!(
-                refused.starts_with("the host's /srv cannot be mounted at /data: "),
-                "{refused}"
-            );
+    fn files_of_names_and_small_volumes_are_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("pods/0-1/volumes/kubernetes.io~configmap/app");
+        std::fs::create_dir_all(&volume).unwrap();
+        for (path, content) in [(volume.join("a"), "a"), (dir.path().join("b"), "b")] {
+            std::fs::write(path, content).unwrap();
         }
+        let mounts = [
+            mount(dir.path().join("b"), "/etc/hosts", &["rbind", "rw"]),
+            mount(&volume, "/etc/app", &["rbind", "rro"]),
+        ];
+        let files = read(&mounts, ALONE).unwrap();
+        let files: Vec<_> = files.iter().map(|f| (f.path.as_str(), &f.content[..])).collect();
+        let expected: [(&str, &[u8]); 2] = [("/etc/hosts", b"b"), ("/etc/app/a", b"a")];
+        assert_eq!(files, expected);
+        assert_eq!(shares(&mounts), []);
         let missing = read(&[mount("/no/such", "/etc/hosts", &["ro"])], ALONE).unwrap_err();
         assert!(missing.contains("cannot read /no/such"), "{missing}");
+    }
+
+    #[test]
+    fn all_else_of_the_host_is_shared() {
+        let one = |options: &[&str]| shares(&[mount("/srv", "/data", options)]).remove(0);
+        let plain = v1::Share {
+            source: "/srv".to_owned(),
+            path: "/data".to_owned(),
+            ..v1::Share::default()
+        };
+        assert_eq!(one(&["bind", "rprivate", "rw"]), plain);
+        let below = v1::Share { below: true, ..plain.clone() };
+        assert_eq!(one(&["rbind"]), below);
+        assert_eq!(one(&["rbind", "ro"]), v1::Share { read_only: true, ..below.clone() });
+        let all = v1::Share { read_only: true, below_read_only: true, ..below.clone() };
+        assert_eq!(one(&["rbind", "rro"]), all);
+        assert_eq!(one(&["rbind", "rslave"]), v1::Share { later: true, ..below });
+        let later = [mount("/a", "/data", &["bind"]), mount("/srv", "/data", &["bind"])];
+        assert_eq!(shares(&later), [plain]);
+        let refused = plan(&[mount("/srv", "/data", &["rbind", "rshared"])], ALONE).unwrap_err();
+        assert!(refused.starts_with("the host's /srv cannot be mounted at /data: "), "{refused}");
+    }
+
+    #[test]
+    fn what_a_share_would_hide_is_shared_too() {
+        let secret = "/var/lib/kubelet/pods/0-1/volumes/kubernetes.io~projected/token";
+        let below = mount(secret, "/var/run/secrets", &["rbind", "ro"]);
+        let mounts = [mount("/srv", "/var/run", &["rbind"]), below.clone()];
+        let paths: Vec<_> = shares(&mounts).into_iter().map(|share| share.path).collect();
+        assert_eq!(paths, ["/var/run", "/var/run/secrets"]);
+        let beside = [mount("/srv", "/var/ru", &["rbind"]), below];
+        assert_eq!(plan(&beside, MEMBER).unwrap().copies.len(), 1);
     }
 
     #[test]
     fn a_pods_shared_memory_and_a_place_for_last_words_are_the_guests() {
         let shared = mount("/run/containerd/x/sandboxes/pod/shm", "/dev/shm", &["rbind", "rw"]);
         assert_eq!(origin(&shared, MEMBER), Ok(Origin::Guest));
-        assert!(origin(&shared, ALONE).is_err());
+        assert_eq!(origin(&shared, ALONE), Ok(Origin::Share));
         let file = "/var/lib/kubelet/pods/0-1/containers/web/8f2a";
         let words = |destination| mount(file, destination, &["rbind", "rprivate", "rw"]);
         assert_eq!(origin(&words(LAST_WORDS), MEMBER), Ok(Origin::Guest));
         assert_eq!(origin(&words("/tmp/message"), MEMBER), Ok(Origin::Copy));
         for other in ["/var/lib/kubelet/pods/0-1/containers/../x", "/containers/web/8f2a"] {
-            assert!(origin(&mount(other, "/tmp/message", &["rw"]), MEMBER).is_err(), "{other}");
+            let mount = mount(other, "/tmp/message", &["rw"]);
+            assert_eq!(origin(&mount, MEMBER), Ok(Origin::Share), "{other}");
         }
     }
 
@@ -202,7 +294,8 @@ mod tests {
             mount(format!("{dir}/{id}/volumes/0a1b"), "/data", &["rbind", "rw"])
         };
         assert_eq!(origin(&volume("one"), MEMBER), Ok(Origin::Guest));
-        assert!(origin(&volume("other"), MEMBER).is_err());
-        assert!(origin(&volume("one"), Container { read_only: true, ..MEMBER }).is_err());
+        assert_eq!(origin(&volume("other"), MEMBER), Ok(Origin::Share));
+        let fixed = Container { read_only: true, ..MEMBER };
+        assert_eq!(origin(&volume("one"), fixed), Ok(Origin::Share));
     }
 }

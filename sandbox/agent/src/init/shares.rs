@@ -1,5 +1,7 @@
-//! Directories and files of the host: virtio file system devices, mounted in the container.
+//! Directories and files of the host: entries of a virtio file system device, mounted in the
+//! container.
 
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,31 +9,37 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::fs::CWD;
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, move_mount, open_tree};
+use rustix::mount::{
+    MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree,
+};
 use slipway_agent_protocol::v1::Share;
 
 use super::files;
 
 /// The longest wait for a device, under emulation and on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Flags of all mounts.
+const FLAGS: MountFlags = MountFlags::NODEV;
 /// The pause between two attempts to mount a device that the driver has not found yet.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Mounts the file systems below the directory `base`, and returns each as a detached mount: the
-/// paths of their places in the container must be resolved in the container's root.
+/// Mounts the file systems below the directory `base`, and returns each share as a detached mount:
+/// the paths of their places in the container must be resolved in the container's root.
 pub fn mount_all(base: &Path, shares: &[Share]) -> Result<Vec<OwnedFd>> {
     shares.iter().map(|share| mount_one(base, share)).collect()
 }
 
 fn mount_one(base: &Path, share: &Share) -> Result<OwnedFd> {
     let at = base.join(&share.tag);
-    std::fs::create_dir(&at).with_context(|| at.display().to_string())?;
-    let mut flags = MountFlags::NODEV;
-    if share.read_only {
-        flags |= MountFlags::RDONLY;
+    match std::fs::create_dir(&at) {
+        // An earlier share is in the same file system.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        made => {
+            made.with_context(|| at.display().to_string())?;
+            mount_tag(&share.tag, &at)
+                .with_context(|| format!("mounting the host's files for {}", share.path))?;
+        }
     }
-    mount_tag(&share.tag, &at, flags)
-        .with_context(|| format!("mounting the host's files for {}", share.path))?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     open_tree(CWD, at.join(&share.entry), flags)
         .with_context(|| format!("opening the host's files for {}", share.path))
@@ -39,10 +47,10 @@ fn mount_one(base: &Path, share: &Share) -> Result<OwnedFd> {
 
 /// Mounts the device with this tag. Until the driver has found it, the kernel says that the
 /// argument is invalid.
-fn mount_tag(tag: &str, at: &Path, flags: MountFlags) -> Result<()> {
+fn mount_tag(tag: &str, at: &Path) -> Result<()> {
     let begun = Instant::now();
     loop {
-        match mount(tag, at, "virtiofs", flags, c"") {
+        match mount(tag, at, "virtiofs", FLAGS, c"") {
             Ok(()) => return Ok(()),
             Err(Errno::INVAL) if begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
             Err(Errno::NODEV) => bail!("the guest's kernel has no virtiofs"),
@@ -55,10 +63,15 @@ fn mount_tag(tag: &str, at: &Path, flags: MountFlags) -> Result<()> {
 /// be called in the container's root.
 pub fn attach(share: &Share, tree: &OwnedFd) -> Result<()> {
     let at = &share.path;
-    let made = if share.entry.is_empty() { files::create_directory(at) } else { place(at) };
+    let made = if share.file { place(at) } else { files::create_directory(at) };
     made.with_context(|| format!("a place for the host's files at {at}"))?;
     move_mount(tree, "", CWD, at.as_str(), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .with_context(|| format!("mounting the host's files on {at}"))
+        .with_context(|| format!("mounting the host's files on {at}"))?;
+    if share.read_only {
+        mount_remount(at.as_str(), MountFlags::BIND | FLAGS | MountFlags::RDONLY, c"")
+            .with_context(|| format!("write-protecting {at}"))?;
+    }
+    Ok(())
 }
 
 /// Makes the file `path` to mount on, if it is missing, and the directories that it needs.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Process, SandboxState};
+use super::{Process, SandboxState, Share};
 
 /// The image of a container and its first process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -54,6 +54,9 @@ pub struct Added {
     pub limits: Limits,
     /// The namespaces of the pod's first NVMe function that the container has.
     pub disks: Option<Disks>,
+    /// Directories and files of the host in the container.
+    #[serde(default)]
+    pub shares: Vec<Share>,
     /// Set if the container is removed when it has ended.
     pub remove: bool,
     /// Set if the container is in the PID namespace that such containers of the pod share.

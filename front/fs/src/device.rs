@@ -1,4 +1,4 @@
-//! One share: its device behind a vfio-user socket.
+//! The device behind its vfio-user socket.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -11,7 +11,7 @@ use slipway_virtio_fs::{Fs, Parts, VECTORS};
 
 use crate::pool::{Pool, Teller};
 
-/// The client that a share is served to.
+/// The client that is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
     pub user: u32,
@@ -23,7 +23,7 @@ pub struct Client {
     pub pages: Option<MemoryFile>,
 }
 
-/// Serves a share on `reactor`.
+/// Serves the device on `reactor`.
 ///
 /// # Errors
 /// The error in one line: `socket` is no listening Unix socket, the tag is wrong, or no descriptors

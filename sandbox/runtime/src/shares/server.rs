@@ -1,0 +1,251 @@
+//! The process that serves the shares of one sandbox: its start, its function, and the trees that
+//! it has.
+//!
+//! A sandbox with shares of its own has the process, and the function, from its start. A pod gets
+//! both with the first container that has shares, and keeps them. The record says how far that
+//! came, so that a daemon which takes over knows whether a process that it finds serves the guest.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_hypervisor::{Helper, HelperFiles, HelperSpec, Tree};
+
+use super::{DIRECTORY, TAG, socket};
+use crate::cgroup::{self, Cgroup};
+use crate::node::Node;
+use crate::proc::{self, Owned};
+use crate::record::{ClientMemory, MountedTree, Record, Share, ShareServer, TreeIdentity};
+use crate::sandbox::Sandbox;
+use crate::{Error, Result, sockets};
+
+/// The program that serves shares.
+const PROGRAM: &str = "slipway-fs";
+/// The name of the function that a pod is given, for its VMM.
+const FUNCTION: &str = "shares";
+/// The time that a process which is killed may take to end.
+const END: Duration = Duration::from_secs(5);
+
+/// Starts the process of a sandbox that begins with shares, and mounts them there. When this
+/// returns, its socket accepts the VMM.
+///
+/// # Errors
+/// [`Error::Hypervisor`] with the process's last words; [`Error::NoProgram`]; [`Error::File`] with
+/// a share that cannot be mounted.
+pub(super) async fn start_first(
+    node: &Node,
+    sandbox: &Arc<Sandbox>,
+    cgroup_procs: &[PathBuf],
+    memory: ClientMemory,
+) -> Result<()> {
+    let shares = sandbox.look(|record| record.shares.clone());
+    let files = Arc::new(start(node, sandbox, cgroup_procs.to_vec(), memory).await?);
+    for (position, share) in shares.iter().enumerate() {
+        let tree = clone(sandbox, share).await?;
+        let mounted = next(sandbox, &tree);
+        sandbox.note(|record| record.shares[position].tree = Some(mounted));
+        attach(sandbox, &files, mounted.number, tree, share).await?;
+    }
+    sandbox.update(|record| record.share_server = ShareServer::Serving).await
+}
+
+/// Returns the files of the process that serves a pod's guest. Starts the process and gives the
+/// guest its function if there is none yet. The caller holds the pod's turn.
+///
+/// # Errors
+/// As [`start_first`]; [`Error::Hypervisor`] if the VMM takes no function; [`Error::Agent`] if the
+/// process has ended.
+pub(super) async fn of_pod(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
+    match sandbox.look(|record| record.share_server) {
+        ShareServer::Serving => {
+            let found = find(node, sandbox).await;
+            let ended = || {
+                let why = "the server of the pod's shares has ended; a new pod has a new one";
+                Error::Agent(why.to_owned())
+            };
+            return found.map(|process| HelperFiles::new(process, DIRECTORY)).ok_or_else(ended);
+        }
+        ShareServer::Starting => end(node, sandbox).await,
+        ShareServer::None => {}
+    }
+    sandbox.update(|record| record.share_server = ShareServer::Starting).await?;
+    let plugged = plug(node, sandbox).await;
+    if plugged.is_err() {
+        end(node, sandbox).await;
+        sandbox.update(|record| record.share_server = ShareServer::None).await?;
+    }
+    plugged
+}
+
+/// Starts the process of a pod, and has the VMM give the guest its function.
+async fn plug(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
+    let gone = || sandbox.wrong_state("its microVM has ended");
+    let vm = sandbox.vm().ok_or_else(gone)?;
+    let memory = sandbox.look(|record| record.client_memory).ok_or_else(|| {
+        Error::Agent("the pod is of an earlier version, which shares nothing".to_owned())
+    })?;
+    let groups = Cgroup::of(&sandbox.id).procs_files();
+    let files = start(node, sandbox, groups, memory).await?;
+    let path = socket(node, &sandbox.id);
+    vm.plug(FUNCTION, &path).await?;
+    let record = vm.record();
+    let saved = sandbox.update(|kept| {
+        kept.share_server = ShareServer::Serving;
+        kept.vm = Some(record);
+    });
+    saved.await?;
+    Ok(files)
+}
+
+/// Starts the process. It ends with its VMM's connection, outlives the daemon as the VMM does, and
+/// a later daemon finds it by the control groups.
+async fn start(
+    node: &Node,
+    sandbox: &Arc<Sandbox>,
+    cgroup_procs: Vec<PathBuf>,
+    memory: ClientMemory,
+) -> Result<HelperFiles> {
+    let record = sandbox.record();
+    let uid = record.vmm_uid.ok_or_else(|| sandbox.wrong_state("it has no microVM"))?;
+    let program = node.config.find_program(PROGRAM)?;
+    let path = socket(node, &record.id);
+    let listener = sandbox.lane.run(move || {
+        // An earlier process may have been killed before it served.
+        let _ = std::fs::remove_file(&path);
+        sockets::listen(&path, uid).map_err(Error::file("cannot listen at", &path))
+    });
+    let listener = OwnedFd::from(listener.await?);
+    let helper = HelperSpec {
+        program,
+        arguments: arguments(uid, memory, &listener),
+        passed: vec![listener],
+        cgroup_procs,
+        log: node.run_dir(&record.id).join("shares.log"),
+    };
+    let helper = Helper::start(helper).await?;
+    tracing::debug!(sandbox = sandbox.name, pid = helper.pid(), "its shares are served");
+    let files = HelperFiles::new(helper.pidfd()?, DIRECTORY);
+    let sandbox = Arc::downgrade(sandbox);
+    tokio::spawn(async move {
+        helper.ended().await;
+        if let Some(sandbox) = sandbox.upgrade().filter(|one| one.vm().is_some()) {
+            tracing::warn!(sandbox = sandbox.name, "the server of its shares has ended");
+        }
+    });
+    Ok(files)
+}
+
+fn arguments(uid: u32, memory: ClientMemory, listener: &OwnedFd) -> Vec<OsString> {
+    let ClientMemory { limit_bytes, file, shared } = memory;
+    let mut words: Vec<OsString> = vec!["--user".into(), uid.to_string().into()];
+    words.extend(["--memory".into(), format!("{limit_bytes}:{}:{}", file.0, file.1).into()]);
+    if shared != (0, 0) {
+        words.extend(["--pages".into(), format!("{}:{}", shared.0, shared.1).into()]);
+    }
+    words.extend(["--tag".into(), TAG.into()]);
+    words.extend(["--socket".into(), listener.as_raw_fd().to_string().into()]);
+    words
+}
+
+/// Clones what a share has of the host.
+pub(super) async fn clone(sandbox: &Sandbox, share: &Share) -> Result<Tree> {
+    let (source, access) = (share.source.clone(), share.access());
+    let tree = sandbox
+        .lane
+        .run(move || Tree::open(&source, access).map_err(Error::file("cannot share", &source)));
+    tree.await
+}
+
+/// Returns a new number for a tree. None is used twice: a guest that has not noticed yet that a
+/// tree is gone would take the new one for it.
+pub(super) fn next(sandbox: &Sandbox, tree: &Tree) -> MountedTree {
+    let mut number = 0;
+    sandbox.note(|record| {
+        number = record.trees;
+        record.trees = record.trees.wrapping_add(1);
+    });
+    let (mount, device, inode) = tree.identity();
+    MountedTree { number, identity: TreeIdentity(mount, device, inode) }
+}
+
+/// Mounts a tree in the process's directory.
+pub(super) async fn attach(
+    sandbox: &Sandbox,
+    files: &Arc<HelperFiles>,
+    number: u32,
+    tree: Tree,
+    share: &Share,
+) -> Result<()> {
+    let (files, source) = (Arc::clone(files), share.source.clone());
+    let attached = sandbox
+        .lane
+        .run(move || files.attach(number, &tree).map_err(Error::file("cannot share", &source)));
+    attached.await
+}
+
+/// Unmounts trees from the process's directory. They are gone if the process has ended.
+pub(super) async fn detach(node: &Node, sandbox: &Sandbox, numbers: Vec<u32>) {
+    let Some(process) = find(node, sandbox).await else { return };
+    let name = sandbox.name.clone();
+    let detached = sandbox.lane.run(move || {
+        let files = HelperFiles::new(process, DIRECTORY);
+        for number in numbers {
+            match files.detach(number) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(sandbox = name, number, %error, "a share stays mounted");
+                }
+                _ => {}
+            }
+        }
+    });
+    detached.await;
+}
+
+/// Finds the process.
+async fn find(node: &Node, sandbox: &Sandbox) -> Option<OwnedFd> {
+    let (id, run_dir) = (sandbox.id.clone(), node.run_dir(&sandbox.id));
+    let uid = sandbox.look(|record: &Record| record.vmm_uid)?;
+    let found = sandbox.lane.run(move || {
+        let cgroup = cgroup::name(&id);
+        proc::find_helper(&Owned { uid, shares: true, run_dir: &run_dir, cgroup: &cgroup })
+    });
+    found.await
+}
+
+/// Ends a process that does not serve the guest.
+async fn end(node: &Node, sandbox: &Sandbox) {
+    let (id, run_dir) = (sandbox.id.clone(), node.run_dir(&sandbox.id));
+    let ended = sandbox.lane.run(move || {
+        let cgroup = cgroup::name(&id);
+        // No user has this id: the VMM is not the helper.
+        let owned = Owned { uid: u32::MAX, shares: true, run_dir: &run_dir, cgroup: &cgroup };
+        proc::kill_all(&owned, END)
+    });
+    if !ended.await {
+        tracing::warn!(sandbox = sandbox.name, "a server of shares is left");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_is_told_whom_it_serves() {
+        let (listener, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let listener = OwnedFd::from(listener);
+        let words = |memory| {
+            let words = arguments(7, memory, &listener);
+            words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        let memory = ClientMemory { limit_bytes: 1, file: (2, 3), shared: (0, 0) };
+        let socket = listener.as_raw_fd();
+        let expected = format!("--user 7 --memory 1:2:3 --tag shares --socket {socket}");
+        assert_eq!(words(memory), expected);
+        let pages = words(ClientMemory { shared: (4, 5), ..memory });
+        assert!(pages.contains("--pages 4:5"), "{pages}");
+    }
+}
