@@ -4,23 +4,7 @@
 # killed with -9 in between, and the containers go on.
 . "$(dirname "$0")/lib.sh"
 need_node
-stop_daemon
-rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-echo 'keeper = true' >>"$SLIPWAY_CONFIG"
-keeper='' daemon=''
 
-end_all() {
-    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
-    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
-}
-explain() { tail -n 30 "$work/daemon.log"; }
-start_daemon() {
-    "$slipway" daemon 2>>"$work/daemon.log" &
-    daemon=$!
-    # Not by asking: a question to no daemon would start one.
-    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
-}
 s() { timeout 120 "$slipway" "$@"; }
 in_pod() { s exec "pod/$1" -- sh -c "$2"; }
 # The state of a container of the pod, "gone" without one.
@@ -38,8 +22,7 @@ refused() {
     [ "$(wc -l <<<"$out")" = 1 ] && grep -q -- "$words" <<<"$out" || fail "slipway $*: $out"
 }
 
-"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_keeper
 start_daemon
 
 [ "$(s pod create pod --memory 512M --hostname shared)" = pod ] || fail "no pod: $(explain)"
@@ -95,8 +78,7 @@ ok "a container that exceeds its limit ends alone, and says why"
 lines='i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; [ $((i % 20)) = 0 ] && sleep 0.1; done; exit 5'
 s run -d --pod pod --name lines "$image" -- sh -c "$lines" >/dev/null || fail "lines: $(explain)"
 for _ in 1 2 3; do
-    kill -9 "$daemon"; wait "$daemon" 2>/dev/null
-    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    end_daemon KILL
     start_daemon
     is lines running && is a running && is b running || fail "after a kill: $(s ps; explain)"
     in_pod lines true || fail "no exec after a kill: $(explain)"

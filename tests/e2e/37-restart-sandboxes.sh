@@ -8,39 +8,15 @@
 . "$(dirname "$0")/lib.sh"
 kills=${SLIPWAY_RESTART_KILLS:-6} other=${SLIPWAY_OTHER:-$slipway}
 need_node
-stop_daemon
-rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-echo 'keeper = true' >>"$SLIPWAY_CONFIG"
-keeper='' daemon=''
 
-# What was started here ends here, in this order: a keeper ends when it holds nothing.
-end_all() {
-    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
-    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
-}
-
-explain() { tail -n 30 "$work/daemon.log"; }
-start_daemon() {
-    "$1" daemon 2>>"$work/daemon.log" &
-    daemon=$!
-    # Not by asking: what is asked before the daemon serves waits for it as well.
-    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
-}
-end_daemon() {
-    runs "$daemon" || fail "the daemon has gone by itself: $(explain)"
-    kill "-$1" "$daemon"; wait "$daemon" 2>/dev/null
-    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
-}
 in_sandbox() { timeout 60 "$slipway" exec "$1" -- bash -c "$2"; }
 all_are() {
     local name
     for name in "${@:2}"; do is_state "$name" "$1" || return 1; done
 }
 
-"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
-start_daemon "$slipway"
+start_keeper
+start_daemon
 
 # Numbered lines on both streams, until it is told to stop; it ends a while after that. All daemons
 # together get more than an agent keeps, and each of them hardly enough to tell the agent so.
@@ -89,7 +65,7 @@ in_sandbox lines 'touch /stop' >/dev/null 2>&1
 in_sandbox later 'touch /go' || fail "exec: $(explain)"
 end_daemon KILL
 sleep 5
-start_daemon "$slipway"
+start_daemon
 status_of "$brief"; status=$?
 [ "$status" = 9 ] || fail "the status of what ended alone is $status: $(cat "$work/later.err"; explain)"
 [ "$(cat "$work/later.out")" = "ended alone" ] || fail "what ended alone said: $(cat "$work/later.out")"
@@ -121,7 +97,7 @@ ok "$("$slipway" logs --tail 1 disk | tr -cd 0-9) files written to a root file s
 victim=$(vmm_of victim)
 end_daemon KILL
 kill -9 "$victim"
-start_daemon "$slipway"
+start_daemon
 is_state victim lost || fail "a VMM that ended without a daemon: $("$slipway" ps)"
 is_state stays running || fail "its neighbour: $("$slipway" ps)"
 timeout 60 "$slipway" stop stays >/dev/null || fail "stop: $(explain)"

@@ -4,23 +4,8 @@
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
-stop_daemon
-rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-echo 'keeper = true' >>"$SLIPWAY_CONFIG"
-keeper='' daemon=''
-end_all() {
-    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
-    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
-}
-start_daemon() {
-    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
-    "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
-    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail "$work/daemon.log")"
-}
 
-"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_keeper
 start_daemon
 
 # refused PATTERN NAME WORDS…: an update that fails with one line, which matches.
@@ -61,7 +46,7 @@ for round in 1 2; do
     [ "$("$slipway" update --json web --cpus 2 | python3 -c 'import json,sys; print(json.load(sys.stdin)["cpus"])')" = 2 ] \
         || fail "the same again"
     if [ "$round" = 2 ]; then
-        kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+        end_daemon KILL
         start_daemon
         has 2
         ok "the next daemon knows the CPUs of a sandbox that it adopts"

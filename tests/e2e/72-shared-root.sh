@@ -5,26 +5,8 @@
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_network_node "$@"
-stop_daemon
-rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-printf '%s\n' 'keeper = true' 'shared_root = "on"' >>"$SLIPWAY_CONFIG"
-keeper='' daemon=''
-end_all() {
-    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
-    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
-}
-explain() { tail -n 30 "$work/daemon.log"; }
-start_daemon() {
-    "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
-    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
-}
-end_daemon() {
-    kill "-$1" "$daemon"; wait "$daemon" 2>/dev/null
-    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
-}
-"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+echo 'shared_root = "on"' >>"$SLIPWAY_CONFIG"
+start_keeper
 
 in_sandbox() { timeout 60 "$slipway" exec "$1" -- "${@:2}"; }
 has_pmem='test -b /dev/pmem0 || test -e /sys/block/pmem0'

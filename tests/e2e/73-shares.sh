@@ -4,38 +4,18 @@
 # sandbox and survives the daemon.
 . "$(dirname "$0")/lib.sh"
 need_node
-stop_daemon
-rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
-echo 'keeper = true' >>"$SLIPWAY_CONFIG"
-keeper='' daemon=''
 
 end_all() {
-    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
-    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
-}
-explain() { tail -n 30 "$work/daemon.log"; }
-start_daemon() {
-    "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
-    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
+    umount -l "$work/dir/below" "$work/fixed/below" 2>/dev/null
 }
 in_sandbox() { timeout 60 "$slipway" exec "$1" -- bash -c "$2"; }
-# Processes that serve shares of this node.
-servers() {
-    local exe
-    for exe in /proc/[0-9]*/exe; do
-        case $(readlink "$exe" 2>/dev/null):$(readlink "${exe%exe}fd/1" 2>/dev/null) in
-            */slipway-fs:"$SLIPWAY_RUN_DIR"/*) basename "${exe%/exe}" ;;
-        esac
-    done
-}
-no_server() { [ -z "$(servers)" ]; }
 
-"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
-wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_keeper
 start_daemon
 
-mkdir -p "$work/dir/sub" "$work/fixed" "$work/secret"
+mkdir -p "$work/dir/sub" "$work/dir/below" "$work/fixed/below" "$work/secret"
+mount -t tmpfs none "$work/dir/below" && mount -t tmpfs none "$work/fixed/below" || fail "no tmpfs"
+echo below >"$work/dir/below/f"; echo below >"$work/fixed/below/f"
 echo 'from the host' >"$work/dir/hello"; echo one >"$work/dir/sub/one"
 echo fixed >"$work/fixed/f"; echo secret >"$work/secret/s"; echo setting=1 >"$work/app.conf"
 ln -s "$work/secret" "$work/dir/out"; ln -s sub/one "$work/dir/in"
@@ -85,17 +65,23 @@ wait_until 20 seen || fail "changes of the host: $(in_sandbox one 'cat /srv/data
 ok "the container sees what the host changes"
 
 for command in 'echo x >/fixed/f' 'touch /fixed/g' 'rm /fixed/f' 'mkdir /fixed/d' 'chmod 777 /fixed/f' \
-    'mount -o remount,rw /fixed; touch /fixed/g'; do
+    'mount -o remount,rw /fixed; touch /fixed/g' 'touch /fixed/below/g'; do
     in_sandbox one "$command" >/dev/null 2>&1 && fail "a read-only share was changed: $command"
 done
-[ "$(ls "$work/fixed")" = f ] && [ "$(cat "$work/fixed/f")" = fixed ] || fail "a read-only share: $(ls "$work/fixed")"
-ok "a read-only share is not changed"
+[ "$(cd "$work/fixed" && find . -type f | sort | tr '\n' ' '; cat f)" = './below/f ./f fixed' ] || fail "a read-only share: $(ls -R "$work/fixed")"
+ok "a read-only share is not changed, nor what is mounted below it"
+
+out=$(in_sandbox one 'cat /srv/data/below/f; echo new >/srv/data/below/new; stat -c %d /srv/data /srv/data/below | uniq | wc -l') || fail "below a share: $out"
+[ "$out" = 'below
+2' ] && [ "$(cat "$work/dir/below/new")" = new ] || fail "below a share: $out"
+ok "what is mounted below a share is there, as another file system"
 
 out=$(in_sandbox one 'cat /srv/data/out/s /srv/data/../../etc/shadow.host /srv/data/sub/../../dir/hello 2>&1; ls /srv/data/..; mknod /srv/data/null c 1 3 2>&1')
 grep -q secret <<<"$out" && fail "a link led out of a share: $out"
 [ ! -e "$work/dir/null" ] || fail "a device node: $out"
-[ "$(ls "/proc/$server/root" | tr '\n' ' ')" = '0 1 2 proc ' ] || fail "the server's files: $(ls "/proc/$server/root")"
-[ "$(ls "/proc/$server/root/2")" = file ] || fail "the server's file: $(ls "/proc/$server/root/2")"
+[ "$(ls "/proc/$server/root" | tr '\n' ' ')" = 'proc shares ' ] || fail "the server's files: $(ls "/proc/$server/root")"
+[ "$(ls "/proc/$server/root/shares" | tr '\n' ' ')" = '0 1 2 ' ] || fail "the server's shares: $(ls "/proc/$server/root/shares")"
+[ "$(ls "/proc/$server/root/shares/2")" = file ] || fail "the server's file: $(ls "/proc/$server/root/shares/2")"
 grep -q '^Seccomp:[[:space:]]*2' "/proc/$server/status" || fail "no filter: $(cat "/proc/$server/status")"
 grep -q '^CapBnd:[[:space:]]*00000000000000db$' "/proc/$server/status" || fail "rights: $(grep Cap "/proc/$server/status")"
 for namespace in mnt net pid ipc uts; do
@@ -103,8 +89,7 @@ for namespace in mnt net pid ipc uts; do
 done
 ok "links and device nodes lead nowhere, and the server has the shares and few rights"
 
-kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
-rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+end_daemon KILL
 start_daemon
 is_state one running || fail "after the daemon's end: $("$slipway" ps; explain)"
 [ "$(servers)" = "$server" ] || fail "after the daemon's end: servers $(servers)"

@@ -31,6 +31,7 @@ end_all() { :; }
 leave() {
     local status=$?
     end_all
+    end_node
     "$slipway" rm --force --all >/dev/null 2>&1
     stop_daemon
     rm -rf "$work"
@@ -109,6 +110,46 @@ leftovers() {
     find /tmp -maxdepth 1 -name '.slipway*' 2>/dev/null
     return 0
 }
+
+# A daemon that is the test's child, beside a keeper: it can be ended and started again.
+keeper='' daemon=''
+explain() { tail -n 30 "$work/daemon.log"; }
+start_keeper() {
+    stop_daemon
+    rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+    echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+    "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+    wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+}
+# start_daemon [PROGRAM]: starts one, of another build of slipway if PROGRAM is given.
+start_daemon() {
+    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    "${1:-$slipway}" daemon 2>>"$work/daemon.log" & daemon=$!
+    # Not by asking: a question to no daemon would start one.
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(explain)"
+}
+# end_daemon SIGNAL: ends it, and waits for that.
+end_daemon() {
+    runs "$daemon" || fail "the daemon has gone by itself: $(explain)"
+    kill "-$1" "$daemon"; wait "$daemon" 2>/dev/null
+}
+# Ends both, in this order: a keeper ends when it holds nothing.
+end_node() {
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+}
+
+# Processes that serve directories of the host to sandboxes of this node.
+servers() {
+    local exe
+    for exe in /proc/[0-9]*/exe; do
+        case $(readlink "$exe" 2>/dev/null):$(readlink "${exe%exe}fd/1" 2>/dev/null) in
+            */slipway-fs:"$SLIPWAY_RUN_DIR"/*) basename "${exe%/exe}" ;;
+        esac
+    done
+}
+no_server() { [ -z "$(servers)" ]; }
 
 need_root() { [ "$(id -u)" = 0 ] || skip "root"; }
 

@@ -92,7 +92,20 @@ fn run(args: &Args) -> Result<(), String> {
 fn info() -> Vec<u8> {
     let version = Some(containerd::RuntimeVersion { version: env!("CARGO_PKG_VERSION").into() });
     let name = "io.containerd.slipway.v2".to_owned();
-    containerd::RuntimeInfo { name, version }.encode_to_vec()
+    // The type of the OCI runtime specification's features, whose messages are JSON.
+    let type_url = "types.containerd.io/opencontainers/runtime-spec/1/features/Features".to_owned();
+    let features = Some(containerd::Any { type_url, value: features().to_string().into_bytes() });
+    containerd::RuntimeInfo { name, version, features }.encode_to_vec()
+}
+
+/// Returns the features by the OCI runtime specification (*features.md*): containerd offers
+/// recursive read-only mounts of a runtime that knows the mount option `rro`.
+fn features() -> serde_json::Value {
+    serde_json::json!({
+        "ociVersionMin": "1.0.0",
+        "ociVersionMax": "1.2.0",
+        "mountOptions": spec::MOUNT_OPTIONS,
+    })
 }
 
 /// Runs a future on this thread.

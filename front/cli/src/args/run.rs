@@ -60,7 +60,7 @@ pub struct RunArgs {
     #[arg(
         short,
         long,
-        value_name = "HOST:/PATH[:ro]|NAME:SIZE[:4k][:/DIR]|file:PATH[:ro][:4k][:/DIR]"
+        value_name = "HOST:/PATH[:ro][,rslave]|NAME:SIZE[:4k][:/DIR]|file:PATH[:ro][:4k][:/DIR]"
     )]
     pub volume: Vec<VolumeArg>,
     /// Copy a file of the host, or all files below a directory, into the container, in place of the

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use slipway_sandbox_api::v1;
 
-pub use self::mounts::Container;
+pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS};
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};

@@ -29,6 +29,10 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// File systems that the agent mounts itself, where it mounts them.
 const OWN_MOUNTS: [&str; 8] =
     ["/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys/fs/cgroup", "/run"];
+/// The options of bind mounts that are honoured. `rro` is the OCI runtime specification's, for a
+/// mount that is read-only with all that is mounted below.
+pub const OPTIONS: [&str; 10] =
+    ["bind", "private", "rbind", "ro", "rprivate", "rro", "rslave", "rw", "slave", "nodev"];
 /// Options with which mounts of the container would appear on the host.
 const BOTH_WAYS: [&str; 2] = ["shared", "rshared"];
 /// The types of file systems of the kernel.
@@ -92,8 +96,7 @@ pub fn plan<'a>(mounts: &'a [Mount], container: Container<'_>) -> Result<Plan<'a
     Ok(plan)
 }
 
-/// Translates a mount of the host's files. The options are those of mount(8); `rro` is the OCI
-/// runtime specification's for a read-only mount with all that is mounted below.
+/// Translates a mount of the host's files.
 fn share(Mount { source, destination, options, .. }: &Mount) -> v1::Share {
     let has = |name: &str| options.iter().any(|option| option == name);
     v1::Share {
