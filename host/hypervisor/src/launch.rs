@@ -157,6 +157,7 @@ pub(crate) async fn launch<P: Program>(
     let cage = launch.cage();
     let mut process = Unfinished(Some(launch.spawn(console.0, errors.0).await?));
     let console = tokio::spawn(copy_to_log(console.1, log));
+    let cage = cage.map(|cage| (cage, spec.plug_slots > 0));
     let started = start_up::<P>(process.get(), errors.1, &control, cage).await;
     let (record, qmp, stderr) = match started {
         Ok(started) => started,
@@ -210,17 +211,18 @@ pub(crate) async fn adopt<P: Program>(left: &LeftVm) -> Result<LaunchedVm> {
     LaunchedVm::new(record.clone(), None, accel, qmp, supervised)
 }
 
-/// Waits until the VMM answers, closes its cage, and has its guest run.
+/// Waits until the VMM answers, closes its cage, which comes with whether the VMM can be given
+/// functions, and has its guest run.
 async fn start_up<P: Program>(
     process: &mut Process,
     errors: pipe::Receiver,
     control: &Path,
-    cage: Option<Cage>,
+    cage: Option<(Cage, bool)>,
 ) -> Result<(VmRecord, Qmp, StderrTail)> {
     let started = answer::<P>(process, errors, control).await?;
     // The VMM has opened all that it needs, and its guest waits.
-    if let Some(cage) = cage {
-        cage.empty_root(process.pid(), process.pidfd()?).await?;
+    if let Some((cage, takes_functions)) = cage {
+        cage.empty_root(process.pid(), process.pidfd()?, takes_functions).await?;
     }
     started.1.execute("cont", ANSWER_DEADLINE).await?;
     Ok(started)

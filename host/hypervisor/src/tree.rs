@@ -6,15 +6,14 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
-use rustix::thread::{
-    ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe,
-};
+
+use crate::cage::enter_mounts;
 
 /// The name of a file that is mounted alone, in the directory of its number.
 pub const ENTRY: &str = "file";
@@ -74,8 +73,7 @@ impl Tree {
         all.apply(&mount, libc::AT_RECURSIVE)?;
         if access.read_only {
             let below = if access.below_read_only { libc::AT_RECURSIVE } else { 0 };
-            let read_only = Attributes { set: libc::MOUNT_ATTR_RDONLY, ..Attributes::default() };
-            read_only.apply(&mount, below)?;
+            Attributes::read_only().apply(&mount, below)?;
         }
         Ok(Self { mount, is_file, identity })
     }
@@ -89,15 +87,20 @@ impl Tree {
 
 /// Changes of mounts' attributes: mount_setattr(2), which rustix lacks.
 #[derive(Clone, Copy, Default)]
-struct Attributes {
+pub(crate) struct Attributes {
     set: u64,
     clear: u64,
     propagation: u64,
 }
 
 impl Attributes {
+    /// Makes mounts read-only.
+    pub(crate) fn read_only() -> Self {
+        Self { set: libc::MOUNT_ATTR_RDONLY, ..Self::default() }
+    }
+
     /// Changes the mount that `mount` refers to; with `AT_RECURSIVE` those below it too.
-    fn apply(self, mount: &OwnedFd, recursive: i32) -> io::Result<()> {
+    pub(crate) fn apply(self, mount: &OwnedFd, recursive: i32) -> io::Result<()> {
         let Self { set, clear, propagation } = self;
         let attributes =
             libc::mount_attr { attr_set: set, attr_clr: clear, propagation, userns_fd: 0 };
@@ -160,14 +163,9 @@ impl HelperFiles {
 
     /// Runs `work` on a new thread in the helper's mount namespace.
     fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        let enter = || {
-            // SAFETY: this thread alone is affected: it stops sharing its root and its working
-            // directory with the others, and no table of descriptors is unshared.
-            unsafe { unshare_unsafe(UnshareFlags::FS) }?;
-            match move_into_thread_name_spaces(self.process.as_fd(), ThreadNameSpaceType::MOUNT) {
-                Err(Errno::SRCH) => Err(io::ErrorKind::NotFound.into()),
-                entered => Ok(entered?),
-            }
+        let enter = || match enter_mounts(&self.process) {
+            Err(Errno::SRCH) => Err(io::ErrorKind::NotFound.into()),
+            entered => Ok(entered?),
         };
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("helper-files".into());

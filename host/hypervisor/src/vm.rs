@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
+use crate::cage::{Cage, PLACE};
 use crate::exit::{StderrTail, exit_of};
 use crate::files::{connect, elsewhere, remove};
 use crate::process::Process;
@@ -51,6 +52,8 @@ pub(crate) struct LaunchedVm {
     pidfd: OwnedFd,
     exit: watch::Receiver<Option<VmExit>>,
     detached: AtomicBool,
+    /// Held while QEMU is given a function.
+    plugging: tokio::sync::Mutex<()>,
 }
 
 impl LaunchedVm {
@@ -73,7 +76,28 @@ impl LaunchedVm {
         let (ended, exit) = watch::channel(None);
         tokio::spawn(supervise(supervised, Arc::clone(&qmp), ended));
         let detached = AtomicBool::new(false);
-        Ok(Self { record, times, accel, qmp, functions, pidfd, exit, detached })
+        let plugging = tokio::sync::Mutex::default();
+        Ok(Self { record, times, accel, qmp, functions, pidfd, exit, detached, plugging })
+    }
+
+    /// Adds a function to QEMU, which connects to the socket itself.
+    async fn plug_at_port(&self, name: &str, socket: &Path) -> Result<String> {
+        // There is one place for sockets.
+        let _turn = self.plugging.lock().await;
+        let port = self.qmp.free_port(COMMAND_DEADLINE).await?;
+        let Some(cage) = Cage::of_launcher() else {
+            let path = socket.to_string_lossy();
+            return self.qmp.plug_at_port(port, name, &path, PLUG_DEADLINE).await;
+        };
+        let process = || {
+            let failed = |source| Error::system("duplicating a descriptor", source);
+            self.pidfd.try_clone().map_err(failed)
+        };
+        cage.show(process()?, socket.to_owned()).await?;
+        let path = PLACE.to_string_lossy();
+        let plugged = self.qmp.plug_at_port(port, name, &path, PLUG_DEADLINE).await;
+        cage.hide(process()?).await?;
+        plugged
     }
 
     fn command<'a>(&'a self, name: &'static str) -> BoxFuture<'a, Result<()>> {
@@ -146,12 +170,10 @@ impl Vm for LaunchedVm {
 
     fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {
         Box::pin(async move {
-            let path = socket.to_owned();
             let Some(functions) = &self.functions else {
-                let port = self.qmp.free_port(COMMAND_DEADLINE).await?;
-                let connection = elsewhere(move || connect(&path)).await?;
-                return self.qmp.plug_at_port(port, name, connection, PLUG_DEADLINE).await;
+                return self.plug_at_port(name, socket).await;
             };
+            let path = socket.to_owned();
             let connection = elsewhere(move || connect(&path)).await?;
             let number = self.qmp.plug(name, connection, PLUG_DEADLINE).await?;
             functions.insert(number, socket.to_owned());

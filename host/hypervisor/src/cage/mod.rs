@@ -10,7 +10,8 @@
 //! - a process namespace of its own, in which it is process 1: it can neither signal, trace nor
 //!   read any other process, including processes of the same user id;
 //! - IPC, UTS and control group namespaces of its own, and a session keyring of its own;
-//! - a mount namespace of its own that holds one empty read-only file system;
+//! - a mount namespace of its own that holds one empty read-only file system, with one file for
+//!   sockets of functions if it can be given some (module `place`);
 //! - a system call filter ([`Filter`]) for everything that reaches beyond namespaces.
 //!
 //! The cage closes in two steps. [`Cage::spawn`] and [`Cage::enter`] start the process in its
@@ -31,10 +32,12 @@
 //! ended by SIGKILL through a pidfd.
 
 mod filter;
+mod place;
 mod root;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use rustix::io::Errno;
@@ -42,6 +45,7 @@ use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 
 pub(crate) use filter::Filter;
+pub(crate) use place::PLACE;
 
 use crate::reap::reap_elsewhere;
 use crate::{Error, Result};
@@ -108,12 +112,30 @@ impl Cage {
     }
 
     /// Takes all files away from the caged process behind `pidfd`, whose id is `pid`, and checks
-    /// that they are gone. The process must be known to run, and its guest not to.
-    pub(crate) async fn empty_root(self, pid: i32, pidfd: std::os::fd::OwnedFd) -> Result<()> {
-        // A thread can change its mount namespace alone once it shares no root directory with other
-        // threads.
-        let emptied = on_a_thread_of_its_own("vmm-root", move || root::empty(pid, &pidfd)).await;
+    /// that they are gone. With `takes_functions`, the process has a place for a socket. The process
+    /// must be known to run, and its guest not to.
+    pub(crate) async fn empty_root(
+        self,
+        pid: i32,
+        pidfd: OwnedFd,
+        takes_functions: bool,
+    ) -> Result<()> {
+        let empty = move || root::empty(pid, &pidfd, takes_functions);
+        let emptied = on_a_thread_of_its_own("vmm-root", empty).await;
         emptied.map_err(|source| Error::system("taking the host's files away from the VM", source))
+    }
+
+    /// Shows the caged process behind `pidfd` a socket, at [`PLACE`], until [`Cage::hide`].
+    pub(crate) async fn show(self, pidfd: OwnedFd, socket: PathBuf) -> Result<()> {
+        let show = move || place::show(&pidfd, &socket);
+        let shown = on_a_thread_of_its_own("vmm-socket", show).await;
+        shown.map_err(|source| Error::system("showing the VM a socket", source))
+    }
+
+    /// Takes the socket of [`Cage::show`] away.
+    pub(crate) async fn hide(self, pidfd: OwnedFd) -> Result<()> {
+        let hidden = on_a_thread_of_its_own("vmm-socket", move || place::hide(&pidfd)).await;
+        hidden.map_err(|source| Error::system("taking a socket away from the VM", source))
     }
 }
 
@@ -171,9 +193,12 @@ fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
-fn set_namespace(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
+/// Moves the calling thread into the mount namespace of the process behind `pidfd`, for good. It
+/// stops sharing its root and its working directory with other threads, which the kernel demands.
+pub(crate) fn enter_mounts(pidfd: &OwnedFd) -> Result<(), Errno> {
     use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-    move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::MOUNT)
+    unshare(UnshareFlags::FS)?;
+    move_into_thread_name_spaces(pidfd.as_fd(), ThreadNameSpaceType::MOUNT)
 }
 
 /// Runs `work` on a thread that ends with it, so that changes of the thread's own state affect no

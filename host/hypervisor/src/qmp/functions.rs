@@ -68,29 +68,20 @@ impl Qmp {
         }
     }
 
-    /// Has QEMU add a function that is served over `connection`. Returns its PCI address.
+    /// Has QEMU add a function that is served at a socket of the path `socket` in its own root.
+    /// Returns its PCI address.
     pub(crate) async fn plug_at_port(
         &self,
         port: FreePort,
         name: &str,
-        connection: OwnedFd,
+        socket: &str,
         timeout: Duration,
     ) -> Result<String> {
-        // QEMU finds the descriptor by a name, and forgets it when it has taken it.
-        let arguments = Some(json!({ "fdname": name }));
-        let pass =
-            Command { name: "getfd", arguments: arguments.clone(), descriptor: Some(connection) };
-        self.execute_within(&pass, timeout).await?;
-        let socket = json!({ "type": "fd", "str": name });
+        let socket = json!({ "type": "unix", "path": socket });
         let device =
             json!({ "driver": "vfio-user-pci", "id": name, "bus": port.id, "socket": socket });
         let add = Command { name: "device_add", arguments: Some(device), descriptor: None };
-        if let Err(error) = self.execute_within(&add, timeout).await {
-            let close = Command { name: "closefd", arguments, descriptor: None };
-            // QEMU may have taken it before it failed.
-            let _ = self.execute_within(&close, timeout).await;
-            return Err(error);
-        }
+        self.execute_within(&add, timeout).await?;
         Ok(format!("0000:{:02x}:00.0", port.bus))
     }
 
