@@ -16,6 +16,7 @@ use crate::init::{ContainerSpec, InitSpec, VolumeSpec};
 use crate::log;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
+use crate::shares::{self, Held};
 use crate::sockets::Files;
 use crate::{machine, nvme, pmem};
 
@@ -56,6 +57,8 @@ pub struct Container {
     pub cgroup: Option<Cgroup>,
     /// Set if the container's sockets are devices.
     sockets: bool,
+    /// The host's files that the container has.
+    _shares: Held,
     execs: Mutex<HashMap<String, Arc<Process>>>,
 }
 
@@ -84,11 +87,7 @@ impl Container {
         };
         let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
         let limits = request.resources.unwrap_or_default();
-        if !request.shares.is_empty() {
-            tokio::task::spawn_blocking(machine::load_shares_modules)
-                .await
-                .context("loading the drivers of shares")?;
-        }
+        let shares = shares::hold(&request.shares).await?;
         let cgroup = match &places.hierarchy {
             Some(hierarchy) => Some(hierarchy.create(&request.id, &limits)?),
             None => None,
@@ -128,7 +127,7 @@ impl Container {
             }
         };
         let (main, execs, sockets) = (Arc::new(main), Mutex::default(), spec.sockets);
-        let container = Container { main, cgroup, sockets, execs };
+        let container = Container { main, cgroup, sockets, _shares: shares, execs };
         // Devices are restricted only now, since the first process had to open those of the root.
         if !request.privileged
             && places.restricts_devices()

@@ -62,6 +62,7 @@ mod port;
 mod process;
 mod reaper;
 mod service;
+mod shares;
 mod signal;
 mod sockets;
 mod stages;

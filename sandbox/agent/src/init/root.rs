@@ -36,7 +36,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         path => Some(tree::clone(Path::new(path))?),
     };
     let root = assemble(spec)?;
-    let shares = shares::mount_all(Path::new(&spec.base), &spec.shares)?;
+    let shares = shares::open_all(&spec.shares)?;
     pivot(&root)?;
     files::write_etc(spec.names.as_ref())?;
     // Before anything is mounted on the root: a link of the image leads into the image only.

@@ -1,62 +1,27 @@
-//! Directories and files of the host: entries of a virtio file system device, mounted in the
-//! container.
+//! Directories and files of the host, mounted in the container.
 
-use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::CWD;
-use rustix::io::Errno;
 use rustix::mount::{
-    MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree,
+    MountFlags, MoveMountFlags, OpenTreeFlags, mount_remount, move_mount, open_tree,
 };
 use slipway_agent_protocol::v1::Share;
 
 use super::files;
+use crate::shares::{FLAGS, path};
 
-/// The longest wait for a device, under emulation and on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Flags of all mounts.
-const FLAGS: MountFlags = MountFlags::NODEV;
-/// The pause between two attempts to mount a device that the driver has not found yet.
-const PAUSE: Duration = Duration::from_millis(2);
-
-/// Mounts the file systems below the directory `base`, and returns each share as a detached mount:
-/// the paths of their places in the container must be resolved in the container's root.
-pub fn mount_all(base: &Path, shares: &[Share]) -> Result<Vec<OwnedFd>> {
-    shares.iter().map(|share| mount_one(base, share)).collect()
-}
-
-fn mount_one(base: &Path, share: &Share) -> Result<OwnedFd> {
-    let at = base.join(&share.tag);
-    match std::fs::create_dir(&at) {
-        // An earlier share is in the same file system.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        made => {
-            made.with_context(|| at.display().to_string())?;
-            mount_tag(&share.tag, &at)
-                .with_context(|| format!("mounting the host's files for {}", share.path))?;
-        }
-    }
+/// Returns each share as a detached mount: the paths of their places in the container must be
+/// resolved in the container's root.
+pub fn open_all(shares: &[Share]) -> Result<Vec<OwnedFd>> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    open_tree(CWD, at.join(&share.entry), flags)
-        .with_context(|| format!("opening the host's files for {}", share.path))
-}
-
-/// Mounts the device with this tag. Until the driver has found it, the kernel says that the
-/// argument is invalid.
-fn mount_tag(tag: &str, at: &Path) -> Result<()> {
-    let begun = Instant::now();
-    loop {
-        match mount(tag, at, "virtiofs", FLAGS, c"") {
-            Ok(()) => return Ok(()),
-            Err(Errno::INVAL) if begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
-            Err(Errno::NODEV) => bail!("the guest's kernel has no virtiofs"),
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let open = |share: &Share| {
+        open_tree(CWD, path(share), flags)
+            .with_context(|| format!("opening the host's files for {}", share.path))
+    };
+    shares.iter().map(open).collect()
 }
 
 /// Attaches a mount in the container, at a directory or a file that is made if it is missing. Must

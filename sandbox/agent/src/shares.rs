@@ -1,0 +1,140 @@
+//! Directories and files of the host that containers of this guest have.
+//!
+//! All are entries of one virtio file system device, which is mounted once, outside of containers:
+//! when a device is mounted again, Linux (6.1, *fs/fuse/virtio_fs.c*, `virtio_fs_test_super`) may
+//! take the superblock of an entry for the device's.
+//!
+//! Each entry that is a directory is a file system of its own in the guest, which Linux mounts when
+//! a path leads through it. That is done here, before a container's mount namespace becomes a copy
+//! of this one. So containers that have the same entry have the same file system, and what they map
+//! of its files is the same memory. With the last of them the file system is unmounted, and the
+//! host's files are let go.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use slipway_agent_protocol::v1::Share;
+
+use crate::{log, machine};
+
+/// The directory where the device is mounted.
+const DIRECTORY: &str = "/run/shares";
+/// Flags of all mounts of shares.
+pub const FLAGS: MountFlags = MountFlags::NODEV;
+/// The longest wait for a device, under emulation and on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two attempts to mount a device that the driver has not found yet.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What is mounted.
+struct Mounts {
+    device: bool,
+    /// The number of containers that have each entry.
+    users: BTreeMap<String, usize>,
+}
+
+static MOUNTS: Mutex<Mounts> = Mutex::new(Mounts { device: false, users: BTreeMap::new() });
+
+fn mounts() -> MutexGuard<'static, Mounts> {
+    MOUNTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the path of a share.
+pub fn path(share: &Share) -> PathBuf {
+    Path::new(DIRECTORY).join(&share.entry)
+}
+
+/// The entries that a container has. They stay mounted until this is dropped.
+#[derive(Default)]
+pub struct Held(Vec<String>);
+
+/// Mounts the entries of a container's shares. Waits for the device.
+///
+/// # Errors
+/// There is no such device or entry, or the guest's kernel lacks the driver.
+pub async fn hold(shares: &[Share]) -> Result<Held> {
+    if shares.is_empty() {
+        return Ok(Held::default());
+    }
+    let shares = shares.to_vec();
+    let held = tokio::task::spawn_blocking(move || hold_all(&shares));
+    held.await.context("mounting the host's files")?
+}
+
+fn hold_all(shares: &[Share]) -> Result<Held> {
+    let mut mounts = mounts();
+    if let (false, Some(first)) = (mounts.device, shares.first()) {
+        machine::load_shares_modules();
+        std::fs::create_dir_all(DIRECTORY).context(DIRECTORY)?;
+        mount_device(&first.tag).context("mounting the host's files")?;
+        mounts.device = true;
+    }
+    let mut held = Held::default();
+    let mut entered = Ok(());
+    for share in shares {
+        let entry = share.entry.split('/').next().unwrap_or_default().to_owned();
+        // A path that leads through the entry mounts it.
+        let place = Path::new(DIRECTORY).join(&entry).join(".");
+        entered = std::fs::metadata(place)
+            .map(drop)
+            .with_context(|| format!("opening the host's files for {}", share.path));
+        *mounts.users.entry(entry.clone()).or_default() += 1;
+        held.0.push(entry);
+        if entered.is_err() {
+            break;
+        }
+    }
+    drop(mounts);
+    entered.map(|()| held)
+}
+
+/// Mounts the device with this tag. Until the driver has found it, the kernel says that the
+/// argument is invalid.
+fn mount_device(tag: &str) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        match mount(tag, DIRECTORY, "virtiofs", FLAGS, c"") {
+            Ok(()) => return Ok(()),
+            Err(Errno::INVAL) if begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            Err(Errno::NODEV) => bail!("the guest's kernel has no virtiofs"),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let entries = std::mem::take(&mut self.0);
+        if entries.is_empty() {
+            return;
+        }
+        // An unmount may wait for the host.
+        let named = std::thread::Builder::new().name("shares".into());
+        if let Err(error) = named.spawn(move || release(entries)) {
+            log!("shares stay mounted: {error}");
+        }
+    }
+}
+
+fn release(entries: Vec<String>) {
+    let mut mounts = mounts();
+    for entry in entries {
+        match mounts.users.get_mut(&entry) {
+            Some(users) if *users > 1 => *users -= 1,
+            _ => {
+                mounts.users.remove(&entry);
+                let place = Path::new(DIRECTORY).join(&entry);
+                match unmount(&place, UnmountFlags::DETACH) {
+                    // An entry with a single file is no file system of its own.
+                    Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+                    Err(error) => log!("{}: {error}", place.display()),
+                }
+            }
+        }
+    }
+}
