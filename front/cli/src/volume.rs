@@ -1,4 +1,5 @@
-//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]`, `file:PATH[:ro][:4k][:/DIR]` or `HOST:/PATH[:ro][,rslave]`.
+//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]`, `file:PATH[:ro][:4k][:/DIR]` or
+//! `HOST:/PATH[:ro][,rslave]`.
 //!
 //! The first character decides: a source that begins with `/` or `.` is a directory or a file of
 //! the host that the container has at a path of its own. A disk image is named by `file:`, so that
@@ -53,8 +54,8 @@ impl FromStr for VolumeArg {
 fn share(text: &str) -> Result<Share, String> {
     let expected = || {
         format!(
-            "\"{text}\": expected HOST:/PATH[:ro][,rslave], a directory or file of the host and its \
-             place in the container; file:PATH takes a disk image"
+            "\"{text}\": expected HOST:/PATH[:ro][,rslave], a directory or file of the host and \
+             its place in the container; file:PATH takes a disk image"
         )
     };
     let (host, rest) = text.rsplit_once(":/").ok_or_else(expected)?;

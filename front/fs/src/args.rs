@@ -8,8 +8,8 @@ use slipway_vfio_user::MemoryFile;
 
 /// The help text.
 pub const HELP: &str = "\
-slipway-fs serves directories and files of the host to one guest, as a virtio file system device on a
-vfio-user socket. It is started by the daemon, as root, which mounts them in the process's directory
+slipway-fs serves directories and files of the host to one guest, as a virtio file system device on
+a vfio-user socket. The daemon starts it, as root, and mounts them in the process's directory
 /shares while it runs.
 
 usage: slipway-fs --ready N --user UID --memory BYTES:DEVICE:INODE --tag TAG --socket N

@@ -1,8 +1,8 @@
 //! `slipway-fs`: directories and files of the host for the guest of one sandbox, one process.
 //!
-//! The guest has one virtio file system device (`slipway_virtio_fs`), on a vfio-user socket that the
-//! process which starts this one has opened. Each share is a mount in the file system's root, which
-//! comes and goes while the guest runs: the daemon mounts it in this process's namespace
+//! The guest has one virtio file system device (`slipway_virtio_fs`), on a vfio-user socket that
+//! the process which starts this one has opened. Each share is a mount in the file system's root,
+//! which comes and goes while the guest runs: the daemon mounts it in this process's namespace
 //! (`slipway_hypervisor::HelperFiles`), read-only if it is to be. The FUSE requests are carried out
 //! by virtiofsd's library, which opens files by descriptors and follows no link.
 //!

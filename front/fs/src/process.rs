@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Ends the process after a panic of any thread: with a thread less it would only be slower to fail.
+/// Ends the process after a panic of any thread: with a thread less it would fail later.
 fn end_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

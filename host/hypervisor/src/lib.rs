@@ -40,9 +40,9 @@
 //! of a FIFO (64 KiB) waits in the guest while it has no reader.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
-//! user of a forked child, `close_range`, `keyctl`, `mount_setattr`, KVM's ioctl), `tokio` for the control channel
-//! and for waiting on processes, `serde`/`serde_json` for QMP and the records, `thiserror` for
-//! errors at the crate's edge, `tracing` for the log.
+//! user of a forked child, `close_range`, `keyctl`, `mount_setattr`, KVM's ioctl), `tokio` for the
+//! control channel and for waiting on processes, `serde`/`serde_json` for QMP and the records,
+//! `thiserror` for errors at the crate's edge, `tracing` for the log.
 //!
 //! `unsafe` is allowed for `pre_exec`, since a child must give up its rights between fork and exec,
 //! for `unshare` on a thread, for `mount_setattr`, for watching a pidfd, and for the one ioctl of
@@ -71,6 +71,7 @@ mod launch;
 #[cfg(test)]
 mod logged;
 mod memory;
+mod mounts;
 pub mod native;
 mod probe;
 mod process;

@@ -4,26 +4,25 @@
 //! [`HelperFiles`] mounts it in the namespace of a helper that runs and has no right to mount
 //! anything itself. A thread of its own enters the namespace for each change, and ends with it.
 
-use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 
-use crate::cage::enter_mounts;
+use crate::mounts::{Attributes, enter};
 
 /// The name of a file that is mounted alone, in the directory of its number.
 pub const ENTRY: &str = "file";
 
-/// What a helper sees of a directory, and may do there.
+/// The part of a directory that a helper sees, and its rights there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// Nothing can be changed through the directory itself.
     pub read_only: bool,
-    /// What is mounted below the directory on the host is there too.
+    /// The directory has what is mounted below it on the host.
     pub below: bool,
     /// With `below`: nothing can be changed through that either.
     pub below_read_only: bool,
@@ -85,42 +84,6 @@ impl Tree {
     }
 }
 
-/// Changes of mounts' attributes: mount_setattr(2), which rustix lacks.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Attributes {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-}
-
-impl Attributes {
-    /// Makes mounts read-only.
-    pub(crate) fn read_only() -> Self {
-        Self { set: libc::MOUNT_ATTR_RDONLY, ..Self::default() }
-    }
-
-    /// Changes the mount that `mount` refers to; with `AT_RECURSIVE` those below it too.
-    pub(crate) fn apply(self, mount: &OwnedFd, recursive: i32) -> io::Result<()> {
-        let Self { set, clear, propagation } = self;
-        let attributes =
-            libc::mount_attr { attr_set: set, attr_clr: clear, propagation, userns_fd: 0 };
-        let (path, flags): (&CStr, _) = (c"", libc::AT_EMPTY_PATH | recursive);
-        // SAFETY: the path and the attributes are valid for reading during the call, which changes
-        // no memory of the process; the size is that of the attributes.
-        let changed = unsafe {
-            libc::syscall(
-                libc::SYS_mount_setattr,
-                mount.as_raw_fd(),
-                path.as_ptr(),
-                flags,
-                &raw const attributes,
-                size_of::<libc::mount_attr>(),
-            )
-        };
-        if changed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
-}
-
 /// The directory in a helper's mount namespace where trees are mounted, each under its number.
 #[derive(Debug)]
 pub struct HelperFiles {
@@ -163,7 +126,7 @@ impl HelperFiles {
 
     /// Runs `work` on a new thread in the helper's mount namespace.
     fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        let enter = || match enter_mounts(&self.process) {
+        let enter = || match enter(&self.process) {
             Err(Errno::SRCH) => Err(io::ErrorKind::NotFound.into()),
             entered => Ok(entered?),
         };

@@ -15,7 +15,8 @@
 //! measures the time that the NVMe driver and the block layer take for commands, while a host asks
 //! for it. [`network`] configures the sandbox's interface. [`cpus`] brings CPUs online, those that
 //! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
-//! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices.
+//! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices. [`shares`]
+//! mounts the host's files that containers have.
 //!
 //! # What keeps a container in
 //!

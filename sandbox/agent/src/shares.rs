@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between two attempts to mount a device that the driver has not found yet.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What is mounted.
+/// The mounts of the device and its entries.
 struct Mounts {
     device: bool,
     /// The number of containers that have each entry.

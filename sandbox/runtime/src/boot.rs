@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use slipway_initramfs::{Extras, Kernel, Sockets};
 use tokio::sync::OnceCell;
 
+use crate::Result;
 use crate::config::{Config, find_library};
 use crate::files::Lane;
 use crate::lock::lock;
 use crate::record::Record;
-use crate::{Result, shares};
 
 /// The program of the socket engine in the guest.
 const SOCKETS_PROGRAM: &str = "slipway-guest-sockets";
@@ -39,11 +39,7 @@ pub struct Needs {
 impl Needs {
     /// Returns the needs of a sandbox whose root is a disk.
     pub fn of(record: &Record) -> Self {
-        Self {
-            sockets: record.sockets.is_some(),
-            shared_root: false,
-            shares: shares::are_possible(record),
-        }
+        Self { sockets: record.sockets.is_some(), shared_root: false, shares: record.may_share() }
     }
 }
 

@@ -298,7 +298,7 @@ fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
 
 fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
-    let served = [record.network.is_some(), record.sockets.is_some(), shares::are_first(record)];
+    let served = [record.network.is_some(), record.sockets.is_some(), record.begins_with_shares()];
     let served = served.iter().filter(|served| **served).count();
     let mut emulated = ids(record).count() + served..;
     let mut place = |device: Device| {

@@ -81,7 +81,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
         record.vmm_uid = Some(uid);
-        if shares::are_first(record) {
+        if record.begins_with_shares() {
             record.share_server = ShareServer::Starting;
         }
     });
@@ -174,7 +174,7 @@ fn make_run_dir(dir: &Path) -> Result<()> {
 /// shares, other processes, know no memory of the pool.
 async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result<GuestMemory> {
     let bytes = record.memory_bytes;
-    let alone = record.sockets.is_none() && !shares::are_possible(record);
+    let alone = record.sockets.is_none() && !record.may_share();
     if !alone || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }

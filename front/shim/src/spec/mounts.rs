@@ -60,7 +60,7 @@ pub enum Origin {
     Share,
 }
 
-/// What a container gets of the host.
+/// The parts of the host that a container gets.
 #[derive(Debug, Default)]
 pub struct Plan<'a> {
     /// Mounts whose files are copied.

@@ -36,7 +36,7 @@ mod place;
 mod root;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
@@ -112,8 +112,8 @@ impl Cage {
     }
 
     /// Takes all files away from the caged process behind `pidfd`, whose id is `pid`, and checks
-    /// that they are gone. With `takes_functions`, the process has a place for a socket. The process
-    /// must be known to run, and its guest not to.
+    /// that they are gone. With `takes_functions`, the process has a place for a socket. The
+    /// process must be known to run, and its guest not to.
     pub(crate) async fn empty_root(
         self,
         pid: i32,
@@ -191,14 +191,6 @@ fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     // SAFETY: none of the flags used here (CLONE_FILES is not among them) changes what a descriptor
     // of this thread stands for.
     unsafe { rustix::thread::unshare_unsafe(flags) }
-}
-
-/// Moves the calling thread into the mount namespace of the process behind `pidfd`, for good. It
-/// stops sharing its root and its working directory with other threads, which the kernel demands.
-pub(crate) fn enter_mounts(pidfd: &OwnedFd) -> Result<(), Errno> {
-    use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-    unshare(UnshareFlags::FS)?;
-    move_into_thread_name_spaces(pidfd.as_fd(), ThreadNameSpaceType::MOUNT)
 }
 
 /// Runs `work` on a thread that ends with it, so that changes of the thread's own state affect no

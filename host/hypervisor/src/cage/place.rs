@@ -13,6 +13,8 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 
+use crate::mounts::enter;
+
 /// The path of the file in the VMM's root.
 pub(crate) const PLACE: &CStr = c"/function";
 
@@ -32,7 +34,7 @@ pub(super) fn show(pidfd: &OwnedFd, socket: &Path) -> io::Result<()> {
 /// # Errors
 /// The kernel's refusal.
 pub(super) fn hide(pidfd: &OwnedFd) -> io::Result<()> {
-    super::enter_mounts(pidfd)?;
+    enter(pidfd)?;
     match unmount(PLACE, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         // Nothing is mounted there.
         Ok(()) | Err(Errno::INVAL) => Ok(()),

@@ -11,7 +11,7 @@ use rustix::mount::{
 };
 
 use super::PLACE;
-use crate::tree::Attributes;
+use crate::mounts::{Attributes, enter};
 
 /// Replaces the root of the process behind `pidfd`, whose id is `pid`, by an empty file system, and
 /// unmounts everything else in its mount namespace. With `takes_functions`, the file system has the
@@ -24,7 +24,7 @@ pub(super) fn empty(pid: i32, pidfd: &OwnedFd, takes_functions: bool) -> io::Res
     let proc = fs::File::open(format!("/proc/{pid}"))?;
     let empty = empty_file_system(takes_functions)?;
     let before = mount_namespace()?;
-    super::enter_mounts(pidfd)?;
+    enter(pidfd)?;
     if mount_namespace()? == before {
         return Err(io::Error::other("it shares its files with its launcher"));
     }

@@ -19,13 +19,11 @@ use serde_json::{Value, json};
 
 use crate::accel::is_emulated;
 use crate::launch::Common;
+use crate::qmp::PORT;
 use crate::{Accel, DiskModel, VmSpec};
 
 /// The name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
-
-/// The name of a port for one more function, before its number.
-pub(crate) const PORT: &str = "port-";
 
 /// The first of QEMU's descriptor sets for disks; set 1 is the KVM device.
 const FIRST_DISK_SET: usize = 2;

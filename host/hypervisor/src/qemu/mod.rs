@@ -6,7 +6,6 @@ mod program;
 
 use std::path::Path;
 
-pub(crate) use args::PORT;
 pub use find::{Binary, MINIMUM_VERSION, TOOL_ROOT, Version};
 
 use crate::launch::Program;

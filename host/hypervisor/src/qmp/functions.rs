@@ -8,8 +8,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Command, Qmp, message};
-use crate::qemu::PORT;
 use crate::{Error, Result};
+
+/// The name of a port of QEMU's for one more function, before its number.
+pub(crate) const PORT: &str = "port-";
 
 /// A port of QEMU's root bus that has no function yet.
 #[derive(Debug, PartialEq)]

@@ -33,6 +33,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::task::JoinHandle;
 
+pub(crate) use functions::PORT;
+
 use crate::{Error, Result, ShutdownReason, VmEvent};
 use message::{Answer, Message, parse};
 

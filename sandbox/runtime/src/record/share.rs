@@ -6,6 +6,20 @@ use serde::{Deserialize, Serialize};
 use slipway_hypervisor::Access;
 use slipway_plane_api::v1 as plane_v1;
 
+use super::Record;
+
+impl Record {
+    /// Returns whether the sandbox has, or may get, a process that serves shares.
+    pub fn may_share(&self) -> bool {
+        self.pod || self.begins_with_shares()
+    }
+
+    /// Returns whether the sandbox's function of shares is there from its start.
+    pub fn begins_with_shares(&self) -> bool {
+        !self.shares.is_empty()
+    }
+}
+
 /// A directory or regular file of the host in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {

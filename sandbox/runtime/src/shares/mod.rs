@@ -2,8 +2,8 @@
 //!
 //! All that a sandbox's containers have of the host's files is in one virtio file system device, on
 //! a vfio-user socket. One process of the sandbox's own serves it, `slipway-fs`, in the sandbox's
-//! control groups; a sandbox without shares has none. The daemon mounts each share as a tree in that
-//! process's directory, under a number, and the agent mounts that entry in the container
+//! control groups; a sandbox without shares has none. The daemon mounts each share as a tree in
+//! that process's directory, under a number, and the agent mounts that entry in the container
 //! ([`server`]). Containers of a pod that share the same thing share the tree.
 //!
 //! If the process is killed, requests of the guest are not answered, and the sandbox goes on.
@@ -43,24 +43,14 @@ const MEMORY: u64 = 128 << 20;
 /// Threads of the process.
 const THREADS: u32 = 24;
 
-/// Returns whether a sandbox has, or may get, a process that serves shares.
-pub fn are_possible(record: &Record) -> bool {
-    record.pod || !record.shares.is_empty()
-}
-
-/// Returns whether a sandbox's function of shares is there from its start.
-pub fn are_first(record: &Record) -> bool {
-    !record.shares.is_empty()
-}
-
 /// Returns the host memory in bytes that the shares of a sandbox may need.
 pub fn memory(record: &Record) -> u64 {
-    if are_possible(record) { MEMORY } else { 0 }
+    if record.may_share() { MEMORY } else { 0 }
 }
 
 /// Returns the number of threads that the shares of a sandbox may need.
 pub fn threads(record: &Record) -> u32 {
-    if are_possible(record) { THREADS } else { 0 }
+    if record.may_share() { THREADS } else { 0 }
 }
 
 /// Checks the shares of a new container. Waits for the disk.
@@ -142,7 +132,7 @@ fn socket(node: &Node, id: &str) -> PathBuf {
 
 /// Returns the socket of the function that a sandbox has from its start.
 pub fn first_socket(node: &Node, record: &Record) -> Option<PathBuf> {
-    are_first(record).then(|| socket(node, &record.id))
+    record.begins_with_shares().then(|| socket(node, &record.id))
 }
 
 /// Returns the mounted shares of a container, as the agent mounts them.
@@ -318,11 +308,11 @@ mod tests {
             assert_eq!(for_agent(&[share])[0].read_only, expected);
         }
         let none = record_of(SandboxState::Running);
-        assert_eq!((memory(&none), threads(&none), are_first(&none)), (0, 0, false));
+        assert_eq!((memory(&none), threads(&none), none.begins_with_shares()), (0, 0, false));
         let own = Record { shares: vec![Share::default()], ..none.clone() };
-        assert!(memory(&own) > 0 && threads(&own) > 0 && are_first(&own));
+        assert!(memory(&own) > 0 && threads(&own) > 0 && own.begins_with_shares());
         let pod = Record { pod: true, ..none };
-        assert!(memory(&pod) > 0 && !are_first(&pod));
+        assert!(memory(&pod) > 0 && !pod.begins_with_shares());
     }
 
     #[test]
