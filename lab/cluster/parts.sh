@@ -1,0 +1,240 @@
+# shellcheck shell=bash
+# The parts of lab/kubernetes. Sourced by lab/cluster/node, never run.
+
+all_parts="deployment commands update resize job restart"
+fail() { echo "failed: $*"; exit 1; }
+
+# apply NAME: a manifest, with the class of the pods and the numbers put in.
+apply() {
+    sed -e "s/CLASS/$LAB_RUNTIME/; s/REPLICAS/${replicas:-$LAB_PODS}/; s/COMPLETIONS/$LAB_JOBS/" \
+        "$LAB_MANIFESTS/$1.yaml" | kubectl apply -f -
+}
+
+# remove KIND/NAME...: with all of its pods.
+remove() { kubectl delete --wait --cascade=foreground --timeout=300s "$@"; }
+
+# same WHAT FOUND WANTED
+same() { [ "$2" = "$3" ] || fail "$1 is '$2', and not '$3'"; }
+
+ready_pods() { kubectl get deployment web -o jsonpath='{.status.readyReplicas}'; }
+
+# The Service's address answers from the host and from a pod of runc's.
+check_service() {
+    local ip
+    ip=$(kubectl get service web -o jsonpath='{.spec.clusterIP}')
+    wait_until 30 curl -sf -m 10 -o /dev/null "http://$ip:8080/" || fail "the service does not answer to the host"
+    for _ in 1 2 3 4 5 6; do
+        curl -sf -m 20 "http://$ip:8080/" | grep -q 'It works' || fail "the service does not answer to the host"
+        kubectl exec client -- timeout 20 wget -q -O - "http://$ip:8080/" | grep -q 'It works' ||
+            fail "the service does not answer to a pod"
+    done
+    echo "the service answered 12 times"
+}
+
+deploy() {
+    apply web
+    kubectl rollout status deployment/web --timeout=900s || fail "the deployment is not ready"
+    same "the number of ready pods" "$(ready_pods)" "${replicas:-$LAB_PODS}"
+}
+
+client() {
+    apply client
+    kubectl wait --for=condition=Ready pod/client --timeout=120s
+}
+
+part_deployment() {
+    local from=$SECONDS
+    deploy
+    echo "$LAB_PODS pods are ready after $((SECONDS - from)) s"
+    kubectl get pods -o wide
+    client
+    check_service
+    remove deployment/web service/web pod/client
+    check_left
+}
+
+part_commands() {
+    local forward
+    apply tool
+    kubectl wait --for=condition=Ready pod/tool --timeout=300s
+    check_exec
+    kubectl logs tool | grep -q 'httpd: serving port 80' || fail "kubectl logs has not the server's line"
+    kubectl port-forward --address 127.0.0.1 pod/tool 18080:80 &
+    forward=$!
+    wait_until 30 curl -sf -m 10 -o /dev/null http://127.0.0.1:18080/ || fail "kubectl port-forward does not lead to the server"
+    kill "$forward"
+    check_copy
+    check_debug
+    remove pod/tool
+    check_left
+}
+
+check_exec() {
+    local kernel status=0
+    kernel=$(kubectl exec tool -- uname -r)
+    echo "kernels: the pod's $kernel, the host's $(uname -r)"
+    [ "$LAB_RUNTIME" != slipway ] || [ "$kernel" != "$(uname -r)" ] || fail "the pod runs on the host's kernel"
+    kubectl exec tool -- sh -c 'exit 7' || status=$?
+    same "the status of kubectl exec" "$status" 7
+    same "what kubectl exec -i returns" "$(echo through | kubectl exec -i tool -- cat)" through
+}
+
+check_copy() {
+    head -c 3000000 /dev/urandom >"$work/tmp/there"
+    kubectl cp "$work/tmp/there" tool:/tmp/file
+    kubectl cp tool:/tmp/file "$work/tmp/back" >/dev/null
+    cmp "$work/tmp/there" "$work/tmp/back" || fail "kubectl cp changes a file"
+}
+
+# A debugging container has the pod's network, and sees the server's processes where it names that one as its target.
+check_debug() {
+    local image=registry.k8s.io/e2e-test-images/busybox:1.29-2
+    kubectl debug tool --image=$image -c plain --profile=general -- wget -q -O - http://127.0.0.1/
+    wait_until 60 debugged plain 'It works' || fail "a debugging container does not reach the server: $(kubectl logs tool -c plain)"
+    kubectl debug tool --image=$image -c target --target=web --profile=general -- sh -c 'ps; echo processes'
+    wait_until 60 debugged target processes || fail "a debugging container with a target does not run: $(kubectl logs tool -c target)"
+    kubectl logs tool -c target
+    kubectl logs tool -c target | grep -q 'httpd -f' || echo "with --target, the server's processes are not seen"
+}
+debugged() { kubectl logs tool -c "$1" | grep -q "$2"; }
+
+only_new() { ! kubectl get pods -l app=web -o jsonpath='{.items[*].spec.containers[0].image}' | grep httpd; }
+
+part_update() {
+    replicas=4
+    deploy
+    client
+    kubectl set image deployment/web web=registry.k8s.io/e2e-test-images/nginx:1.14-2
+    kubectl rollout status deployment/web --timeout=900s || fail "the update does not end"
+    same "the number of ready pods" "$(ready_pods)" 4
+    check_service
+    wait_until 60 only_new || fail "old pods are left"
+    remove deployment/web service/web pod/client
+    check_left
+}
+
+# resize_to SIZE BYTES: the limit and the request, and what the guest's control group has then.
+resize_to() {
+    kubectl patch pod resize --subresource resize -p \
+        "{\"spec\":{\"containers\":[{\"name\":\"web\",\"resources\":{\"limits\":{\"memory\":\"$1\"},\"requests\":{\"memory\":\"$1\"}}}]}}"
+    wait_until 120 has_limit "$2" ||
+        fail "the container's limit is $(group_limit), and not $2: $(kubectl get pod resize -o jsonpath='{.status.conditions}')"
+    wait_until 60 reports_limit "$1" || fail "the pod's status does not have the limit $1"
+}
+# By the container's own control group, of whichever version.
+group_limit() {
+    kubectl exec resize -- sh -c 'cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes'
+}
+has_limit() { [ "$(group_limit)" = "$1" ]; }
+reports_limit() { [ "$(kubectl get pod resize -o jsonpath='{.status.containerStatuses[0].resources.limits.memory}')" = "$1" ]; }
+
+part_resize() {
+    apply resize
+    kubectl wait --for=condition=Ready pod/resize --timeout=300s
+    same "the limit" "$(group_limit)" $((64 << 20))
+    resize_to 96Mi $((96 << 20))
+    resize_to 48Mi $((48 << 20))
+    same "the number of restarts" "$(kubectl get pod resize -o jsonpath='{.status.containerStatuses[0].restartCount}')" 0
+    remove pod/resize
+    check_left
+}
+
+part_job() {
+    local from=$SECONDS
+    apply job
+    kubectl wait --for=condition=Complete job/batch --timeout=2400s || fail "the job does not complete"
+    echo "$LAB_JOBS pods are complete after $((SECONDS - from)) s"
+    same "the number of pods that succeeded" "$(kubectl get job batch -o jsonpath='{.status.succeeded}')" "$LAB_JOBS"
+    same "the number of logs that have their index" "$(kubectl logs -l job-name=batch --tail=-1 --max-log-requests 100 | sort -u | grep -c '^index ')" "$LAB_JOBS"
+    remove job/batch
+    check_left
+}
+
+# started_since TIME: every ready pod's container has started after that.
+started_since() {
+    kubectl get pods -l app=web -o json | python3 -c '
+import json, sys
+pods = json.load(sys.stdin)["items"]
+def fresh(pod):
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+    status = (pod["status"].get("containerStatuses") or [{}])[0]
+    return ready and status.get("state", {}).get("running", {}).get("startedAt", "") >= sys.argv[1]
+sys.exit(0 if len(pods) == int(sys.argv[2]) and all(map(fresh, pods)) else 1)' "$1" "$replicas"
+}
+
+# Kills all that runs pods, as the loss of a node's power does, but for the kernel.
+kill_runtime() {
+    local pid name
+    kill_program kubelet
+    kill_program containerd
+    [ -z "$LAB_SLIPWAY" ] || kill_program daemon
+    processes | while read -r _ pid name; do
+        case $name in containerd-shim-*) kill -KILL "$pid" || true ;; esac
+    done
+}
+
+part_restart() {
+    local from time
+    replicas=3
+    deploy
+    client
+    from=$SECONDS
+    kill_runtime
+    sleep 1
+    time=$(date -u +%FT%TZ)
+    rm -f /run/slipway/slipway.sock
+    start_runtime
+    start_kubelet
+    wait_until 600 started_since "$time" || fail "the pods are not ready again"
+    echo "the pods are ready $((SECONDS - from)) s after the kill"
+    kubectl wait --for=condition=Ready pod/client --timeout=120s
+    wait_until 60 kubectl exec client -- true || fail "the client does not run"
+    check_service
+    remove deployment/web service/web pod/client
+    check_left
+}
+
+# explain: what a failed part leaves to look at.
+explain() {
+    kubectl get pods -o wide
+    kubectl get events --sort-by=.lastTimestamp | tail -n 30
+    kubectl delete --ignore-not-found service/web
+    kubectl delete deployments,jobs,pods --all --timeout=120s
+}
+
+# run_part NAME: prints one line, and returns the part's status.
+run_part() {
+    local from status=0 state=passed log=$LAB_REPORT/part-$1.log line
+    present | sort >"$work/before"
+    from=$(date +%s.%N)
+    set +e
+    (set -e; "part_$1") >"$log" 2>&1
+    status=$?
+    set -e
+    line=$(printf '%6.1f s  %s' "$(echo "$(date +%s.%N) $from" | awk '{ print $1 - $2 }')" "$1")
+    if [ "$status" != 0 ]; then
+        state=failed
+        line+=": $(grep '^failed: ' "$log" | tail -n 1 | cut -c 9- || true)"
+        line=${line%: }
+        explain >>"$log" 2>&1 || true
+    else
+        line+=": $(grep -E ' s after | ready after | complete after ' "$log" | paste -sd ';' | sed 's/;/; /g')"
+        line=${line%: }
+    fi
+    echo "$state $line" | tee -a "$LAB_REPORT/parts.tsv"
+    return "$status"
+}
+
+# run_parts [PART...]
+run_parts() {
+    local part failed=0 passed=0
+    [ $# -gt 0 ] || eval "set -- $all_parts"
+    for part in "$@"; do
+        case " $all_parts " in *" $part "*) ;; *) die "there is no part $part; there are $all_parts" ;; esac
+    done
+    for part in "$@"; do
+        if run_part "$part"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    done
+    echo "$passed passed, $failed failed"
+    [ "$failed" = 0 ]
+}

@@ -1,0 +1,152 @@
+# shellcheck shell=bash
+# A node's registry, network and containerd, and Slipway's daemon, in the node's own namespaces. Sourced by the
+# first process of the node (`lab/critest/node`, `lab/cluster/node`) after it has set $here, never run. It takes
+# from its environment what `run_node` of host.sh exports; $work and $root are $LAB_WORK and $LAB_ROOT.
+# shellcheck disable=SC2034 # those who source it use them
+
+registry=127.0.0.1:5000
+
+# wait_until SECONDS COMMAND...: fails if the command does not succeed in that time.
+wait_until() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$deadline" ] || return 1
+        sleep 0.1
+    done
+}
+
+start_registry() {
+    ip link set lo up
+    cat >"$work/registry.yml" <<END
+version: 0.1
+storage: {filesystem: {rootdirectory: "$LAB_IMAGES"}}
+http: {addr: "$registry"}
+log: {level: error, accesslog: {disabled: true}}
+END
+    "$root/usr/bin/docker-registry" serve "$work/registry.yml" >"$work/registry.log" 2>&1 &
+    server=$!
+    wait_until 30 python3 -c "import urllib.request as r; r.urlopen('http://$registry/v2/')" ||
+        die "the registry does not answer: $(tail -n 3 "$work/registry.log")"
+}
+
+# Debian's iptables with its own libraries, for the plugin that forwards ports; the rest as it is.
+make_path() {
+    local program loader=$root/lib64/ld-linux-x86-64.so.2
+    local libraries=$root/lib/x86_64-linux-gnu:$root/usr/lib/x86_64-linux-gnu
+    mkdir -p "$work/path"
+    for program in iptables ip6tables; do
+        cat >"$work/path/$program" <<END
+#!/bin/sh
+export XTABLES_LIBDIR=$root/usr/lib/x86_64-linux-gnu/xtables
+exec $loader --library-path $libraries $root/usr/sbin/xtables-nft-multi $program "\$@"
+END
+        chmod 755 "$work/path/$program"
+    done
+    ln -s "$root/usr/sbin/runc" "$LAB_CONTAINERD"/* "$LAB_PROGRAMS"/* "$work/path"
+    [ -z "$LAB_SLIPWAY" ] || ln -s "$LAB_SLIPWAY" "$work/path/slipway"
+    [ -z "$LAB_SHIM" ] || ln -s "$LAB_SHIM" "$work/path/containerd-shim-slipway-v2"
+    export PATH=$work/path:$PATH
+}
+
+# Everything below /run is this node's own, and so is what CNI keeps. The host's resolv.conf may be there.
+make_mounts() {
+    local resolv
+    resolv=$(readlink -f /etc/resolv.conf)
+    cp "$resolv" "$work/resolv.conf"
+    mount --make-rshared /
+    mount -t tmpfs -o mode=755 tmpfs /run
+    mount -t tmpfs -o mode=700 tmpfs /var/lib/cni
+    mkdir -p /run/lock
+    [ -e "$resolv" ] || install -D -m 644 "$work/resolv.conf" "$resolv"
+}
+
+make_network() {
+    mkdir -p "$work/cni"
+    cat >"$work/cni/10-lab.conflist" <<END
+{"cniVersion": "1.0.0", "name": "lab", "plugins": [
+  {"type": "bridge", "bridge": "cri0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+END
+}
+
+# Every host that images are from is this registry.
+make_mirrors() {
+    local host
+    for host in registry.k8s.io gcr.io k8s.gcr.io; do
+        mkdir -p "$work/mirrors/$host"
+        cat >"$work/mirrors/$host/hosts.toml" <<END
+server = "http://$registry"
+[host."http://$registry"]
+  capabilities = ["pull", "resolve"]
+END
+    done
+}
+
+# Slipway's handler. Its pods have their guest's devices, and see its annotations.
+slipway_runtime() {
+    cat <<END
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.slipway]
+      runtime_type = "io.containerd.slipway.v2"
+      privileged_without_host_devices = true
+      pod_annotations = ["dev.slipway.*"]
+      container_annotations = ["dev.slipway.*"]
+END
+}
+
+# Version 2 of the settings is what every containerd from 1.6 on takes.
+make_settings() {
+    cat >"$work/containerd.toml" <<END
+version = 2
+root = "$work/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "registry.k8s.io/pause:3.10"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "$work/mirrors"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "$root/usr/lib/cni"
+    conf_dir = "$work/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+$([ -z "$LAB_SHIM" ] || slipway_runtime)
+END
+}
+
+# Its CRI plugin serves, where crictl is there to ask it; else containerd itself.
+containerd_serves() { if command -v crictl; then crictl info; else ctr version; fi; }
+
+start_containerd() {
+    export CONTAINER_RUNTIME_ENDPOINT=unix:///run/containerd/containerd.sock
+    containerd --config "$work/containerd.toml" >>"$LAB_REPORT/containerd.log" 2>&1 &
+    containerd=$!
+    wait_until 60 containerd_serves ||
+        die "containerd does not answer: $(tail -n 5 "$LAB_REPORT/containerd.log")"
+}
+
+# start_daemon SETTING...: a daemon with directories of its own, and with user ids that no other daemon's VMMs
+# have by default.
+start_daemon() {
+    export SLIPWAY_PROGRAM=$LAB_SLIPWAY SLIPWAY_RUN_DIR=/run/slipway
+    export SLIPWAY_DATA_DIR=$work/slipway SLIPWAY_CONFIG=$work/slipway.toml
+    cat >"$SLIPWAY_CONFIG" <<END
+boot_timeout_s = 600
+vmm_uid_base = 1879052288
+vmm_uid_count = 256
+$(printf '%s\n' "$@")
+END
+    "$LAB_SLIPWAY" daemon >>"$LAB_REPORT/slipway.log" 2>&1 &
+    daemon=$!
+    wait_until 120 test -S "$SLIPWAY_RUN_DIR/slipway.sock" ||
+        die "Slipway's daemon does not answer: $(tail -n 5 "$LAB_REPORT/slipway.log")"
+}
