@@ -162,16 +162,24 @@ def fresh(pod):
 sys.exit(0 if len(pods) == int(sys.argv[2]) and all(map(fresh, pods)) else 1)' "$1" "$replicas"
 }
 
-# Kills all that runs pods, as the loss of a node's power does, but for the kernel.
+# Kills all that runs pods, as the loss of a node's power does, but for the kernel. A shim of runc's that is killed
+# leaves its socket, whoever cleans up after it; that is removed here.
 kill_runtime() {
-    local pid name
+    local pid name sockets=()
     kill_program kubelet
     kill_program containerd
     [ -z "$LAB_SLIPWAY" ] || kill_program daemon
-    processes | while read -r _ pid name; do
-        case $name in containerd-shim-*) kill -KILL "$pid" || true ;; esac
-    done
+    while read -r _ pid name; do
+        case $name in
+            containerd-shim-runc-v2) mapfile -t -O "${#sockets[@]}" sockets < <(sockets_of "$pid") ;;
+            containerd-shim-*) ;;
+            *) continue ;;
+        esac
+        kill -KILL "$pid" || true
+    done < <(processes)
+    rm -f "${sockets[@]}"
 }
+sockets_of() { ss -xlpH | awk -v pid="pid=$1," 'index($0, pid) && $5 ~ "^/run/containerd/s/" { print $5 }'; }
 
 part_restart() {
     local from time
