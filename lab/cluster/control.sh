@@ -128,10 +128,12 @@ END
         --node-ip "$address"
 }
 
-# What the node is beside the control plane, which part `restart` starts again.
+# What the node is beside the control plane, which the parts `upgrade` and `restart` start again.
 start_runtime() {
     if [ -n "$LAB_SLIPWAY" ]; then
-        start_daemon 'memory_bytes = 201326592'
+        # One that was killed left its socket, which is no sign of the next one.
+        rm -f /run/slipway/slipway.sock
+        start_daemon 'keeper = true' 'memory_bytes = 201326592'
         note daemon "$daemon"
     fi
     start_containerd

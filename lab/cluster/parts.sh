@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The parts of lab/kubernetes. Sourced by lab/cluster/node, never run.
 
-all_parts="deployment commands update resize job restart"
+all_parts="deployment commands update resize job upgrade restart"
 fail() { echo "failed: $*"; exit 1; }
 
 # apply NAME: a manifest, with the class of the pods and the numbers put in.
@@ -168,7 +168,7 @@ kill_runtime() {
     local pid name sockets=()
     kill_program kubelet
     kill_program containerd
-    [ -z "$LAB_SLIPWAY" ] || kill_program daemon
+    [ -z "$LAB_SLIPWAY" ] || { kill_program daemon; kill_keeper; }
     while read -r _ pid name; do
         case $name in
             containerd-shim-runc-v2) mapfile -t -O "${#sockets[@]}" sockets < <(sockets_of "$pid") ;;
@@ -179,7 +179,34 @@ kill_runtime() {
     done < <(processes)
     rm -f "${sockets[@]}"
 }
+kill_keeper() {
+    ss -xlpH | sed -n 's|.* /run/slipway/keeper.sock .*pid=\([0-9]*\),.*|\1|p' | xargs -r kill -KILL
+}
 sockets_of() { ss -xlpH | awk -v pid="pid=$1," 'index($0, pid) && $5 ~ "^/run/containerd/s/" { print $5 }'; }
+
+# What runs in the deployment's pods: id and time of each container.
+running() {
+    kubectl get pods -l app=web -o jsonpath='{range .items[*].status.containerStatuses[*]}{.containerID} {.state.running.startedAt} {.restartCount}{"\n"}{end}' | sort
+}
+
+# The programs around the pods are killed and started again, as at an upgrade; the pods go on.
+part_upgrade() {
+    local before name
+    replicas=2
+    deploy
+    client
+    before=$(running)
+    for name in kubelet containerd daemon; do kill_program "$name"; done
+    start_runtime
+    start_kubelet
+    for name in $(kubectl get pods -l app=web -o name); do
+        wait_until 120 kubectl exec "$name" -- true || fail "$name cannot be reached again"
+    done
+    check_service
+    same "what runs" "$(running)" "$before"
+    remove deployment/web service/web pod/client
+    check_left
+}
 
 part_restart() {
     local from time
@@ -190,7 +217,6 @@ part_restart() {
     kill_runtime
     sleep 1
     time=$(date -u +%FT%TZ)
-    rm -f /run/slipway/slipway.sock
     start_runtime
     start_kubelet
     wait_until 600 started_since "$time" || fail "the pods are not ready again"
