@@ -19,8 +19,12 @@ note() {
     disown "$2"
 }
 pid_of() { cat "$work/pids/$1" 2>/dev/null; }
-# kill_program NAME: with -9.
-kill_program() { kill -KILL "$(pid_of "$1")" 2>/dev/null || true; }
+# kill_program NAME: with -9. Its locks are free when it is gone.
+kill_program() {
+    local pid
+    pid=$(pid_of "$1") && kill -KILL "$pid" 2>/dev/null || return 0
+    wait_until 20 test ! -e "/proc/$pid" || true
+}
 # end_program NAME: waits until it has ended.
 end_program() {
     local pid

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # The parts of lab/kubernetes. Sourced by lab/cluster/node, never run.
 
-all_parts="deployment commands update resize job upgrade restart"
+all_parts="deployment commands volumes update resize job upgrade restart"
 fail() { echo "failed: $*"; exit 1; }
 
 # apply NAME: a manifest, with the class of the pods and the numbers put in.
 apply() {
-    sed -e "s/CLASS/$LAB_RUNTIME/; s/REPLICAS/${replicas:-$LAB_PODS}/; s/COMPLETIONS/$LAB_JOBS/" \
+    sed -e "s/CLASS/$LAB_RUNTIME/; s/REPLICAS/${replicas:-$LAB_PODS}/; s/COMPLETIONS/$LAB_JOBS/; s|DIRECTORY|$work/tmp/host|" \
         "$LAB_MANIFESTS/$1.yaml" | kubectl apply -f -
 }
 
@@ -97,6 +97,38 @@ check_debug() {
     kubectl logs tool -c target | grep -q 'httpd -f' || echo "with --target, the server's processes are not seen"
 }
 debugged() { kubectl logs tool -c "$1" | grep -q "$2"; }
+
+in_one() { kubectl exec volumes -c one -- sh -c "$1"; }
+in_two() { kubectl exec volumes -c two -- sh -c "$1"; }
+has_word() { [ "$(in_two 'cat /conf/word')" = "$1" ]; }
+
+part_volumes() {
+    local at
+    rm -rf "$work/tmp/host"
+    mkdir "$work/tmp/host"
+    echo host >"$work/tmp/host/file"
+    apply volumes
+    kubectl wait --for=condition=Ready pod/volumes --timeout=300s || fail "the pod is not ready: $(kubectl get pod volumes -o jsonpath='{.status.containerStatuses[0].state}')"
+    for at in data memory part; do
+        in_one "echo $at >/$at/file"
+        same "what the other container reads of /$at" "$(in_two "cat /$at/file")" "$at"
+    done
+    same "the sub-path's file" "$(in_two 'cat /data/part/file')" part
+    same "the host's file" "$(in_one 'cat /host/file; echo pod >/host/written')" host
+    same "what the host reads" "$(cat "$work/tmp/host/written")" pod
+    same "the downward API's file" "$(in_one 'cat /pod/name')" volumes
+    in_one 'test -s /var/run/secrets/kubernetes.io/serviceaccount/token' || fail "there is no service account's token"
+    has_word first || fail "the configMap is not there"
+    # Slipway's pods have copies of configMaps.
+    [ "$LAB_RUNTIME" = slipway ] || check_change
+    remove pod/volumes configmap/volumes
+    check_left
+}
+
+check_change() {
+    kubectl create configmap volumes --from-literal=word=second --dry-run=client -o yaml | kubectl replace -f -
+    wait_until 150 has_word second || fail "the configMap's change does not come through"
+}
 
 only_new() { ! kubectl get pods -l app=web -o jsonpath='{.items[*].spec.containers[0].image}' | grep httpd; }
 
