@@ -47,6 +47,8 @@ part_deployment() {
     deploy
     echo "$LAB_PODS pods are ready after $((SECONDS - from)) s"
     kubectl get pods -o wide
+    [ "$LAB_RUNTIME" = runc ] || same "what the class adds to a pod" \
+        "$(kubectl get pods -l app=web -o jsonpath='{.items[0].spec.overhead.memory}')" 160Mi
     client
     check_service
     remove deployment/web service/web pod/client
