@@ -16,7 +16,8 @@ start_keeper
 start_daemon
 (c events >"$work/events" 2>&1) & listener=$!
 refuses "host's network cannot" --net-host "$image" host true
-refuses "the host's /srv cannot be mounted at /data" --mount type=bind,src=/srv,dst=/data,options=rbind "$image" bound true
+refuses "the host's /srv cannot be mounted at /data" --mount type=bind,src=/srv,dst=/data,options=rbind:rshared "$image" bound true
+refuses "own is there" --mount type=bind,src=/srv,dst=/proc/data,options=rbind "$image" bound true
 refuses 'no such file' "$image" nothing /bin/no-such-program
 [ -z "$("$slipway" ps --quiet)" ] || fail "sandboxes are left: $("$slipway" ps)"
 before=$(images)
@@ -34,9 +35,11 @@ wait "$twin" || fail "twin-1: $(explain)"
 [ "$(images)" = "$before" ] || fail "images: $before, then $(images)"
 ok "two at once make it once"
 echo 'of the host' >"$work/shown"
-out=$(run --rm --mount "type=bind,src=$work/shown,dst=/etc/shown,options=rbind:ro" "$image" shown cat /etc/shown 2>&1)
-[ "$out" = 'of the host' ] || fail "a read-only bind mount: $out"
-ok "a file that is mounted read-only is copied"
+mkdir "$work/data"
+out=$(run --rm --mount "type=bind,src=$work/shown,dst=/etc/shown,options=rbind:ro" --mount "type=bind,src=$work/data,dst=/data,options=rbind:rw" \
+    "$image" shown sh -c 'cp /etc/shown /data/copy; echo x >/etc/shown || cat /etc/shown' 2>/dev/null)
+[ "$out" = 'of the host' ] && [ "$(cat "$work/data/copy")" = 'of the host' ] || fail "bind mounts: $out, $(ls "$work/data")"
+ok "a file that is mounted read-only, and a directory that is writable, are the host's"
 
 # rights CapBnd NoNewPrivs Seccomp OPTIONS…: what a container's process may do.
 rights() {
