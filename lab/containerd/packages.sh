@@ -58,6 +58,16 @@ need_critest() {
     mv -T "$built" "$programs"
 }
 
+# crictl alone, without the tests.
+need_crictl() {
+    crictl=$kept/crictl-$critest_version
+    [ -e "$crictl" ] && return
+    say "building crictl $critest_version (once, about a minute)"
+    local module=sigs.k8s.io/cri-tools
+    go_build "$work/crictl" "$module" "v$critest_version" build -o crictl "$module/cmd/crictl"
+    mv -T "$work/crictl/crictl" "$crictl"
+}
+
 # containerd_from_debian VERSION FOLDER: fails if the release has another version.
 containerd_from_debian() {
     local release suites

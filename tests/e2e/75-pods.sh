@@ -2,25 +2,7 @@
 # containerd runs pods in Slipway's microVMs: `ctr` names them by the annotations that containerd's CRI plugin
 # uses, and `crictl` goes through that plugin itself where it and the plugins of CNI are installed.
 . "$(dirname "$0")/lib.sh"
-cni=''
-for dir in ${CNI_BIN:-} /opt/cni/bin /usr/lib/cni; do
-    [ -x "$dir/ptp" ] && [ -x "$dir/host-local" ] && [ -x "$dir/loopback" ] && cni=$dir && break
-done
-command -v crictl >/dev/null && crictl=yes || crictl=''
-if [ -n "$crictl" ] && [ -n "$cni" ]; then
-    cri="[plugins.\"io.containerd.grpc.v1.cri\"]
-  sandbox_image = \"docker.io/test/busybox:1\"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-[plugins.\"io.containerd.grpc.v1.cri\".containerd]
-  default_runtime_name = \"slipway\"
-[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.slipway]
-  runtime_type = \"io.containerd.slipway.v2\"
-  pod_annotations = [\"dev.slipway.*\"]
-[plugins.\"io.containerd.grpc.v1.cri\".cni]
-  bin_dir = \"$cni\"
-  conf_dir = \"$work/cni\""
-fi
+. "$(dirname "$0")/cri.sh"
 . "$(dirname "$0")/containerd.sh"
 
 kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
@@ -142,16 +124,7 @@ ok "a pod has the interface of its network namespace, and its ports there"
 if [ -z "${cri:-}" ]; then
     printf 'SKIPPED: e2e/75-pods: crictl needs %s\n' "crictl and the plugins of CNI"
 else
-    mkdir -p "$work/cni"
-    cat >"$work/cni/10-test.conflist" <<END
-{"cniVersion": "0.4.0", "name": "slipway-e2e", "plugins": [{"type": "ptp", "ipam": {"type": "host-local",
-  "dataDir": "$work/ipam", "subnet": "10.213.74.0/24"}}]}
-END
-    : >"$work/crictl.yaml"
-    k() { timeout 120 crictl --config "$work/crictl.yaml" --runtime-endpoint "unix://$address" --image-endpoint "unix://$address" --timeout 60s "$@"; }
-    c -n k8s.io image import "$work/image.tar" >/dev/null || fail "ctr image import: $(explain)"
-    ready() { grep -q '"lastCNILoadStatus": "OK"' <<<"$(k info)"; }
-    wait_until 30 ready || fail "crictl info: $(k info) $(explain)"
+    need_cri
     cat >"$work/pod.json" <<END
 {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "attempt": 1}, "hostname": "web-0",
  "log_directory": "$work/logs", "dns_config": {"servers": ["192.0.2.53"]},

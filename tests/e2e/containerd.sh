@@ -104,7 +104,7 @@ def layer(files):
 names = ["sh", "echo", "cat", "sleep", "id", "stat", "stty", "seq", "hostname", "env", "tty", "test", "uname", "true", "nc", "ls", "kill", "ps"]
 layers = [layer([(d, None) for d in ("bin", "proc", "sys", "dev", "run", "tmp", "etc", "root")] + [("bin/busybox", busybox)]
                 + [("bin/" + name, "busybox") for name in names]),
-          layer([("etc/slipway-test", b"second layer\n")])]
+          layer([("etc/slipway-test", b"second layer\n"), ("etc/passwd", b"root:x:0:0::/root:/bin/sh\ngames:x:5:60::/:/bin/sh\n")])]
 config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
           "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers]}}
 manifest = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",

@@ -14,6 +14,8 @@ export SLIPWAY_DATA_DIR=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
 # Debian with the tools that the tests use in the guest; made once by `image`, and named for it.
 image=slipway-e2e:$(sha256sum "$here/image" | cut -c 1-12)
 work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
+# The first user id of this node's VMMs.
+uid_base=${SLIPWAY_E2E_UIDS:-1879048192}
 # Settings of the tests' daemons, of which a test may write more to $SLIPWAY_CONFIG. A guest under
 # emulation on a busy machine starts slowly, and no test is about how long that takes.
 export SLIPWAY_CONFIG=$work/config.toml
@@ -81,7 +83,7 @@ is_state() { [ "$(state_of "$1")" = "$2" ]; }
 # directory of its node's. What is dead and waits for init to take note of it holds nothing any more.
 vmms() {
     local stat pid args
-    ps -o stat=,pid=,args= -U "$(seq -s, 1879048192 1879048255)" | while read -r stat pid args; do
+    ps -o stat=,pid=,args= -U "$(seq -s, "$uid_base" $((uid_base + 63)))" | while read -r stat pid args; do
         case $stat:$(readlink "/proc/$pid/fd/1") in
             Z*) ;;
             *:"$SLIPWAY_RUN_DIR"/*) printf '%s %s %s\n' "$stat" "$pid" "$args" ;;
