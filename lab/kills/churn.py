@@ -31,6 +31,7 @@ class Node:
 
     def __init__(self, options):
         self.options = options
+        self.say = say
         self.lock, self.counters = threading.Lock(), collections.Counter()
         self.failures = []
         self.alive, self.interrupted = set(), []
@@ -56,12 +57,11 @@ class Node:
     def begin(self):
         for program in self.programs.values():
             program.start()
-        # What the first pod makes for all that follow stays: the image, its snapshots.
-        say("the first pod")
+        # What the first ones make for all that follow stays: the image, its snapshots, a network.
+        say("the first pod and the first sandbox")
         warm = load.Worker(99, self.options.seed, self)
-        pod = load.Pod(warm, "warm")
-        pod.containers = pod.containers[:1]
-        pod.live()
+        load.Pod(warm, "warm").live()
+        load.Shared(warm, "warm-shared").live()
         self.before, self.keeper_before = self.leftovers(set())[0], truth.held(self.options.keeper)
         self.counters.clear()
 
@@ -162,7 +162,8 @@ class Node:
                 ("calls that a kill interrupted", counts["interrupted"]),
                 ("states compared", counts["compared"]),
                 ("lines that containerd lost when it was killed", counts["lost"]),
-                ("files that containerd left when it was killed", counts["containerd's"])]
+                ("files that containerd left when it was killed", counts["containerd's"]),
+                ("exits that containerd missed when it started", counts["missed"])]
         rows += [(f"kills of {victim}", by[victim]) for victim in kills.VICTIMS]
         kinds = ("calls", "status", "output", "states", "leaks", "restarts", "checks")
         rows += [(f"failures: {kind}", sum(1 for one, _ in self.failures if one == kind)) for kind in kinds]

@@ -33,7 +33,7 @@ class Killer(threading.Thread):
         super().__init__(daemon=True)
         self.random, self.every, self.victims = random.Random(seed), every, victims
         self.programs, self.say = programs, say
-        self.kills, self.failures = [], []
+        self.kills, self.failures, self.lock = [], [], threading.Lock()
         self.quiet, self.paused, self.ended = threading.Event(), threading.Event(), threading.Event()
 
     def draw(self):
@@ -68,16 +68,7 @@ class Killer(threading.Thread):
 
     def _kill(self, kind, which):
         if kind in self.programs:
-            program = self.programs[kind]
-            kill = Kill(kind, None, program.child.pid)
-            self.kills.append(kill)
-            self.say(f"kill -9 {kind} {kill.pid}")
-            program.kill()
-            try:
-                program.wait_ready(120)
-            except machine.Failed as late:
-                self.failures.append(str(late))
-            kill.over = time.time()
+            self.kill_program(kind)
             return True
         found = {"shim": machine.shims, "vmm": machine.vmms, "slipway-fs": machine.file_servers}[kind]()
         if not found:
@@ -92,6 +83,20 @@ class Killer(threading.Thread):
         except ProcessLookupError:
             self.kills.remove(kill)
         return True
+
+    def kill_program(self, kind, why=""):
+        """Kills containerd or the daemon, and waits until it serves again."""
+        with self.lock:
+            program = self.programs[kind]
+            kill = Kill(kind, None, program.child.pid)
+            self.kills.append(kill)
+            self.say(f"kill -9 {kind} {kill.pid}{why}")
+            program.kill()
+            try:
+                program.wait_ready(120)
+            except machine.Failed as late:
+                self.failures.append(str(late))
+            kill.over = time.time()
 
     def hits(self, target):
         """Kills of what belongs to one pod or sandbox."""

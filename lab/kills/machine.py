@@ -44,8 +44,8 @@ def crictl(*argv, timeout=PATIENCE):
                "--timeout", f"{timeout}s", *argv, timeout=timeout + 20)
 
 
-def crictl_json(*argv):
-    return json.loads(crictl(*argv, "-o", "json"))
+def crictl_json(what, *argv):
+    return json.loads(crictl(what, "-o", "json", *argv))
 
 
 def ctr(*argv):

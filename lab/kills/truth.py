@@ -98,7 +98,7 @@ def there(node):
     found |= {f"link {line.split(': ')[1].split('@')[0]}" for line in lines("ip", "-o", "link")}
     found |= {f"rule {line}" for line in lines("nft", "list", "ruleset")}
     for what in ("endpoint", "disk", "port"):
-        found |= {f"{what} {one}" for one in map(json.dumps, json.loads(machine.slipway(what, "ls", "--json")))}
+        found |= {f"{what} {one.get('id') or one['name']}" for one in json.loads(machine.slipway(what, "ls", "--json"))}
     found |= {f"sandbox {name}" for name in machine.sandboxes()}
     found |= {f"task {id}" for id in tasks()}
     found |= {f"container {line.split()[0]}" for line in machine.ctr("container", "ls").splitlines()[1:]}

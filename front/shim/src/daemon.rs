@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use slipway_sandbox_api::{SandboxClient, v1};
 use tonic::{Code, Status};
@@ -12,6 +13,10 @@ use crate::ttrpc::Failure;
 const RUN_DIR: &str = "SLIPWAY_RUN_DIR";
 /// The daemon's run directory without that variable.
 const DEFAULT_RUN_DIR: &str = "/run/slipway";
+/// The longest time that a call waits for the next daemon. containerd waits 5 s for some calls.
+pub const REPLACEMENT: Duration = Duration::from_secs(4);
+/// The time between two attempts to reach the next daemon.
+const AGAIN: Duration = Duration::from_millis(100);
 /// The size of the largest message of the daemon's, bytes.
 const LARGEST: usize = 4 << 20;
 
@@ -49,34 +54,72 @@ impl Daemon {
         tokio::net::UnixStream::connect(self.run_dir.join("keeper.sock")).await.is_ok()
     }
 
-    /// Connects to the daemon.
+    /// Connects to the daemon. If it has died, the next one is waited for, for at most
+    /// [`REPLACEMENT`].
     ///
     /// # Errors
     /// [`Code::Unavailable`] if none serves; the message says how to start one.
     pub async fn connect(&self) -> Result<SandboxClient, Failure> {
-        let channel = slipway_sandbox_api::connect(&self.socket()).await.map_err(|_| {
-            let at = self.socket();
-            let message = format!(
-                "no Slipway daemon serves at {}: start it with `systemctl start slipway` or \
-                 `slipway daemon`",
-                at.display()
-            );
-            Failure::new(Code::Unavailable, message)
-        })?;
-        Ok(SandboxClient::new(channel).max_decoding_message_size(LARGEST))
+        self.connect_within(REPLACEMENT).await
+    }
+
+    async fn connect_within(&self, patience: Duration) -> Result<SandboxClient, Failure> {
+        let (begun, at) = (Instant::now(), self.socket());
+        loop {
+            match slipway_sandbox_api::connect(&at).await {
+                Ok(channel) => {
+                    return Ok(SandboxClient::new(channel).max_decoding_message_size(LARGEST));
+                }
+                Err(_) if begun.elapsed() < patience && self.is_between_lives().await => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Err(_) => {
+                    let message = format!(
+                        "no Slipway daemon serves at {}: start it with `systemctl start slipway` \
+                         or `slipway daemon`",
+                        at.display()
+                    );
+                    return Err(Failure::new(Code::Unavailable, message));
+                }
+            }
+        }
     }
 
     /// Removes a sandbox with all that is left of it, running or not. That there is none is no
-    /// error.
+    /// error. If the daemon has died, the next one is waited for, for at most `patience`.
     ///
     /// # Errors
     /// The daemon does not serve, or refuses.
-    pub async fn remove(&self, name: &str) -> Result<(), Failure> {
+    pub async fn remove(&self, name: &str, patience: Duration) -> Result<(), Failure> {
+        let begun = Instant::now();
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            match self.remove_now(name, left).await {
+                // The daemon died during the call.
+                Err(failed)
+                    if failed.code == Code::Unavailable
+                        && begun.elapsed() < patience
+                        && self.is_between_lives().await =>
+                {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                removed => return removed,
+            }
+        }
+    }
+
+    async fn remove_now(&self, name: &str, patience: Duration) -> Result<(), Failure> {
         let request = v1::RemoveRequest { name: name.to_owned(), force: true };
-        match self.connect().await?.remove(request).await {
+        match self.connect_within(patience).await?.remove(request).await {
             Err(status) if status.code() != Code::NotFound => Err(failure(&status)),
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether a daemon served and was not stopped: one that is stopped removes its socket,
+    /// and a keeper waits for the next one.
+    async fn is_between_lives(&self) -> bool {
+        self.socket().exists() || self.is_kept().await
     }
 }
 
@@ -93,4 +136,52 @@ pub fn failure(status: &Status) -> Failure {
         return Failure::new(Code::Unavailable, message);
     }
     Failure::new(status.code(), status.message())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::fake::Fake;
+
+    /// A long time, in which every attempt is made.
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[tokio::test]
+    async fn a_removal_waits_for_the_next_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Daemon::at(dir.path());
+        // The socket of a daemon that was killed stays.
+        drop(std::os::unix::net::UnixListener::bind(daemon.socket()).unwrap());
+        let early = daemon.remove("one", Duration::ZERO).await;
+        assert_eq!(early.unwrap_err().code, Code::Unavailable);
+        let waits = daemon.clone();
+        let removal = tokio::spawn(async move { waits.remove("one", LONG).await });
+        std::fs::remove_file(daemon.socket()).unwrap();
+        let next = Fake::serve(dir.path());
+        removal.await.unwrap().unwrap();
+        assert_eq!(next.calls(), ["remove one"]);
+    }
+
+    #[tokio::test]
+    async fn a_call_waits_for_the_next_daemon_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Daemon::at(dir.path());
+        drop(std::os::unix::net::UnixListener::bind(daemon.socket()).unwrap());
+        assert_eq!(
+            daemon.connect_within(Duration::ZERO).await.unwrap_err().code,
+            Code::Unavailable
+        );
+        let waits = daemon.clone();
+        let call = tokio::spawn(async move { waits.connect_within(LONG).await });
+        std::fs::remove_file(daemon.socket()).unwrap();
+        let _next = Fake::serve(dir.path());
+        call.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn where_no_daemon_served_none_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let removed = Daemon::at(dir.path()).remove("one", LONG).await;
+        assert_eq!(removed.unwrap_err().code, Code::Unavailable);
+    }
 }

@@ -7,7 +7,7 @@ use prost::Message;
 
 use crate::args::Args;
 use crate::containerd as cd;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, REPLACEMENT};
 use crate::process::timestamp;
 use crate::role::Role;
 use crate::spec::Oci;
@@ -26,7 +26,7 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     let annotations = Oci::load(&bundle).map(|oci| oci.annotations).unwrap_or_default();
     let role = Role::of(&annotations).unwrap_or(Role::Alone);
     let daemon = Daemon::from_environment();
-    let removed = daemon.remove(&names::container(args, &args.id, &role)).await;
+    let removed = daemon.remove(&names::container(args, &args.id, &role), REPLACEMENT).await;
     if let Some(private) = rootfs::private_of(&bundle) {
         rootfs::remove_private(&daemon, &private).await?;
     }

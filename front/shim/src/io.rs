@@ -57,6 +57,11 @@ impl Held {
         lock(&self.stdin).take();
     }
 
+    /// Returns the bytes in the FIFOs of outputs that nobody has read, 0 once they are released.
+    pub fn unread(&self) -> u64 {
+        lock(&self.readers).iter().filter_map(|fifo| rustix::io::ioctl_fionread(fifo).ok()).sum()
+    }
+
     /// Lets writes to an output without a reader fail.
     pub fn release_outputs(&self) {
         lock(&self.readers).clear();

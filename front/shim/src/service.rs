@@ -28,6 +28,9 @@ const MOST_EXECS: usize = 256;
 /// The longest time that a deleted process's output may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// The longest time that a removal waits for the next daemon.
+const RETURN: Duration = Duration::from_secs(30);
+
 /// The service of one shim.
 pub struct Service {
     args: Args,
@@ -172,7 +175,7 @@ impl Service {
 
     /// Removes what the node has of a task: a pod with all its containers.
     async fn remove(&self, task: &Task) -> Result<(), Failure> {
-        self.daemon.remove(&task.name).await?;
+        self.daemon.remove(&task.name, RETURN).await?;
         if let Some(private) = &task.private {
             rootfs::remove_private(&self.daemon, private).await?;
         }
@@ -329,7 +332,7 @@ mod tests;
 
 #[cfg(test)]
 #[path = "tests/fake.rs"]
-mod fake;
+pub(crate) mod fake;
 
 #[cfg(test)]
 #[path = "tests/pods.rs"]

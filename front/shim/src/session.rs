@@ -33,6 +33,12 @@ const RETURN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 /// The time without progress after which the output of an ended container is no longer waited for.
 const STUCK: Duration = Duration::from_secs(10);
+/// The time without a reader's progress after which an exit is published before its output was read.
+const UNREAD: Duration = Duration::from_millis(200);
+/// The longest time that the output of an ended process waits for a reader.
+const KEPT: Duration = Duration::from_secs(60);
+/// The time between two looks at unread output.
+const PEEK: Duration = Duration::from_millis(5);
 /// The exit status of a process whose own status is not known.
 const UNKNOWN: u32 = 255;
 
@@ -105,11 +111,38 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     if let Some(input) = input {
         input.abort();
     }
-    // Readers see the end of the output before anybody hears of the process's end.
-    drop((stdout, stderr));
-    process.held.release_outputs();
+    // Readers see the end of the output before anybody hears of the process's end, unless they are
+    // slow, or none is there now: containerd may be away.
+    if was_read(&process, UNREAD).await {
+        drop((stdout, stderr));
+        process.held.release_outputs();
+    } else {
+        tokio::spawn(keep_unread(Arc::clone(&process), stdout, stderr));
+    }
     task.finish(&process, end);
     process.closed.send_replace(true);
+}
+
+/// Waits until readers have taken what was written to the FIFOs. Returns `false` if they take nothing
+/// for `patience`.
+async fn was_read(process: &Process, patience: Duration) -> bool {
+    let (mut left, mut since) = (process.held.unread(), Instant::now());
+    while left > 0 && since.elapsed() < patience {
+        tokio::time::sleep(PEEK).await;
+        let now = process.held.unread();
+        if now != left {
+            (left, since) = (now, Instant::now());
+        }
+    }
+    left == 0
+}
+
+/// Keeps the FIFOs of an ended process open until their content was read: what is in a FIFO that
+/// nobody has open is lost. The write ends are kept too, since a reader waits for one.
+async fn keep_unread(process: Arc<Process>, stdout: Output, stderr: Output) {
+    was_read(&process, KEPT).await;
+    drop((stdout, stderr));
+    process.held.release_outputs();
 }
 
 /// Returns the end of a process of a pod that has ended, if the daemon does not report it soon: the
@@ -321,8 +354,9 @@ async fn watch(task: Arc<Task>, process: Arc<Process>) {
         init.ended().await;
         End::now(UNKNOWN, "the container ended")
     };
-    process.held.release_outputs();
+    // The session passes on what is left, and then the exit. A reader that has gone may come back.
     stuck(&process).await;
+    process.held.release_outputs();
     task.finish(&process, status);
 }
 

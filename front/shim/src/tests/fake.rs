@@ -20,6 +20,8 @@ type Reply<T> = Result<Response<T>, Status>;
 pub struct Fake {
     runs: Mutex<Vec<v1::RunSpec>>,
     calls: Mutex<Vec<String>>,
+    /// What everything that runs prints at its end.
+    last_words: Mutex<Vec<u8>>,
     /// The ends of all that was started, by name; `None` while it runs.
     ends: Mutex<BTreeMap<String, watch::Sender<Option<u32>>>>,
 }
@@ -55,6 +57,11 @@ impl Fake {
         if let Some(end) = ends.get(name) {
             end.send_if_modified(|end| end.is_none() && end.replace(status).is_none());
         }
+    }
+
+    /// Has everything that is started from here on print `words` at its end.
+    pub fn prints(&self, words: &[u8]) {
+        *self.last_words.lock().unwrap() = words.to_vec();
     }
 
     fn note(&self, call: String) {
@@ -98,6 +105,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         let first = request.into_inner().next().await.unwrap()?;
         let Some(run_in::Kind::Run(spec)) = first.kind else { panic!("{first:?}") };
         let (name, mut ended) = self.begin(spec);
+        let words = self.last_words.lock().unwrap().clone();
         let (sender, receiver) = mpsc::channel(4);
         tokio::spawn(async move {
             let created = v1::Created { id: "0".into(), name };
@@ -106,6 +114,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
             let status = ended.wait_for(Option::is_some).await.unwrap().unwrap();
             let exit = v1::Exit { status, ..Default::default() };
             // The test may be over.
+            let _ = sender.send(out(run_out::Kind::Stdout(words))).await;
             let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))

@@ -112,6 +112,10 @@ impl Shim {
 
     /// Puts a container into the pod, and starts it. Its root would need the program `slipway`.
     async fn member(&self, pod: &Arc<Task>, id: &str) {
+        self.member_with(pod, id, Paths::default()).await;
+    }
+
+    async fn member_with(&self, pod: &Arc<Task>, id: &str, paths: Paths) {
         let run = v1::RunSpec { pod: pod.name.clone(), name: id.into(), ..Default::default() };
         let task = Task {
             id: id.into(),
@@ -120,7 +124,7 @@ impl Shim {
             kind: Kind::Member(Arc::clone(pod)),
             daemon: pod.daemon.clone(),
             events: Arc::clone(&pod.events),
-            init: Arc::new(Process::new(String::new(), Paths::default(), run_in::Kind::Run(run))),
+            init: Arc::new(Process::new(String::new(), paths, run_in::Kind::Run(run))),
             execs: std::sync::Mutex::default(),
             private: None,
         };
@@ -275,4 +279,24 @@ async fn what_a_pod_cannot_do_is_refused_in_one_line() {
     assert_eq!(shim.status("pod").await, 0);
     let refused = shim.create("three", annotations("container")).await.unwrap_err();
     assert!(refused.message.contains("the pod pod has ended"), "{refused}");
+}
+
+#[tokio::test]
+async fn output_waits_for_a_reader_that_was_away_at_the_end() {
+    use tokio::io::AsyncReadExt;
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    let path = shim.dir.path().join("stdout");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let paths = Paths { stdout: path.to_string_lossy().into_owned(), ..Paths::default() };
+    shim.daemon.prints(b"the last line\n");
+    shim.member_with(&pod, "one", paths).await;
+    shim.daemon.end(&format!("{}/one", pod.name), 3, 0);
+    // Nobody reads, and the exit is told even so.
+    assert_eq!(shim.status("one").await, 3);
+    let mut reader = tokio::net::unix::pipe::OpenOptions::new().open_receiver(&path).unwrap();
+    let mut read = String::new();
+    reader.read_to_string(&mut read).await.unwrap();
+    assert_eq!(read, "the last line\n");
 }
