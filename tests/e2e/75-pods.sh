@@ -102,6 +102,18 @@ kill -9 "$pid"
 wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner orphan; do c container delete $id || fail "container delete: $(explain)"; done
 ok "a VMM was killed: all end with status 137; a shim was killed: containerd cleaned up, and the pod is gone"
+pod late
+started late "$image" inner sleep 1000
+kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
+kill -9 "$(shims)"
+# containerd waits 5 s for a removal, and forgets the pod then.
+forgotten() { [ -z "$(c task ls -q)" ]; }
+wait_until 60 forgotten || fail "after kill -9 of the shim without a daemon: $(c task ls) $(explain)"
+rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+start_daemon
+wait_until 60 gone || fail "after the next daemon's start: $("$slipway" ps) $(c task ls) $(explain)"
+for id in inner late; do c container delete $id || fail "container delete: $(explain)"; done
+ok "a shim was killed while no daemon served: the next one removes the pod"
 
 # A pod in a network namespace as a CNI plugin leaves one: programs of the host in it reach the containers'
 # ports at 127.0.0.1, as containerd's port forwarding does.

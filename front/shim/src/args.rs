@@ -18,8 +18,19 @@ pub struct Args {
     pub bundle: PathBuf,
     /// Set if details are to be logged.
     pub debug: bool,
+    /// What the command [`Command::Remove`] removes.
+    pub leftover: Leftover,
     /// The command.
     pub command: Command,
+}
+
+/// What is left of a container whose shim has died.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leftover {
+    /// The name by which the daemon knows it.
+    pub name: String,
+    /// The name of the image that is this container's alone, if there is one.
+    pub private: Option<String>,
 }
 
 impl Args {
@@ -43,6 +54,8 @@ pub enum Command {
     Start,
     /// Clean up after a shim that died.
     Delete,
+    /// Carry on a removal that [`Command::Delete`] has begun while no daemon served.
+    Remove,
     /// Mount a root for an importer that this process becomes; see [`crate::mount`].
     Import,
     /// Print the version.
@@ -89,6 +102,8 @@ fn take(args: &mut Args, name: &str, value: String) -> Result<(), String> {
         "id" => args.id = value,
         "address" => args.address = value,
         "bundle" => args.bundle = value.into(),
+        "name" => args.leftover.name = value,
+        "private" => args.leftover.private = Some(value),
         // Events go over containerd's ttrpc socket, and the shim's own address follows from the id.
         "publish-binary" | "socket" => {}
         _ => return Err(format!("there is no flag -{name}")),
@@ -100,6 +115,7 @@ fn command(word: &str) -> Result<Command, String> {
     match word {
         "start" => Ok(Command::Start),
         "delete" => Ok(Command::Delete),
+        "remove" => Ok(Command::Remove),
         "import" => Ok(Command::Import),
         _ => Err(format!("there is no command \"{word}\"; containerd runs this program")),
     }
@@ -145,6 +161,9 @@ mod tests {
         assert!(start.debug);
         let delete = of("-namespace default -id one --bundle=/b delete").unwrap();
         assert_eq!((delete.command, delete.bundle), (Command::Delete, PathBuf::from("/b")));
+        let remove = of("-namespace n -id one -name pod-1/one -private i remove").unwrap();
+        let left = Leftover { name: "pod-1/one".into(), private: Some("i".into()) };
+        assert_eq!((remove.command, remove.leftover), (Command::Remove, left));
         assert_eq!(of("-v").unwrap().command, Command::Version);
         assert_eq!(of("-info").unwrap().command, Command::Info);
     }

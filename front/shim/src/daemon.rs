@@ -118,7 +118,7 @@ impl Daemon {
 
     /// Returns whether a daemon served and was not stopped: one that is stopped removes its socket,
     /// and a keeper waits for the next one.
-    async fn is_between_lives(&self) -> bool {
+    pub async fn is_between_lives(&self) -> bool {
         self.socket().exists() || self.is_kept().await
     }
 }

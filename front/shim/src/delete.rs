@@ -1,24 +1,29 @@
 //! `delete`: cleans up after a shim that died, in place of that shim's own Delete.
 
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use prost::Message;
+use tonic::Code;
 
-use crate::args::Args;
+use crate::args::{Args, Leftover};
 use crate::containerd as cd;
 use crate::daemon::{Daemon, REPLACEMENT};
 use crate::process::timestamp;
 use crate::role::Role;
 use crate::spec::Oci;
 use crate::task::KILLED;
+use crate::ttrpc::Failure;
 use crate::{names, role, rootfs};
 
 /// Removes what is left of a container, or of a pod with its containers. Returns the message for
 /// standard output.
 ///
 /// # Errors
-/// The daemon does not serve, so the container may still run, or it refuses.
+/// The daemon refuses, or none served: the container does not run then.
 pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     let bundle = args.bundle();
     let pid = std::fs::read_to_string(bundle.join("shim.pid")).ok();
@@ -26,13 +31,20 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     let annotations = Oci::load(&bundle).map(|oci| oci.annotations).unwrap_or_default();
     let role = Role::of(&annotations).unwrap_or(Role::Alone);
     let daemon = Daemon::from_environment();
-    let removed = daemon.remove(&names::container(args, &args.id, &role), REPLACEMENT).await;
-    if let Some(private) = rootfs::private_of(&bundle) {
-        rootfs::remove_private(&daemon, &private).await?;
-    }
+    let left = Leftover {
+        name: names::container(args, &args.id, &role),
+        private: rootfs::private_of(&bundle),
+    };
+    let removed = remove(&daemon, &left, REPLACEMENT).await;
     let group = role::group(&args.id, &annotations).unwrap_or_else(|_| args.id.clone());
     remove_socket(&names::socket(args, &group));
-    removed.map_err(|failure| failure.message)?;
+    if let Err(failed) = removed {
+        if failed.code != Code::Unavailable || !daemon.is_between_lives().await {
+            return Err(failed.message);
+        }
+        // containerd ends this command now, and would ask again only at its next start.
+        remove_later(args, left).map_err(|error| format!("cannot remove it later: {error}"))?;
+    }
     let response = cd::DeleteResponse {
         pid: pid.and_then(|text| text.trim().parse().ok()).unwrap_or(0),
         // Nobody saw its end: SIGKILL may have been it.
@@ -40,6 +52,36 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
         exited_at: Some(timestamp()),
     };
     Ok(response.encode_to_vec())
+}
+
+/// Carries on a removal for which no daemon served while containerd waited, until one serves.
+///
+/// # Errors
+/// The daemon refuses, or was stopped.
+pub async fn carry_on(args: &Args) -> Result<(), String> {
+    let daemon = Daemon::from_environment();
+    let removed = remove(&daemon, &args.leftover, Duration::MAX).await;
+    removed.map_err(|failed| failed.message)
+}
+
+async fn remove(daemon: &Daemon, left: &Leftover, patience: Duration) -> Result<(), Failure> {
+    daemon.remove(&left.name, patience).await?;
+    if let Some(private) = &left.private {
+        rootfs::remove_private(daemon, private).await?;
+    }
+    Ok(())
+}
+
+/// Starts a process that carries on the removal.
+fn remove_later(args: &Args, left: Leftover) -> std::io::Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["-namespace", &args.namespace, "-id", &args.id, "-name", &left.name]);
+    if let Some(private) = &left.private {
+        command.args(["-private", private]);
+    }
+    // containerd reads this command's outputs to their end, and removes the bundle.
+    let silent = command.arg("remove").stdin(Stdio::null()).stdout(Stdio::null());
+    silent.stderr(Stdio::null()).current_dir("/").process_group(0).spawn().map(drop)
 }
 
 /// Removes the socket of a shim that died. One that serves other containers of a pod keeps it.

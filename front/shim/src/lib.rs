@@ -3,11 +3,11 @@
 //!
 //! containerd runs this program three times for a container: `start` makes a socket and starts the
 //! process that serves it (`start`); that process serves containerd's task service version 2
-//! (`service`) until the container is deleted; `delete` cleans up after one that died
-//! (`delete`). A container is a `task` with its `process`es; each has a `session` with the
-//! node's `daemon`, which carries its streams (`io`). What containerd asks for is translated
-//! in `spec` and `create`, its root is made an image in `rootfs` and `mount`, and what happens is
-//! told in `events`.
+//! (`service`) until the container is deleted; `delete` cleans up after one that died (`delete`).
+//! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
+//! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
+//! (`io`). What containerd asks for is translated in `spec` and `create`, its root is made an image
+//! in `rootfs` and `mount`, and what happens is told in `events`.
 //!
 //! A container has a sandbox of its own, or it runs in a pod: its `role` follows from annotations.
 //! A pod's sandbox is a task too, without a process; one shim serves all `tasks` of a pod.
@@ -83,6 +83,7 @@ fn run(args: &Args) -> Result<(), String> {
         Command::Info => print(&info()),
         Command::Start => print(start::start(args)?.as_bytes()),
         Command::Delete => print(&in_runtime(delete::delete(args))?),
+        Command::Remove => in_runtime(delete::carry_on(args)),
         Command::Import => mount::import(),
         Command::Serve => in_runtime(serve::serve(args)),
     }
