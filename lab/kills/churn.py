@@ -62,11 +62,11 @@ class Node:
         warm = load.Worker(99, self.options.seed, self)
         load.Pod(warm, "warm").live()
         load.Shared(warm, "warm-shared").live()
-        self.before, self.keeper_before = self.leftovers(set())[0], truth.held(self.options.keeper)
+        self.before, self.keeper_before = self.leftovers(set())[0], truth.descriptors(self.options.keeper)
         self.counters.clear()
 
     def leftovers(self, before):
-        there = truth.there(self)
+        there = truth.there()
         return there, there - before
 
     def compare(self):
@@ -106,7 +106,7 @@ class Node:
         for one in sorted(left):
             self.fail("leaks", one)
         self.before |= left
-        held = truth.held(self.options.keeper)
+        held = truth.descriptors(self.options.keeper)
         if held > self.keeper_before:
             self.fail("leaks", f"the keeper holds {held} descriptors and not {self.keeper_before}")
             self.keeper_before = held

@@ -54,32 +54,37 @@ def serve():
     return f"127.0.0.1:{server.server_address[1]}/test/busybox:1"
 
 
+def stress(node, image, runtime, seconds):
+    """Runs containerd-stress, which waits for the containers of the end, and returns its result."""
+    out = machine.run(os.environ["CHURN_STRESS"], "--address", machine.ADDRESS, "--runtime", runtime, "--image", image,
+                      "--concurrent", str(node.options.workers), "--duration", f"{seconds}s", "--json",
+                      timeout=seconds + 300)
+    return json.loads(out.strip().splitlines()[-1])
+
+
 def run(node, say):
-    image, seconds = serve(), 60 * node.options.minutes
-    rows = []
+    image, rows = serve(), []
+    for runtime in RUNTIMES:
+        # What the first container of a runtime makes for all that follow stays.
+        stress(node, image, runtime, 1)
+    node.before = node.leftovers(set())[0]
     for runtime, part in RUNTIMES.items():
-        duration = int(max(20, seconds * part))
-        say(f"containerd-stress with {runtime} for {duration} s")
+        seconds = int(max(20, 60 * node.options.minutes * part))
+        say(f"containerd-stress with {runtime} for {seconds} s")
         try:
-            # Containers of the end are waited for.
-            out = machine.run(os.environ["CHURN_STRESS"], "--address", machine.ADDRESS, "--runtime", runtime, "--image",
-                              image, "--concurrent", str(node.options.workers), "--duration", f"{duration}s", "--json",
-                              timeout=duration + 300)
-            result = json.loads(out.strip().splitlines()[-1])
+            result = stress(node, image, runtime, seconds)
         except (machine.Failed, ValueError, IndexError) as failed:
             node.fail("calls", f"{runtime}: {failed}")
             continue
         rows.append((runtime, result))
-        if result.get("failures"):
+        if result["failures"]:
             node.fail("calls", f"{runtime}: {result['failures']} containers failed")
-    node.draining.set()
     for worker in node.workers:
         worker.idle = True
-    node.before |= {one for one in node.leftovers(set())[0] if one.startswith("snapshot")}
     node.drain()
     print()
     for runtime, result in rows:
         print(f"{runtime:26} {result['total']:5} containers in {result['seconds']:6.1f} s,"
-              f" {result['containersPerSecond']:.3f} a second, failures: {result.get('failures', 0)}")
+              f" {result['containersPerSecond']:.3f} a second, failures: {result['failures']}")
     for kind, text in node.failures:
         print(f"{kind}: {text}")

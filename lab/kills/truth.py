@@ -80,7 +80,7 @@ def descriptors(pid):
         return 0
 
 
-def there(node):
+def there():
     """All that pods and sandboxes leave traces in, as lines. Compared before the first kill and after the last pod."""
     found = set()
     found |= set(filter(lambda line: not line.startswith("/tmp/"), bash("leftovers")))
@@ -99,6 +99,8 @@ def there(node):
     found |= {f"rule {line}" for line in lines("nft", "list", "ruleset")}
     for what in ("endpoint", "disk", "port"):
         found |= {f"{what} {one.get('id') or one['name']}" for one in json.loads(machine.slipway(what, "ls", "--json"))}
+    for leases in (machine.DATA_DIR / "networks").glob("*.leases"):
+        found |= {f"lease {line}" for line in machine.read(leases).splitlines()}
     found |= {f"sandbox {name}" for name in machine.sandboxes()}
     found |= {f"task {id}" for id in tasks()}
     found |= {f"container {line.split()[0]}" for line in machine.ctr("container", "ls").splitlines()[1:]}
@@ -112,11 +114,6 @@ def there(node):
 def bash(function):
     done = subprocess.run(["bash", "-c", function], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.splitlines()
-
-
-def held(keeper):
-    """Open descriptors of the keeper."""
-    return descriptors(keeper)
 
 
 # What containerd itself leaves when it dies while it makes a pod: it has written nothing of the pod yet.

@@ -18,13 +18,13 @@ pub struct Args {
     pub bundle: PathBuf,
     /// Set if details are to be logged.
     pub debug: bool,
-    /// What the command [`Command::Remove`] removes.
+    /// The container that the command [`Command::Remove`] removes.
     pub leftover: Leftover,
     /// The command.
     pub command: Command,
 }
 
-/// What is left of a container whose shim has died.
+/// A container whose shim has died, as the daemon knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftover {
     /// The name by which the daemon knows it.

@@ -50,8 +50,8 @@ impl Daemon {
     }
 
     /// Returns whether a keeper waits for the next daemon, so that sandboxes go on without one.
-    pub async fn is_kept(&self) -> bool {
-        tokio::net::UnixStream::connect(self.run_dir.join("keeper.sock")).await.is_ok()
+    pub fn is_kept(&self) -> bool {
+        slipway_keeper::Keeper::is_there(&self.run_dir.join("keeper.sock"))
     }
 
     /// Connects to the daemon. If it has died, the next one is waited for, for at most
@@ -70,7 +70,7 @@ impl Daemon {
                 Ok(channel) => {
                     return Ok(SandboxClient::new(channel).max_decoding_message_size(LARGEST));
                 }
-                Err(_) if begun.elapsed() < patience && self.is_between_lives().await => {
+                Err(_) if begun.elapsed() < patience && self.is_between_lives() => {
                     tokio::time::sleep(AGAIN).await;
                 }
                 Err(_) => {
@@ -99,7 +99,7 @@ impl Daemon {
                 Err(failed)
                     if failed.code == Code::Unavailable
                         && begun.elapsed() < patience
-                        && self.is_between_lives().await =>
+                        && self.is_between_lives() =>
                 {
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -118,8 +118,8 @@ impl Daemon {
 
     /// Returns whether a daemon served and was not stopped: one that is stopped removes its socket,
     /// and a keeper waits for the next one.
-    pub async fn is_between_lives(&self) -> bool {
-        self.socket().exists() || self.is_kept().await
+    pub fn is_between_lives(&self) -> bool {
+        self.socket().exists() || self.is_kept()
     }
 }
 
@@ -176,6 +176,24 @@ mod tests {
         std::fs::remove_file(daemon.socket()).unwrap();
         let _next = Fake::serve(dir.path());
         call.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn where_a_keeper_listens_the_next_daemon_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Daemon::at(dir.path());
+        assert!(!daemon.is_kept());
+        let keeper = dir.path().join("keeper.sock");
+        // Never joined: it serves until it holds nothing after a request, and none is made here.
+        std::thread::spawn(move || slipway_keeper::serve(&keeper));
+        while !daemon.is_kept() {
+            tokio::time::sleep(AGAIN).await;
+        }
+        let waits = daemon.clone();
+        let removal = tokio::spawn(async move { waits.remove("one", LONG).await });
+        let next = Fake::serve(dir.path());
+        removal.await.unwrap().unwrap();
+        assert_eq!(next.calls(), ["remove one"]);
     }
 
     #[tokio::test]

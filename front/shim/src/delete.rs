@@ -39,7 +39,7 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     let group = role::group(&args.id, &annotations).unwrap_or_else(|_| args.id.clone());
     remove_socket(&names::socket(args, &group));
     if let Err(failed) = removed {
-        if failed.code != Code::Unavailable || !daemon.is_between_lives().await {
+        if failed.code != Code::Unavailable || !daemon.is_between_lives() {
             return Err(failed.message);
         }
         // containerd ends this command now, and would ask again only at its next start.

@@ -33,7 +33,7 @@ const RETURN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 /// The time without progress after which the output of an ended container is no longer waited for.
 const STUCK: Duration = Duration::from_secs(10);
-/// The time without a reader's progress after which an exit is published before its output was read.
+/// The time without a reader's progress after which an exit is published although output is unread.
 const UNREAD: Duration = Duration::from_millis(200);
 /// The longest time that the output of an ended process waits for a reader.
 const KEPT: Duration = Duration::from_secs(60);
@@ -123,8 +123,8 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     process.closed.send_replace(true);
 }
 
-/// Waits until readers have taken what was written to the FIFOs. Returns `false` if they take nothing
-/// for `patience`.
+/// Waits until readers have taken what was written to the FIFOs. Returns `false` if they take
+/// nothing for `patience`.
 async fn was_read(process: &Process, patience: Duration) -> bool {
     let (mut left, mut since) = (process.held.unread(), Instant::now());
     while left > 0 && since.elapsed() < patience {
@@ -261,7 +261,7 @@ impl Session<'_> {
             tokio::time::sleep(LOOK).await;
             match self.task.daemon.connect().await {
                 Ok(client) => return Ok(client),
-                Err(_) if begun.elapsed() < RETURN || self.task.daemon.is_kept().await => {}
+                Err(_) if begun.elapsed() < RETURN || self.task.daemon.is_kept() => {}
                 Err(failed) => return Err(failed),
             }
         }

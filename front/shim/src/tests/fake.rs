@@ -20,7 +20,7 @@ type Reply<T> = Result<Response<T>, Status>;
 pub struct Fake {
     runs: Mutex<Vec<v1::RunSpec>>,
     calls: Mutex<Vec<String>>,
-    /// What everything that runs prints at its end.
+    /// The output of everything that runs, at its end.
     last_words: Mutex<Vec<u8>>,
     /// The ends of all that was started, by name; `None` while it runs.
     ends: Mutex<BTreeMap<String, watch::Sender<Option<u32>>>>,
