@@ -56,9 +56,10 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --total 1800
 
-soak: ## fuzz every target for half an hour each; memory of huge pages, whose limit on this host it raises
-	@deploy/setup/setup.sh build fuzz
+soak: build ## fuzz every target for half an hour each; pods under kills for ten minutes; memory of huge pages, whose limit on this host it raises
+	@deploy/setup/setup.sh build run fuzz
 	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
+	lab/churn $(TARGET)/release/slipway || [ $$? = 77 ]
 	fuzz/run --each 1800
 
 bench: build ## start-up of sandboxes, stage by stage; disks under load
