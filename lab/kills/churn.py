@@ -3,7 +3,6 @@
 
 import argparse
 import collections
-import os
 import random
 import signal
 import sys
@@ -62,7 +61,7 @@ class Node:
         warm = load.Worker(99, self.options.seed, self)
         load.Pod(warm, "warm").live()
         load.Shared(warm, "warm-shared").live()
-        self.before, self.keeper_before = self.leftovers(set())[0], truth.descriptors(self.options.keeper)
+        self.before, self.keeper_before = self.leftovers(set())[0], truth.kept()
         self.counters.clear()
 
     def leftovers(self, before):
@@ -106,7 +105,7 @@ class Node:
         for one in sorted(left):
             self.fail("leaks", one)
         self.before |= left
-        held = truth.descriptors(self.options.keeper)
+        held = truth.kept()
         if held > self.keeper_before:
             self.fail("leaks", f"the keeper holds {held} descriptors and not {self.keeper_before}")
             self.keeper_before = held
@@ -186,7 +185,6 @@ def options():
     found = parser.parse_args()
     if not set(found.victims) <= set(kills.VICTIMS):
         parser.error(f"victims are {', '.join(kills.VICTIMS)}")
-    found.keeper = int(os.environ["CHURN_KEEPER"])
     return found
 
 

@@ -68,7 +68,8 @@ def programs():
     for pid, argv in machine.processes():
         parent = re.search(r"^PPid:\s*(\d+)", machine.read(f"/proc/{pid}/status"), re.M)
         name = os.path.basename(argv[0])
-        if pid != own and not (parent and int(parent[1]) == own) and pid != 1:
+        # The daemon starts a keeper where the last one has ended, which held nothing.
+        if pid != own and not (parent and int(parent[1]) == own) and pid != 1 and argv[1:2] != ["keeper"]:
             found.add(f"process {name} {' '.join(argv[1:])[:120]}")
     return found
 
@@ -114,6 +115,11 @@ def there():
 def bash(function):
     done = subprocess.run(["bash", "-c", function], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.splitlines()
+
+
+def kept():
+    """Open descriptors of the keeper."""
+    return sum(descriptors(pid) for pid, argv in machine.processes() if argv[1:2] == ["keeper"])
 
 
 # What containerd itself leaves when it dies while it makes a pod: it has written nothing of the pod yet.

@@ -31,6 +31,11 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The longest time that a removal waits for the next daemon.
 const RETURN: Duration = Duration::from_secs(30);
 
+/// The least time between the Wait of a client that joins a process and its answer. containerd's CRI
+/// plugin, when it starts, waits for a container before it has entered it into its table, and forgets
+/// an exit that comes before that. A container whose output was held back ends at that very moment.
+const ENTERED: Duration = Duration::from_secs(1);
+
 /// The service of one shim.
 pub struct Service {
     args: Args,
@@ -286,7 +291,12 @@ impl Service {
 
     async fn wait(&self, request: cd::ProcessRequest) -> Result<cd::WaitResponse, Failure> {
         let process = self.tasks.find(&request.id)?.process(&request.exec_id)?;
+        let entered = tokio::time::Instant::now() + ENTERED;
+        let joins = !matches!(process.phase(), Phase::Created | Phase::Starting);
         let end = process.ended().await;
+        if joins {
+            tokio::time::sleep_until(entered).await;
+        }
         Ok(cd::WaitResponse { exit_status: end.status, exited_at: Some(end.at) })
     }
 

@@ -300,3 +300,15 @@ async fn output_waits_for_a_reader_that_was_away_at_the_end() {
     reader.read_to_string(&mut read).await.unwrap();
     assert_eq!(read, "the last line\n");
 }
+
+#[tokio::test]
+async fn a_client_that_joins_a_container_has_time_to_enter_it_before_its_exit() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "one").await;
+    let asked = std::time::Instant::now();
+    let end = async { shim.daemon.end(&format!("{}/one", pod.name), 3, 0) };
+    let (status, ()) = tokio::join!(shim.status("one"), end);
+    assert_eq!(status, 3);
+    assert!(asked.elapsed() >= ENTERED);
+}
