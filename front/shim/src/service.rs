@@ -31,9 +31,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The longest time that a removal waits for the next daemon.
 const RETURN: Duration = Duration::from_secs(30);
 
-/// The least time between the Wait of a client that joins a process and its answer. containerd's CRI
-/// plugin, when it starts, waits for a container before it has entered it into its table, and forgets
-/// an exit that comes before that. A container whose output was held back ends at that very moment.
+/// The least time between the Wait of a client that joins a process and its answer. When its CRI
+/// plugin starts, containerd waits for a container before it has entered it into its table, and
+/// forgets an exit that comes before that. A container whose output was held back ends just then.
 const ENTERED: Duration = Duration::from_secs(1);
 
 /// The service of one shim.
