@@ -181,6 +181,7 @@ def options():
     parser.add_argument("--every", type=float, default=10)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--victims", type=lambda text: text.split(","), default=list(kills.VICTIMS))
+    parser.add_argument("--volumes", action="store_true")
     parser.add_argument("--stress", action="store_true")
     found = parser.parse_args()
     if not set(found.victims) <= set(kills.VICTIMS):

@@ -23,12 +23,19 @@ class Container:
 
     KINDS = ("counts", "counts", "bursts", "stopped", "killed")
 
-    def __init__(self, name, chance):
-        self.name, self.kind, self.id = name, chance.choice(self.KINDS), None
+    def __init__(self, name, chance, pod, volumes):
+        kinds = self.KINDS + (("writes",) if volumes else ())
+        self.name, self.kind, self.id = name, chance.choice(kinds), None
+        self.dir = machine.WORK / "shared" / f"{pod}-{name}"
         self.status, self.lines = chance.randrange(0, 100), None
         if self.kind == "counts":
             self.lines = chance.randrange(5, 40)
             script = f"i=0; while [ $i -lt {self.lines} ]; do i=$((i+1)); echo line $i; sleep 0.2; done; exit {self.status}"
+        elif self.kind == "writes":
+            self.lines = chance.randrange(5, 40)
+            script = (f"i=0; while [ $i -lt {self.lines} ]; do i=$((i+1)); echo line $i; echo line $i >>/data/out;"
+                      f" sleep 0.2; done; exit {self.status}")
+            self.dir.mkdir(parents=True, exist_ok=True)
         elif self.kind == "bursts":
             self.lines = chance.randrange(1000, 20000)
             script = f"i=0; while [ $i -lt {self.lines} ]; do i=$((i+1)); echo line $i; done; exit {self.status}"
@@ -43,6 +50,7 @@ class Container:
     def config(self):
         return {"metadata": {"name": self.name}, "image": {"image": IMAGE}, "log_path": f"{self.name}.log",
                 "command": ["sh", "-c", self.script],
+                "mounts": [{"container_path": "/data", "host_path": str(self.dir)}] if self.kind == "writes" else [],
                 "linux": {"security_context": {"namespace_options": {"pid": 1}}}}
 
 
@@ -142,7 +150,9 @@ class Pod:
         self.worker, self.node, self.name = worker, worker.node, name
         self.id, self.begun = None, time.time()
         self.logs = machine.WORK / "logs" / name
-        self.containers = [Container(f"c{n}", worker.random) for n in range(worker.random.randrange(1, 4))]
+        volumes = self.node.options.volumes
+        count = worker.random.randrange(1, 4)
+        self.containers = [Container(f"c{n}", worker.random, name, volumes) for n in range(count)]
         self.pod_file = machine.WORK / "load" / f"{name}.json"
         self.pod_file.parent.mkdir(exist_ok=True)
         self.pod_file.write_text(json.dumps({
@@ -194,7 +204,13 @@ class Pod:
         return True
 
     def hit(self):
-        return self.node.killer.hits(self.id)
+        """Kills of the pod's VMM and shim."""
+        return [kill for kill in self.node.killer.hits(self.id) if kill.victim != "slipway-fs"]
+
+    def waits(self, container):
+        """Whether a container may wait for ever: the server of its share was killed."""
+        server = any(kill.victim == "slipway-fs" for kill in self.node.killer.hits(self.id))
+        return server and container.kind == "writes"
 
     def status_of(self, container):
         return machine.crictl_json("inspect", container.id)["status"]
@@ -204,6 +220,8 @@ class Pod:
         deadline, last = time.monotonic() + seconds, "it runs"
         look, missed = time.monotonic() + 10, False
         while time.monotonic() < deadline:
+            if self.waits(container):
+                return None
             try:
                 status = self.status_of(container)
                 if status["state"] == "CONTAINER_EXITED":
@@ -244,6 +262,9 @@ class Pod:
             asked = True
             self.again("stop", "--timeout", "60" if container.kind == "stopped" else "0", container.id)
         status = self.ended(container, LONG)
+        if status is None:
+            self.node.count("hit")
+            return
         # What is under way towards the log, and a kill that is noted later than its effect.
         time.sleep(1)
         hit, code = self.hit(), status["exitCode"]
@@ -255,6 +276,10 @@ class Pod:
         self.node.count("hit" if hit else "unhit")
         breaks = [kill.at for kill in list(self.node.killer.kills) if kill.victim == "containerd" and kill.at >= self.begun]
         whole = not hit and not asked
+        if container.kind == "writes" and whole and not self.waits(container):
+            text = machine.read(container.dir / "out").splitlines()
+            if text != [f"line {n}" for n in range(1, container.lines + 1)]:
+                self.node.fail("output", f"{self.name}/{container.name}: the share has {len(text)} of {container.lines} lines")
         wrong, lost = check_log(log_lines(self.logs / f"{container.name}.log"), container.lines, whole, breaks)
         if lost:
             self.node.count("lost", lost)
