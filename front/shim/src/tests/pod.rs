@@ -212,10 +212,22 @@ fn what_a_pod_cannot_have_is_named() {
     let mut hooked = pod();
     hooked["hooks"] = json!({"createRuntime": [{"path": "/bin/x"}]});
     assert!(pod_of(hooked).unwrap_err().contains("createRuntime"));
-    let mut shared = member();
     let volume = "/var/lib/kubelet/pods/0-1/volumes/kubernetes.io~empty-dir/cache";
-    let empty_dir = bind("/cache", volume, ["rbind", "rprivate", "rw"]);
-    shared["mounts"].as_array_mut().unwrap().push(empty_dir);
-    let refused = member_of(shared).unwrap_err();
+    let refused = with_volume(volume, ["rbind", "rshared", "rw"]).unwrap_err();
     assert!(refused.contains(volume) && refused.contains("/cache"), "{refused}");
+}
+
+/// Translates a container with a volume at /cache.
+fn with_volume(volume: &str, options: [&str; 3]) -> Result<v1::RunSpec, String> {
+    let mut config = member();
+    config["mounts"].as_array_mut().unwrap().push(bind("/cache", volume, options));
+    member_of(config)
+}
+
+#[test]
+fn a_volume_is_shared_with_the_pod() {
+    let volume = "/var/lib/kubelet/pods/0-1/volumes/kubernetes.io~empty-dir/cache";
+    let shares = with_volume(volume, ["rbind", "rprivate", "rw"]).unwrap().shares;
+    let share = shares.iter().find(|share| share.path == "/cache").unwrap();
+    assert_eq!((share.source.as_str(), share.read_only, share.below), (volume, false, true));
 }

@@ -144,8 +144,8 @@ fn what_cannot_be_honoured_is_named() {
     let path =
         json!([{"type": "pid"}, {"type": "ipc"}, {"type": "network", "path": "/run/netns/x"}]);
     let cases = [
-        ("/mounts", mount("bind", "/srv", "/data", &["rbind"]), "the host's /srv"),
-        ("/mounts", mount("none", "/srv", "/data", &["rbind"]), "the host's /srv"),
+        ("/mounts", mount("bind", "/srv", "/data", &["rbind", "rshared"]), "the host's /srv"),
+        ("/mounts", mount("none", "/srv", "/data", &["bind", "shared"]), "the host's /srv"),
         (
             "/mounts",
             mount("tmpfs", "tmpfs", "/scratch", &[]),
