@@ -54,6 +54,8 @@ print(socket.create_connection((\"127.0.0.1\", 7000)).recv(9).decode())" | grep 
 wait "$server" || fail "the server in a failed"
 [ "$(in_pod a 'ps ax | grep -c "[s]leep 1000"')" = 1 ] || fail "a sees processes of b"
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 67108864 ] || fail "b has another limit"
+s update pod/b --memory 96M >/dev/null || fail "update: $(explain)"
+[ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 100663296 ] || fail "an update did not change b's limit"
 ok "containers share network, IPC, host name and /dev/shm, and neither root nor processes"
 
 s run -d --pod pod --name p --share-processes "$image" -- sleep 2000 >/dev/null || fail "p: $(explain)"
@@ -92,6 +94,8 @@ awk '$0 != "line " NR { print NR ": " $0; exit 1 }' "$work/lines" || fail "the l
 ok "containers go on through three deaths of the daemon, $(wc -l <"$work/lines") lines in order"
 
 refused 'is a pod' exec pod -- true
+refused "more than the 512 MiB of the pod's microVM" update pod/b --memory 4G
+[ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 100663296 ] || fail "a refused update changed a limit"
 refused 'no sandbox' exec pod/none -- true
 refused 'no sandbox' run --pod none "$image" -- true
 refused 'has a container a already' run --pod pod --name a "$image" -- true

@@ -113,8 +113,9 @@ impl Node {
     /// Changes limits of a container that was added and runs.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::WrongState`] if the container does not run; [`Error::Agent`] if
-    /// it uses more memory than that, or the guest refuses. Nothing has changed then.
+    /// [`Error::Invalid`], also if the pod has less memory; [`Error::WrongState`] if the container
+    /// does not run; [`Error::Agent`] if it uses more memory than that, or the guest refuses. Nothing
+    /// has changed then.
     pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
         if target.container.state() != SandboxState::Running {
             return Err(target.wrong_state("the limits of a container that runs can be changed"));
@@ -123,6 +124,7 @@ impl Node {
         if limits == Limits::default() {
             return Err(Error::Invalid("the update names no limit".to_owned()));
         }
+        fits(limits, target.sandbox.look(|record| record.memory_bytes))?;
         let id = target.container.name.clone();
         let request = agent_v1::UpdateContainerRequest { id, resources: Some(limits.into()) };
         let agent = target.sandbox.agent()?;
@@ -215,6 +217,20 @@ fn limits(asked: Option<&Resources>) -> Result<Limits> {
     }
     let cpu_quota_us = if cpu_quota_us == 0 { 0 } else { cpu_quota_us.max(LEAST_QUOTA) };
     Ok(Limits { memory_bytes, cpu_quota_us, cpu_weight, pids })
+}
+
+/// Refuses a limit of memory that the pod's microVM cannot give, so that nobody counts on it.
+fn fits(Limits { memory_bytes, .. }: Limits, pod_bytes: u64) -> Result<()> {
+    // The greatest number takes a limit away.
+    if memory_bytes <= pod_bytes || memory_bytes == u64::MAX {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "a limit of {} MiB is more than the {} MiB of the pod's microVM, which has what it began \
+         with",
+        memory_bytes >> 20,
+        pod_bytes >> 20
+    )))
 }
 
 /// Enters a container into its pod's record and table, so that its name is taken.
