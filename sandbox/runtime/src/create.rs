@@ -35,8 +35,7 @@ impl Node {
         let store = self.store(&id);
         let (volumes, its) = (spec.volumes.clone(), store.clone());
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
-        let shared = spec.shares.clone();
-        let shares = lane.run(move || shares::check(&shared)).await?;
+        let shares = shares::check(&self.looks, &spec.shares).await?;
         let record = Record { shares, ..self.record(spec, settings, id.clone(), volumes)? };
         record::check_size(&record)?;
         // An invalid kernel is refused here, since a start with it would fail.

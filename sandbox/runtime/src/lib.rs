@@ -55,6 +55,7 @@ pub mod guests;
 mod life;
 mod lock;
 pub mod log;
+mod look;
 mod memory;
 pub mod name;
 mod network;

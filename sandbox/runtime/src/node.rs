@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::files::{Files, Lane};
 use crate::guests::Guests;
 use crate::lock::lock;
+use crate::look::Looks;
 use crate::record::{SandboxState, Store};
 use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
@@ -28,6 +29,8 @@ use crate::{Error, Result};
 /// The most sandboxes that a node keeps, ended ones included, since a list of all must fit into one
 /// message.
 const MOST_SANDBOXES: usize = 8192;
+/// The most looks at the host's files at once for sandboxes that are being made.
+const MOST_LOOKS: usize = 64;
 
 /// The services and components that a node uses, beside its settings.
 pub struct Parts {
@@ -60,6 +63,8 @@ pub struct Node {
     images_lane: Lane,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     uids: Mutex<BTreeSet<u32>>,
+    /// Looks at the host's files for sandboxes that are being made.
+    pub(crate) looks: Looks,
     pub(crate) boot: Known,
     pub(crate) roots: SharedRoots,
     /// The NUMA nodes of the host.
@@ -88,6 +93,7 @@ impl Node {
             images_lane: files.lane(),
             sandboxes: Mutex::default(),
             uids: Mutex::default(),
+            looks: Looks::new(MOST_LOOKS),
             boot: Known::new(parts.boot, files.lane()),
             files,
             topology: Arc::new(Topology::of_host()),

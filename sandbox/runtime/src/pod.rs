@@ -49,8 +49,7 @@ impl Node {
         refuse_machine(spec)?;
         let image = self.image(spec).await?;
         let copies = copies::check(&spec.files)?;
-        let asked = spec.shares.clone();
-        let shares = sandbox.lane.run(move || shares::check(&asked)).await?;
+        let shares = shares::check(&sandbox.looks, &spec.shares).await?;
         let added = Added { shares, ..describe(spec, settings(&image, spec)?)? };
         let name = added.name.clone();
         let log = sandbox.store.added_log(&name);

@@ -10,12 +10,15 @@ use crate::agent::Agent;
 use crate::container::{Container, OWN};
 use crate::files::Lane;
 use crate::lock::lock;
+use crate::look::Looks;
 use crate::record::{Record, SandboxState, Store};
 use crate::shared_root::SharedRoot;
 use crate::{Error, Result};
 
 /// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;
+/// The most looks at the host's files for one sandbox at once.
+const MOST_LOOKS: usize = 4;
 
 /// A sandbox, shared between the task that runs it and the calls that concern it.
 pub struct Sandbox {
@@ -48,6 +51,8 @@ pub struct Sandbox {
     cpus: Arc<tokio::sync::Mutex<()>>,
     /// Held while shares of containers of a pod are mounted or unmounted.
     pub(crate) shares: tokio::sync::Mutex<()>,
+    /// Looks at the host's files for the sandbox.
+    pub(crate) looks: Looks,
 }
 
 /// A record and the number of changes to it.
@@ -81,6 +86,7 @@ impl Sandbox {
             readers: Arc::new(Semaphore::new(MOST_READERS)),
             cpus: Arc::default(),
             shares: tokio::sync::Mutex::default(),
+            looks: Looks::new(MOST_LOOKS),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),
         })

@@ -20,6 +20,7 @@ use slipway_hypervisor::ENTRY;
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::copies::SYSTEM;
+use crate::look::Looks;
 use crate::node::Node;
 use crate::record::{ClientMemory, MountedTree, Record, Share, ShareServer};
 use crate::sandbox::Sandbox;
@@ -53,11 +54,11 @@ pub fn threads(record: &Record) -> u32 {
     if record.may_share() { THREADS } else { 0 }
 }
 
-/// Checks the shares of a new container. Waits for the disk.
+/// Checks the shares of a new container.
 ///
 /// # Errors
-/// [`Error::Invalid`], which names the share.
-pub fn check(shares: &[v1::Share]) -> Result<Vec<Share>> {
+/// [`Error::Invalid`], which names the share; [`Error::File`] if its file system does not answer.
+pub async fn check(looks: &Looks, shares: &[v1::Share]) -> Result<Vec<Share>> {
     if shares.len() > MOST {
         return Err(Error::Invalid(format!(
             "{} directories and files of the host are too many for one container: at most {MOST}",
@@ -74,7 +75,9 @@ pub fn check(shares: &[v1::Share]) -> Result<Vec<Share>> {
         if checked.iter().any(|one| one.path == share.path) {
             return Err(refused("there are two with this path"));
         }
-        let (source, kind) = source(&share.source).map_err(|why| refused(&why))?;
+        let path = share.source.clone();
+        let found = looks.run(Path::new(&share.source), move || source(&path)).await?;
+        let (source, kind) = found.map_err(|why| refused(&why))?;
         checked.push(Share {
             source,
             path: share.path.clone(),
@@ -253,19 +256,20 @@ mod tests {
         v1::Share { source, path, read_only: true, ..v1::Share::default() }
     }
 
-    fn refusal(shares: &[v1::Share]) -> String {
-        check(shares).unwrap_err().to_string()
+    async fn refusal(shares: &[v1::Share]) -> String {
+        check(&Looks::new(1), shares).await.unwrap_err().to_string()
     }
 
-    #[test]
-    fn a_source_is_recorded_without_links() {
+    #[tokio::test]
+    async fn a_source_is_recorded_without_links() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         std::fs::create_dir(root.join("d")).unwrap();
         std::fs::write(root.join("d/f"), "x").unwrap();
         std::os::unix::fs::symlink("d", root.join("link")).unwrap();
         let at = |name: &str| root.join(name).to_str().unwrap().to_owned();
-        let checked = check(&[share(&at("link"), "/a"), share(&at("link/f"), "/b/c")]).unwrap();
+        let shares = [share(&at("link"), "/a"), share(&at("link/f"), "/b/c")];
+        let checked = check(&Looks::new(1), &shares).await.unwrap();
         let expected = |source: &str, path: &str, is_file| Share {
             source: at(source).into(),
             path: path.to_owned(),
@@ -276,16 +280,18 @@ mod tests {
         assert_eq!(checked, [expected("d", "/a", false), expected("d/f", "/b/c", true)]);
     }
 
-    #[test]
-    fn what_cannot_be_shared_is_refused() {
+    #[tokio::test]
+    async fn what_cannot_be_shared_is_refused() {
         for path in ["a", "", "/", "/a/../b", "/proc/a", "/sys", "/dev/x", "/a\0b"] {
-            assert!(refusal(&[share("/tmp", path)]).starts_with("cannot share"), "{path}");
+            assert!(refusal(&[share("/tmp", path)]).await.starts_with("cannot share"), "{path}");
         }
-        assert!(refusal(&[share("tmp", "/a")]).contains("not an absolute"));
-        assert!(refusal(&[share("/no/such", "/a")]).contains("No such file"));
-        assert!(refusal(&[share("/dev/null", "/a")]).contains("neither a directory"));
-        assert!(refusal(&[share("/tmp", "/a"), share("/", "/a")]).contains("two with this path"));
-        assert!(refusal(&vec![share("/tmp", "/a"); MOST + 1]).contains("at most 64"));
+        assert!(refusal(&[share("tmp", "/a")]).await.contains("not an absolute"));
+        assert!(refusal(&[share("/no/such", "/a")]).await.contains("No such file"));
+        assert!(refusal(&[share("/dev/null", "/a")]).await.contains("neither a directory"));
+        assert!(
+            refusal(&[share("/tmp", "/a"), share("/", "/a")]).await.contains("two with this path")
+        );
+        assert!(refusal(&vec![share("/tmp", "/a"); MOST + 1]).await.contains("at most 64"));
     }
 
     #[test]

@@ -153,10 +153,8 @@ fn arguments(uid: u32, memory: ClientMemory, listener: &OwnedFd) -> Vec<OsString
 /// Clones what a share has of the host.
 pub(super) async fn clone(sandbox: &Sandbox, share: &Share) -> Result<Tree> {
     let (source, access) = (share.source.clone(), share.access());
-    let tree = sandbox
-        .lane
-        .run(move || Tree::open(&source, access).map_err(Error::file("cannot share", &source)));
-    tree.await
+    let tree = sandbox.looks.run(&share.source, move || Tree::open(&source, access)).await?;
+    tree.map_err(Error::file("cannot share", &share.source))
 }
 
 /// Returns a new number for a tree. None is used twice: a guest that has not noticed yet that a
