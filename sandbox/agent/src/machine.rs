@@ -33,6 +33,8 @@ const EXTRA_MODULES: &str = "/modules/extra";
 const NETWORK_MODULES: &str = "/modules/network";
 /// The folder of modules that the kernel requests when a VLAN interface is created.
 const VLAN_MODULES: &str = "/modules/vlan";
+/// The folder of modules that the kernel requests when a bridge is created.
+const BRIDGE_MODULES: &str = "/modules/bridge";
 /// The folder of modules that a sandbox with a socket function needs.
 const SOCKETS_MODULES: &str = "/modules/sockets";
 /// The folder of modules that a sandbox with a root in shared pages needs.
@@ -169,11 +171,13 @@ pub const MODPROBE_OPTION: &str = "-q";
 /// Loads the module that the kernel requests by name or alias. Returns `false` if there is no such
 /// module.
 pub fn load_asked(name: &str) -> bool {
-    let there = matches!(name, "8021q" | "rtnl-link-vlan");
-    if there {
-        load_modules_of(Path::new(VLAN_MODULES));
-    }
-    there
+    let directory = match name {
+        "8021q" | "rtnl-link-vlan" => VLAN_MODULES,
+        "bridge" | "rtnl-link-bridge" => BRIDGE_MODULES,
+        _ => return false,
+    };
+    load_modules_of(Path::new(directory));
+    true
 }
 
 fn load_modules_of(directory: &Path) {

@@ -12,7 +12,8 @@
 //! - for a sandbox with a socket function ([`Sockets`]): the socket engine's program, the libraries
 //!   that its containers' programs load, and the driver in `/modules/sockets`;
 //! - for a sandbox with a root in shared pages: their drivers in `/modules/pmem`;
-//! - for a sandbox with directories of the host: their drivers in `/modules/shares`.
+//! - for a sandbox with directories of the host: their drivers in `/modules/shares`;
+//! - for a pod, and a container with all rights: bridges, in `/modules/bridge`.
 //!
 //! The unpacked kernel and the initramfs are kept in a cache directory. They are written under
 //! temporary names and renamed into place, so that an interrupted build leaves nothing that looks
@@ -44,7 +45,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{EXTRA, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted};
+pub use modules::{BRIDGE, EXTRA, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -68,6 +69,7 @@ const DIRECTORIES: &[&str] = &[
     "run",
     "containers",
     "modules",
+    "modules/bridge",
     "modules/extra",
     "modules/network",
     "modules/pmem",
@@ -76,7 +78,7 @@ const DIRECTORIES: &[&str] = &[
     "modules/vlan",
 ];
 /// The directory of each group of modules.
-const GROUPS: [&str; 7] = [
+const GROUPS: [&str; 8] = [
     "modules",
     "modules/network",
     "modules/extra",
@@ -84,6 +86,7 @@ const GROUPS: [&str; 7] = [
     "modules/sockets",
     "modules/pmem",
     "modules/shares",
+    "modules/bridge",
 ];
 
 /// The host's files that a sandbox with a socket function needs.
@@ -106,6 +109,8 @@ pub struct Extras<'a> {
     pub pmem: bool,
     /// Set for the drivers of directories of the host, in `/modules/shares`.
     pub shares: bool,
+    /// Set for bridges, in `/modules/bridge`.
+    pub bridge: bool,
 }
 
 /// Returns the path of the initramfs for `kernel` with `agent` (a static x86-64 program) as its
@@ -123,9 +128,11 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
     let sockets = if extras.sockets.is_some() { SOCKETS } else { &[] };
     let pmem = if extras.pmem { PMEM } else { &[] };
     let shares = if extras.shares { SHARES } else { &[] };
+    let bridge = if extras.bridge { BRIDGE } else { &[] };
     let modules = match &kernel.modules {
         Some(directory) => {
-            modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares])?
+            let groups = [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares, bridge];
+            modules::resolve(directory, groups)?
         }
         None => Default::default(),
     };
@@ -144,7 +151,7 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
 }
 
 /// Assembles the archive. The same input makes the same bytes, since every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Vec<Module>; 7]) -> Archive {
+fn assemble(agent: &[u8], modules: &[Vec<Module>; GROUPS.len()]) -> Archive {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -367,6 +374,25 @@ mod tests {
             let path = format!("modules/shares/{name}");
             assert!(with.contains(&path) && !without.contains(&path), "{path}");
         }
+    }
+
+    #[test]
+    fn bridges_are_there_for_those_that_may_make_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let agent = agent_in(directory.path());
+        let build = |bridge| {
+            let extras = Extras { bridge, ..Extras::default() };
+            build(&kernel_in(directory.path()), &agent, extras, directory.path()).unwrap()
+        };
+        // Kernels without the module are no error.
+        build(true);
+        let path = directory.path().join("modules/kernel/fs/bridge.ko");
+        fs::write(path, ElfFile::module("depends=\0").bytes()).unwrap();
+        let has = |bridge| {
+            let built = fs::read(build(bridge)).unwrap();
+            String::from_utf8_lossy(&built).contains("modules/bridge/00-bridge.ko")
+        };
+        assert_eq!((has(true), has(false)), (true, false));
     }
 
     #[test]

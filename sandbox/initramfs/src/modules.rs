@@ -52,6 +52,10 @@ pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }]
 /// Modules for VLAN interfaces, loaded when the guest's kernel requests them.
 pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
 
+/// Modules for bridges, which containers in a pod or with all rights may make, loaded when the
+/// guest's kernel requests them.
+pub const BRIDGE: &[Wanted] = &[Wanted { name: "bridge", required: false }];
+
 /// Modules for a root in shared pages: the device that tells where they are, and the disk that a
 /// file system is mounted from.
 pub const PMEM: &[Wanted] =

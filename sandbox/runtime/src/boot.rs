@@ -34,12 +34,19 @@ pub struct Needs {
     pub shared_root: bool,
     /// Set if the sandbox has directories or files of the host.
     pub shares: bool,
+    /// Set if the sandbox's containers may make bridges.
+    pub bridge: bool,
 }
 
 impl Needs {
     /// Returns the needs of a sandbox whose root is a disk.
     pub fn of(record: &Record) -> Self {
-        Self { sockets: record.sockets.is_some(), shared_root: false, shares: record.may_share() }
+        Self {
+            sockets: record.sockets.is_some(),
+            shared_root: false,
+            shares: record.may_share(),
+            bridge: record.pod || record.settings.privileged,
+        }
     }
 }
 
@@ -64,8 +71,8 @@ impl Boot for Installed {
         let agent = self.0.find_agent()?;
         let sockets = if needs.sockets { Some(socket_files(&self.0)?) } else { None };
         let kernel = Kernel::locate(kernel, &self.0.kernel_dir)?;
-        let extras =
-            Extras { sockets: sockets.as_ref(), pmem: needs.shared_root, shares: needs.shares };
+        let Needs { shared_root, shares, bridge, .. } = needs;
+        let extras = Extras { sockets: sockets.as_ref(), pmem: shared_root, shares, bridge };
         let initramfs = slipway_initramfs::build(&kernel, &agent, extras, &cache)?;
         Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
     }
