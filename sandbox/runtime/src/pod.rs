@@ -113,8 +113,8 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Invalid`], also if the pod has less memory; [`Error::WrongState`] if the container
-    /// does not run; [`Error::Agent`] if it uses more memory than that, or the guest refuses. Nothing
-    /// has changed then.
+    /// does not run; [`Error::Agent`] if it uses more memory than that, or the guest refuses.
+    /// Nothing has changed then.
     pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
         if target.container.state() != SandboxState::Running {
             return Err(target.wrong_state("the limits of a container that runs can be changed"));
