@@ -129,6 +129,15 @@ const USERS: [c_long; 9] = [
     libc::SYS_setresuid,
 ];
 
+/// Flags of clone(2) that give a new process or thread namespaces of its own.
+const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWUTS;
+
 /// Applies the list to the calling thread and to those that it starts, for good.
 ///
 /// # Errors
@@ -161,8 +170,10 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
         let width = SeccompCmpArgLen::Dword;
         SeccompRule::new(vec![SeccompCondition::new(argument, width, masked, value)?])
     };
-    // A new thread shares all memory.
-    let thread = where_masked(0, libc::CLONE_VM, libc::CLONE_VM as u64)?;
+    // A new thread is one of this process, in its namespaces: a new process could have a user
+    // namespace of its own, and all rights there.
+    let thread = libc::CLONE_VM | libc::CLONE_THREAD;
+    let thread = where_masked(0, thread | NEW_NAMESPACES, thread as u64)?;
     rules.insert(libc::SYS_clone, vec![thread]);
     rules.insert(libc::SYS_clone3, Vec::new());
     // Memory may be readable and writable, and nothing else.
@@ -171,4 +182,47 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     }
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `work` on a thread that has the list.
+    fn listed<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let thread = || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            apply().unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(thread).join().unwrap())
+    }
+
+    /// Returns the error of a clone(2) with these flags. If there is none, the new process ends.
+    fn clone_error(flags: libc::c_int) -> Option<i32> {
+        extern "C" fn end(_: *mut libc::c_void) -> libc::c_int {
+            0
+        }
+        let mut stack = vec![0_u128; 4096];
+        // SAFETY: the new process has a stack of its own, which is there until it ends: with
+        // CLONE_VFORK this thread waits for that. It touches nothing else.
+        unsafe {
+            let top = stack.as_mut_ptr().add(stack.len()).cast();
+            match libc::clone(end, top, flags | libc::CLONE_VFORK, std::ptr::null_mut()) {
+                0.. => None,
+                _ => std::io::Error::last_os_error().raw_os_error(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_thread_is_one_of_the_process() {
+        let child = libc::CLONE_VM | libc::SIGCHLD;
+        for flags in [0, libc::CLONE_NEWUSER, libc::CLONE_NEWUSER | libc::CLONE_NEWNS] {
+            assert_eq!(listed(|| clone_error(child | flags)), Some(libc::EPERM), "{flags:x}");
+        }
+        assert_eq!(listed(|| clone_error(libc::SIGCHLD)), Some(libc::EPERM), "fork");
+        let answer = listed(|| std::thread::scope(|scope| scope.spawn(|| 7).join().unwrap()));
+        assert_eq!(answer, 7);
+    }
 }

@@ -5,14 +5,14 @@
 //! anything itself. A thread of its own enters the namespace for each change, and ends with it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 
-use crate::mounts::{Attributes, enter};
+use crate::mounts::{Attributes, enter, fingerprint};
 
 /// The name of a file that is mounted alone, in the directory of its number.
 pub const ENTRY: &str = "file";
@@ -30,6 +30,9 @@ pub struct Access {
     /// one that shares such changes.
     pub later: bool,
 }
+
+/// Most attempts to clone mounts that change meanwhile.
+const ATTEMPTS: usize = 16;
 
 /// A directory or a regular file of the host that can be mounted in a helper's namespace.
 #[derive(Debug)]
@@ -52,19 +55,13 @@ impl Tree {
         let asked = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID;
         let stat = rustix::fs::statx(&source, c"", AtFlags::EMPTY_PATH, asked)?;
         let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
-        let identity = (stat.stx_mnt_id, device, stat.stx_ino);
         let is_file = match FileType::from_raw_mode(stat.stx_mode.into()) {
             FileType::Directory => false,
             FileType::RegularFile => true,
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
-        let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_EMPTY_PATH;
-        if access.below {
-            flags |= OpenTreeFlags::AT_RECURSIVE;
-        }
-        let mount = open_tree(&source, c"", flags)?;
+        let (mount, mounts) = clone(&source, stat.stx_mnt_id, access.below)?;
+        let identity = (mounts, device, stat.stx_ino);
         // A helper runs no program of the host's, and opens no device.
         let safe = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
         let propagation = if access.later { libc::MS_SLAVE } else { libc::MS_PRIVATE };
@@ -77,11 +74,38 @@ impl Tree {
         Ok(Self { mount, is_file, identity })
     }
 
-    /// Returns the identity of the directory or file, as long as its mount is there: the mount's
-    /// identifier, and device and inode number.
+    /// Returns the identity of what was cloned, as long as this is mounted: a fingerprint of the
+    /// host's mount and of those below it, as they are now, and the device and inode number. Two
+    /// trees with the same identity and access show the same.
     pub fn identity(&self) -> (u64, u64, u64) {
         self.identity
     }
+
+    /// Returns whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.is_file
+    }
+}
+
+/// Clones `source`, in the host's mount `id`, with the mounts below it if `below` is set. Returns
+/// the clone and the fingerprint of the mounts that were cloned.
+fn clone(source: &OwnedFd, id: u64, below: bool) -> io::Result<(OwnedFd, u64)> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    if below {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", source.as_raw_fd()))?;
+    let mounts = || fingerprint(id, below.then_some(&*path));
+    for _ in 0..ATTEMPTS {
+        let before = mounts()?;
+        let clone = open_tree(source, c"", flags)?;
+        if mounts()? == before {
+            return Ok((clone, before));
+        }
+    }
+    Err(io::Error::other("what is mounted there changes all the time"))
 }
 
 /// The directory in a helper's mount namespace where trees are mounted, each under its number.
@@ -162,7 +186,9 @@ impl HelperFiles {
 
     fn remove(&self, number: u32) -> io::Result<()> {
         let at = self.base.join(number.to_string());
-        for place in [at.join(ENTRY), at] {
+        // The directory first: what is mounted there may have a file of the second name, and its
+        // file system, which would be asked, may never answer.
+        for place in [at.clone(), at.join(ENTRY)] {
             match unmount(&place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
                 // Nothing is there, or nothing is mounted there.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::INVAL) => {}
@@ -183,136 +209,4 @@ impl HelperFiles {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::{Child, Command, Stdio};
-
-    use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
-    use super::*;
-
-    /// A process in a mount namespace of its own, with a read-only file system at `base`.
-    struct Namespace {
-        process: Child,
-        files: HelperFiles,
-    }
-
-    impl Namespace {
-        fn new(base: &Path) -> Self {
-            use std::io::{BufRead, BufReader};
-            let script =
-                "mount -t tmpfs none $0 && mount -o remount,bind,ro $0 && echo && exec cat";
-            let mut process = Command::new("unshare")
-                .args(["--mount", "sh", "-c", script])
-                .arg(base)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let mut line = String::new();
-            BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-            assert_eq!(line, "\n");
-            let pid = Pid::from_child(&process);
-            let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-            Self { process, files: HelperFiles::new(pidfd, base) }
-        }
-
-        /// Runs a command in the namespace. Returns its output.
-        fn sh(&self, command: &str) -> String {
-            let pid = self.process.id().to_string();
-            let output = Command::new("nsenter")
-                .args(["--mount", "--target", &pid, "sh", "-c", command])
-                .output()
-                .unwrap();
-            String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
-        }
-    }
-
-    impl Drop for Namespace {
-        fn drop(&mut self) {
-            let _ = self.process.kill();
-            let _ = self.process.wait();
-        }
-    }
-
-    /// Mounts a file system at `path` while it lives.
-    struct Mounted(PathBuf);
-
-    impl Mounted {
-        fn new(path: PathBuf) -> Self {
-            std::fs::create_dir(&path).unwrap();
-            let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&path).status();
-            assert!(mounted.unwrap().success());
-            Self(path)
-        }
-    }
-
-    impl Drop for Mounted {
-        fn drop(&mut self) {
-            let _ = unmount(&self.0, UnmountFlags::DETACH);
-        }
-    }
-
-    fn as_root(test: &str) -> bool {
-        let root = rustix::process::geteuid().is_root();
-        if !root {
-            println!("SKIPPED: {test}: needs root");
-        }
-        root
-    }
-
-    #[test]
-    fn trees_come_to_a_helper_that_cannot_mount() {
-        if !as_root("trees_come_to_a_helper_that_cannot_mount") {
-            return;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        for name in ["base", "d"] {
-            std::fs::create_dir(at(name)).unwrap();
-        }
-        std::fs::write(at("d/f"), "one").unwrap();
-        let below = Mounted::new(at("d/below"));
-        std::fs::write(below.0.join("g"), "two").unwrap();
-        let namespace = Namespace::new(&at("base"));
-        let all = Access { below: true, ..Access::default() };
-        let fixed = Access { read_only: true, ..all };
-        let frozen = Access { below_read_only: true, ..fixed };
-        for (number, access) in [(0, Access::default()), (1, all), (2, fixed), (3, frozen)] {
-            let tree = Tree::open(&at("d"), access).unwrap();
-            namespace.files.attach(number, &tree).unwrap();
-        }
-        namespace.files.attach(4, &Tree::open(&at("d/f"), frozen).unwrap()).unwrap();
-        let sh = |command: &str| namespace.sh(&format!("cd {}; {command}", at("base").display()));
-        assert_eq!(sh("cat */f */file"), "one".repeat(5));
-        assert_eq!(sh("ls -A 0/below; cat 1/below/g"), "two");
-        let writable = "for d in */ */below/; do touch $d/new 2>/dev/null && echo $d; done; true";
-        assert_eq!(sh(writable), "0/\n1/\n0/below/\n1/below/\n2/below/\n");
-        assert_eq!(sh("echo x 2>&1 >4/file").matches("Read-only").count(), 1);
-        assert!(sh("mkdir new").contains("Read-only"));
-        // Another takes its place, and all go.
-        namespace.files.attach(4, &Tree::open(&at("d"), all).unwrap()).unwrap();
-        assert_eq!(sh("cat 4/f 4/below/g"), "onetwo");
-        for number in 0..6 {
-            namespace.files.detach(number).unwrap();
-        }
-        assert_eq!(sh("ls -A; grep -c below /proc/self/mounts"), "1\n");
-        assert_eq!(std::fs::read(at("d/f")).unwrap(), b"one");
-    }
-
-    #[test]
-    fn what_cannot_be_mounted_is_refused() {
-        if !as_root("what_cannot_be_mounted_is_refused") {
-            return;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let refused = |path: &Path| Tree::open(path, Access::default()).unwrap_err().kind();
-        assert_eq!(refused(&directory.path().join("no")), io::ErrorKind::NotFound);
-        assert_eq!(refused(Path::new("/dev/null")), io::ErrorKind::Unsupported);
-        let tree = Tree::open(directory.path(), Access::default()).unwrap();
-        let mut namespace = Namespace::new(directory.path());
-        namespace.process.kill().unwrap();
-        namespace.process.wait().unwrap();
-        let ended = namespace.files.attach(0, &tree).unwrap_err();
-        assert_eq!(ended.kind(), io::ErrorKind::NotFound);
-    }
-}
+mod tests;

@@ -63,8 +63,10 @@ pub struct MountedTree {
     pub identity: TreeIdentity,
 }
 
-/// The identity of a directory or file of the host, as long as its mount is there: the mount's
-/// identifier, and the device and inode number.
+/// The identity of a directory or file of the host with its mounts ([`Tree::identity`]): a
+/// fingerprint of these, and the device and inode number.
+///
+/// [`Tree::identity`]: slipway_hypervisor::Tree::identity
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeIdentity(pub u64, pub u64, pub u64);
 

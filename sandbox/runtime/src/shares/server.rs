@@ -152,9 +152,21 @@ fn arguments(uid: u32, memory: ClientMemory, listener: &OwnedFd) -> Vec<OsString
 
 /// Clones what a share has of the host.
 pub(super) async fn clone(sandbox: &Sandbox, share: &Share) -> Result<Tree> {
-    let (source, access) = (share.source.clone(), share.access());
-    let tree = sandbox.looks.run(&share.source, move || Tree::open(&source, access)).await?;
+    let its = share.clone();
+    let tree = sandbox.looks.run(&share.source, move || open(&its)).await?;
     tree.map_err(Error::file("cannot share", &share.source))
+}
+
+/// Opens the source of a share. One that is a file must have stayed one: the guest is told the path
+/// of a file in a directory of the daemon's, and in one of the source's own that could be a link to
+/// the guest's own files.
+fn open(share: &Share) -> io::Result<Tree> {
+    let tree = Tree::open(&share.source, share.access())?;
+    match tree.is_file() == share.is_file {
+        true => Ok(tree),
+        false if share.is_file => Err(io::Error::other("it was a regular file, and is none now")),
+        false => Err(io::Error::other("it was a directory, and is none now")),
+    }
 }
 
 /// Returns a new number for a tree. None is used twice: a guest that has not noticed yet that a
@@ -169,7 +181,7 @@ pub(super) fn next(sandbox: &Sandbox, tree: &Tree) -> MountedTree {
     MountedTree { number, identity: TreeIdentity(mount, device, inode) }
 }
 
-/// Mounts a tree in the process's directory.
+/// Mounts a tree in the process's directory. Asks no file system of a share.
 pub(super) async fn attach(
     sandbox: &Sandbox,
     files: &Arc<HelperFiles>,
@@ -230,6 +242,24 @@ async fn end(node: &Node, sandbox: &Sandbox) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_source_must_stay_what_it_was() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: a_source_must_stay_what_it_was: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        let opened = |source: &std::path::Path, is_file| {
+            let share = Share { source: source.to_owned(), is_file, ..Share::default() };
+            open(&share).map(|tree| tree.is_file()).map_err(|error| error.to_string())
+        };
+        assert_eq!((opened(&file, true), opened(dir.path(), false)), (Ok(true), Ok(false)));
+        assert!(opened(dir.path(), true).unwrap_err().contains("was a regular file"));
+        assert!(opened(&file, false).unwrap_err().contains("was a directory"));
+    }
 
     #[test]
     fn the_process_is_told_whom_it_serves() {
