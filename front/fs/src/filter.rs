@@ -117,7 +117,7 @@ const FILES: [c_long; 44] = [
 ];
 
 /// Calls by which a thread acts as a user of the guest's.
-const USERS: [c_long; 9] = [
+const USERS: [c_long; 7] = [
     libc::SYS_capget,
     libc::SYS_capset,
     libc::SYS_getegid,
@@ -125,8 +125,6 @@ const USERS: [c_long; 9] = [
     libc::SYS_getgid,
     libc::SYS_getuid,
     libc::SYS_setgroups,
-    libc::SYS_setresgid,
-    libc::SYS_setresuid,
 ];
 
 /// Flags of clone(2) that give a new process or thread namespaces of its own.
@@ -170,11 +168,22 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
         let width = SeccompCmpArgLen::Dword;
         SeccompRule::new(vec![SeccompCondition::new(argument, width, masked, value)?])
     };
+    let where_kept = |arguments: &[u8]| {
+        let kept = |argument: &u8| {
+            let (width, all) = (SeccompCmpArgLen::Dword, u64::from(u32::MAX));
+            SeccompCondition::new(*argument, width, SeccompCmpOp::Eq, all)
+        };
+        SeccompRule::new(arguments.iter().map(kept).collect::<Result<_, _>>()?)
+    };
     // A new thread is one of this process, in its namespaces: a new process could have a user
     // namespace of its own, and all rights there.
     let thread = libc::CLONE_VM | libc::CLONE_THREAD;
     let thread = where_masked(0, thread | NEW_NAMESPACES, thread as u64)?;
     rules.insert(libc::SYS_clone, vec![thread]);
+    // Only the effective user changes: by the real one the daemon finds the process.
+    for call in [libc::SYS_setresuid, libc::SYS_setresgid] {
+        rules.insert(call, vec![where_kept(&[0, 2])?]);
+    }
     rules.insert(libc::SYS_clone3, Vec::new());
     // Memory may be readable and writable, and nothing else.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
@@ -211,6 +220,28 @@ mod tests {
             match libc::clone(end, top, flags | libc::CLONE_VFORK, std::ptr::null_mut()) {
                 0.. => None,
                 _ => std::io::Error::last_os_error().raw_os_error(),
+            }
+        }
+    }
+
+    #[test]
+    fn the_real_user_stays() {
+        const KEPT: libc::uid_t = libc::uid_t::MAX;
+        // SAFETY: system calls of this thread alone, without memory effects.
+        let call = |number, ids: [libc::uid_t; 3]| match unsafe {
+            libc::syscall(number, ids[0], ids[1], ids[2])
+        } {
+            0 => None,
+            _ => std::io::Error::last_os_error().raw_os_error(),
+        };
+        // SAFETY: they have no effects.
+        let own = unsafe {
+            [(libc::SYS_setresuid, libc::geteuid()), (libc::SYS_setresgid, libc::getegid())]
+        };
+        for (number, id) in own {
+            assert_eq!(listed(|| call(number, [KEPT, id, KEPT])), None);
+            for ids in [[id, KEPT, KEPT], [KEPT, KEPT, id], [id, id, id]] {
+                assert_eq!(listed(|| call(number, ids)), Some(libc::EPERM), "{ids:?}");
             }
         }
     }

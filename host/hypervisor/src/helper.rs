@@ -2,14 +2,15 @@
 //! like the VMM's, but with rights of its own, which it gives up itself.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::unix::pipe;
+use tokio::task::JoinHandle;
 
+use crate::console::{CappedLog, copy_to_log, make_fifo, open_fifo};
 use crate::files::elsewhere;
 use crate::process::{Launch, Process};
 use crate::{Error, Result};
@@ -22,6 +23,8 @@ const END_DEADLINE: Duration = Duration::from_secs(10);
 const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(2);
 /// Most bytes of a helper's last words that are read.
 const LAST_WORDS: u64 = 4096;
+/// Most bytes of the log.
+const LOG_CAP: u64 = 64 << 10;
 
 /// A helper to be started.
 #[derive(Debug)]
@@ -35,7 +38,9 @@ pub struct HelperSpec {
     pub passed: Vec<OwnedFd>,
     /// The files by which it joins its control groups.
     pub cgroup_procs: Vec<PathBuf>,
-    /// The file for its output, which is made anew.
+    /// The file for its output, which is made anew, beside a FIFO of the same name with the
+    /// extension `fifo`. The helper has the FIFO, so that it cannot fill a disk. What it prints
+    /// after the end of this process is lost.
     pub log: PathBuf,
 }
 
@@ -54,10 +59,10 @@ impl Helper {
     /// does not serve in time.
     pub async fn start(spec: HelperSpec) -> Result<Self> {
         let log = spec.log.clone();
-        let (launch, output, ready) = elsewhere(move || prepare(spec)).await?;
-        let errors =
-            output.try_clone().map_err(|e| Error::system("duplicating a descriptor", e))?;
+        let Prepared { launch, output, errors, copied, ready } =
+            elsewhere(move || prepare(spec)).await?;
         let mut process = launch.spawn(output, errors).await?;
+        let copied = tokio::spawn(copy_to_log(copied.0, copied.1));
         match tokio::time::timeout(READY_DEADLINE, is_ready(&ready)).await {
             Ok(true) => Ok(Self { process }),
             answered => {
@@ -67,7 +72,7 @@ impl Helper {
                 }
                 process.kill()?;
                 let _ = tokio::time::timeout(END_DEADLINE, process.exited()).await;
-                let said = elsewhere(move || Ok(last_line(&log))).await?;
+                let said = last_words(copied, log).await?;
                 let late = || format!("it does not serve after {} s", READY_DEADLINE.as_secs());
                 Err(Error::Helper { said: if answered.is_err() { late() } else { said } })
             }
@@ -93,12 +98,24 @@ impl Helper {
     }
 }
 
-/// Opens what the helper is given. The helper has the writing end of the pipe alone, so the pipe
-/// ends with it.
-fn prepare(spec: HelperSpec) -> Result<(Launch, OwnedFd, pipe::Receiver)> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).append(false).mode(0o600);
-    let output = options.open(&spec.log).map_err(|e| Error::file("write", &spec.log, e))?;
+/// The parts of a helper that is to be started.
+struct Prepared {
+    launch: Launch,
+    output: OwnedFd,
+    errors: OwnedFd,
+    /// The end of the FIFO for this process, and the log.
+    copied: (pipe::Receiver, CappedLog),
+    /// The pipe on which the helper says that it serves.
+    ready: pipe::Receiver,
+}
+
+/// Opens what the helper is given. The helper has the writing ends of both pipes alone, so the
+/// pipes end with it.
+fn prepare(spec: HelperSpec) -> Result<Prepared> {
+    let log = CappedLog::create(&spec.log, LOG_CAP)?;
+    let fifo = spec.log.with_extension("fifo");
+    let (output, text) = (make_fifo(&fifo)?, open_fifo(&fifo)?);
+    let errors = output.try_clone().map_err(|e| Error::system("duplicating a descriptor", e))?;
     let (from, to) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(|errno| Error::system("making a pipe", errno))?;
     let ready = pipe::Receiver::from_owned_fd(from)
@@ -112,7 +129,7 @@ fn prepare(spec: HelperSpec) -> Result<(Launch, OwnedFd, pipe::Receiver)> {
     for fd in spec.passed.into_iter().chain([to]) {
         launch.pass(fd);
     }
-    Ok((launch, output.into(), ready))
+    Ok(Prepared { launch, output, errors, copied: (text, log), ready })
 }
 
 /// Returns whether the helper says that it serves, before it closes the pipe.
@@ -132,6 +149,12 @@ async fn is_ready(pipe: &pipe::Receiver) -> bool {
         }
     }
     said.starts_with(READY)
+}
+
+/// Returns the last line of the log of a helper that has ended.
+async fn last_words(copied: JoinHandle<io::Result<()>>, log: PathBuf) -> Result<String> {
+    let _ = tokio::time::timeout(LAST_WORDS_DEADLINE, copied).await;
+    elsewhere(move || Ok(last_line(&log))).await
 }
 
 /// Returns the last line of a log, or that there is none.
@@ -166,7 +189,26 @@ mod tests {
         let helper = Helper::start(spec(directory.path(), script)).await.unwrap();
         assert!(helper.pid() > 0);
         helper.ended().await;
-        assert_eq!(std::fs::read_to_string(directory.path().join("log")).unwrap(), "hello\n");
+        let log = || std::fs::read_to_string(directory.path().join("log")).unwrap();
+        while log() != "hello\n" {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_of_a_helper_has_an_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let much = format!("head -c {} /dev/zero", 4 * LOG_CAP);
+        let script = format!(
+            "{much}; eval \"echo ready >&$2\"; {much}; until readlink /proc/$$/fd/1; do :; done"
+        );
+        let helper = Helper::start(spec(directory.path(), &script)).await.unwrap();
+        helper.ended().await;
+        let log = directory.path().join("log");
+        while !std::fs::read(&log).unwrap().ends_with(b"/log.fifo\n") {
+            tokio::task::yield_now().await;
+        }
+        assert!(std::fs::metadata(&log).unwrap().len() <= LOG_CAP);
     }
 
     #[tokio::test]
