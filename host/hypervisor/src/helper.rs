@@ -200,7 +200,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let much = format!("head -c {} /dev/zero", 4 * LOG_CAP);
         let script = format!(
-            "{much}; eval \"echo ready >&$2\"; {much}; until readlink /proc/$$/fd/1; do :; done"
+            "{much}; eval \"echo ready >&$2\"; {much}; until readlink /proc/self/fd/1; do :; done"
         );
         let helper = Helper::start(spec(directory.path(), &script)).await.unwrap();
         helper.ended().await;
