@@ -192,7 +192,7 @@ fn a_tree_goes_without_its_file_system() {
     }
     let namespace = Namespace::new(&at("base"));
     let tree = Tree::open(&at("fuse"), Access::default());
-    unmount(&at("fuse"), UnmountFlags::DETACH).unwrap();
+    unmount(at("fuse"), UnmountFlags::DETACH).unwrap();
     namespace.files.attach(0, &tree.unwrap()).unwrap();
     namespace.files.detach(0).unwrap();
     let mounted = format!("ls -A {0}; grep -c {0}/0 /proc/self/mounts", at("base").display());
