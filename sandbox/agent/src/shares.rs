@@ -67,6 +67,18 @@ pub async fn hold(shares: &[Share]) -> Result<Held> {
 }
 
 fn hold_all(shares: &[Share]) -> Result<Held> {
+    let held = count(shares)?;
+    // Without the lock: the host's file system may not answer.
+    for share in shares {
+        // A path that leads through the entry mounts it.
+        std::fs::metadata(place(entry(share)).join("."))
+            .with_context(|| format!("opening the host's files for {}", share.path))?;
+    }
+    Ok(held)
+}
+
+/// Mounts the device, unless it is mounted, and counts the entries as a container's.
+fn count(shares: &[Share]) -> Result<Held> {
     let mut mounts = mounts();
     if let (false, Some(first)) = (mounts.device, shares.first()) {
         machine::load_shares_modules();
@@ -74,23 +86,20 @@ fn hold_all(shares: &[Share]) -> Result<Held> {
         mount_device(&first.tag).context("mounting the host's files")?;
         mounts.device = true;
     }
-    let mut held = Held::default();
-    let mut entered = Ok(());
-    for share in shares {
-        let entry = share.entry.split('/').next().unwrap_or_default().to_owned();
-        // A path that leads through the entry mounts it.
-        let place = Path::new(DIRECTORY).join(&entry).join(".");
-        entered = std::fs::metadata(place)
-            .map(drop)
-            .with_context(|| format!("opening the host's files for {}", share.path));
+    let entries: Vec<_> = shares.iter().map(|share| entry(share).to_owned()).collect();
+    for entry in &entries {
         *mounts.users.entry(entry.clone()).or_default() += 1;
-        held.0.push(entry);
-        if entered.is_err() {
-            break;
-        }
     }
-    drop(mounts);
-    entered.map(|()| held)
+    Ok(Held(entries))
+}
+
+/// Returns the name of a share's entry: the first part of its path.
+fn entry(share: &Share) -> &str {
+    share.entry.split('/').next().unwrap_or_default()
+}
+
+fn place(entry: &str) -> PathBuf {
+    Path::new(DIRECTORY).join(entry)
 }
 
 /// Mounts the device with this tag. Until the driver has found it, the kernel says that the
@@ -128,7 +137,7 @@ fn release(entries: Vec<String>) {
             Some(users) if *users > 1 => *users -= 1,
             _ => {
                 mounts.users.remove(&entry);
-                let place = Path::new(DIRECTORY).join(&entry);
+                let place = place(&entry);
                 match unmount(&place, UnmountFlags::DETACH) {
                     // An entry with a single file is no file system of its own.
                     Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}

@@ -196,15 +196,21 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
             return Err(Error::Busy { name, what: "shares", most: MOST_TREES });
         }
         let mounted = found.unwrap_or_else(|| server::next(sandbox, &tree));
-        // Recorded before it is mounted, so that a later daemon releases it.
-        let recorded = sandbox.update(|record| {
-            if let Some(added) = record.added_mut(name) {
-                added.shares[position].tree = Some(mounted);
+        let set = |tree| {
+            move |record: &mut Record| {
+                if let Some(added) = record.added_mut(name) {
+                    added.shares[position].tree = tree;
+                }
             }
-        });
-        recorded.await?;
-        if found.is_none() {
-            server::attach(sandbox, &files, mounted.number, tree, share).await?;
+        };
+        // Recorded before it is mounted, so that a later daemon releases it.
+        sandbox.update(set(Some(mounted))).await?;
+        if found.is_none()
+            && let Err(error) = server::attach(sandbox, &files, mounted.number, tree, share).await
+        {
+            // No other container takes it for one that is mounted.
+            sandbox.note(set(None));
+            return Err(error);
         }
     }
     Ok(())
