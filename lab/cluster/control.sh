@@ -32,7 +32,7 @@ end_program() {
     wait_until 20 test ! -e "/proc/$pid" || kill -KILL "$pid" 2>/dev/null || true
 }
 
-# What kubelet and its pods keep is the node's own, where kubelet expects it.
+# Mounts directories of the node's own where kubelet keeps its files and its pods', and makes an interface.
 make_node() {
     mkdir -p "$work"/{pids,kubelet,log,tmp,etcd,apiserver}
     export TMPDIR=$work/tmp
@@ -132,10 +132,10 @@ END
         --node-ip "$address"
 }
 
-# What the node is beside the control plane, which the parts `upgrade` and `restart` start again.
+# Starts the daemon and containerd. The parts `upgrade` and `restart` call it again.
 start_runtime() {
     if [ -n "$LAB_SLIPWAY" ]; then
-        # One that was killed left its socket, which is no sign of the next one.
+        # A daemon that was killed leaves its socket; the new one must make its own.
         rm -f /run/slipway/slipway.sock
         start_daemon 'keeper = true' 'memory_bytes = 201326592'
         note daemon "$daemon"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What pods leave on the node. Sourced by lab/cluster/node, never run.
+# Finds things that pods have left on the node. Sourced by lab/cluster/node, never run.
 
 # present: a line for each thing on the node that belongs to a pod.
 present() {

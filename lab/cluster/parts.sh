@@ -218,7 +218,7 @@ kill_keeper() {
 }
 sockets_of() { ss -xlpH | awk -v pid="pid=$1," 'index($0, pid) && $5 ~ "^/run/containerd/s/" { print $5 }'; }
 
-# What runs in the deployment's pods: id and time of each container.
+# Prints id, start time and number of restarts of each container of the deployment's pods.
 running() {
     kubectl get pods -l app=web -o jsonpath='{range .items[*].status.containerStatuses[*]}{.containerID} {.state.running.startedAt} {.restartCount}{"\n"}{end}' | sort
 }

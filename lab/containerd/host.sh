@@ -42,7 +42,7 @@ begin_work() {
     mkdir -p "$kept"
     exec 9>"$kept/lock"
     flock -n 9 || { say "another one is running; waiting for it"; flock 9; }
-    # What a killed run left; nobody else is in here.
+    # A run that was killed may have left its directory. The lock says that no other run uses one.
     rm -rf --one-file-system "$kept"/work.*
     node='' made=() settings=()
     groups=$(pods_groups)

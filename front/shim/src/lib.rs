@@ -23,11 +23,10 @@
 //! Dependencies: `prost` for messages, `tonic` (by `slipway-sandbox-api`) to call the daemon,
 //! `tokio` to wait; `slipway-keeper` to know of a keeper; `serde_json` for the container's
 //! configuration, `slipway-seccomp` for its profile of system calls; `sha2` for names. ttrpc is a
-//! header of ten bytes before a protobuf
-//! message, so `ttrpc` is this crate's own: the library of that name brings a second protobuf
-//! implementation and a dozen further crates into every container's shim, and `containerd-shim`
-//! speaks either version 2 or 3 of the service. For the same reason the container's configuration
-//! has structures of the fields that are used.
+//! header of ten bytes before a protobuf message, so `ttrpc` is this crate's own: the library of
+//! that name brings a second protobuf implementation and a dozen further crates into every
+//! container's shim, and `containerd-shim` speaks either version 2 or 3 of the service. For the
+//! same reason the container's configuration has structures of the fields that are used.
 
 mod args;
 mod create;

@@ -90,7 +90,8 @@ pub struct ClientMemory {
     pub limit_bytes: u64,
     /// The device and inode number of the memory's file.
     pub file: (u64, u64),
-    /// Those of the pages that the guest shares with others, or zeros.
+    /// The device and inode number of the file of the pages that the guest shares with others;
+    /// zeros if it shares none.
     pub shared: (u64, u64),
 }
 
