@@ -52,7 +52,7 @@ machine unless the story names another:
 TAIL = """
 How figures are taken: [disks](docs/measurements/disks.md), [start-up](docs/measurements/startup.md),
 [packets](docs/bench-packet.md), [sockets](docs/bench-socket.md), [VMMs](docs/bench-vmm.md),
-[memory](docs/bench-memory.md). Tests of others' suites that do not apply:
+[memory](docs/bench-memory.md), [control groups](docs/bench-cgroups.md). Tests of others' suites that do not apply:
 [suites](docs/measurements/suites.md).
 """
 

@@ -94,7 +94,9 @@ def there():
             found |= {f"bundle {path}" for path in files(plugin)}
     root = machine.WORK / "root" / "io.containerd.grpc.v1.cri"
     found |= {f"file {path}" for path in files(root)}
-    found |= {f"group {path}" for path, _, _ in os.walk("/sys/fs/cgroup")}
+    # The daemon's pool of groups makes and removes its own.
+    groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if "/slipway/pool-" not in path]
+    found |= {f"group {path}" for path in groups}
     found |= {f"mount {line}" for line in machine.read("/proc/self/mounts").splitlines()}
     found |= {f"link {line.split(': ')[1].split('@')[0]}" for line in lines("ip", "-o", "link")}
     found |= {f"rule {line}" for line in lines("nft", "list", "ruleset")}

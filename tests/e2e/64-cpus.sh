@@ -22,10 +22,10 @@ one = json.load(sys.stdin)[0]
 print(one["cpus"], one["boot_cpus"], one["max_cpus"])'; }
 # The VMM's time in each 100 ms: that of its CPUs, and as much as one more.
 quota() {
-    local id
-    id=$("$slipway" inspect web | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])')
-    cut -d ' ' -f 1 "/sys/fs/cgroup/slipway/$id/cpu.max" 2>/dev/null \
-        || cat "/sys/fs/cgroup/cpu/slipway/$id/cpu.cfs_quota_us" 2>/dev/null
+    local group
+    group=$("$slipway" inspect web | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["cgroup"]["path"])')
+    cut -d ' ' -f 1 "/sys/fs/cgroup$group/cpu.max" 2>/dev/null \
+        || cat "/sys/fs/cgroup/cpu$group/cpu.cfs_quota_us" 2>/dev/null
 }
 has() {
     local found limit

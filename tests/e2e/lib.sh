@@ -91,13 +91,16 @@ vmms() {
     done
 }
 
-# Control groups of sandboxes, but those with a process in them that is no VMM of this node's.
+# Control groups of sandboxes, but those with a process in them that is no VMM of this node's, and
+# those that a daemon has ready while it runs.
 groups_left() {
-    local group pid
+    local group pid runs=
+    ! lock_holder >/dev/null || runs=yes
     find /sys/fs/cgroup -maxdepth 3 -path '*/slipway/*' -type d 2>/dev/null | while read -r group; do
         read -r pid 2>/dev/null <"$group/cgroup.procs" || pid=
-        case $pid:$(readlink "/proc/${pid:-none}/fd/1") in
-            :* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
+        case $runs$pid:$(readlink "/proc/${pid:-none}/fd/1")${group##*/} in
+            yes:pool-*) ;;
+            :* | yes:* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
         esac
     done
 }

@@ -190,6 +190,37 @@ fn student_t(freedom: f64) -> f64 {
     fitting.unwrap_or(&TABLE[0]).1
 }
 
+/// The headings above rows of [`time_row`].
+pub(crate) const TIME_HEADINGS: [&str; 6] = ["", "before", "now", "speed", "noise", ""];
+
+/// Formats a row about a time in two reports: the means, shown by `show`, their ratio, and whether
+/// it differs by more than the noise. Returns `None` if a report lacks it.
+pub(crate) fn time_row(
+    name: String,
+    before: &[f64],
+    now: &[f64],
+    show: fn(f64) -> String,
+) -> Option<[String; 6]> {
+    if before.is_empty() || now.is_empty() {
+        return None;
+    }
+    let (was, is) = (mean(before).max(f64::MIN_POSITIVE), mean(now).max(f64::MIN_POSITIVE));
+    // Relative to the later mean, as the speed is.
+    let noise = welch_half_width(before, now).map(|half| half / is);
+    let rounds = if noise.is_some() { before.len().min(now.len()) } else { 0 };
+    let verdict = rate_verdict(was / is, noise.unwrap_or(0.0), rounds);
+    let noise = noise.map_or("?".to_owned(), |noise| format!("±{noise:.2}"));
+    Some([name, show(was), show(is), format!("{:.2}", was / is), noise, verdict.to_owned()])
+}
+
+/// Formats rows of [`time_row`] as a table with a newline at the end.
+pub(crate) fn time_table(rows: &[[String; 6]]) -> String {
+    if rows.is_empty() {
+        return "The reports have nothing in common.\n".to_owned();
+    }
+    crate::table::grid(&TIME_HEADINGS, rows, |_, line| line)
+}
+
 pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }

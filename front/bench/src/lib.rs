@@ -38,6 +38,7 @@
 
 mod bars;
 pub mod block;
+pub mod cgroups;
 mod compare;
 mod duration;
 mod groups;

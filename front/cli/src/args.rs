@@ -15,8 +15,8 @@ mod snoop;
 mod socket;
 
 pub use bench::{
-    BenchCommand, BlockArgs, MemoryArgs, MemoryUserArgs, PacketArgs, PacketTargetArgs, ReportArgs,
-    SocketArgs, SocketLoadArgs, StartupArgs, TargetArgs, VmmArgs,
+    BenchCommand, BlockArgs, CgroupsArgs, MemoryArgs, MemoryUserArgs, PacketArgs, PacketTargetArgs,
+    ReportArgs, SocketArgs, SocketLoadArgs, StartupArgs, TargetArgs, VmmArgs,
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
@@ -141,6 +141,8 @@ pub enum Command {
     Disk(DiskCommand),
     /// Print the figures of the pool of memory
     Pool(PoolArgs),
+    /// Print the node's figures for Prometheus, or serve them
+    Metrics(MetricsArgs),
     /// Manage networks, which sandboxes join
     #[command(subcommand)]
     Network(NetworkCommand),
@@ -190,6 +192,13 @@ pub struct PoolArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MetricsArgs {
+    /// Serve them at http://ADDRESS/metrics until the command is ended, as at 127.0.0.1:9754
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<std::net::SocketAddr>,
 }
 
 #[derive(Debug, Args)]

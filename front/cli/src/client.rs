@@ -97,7 +97,7 @@ async fn channel(args: &NodeArgs, config: &Config) -> Result<Channel> {
 }
 
 /// Connects to the daemon. Returns `None` if no daemon answers.
-async fn try_connect(config: &Config) -> Result<Option<Channel>> {
+pub async fn try_connect(config: &Config) -> Result<Option<Channel>> {
     let socket = config.socket();
     if let Err(error) = rustix::fs::access(&socket, rustix::fs::Access::WRITE_OK) {
         return match error {

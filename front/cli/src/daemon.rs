@@ -134,6 +134,7 @@ fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
     config.pool_page()?;
     config.shares_roots()?;
+    config.check_cgroups()?;
     let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget, pool };
     if !keeps {
         return Ok(Plane::new(settings)?);
@@ -283,6 +284,7 @@ async fn end(
     for sandbox in live {
         sandbox.wait_state(|state| !state.is_live()).await;
     }
+    let _ = tokio::task::spawn_blocking(move || node.close_cgroups()).await;
     let _ = stop.send(true);
 }
 

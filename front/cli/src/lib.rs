@@ -12,7 +12,9 @@
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
 //! never matched on), `tokio`, `tokio-stream` and `tonic` (gRPC), `futures-util` (many starts at
 //! once), `rustix` (terminals, locks), `libc` (signal numbers), `tempfile` (sockets and files of
-//! benchmarks), `serde_json` (`--json`), `tracing` with its subscriber (the daemon's log).
+//! benchmarks), `hyper` with `hyper-util` and `http-body-util` (a server of metrics; tonic has them
+//! already), `prometheus-client` (the text format of metrics), `serde_json` (`--json`), `tracing`
+//! with its subscriber (the daemon's log).
 
 mod args;
 mod bench;
@@ -26,6 +28,7 @@ mod forward;
 mod image;
 mod keeper;
 mod manage;
+mod metrics;
 mod network;
 mod out;
 mod pktgen;
@@ -172,6 +175,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::Socket(args) => bench::socket(args),
         BenchCommand::Vmm(args) => bench::vmm(args),
         BenchCommand::Memory(args) => bench::memory(args),
+        BenchCommand::Cgroups(args) => bench::cgroups(args),
         BenchCommand::MemoryUser(args) => bench::memory_user(args),
         BenchCommand::SocketLoad(args) => bench::socket_load(args),
         BenchCommand::Target(args) => bench::target(args),
@@ -197,6 +201,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
         Command::Pool(args) => return pool::pool(&cli.node, &config, args).await,
+        Command::Metrics(args) => return metrics::metrics(&config, args).await,
         Command::Network(command) => return network::command(&cli.node, &config, command).await,
         Command::Port(command) => return port::command(&cli.node, &config, command).await,
         Command::Pktgen(command) => return pktgen::command(&config, command).await,

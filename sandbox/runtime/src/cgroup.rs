@@ -1,160 +1,154 @@
-//! A control group for each sandbox's VMM, on cgroup v2 or v1, whichever the host has.
+//! The control groups of sandboxes' VMMs, from the node's pool where one is ready.
+//!
+//! A sandbox's record has the path of its group before anything is in the group, so the next daemon
+//! finds it after a crash. The path is removed from the record before the pool gets the group back:
+//! no two records name the group of one live sandbox.
 //!
 //! On a host without writable control groups (a container, an odd mount), sandboxes run without
 //! limits on the VMM; `slipway doctor` says so.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use slipway_cgroup::{Counters, Group, Hierarchies, Limits, Pool, Settings, V1_CONTROLLERS};
+
+use crate::config::Config;
+use crate::node::Node;
+use crate::record::{ControlGroup, Record};
+use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 
-const ROOT: &str = "/sys/fs/cgroup";
-/// The name of the group that is the parent of all of Slipway's groups.
-const PARENT: &str = "slipway";
-/// The v1 hierarchies that are used if they are mounted.
-const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// The parent of groups whose path is not recorded.
+const PARENT: &str = "/slipway";
 
-/// The resource limits of a VMM.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Host memory of the VMM in bytes: guest memory and its own.
-    pub memory_bytes: u64,
-    /// CPU time, as a number of CPUs.
-    pub cpus: u32,
-    /// The number of threads.
-    pub threads: u32,
+/// Returns the CPU time that the VMM of a sandbox with so many CPUs may use, as a number of CPUs.
+/// One more is for the VMM's own threads: the VMM must answer while the guest computes.
+pub(crate) fn cpu_time(cpus: u32) -> u32 {
+    cpus + 1
 }
 
-/// The groups of one sandbox, one in each hierarchy. The methods read and write files, so a daemon
-/// calls them in the sandbox's [lane](crate::files::Lane).
-#[derive(Clone, Debug)]
-pub struct Cgroup {
-    dirs: Vec<PathBuf>,
+/// Makes the pool of a node, which makes no group yet.
+///
+/// # Errors
+/// The error of creating a thread.
+pub(crate) fn pool(config: &Config) -> std::io::Result<Pool> {
+    let hierarchies = Hierarchies::of_host(&config.cgroup_parent, &V1_CONTROLLERS);
+    // Unique for each data directory of the host, for as long as groups live: until it restarts.
+    let tag = std::fs::metadata(&config.data_dir)
+        .map(|data| format!("pool-{:x}-{:x}", data.dev(), data.ino()))
+        .unwrap_or_default();
+    let size = if tag.is_empty() { 0 } else { config.cgroup_pool as usize };
+    let limits = Limits {
+        memory_bytes: config.memory_bytes,
+        cpus: cpu_time(config.cpus),
+        threads: 64 + config.cpus,
+    };
+    Pool::new(hierarchies, Settings { tag, size, limits })
 }
 
-/// Returns the name of the groups of sandbox `id`, relative to the root of each hierarchy, as lines
-/// of proc_pid_cgroup(5) end with it.
-pub fn name(id: &str) -> String {
-    format!("/{PARENT}/{id}")
+/// Tells the pool which groups the live sandboxes have. It takes the others that an earlier daemon
+/// left, and begins to make groups.
+pub(crate) async fn open(node: &Node) {
+    let live = node.list().into_iter().map(|sandbox| sandbox.record());
+    let owned = live.filter_map(|record| Some(split(&record.cgroup?.path).1.to_owned()));
+    let owned: BTreeSet<String> = owned.collect();
+    let pool = Arc::clone(&node.cgroups);
+    node.lane().run(move || pool.open(&owned)).await;
 }
 
-impl Cgroup {
-    /// Returns the groups of sandbox `id`, whether or not they exist.
-    pub fn of(id: &str) -> Self {
-        Self { dirs: hierarchies().into_iter().map(|root| root.join(PARENT).join(id)).collect() }
-    }
-
-    /// Creates the groups and sets the limits.
-    ///
-    /// # Errors
-    /// [`Error::File`] if a group cannot be created or a limit cannot be set.
-    pub fn create(&self, limits: Limits) -> Result<()> {
-        for dir in &self.dirs {
-            fs::create_dir_all(dir).map_err(Error::file("cannot create control group", dir))?;
-            if is_v2(dir) {
-                delegate(dir);
-            }
-            set(dir, settings(limits))?;
-        }
-        Ok(())
-    }
-
-    /// Changes the limit of CPU time, as a number of CPUs. Missing groups are no error.
-    ///
-    /// # Errors
-    /// [`Error::File`] if a limit cannot be set.
-    pub fn limit_cpus(&self, cpus: u32) -> Result<()> {
-        self.dirs.iter().try_for_each(|dir| set(dir, cpu_settings(cpus)))
-    }
-
-    /// Returns the files to which a process id is written to join the groups.
-    pub fn procs_files(&self) -> Vec<PathBuf> {
-        self.dirs.iter().map(|dir| dir.join("cgroup.procs")).collect()
-    }
-
-    /// Removes the groups. Missing groups are no error.
-    ///
-    /// # Errors
-    /// [`Error::File`] if a process is in one of the groups; the others are removed. A group
-    /// empties a moment after its last process was reaped, so the caller should retry.
-    pub fn remove(&self) -> Result<()> {
-        let removed = self.dirs.iter().map(|dir| remove(dir));
-        // `fold` visits all groups, whatever fails.
-        removed.fold(Ok(()), Result::and)
+/// Returns the path of the sandbox's group in each hierarchy, as lines of proc_pid_cgroup(5) end
+/// with it.
+pub(crate) fn path(record: &Record) -> String {
+    match &record.cgroup {
+        Some(group) => group.path.clone(),
+        None => format!("{PARENT}/{}", record.id),
     }
 }
 
-fn remove(dir: &Path) -> Result<()> {
-    match fs::remove_dir(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove control group", dir)(error))
-        }
-        _ => Ok(()),
-    }
+/// Returns the sandbox's group, whether or not it exists.
+pub(crate) fn of(record: &Record) -> Group {
+    let path = path(record);
+    let (parent, name) = split(&path);
+    let group = Hierarchies::of_host(parent, &V1_CONTROLLERS).group(name);
+    group.counting_from(record.cgroup.as_ref().map(|group| group.before).unwrap_or_default())
 }
 
-/// Writes to those of the files that exist.
-fn set<const N: usize>(dir: &Path, settings: [(&str, String); N]) -> Result<()> {
-    for (file, value) in settings {
-        let path = dir.join(file);
-        if path.exists() {
-            fs::write(&path, value).map_err(Error::file("cannot set", &path))?;
-        }
+/// Chooses the group of a sandbox that is about to start: one of the pool, or `None` if the pool
+/// has none ready. Makes no system call. The caller saves the second part in the record before it
+/// uses the group.
+pub(crate) fn choose(node: &Node, id: &str) -> (Option<Group>, ControlGroup) {
+    let taken = node.cgroups.take();
+    let (name, before) = match &taken {
+        Some(group) => (group.name(), group.before()),
+        None => (id, Counters::default()),
+    };
+    let path = node.cgroups.hierarchies().path_of(name);
+    (taken, ControlGroup { path, before })
+}
+
+/// Sets the limits of the chosen group, and makes the group if it is none of the pool. Returns the
+/// files by which a process joins it.
+///
+/// # Errors
+/// [`Error::Cgroup`] if the group cannot be made or a limit cannot be set.
+pub(crate) async fn prepare(
+    node: &Node,
+    sandbox: &Sandbox,
+    taken: Option<Group>,
+    limits: Limits,
+) -> Result<Vec<PathBuf>> {
+    let (pool, id) = (Arc::clone(&node.cgroups), sandbox.id.clone());
+    let prepared = sandbox.lane.run(move || {
+        pool.expect(limits);
+        let mut group = taken.map_or_else(|| pool.make(&id), Ok)?;
+        group.limit(limits)?;
+        Ok(group.procs_files())
+    });
+    prepared.await.map_err(Error::Cgroup)
+}
+
+/// Gives the sandbox's group back: to the pool, or by removing it. The sandbox's processes have
+/// ended.
+///
+/// # Errors
+/// [`Error::Cgroup`] if a process is left in it; errors of saving the record, which then still
+/// names the group.
+pub(crate) async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    let group = of(&record);
+    let pooled = node.cgroups.owns(group.name())
+        && node.cgroups.hierarchies().path_of(group.name()) == path(&record);
+    if !pooled {
+        return remove(sandbox, group).await;
     }
+    sandbox.update(|record| record.cgroup = None).await?;
+    node.cgroups.give_back(group);
     Ok(())
 }
 
-fn is_v2(dir: &Path) -> bool {
-    dir.join("cgroup.controllers").exists()
-}
-
-/// Returns whether groups can be created in `dir`. In many containers the hierarchies are mounted
-/// read-only.
-fn writable(dir: &Path) -> bool {
-    dir.is_dir() && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
-}
-
-/// Returns the roots of the hierarchies in which groups can be created.
-fn hierarchies() -> Vec<PathBuf> {
-    let root = PathBuf::from(ROOT);
-    if is_v2(&root) {
-        return Some(root).filter(|root| writable(root)).into_iter().collect();
-    }
-    V1_CONTROLLERS.iter().map(|name| root.join(name)).filter(|dir| writable(dir)).collect()
-}
-
-/// Enables the available controllers for our parent group and for its children.
-fn delegate(dir: &Path) {
-    for controller in ["+memory", "+cpu", "+pids"] {
-        for above in dir.ancestors().skip(1).take(2).collect::<Vec<_>>().into_iter().rev() {
-            // A controller that the kernel lacks is no reason not to run.
-            let _ = fs::write(above.join("cgroup.subtree_control"), controller);
+/// Removes a group. It empties a moment after its last process was reaped, so the removal is
+/// retried.
+async fn remove(sandbox: &Sandbox, group: Group) -> Result<()> {
+    const TRIES: u32 = 100;
+    const AGAIN: Duration = Duration::from_millis(10);
+    let mut tries = 1;
+    loop {
+        let group = group.clone();
+        match sandbox.lane.run(move || group.remove()).await {
+            Err(_) if tries < TRIES => tries += 1,
+            removed => return removed.map_err(Error::Cgroup),
         }
+        tokio::time::sleep(AGAIN).await;
     }
 }
 
-/// Returns the file and the value of each limit, with the names of v2 and of v1.
-fn settings(limits: Limits) -> [(&'static str, String); 6] {
-    let [max, period, quota] = cpu_settings(limits.cpus);
-    [
-        ("memory.max", limits.memory_bytes.to_string()),
-        ("memory.limit_in_bytes", limits.memory_bytes.to_string()),
-        max,
-        period,
-        quota,
-        ("pids.max", limits.threads.to_string()),
-    ]
-}
-
-/// Returns the file and the value of the limit of CPU time, with the names of v2 and of v1.
-fn cpu_settings(cpus: u32) -> [(&'static str, String); 3] {
-    const PERIOD_US: u64 = 100_000;
-    let quota = u64::from(cpus) * PERIOD_US;
-    [
-        ("cpu.max", format!("{quota} {PERIOD_US}")),
-        ("cpu.cfs_period_us", PERIOD_US.to_string()),
-        ("cpu.cfs_quota_us", quota.to_string()),
-    ]
+/// Returns the parent and the name of the group at `path`.
+fn split(path: &str) -> (&str, &str) {
+    let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    (path.strip_suffix(name).unwrap_or(path), name)
 }
 
 #[cfg(test)]
@@ -162,15 +156,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_of_cpu_time_is_changed_where_there_is_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let (there, absent) = (dir.path().join("one"), dir.path().join("two"));
-        fs::create_dir(&there).unwrap();
-        fs::write(there.join("cpu.max"), "200000 100000").unwrap();
-        let group = Cgroup { dirs: vec![absent.clone(), there.clone()] };
-        group.limit_cpus(3).unwrap();
-        assert_eq!(fs::read_to_string(there.join("cpu.max")).unwrap(), "300000 100000");
-        assert_eq!(fs::read_dir(there).unwrap().count(), 1);
-        assert!(!absent.exists());
+    fn a_path_is_a_parent_and_a_name() {
+        assert_eq!(split("/slipway/pool-1-2-3"), ("/slipway/", "pool-1-2-3"));
+        assert_eq!(split("/a/b/c"), ("/a/b/", "c"));
+        assert_eq!(split(""), ("", ""));
     }
 }

@@ -1,7 +1,7 @@
 //! The node's settings: `/etc/slipway/config.toml`, then `/etc/slipway/config.d/*.toml` in name
 //! order, then the command line's options.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use slipway_hypervisor::Page;
@@ -51,6 +51,13 @@ pub struct Config {
     pub shared_root: String,
     /// The most bytes of memory that shared roots have together.
     pub shared_root_bytes: u64,
+    /// The number of control groups that the daemon makes ahead for VMMs. 0: each is made when its
+    /// sandbox starts.
+    pub cgroup_pool: u32,
+    /// The parent of the control groups of VMMs, relative to the root of each hierarchy. A group
+    /// that is delegated to the daemon is given here, as in
+    /// "/system.slice/slipway.service/sandboxes".
+    pub cgroup_parent: String,
     /// Virtual CPUs of a sandbox without `--cpus`.
     pub cpus: u32,
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
@@ -105,6 +112,8 @@ impl Default for Config {
             pool_pages: "base".into(),
             shared_root: "off".into(),
             shared_root_bytes: 1 << 30,
+            cgroup_pool: 16,
+            cgroup_parent: "/slipway".into(),
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
             log_bytes: 256 << 20,
@@ -176,6 +185,29 @@ impl Config {
             "on" => Ok(true),
             other => Err(Error::Invalid(format!("shared_root = \"{other}\": off or on"))),
         }
+    }
+
+    /// Checks the settings of control groups.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the parent is no path below a hierarchy's root, or the pool is larger
+    /// than the number of user ids for VMMs.
+    pub fn check_cgroups(&self) -> Result<()> {
+        let parent = Path::new(&self.cgroup_parent);
+        let mut names = parent.components().filter(|part| *part != Component::RootDir);
+        if parent.file_name().is_none() || !names.all(|part| matches!(part, Component::Normal(_))) {
+            return Err(Error::Invalid(format!(
+                "cgroup_parent = \"{}\": a path below the root of a hierarchy, as in \"/slipway\"",
+                self.cgroup_parent
+            )));
+        }
+        if self.cgroup_pool > self.vmm_uid_count {
+            let (pool, most) = (self.cgroup_pool, self.vmm_uid_count);
+            return Err(Error::Invalid(format!(
+                "cgroup_pool = {pool}: at most {most}, as many as there can be sandboxes"
+            )));
+        }
+        Ok(())
     }
 
     /// Returns the path of the socket of the pool of memory.

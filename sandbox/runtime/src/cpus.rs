@@ -17,7 +17,7 @@ use std::time::Duration;
 use slipway_hypervisor::{Accel, CpuSlot, Vm};
 
 use crate::agent::Agent;
-use crate::cgroup::Cgroup;
+use crate::cgroup;
 use crate::node::Node;
 use crate::record::Record;
 use crate::sandbox::Sandbox;
@@ -111,8 +111,8 @@ pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
 
 /// Limits the CPU time of a sandbox's VMM to that of so many CPUs.
 async fn limit(sandbox: &Sandbox, cpus: u32) -> Result<()> {
-    let group = Cgroup::of(&sandbox.id);
-    sandbox.lane.run(move || group.limit_cpus(cpu_time(cpus))).await
+    let mut group = sandbox.look(cgroup::of);
+    sandbox.lane.run(move || group.limit_cpus(cgroup::cpu_time(cpus))).await.map_err(Error::Cgroup)
 }
 
 /// Returns whether the VMM can remove a CPU.
@@ -130,12 +130,6 @@ fn count(record: &Record, cpus: &[CpuSlot]) -> u32 {
 /// Returns the name by which the VMM knows a CPU that was added.
 fn name(cpu: u32) -> String {
     format!("cpu-{cpu}")
-}
-
-/// Returns the CPU time that the VMM of a sandbox with so many CPUs may use, as a number of CPUs.
-/// One more is for the VMM's own threads: the VMM must answer while the guest computes.
-pub(crate) fn cpu_time(cpus: u32) -> u32 {
-    cpus + 1
 }
 
 struct Change {

@@ -114,6 +114,7 @@ impl Node {
             share_server: ShareServer::None,
             client_memory: None,
             shared_root: None,
+            cgroup: None,
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),

@@ -118,6 +118,9 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// A control group cannot be made or changed.
+    #[error(transparent)]
+    Cgroup(slipway_cgroup::Error),
     /// A helper program failed.
     #[error("{program}: {reason}")]
     Tool {

@@ -22,6 +22,8 @@
 //! - `connect` carries connections of clients to ports of a sandbox;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
+//! - `cgroup` gives a sandbox's VMM its control group, one of `slipway-cgroup`'s pool if one is
+//!   ready;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
@@ -30,7 +32,7 @@
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
 //!
-//! Not implemented: templates of microVMs, pools of control groups, volumes of a pod's containers.
+//! Not implemented: templates of microVMs.
 //!
 //! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls
 //! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings, `hex` for
@@ -41,7 +43,7 @@ mod adopt;
 pub mod agent;
 pub mod boot;
 mod carrier;
-pub mod cgroup;
+mod cgroup;
 pub mod config;
 mod connect;
 pub mod container;
@@ -75,6 +77,7 @@ mod shares;
 mod snoop;
 mod sockets;
 mod start;
+mod starts;
 pub mod stdio;
 mod target;
 pub mod time;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cgroup::Cgroup;
+use crate::cgroup;
 use crate::error::MOST_MESSAGE;
 use crate::node::Node;
 use crate::record::{Record, SandboxState, ShareServer};
@@ -27,8 +27,16 @@ impl Node {
 /// Runs a sandbox from its start to its end. The record tells how it ended.
 async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = match start(&node, &sandbox).await {
-        Ok(running) => running.wait(&sandbox).await,
-        Err(error) => Err(sockets::blame(&sandbox.record(), error).await),
+        Ok(running) => {
+            sandbox.look(|record| node.starts.succeeded(&record.timeline));
+            running.wait(&sandbox).await
+        }
+        Err(error) => {
+            if !sandbox.is_stopping() {
+                node.starts.failed();
+            }
+            Err(sockets::blame(&sandbox.record(), error).await)
+        }
     };
     end_life(&node, &sandbox, ended).await;
     remove_ended(&node, &sandbox).await;
@@ -148,7 +156,7 @@ fn exit_status_of(error: &Error) -> u32 {
 async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     const PATIENCE: Duration = Duration::from_secs(5);
     let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
-    let cgroup = crate::cgroup::name(&record.id);
+    let cgroup = cgroup::path(record);
     let shares = record.share_server != ShareServer::None;
     let ended = tokio::task::spawn_blocking(move || {
         if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
@@ -164,22 +172,6 @@ async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
         tracing::warn!(sandbox = record.name, "a process of its is left");
     }
     ended
-}
-
-/// Removes the control groups. They empty a moment after their last process was reaped, so the
-/// removal is retried.
-async fn remove_cgroup(sandbox: &Sandbox) -> Result<()> {
-    const TRIES: u32 = 100;
-    const AGAIN: Duration = Duration::from_millis(10);
-    let mut tries = 1;
-    loop {
-        let id = sandbox.id.clone();
-        match sandbox.lane.run(move || Cgroup::of(&id).remove()).await {
-            Err(_) if tries < TRIES => tries += 1,
-            removed => return removed,
-        }
-        tokio::time::sleep(AGAIN).await;
-    }
 }
 
 /// Releases everything that a live sandbox holds on the host. Missing resources are no error, so
@@ -208,7 +200,8 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
         _ => Ok(()),
     });
     let dir = dir.await;
-    let cgroup = remove_cgroup(sandbox).await;
+    // A process that is left keeps its group.
+    let cgroup = if ended { cgroup::release(node, sandbox).await } else { Ok(()) };
     // A VMM that is left has the root mapped, which counts as long as that is so.
     if ended {
         sandbox.hold_root(None);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use slipway_cgroup::Pool;
 use slipway_hypervisor::{Hypervisor, Topology};
 use slipway_image::{Cache, Image};
 use slipway_plane_api::{NetworkClient, PlaneClient};
@@ -22,6 +23,7 @@ use crate::look::Looks;
 use crate::record::{SandboxState, Store};
 use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
+use crate::starts::Starts;
 use crate::target::Target;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
@@ -67,6 +69,10 @@ pub struct Node {
     pub(crate) looks: Looks,
     pub(crate) boot: Known,
     pub(crate) roots: SharedRoots,
+    /// The control groups that were made ahead.
+    pub(crate) cgroups: Arc<Pool>,
+    /// Counts of starts.
+    pub(crate) starts: Starts,
     /// The NUMA nodes of the host.
     pub(crate) topology: Arc<Topology>,
     changes: watch::Sender<u64>,
@@ -78,13 +84,15 @@ pub struct Node {
 
 impl Node {
     /// Returns a node without sandboxes.
-    pub(crate) fn new(config: Config, parts: Parts) -> Result<Self> {
+    pub(crate) fn new(config: Config, parts: Parts, cgroups: Pool) -> Result<Self> {
         let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
         let roots = SharedRoots::new(config.shared_root_bytes);
         Ok(Self {
             config,
             roots,
+            cgroups: Arc::new(cgroups),
+            starts: Starts::default(),
             plane: parts.plane,
             networks: parts.networks,
             hypervisor: parts.hypervisor,
@@ -173,6 +181,11 @@ impl Node {
     /// disks.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes the control groups that no sandbox has. Waits for the kernel; called last.
+    pub fn close_cgroups(&self) {
+        self.cgroups.close();
     }
 
     /// Returns the sandbox with this name or id, or the only one whose id begins with `named`.

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use slipway_cgroup::Counters;
 use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
@@ -203,6 +204,16 @@ pub struct Route {
     pub metric: u32,
 }
 
+/// The control group of a sandbox's VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlGroup {
+    /// The path in each hierarchy, as proc_pid_cgroup(5) shows it.
+    pub path: String,
+    /// The group's counters when the sandbox got it.
+    #[serde(default)]
+    pub before: Counters,
+}
+
 /// The settings and the state of one sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -278,6 +289,10 @@ pub struct Record {
     /// root is a disk.
     #[serde(default)]
     pub shared_root: Option<(u64, u64)>,
+    /// The control group of the VMM, from before the start until the group is given back. `None`:
+    /// the group, if there is one, has the sandbox's id as its name.
+    #[serde(default)]
+    pub cgroup: Option<ControlGroup>,
     /// The user id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.

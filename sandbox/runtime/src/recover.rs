@@ -9,7 +9,7 @@ use crate::error::MOST_MESSAGE;
 use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, adopt, life, network};
+use crate::{Error, Result, adopt, cgroup, life, network};
 
 impl Node {
     /// Takes over a node's data directory. If `keeps` says that sandboxes outlive daemons, intact
@@ -20,7 +20,9 @@ impl Node {
     /// [`Error::File`] if the directory cannot be read or created, or the node's threads cannot be
     /// started.
     pub async fn open(config: Config, parts: Parts) -> Result<Arc<Self>> {
-        let node = Arc::new(Self::new(config, parts)?);
+        let cgroups = cgroup::pool(&config)
+            .map_err(Error::file("cannot start the threads of", &config.data_dir))?;
+        let node = Arc::new(Self::new(config, parts, cgroups)?);
         node.load().await?;
         Ok(node)
     }
@@ -55,6 +57,7 @@ impl Node {
         }
         self.sweep_run_dirs();
         let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
+        cgroup::open(self).await;
         network::reconcile(self, live.map(|sandbox| sandbox.id.clone()).collect()).await;
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_cgroup::Limits;
 use slipway_hypervisor::{
     Accel, AccelChoice, Credentials, Error as HypervisorError, GuestMemory, Page, Topology, Vm,
     VmSpec, WireError,
@@ -19,8 +20,7 @@ use slipway_telemetry::monotonic_ns;
 use crate::agent::{Agent, Hello};
 use crate::boot::Needs;
 use crate::carrier::Carrier;
-use crate::cgroup::{Cgroup, Limits};
-use crate::cpus::cpu_time;
+use crate::cgroup;
 use crate::memory::client_memory;
 use crate::node::Node;
 use crate::record::{Record, SandboxState, ShareServer};
@@ -76,10 +76,12 @@ impl Stages<'_> {
 pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let stages = Stages { sandbox };
     let uid = node.claim_uid()?;
+    let (taken, group) = cgroup::choose(node, &sandbox.id);
     // Saved before anything is started: a later daemon ends processes with this user id, and a
-    // server of shares.
+    // server of shares, and gives the control group back.
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
+        record.cgroup = Some(group);
         record.vmm_uid = Some(uid);
         if record.begins_with_shares() {
             record.share_server = ShareServer::Starting;
@@ -97,12 +99,8 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     sandbox.note(|record| record.client_memory = record.pod.then(|| (&client).into()));
     let record = sandbox.record();
     let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
-    let id = record.id.clone();
-    let cgroup = sandbox.lane.run(move || {
-        let cgroup = Cgroup::of(&id);
-        cgroup.create(limits).map(|()| cgroup)
-    });
-    spec.cgroup_procs = stages.run("cgroup", cgroup).await?.procs_files();
+    let prepared = cgroup::prepare(node, sandbox, taken, limits);
+    spec.cgroup_procs = stages.run("cgroup", prepared).await?;
     let functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
     sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
     let attach = async {
@@ -155,7 +153,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
 fn limits(record: &Record, overhead: u64) -> Limits {
     Limits {
         memory_bytes: record.memory_bytes.saturating_add(overhead + shares::memory(record)),
-        cpus: cpu_time(record.cpus),
+        cpus: cgroup::cpu_time(record.cpus),
         threads: 64 + record.max_cpus + shares::threads(record),
     }
 }

@@ -2,10 +2,7 @@
 
 use super::table::time;
 use super::{MemoryLoad, MemoryReport, Quantity};
-use crate::compare::{mean, rate_verdict, welch_half_width};
-use crate::table::grid;
-
-const HEADINGS: [&str; 6] = ["load, subject", "before", "now", "speed", "noise", ""];
+use crate::compare::{time_row, time_table};
 
 /// Formats a row for each load, subject and time that both reports have, with the means. A
 /// difference counts as real if it exceeds half the 99 % confidence interval of the means'
@@ -18,10 +15,7 @@ pub fn compare_memory(before: &MemoryReport, now: &MemoryReport) -> String {
             rows.extend(Quantity::of(load).iter().filter_map(row));
         }
     }
-    if rows.is_empty() {
-        return "The reports have nothing in common.\n".to_owned();
-    }
-    grid(&HEADINGS, &rows, |_, line| line)
+    time_table(&rows)
 }
 
 fn row(
@@ -31,18 +25,7 @@ fn row(
     (subject, quantity): (&str, Quantity),
 ) -> Option<[String; 6]> {
     let [old, new] = [before, now].map(|report| report.times(load, subject, quantity));
-    if old.is_empty() || new.is_empty() {
-        return None;
-    }
-    let (was, is) = (mean(&old).max(f64::MIN_POSITIVE), mean(&new).max(f64::MIN_POSITIVE));
-    // Relative to the later mean, as the speed is.
-    let noise = welch_half_width(&old, &new).map(|half| half / is);
-    let rounds = if noise.is_some() { old.len().min(new.len()) } else { 0 };
-    let verdict = rate_verdict(was / is, noise.unwrap_or(0.0), rounds);
-    let name = format!("{load} {subject}, {}", quantity.name());
-    let noise = noise.map_or("?".to_owned(), |noise| format!("±{noise:.2}"));
-    let speed = format!("{:.2}", was / is);
-    Some([name, time(was), time(is), speed, noise, verdict.to_owned()])
+    time_row(format!("{load} {subject}, {}", quantity.name()), &old, &new, time)
 }
 
 #[cfg(test)]

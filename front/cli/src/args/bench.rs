@@ -22,6 +22,8 @@ pub enum BenchCommand {
     Vmm(VmmArgs),
     /// Give recycled memory and new memory to a program in turn, and say how soon it is there
     Memory(MemoryArgs),
+    /// Ask for control groups with processes in them, made on demand and from a pool in turn
+    Cgroups(CgroupsArgs),
     /// One of the two programs that `socket` measures
     #[command(hide = true)]
     SocketLoad(SocketLoadArgs),
@@ -287,6 +289,31 @@ pub struct MemoryArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Little memory, two turns at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// List subjects and loads
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct CgroupsArgs {
+    /// Loads, as 2000-t50: the number of groups, and of threads that ask for them
+    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    pub load: Vec<slipway_bench::cgroups::CgroupLoad>,
+    /// Only these subjects [default: all that the host has the hierarchies of]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Controllers of version 1, each with a group of its own [default: those that sandboxes have]
+    #[arg(long, value_name = "CONTROLLER", value_delimiter = ',',
+          default_values = slipway_cgroup::V1_CONTROLLERS)]
+    pub controllers: Vec<String>,
+    /// Turns of each subject with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Few groups, two turns at most: shows that everything works, in seconds
     #[arg(long)]
     pub quick: bool,
     /// List subjects and loads

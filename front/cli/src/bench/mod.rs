@@ -1,7 +1,8 @@
-//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm` and `memory` are
-//! modules of their own, with their targets and guests.
+//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory` and `cgroups`
+//! are modules of their own, with their targets and guests.
 
 mod block;
+mod cgroups;
 mod memory;
 mod packet;
 mod packet_target;
@@ -22,6 +23,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 pub use block::block;
+pub use cgroups::cgroups;
 pub use memory::{memory, user as memory_user};
 pub use packet::packet;
 pub use packet_target::serve as packet_target;

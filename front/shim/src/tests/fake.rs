@@ -178,6 +178,10 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         Err(Status::unimplemented("logs"))
     }
 
+    async fn figures(&self, _: Request<v1::Empty>) -> Reply<v1::FiguresReply> {
+        Err(Status::unimplemented("figures"))
+    }
+
     async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::ListReply> {
         Err(Status::unimplemented("list"))
     }

@@ -326,6 +326,22 @@ impl v1::sandboxes_server::Sandboxes for Service {
         }))
     }
 
+    async fn figures(&self, _: Request<v1::Empty>) -> Reply<v1::FiguresReply> {
+        let groups = self.node.cgroups.counts();
+        let groups = v1::ControlGroups {
+            ready: groups.ready,
+            returning: groups.returning,
+            taken: groups.taken,
+            missed: groups.missed,
+            made: groups.made,
+            reused: groups.reused,
+            removed: groups.removed,
+        };
+        let mut reply = v1::FiguresReply { control_groups: Some(groups), ..Default::default() };
+        self.node.starts.fill(&mut reply);
+        Ok(Response::new(reply))
+    }
+
     async fn status(&self, _: Request<v1::Empty>) -> Reply<v1::StatusReply> {
         Ok(Response::new(v1::StatusReply {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use slipway_hypervisor::{Helper, HelperFiles, HelperSpec, Tree};
 
 use super::{DIRECTORY, TAG, socket};
-use crate::cgroup::{self, Cgroup};
+use crate::cgroup;
 use crate::node::Node;
 use crate::proc::{self, Owned};
 use crate::record::{ClientMemory, MountedTree, Record, Share, ShareServer, TreeIdentity};
@@ -87,7 +87,7 @@ async fn plug(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
     let memory = sandbox.look(|record| record.client_memory).ok_or_else(|| {
         Error::Agent("the pod is of an earlier version, which shares nothing".to_owned())
     })?;
-    let groups = Cgroup::of(&sandbox.id).procs_files();
+    let groups = sandbox.look(cgroup::of).procs_files();
     let files = start(node, sandbox, groups, memory).await?;
     let path = socket(node, &sandbox.id);
     vm.plug(FUNCTION, &path).await?;
@@ -216,10 +216,9 @@ pub(super) async fn detach(node: &Node, sandbox: &Sandbox, numbers: Vec<u32>) {
 
 /// Finds the process.
 async fn find(node: &Node, sandbox: &Sandbox) -> Option<OwnedFd> {
-    let (id, run_dir) = (sandbox.id.clone(), node.run_dir(&sandbox.id));
+    let (cgroup, run_dir) = (sandbox.look(cgroup::path), node.run_dir(&sandbox.id));
     let uid = sandbox.look(|record: &Record| record.vmm_uid)?;
     let found = sandbox.lane.run(move || {
-        let cgroup = cgroup::name(&id);
         proc::find_helper(&Owned { uid, shares: true, run_dir: &run_dir, cgroup: &cgroup })
     });
     found.await
@@ -227,9 +226,8 @@ async fn find(node: &Node, sandbox: &Sandbox) -> Option<OwnedFd> {
 
 /// Ends a process that does not serve the guest.
 async fn end(node: &Node, sandbox: &Sandbox) {
-    let (id, run_dir) = (sandbox.id.clone(), node.run_dir(&sandbox.id));
+    let (cgroup, run_dir) = (sandbox.look(cgroup::path), node.run_dir(&sandbox.id));
     let ended = sandbox.lane.run(move || {
-        let cgroup = cgroup::name(&id);
         // No user has this id: the VMM is not the helper.
         let owned = Owned { uid: u32::MAX, shares: true, run_dir: &run_dir, cgroup: &cgroup };
         proc::kill_all(&owned, END)

@@ -202,6 +202,7 @@ fn config(dir: &Path) -> Config {
         network: "none".to_owned(),
         boot_timeout_s: 3600,
         accelerator: "tcg".to_owned(),
+        cgroup_pool: 0,
         ..Config::default()
     }
 }

@@ -1,0 +1,216 @@
+//! Ways to a group, as a turn runs them.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+use slipway_cgroup::{Group, Hierarchies, Limits, Pool, ROOT, Settings};
+use slipway_telemetry::monotonic_ns;
+
+use super::{CgroupLoad, Sleepers};
+use crate::statistics::percentile;
+
+/// The limits that every group gets.
+const LIMITS: Limits = Limits { memory_bytes: 512 << 20, cpus: 2, threads: 256 };
+/// The longest time that a pool is given to become full.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The result of a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupMeasured {
+    /// Time from the first request to the end of the last, ns.
+    pub total_ns: u64,
+    /// Median time of a request, ns.
+    pub p50_ns: u64,
+    /// 99th percentile of the time of a request, ns.
+    pub p99_ns: u64,
+    /// CPU time that the pool took to make all groups before the turn, ns. `None` without a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refill_ns: Option<u64>,
+}
+
+/// A way to a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The group is made, its limits are set, and a process moves in.
+    Create,
+    /// The group is taken from the pool, its limits are set, and a process moves in.
+    Pool,
+    /// The group is made.
+    Mkdir,
+    /// The group is taken from the pool.
+    Take,
+}
+
+/// A version of control groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// Version 1, with the hierarchies of these controllers.
+    V1(Vec<String>),
+    /// Version 2.
+    V2,
+}
+
+impl Version {
+    /// Returns the mount points, or `None` if the host has not mounted all of them.
+    fn roots(&self) -> Option<Vec<PathBuf>> {
+        let root = Path::new(ROOT);
+        let roots: Vec<_> = match self {
+            Self::V1(controllers) => controllers.iter().map(|name| root.join(name)).collect(),
+            Self::V2 if root.join("cgroup.controllers").exists() => vec![root.to_owned()],
+            // Beside version 1, where systemd mounts it.
+            Self::V2 => vec![root.join("unified")],
+        };
+        let marker = if *self == Self::V2 { "cgroup.controllers" } else { "cgroup.clone_children" };
+        roots.iter().all(|root| root.join(marker).exists()).then_some(roots)
+    }
+}
+
+/// A way to a group, on one version of control groups.
+pub struct CgroupSubject {
+    name: String,
+    about: String,
+    way: Way,
+    all: Hierarchies,
+    sleepers: Arc<Sleepers>,
+}
+
+impl CgroupSubject {
+    /// Returns the subject `name`. Returns `None` if the host lacks the version's hierarchies.
+    pub fn new(
+        name: &str,
+        about: &str,
+        way: Way,
+        version: &Version,
+        sleepers: &Arc<Sleepers>,
+    ) -> Option<Self> {
+        let parent = format!("slipway-bench-{}", std::process::id());
+        Some(Self {
+            name: name.to_owned(),
+            about: about.to_owned(),
+            way,
+            all: Hierarchies::at(version.roots()?, &parent),
+            sleepers: Arc::clone(sleepers),
+        })
+    }
+
+    /// Returns the name for tables.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Describes the subject in a sentence.
+    pub fn about(&self) -> String {
+        self.about.clone()
+    }
+
+    /// Runs a turn: every group of the load is asked for, and afterwards removed.
+    ///
+    /// # Errors
+    /// If the kernel refuses a step, with the file.
+    pub fn run(&self, load: &CgroupLoad) -> Result<CgroupMeasured> {
+        let size = match self.way {
+            Way::Pool | Way::Take => load.groups as usize,
+            Way::Create | Way::Mkdir => 0,
+        };
+        let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
+        let begun = cpu_time();
+        let pool = Pool::new(self.all.clone(), settings)?;
+        pool.open(&BTreeSet::new());
+        fill(&pool, size)?;
+        // Nothing else runs in this process while the pool fills.
+        let refill_ns = (size > 0).then(|| cpu_time().saturating_sub(begun));
+        let asked = self.ask(load, &pool);
+        // Cleaned up whatever failed.
+        let back = self.sleepers.bring_back(load.groups as usize, self.all.roots());
+        drop(pool);
+        self.remove_all();
+        let (total_ns, mut times) = asked?;
+        back?;
+        times.sort_unstable();
+        Ok(CgroupMeasured {
+            total_ns,
+            p50_ns: percentile(&times, 50),
+            p99_ns: percentile(&times, 99),
+            refill_ns,
+        })
+    }
+
+    /// Asks for all groups. Returns the time from the first request to the end of the last, and
+    /// that of each request, ns.
+    fn ask(&self, load: &CgroupLoad, pool: &Pool) -> Result<(u64, Vec<u64>)> {
+        let (next, begin) = (AtomicUsize::new(0), Barrier::new(load.threads as usize));
+        let thread = || {
+            let mut requests = Vec::with_capacity(load.groups as usize);
+            begin.wait();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= load.groups as usize {
+                    return Ok(requests);
+                }
+                let begun = monotonic_ns();
+                self.request(pool, number)?;
+                requests.push((begun, monotonic_ns()));
+            }
+        };
+        let all: Result<Vec<Vec<(u64, u64)>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..load.threads).map(|_| scope.spawn(thread)).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<_>>| {
+                thread.join().map_err(|_| anyhow!("a thread of the load failed"))?
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let all = all?.concat();
+        let begun = all.iter().map(|(begun, _)| *begun).min().unwrap_or(0);
+        let ended = all.iter().map(|(_, ended)| *ended).max().unwrap_or(0);
+        Ok((ended - begun, all.iter().map(|(begun, ended)| ended - begun).collect()))
+    }
+
+    fn request(&self, pool: &Pool, number: usize) -> Result<()> {
+        let mut group = self.group(pool, number)?;
+        if matches!(self.way, Way::Mkdir | Way::Take) {
+            return Ok(());
+        }
+        group.limit(LIMITS)?;
+        let pid = self.sleepers.pid(number).ok_or_else(|| anyhow!("too few processes"))?;
+        Ok(group.join(pid)?)
+    }
+
+    fn group(&self, pool: &Pool, number: usize) -> Result<Group> {
+        match self.way {
+            Way::Create | Way::Mkdir => Ok(pool.make(&format!("made-{number}"))?),
+            Way::Pool | Way::Take => {
+                pool.take().ok_or_else(|| anyhow!("the pool is empty at group {number}"))
+            }
+        }
+    }
+
+    fn remove_all(&self) {
+        for name in self.all.names() {
+            let _ = self.all.group(&name).remove();
+        }
+        for root in self.all.roots() {
+            let _ = std::fs::remove_dir(root.join(self.all.path_of("").trim_matches('/')));
+        }
+    }
+}
+
+/// Waits until the pool is full.
+fn fill(pool: &Pool, size: usize) -> Result<()> {
+    let begun = Instant::now();
+    while (pool.counts().ready as usize) < size {
+        ensure!(begun.elapsed() < PATIENCE, "the pool does not fill: {:?}", pool.counts());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Returns the CPU time of this process, ns.
+fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}

@@ -1,0 +1,68 @@
+//! Formats a report of control groups as tables for a terminal.
+
+use super::{CgroupLoad, CgroupReport};
+use crate::duration::human;
+use crate::table::titled;
+use crate::turns::fault_lines;
+
+const HEADINGS: [&str; 7] = ["", "all", "of the first", "p50", "p99", "of the first", "refill"];
+
+/// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
+/// newline at the end. Headings are bold if `colour`.
+pub fn cgroup_table(report: &CgroupReport, colour: bool) -> String {
+    let mut text = String::new();
+    for load in &report.plan.loads {
+        let rows = rows(report, load);
+        if !rows.is_empty() {
+            text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
+            text.push('\n');
+        }
+    }
+    text.push_str(&fault_lines(&report.faults));
+    text.push_str(
+        "all: from the first request to the end of the last; p50, p99: of a request; refill: CPU \
+         time to make the pool's groups before the turn\n",
+    );
+    for subject in &report.subjects {
+        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
+    }
+    text
+}
+
+fn rows(report: &CgroupReport, load: &CgroupLoad) -> Vec<[String; 7]> {
+    let mut first = None;
+    let row = |name: &String| {
+        let figures = report.figures(load, name)?;
+        let (all, tail) = *first.get_or_insert((figures.total_ns, figures.p99_ns));
+        let of = |value: u64, base: u64| format!("{:.3}", value as f64 / base.max(1) as f64);
+        Some([
+            name.clone(),
+            human(figures.total_ns),
+            of(figures.total_ns, all),
+            human(figures.p50_ns),
+            human(figures.p99_ns),
+            of(figures.p99_ns, tail),
+            figures.refill_ns.map(human).unwrap_or_default(),
+        ])
+    };
+    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroups::report::tests::report;
+    use crate::table::BOLD;
+
+    #[test]
+    fn rows_are_subjects() {
+        let text = cgroup_table(&report(&[("create", &[10]), ("pool", &[5])]), false);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        for part in ["5.00 ms", "0.500", "50.0 µs", "1.00 ms"] {
+            assert!(line("pool").contains(part), "{part}: {text}");
+        }
+        assert!(line("create").contains("1.000"), "{text}");
+        assert!(text.contains("2000-t50") && text.contains("create: <&>"), "{text}");
+        assert!(cgroup_table(&report(&[("x", &[1])]), true).contains(BOLD));
+    }
+}

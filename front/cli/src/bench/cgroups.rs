@@ -1,0 +1,122 @@
+//! `slipway bench cgroups`: measures how soon a process is in a control group of its own.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail, ensure};
+use slipway_bench::Fault;
+use slipway_bench::cgroups::{
+    CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, Sleepers, Version, Way, cgroup_plot,
+    cgroup_table, compare_cgroups, measure_cgroups,
+};
+
+use super::reports::{self, Report};
+use super::subjects;
+use crate::args::CgroupsArgs;
+use crate::progress;
+
+/// The subjects to measure, with descriptions.
+const SUBJECTS: [(&str, &str); 8] = [
+    ("create", "version 1: the group is made, its limits are set, a process moves in"),
+    ("pool", "the same with a group of the pool"),
+    ("mkdir", "version 1: the group is made, and nothing else"),
+    ("take", "the same with a group of the pool"),
+    ("create-v2", "version 2: the group is made, its limits are set, a process moves in"),
+    ("pool-v2", "the same with a group of the pool"),
+    ("mkdir-v2", "version 2: the group is made, and nothing else"),
+    ("take-v2", "the same with a group of the pool"),
+];
+/// The loads of RunD-V, section IV.A.
+const LOADS: [&str; 3] = ["2000-t1", "2000-t50", "2000-t200"];
+const QUICK: [&str; 1] = ["50-t4"];
+
+/// Measures, or shows an earlier report.
+pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
+    if args.list {
+        subjects::list(&SUBJECTS, &loads(args)?);
+        return Ok(0);
+    }
+    reports::complete(&reports::show(&args.report, || run(args))?)?;
+    Ok(0)
+}
+
+impl Report for CgroupReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        let what = "Control groups, from request to a process inside";
+        reports::titled(what, &self.environment, self.plan.rounds, "turn", "")
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        cgroup_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        cgroup_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        compare_cgroups(before, self)
+    }
+}
+
+fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
+    subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
+}
+
+fn way(name: &str) -> Way {
+    match name.strip_suffix("-v2").unwrap_or(name) {
+        "create" => Way::Create,
+        "pool" => Way::Pool,
+        "mkdir" => Way::Mkdir,
+        _ => Way::Take,
+    }
+}
+
+fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<CgroupSubject>> {
+    let plain = |name: &String| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    ensure!(args.controllers.iter().all(plain), "a controller has a name such as memory");
+    let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
+    let mut subjects = Vec::new();
+    for (name, about) in chosen {
+        let second = name.ends_with("-v2");
+        let version = if second { Version::V2 } else { Version::V1(args.controllers.clone()) };
+        let needs = if second {
+            "cgroup v2".to_owned()
+        } else {
+            format!("the v1 hierarchies {}", args.controllers.join(", "))
+        };
+        match CgroupSubject::new(name, about, way(name), &version, sleepers) {
+            Some(subject) => subjects.push(subject),
+            None if !args.only.is_empty() => bail!("{name} needs {needs} in /sys/fs/cgroup"),
+            None => eprintln!("Left out: {name} (needs {needs} in /sys/fs/cgroup)"),
+        }
+    }
+    Ok(subjects)
+}
+
+fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
+    ensure!(rustix::process::geteuid().is_root(), "control groups are made by root: use sudo");
+    let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
+    let plan = CgroupPlan { loads: loads(args)?, rounds };
+    let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
+    let sleepers = Arc::new(Sleepers::start(most)?);
+    let subjects = subjects(args, &sleepers)?;
+    ensure!(!subjects.is_empty(), "there is nothing to measure");
+    let bar = progress::turns();
+    let turns = measure_cgroups(&subjects, &plan, |turn| progress::turn(&bar, &turn));
+    bar.finish_and_clear();
+    let environment = super::environment("none".to_owned());
+    let turns = subjects::measured(turns)?;
+    Ok(CgroupReport::new(environment, super::command_line(), plan, &subjects, turns))
+}

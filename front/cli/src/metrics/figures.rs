@@ -1,0 +1,285 @@
+//! The node's figures as metrics. Names have base units; sums end with `_total`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::{Context, Result};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+use slipway_plane_api::PlaneClient;
+use slipway_plane_api::v1 as plane_v1;
+use slipway_runtime::{SandboxClient, v1};
+use tonic::transport::Channel;
+
+/// All figures of one moment.
+#[derive(Debug)]
+pub struct Figures {
+    status: v1::StatusReply,
+    starts: v1::FiguresReply,
+    sandboxes: Vec<v1::Sandbox>,
+    endpoints: Vec<plane_v1::Endpoint>,
+    switches: Vec<plane_v1::Switch>,
+    pool: Option<plane_v1::Pool>,
+}
+
+impl Figures {
+    /// Asks the daemon.
+    ///
+    /// # Errors
+    /// If a request fails.
+    pub async fn ask(channel: Channel) -> Result<Self> {
+        let mut sandboxes = SandboxClient::new(channel.clone()).max_decoding_message_size(16 << 20);
+        let mut plane = PlaneClient::new(channel).max_decoding_message_size(16 << 20);
+        let context = "the daemon does not answer";
+        let empty = v1::Empty {};
+        let endpoints = plane.list_endpoints(plane_v1::ListEndpointsRequest {});
+        let endpoints = endpoints.await.context(context)?.into_inner().endpoints;
+        let switches = plane.list_switches(plane_v1::ListSwitchesRequest {});
+        let switches = switches.await.context(context)?.into_inner().switches;
+        let pool = plane.get_pool(plane_v1::GetPoolRequest {}).await;
+        Ok(Self {
+            status: sandboxes.status(empty).await.context(context)?.into_inner(),
+            starts: sandboxes.figures(empty).await.context(context)?.into_inner(),
+            sandboxes: sandboxes.list(empty).await.context(context)?.into_inner().sandboxes,
+            endpoints,
+            switches,
+            pool: pool.context(context)?.into_inner().pool,
+        })
+    }
+
+    fn encode_starts(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Starts of sandboxes since the daemon began, by outcome";
+        let outcomes = [("running", self.starts.started), ("failed", self.starts.failed)];
+        counters(to, ("sandbox_starts", help), outcomes.map(|(one, n)| ([("outcome", one)], n)))?;
+        let help = "Time of the stages of starts that succeeded; total: from the first to the last";
+        let unit = Some(&Unit::Seconds);
+        let mut all = to.encode_descriptor("sandbox_start", help, unit, MetricType::Histogram)?;
+        for stage in &self.starts.stages {
+            let bounds = self.starts.bounds_ns.iter().map(|ns| seconds(*ns)).chain([f64::MAX]);
+            let buckets: Vec<_> = bounds.zip(stage.counts.iter().copied()).collect();
+            let count = stage.counts.iter().sum();
+            let labels = [("stage", stage.name.as_str())];
+            all.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+                seconds(stage.sum_ns),
+                count,
+                &buckets,
+                None,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn encode_sandboxes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Version of the daemon";
+        let version = [([("version", self.status.version.as_str())], 1)];
+        gauges(to, ("build", help, Some(&Unit::Other("info".to_owned()))), version)?;
+        // States without a sandbox have a zero, so that no time series ends.
+        let states = ["created", "starting", "running", "stopping", "exited", "failed", "lost"];
+        let mut counts: BTreeMap<&str, u64> = states.map(|state| (state, 0)).into();
+        for sandbox in &self.sandboxes {
+            *counts.entry(sandbox.state.as_str()).or_default() += 1;
+        }
+        let counts = counts.into_iter().map(|(state, count)| ([("state", state)], count));
+        gauges(to, ("sandboxes", "Sandboxes by state", None), counts)
+    }
+
+    fn encode_control_groups(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(groups) = self.starts.control_groups else { return Ok(()) };
+        let now = [("ready", groups.ready), ("returning", groups.returning)];
+        let help = "Control groups of the pool, by state";
+        gauges(to, ("control_groups", help, None), now.map(|(one, n)| ([("state", one)], n)))?;
+        let sums = [
+            ("taken", groups.taken),
+            ("missed", groups.missed),
+            ("made", groups.made),
+            ("reused", groups.reused),
+            ("removed", groups.removed),
+        ];
+        let help = "Events of the pool of control groups; missed: a sandbox found none ready";
+        counters(to, ("control_group_events", help), sums.map(|(one, n)| ([("event", one)], n)))
+    }
+
+    fn encode_endpoints(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let sums: [(&str, &str, fn(&plane_v1::EndpointCounters) -> u64); 5] = [
+            ("endpoint_messages", "Messages of vfio-user clients", |one| one.messages),
+            ("endpoint_errors", "Messages that were answered with an error", |one| one.errors),
+            ("endpoint_clients", "Clients that connected", |one| one.clients),
+            ("endpoint_refused_files", "Descriptors of clients that were refused", |one| {
+                one.refused_files
+            }),
+            ("endpoint_stalls", "Times that a thread slept because of a client's memory", |one| {
+                one.stalls
+            }),
+        ];
+        for (name, help, value) in sums {
+            let all = self.endpoints.iter().filter_map(|one| {
+                Some(([("endpoint", one.id.as_str())], value(one.counters.as_ref()?)))
+            });
+            counters(to, (name, help), all)?;
+        }
+        let held = self
+            .endpoints
+            .iter()
+            .filter_map(|one| Some(([("endpoint", one.id.as_str())], one.counters.as_ref()?.held)));
+        let help = "Descriptors, connections and mappings of clients that are still to be closed";
+        gauges(to, ("endpoint_held", help, None), held)
+    }
+
+    fn encode_ports(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let sums: [(&str, &str, fn(&plane_v1::SwitchPort) -> u64); 4] = [
+            ("port_received_frames", "Frames from a port's peer", |port| port.frames_in),
+            ("port_received_bytes", "Bytes from a port's peer", |port| port.bytes_in),
+            ("port_sent_frames", "Frames to a port's peer", |port| port.frames_out),
+            ("port_sent_bytes", "Bytes to a port's peer", |port| port.bytes_out),
+        ];
+        for (name, help, value) in sums {
+            let all = self.ports().map(|(labels, port)| (labels, value(port)));
+            counters(to, (name, help), all)?;
+        }
+        let causes = self.ports().flat_map(|(labels, port)| {
+            let received = port.dropped_in.iter().map(|cause| ("received", cause));
+            let sent = port.dropped_out.iter().map(|cause| ("sent", cause));
+            received.chain(sent).map(move |(direction, (cause, count))| {
+                let [switch, port] = labels;
+                ([switch, port, ("direction", direction), ("cause", cause.as_str())], *count)
+            })
+        });
+        counters(to, ("port_dropped_frames", "Frames that were dropped, by cause"), causes)
+    }
+
+    fn ports(&self) -> impl Iterator<Item = ([(&str, &str); 2], &plane_v1::SwitchPort)> {
+        self.switches.iter().flat_map(|switch| {
+            let labels = |port| [("switch", switch.name.as_str()), ("port", port)];
+            switch.ports.iter().map(move |port| (labels(port.name.as_str()), port))
+        })
+    }
+
+    fn encode_pool(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(pool) = &self.pool else { return Ok(()) };
+        let owners = [("free", pool.free_bytes), ("lent", pool.lent_bytes)];
+        let owners = owners.map(|(owner, bytes)| ([("owner", owner)], bytes));
+        let help = "Memory of the pool, by owner";
+        gauges(to, ("memory_pool", help, Some(&Unit::Bytes)), owners)?;
+        let faults: [([(&str, &str); 0], u64); 1] = [([], pool.faults)];
+        counters(to, ("memory_pool_faults", "Page faults that the pool served"), faults)
+    }
+}
+
+impl Collector for Figures {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        self.encode_sandboxes(&mut to)?;
+        self.encode_starts(&mut to)?;
+        self.encode_control_groups(&mut to)?;
+        self.encode_endpoints(&mut to)?;
+        self.encode_ports(&mut to)?;
+        self.encode_pool(&mut to)
+    }
+}
+
+type Labels<'a, const N: usize> = [(&'a str, &'a str); N];
+
+/// Encodes a family of sums with its (name, help); the format adds `_total` to the name.
+fn counters<'a, const N: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+) -> fmt::Result {
+    let mut all = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+    family(&mut all, values, |one, value| one.encode_counter::<NoLabelSet, _, u64>(&value, None))
+}
+
+/// Encodes a family of present values with its (name, help, unit).
+fn gauges<'a, const N: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    (name, help, unit): (&str, &str, Option<&Unit>),
+    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+) -> fmt::Result {
+    let mut all = to.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+    let value = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    family(&mut all, values, |one, number| one.encode_gauge(&value(number)))
+}
+
+fn family<'a, const N: usize>(
+    all: &mut MetricEncoder<'_>,
+    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+    encode: impl Fn(&mut MetricEncoder<'_>, u64) -> fmt::Result,
+) -> fmt::Result {
+    values.into_iter().try_for_each(|(labels, value)| {
+        if N == 0 {
+            return encode(all, value);
+        }
+        encode(&mut all.encode_family(&labels)?, value)
+    })
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn text(figures: Figures) -> String {
+        let mut registry = Registry::with_prefix("slipway");
+        registry.register_collector(Box::new(figures));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    fn figures() -> Figures {
+        let stage =
+            v1::StageTimes { name: "total".into(), counts: vec![1, 2, 4], sum_ns: 2_500_000_000 };
+        let starts = v1::FiguresReply {
+            started: 7,
+            failed: 1,
+            bounds_ns: vec![1_000_000, 1_000_000_000],
+            stages: vec![stage],
+            control_groups: Some(v1::ControlGroups { ready: 16, ..Default::default() }),
+        };
+        let port = plane_v1::SwitchPort {
+            name: "a\"b\n".into(),
+            frames_in: 5,
+            dropped_out: [("full".to_owned(), 3)].into(),
+            ..Default::default()
+        };
+        let switch = plane_v1::Switch { name: "net".into(), ports: vec![port] };
+        Figures {
+            status: v1::StatusReply { version: "1.2".into(), ..Default::default() },
+            starts,
+            sandboxes: vec![v1::Sandbox { state: "running".into(), ..Default::default() }],
+            endpoints: vec![plane_v1::Endpoint { id: "e".into(), ..Default::default() }],
+            switches: vec![switch],
+            pool: Some(plane_v1::Pool { lent_bytes: 9, faults: 8, ..Default::default() }),
+        }
+    }
+
+    #[test]
+    fn metrics_have_base_units_and_labels() {
+        let text = text(figures());
+        for line in [
+            "slipway_build_info{version=\"1.2\"} 1",
+            "slipway_sandboxes{state=\"running\"} 1",
+            "slipway_sandboxes{state=\"lost\"} 0",
+            "slipway_sandbox_starts_total{outcome=\"running\"} 7",
+            "slipway_sandbox_start_seconds_bucket{le=\"0.001\",stage=\"total\"} 1",
+            "slipway_sandbox_start_seconds_bucket{le=\"1.0\",stage=\"total\"} 3",
+            "slipway_sandbox_start_seconds_bucket{le=\"+Inf\",stage=\"total\"} 7",
+            "slipway_sandbox_start_seconds_sum{stage=\"total\"} 2.5",
+            "slipway_control_groups{state=\"ready\"} 16",
+            "slipway_port_received_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
+            "slipway_memory_pool_bytes{owner=\"lent\"} 9",
+            "slipway_memory_pool_faults_total 8",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
+        }
+        assert!(text.contains("direction=\"sent\",cause=\"full\"} 3"), "{text}");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+    }
+}

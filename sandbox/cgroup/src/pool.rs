@@ -1,0 +1,349 @@
+//! Groups that are made ahead, and the thread that makes and resets them.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::reset::{Reset, reset};
+use crate::{Counters, Group, Hierarchies, Limits, Result};
+
+/// Time between two attempts to reset a group that a process has not left yet.
+const AGAIN: Duration = Duration::from_millis(10);
+/// The number of attempts after which the log has a line about such a group. Attempts become rare
+/// then, and do not end: the process may be one that the kernel cannot end yet.
+const TRIES: u32 = 200;
+/// Time between two of the rare attempts, and between two attempts to make a group.
+const LATER: Duration = Duration::from_secs(5);
+
+/// The settings of a pool.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The beginning of the names of the pool's groups. No other pool of the host may have it.
+    pub tag: String,
+    /// The number of groups that the pool keeps ready. 0: none, and every group is made on demand.
+    pub size: usize,
+    /// The limits that groups are made with, until sandboxes with other limits come.
+    pub limits: Limits,
+}
+
+/// The numbers of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Groups that are ready.
+    pub ready: u64,
+    /// Groups that are being reset.
+    pub returning: u64,
+    /// Groups that were taken from the list.
+    pub taken: u64,
+    /// Groups that were asked for while the list was empty.
+    pub missed: u64,
+    /// Groups that were made.
+    pub made: u64,
+    /// Groups that were reset and listed again.
+    pub reused: u64,
+    /// Groups that were removed, since they did not come clean or were more than the pool keeps.
+    pub removed: u64,
+}
+
+/// A pool of groups. [Closing](Self::close) or dropping it removes the groups that are ready.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    hierarchies: Hierarchies,
+    settings: Settings,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    ready: Vec<Group>,
+    returning: VecDeque<Returning>,
+    /// Set while the thread resets a group, which is in neither list then.
+    resetting: bool,
+    /// The names in `ready` and `returning`: a group must be in the pool once.
+    listed: BTreeSet<String>,
+    /// The limits of the sandbox that came last; the next one will likely have the same.
+    usual: Limits,
+    counts: PoolCounts,
+    /// The number of the next group's name.
+    next: u64,
+    /// Set once the pool knows which groups sandboxes of an earlier daemon have.
+    open: bool,
+    closed: bool,
+    /// The earliest time of the next attempt to make a group.
+    make_at: Instant,
+}
+
+#[derive(Debug)]
+struct Returning {
+    group: Group,
+    tries: u32,
+    at: Instant,
+}
+
+type Guard<'a> = MutexGuard<'a, State>;
+
+enum Work {
+    Make(String),
+    Reset(Returning),
+}
+
+impl Pool {
+    /// Makes a pool, which makes no group before [`open`](Self::open) is called.
+    ///
+    /// # Errors
+    /// The error of creating a thread.
+    pub fn new(hierarchies: Hierarchies, settings: Settings) -> std::io::Result<Self> {
+        let state = State {
+            ready: Vec::new(),
+            returning: VecDeque::new(),
+            resetting: false,
+            listed: BTreeSet::new(),
+            usual: settings.limits,
+            counts: PoolCounts::default(),
+            next: 0,
+            open: false,
+            closed: false,
+            make_at: Instant::now(),
+        };
+        let state = Mutex::new(state);
+        let shared = Arc::new(Shared { hierarchies, settings, state, work: Condvar::new() });
+        let works = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("cgroups".into()).spawn(move || {
+            lower_priority();
+            works.run();
+        })?;
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Starts to make groups. Groups of an earlier daemon with this pool's tag that are not in
+    /// `owned` are reset and used. Waits for a reading of the groups' directories.
+    pub fn open(&self, owned: &BTreeSet<String>) {
+        let tag = self.prefix();
+        let left =
+            self.shared.hierarchies.names().into_iter().filter(|name| name.starts_with(&tag));
+        let left: Vec<_> = left.filter(|name| !owned.contains(name)).collect();
+        for name in left {
+            self.give_back(self.group(&name));
+        }
+        self.shared.lock().open = true;
+        self.shared.work.notify_one();
+    }
+
+    /// Returns the hierarchies of the pool's groups.
+    pub fn hierarchies(&self) -> &Hierarchies {
+        &self.shared.hierarchies
+    }
+
+    /// Returns the group `name`, for a sandbox that has it already.
+    pub fn group(&self, name: &str) -> Group {
+        self.shared.hierarchies.group(name)
+    }
+
+    /// Removes a group from the list, in constant time and without a system call. Returns `None`
+    /// if none is ready: the caller then makes one ([`make`](Self::make)).
+    pub fn take(&self) -> Option<Group> {
+        let mut state = self.shared.lock();
+        let group = state.ready.pop();
+        match &group {
+            Some(group) => {
+                state.listed.remove(group.name());
+                state.counts.taken += 1;
+            }
+            None => state.counts.missed += u64::from(self.shared.settings.size > 0),
+        }
+        drop(state);
+        self.shared.work.notify_one();
+        group
+    }
+
+    /// Sets the limits that groups in the list get from now on. A sandbox with the same limits as
+    /// the one before has nothing to write.
+    pub fn expect(&self, limits: Limits) {
+        self.shared.lock().usual = limits;
+    }
+
+    /// Makes a group of another name than the pool's own, which is not the pool's afterwards. An
+    /// existing group is no error.
+    ///
+    /// # Errors
+    /// If a directory cannot be made.
+    pub fn make(&self, name: &str) -> Result<Group> {
+        self.shared.hierarchies.make_parents()?;
+        let group = self.group(name);
+        group.make()?;
+        Ok(group)
+    }
+
+    /// Returns whether `name` is that of a group of the pool.
+    pub fn owns(&self, name: &str) -> bool {
+        name.starts_with(&self.prefix())
+    }
+
+    /// Takes a group back. The pool's thread resets it once its last process is gone. A group that
+    /// is in the pool already stays where it is.
+    pub fn give_back(&self, group: Group) {
+        let mut state = self.shared.lock();
+        if state.listed.insert(group.name().to_owned()) {
+            state.returning.push_back(Returning { group, tries: 0, at: Instant::now() });
+        }
+        drop(state);
+        self.shared.work.notify_one();
+    }
+
+    /// Returns the numbers of the pool.
+    pub fn counts(&self) -> PoolCounts {
+        let state = self.shared.lock();
+        let returning = state.returning.len() + usize::from(state.resetting);
+        let (ready, returning) = (state.ready.len() as u64, returning as u64);
+        PoolCounts { ready, returning, ..state.counts }
+    }
+
+    /// Ends the pool's thread and removes the groups that are ready, as far as they are empty. Waits
+    /// for what the thread is doing. The pool makes no more groups.
+    pub fn close(&self) {
+        self.shared.lock().closed = true;
+        self.shared.work.notify_one();
+        let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        let mut state = self.shared.lock();
+        let returning: Vec<_> = state.returning.drain(..).map(|one| one.group).collect();
+        for group in state.ready.drain(..).chain(returning) {
+            let _ = group.remove();
+        }
+    }
+
+    fn prefix(&self) -> String {
+        format!("{}-", self.shared.settings.tag)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn run(&self) {
+        while let Some(work) = self.next() {
+            match work {
+                Work::Make(name) => self.make(&name),
+                Work::Reset(returning) => {
+                    self.reset(returning);
+                    self.lock().resetting = false;
+                }
+            }
+        }
+    }
+
+    /// Waits for work. Returns `None` once the pool is closed.
+    fn next(&self) -> Option<Work> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            let now = Instant::now();
+            let due = state.returning.iter().position(|one| one.at <= now);
+            if let Some(returning) = due.and_then(|index| state.returning.remove(index)) {
+                state.resetting = true;
+                return Some(Work::Reset(returning));
+            }
+            let wants = state.open && state.ready.len() < self.settings.size;
+            if wants && state.make_at <= now && !self.hierarchies.is_empty() {
+                state.next += 1;
+                return Some(Work::Make(format!("{}-{}", self.settings.tag, state.next)));
+            }
+            let times = state.returning.iter().map(|one| one.at);
+            let next = times.chain(wants.then_some(state.make_at)).min();
+            state = self.wait(state, next.map(|at| at.saturating_duration_since(now)));
+        }
+    }
+
+    /// Waits for a change of the state, for `limit` at most.
+    fn wait<'a>(&self, state: Guard<'a>, limit: Option<Duration>) -> Guard<'a> {
+        match limit {
+            None => self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            Some(limit) => match self.work.wait_timeout(state, limit.max(AGAIN)) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            },
+        }
+    }
+
+    fn make(&self, name: &str) {
+        let group = self.hierarchies.group(name);
+        let made = self.hierarchies.make_parents().and_then(|()| group.make());
+        match made {
+            Ok(true) => {
+                self.lock().counts.made += 1;
+                self.list(group);
+            }
+            // A sandbox of an earlier daemon has this one.
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the pool of control groups stays short");
+                self.lock().make_at = Instant::now() + LATER;
+            }
+        }
+    }
+
+    fn reset(&self, mut returning: Returning) {
+        match reset(&returning.group) {
+            Reset::Clean => return self.list(returning.group),
+            Reset::Unfit if returning.group.remove().is_ok() => {
+                let mut state = self.lock();
+                state.listed.remove(returning.group.name());
+                state.counts.removed += 1;
+                return;
+            }
+            Reset::Unfit | Reset::Busy => {}
+        }
+        returning.tries += 1;
+        if returning.tries == TRIES {
+            let group = returning.group.name();
+            tracing::warn!(group, "a process stays in a control group of a sandbox that ended");
+        }
+        returning.at = Instant::now() + if returning.tries < TRIES { AGAIN } else { LATER };
+        self.lock().returning.push_back(returning);
+    }
+
+    /// Adds a clean group to the list, with the usual limits. Removes it if the list is full.
+    fn list(&self, group: Group) {
+        let usual = self.lock().usual;
+        let before = Counters::read(group.dirs());
+        let mut group = self.hierarchies.group(group.name()).counting_from(before);
+        // A limit that cannot be set now is set, or fails, when a sandbox asks for it.
+        let _ = group.limit(usual);
+        let mut state = self.lock();
+        if state.ready.len() < self.settings.size && !state.closed {
+            state.counts.reused += u64::from(!state.listed.insert(group.name().to_owned()));
+            state.ready.push(group);
+            return;
+        }
+        state.listed.remove(group.name());
+        state.counts.removed += 1;
+        drop(state);
+        let _ = group.remove();
+    }
+}
+
+/// Gives the calling thread the lowest priority: sandboxes that start now come first.
+fn lower_priority() {
+    const LOWEST: i32 = 19;
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST);
+}

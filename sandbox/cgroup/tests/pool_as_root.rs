@@ -1,0 +1,191 @@
+//! The pool on the host's control groups. Needs root and writable control groups.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the failure report
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use slipway_cgroup::{Hierarchies, Limits, Pool, PoolCounts, Settings, V1_CONTROLLERS};
+
+const LIMITS: Limits = Limits { memory_bytes: 256 << 20, cpus: 2, threads: 64 };
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The groups of one test, which are removed at its end.
+struct Host {
+    all: Hierarchies,
+}
+
+impl Host {
+    /// Returns `None`, and says so, where control groups cannot be made.
+    fn new(test: &str) -> Option<Self> {
+        let parent = format!("slipway-test-{}-{test}", std::process::id());
+        let all = Hierarchies::of_host(&parent, &V1_CONTROLLERS);
+        if all.is_empty() {
+            println!("SKIPPED: {test}: needs root and writable control groups");
+            return None;
+        }
+        Some(Self { all })
+    }
+
+    fn pool(&self, size: usize) -> Pool {
+        let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
+        Pool::new(self.all.clone(), settings).unwrap()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for name in self.all.names() {
+            let _ = self.all.group(&name).remove();
+        }
+        for root in self.all.roots() {
+            let parent = self.all.path_of("");
+            let _ = fs::remove_dir(root.join(parent.trim_matches('/')));
+        }
+    }
+}
+
+fn settled(pool: &Pool, wanted: impl Fn(&PoolCounts) -> bool) -> PoolCounts {
+    let begun = Instant::now();
+    loop {
+        let counts = pool.counts();
+        if wanted(&counts) {
+            return counts;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{counts:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn sleeper() -> Child {
+    Command::new("sleep").arg("1000").spawn().unwrap()
+}
+
+fn end(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Returns the value of the first of `files` that a directory of the group has.
+fn value(group: &slipway_cgroup::Group, files: &[&str]) -> Option<String> {
+    let dirs = group.procs_files();
+    let dirs = dirs.iter().filter_map(|file| file.parent());
+    let read = |dir: &Path| files.iter().find_map(|file| fs::read_to_string(dir.join(file)).ok());
+    dirs.into_iter().find_map(read).map(|text| text.trim().to_owned())
+}
+
+#[test]
+fn a_group_goes_round() {
+    let Some(host) = Host::new("round") else { return };
+    let pool = host.pool(2);
+    assert!(pool.take().is_none(), "it makes none before it is open");
+    pool.open(&BTreeSet::new());
+    settled(&pool, |counts| counts.ready == 2);
+    let mut group = pool.take().unwrap();
+    assert!(pool.owns(group.name()));
+    group.limit(Limits { threads: 9, ..LIMITS }).unwrap();
+    if let Some(threads) = value(&group, &["pids.max"]) {
+        assert_eq!(threads, "9");
+    }
+    let child = sleeper();
+    group.join(child.id()).unwrap();
+    let inside = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+    let path = host.all.path_of(group.name());
+    assert!(inside.lines().filter(|line| line.ends_with(&path)).count() >= 1, "{inside}");
+    settled(&pool, |counts| counts.ready == 2);
+
+    // It is given back while its process lives: nobody has it before the process is gone.
+    let name = group.name().to_owned();
+    pool.give_back(group);
+    pool.give_back(pool.group(&name));
+    settled(&pool, |counts| counts.returning == 1);
+    end(child);
+    let counts = settled(&pool, |counts| counts.returning == 0);
+    assert_eq!((counts.ready, counts.removed), (2, 1), "the pool was full: {counts:?}");
+    assert!(!host.all.names().contains(&name));
+    drop(pool);
+    assert_eq!(host.all.names(), BTreeSet::new());
+}
+
+/// Returns a pool that is not open, so that it makes no group, with one group in it.
+fn with_one(host: &Host) -> Pool {
+    let pool = host.pool(1);
+    pool.give_back(pool.make("pool-1").unwrap());
+    settled(&pool, |counts| counts.ready == 1);
+    pool
+}
+
+/// Runs a shell script in the group.
+fn run_in(group: &slipway_cgroup::Group, script: &str) {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("for file; do echo $$ >$file; done; {script}")).arg("sh");
+    shell.args(group.procs_files()).stderr(std::process::Stdio::null());
+    shell.status().unwrap();
+}
+
+#[test]
+fn a_returned_group_has_the_usual_limits_and_new_counts() {
+    let Some(host) = Host::new("limits") else { return };
+    let pool = with_one(&host);
+    let mut group = pool.take().unwrap();
+    group.limit(Limits { threads: 1, ..LIMITS }).unwrap();
+    // The shell is the one thread that the limit allows, so its child is refused.
+    run_in(&group, "(:); true");
+    let counted = value(&group, &["pids.events"]).is_some();
+    assert_eq!(group.usage().counters.threads_refused > 0, counted);
+    pool.give_back(group);
+    settled(&pool, |counts| counts.ready == 1);
+    let again = pool.take().unwrap();
+    assert_eq!((again.name(), again.usage().counters.threads_refused), ("pool-1", 0));
+    if let Some(threads) = value(&again, &["pids.max"]) {
+        assert_eq!(threads, LIMITS.threads.to_string());
+    }
+}
+
+/// Page cache that a sandbox's processes made is charged to their group, also when they have ended.
+#[test]
+fn page_cache_of_the_last_sandbox_is_not_charged_to_the_next() {
+    let Some(host) = Host::new("cache") else { return };
+    let pool = with_one(&host);
+    let group = pool.take().unwrap();
+    if value(&group, &["memory.current", "memory.usage_in_bytes"]).is_none() {
+        return println!("SKIPPED: page cache of control groups: no memory controller here");
+    }
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    let path = file.path().display();
+    run_in(&group, &format!("head -c 20000000 /dev/zero >{path}; sync {path}"));
+    assert!(group.usage().memory_bytes > 16 << 20, "{:?}", group.usage());
+    pool.give_back(group);
+    let counts = settled(&pool, |counts| counts.returning == 0);
+    assert_eq!((counts.ready, counts.removed), (1, 0), "it came clean");
+    let left = pool.take().unwrap().usage().memory_bytes;
+    assert!(left <= 512 << 10, "{left} bytes are left");
+}
+
+#[test]
+fn the_next_daemon_takes_what_the_last_one_left() {
+    let Some(host) = Host::new("crash") else { return };
+    let first = host.pool(3);
+    first.open(&BTreeSet::new());
+    settled(&first, |counts| counts.ready == 3);
+    let (used, left) = (first.take().unwrap(), first.take().unwrap());
+    settled(&first, |counts| counts.ready == 3);
+    // As after kill -9: nothing is removed, and groups of another pool are nobody's business.
+    std::mem::forget(first);
+    let others = host.all.group("other-1");
+    for root in host.all.roots() {
+        fs::create_dir(root.join(host.all.path_of("other-1").trim_start_matches('/'))).unwrap();
+    }
+    let next = host.pool(6);
+    next.open(&BTreeSet::from([used.name().to_owned()]));
+    settled(&next, |counts| counts.ready == 6 && counts.returning == 0);
+    let mut names = BTreeSet::new();
+    while names.len() < 4 {
+        names.insert(next.take().unwrap().name().to_owned());
+    }
+    assert!(!names.contains(used.name()));
+    assert!(host.all.names().contains(left.name()), "it is ready, or taken again");
+    assert!(host.all.names().contains(others.name()));
+}

@@ -1,0 +1,148 @@
+//! Counts of the starts of sandboxes since the daemon began, for monitoring.
+
+use std::sync::Mutex;
+
+use slipway_telemetry::{Stage, Timeline};
+
+use crate::lock::lock;
+use crate::v1;
+
+/// Upper bounds of the buckets of times, ns. One more bucket is above the last.
+const BOUNDS_NS: [u64; 15] = [
+    100_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    60_000_000_000,
+];
+
+/// The stages of a start that are counted. A guest reports stages of its own, so other names are
+/// left out: they would make the list as long as the guest likes.
+const STAGES: [&str; 13] = [
+    "memory",
+    "shared-root",
+    "cgroup",
+    "rootfs",
+    "vf-attach",
+    "dma-ram",
+    "vf-driver",
+    "vmm",
+    "kernel",
+    "agent",
+    "network",
+    "sockets",
+    "container",
+];
+/// The name for the time from the first stage to the end of the last.
+const TOTAL: &str = "total";
+
+/// The counts.
+#[derive(Debug, Default)]
+pub struct Starts(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    started: u64,
+    failed: u64,
+    stages: [Times; STAGES.len()],
+    total: Times,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    buckets: [u64; BOUNDS_NS.len() + 1],
+    sum_ns: u64,
+}
+
+impl Times {
+    fn record(&mut self, ns: u64) {
+        self.buckets[BOUNDS_NS.partition_point(|bound| *bound < ns)] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.buckets.iter().all(|count| *count == 0)
+    }
+}
+
+impl Starts {
+    /// Counts a start that reached its container.
+    pub fn succeeded(&self, timeline: &Timeline) {
+        let mut counts = lock(&self.0);
+        counts.started += 1;
+        let stages = &timeline.stages;
+        let (begun, ended) =
+            (stages.iter().map(|one| one.start_ns), stages.iter().map(|one| one.end_ns));
+        if let Some((begun, ended)) = begun.min().zip(ended.max()) {
+            counts.total.record(ended.saturating_sub(begun));
+        }
+        for (name, times) in STAGES.iter().zip(&mut counts.stages) {
+            // A stage may have several parts, such as the plane's and the VMM's.
+            let parts = stages.iter().filter(|one| one.name == *name);
+            let part =
+                |sum: u64, one: &Stage| sum.saturating_add(one.end_ns.saturating_sub(one.start_ns));
+            if let Some(ns) = parts.fold(None, |sum, one| Some(part(sum.unwrap_or(0), one))) {
+                times.record(ns);
+            }
+        }
+    }
+
+    /// Counts a start that failed.
+    pub fn failed(&self) {
+        lock(&self.0).failed += 1;
+    }
+
+    /// Fills in the counts, without stages that no start had.
+    pub fn fill(&self, reply: &mut v1::FiguresReply) {
+        let counts = lock(&self.0);
+        (reply.started, reply.failed) = (counts.started, counts.failed);
+        reply.bounds_ns = BOUNDS_NS.to_vec();
+        let all = STAGES.iter().zip(&counts.stages).chain([(&TOTAL, &counts.total)]);
+        let stages = all.filter(|(_, times)| !times.is_empty());
+        let stages = stages.map(|(name, times)| v1::StageTimes {
+            name: (*name).to_owned(),
+            counts: times.buckets.to_vec(),
+            sum_ns: times.sum_ns,
+        });
+        reply.stages = stages.collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_is_counted_stage_by_stage() {
+        let starts = Starts::default();
+        let mut timeline = Timeline::default();
+        timeline.record("cgroup", 1_000, 41_000);
+        timeline.record("cgroup", 41_000, 101_000);
+        timeline.record("kernel", 200_000, 5_200_001);
+        timeline.record("a guest's own", 0, 9_000_000_000);
+        starts.succeeded(&timeline);
+        starts.failed();
+        let mut reply = v1::FiguresReply::default();
+        starts.fill(&mut reply);
+        assert_eq!((reply.started, reply.failed), (1, 1));
+        let bucket = |name: &str| {
+            let stage = reply.stages.iter().find(|stage| stage.name == name)?;
+            Some((stage.counts.iter().position(|count| *count == 1)?, stage.sum_ns))
+        };
+        assert_eq!(bucket("cgroup"), Some((0, 100_000)), "a bound belongs to its bucket");
+        assert_eq!(bucket("kernel"), Some((4, 5_000_001)));
+        assert_eq!(bucket(TOTAL), Some((13, 9_000_000_000)));
+        assert_eq!(reply.stages.len(), 3);
+        assert!(reply.stages.iter().all(|stage| stage.counts.len() == reply.bounds_ns.len() + 1));
+    }
+}

@@ -1,0 +1,42 @@
+#!/bin/bash
+# `slipway bench cgroups`: groups on demand and of the pool, the report survives being written, and no group and no
+# process is left.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_root
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+two='' one=''
+[ ! -w /sys/fs/cgroup/pids ] || one=create,pool,mkdir,take
+[ ! -w /sys/fs/cgroup/unified/cgroup.procs ] && [ ! -w /sys/fs/cgroup/cgroup.procs ] || two=create-v2,pool-v2
+[ -n "$one$two" ] || skip "control groups: none can be made here"
+subjects=$(tr ' ' '\n' <<<"$one $two" | grep . | paste -sd,)
+
+bench() { TMPDIR=$work timeout 300 "$slipway" bench cgroups "$@"; }
+
+bench --quick --only "$subjects" --json --svg "$work/a.svg" >"$work/a.json" 2>"$work/errors" || fail "a quick run: $(cat "$work/errors")"
+python3 - "$work/a.json" "$work/a.svg" "$subjects" <<'CHECK' || fail "the report does not hold what was asked for"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+names = sys.argv[3].split(",")
+assert [s["name"] for s in report["subjects"]] == names, report["subjects"]
+assert len(report["runs"]) == 2 * len(names), len(report["runs"])
+for run in report["runs"]:
+    measured = run["measured"]
+    assert run["load"] == "50-t4" and 0 < measured["p50_ns"] <= measured["p99_ns"] <= measured["total_ns"], run
+    assert ("refill_ns" in measured) == run["subject"].startswith(("pool", "take")), run
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+[ -z "$(find /sys/fs/cgroup -maxdepth 2 -name 'slipway-bench-*')" ] || fail "left: $(find /sys/fs/cgroup -maxdepth 2 -name 'slipway-bench-*')"
+! pgrep -P $$ sleep >/dev/null || fail "a process is left"
+ok "$subjects: fifty groups twice each, and none is left"
+
+bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "comparing a report with itself"
+grep -Eq '^50-t4 .* 1\.00 ' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
+ok "a report that was written is compared with itself"
+
+for bad in "--load 0-t1" "--load 5" "--only nosuch" "--controllers ../x" "--report $work/a.svg"; do
+    # shellcheck disable=SC2086 # words
+    bench --quick $bad >/dev/null 2>"$work/errors" && fail "bench cgroups $bad succeeded"
+    [ -s "$work/errors" ] || fail "bench cgroups $bad says nothing"
+    ok "bench cgroups $bad -> $(grep -m 1 . "$work/errors")"
+done

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# `slipway metrics`: what a sandbox's start adds to the figures, their server, and what it says without a daemon.
+. "$(dirname "$0")/lib.sh"
+need_node
+command -v curl >/dev/null || skip "curl"
+stop_daemon
+server=''
+end_all() { [ -z "$server" ] || kill "$server" 2>/dev/null; }
+
+"$slipway" metrics >"$work/out" 2>&1 && fail "figures without a daemon: $(cat "$work/out")"
+grep -q 'no daemon runs at' "$work/out" || fail "without a daemon: $(cat "$work/out")"
+[ ! -e "$SLIPWAY_RUN_DIR/slipway.sock" ] || fail "a question for figures started a daemon"
+ok "without a daemon -> $(cat "$work/out")"
+
+start_daemon
+"$slipway" metrics --listen 127.0.0.1:0 2>"$work/server" & server=$!
+wait_until 20 grep -q '^Serving ' "$work/server" || fail "no server: $(cat "$work/server")"
+url=$(sed -n 's/^Serving //p' "$work/server")
+figure() { curl -sf "$url" | awk -v name="$1" '$1 == name { print $2; found = 1 } END { exit !found }'; }
+
+[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 0 ] || fail "starts before the first: $(curl -s "$url")"
+"$slipway" run -d --name one "$image" -- sleep 100000 >/dev/null || fail "run: $(explain)"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a start: $(curl -s "$url")"
+[ "$(figure 'slipway_sandboxes{state="running"}')" = 1 ] || fail "one runs: $(curl -s "$url")"
+for stage in cgroup rootfs vf-attach vmm kernel agent container total; do
+    [ "$(figure "slipway_sandbox_start_seconds_count{stage=\"$stage\"}")" = 1 ] || fail "the stage $stage: $(curl -s "$url")"
+done
+figure 'slipway_build_info{version="'"$("$slipway" --version | cut -d ' ' -f 2)"'"}' >/dev/null || fail "no version: $(curl -s "$url")"
+curl -s "$url" | grep -q '^slipway_endpoint_messages_total{endpoint=' || fail "no endpoint: $(curl -s "$url")"
+[ "$(curl -s "$url" | tail -n 1)" = '# EOF' ] || fail "the text is cut"
+ok "a start is counted, with its stages; $(curl -s "$url" | grep -vc '^#') figures"
+
+"$slipway" run --name two --kernel /dev/null "$image" -- true >/dev/null 2>&1 && fail "an empty kernel ran"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a failure: $(curl -s "$url")"
+ok "a start that failed is no start that ran"
+
+status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }
+[ "$(status "${url%/metrics}/other")" = 404 ] || fail "another path: $(cat "$work/body")"
+[ "$(status -X POST "$url")" = 405 ] || fail "POST: $(cat "$work/body")"
+# Clients that send nothing take no place for long, and none from others.
+for _ in 1 2 3 4; do (exec 3<>"/dev/tcp/127.0.0.1/$(sed 's,.*:\([0-9]*\)/.*,\1,' <<<"$url")"; sleep 5) & done
+[ "$(status -m 20 "$url")" = 200 ] || fail "beside silent clients: $(cat "$work/body")"
+"$slipway" rm --force one two >/dev/null
+end_daemon KILL
+[ "$(status "$url")" = 503 ] || fail "without a daemon: $(cat "$work/body")"
+grep -q 'no daemon runs' "$work/body" || fail "without a daemon: $(cat "$work/body")"
+ok "404, 405, 503 -> $(cat "$work/body")"
+start_daemon
+[ "$(status "$url")" = 200 ] || fail "the next daemon: $(cat "$work/body")"
+ok "the server finds the next daemon"
+
+"$slipway" metrics --listen nowhere >"$work/out" 2>&1 && fail "an address that is none"
+ok "--listen nowhere -> $(head -n 1 "$work/out")"
