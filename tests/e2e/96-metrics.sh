@@ -30,8 +30,9 @@ curl -s "$url" | grep -q '^slipway_endpoint_messages_total{endpoint=' || fail "n
 [ "$(curl -s "$url" | tail -n 1)" = '# EOF' ] || fail "the text is cut"
 ok "a start is counted, with its stages; $(curl -s "$url" | grep -vc '^#') figures"
 
-"$slipway" run --name two --kernel /dev/null "$image" -- true >/dev/null 2>&1 && fail "an empty kernel ran"
+"$slipway" run --name two "$image" -- nosuchprog >/dev/null 2>&1 && fail "a program that is not there ran"
 [ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a failure: $(curl -s "$url")"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="failed"}')" = 1 ] || fail "after a failure: $(curl -s "$url")"
 ok "a start that failed is no start that ran"
 
 status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }
