@@ -46,7 +46,7 @@ pub enum PortTurn {
 #[repr(C, align(64))]
 struct Slot {
     port: Box<dyn Port>,
-    /// The port has a [`Timed`](crate::decorators::Timed) decorator.
+    /// The port has work that is [`Timed`](crate::decorators::Timed), or a decorator has.
     timed: bool,
     config: PortConfig,
     stats: PortStats,
@@ -78,7 +78,7 @@ pub struct Switch {
     fan: Fan,
     picks: Vec<Pick>,
     cutter: Cutter,
-    /// The ports that have a timed decorator.
+    /// The ports that have timed work.
     timed: Vec<PortIndex>,
     /// The beginning of the present turn.
     now: Duration,
@@ -167,6 +167,7 @@ impl Switch {
         slot.port.account(&mut slot.stats);
         let former = replace_innermost(&mut slot.port, port);
         slot.port.set_link(slot.config.link);
+        self.settle_time(index);
         Ok(former)
     }
 
@@ -476,7 +477,7 @@ impl Switch {
         strip(&mut slot.port, Layer::Observer(number), &mut slot.stats)
     }
 
-    /// Returns the ports that have a timed decorator.
+    /// Returns the ports that have timed work.
     pub(crate) fn timed(&self) -> &[PortIndex] {
         &self.timed
     }
@@ -492,7 +493,7 @@ impl Switch {
         self.slot_mut(index).is_some_and(|slot| tick(&mut *slot.port, now))
     }
 
-    /// Records whether the port has a timed decorator.
+    /// Records whether the port has timed work, of its own or of a decorator.
     fn settle_time(&mut self, index: PortIndex) {
         self.timed.retain(|timed| *timed != index);
         let Some(slot) = self.slot_mut(index) else { return };

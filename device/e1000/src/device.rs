@@ -1,0 +1,616 @@
+//! The device as a PCI function: registers, resets, and the life of the data path.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use slipway_e1000_spec::{
+    CLASS, DEVICE, REGISTERS, REVISION, VENDOR, cause, control, csb, eeprom, mdic, rctl, register,
+    statistic, status, tctl,
+};
+use slipway_pci::{
+    Access, Bar, ConfigEffect, ConfigSpace, Description, Function, Identity, Progress, StateError,
+    TurnLength,
+};
+use slipway_ram::Memory;
+
+use crate::eeprom::Wires;
+use crate::exchange::Exchange;
+use crate::moderation::Delays;
+use crate::path::DataPath;
+use crate::phy::Phy;
+use crate::registers::{Effect, Registers};
+use crate::rules::{RingRules, Rules};
+use crate::statistics::Cleared;
+use crate::transmit::Contexts;
+use crate::{Counters, DevicePort, Parts, PartsError, Settings};
+
+/// Subsystem vendor ID: the one of virtual devices, Red Hat's.
+const SUBSYSTEM_VENDOR: u16 = 0x1af4;
+/// The time for the switch's thread to answer before the function looks again.
+const RECHECK: Duration = Duration::from_micros(50);
+/// The bit of RDTR that ends a delay.
+const FLUSH: u32 = 1 << 31;
+/// Bits of tail and head registers.
+const INDEX: u32 = 0xffff;
+
+/// A network controller; the crate's head describes it.
+///
+/// Before it drops a device, the host calls `quiesce` until it returns `true`: the port then holds
+/// no guest memory.
+pub struct Device {
+    pub(crate) config: ConfigSpace,
+    description: Description,
+    memory: Memory,
+    pub(crate) settings: Settings,
+    pub(crate) registers: Registers,
+    pub(crate) words: [u16; eeprom::WORDS],
+    pub(crate) wires: Wires,
+    pub(crate) eerd: u32,
+    pub(crate) mdic: u32,
+    pub(crate) phy: Phy,
+    /// The link state that the driver was told last.
+    pub(crate) link: bool,
+    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) cleared: Cleared,
+    /// The data path, while the port does not have it.
+    path: Option<Box<DataPath>>,
+    /// The contexts that a new path begins with.
+    pub(crate) contexts: Contexts,
+    /// `true` while the port has the data path.
+    away: bool,
+    recalled: bool,
+    /// `true` if nothing may touch guest memory.
+    quiesced: bool,
+    /// `true` if the device was reset and the port may still have the path.
+    resetting: bool,
+    /// `true` if the data path has to be told new rules.
+    changed: bool,
+    /// Epochs of the rings: transmit, receive.
+    epochs: [u32; 2],
+    /// Heads that the rings begin with.
+    pub(crate) heads: [u32; 2],
+}
+
+fn identity(settings: &Settings) -> Identity {
+    Identity {
+        vendor: VENDOR,
+        device: DEVICE,
+        subsystem_vendor: SUBSYSTEM_VENDOR,
+        subsystem: if settings.csb { csb::SUBSYSTEM } else { csb::PLAIN_SUBSYSTEM },
+        class: CLASS,
+        revision: REVISION,
+    }
+}
+
+impl Device {
+    /// Makes a device in its state after power-on, and its port, which is to be attached to a
+    /// switch.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<(Self, DevicePort), PartsError> {
+        let Parts { memory, interrupt, clock, settings } = parts;
+        settings.check()?;
+        let bar = Bar {
+            index: 0,
+            size: REGISTERS,
+            wide: false,
+            doorbell_page: None,
+            notifications: None,
+        };
+        let description = Description { bars: vec![bar], vectors: 0, pin: true };
+        let identity = identity(&settings);
+        let now = clock.nanos();
+        let exchange = Exchange::new(interrupt.pin(), clock);
+        let floor = u64::try_from(settings.interval.as_nanos()).unwrap_or(u64::MAX);
+        exchange.line.with(|line| line.set_floor(now, floor));
+        let device = Self {
+            config: ConfigSpace::new(&identity, &description, None),
+            description,
+            memory,
+            settings,
+            registers: Registers::new(settings.mac),
+            words: crate::eeprom::contents(settings.mac, SUBSYSTEM_VENDOR, identity.subsystem),
+            wires: Wires::default(),
+            eerd: 0,
+            mdic: 0,
+            phy: Phy::new(now),
+            link: false,
+            exchange: Arc::clone(&exchange),
+            cleared: Cleared::default(),
+            path: None,
+            contexts: Contexts::default(),
+            away: false,
+            recalled: false,
+            quiesced: false,
+            resetting: false,
+            changed: false,
+            epochs: [0; 2],
+            heads: [0; 2],
+        };
+        Ok((device, DevicePort::new(exchange)))
+    }
+
+    /// Returns a handle to the device for other threads.
+    pub fn control(&self) -> Control {
+        Control(Arc::clone(&self.exchange))
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.exchange.clock.nanos()
+    }
+
+    /// Returns whether a direction is enabled, and the device may use memory.
+    fn enabled(&self, register: u32, bit: u32) -> bool {
+        self.config.bus_master() && self.registers.get(register) & bit != 0
+    }
+
+    fn transmits(&self) -> bool {
+        self.enabled(register::TCTL, tctl::EN)
+    }
+
+    fn receives(&self) -> bool {
+        self.enabled(register::RCTL, rctl::EN)
+    }
+
+    fn ring(&self, number: usize, enabled: bool, [low, high, len]: [u32; 3]) -> RingRules {
+        RingRules {
+            enabled,
+            base: self.registers.wide(low, high),
+            entries: self.registers.get(len) / slipway_e1000_spec::DESCRIPTOR as u32,
+            head: self.heads[number],
+            epoch: self.epochs[number],
+        }
+    }
+
+    /// Returns the rules for the data path, as the registers have them.
+    fn rules(&self) -> Rules {
+        let registers = &self.registers;
+        let rctl = registers.get(register::RCTL);
+        let block = registers.wide(register::CSBAL, register::CSBAH);
+        let enable = u64::from(csb::ENABLE);
+        let loops = self.phy.loops() || rctl & rctl::LBM != 0;
+        Rules {
+            transmit: self.ring(
+                0,
+                self.transmits(),
+                [register::TDBAL, register::TDBAH, register::TDLEN],
+            ),
+            receive: self.ring(
+                1,
+                self.receives(),
+                [register::RDBAL, register::RDBAH, register::RDLEN],
+            ),
+            csb: (block & enable != 0 && self.settings.csb).then_some(block & !enable),
+            rctl,
+            rxcsum: registers.get(register::RXCSUM),
+            small: registers.get(register::RSRPD) as u16,
+            vlans: registers.get(register::CTRL) & control::VME != 0,
+            tag: registers.get(register::VET) as u16,
+            loops,
+            filter: Arc::new(registers.filter()),
+        }
+    }
+
+    /// Brings the data path to where the registers want it, as far as the port allows. Never waits.
+    fn advance(&mut self) {
+        self.look_at_link();
+        self.fetch_path();
+        let runs = self.transmits() || self.receives();
+        self.exchange.set_up(runs && self.link && !self.phy.loops());
+        if self.away {
+            if self.changed && !self.recalled {
+                self.changed = false;
+                self.exchange.update(self.rules());
+                self.exchange.wake();
+            }
+            return;
+        }
+        if std::mem::take(&mut self.resetting) {
+            self.path = None;
+            self.store_heads();
+        }
+        if runs && !self.quiesced {
+            self.dispatch();
+        }
+    }
+
+    /// Asks the port for the data path if the function needs it, and takes it if it has come back.
+    fn fetch_path(&mut self) {
+        if !self.away {
+            return;
+        }
+        if (self.quiesced || self.resetting) && !self.recalled {
+            self.recalled = true;
+            self.exchange.recall();
+            self.exchange.wake();
+        }
+        if let Some(path) = self.exchange.take_back() {
+            self.contexts = path.contexts();
+            self.path = Some(path);
+            (self.away, self.recalled) = (false, false);
+        }
+    }
+
+    /// Gives the data path to the port.
+    fn dispatch(&mut self) {
+        let rules = self.rules();
+        let path = match self.path.take() {
+            Some(mut path) => {
+                path.set_rules(rules);
+                path
+            }
+            None => {
+                let (memory, exchange) = (self.memory.clone(), Arc::clone(&self.exchange));
+                Box::new(DataPath::new(memory, rules, exchange, self.contexts))
+            }
+        };
+        (self.changed, self.away) = (false, true);
+        self.exchange.send(path);
+        self.exchange.wake();
+    }
+
+    /// Makes the shared heads those that the rings begin with.
+    fn store_heads(&self) {
+        self.exchange.tdh.store(self.heads[0], Ordering::Release);
+        self.exchange.rdh.store(self.heads[1], Ordering::Release);
+    }
+
+    /// Resets everything but configuration space and the PHY (CTRL.RST).
+    fn reset_controller(&mut self) {
+        let now = self.now();
+        self.registers = Registers::new(self.settings.mac);
+        (self.wires, self.eerd, self.mdic) = (Wires::default(), 0, 0);
+        self.exchange.line.with(|line| {
+            line.reset();
+            line.advance(now);
+        });
+        self.cleared.clear(&self.exchange.statistics);
+        (self.heads, self.contexts) = ([0; 2], Contexts::default());
+        self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
+        self.exchange.tdt.store(0, Ordering::SeqCst);
+        self.exchange.rdt.store(0, Ordering::Release);
+        self.store_heads();
+        self.resetting = true;
+        self.changed = false;
+        self.advance();
+    }
+
+    fn set_delays(&mut self) {
+        let get = |offset| self.registers.get(offset) as u16;
+        let delays = Delays {
+            receive: get(register::RDTR),
+            receive_absolute: get(register::RADV),
+            transmit: get(register::TIDV),
+            transmit_absolute: get(register::TADV),
+        };
+        let (now, throttle) = (self.now(), get(register::ITR));
+        self.exchange.line.with(|line| {
+            line.set_delays(delays);
+            line.set_throttle(now, throttle);
+        });
+    }
+
+    /// Follows the host's link and the PHY's negotiation, and tells the driver of changes.
+    fn look_at_link(&mut self) {
+        let now = self.now();
+        self.phy.set_carrier(now, self.exchange.link());
+        self.phy.advance(now);
+        let link = self.phy.link();
+        if std::mem::replace(&mut self.link, link) != link {
+            self.exchange.line.with(|line| line.cause(now, cause::LSC));
+        }
+    }
+
+    fn read_register(&mut self, offset: u32) -> u32 {
+        self.exchange.live.accesses.read(offset);
+        let line = &self.exchange.line;
+        match offset {
+            register::ICR => {
+                let now = self.now();
+                line.with(|line| {
+                    let causes = line.causes();
+                    line.clear(now, causes);
+                    causes
+                })
+            }
+            register::STATUS => self.status(),
+            register::IMS => line.with(|line| line.mask()),
+            register::ICS => line.with(|line| line.causes()),
+            register::IMC => 0,
+            register::TDT => self.exchange.tdt.load(Ordering::Relaxed),
+            register::RDT => self.exchange.rdt.load(Ordering::Relaxed),
+            register::TDH => self.exchange.tdh.load(Ordering::Acquire),
+            register::RDH => self.exchange.rdh.load(Ordering::Acquire),
+            register::CTRL => {
+                let resets = if self.resetting { control::RST } else { 0 };
+                self.registers.get(offset) | resets
+            }
+            register::EECD => self.wires.read(),
+            register::EERD => self.eerd,
+            register::MDIC => self.mdic,
+            register::CSBAL | register::CSBAH if !self.settings.csb => 0,
+            statistic::FIRST..statistic::END => {
+                self.cleared.read(&self.exchange.statistics, offset).unwrap_or_default()
+            }
+            _ => self.registers.get(offset),
+        }
+    }
+
+    fn status(&mut self) -> u32 {
+        self.look_at_link();
+        let link = if self.link { status::LU } else { 0 };
+        status::FD | link | status::SPEED_1000 | status::ASDV_1000
+    }
+
+    fn write_register(&mut self, offset: u32, value: u32) {
+        self.exchange.live.accesses.wrote(offset);
+        let now = self.now();
+        let line = &self.exchange.line;
+        match offset {
+            register::TDT => self.set_transmit_tail(value & INDEX),
+            register::RDT => {
+                self.count_tail(register::RDLEN, value & INDEX);
+                self.exchange.rdt.store(value & INDEX, Ordering::Release);
+            }
+            register::ICR => line.with(|line| line.clear(now, value)),
+            register::ICS => line.with(|line| line.cause(now, value)),
+            register::IMS => line.with(|line| line.set_mask(now, line.mask() | value)),
+            register::IMC => line.with(|line| line.set_mask(now, line.mask() & !value)),
+            register::TDH => self.set_head(0, value & INDEX),
+            register::RDH => self.set_head(1, value & INDEX),
+            register::CTRL => self.write_control(value),
+            register::EECD => self.wires.write(&self.words, value),
+            register::EERD => self.eerd = crate::eeprom::read(&self.words, value),
+            register::MDIC => self.access_phy(value),
+            register::CSBAL | register::CSBAH if !self.settings.csb => {}
+            register::RDTR if value & FLUSH != 0 => {
+                self.set_plain(offset, value);
+                let line = &self.exchange.line;
+                line.with(|line| line.flush(now));
+            }
+            _ => self.set_plain(offset, value),
+        }
+    }
+
+    /// Sets a register that keeps its value, and acts on the change.
+    fn set_plain(&mut self, offset: u32, value: u32) {
+        match self.registers.set(offset, value) {
+            Effect::None => {}
+            Effect::Rules => self.change(),
+            Effect::Transmit => self.begin_anew(0, self.exchange.tdh.load(Ordering::Acquire)),
+            Effect::Receive => self.begin_anew(1, self.exchange.rdh.load(Ordering::Acquire)),
+            Effect::Delays => self.set_delays(),
+        }
+    }
+
+    /// Notes that the rules have changed. The port has them before the driver's next write.
+    fn change(&mut self) {
+        self.changed = true;
+        self.advance();
+    }
+
+    /// Makes a ring begin anew, with this head.
+    fn begin_anew(&mut self, ring: usize, head: u32) {
+        self.heads[ring] = head;
+        self.epochs[ring] = self.epochs[ring].wrapping_add(1);
+        self.change();
+    }
+
+    fn set_head(&mut self, ring: usize, head: u32) {
+        let shared = if ring == 0 { &self.exchange.tdh } else { &self.exchange.rdh };
+        shared.store(head, Ordering::Release);
+        self.begin_anew(ring, head);
+    }
+
+    fn count_tail(&self, len: u32, tail: u32) {
+        let entries = self.registers.get(len) / slipway_e1000_spec::DESCRIPTOR as u32;
+        if tail >= entries && tail != 0 {
+            self.exchange.live.tail.add(1);
+        }
+    }
+
+    fn set_transmit_tail(&mut self, tail: u32) {
+        self.count_tail(register::TDLEN, tail);
+        if self.exchange.kick(tail) {
+            self.exchange.live.kicks.add(1);
+        }
+    }
+
+    fn write_control(&mut self, value: u32) {
+        if value & control::PHY_RST != 0 {
+            let now = self.now();
+            self.phy.reset(now);
+        }
+        if value & control::RST != 0 {
+            return self.reset_controller();
+        }
+        self.set_plain(register::CTRL, value);
+    }
+
+    /// Carries out an access to the PHY, at once.
+    fn access_phy(&mut self, value: u32) {
+        let now = self.now();
+        let register = (value >> mdic::REGISTER & 31) as u8;
+        let address = value >> mdic::PHY & 31;
+        let kept = value & !(mdic::ERROR | mdic::READY);
+        self.mdic = kept | mdic::READY;
+        self.phy.advance(now);
+        match value & mdic::OPERATION {
+            _ if address != mdic::PHY_ADDRESS => self.mdic |= mdic::ERROR,
+            mdic::READ => {
+                let data = self.phy.read(register);
+                self.mdic = self.mdic & !mdic::DATA | u32::from(data);
+            }
+            mdic::WRITE => {
+                let loops = self.phy.loops();
+                self.phy.write(now, register, (value & mdic::DATA) as u16);
+                self.changed |= loops != self.phy.loops();
+                self.advance();
+            }
+            _ => self.mdic |= mdic::ERROR,
+        }
+        if value & mdic::INTERRUPT != 0 {
+            self.exchange.line.with(|line| line.cause(now, cause::MDAC));
+        }
+    }
+
+    /// Follows a write to configuration space.
+    fn config_changed(&mut self) {
+        self.exchange.line.enable(self.config.pin_enabled());
+        self.change();
+    }
+
+    /// Returns the time of the next work that no access announces, in nanoseconds.
+    fn deadline(&self) -> Option<u64> {
+        self.exchange.line.deadline().into_iter().chain(self.phy.deadline()).min()
+    }
+
+    /// Ends a restore: the rings go on with `heads`.
+    pub(crate) fn restored(&mut self) {
+        self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
+        self.store_heads();
+        self.set_delays();
+        self.config_changed();
+    }
+
+    /// Returns the heads for a successor, after a reset that waits for the port.
+    pub(crate) fn saved_heads(&self) -> [u32; 2] {
+        if self.resetting {
+            return self.heads;
+        }
+        let Exchange { tdh, rdh, .. } = &*self.exchange;
+        [tdh.load(Ordering::Acquire), rdh.load(Ordering::Acquire)]
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.exchange.abandon();
+    }
+}
+
+/// Returns the word of the register at a dword's place.
+fn dword(offset: u64) -> Option<u32> {
+    u32::try_from(offset).ok().filter(|offset| u64::from(*offset) < REGISTERS).map(|at| at & !3)
+}
+
+impl Function for Device {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        let pending = self.exchange.line.with(|line| line.asserted());
+        self.config.set_interrupt_status(pending);
+        self.config.read(offset, into);
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.config.write(offset, from) {
+            ConfigEffect::FunctionLevelReset => self.reset(),
+            ConfigEffect::None => self.config_changed(),
+        }
+    }
+
+    /// Registers have 32 bits. A narrower read returns its part of one, and a read of 8 bytes two.
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        let first = (offset % 4) as usize;
+        let within = first + into.len() <= 4 || (first == 0 && into.len() == 8);
+        let (true, 0, Some(at)) = (within, bar, dword(offset)) else { return Access::Refused };
+        for (number, part) in into.chunks_mut(4).enumerate() {
+            let word = self.read_register(at + 4 * number as u32).to_le_bytes();
+            let from = if number == 0 { first } else { 0 };
+            part.copy_from_slice(&word[from..from + part.len()]);
+        }
+        Access::Done
+    }
+
+    /// Registers are written as a whole: narrower writes are refused (section 4.1.1).
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        let whole = offset.is_multiple_of(4) && matches!(from.len(), 4 | 8);
+        let (true, 0, Some(at)) = (whole, bar, dword(offset)) else { return Access::Refused };
+        for (number, part) in from.as_chunks::<4>().0.iter().enumerate() {
+            self.write_register(at + 4 * number as u32, u32::from_le_bytes(*part));
+        }
+        Access::Done
+    }
+
+    fn notified(&mut self) {}
+
+    fn set_turn(&mut self, _: TurnLength) {}
+
+    fn poll(&mut self) -> Progress {
+        self.quiesced = false;
+        self.advance();
+        self.exchange.line.advance(self.now());
+        let recheck = (self.away && self.recalled).then(|| self.exchange.clock.now() + RECHECK);
+        let deadline = self.deadline().map(Duration::from_nanos);
+        Progress::Idle(recheck.into_iter().chain(deadline).min())
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
+    fn reset(&mut self) {
+        let now = self.now();
+        self.config.reset();
+        self.exchange.line.enable(self.config.pin_enabled());
+        self.phy.reset(now);
+        self.reset_controller();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        self.quiesced = true;
+        self.advance();
+        !self.away
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self)
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = crate::state::restore(self, state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}
+
+/// A handle to a device for other threads. It is cheap to clone, and harmless after the device is
+/// gone.
+#[derive(Clone)]
+pub struct Control(Arc<Exchange>);
+
+impl Control {
+    /// Returns the counts so far.
+    pub fn counters(&self) -> Counters {
+        let interrupts = self.0.line.with(|line| line.interrupts());
+        self.0.live.snapshot(interrupts)
+    }
+
+    /// Returns whether the driver runs and the link is up.
+    pub fn is_up(&self) -> bool {
+        self.0.is_up()
+    }
+
+    /// Sets the shortest time between two interrupts, whatever the driver asks for. Zero leaves it
+    /// to the driver.
+    ///
+    /// # Errors
+    /// [`PartsError::Interval`] if it is longer than
+    /// [`LONGEST_INTERVAL`](crate::LONGEST_INTERVAL).
+    pub fn set_interval(&self, interval: Duration) -> Result<(), PartsError> {
+        if interval > crate::LONGEST_INTERVAL {
+            return Err(PartsError::Interval(interval));
+        }
+        let floor = interval.as_nanos() as u64;
+        let now = self.0.clock.nanos();
+        self.0.line.with(|line| line.set_floor(now, floor));
+        Ok(())
+    }
+}

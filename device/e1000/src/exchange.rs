@@ -1,0 +1,272 @@
+//! Hands the data path over between function and port, and holds what both use.
+//!
+//! The [`DataPath`] has one owner at a time: the function, while the device is reset or quiesced;
+//! the port, on the switch's thread, while the driver runs. Each side polls one word, and takes the
+//! lock of the slot only if that word is set. A holder of the lock only moves boxes. The function
+//! never waits: it asks for the path and finds it in a later poll or register access.
+//!
+//! New rules go to the port in the same way. The function gives them before it stores a tail that
+//! the driver wrote after them, and the port looks for rules after it has loaded the tail. So a
+//! tail is never used with older rules.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use slipway_pci::Pin;
+use slipway_switch::Waker;
+use slipway_telemetry::Clock;
+
+use crate::counters::Live;
+use crate::interrupts::Line;
+use crate::path::DataPath;
+use crate::rules::Rules;
+use crate::statistics::Statistics;
+
+/// State that function and port share.
+pub(crate) struct Exchange {
+    /// `true` if the slot has something for the port.
+    for_port: AtomicBool,
+    /// `true` if the slot has the path for the function.
+    for_function: AtomicBool,
+    /// `true` while the driver's rings run and the link is up.
+    up: AtomicBool,
+    /// The link state that the host set.
+    link: AtomicBool,
+    /// `true` if the port sleeps until the transmit tail is written.
+    asleep: AtomicBool,
+    /// Tails, which the function stores.
+    pub tdt: AtomicU32,
+    pub rdt: AtomicU32,
+    /// Heads, which the owner of the path stores.
+    pub tdh: AtomicU32,
+    pub rdh: AtomicU32,
+    pub line: Line,
+    pub live: Live,
+    pub statistics: Statistics,
+    pub clock: Arc<dyn Clock>,
+    slot: Mutex<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    to_port: Option<Box<DataPath>>,
+    to_function: Option<Box<DataPath>>,
+    rules: Option<Rules>,
+    recalled: bool,
+    waker: Option<Waker>,
+    /// `true` if the port is gone.
+    closed: bool,
+    /// `true` if the function is gone. A path that comes back is dropped then: in this slot it
+    /// would keep the guest's memory alive for as long as the port lives.
+    abandoned: bool,
+}
+
+impl Slot {
+    /// Puts the path where the function finds it. If the function is gone, drops the path and
+    /// returns `false`.
+    fn give_back(&mut self, path: Box<DataPath>) -> bool {
+        let there = !self.abandoned;
+        self.to_function = there.then_some(path);
+        there
+    }
+}
+
+impl Exchange {
+    pub fn new(pin: Pin, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self {
+            for_port: AtomicBool::new(false),
+            for_function: AtomicBool::new(false),
+            up: AtomicBool::new(false),
+            link: AtomicBool::new(true),
+            asleep: AtomicBool::new(false),
+            tdt: AtomicU32::new(0),
+            rdt: AtomicU32::new(0),
+            tdh: AtomicU32::new(0),
+            rdh: AtomicU32::new(0),
+            line: Line::new(pin),
+            live: Live::default(),
+            statistics: Statistics::default(),
+            clock,
+            slot: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slot> {
+        // Boxes are moved in single steps, so a panic leaves the slot whole.
+        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    // The function's side.
+
+    /// Gives the path to the port. If the port is gone, the path comes back at once.
+    pub fn send(&self, path: Box<DataPath>) {
+        let mut slot = self.lock();
+        slot.recalled = false;
+        if slot.closed {
+            slot.to_function = Some(path);
+            self.for_function.store(true, Ordering::Release);
+            return;
+        }
+        slot.to_port = Some(path);
+        drop(slot);
+        self.for_port.store(true, Ordering::Release);
+    }
+
+    /// Asks the port for the path. The caller must wake the switch afterwards.
+    pub fn recall(&self) {
+        let mut slot = self.lock();
+        if let Some(path) = slot.to_port.take() {
+            // The port has not taken the path yet.
+            slot.to_function = Some(path);
+            self.for_function.store(true, Ordering::Release);
+            return;
+        }
+        slot.recalled = true;
+        drop(slot);
+        self.for_port.store(true, Ordering::Release);
+    }
+
+    /// Takes the path if it has come back.
+    pub fn take_back(&self) -> Option<Box<DataPath>> {
+        if !self.for_function.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        let mut slot = self.lock();
+        // Drops rules that the port has not taken: the function has them, too.
+        slot.rules = None;
+        slot.to_function.take()
+    }
+
+    /// Gives new rules to the port.
+    pub fn update(&self, rules: Rules) {
+        self.lock().rules = Some(rules);
+        self.for_port.store(true, Ordering::Release);
+    }
+
+    /// Ends the function's side: the path is dropped, wherever it is, as soon as its owner can let
+    /// go of it.
+    pub fn abandon(&self) {
+        let mut slot = self.lock();
+        slot.abandoned = true;
+        slot.recalled = true;
+        let paths = (slot.to_port.take(), slot.to_function.take());
+        drop(slot);
+        drop(paths);
+        self.for_port.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub fn set_up(&self, up: bool) {
+        self.up.store(up, Ordering::Release);
+    }
+
+    /// Makes the switch look at the port.
+    pub fn wake(&self) {
+        let waker = self.lock().waker.clone();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Stores the transmit tail, and wakes the switch if the port sleeps. Returns whether it did.
+    pub fn kick(&self, tail: u32) -> bool {
+        // Both sequentially consistent, like the store and the load in `fall_asleep` and the look
+        // at the tail behind it: one of the two sides sees the other's store.
+        self.tdt.store(tail, Ordering::SeqCst);
+        let wakes = self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst);
+        if wakes {
+            self.wake();
+        }
+        wakes
+    }
+
+    // The port's side.
+
+    /// Notes that the port sleeps. The caller then looks at the tail once more.
+    pub fn fall_asleep(&self) {
+        self.asleep.store(true, Ordering::SeqCst);
+    }
+
+    /// Notes that the port is awake.
+    #[inline]
+    pub fn stay_awake(&self) {
+        if self.asleep.load(Ordering::Relaxed) {
+            self.asleep.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Sets the waker with which the function makes the switch look.
+    pub fn set_waker(&self, waker: Waker) {
+        self.lock().waker = Some(waker);
+    }
+
+    /// Returns whether the slot has something for the port.
+    #[inline]
+    pub fn has_post(&self) -> bool {
+        self.for_port.load(Ordering::Acquire)
+    }
+
+    /// Takes what the slot has for the port, and gives the path back if it was recalled.
+    #[cold]
+    pub fn serve(&self, path: &mut Option<Box<DataPath>>) {
+        // Before the look: a change that comes after the look sets the word again.
+        self.for_port.store(false, Ordering::SeqCst);
+        let mut slot = self.lock();
+        if let Some(sent) = slot.to_port.take() {
+            *path = Some(sent);
+        }
+        if let (Some(path), Some(rules)) = (path.as_mut(), slot.rules.take()) {
+            path.set_rules(rules);
+        }
+        if std::mem::take(&mut slot.recalled)
+            && let Some(mut path) = path.take()
+        {
+            path.rest();
+            let given = slot.give_back(path);
+            drop(slot);
+            self.for_function.store(given, Ordering::Release);
+        }
+    }
+
+    /// Takes new rules while frames of another port are delivered. Returns `false` if the function
+    /// wants the path back, which must then not be used.
+    #[cold]
+    pub fn serve_rules(&self, path: &mut DataPath) -> bool {
+        let mut slot = self.lock();
+        if let Some(rules) = slot.rules.take() {
+            path.set_rules(rules);
+        }
+        if slot.to_port.is_none() && !slot.recalled {
+            // Under the lock, so that no other post is missed.
+            self.for_port.store(false, Ordering::SeqCst);
+        }
+        !slot.recalled
+    }
+
+    /// Ends the port's side: the path goes back for good.
+    pub fn close(&self, path: Option<Box<DataPath>>) {
+        let mut slot = self.lock();
+        slot.closed = true;
+        slot.waker = None;
+        if let Some(mut path) = slot.to_port.take().or(path) {
+            path.rest();
+            let given = slot.give_back(path);
+            self.for_function.store(given, Ordering::Release);
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::Acquire)
+    }
+
+    // The host's side.
+
+    /// Sets the link's state.
+    pub fn set_link(&self, up: bool) {
+        self.link.store(up, Ordering::Release);
+    }
+
+    pub fn link(&self) -> bool {
+        self.link.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,216 @@
+//! The data path: both rings, and everything that moving a frame needs. The function makes it; the
+//! port uses it on the switch's thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use slipway_e1000_spec::csb as block;
+use slipway_ram::{Memory, View};
+use slipway_switch::{Burst, Delivered, Pick};
+
+use crate::csb::Csb;
+use crate::exchange::Exchange;
+use crate::moderation::Sent;
+use crate::receive::Receiver;
+use crate::ring::Ring;
+use crate::rules::Rules;
+use crate::transmit::{Contexts, Transmitter};
+
+/// State that both directions use.
+pub(crate) struct Common {
+    pub memory: Memory,
+    pub view: View,
+    pub rules: Rules,
+    pub exchange: Arc<Exchange>,
+}
+
+pub(crate) struct DataPath {
+    common: Common,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    csb: Option<Csb>,
+    /// The tails that are in use.
+    tdt: u32,
+    rdt: u32,
+    /// Frames of a burst in loopback.
+    picks: Vec<Pick>,
+}
+
+impl DataPath {
+    pub fn new(memory: Memory, rules: Rules, exchange: Arc<Exchange>, contexts: Contexts) -> Self {
+        let view = View::new(memory.clone());
+        let (transmit, receive) = (rules.transmit, rules.receive);
+        let mut path = Self {
+            common: Common { memory, view, rules: rules.clone(), exchange },
+            transmitter: Transmitter::new(Ring::new(transmit), contexts),
+            receiver: Receiver::new(Ring::new(receive)),
+            csb: None,
+            tdt: 0,
+            rdt: 0,
+            picks: Vec::new(),
+        };
+        path.set_rules(rules);
+        path
+    }
+
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.transmitter.set_rules(rules.transmit);
+        self.receiver.set_rules(rules.receive);
+        if self.csb.as_ref().map(Csb::address) != rules.csb {
+            self.csb = rules.csb.map(Csb::new);
+        }
+        self.common.rules = rules;
+    }
+
+    /// Returns the contexts, for the saved state.
+    pub fn contexts(&self) -> Contexts {
+        self.transmitter.contexts
+    }
+
+    /// Loads the transmit tail. The caller looks for new rules afterwards.
+    #[inline]
+    pub fn look_at_transmit(&mut self) {
+        self.tdt = match &mut self.csb {
+            Some(csb) => csb.load(&self.common.memory, block::TDT).unwrap_or(self.tdt),
+            None => self.common.exchange.tdt.load(Ordering::SeqCst),
+        };
+    }
+
+    /// Loads the receive tail, like [`DataPath::look_at_transmit`].
+    #[inline]
+    pub fn look_at_receive(&mut self) {
+        self.rdt = match &mut self.csb {
+            Some(csb) => csb.load(&self.common.memory, block::RDT).unwrap_or(self.rdt),
+            None => self.common.exchange.rdt.load(Ordering::Acquire),
+        };
+    }
+
+    /// Implements [`slipway_switch::Port::take`].
+    #[inline]
+    pub fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        let Self { common, transmitter, csb, tdt, .. } = self;
+        if transmitter.ring().waiting(*tdt) == 0 {
+            return false;
+        }
+        common.exchange.stay_awake();
+        if let Some(csb) = csb {
+            csb.stay_awake(&common.memory);
+        }
+        let more = transmitter.take(common, *tdt, burst, limit);
+        if common.rules.loops && !burst.is_empty() {
+            self.loop_back(burst);
+        }
+        more
+    }
+
+    /// Gives the driver its own frames, and takes them from the burst.
+    #[cold]
+    fn loop_back(&mut self, burst: &mut Burst) {
+        self.picks.clear();
+        self.picks.extend((0..burst.len()).map(|frame| Pick { frame: frame as u16, tci: 0 }));
+        self.look_at_receive();
+        // The frames are complete for a driver only if none of their work is left to the switch.
+        let frames = burst.frames();
+        self.picks.retain(|pick| !frames[usize::from(pick.frame)].offload.is_some());
+        let picks = std::mem::take(&mut self.picks);
+        self.deliver(burst, &picks);
+        self.picks = picks;
+        burst.clear();
+        self.notify();
+    }
+
+    /// Implements [`slipway_switch::Port::release`].
+    #[inline]
+    pub fn release(&mut self) {
+        let Self { common, transmitter, csb, tdt, .. } = self;
+        let Some((head, sent)) = transmitter.release(common, *tdt) else { return };
+        let exchange = &common.exchange;
+        exchange.tdh.store(head, Ordering::Release);
+        if let Some(csb) = csb {
+            csb.store(&common.memory, block::TDH, head);
+            // Pairs with the driver's barrier between its store of the word and its look at the
+            // ring.
+            fence(Ordering::SeqCst);
+            if !csb.wants(&common.memory, block::WANT_TX) {
+                return;
+            }
+            let sent = Sent { at_once: true, ..sent };
+            return exchange.line.with(|line| line.sent(exchange.clock.nanos(), sent));
+        }
+        if sent != Sent::default() {
+            exchange.line.with(|line| line.sent(exchange.clock.nanos(), sent));
+        }
+    }
+
+    /// Implements [`slipway_switch::Port::deliver`].
+    #[inline]
+    pub fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        let Self { common, receiver, csb, rdt, .. } = self;
+        let delivered = receiver.deliver(common, *rdt, burst, picks);
+        if receiver.arrived {
+            let head = receiver.ring().next();
+            common.exchange.rdh.store(head, Ordering::Release);
+            if let Some(csb) = csb {
+                csb.store(&common.memory, block::RDH, head);
+            }
+        }
+        delivered
+    }
+
+    /// Implements [`slipway_switch::Port::notify`]: interrupts for frames that have come. A full
+    /// barrier lies between the delivery and this.
+    #[inline]
+    pub fn notify(&mut self) {
+        let arrived = std::mem::take(&mut self.receiver.arrived);
+        let causes = std::mem::take(&mut self.receiver.causes);
+        if !arrived && causes == 0 {
+            return;
+        }
+        let Self { common, csb, .. } = self;
+        if let Some(csb) = csb {
+            if common.rules.loops {
+                fence(Ordering::SeqCst);
+            }
+            if !csb.wants(&common.memory, block::WANT_RX) {
+                return;
+            }
+        }
+        let exchange = &common.exchange;
+        exchange.line.with(|line| {
+            let now = exchange.clock.nanos();
+            if arrived {
+                line.received(now);
+            }
+            if causes != 0 {
+                line.cause(now, causes);
+            }
+        });
+    }
+
+    /// Implements [`slipway_switch::Port::arm`].
+    pub fn arm(&mut self) -> bool {
+        let exchange = &self.common.exchange;
+        exchange.live.arms.add(1);
+        exchange.fall_asleep();
+        if let Some(csb) = &mut self.csb {
+            csb.ask(&self.common.memory);
+        }
+        self.look_at_transmit();
+        self.transmitter.ring().waiting(self.tdt) > 0
+    }
+
+    /// Returns the number of invalid frames since the last call.
+    pub fn take_malformed(&mut self) -> u64 {
+        self.transmitter.take_malformed()
+    }
+
+    /// Releases all memory, and gives back every descriptor that was not used.
+    pub fn rest(&mut self) {
+        self.receiver.rest();
+        self.transmitter.rest();
+        if let Some(csb) = &mut self.csb {
+            csb.release(&self.common.memory);
+        }
+        self.common.view.release();
+    }
+}

@@ -1,0 +1,152 @@
+//! The device as a port of the switch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_switch::decorators::Timed;
+use slipway_switch::{Abilities, Burst, Delivered, LinkSetting, Pick, Port, Waker};
+
+use crate::exchange::Exchange;
+use crate::path::DataPath;
+
+/// The switch's end of a device; [`crate::Device::new`] makes both. It belongs to the switch's
+/// thread. [`Port::attached`] gives it the waker with which the device wakes that thread.
+///
+/// While the driver does not run, or the function needs the path for itself, the port has no frames
+/// and takes none. The port's link is the device's link, which the function negotiates in its next
+/// poll. The link is down when the port is gone, unless it was set to stay [`LinkSetting::Up`].
+///
+/// The port has timed work: the delays of interrupts for the frames that it moved.
+pub struct DevicePort {
+    exchange: Arc<Exchange>,
+    path: Option<Box<DataPath>>,
+    /// `true` if the driver sees a carrier even when the port is gone.
+    stays_up: bool,
+    /// The switch's time at which the device's clock was at zero, in nanoseconds; negative if the
+    /// device's clock is older.
+    began: i128,
+}
+
+impl DevicePort {
+    pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
+        Self { exchange, path: None, stays_up: false, began: 0 }
+    }
+}
+
+impl Drop for DevicePort {
+    fn drop(&mut self) {
+        self.exchange.close(self.path.take());
+        if !self.stays_up {
+            self.exchange.set_link(false);
+        }
+    }
+}
+
+impl Port for DevicePort {
+    /// Complete frames only: no receive descriptor can say that a checksum is still to be filled
+    /// in, and a driver that forwarded such a frame would send a wrong one.
+    #[inline]
+    fn abilities(&self) -> Abilities {
+        Abilities::NONE
+    }
+
+    #[inline]
+    fn is_up(&self) -> bool {
+        self.exchange.is_up()
+    }
+
+    #[inline]
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        if let Some(path) = &mut self.path {
+            path.look_at_transmit();
+        }
+        // Between `release` and `take` no memory of the path is in use.
+        while self.exchange.has_post() {
+            // The function wants the memory back that an earlier burst has pinned, too.
+            burst.release();
+            self.exchange.serve(&mut self.path);
+            if let Some(path) = &mut self.path {
+                path.look_at_transmit();
+            }
+        }
+        match &mut self.path {
+            Some(path) => path.take(burst, limit),
+            None => false,
+        }
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        if let Some(path) = &mut self.path {
+            path.release();
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        let nothing = Delivered { full: picks.len() as u32, ..Delivered::default() };
+        let Some(path) = &mut self.path else { return nothing };
+        path.look_at_receive();
+        while self.exchange.has_post() {
+            if !self.exchange.serve_rules(path) {
+                return nothing;
+            }
+            path.look_at_receive();
+        }
+        path.deliver(burst, picks)
+    }
+
+    #[inline]
+    fn notify(&mut self) {
+        if let Some(path) = &mut self.path {
+            path.notify();
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.exchange.has_post() {
+            return true;
+        }
+        let waits = self.path.as_mut().is_some_and(|path| path.arm());
+        waits || self.exchange.has_post()
+    }
+
+    fn attend(&mut self) {
+        if self.exchange.has_post() {
+            self.exchange.serve(&mut self.path);
+        }
+    }
+
+    fn attached(&mut self, waker: Waker) {
+        self.exchange.set_waker(waker);
+    }
+
+    fn set_link(&mut self, link: LinkSetting) {
+        self.stays_up = link == LinkSetting::Up;
+        self.exchange.set_link(link != LinkSetting::Down);
+    }
+
+    fn malformed(&mut self) -> u64 {
+        self.path.as_mut().map_or(0, |path| path.take_malformed())
+    }
+
+    fn timed(&mut self) -> Option<&mut dyn Timed> {
+        Some(self)
+    }
+}
+
+impl Timed for DevicePort {
+    fn tick(&mut self, now: Duration) -> bool {
+        let own = self.exchange.clock.nanos();
+        self.began = now.as_nanos() as i128 - i128::from(own);
+        self.exchange.line.advance(own);
+        false
+    }
+
+    fn due(&mut self, _: bool) -> Option<Duration> {
+        let at = i128::from(self.exchange.line.deadline()?) + self.began;
+        Some(Duration::from_nanos(u64::try_from(at.max(0)).unwrap_or(u64::MAX)))
+    }
+
+    fn close(&mut self) {}
+}

@@ -1,0 +1,118 @@
+//! Saved state: registers, PHY, EEPROM interface, interrupts, statistics and the rings' places. The
+//! rings themselves are in the guest's memory. A frame whose descriptors were not all read is read
+//! again from its first one.
+
+use serde::{Deserialize, Serialize};
+use slipway_e1000_spec::{Context, DESCRIPTOR, Transmit};
+use slipway_pci::StateError;
+use slipway_pci::state::ConfigState;
+
+use crate::Device;
+use crate::eeprom::Wires;
+use crate::moderation::ModeratorState;
+use crate::phy::{Phy, PhyState};
+use crate::transmit::Contexts;
+use std::sync::atomic::Ordering;
+
+/// Version of the types in this module. A state of another version is refused.
+pub const STATE_VERSION: u32 = 1;
+
+/// The mark of a state of this kind of device.
+const DEVICE: &str = "e1000";
+/// The largest value of a head or tail register.
+const LARGEST: u32 = 0xffff;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedState {
+    device: String,
+    version: u32,
+    /// The address of the device, and whether it has the communication status block.
+    mac: [u8; 6],
+    csb: bool,
+    pci: ConfigState,
+    registers: Vec<u32>,
+    wires: Wires,
+    eerd: u32,
+    mdic: u32,
+    phy: PhyState,
+    link: bool,
+    interrupts: ModeratorState,
+    statistics: Vec<u64>,
+    /// Heads and tails: transmit, receive.
+    heads: [u32; 2],
+    tails: [u32; 2],
+    /// Contexts of segmentation and of checksums, as descriptors.
+    contexts: [[u8; DESCRIPTOR]; 2],
+}
+
+pub(crate) fn save(device: &Device) -> Vec<u8> {
+    let (now, exchange) = (device.now(), &device.exchange);
+    let Contexts { segmentation, checksum } = device.contexts;
+    let state = SavedState {
+        device: DEVICE.into(),
+        version: STATE_VERSION,
+        mac: device.settings.mac.0,
+        csb: device.settings.csb,
+        pci: device.config.save(),
+        registers: device.registers.save(),
+        wires: device.wires.clone(),
+        eerd: device.eerd,
+        mdic: device.mdic,
+        phy: device.phy.save(now),
+        link: device.link,
+        interrupts: exchange.line.with(|line| line.save(now)),
+        statistics: device.cleared.save(&exchange.statistics),
+        heads: device.saved_heads(),
+        tails: [exchange.tdt.load(Ordering::Acquire), exchange.rdt.load(Ordering::Acquire)],
+        contexts: [segmentation, checksum].map(|context| Transmit::Context(context).bytes()),
+    };
+    // Numbers and vectors of numbers can always be written.
+    serde_json::to_vec(&state).unwrap_or_default()
+}
+
+fn inconsistent(what: &str) -> StateError {
+    StateError::Inconsistent(what.into())
+}
+
+/// Reads a saved context.
+fn context(bytes: &[u8; DESCRIPTOR]) -> Result<Context, StateError> {
+    match Transmit::read(bytes) {
+        Transmit::Context(context) => Ok(context),
+        _ => Err(inconsistent("a context that is none")),
+    }
+}
+
+pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
+    let state: SavedState =
+        serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
+    if state.device != DEVICE || state.version != STATE_VERSION {
+        return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));
+    }
+    if (state.mac, state.csb) != (device.settings.mac.0, device.settings.csb) {
+        return Err(inconsistent("another address, or another kind of e1000"));
+    }
+    let indexes = state.heads.iter().chain(&state.tails);
+    if indexes.copied().any(|index| index > LARGEST) || !state.wires.is_sound() {
+        return Err(inconsistent("registers with values that they cannot have"));
+    }
+    let now = device.now();
+    let phy = Phy::restored(now, &state.phy).ok_or_else(|| inconsistent("the PHY"))?;
+    let [segmentation, checksum] = [context(&state.contexts[0])?, context(&state.contexts[1])?];
+    device.config.restore(&state.pci)?;
+    let exchange = &device.exchange;
+    if !device.registers.restore(&state.registers)
+        || !exchange.line.with(|line| line.restore(now, &state.interrupts))
+        || !device.cleared.restore(&exchange.statistics, &state.statistics)
+    {
+        return Err(inconsistent("registers with values that they cannot have"));
+    }
+    exchange.tdt.store(state.tails[0], Ordering::SeqCst);
+    exchange.rdt.store(state.tails[1], Ordering::Release);
+    (device.wires, device.eerd, device.mdic) = (state.wires, state.eerd, state.mdic);
+    (device.phy, device.link) = (phy, state.link);
+    device.heads = state.heads;
+    device.contexts = Contexts { segmentation, checksum };
+    device.restored();
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! Drivers that do what none should.
+
+use slipway_e1000_spec::{Data, Receive, Transmit, command, control, register};
+use slipway_pci::Function;
+use slipway_switch::Mac;
+
+use super::rig::{Host, Setup, frame, pair};
+
+fn data(address: u64, length: u32, more: u8) -> Transmit {
+    Transmit::Data(Data { address, length, command: command::DEXT | more, ..Data::default() })
+}
+
+/// Checks that frames still move in both directions.
+fn works(a: &mut Host, b: &mut Host) {
+    a.received();
+    b.received();
+    a.driver.sending.clean().unwrap();
+    a.send(&frame(a.mac, b.mac, 77));
+    b.send(&frame(b.mac, a.mac, 78));
+    assert_eq!((b.received()[0].len(), a.received()[0].len()), (77, 78));
+}
+
+#[test]
+fn frames_in_memory_that_is_not_there_are_dropped() {
+    let (_, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    let end = command::EOP | command::RS;
+    for (address, length) in [(u64::MAX - 10, 60), (1 << 40, 60), (0, 0xf_ffff), (0, 0)] {
+        a.driver.sending.push(&data(address, length, end)).unwrap();
+    }
+    a.driver.flush().unwrap();
+    a.world.settle();
+    let counters = a.counters();
+    assert_eq!((counters.bad_memory, counters.too_long, counters.too_short), (2, 1, 1));
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn a_frame_without_an_end_does_not_stop_the_ring() {
+    let setup = |number| {
+        let mut setup = Setup::new(number).options(|one| one.descriptors = 1024);
+        setup.memory = slipway_ram::Memory::heap(crate::driver::memory_len(1024));
+        setup
+    };
+    let (world, mut a, mut b) = pair(setup(1), setup(2));
+    let before = a.driver.sending.tail();
+    for _ in 0..1000 {
+        assert!(a.driver.sending.push(&data(0, 1, command::RS)).unwrap());
+    }
+    a.driver.flush().unwrap();
+    world.settle();
+    let head = a.driver.get(register::TDH).unwrap();
+    assert!(head - before > 700, "{head}: descriptors of a frame that is too long are reported");
+    a.driver.sending.clean().unwrap();
+    assert!(a.driver.sending.push(&data(0, 1, command::EOP | command::RS)).unwrap());
+    a.driver.flush().unwrap();
+    world.settle();
+    assert_eq!(a.counters().bad_shape, 1);
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn a_ring_of_contexts_is_read_in_turns() {
+    let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    for _ in 0..50 {
+        while a.driver.sending.push(&Transmit::Context(Default::default())).unwrap() {}
+        a.driver.flush().unwrap();
+        world.settle();
+        let (head, tail) = (a.driver.get(register::TDH), a.driver.get(register::TDT));
+        assert_eq!(head, tail);
+        assert!(a.driver.sending.push(&Transmit::Unknown(command::RS)).is_ok());
+        a.driver.sending.restart();
+        // The driver and the device begin anew at 0.
+        a.driver.set(register::TDH, 0).unwrap();
+        a.driver.set(register::TDT, 0).unwrap();
+    }
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn rings_that_are_not_in_memory_or_have_no_entries_lose_frames() {
+    let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    for (offset, value) in [
+        (register::RDBAH, 1),
+        (register::RDBAL, 0xffff_fff0),
+        (register::RDLEN, 0),
+        (register::RDLEN, 0xf_ff80),
+        (register::RDT, 0xffff),
+        (register::RDH, 0xffff),
+    ] {
+        let before = b.driver.get(offset).unwrap();
+        b.driver.set(offset, value).unwrap();
+        for _ in 0..5 {
+            a.send(&frame(a.mac, b.mac, 60));
+        }
+        a.driver.sending.clean().unwrap();
+        b.driver.set(offset, before).unwrap();
+    }
+    for (offset, value) in [(register::TDBAH, 1), (register::TDLEN, 0), (register::TDT, 0xffff)] {
+        let before = b.driver.get(offset).unwrap();
+        b.driver.set(offset, value).unwrap();
+        b.driver.set(register::TDT, 9).unwrap();
+        world.settle();
+        b.driver.set(offset, before).unwrap();
+    }
+    assert!(b.counters().bad_tail > 0);
+    b.driver.set(register::CTRL, control::RST).unwrap();
+    world.settle();
+    b.device().poll();
+    let (memory, registers) = (b.memory.clone(), b.driver.registers);
+    let options = crate::driver::Options { descriptors: 64, ..Default::default() };
+    let len = crate::driver::memory_len(64) as u64;
+    b.driver = crate::driver::Driver::new(registers, &memory, (0, len), options).unwrap();
+    world.settle();
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn receive_buffers_that_are_not_in_memory_lose_their_frames() {
+    let (_, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    let ring = u64::from(b.driver.get(register::RDBAL).unwrap());
+    let head = u64::from(b.driver.get(register::RDH).unwrap());
+    let mut good = [0; 16];
+    b.memory.read(ring + 16 * head, &mut good).unwrap();
+    let bad = Receive { address: u64::MAX - 100, ..Receive::default() };
+    b.memory.write(ring + 16 * head, &bad.bits().to_le_bytes()).unwrap();
+    // Descriptors that the device has read ahead stay what they were.
+    let (low, high) = (b.driver.get(register::RDBAL).unwrap(), b.driver.get(register::RDBAH));
+    b.driver.set(register::RDBAL, low).unwrap();
+    assert_eq!(high, Ok(0));
+    a.send(&frame(a.mac, b.mac, 60));
+    assert_eq!((b.counters().bad_memory, b.counters().too_large), (1, 1));
+    b.memory.write(ring + 16 * head, &good).unwrap();
+    b.driver.set(register::RDBAL, low).unwrap();
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn a_device_without_bus_mastering_touches_no_memory() {
+    let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    b.device().config_write(4, &[2]);
+    world.settle();
+    a.send(&frame(a.mac, b.mac, 60));
+    b.send(&frame(b.mac, Mac::BROADCAST, 60));
+    assert!(a.received().is_empty() && b.received().is_empty());
+    b.device().config_write(4, &[6]);
+    world.settle();
+    assert_eq!(a.received().len(), 1, "the frame waited");
+    works(&mut a, &mut b);
+}

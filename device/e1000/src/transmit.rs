@@ -1,0 +1,430 @@
+//! Frames from the driver (sections 3.3 and 3.4).
+//!
+//! Descriptors are read in order, once. A frame whose last descriptor has come is put into the
+//! switch's burst; its descriptors are written back when the switch has released the burst. A frame
+//! that is not complete yet is read again, from its first descriptor on, when the path changes
+//! hands.
+
+use std::collections::VecDeque;
+
+use slipway_e1000_spec::{Context, Data, Legacy, Transmit, command, option, statistic};
+use slipway_ethernet_spec::{HEADER, MIN_FRAME, Mac};
+use slipway_ram::{Access, Fault, Span};
+use slipway_switch::{BURST, Burst, MAX_FRAME, Offload, Segmentation};
+
+use crate::moderation::Sent;
+use crate::offload::{HEAD, LONGEST_HEAD, Wish, insert_tag};
+use crate::path::Common;
+use crate::ring::{Raw, Ring};
+
+/// Most descriptors of one turn, so that a ring without frames takes no longer than others.
+const DESCRIPTORS: usize = 1024;
+/// Most descriptors of a frame: 64 KiB in pieces of a page, several times over.
+const MOST: usize = 256;
+
+/// A descriptor that is to be written back.
+#[derive(Clone, Copy)]
+struct Done {
+    index: u32,
+    /// Its last word with the status "done".
+    word: u32,
+    /// Bits of [`command`].
+    command: u8,
+}
+
+/// A frame whose last descriptor has not come yet.
+#[derive(Default)]
+struct Packet {
+    descriptors: usize,
+    /// Address and bytes of each buffer.
+    ranges: Vec<(u64, usize)>,
+    len: usize,
+    wish: Wish,
+    fault: Option<Malformed>,
+}
+
+impl Packet {
+    fn clear(&mut self) {
+        self.ranges.clear();
+        (self.descriptors, self.len, self.fault) = (0, 0, None);
+        self.wish = Wish::default();
+    }
+
+    fn add(&mut self, address: u64, len: usize) {
+        self.len += len;
+        if self.len > MAX_FRAME {
+            self.fault = self.fault.or(Some(Malformed::Long));
+        } else if len > 0 {
+            self.ranges.push((address, len));
+        }
+    }
+}
+
+/// The reason why a frame was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Malformed {
+    Shape,
+    Short,
+    Long,
+    Offload,
+    Memory,
+}
+
+/// The outcome of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The frame goes on, or the descriptor belongs to none.
+    Continue,
+    /// A frame is complete.
+    Frame,
+    /// The frame's memory is being zeroed: it is read again later.
+    Busy,
+}
+
+/// The contexts that data descriptors refer to (section 3.3.6): one for segmentation, and one for
+/// checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Contexts {
+    pub segmentation: Context,
+    pub checksum: Context,
+}
+
+/// The transmit ring.
+pub(crate) struct Transmitter {
+    ring: Ring,
+    pub contexts: Contexts,
+    packet: Packet,
+    /// Descriptors to write back, of which the first `ready` are of complete frames.
+    done: VecDeque<Done>,
+    ready: usize,
+    /// Heads of frames that were changed, a place for each frame of a burst.
+    bounce: Span,
+    spans: Vec<Span>,
+    malformed: u64,
+}
+
+impl Transmitter {
+    pub fn new(ring: Ring, contexts: Contexts) -> Self {
+        Self {
+            ring,
+            contexts,
+            packet: Packet { ranges: Vec::with_capacity(MOST), ..Packet::default() },
+            done: VecDeque::with_capacity(DESCRIPTORS + MOST),
+            ready: 0,
+            bounce: Span::heap(BURST * HEAD),
+            spans: Vec::new(),
+            malformed: 0,
+        }
+    }
+
+    /// Takes new rules.
+    pub fn set_rules(&mut self, rules: crate::rules::RingRules) {
+        if self.ring.set_rules(rules) {
+            self.packet.clear();
+            self.done.clear();
+            self.ready = 0;
+        } else if !rules.enabled {
+            self.start_over();
+        }
+    }
+
+    /// Returns the ring.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Appends up to `limit` frames up to `tail` to `burst`. Returns whether more wait.
+    pub fn take(
+        &mut self,
+        common: &mut Common,
+        tail: u32,
+        burst: &mut Burst,
+        limit: usize,
+    ) -> bool {
+        let mut left = limit.min(burst.room());
+        for _ in 0..DESCRIPTORS {
+            if left == 0 {
+                return self.ring.waiting(tail) > 0;
+            }
+            if !self.ring.look(&common.memory, tail, 1) {
+                return false;
+            }
+            let before = burst.len();
+            match self.step(common, burst) {
+                Step::Continue => {}
+                Step::Frame => left -= burst.len() - before,
+                Step::Busy => {
+                    self.start_over();
+                    return true;
+                }
+            }
+        }
+        self.ring.waiting(tail) > 0
+    }
+
+    /// Reads one descriptor.
+    #[inline]
+    fn step(&mut self, common: &mut Common, burst: &mut Burst) -> Step {
+        let Some((index, raw)) = self.ring.take() else { return Step::Continue };
+        let descriptor = Transmit::read(&raw);
+        self.note(index, &raw, descriptor.command());
+        match descriptor {
+            Transmit::Context(context) => {
+                let place = match context.command & command::TSE {
+                    0 => &mut self.contexts.checksum,
+                    _ => &mut self.contexts.segmentation,
+                };
+                *place = context;
+                self.settle();
+                return Step::Continue;
+            }
+            Transmit::Legacy(legacy) => self.legacy(common, &legacy),
+            Transmit::Data(data) => self.data(common, &data),
+            Transmit::Unknown(_) => self.packet.fault = Some(Malformed::Shape),
+        }
+        self.packet.descriptors += 1;
+        if descriptor.command() & command::EOP != 0 {
+            return self.finish(common, burst);
+        }
+        if self.packet.descriptors > MOST {
+            // The rest is dropped with the frame's last descriptor; it is reported before that, so
+            // that a frame as long as the ring ends, too.
+            self.packet.fault = Some(Malformed::Shape);
+            self.packet.ranges.clear();
+            self.packet.len = 0;
+            self.ready = self.done.len();
+        }
+        Step::Continue
+    }
+
+    fn note(&mut self, index: u32, raw: &Raw, command: u8) {
+        self.done.push_back(Done { index, word: Transmit::done(raw), command });
+    }
+
+    /// Makes the descriptors so far be reported, unless they belong to a frame that goes on.
+    fn settle(&mut self) {
+        if self.packet.descriptors == 0 {
+            self.ready = self.done.len();
+        }
+    }
+
+    fn legacy(&mut self, common: &Common, legacy: &Legacy) {
+        self.packet.add(legacy.address, legacy.length.into());
+        if legacy.command & command::EOP == 0 {
+            return;
+        }
+        let wish = &mut self.packet.wish;
+        if legacy.command & command::IC != 0 {
+            wish.options = option::TXSM;
+            wish.context = Context { tucss: legacy.css, tucso: legacy.cso, ..Context::default() };
+        }
+        let tagged = legacy.command & command::VLE != 0 && common.rules.vlans;
+        wish.tag = tagged.then_some((common.rules.tag, legacy.special));
+    }
+
+    fn data(&mut self, common: &Common, data: &Data) {
+        if self.packet.descriptors == 0 {
+            // Options and segmentation are those of the first data descriptor (section 3.3.7).
+            let segments = data.command & command::TSE != 0;
+            let Contexts { segmentation, checksum } = self.contexts;
+            self.packet.wish = Wish {
+                options: data.options,
+                context: if segments { segmentation } else { checksum },
+                segments,
+                tag: None,
+            };
+        }
+        self.packet.add(data.address, data.length as usize);
+        if data.command & command::VLE != 0 && common.rules.vlans {
+            self.packet.wish.tag = Some((common.rules.tag, data.special));
+        }
+    }
+
+    /// Puts a complete frame into the burst, or drops it.
+    #[inline]
+    fn finish(&mut self, common: &mut Common, burst: &mut Burst) -> Step {
+        match self.push(common, burst) {
+            Ok(true) => {}
+            Ok(false) => return Step::Busy,
+            Err(fault) => {
+                self.malformed += 1;
+                let live = &common.exchange.live;
+                let count = match fault {
+                    Malformed::Shape => &live.shape,
+                    Malformed::Short => &live.short,
+                    Malformed::Long => &live.long,
+                    Malformed::Offload => &live.offload,
+                    Malformed::Memory => &live.memory,
+                };
+                count.add(1);
+            }
+        }
+        self.packet.clear();
+        self.ready = self.done.len();
+        Step::Frame
+    }
+
+    /// Puts the frame into the burst. Returns `false` if its memory is being zeroed.
+    #[inline]
+    fn push(&mut self, common: &mut Common, burst: &mut Burst) -> Result<bool, Malformed> {
+        let packet = &self.packet;
+        if let Some(fault) = packet.fault {
+            return Err(fault);
+        }
+        if packet.len < HEADER {
+            return Err(Malformed::Short);
+        }
+        match common.view.pin(packet.ranges.iter().copied(), Access::Read, &mut self.spans) {
+            Ok(()) => {}
+            Err(Fault::Busy { .. }) => return Ok(false),
+            Err(_) => return Err(Malformed::Memory),
+        }
+        let offload = if packet.wish.edits() {
+            self.push_edited(burst)?
+        } else {
+            let offload = packet.wish.offload(packet.len).ok_or(Malformed::Offload)?;
+            match self.spans.as_slice() {
+                [span] => burst.push(span, 0, packet.len, offload),
+                spans => scatter(spans, 0, burst, offload),
+            }
+            .map_err(|_| Malformed::Memory)?;
+            offload
+        };
+        self.count(common, burst, &offload);
+        Ok(true)
+    }
+
+    /// Puts a frame into the burst whose head is changed first, in a private copy.
+    fn push_edited(&mut self, burst: &mut Burst) -> Result<Offload, Malformed> {
+        let Packet { len: total, wish, .. } = &self.packet;
+        let mut head = [0; HEAD];
+        let len = (*total).min(LONGEST_HEAD);
+        gather(&self.spans, &mut head[..len]).map_err(|_| Malformed::Memory)?;
+        let edited = wish.edit(&mut head[..len], *total);
+        let mut offload = edited.ok_or(Malformed::Offload)?;
+        let mut end = len;
+        if let Some(tag) = wish.tag {
+            if !insert_tag(&mut head, len, tag, &mut offload) {
+                return Err(Malformed::Offload);
+            }
+            end += slipway_ethernet_spec::TAG;
+        }
+        let place = burst.len() * HEAD;
+        let mut put = || {
+            self.bounce.write(place, &head[..end])?;
+            let mut frame = burst.begin();
+            frame.append(&self.bounce, place, end)?;
+            append(&self.spans, len, &mut frame)?;
+            frame.finish(offload);
+            Ok(())
+        };
+        put().map_err(|_: Fault| Malformed::Memory)?;
+        Ok(offload)
+    }
+
+    /// Counts the frame that was put into the burst last.
+    fn count(&self, common: &Common, burst: &Burst, offload: &Offload) {
+        let exchange = &common.exchange;
+        exchange.live.sent.add(1);
+        let head = burst.head(burst.len() - 1);
+        let to = head.first_chunk::<6>().map_or(Mac::default(), |bytes| Mac(*bytes));
+        let fcs = slipway_e1000_spec::FCS;
+        let len = self.packet.len;
+        if offload.segmentation == Segmentation::None {
+            let each = len.max(MIN_FRAME) + fcs;
+            return exchange.statistics.sent(to, 1, each as u64, each);
+        }
+        let header = usize::from(self.packet.wish.context.header);
+        let payload = len - header;
+        let frames = payload.div_ceil(usize::from(offload.segment));
+        let bytes = payload + frames * (header + fcs);
+        let each = header + usize::from(offload.segment) + fcs;
+        exchange.statistics.add(statistic::TSCTC, 1);
+        exchange.statistics.sent(to, frames as u64, bytes as u64, each);
+    }
+
+    /// Writes back the descriptors of frames that the switch has released. Returns the new head and
+    /// the interrupts that the descriptors ask for, or `None` if there are none.
+    #[inline]
+    pub fn release(&mut self, common: &Common, tail: u32) -> Option<(u32, Sent)> {
+        if self.ready == 0 {
+            return None;
+        }
+        let mut sent = Sent::default();
+        let mut head = 0;
+        for done in self.done.drain(..self.ready) {
+            head = self.ring.after(done.index, 1);
+            if done.command & (command::RS | command::RPS) == 0 {
+                continue;
+            }
+            self.ring.report(&common.memory, done.index, done.word);
+            let delayed = done.command & command::IDE != 0;
+            sent.delayed |= delayed;
+            sent.at_once |= !delayed;
+        }
+        self.ready = 0;
+        sent.empty = head == tail;
+        Some((head, sent))
+    }
+
+    /// Forgets the frame that is not complete, and goes back to its first descriptor.
+    fn start_over(&mut self) {
+        self.packet.clear();
+        let first = self.done.get(self.ready).map(|done| done.index);
+        self.done.truncate(self.ready);
+        if let Some(first) = first {
+            self.ring.rewind(first);
+        }
+    }
+
+    /// Returns the number of invalid frames since the last call.
+    pub fn take_malformed(&mut self) -> u64 {
+        std::mem::take(&mut self.malformed)
+    }
+
+    /// Releases all memory. What was read and not sent is read again.
+    pub fn rest(&mut self) {
+        self.ready = 0;
+        self.start_over();
+        self.ring.release();
+        self.spans.clear();
+    }
+}
+
+/// Copies the first bytes of `spans`, which have as many.
+fn gather(spans: &[Span], into: &mut [u8]) -> Result<(), Fault> {
+    let mut done = 0;
+    for span in spans {
+        let part = span.len().min(into.len() - done);
+        span.read(0, &mut into[done..done + part])?;
+        done += part;
+        if done == into.len() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Appends a frame in several pieces.
+fn scatter(spans: &[Span], skip: usize, burst: &mut Burst, offload: Offload) -> Result<(), Fault> {
+    let mut frame = burst.begin();
+    append(spans, skip, &mut frame)?;
+    frame.finish(offload);
+    Ok(())
+}
+
+/// Appends the bytes of `spans` from `skip` on.
+fn append(
+    spans: &[Span],
+    mut skip: usize,
+    frame: &mut slipway_switch::Builder<'_>,
+) -> Result<(), Fault> {
+    for span in spans {
+        let skipped = skip.min(span.len());
+        skip -= skipped;
+        if span.len() > skipped {
+            frame.append(span, skipped, span.len() - skipped)?;
+        }
+    }
+    Ok(())
+}

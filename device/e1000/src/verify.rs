@@ -1,0 +1,130 @@
+//! Checks the checksums of received frames (section 3.2.9).
+
+use slipway_e1000_spec::{receive_error, receive_status, rxcsum};
+use slipway_ethernet_spec::{TAG, TYPE, ethertype, ipv4, ipv6, protocol};
+use slipway_switch::{Burst, Pick};
+
+use crate::offload::{fold, get, sum};
+
+/// Status and error bits of a receive descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Checked {
+    pub status: u8,
+    pub errors: u8,
+}
+
+/// Nothing was checked.
+const IGNORED: Checked = Checked { status: receive_status::IXSM, errors: 0 };
+/// Offset of fragment offset and flags in an IPv4 header; mask of "more fragments" and the offset.
+const FRAGMENT: usize = 6;
+const FRAGMENTED: u16 = 0x3fff;
+
+/// The place of a packet's transport header.
+struct Transport {
+    at: usize,
+    /// Bytes from there to the packet's end.
+    len: usize,
+    protocol: u8,
+    /// The sum of the pseudo header, not folded.
+    pseudo: u64,
+    /// The result of the IPv4 header's check, if there is one.
+    header: Option<bool>,
+    fragment: bool,
+}
+
+/// Checks frame `pick` of a burst as `wanted`, RXCSUM, asks for.
+#[inline]
+pub(crate) fn check(burst: &Burst, pick: Pick, wanted: u32) -> Checked {
+    if wanted & (rxcsum::IPOFL | rxcsum::TUOFL) == 0 {
+        return IGNORED;
+    }
+    let head = burst.head(usize::from(pick.frame));
+    let Some(found) = transport(head) else { return IGNORED };
+    let mut checked = Checked { status: 0, errors: 0 };
+    if let Some(right) = found.header
+        && wanted & rxcsum::IPOFL != 0
+    {
+        checked.status |= receive_status::IPCS;
+        checked.errors |= if right { 0 } else { receive_error::IPE };
+    }
+    let known = matches!(found.protocol, protocol::TCP | protocol::UDP) && !found.fragment;
+    if known && wanted & rxcsum::TUOFL != 0 {
+        let valid = burst.frames()[usize::from(pick.frame)].offload.valid;
+        match if valid { Some(true) } else { payload(burst, pick, &found) } {
+            Some(true) => checked.status |= receive_status::TCPCS,
+            Some(false) => {
+                checked.status |= receive_status::TCPCS;
+                checked.errors |= receive_error::TCPE;
+            }
+            None => {}
+        }
+    }
+    if checked.status == 0 { IGNORED } else { checked }
+}
+
+fn transport(head: &[u8]) -> Option<Transport> {
+    let tagged = get(head, TYPE)? == ethertype::VLAN;
+    let kind = TYPE + if tagged { TAG } else { 0 };
+    let ip = kind + 2;
+    match get(head, kind)? {
+        ethertype::IPV4 => {
+            let length = usize::from(head.get(ip)? & 15) * 4;
+            let header = head.get(ip..ip + length).filter(|_| length >= ipv4::MIN_HEADER)?;
+            let total = usize::from(get(header, ipv4::TOTAL_LENGTH)?);
+            let len = total.checked_sub(length)?;
+            let protocol = header[ipv4::PROTOCOL];
+            let addresses = &header[ipv4::SOURCE..ipv4::SOURCE + 8];
+            Some(Transport {
+                at: ip + length,
+                len,
+                protocol,
+                pseudo: sum(addresses) + u64::from(protocol) + len as u64,
+                header: Some(fold(sum(header)) == 0xffff),
+                fragment: get(header, FRAGMENT)? & FRAGMENTED != 0,
+            })
+        }
+        ethertype::IPV6 => {
+            let header = head.get(ip..ip + ipv6::HEADER)?;
+            let len = usize::from(get(header, ipv6::PAYLOAD_LENGTH)?);
+            let protocol = header[ipv6::NEXT_HEADER];
+            let addresses = &header[ipv6::SOURCE..ipv6::SOURCE + 32];
+            Some(Transport {
+                at: ip + ipv6::HEADER,
+                len,
+                protocol,
+                pseudo: sum(addresses) + u64::from(protocol) + len as u64,
+                header: None,
+                fragment: false,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Checks the transport header and its payload. Returns `None` if they are not whole, or have no
+/// checksum.
+fn payload(burst: &Burst, pick: Pick, found: &Transport) -> Option<bool> {
+    /// Offset of UDP's checksum.
+    const UDP: usize = 6;
+    let mut reader = burst.read(Pick { tci: 0, ..pick });
+    let mut bytes = [0; 2048];
+    let skipped = bytes.get_mut(..found.at)?;
+    if reader.read(skipped).ok()? < found.at {
+        return None;
+    }
+    let (mut left, mut all, mut first) = (found.len, found.pseudo, true);
+    while left > 0 {
+        let part = left.min(bytes.len());
+        let part = &mut bytes[..part];
+        if reader.read(part).ok()? < part.len() {
+            return None;
+        }
+        if std::mem::take(&mut first) && found.protocol == protocol::UDP && get(part, UDP)? == 0 {
+            return None;
+        }
+        // Every part but the last has an even length.
+        all += sum(part);
+        left -= part.len();
+    }
+    Some(fold(all) == 0xffff)
+}
