@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slipway_e1000_spec::{
-    CLASS, DEVICE, REGISTERS, REVISION, VENDOR, cause, control, csb, eeprom, mdic, rctl, register,
-    statistic, status, tctl,
+    CLASS, DEVICE, REGISTERS, REVISION, VENDOR, cause, control, csb, eeprom, io, rctl, register,
+    tctl,
 };
 use slipway_pci::{
     Access, Bar, ConfigEffect, ConfigSpace, Description, Function, Identity, Progress, StateError,
@@ -14,12 +14,13 @@ use slipway_pci::{
 };
 use slipway_ram::Memory;
 
+use crate::access::dword;
 use crate::eeprom::Wires;
 use crate::exchange::Exchange;
 use crate::moderation::Delays;
 use crate::path::DataPath;
 use crate::phy::Phy;
-use crate::registers::{Effect, Registers};
+use crate::registers::Registers;
 use crate::rules::{RingRules, Rules};
 use crate::statistics::Cleared;
 use crate::transmit::Contexts;
@@ -29,10 +30,6 @@ use crate::{Counters, DevicePort, Parts, PartsError, Settings};
 const SUBSYSTEM_VENDOR: u16 = 0x1af4;
 /// The time for the switch's thread to answer before the function looks again.
 const RECHECK: Duration = Duration::from_micros(50);
-/// The bit of RDTR that ends a delay.
-const FLUSH: u32 = 1 << 31;
-/// Bits of tail and head registers.
-const INDEX: u32 = 0xffff;
 
 /// A network controller; the crate's head describes it.
 ///
@@ -47,6 +44,8 @@ pub struct Device {
     pub(crate) words: [u16; eeprom::WORDS],
     pub(crate) wires: Wires,
     pub(crate) eerd: u32,
+    /// The address at the I/O ports.
+    pub(crate) address: u32,
     pub(crate) mdic: u32,
     pub(crate) phy: Phy,
     /// The link state that the driver was told last.
@@ -63,13 +62,32 @@ pub struct Device {
     /// `true` if nothing may touch guest memory.
     quiesced: bool,
     /// `true` if the device was reset and the port may still have the path.
-    resetting: bool,
+    pub(crate) resetting: bool,
     /// `true` if the data path has to be told new rules.
-    changed: bool,
+    pub(crate) changed: bool,
     /// Epochs of the rings: transmit, receive.
-    epochs: [u32; 2],
+    pub(crate) epochs: [u32; 2],
     /// Heads that the rings begin with.
     pub(crate) heads: [u32; 2],
+}
+
+/// The Command register, and its value for a function whose driver runs: ports, memory and bus
+/// mastering.
+const COMMAND: u16 = 4;
+const ENABLED: [u8; 2] = [7, 0];
+
+/// Returns the BARs: the registers, and the ports that reach them, too.
+fn bars() -> Vec<Bar> {
+    let registers = Bar {
+        index: 0,
+        size: REGISTERS,
+        wide: false,
+        ports: false,
+        doorbell_page: None,
+        notifications: None,
+    };
+    let ports = Bar { index: 1, size: io::PORTS, ports: true, ..registers.clone() };
+    vec![registers, ports]
 }
 
 fn identity(settings: &Settings) -> Identity {
@@ -92,14 +110,7 @@ impl Device {
     pub fn new(parts: Parts) -> Result<(Self, DevicePort), PartsError> {
         let Parts { memory, interrupt, clock, settings } = parts;
         settings.check()?;
-        let bar = Bar {
-            index: 0,
-            size: REGISTERS,
-            wide: false,
-            doorbell_page: None,
-            notifications: None,
-        };
-        let description = Description { bars: vec![bar], vectors: 0, pin: true };
+        let description = Description { bars: bars(), vectors: 0, pin: true };
         let identity = identity(&settings);
         let now = clock.nanos();
         let exchange = Exchange::new(interrupt.pin(), clock);
@@ -114,6 +125,7 @@ impl Device {
             words: crate::eeprom::contents(settings.mac, SUBSYSTEM_VENDOR, identity.subsystem),
             wires: Wires::default(),
             eerd: 0,
+            address: 0,
             mdic: 0,
             phy: Phy::new(now),
             link: false,
@@ -194,7 +206,7 @@ impl Device {
     }
 
     /// Brings the data path to where the registers want it, as far as the port allows. Never waits.
-    fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         self.look_at_link();
         self.fetch_path();
         let runs = self.transmits() || self.receives();
@@ -258,10 +270,11 @@ impl Device {
     }
 
     /// Resets everything but configuration space and the PHY (CTRL.RST).
-    fn reset_controller(&mut self) {
+    pub(crate) fn reset_controller(&mut self) {
         let now = self.now();
         self.registers = Registers::new(self.settings.mac);
         (self.wires, self.eerd, self.mdic) = (Wires::default(), 0, 0);
+        self.address = 0;
         self.exchange.line.with(|line| {
             line.reset();
             line.advance(now);
@@ -277,7 +290,7 @@ impl Device {
         self.advance();
     }
 
-    fn set_delays(&mut self) {
+    pub(crate) fn set_delays(&mut self) {
         let get = |offset| self.registers.get(offset) as u16;
         let delays = Delays {
             receive: get(register::RDTR),
@@ -293,166 +306,13 @@ impl Device {
     }
 
     /// Follows the host's link and the PHY's negotiation, and tells the driver of changes.
-    fn look_at_link(&mut self) {
+    pub(crate) fn look_at_link(&mut self) {
         let now = self.now();
         self.phy.set_carrier(now, self.exchange.link());
         self.phy.advance(now);
         let link = self.phy.link();
         if std::mem::replace(&mut self.link, link) != link {
             self.exchange.line.with(|line| line.cause(now, cause::LSC));
-        }
-    }
-
-    fn read_register(&mut self, offset: u32) -> u32 {
-        self.exchange.live.accesses.read(offset);
-        let line = &self.exchange.line;
-        match offset {
-            register::ICR => {
-                let now = self.now();
-                line.with(|line| {
-                    let causes = line.causes();
-                    line.clear(now, causes);
-                    causes
-                })
-            }
-            register::STATUS => self.status(),
-            register::IMS => line.with(|line| line.mask()),
-            register::ICS => line.with(|line| line.causes()),
-            register::IMC => 0,
-            register::TDT => self.exchange.tdt.load(Ordering::Relaxed),
-            register::RDT => self.exchange.rdt.load(Ordering::Relaxed),
-            register::TDH => self.exchange.tdh.load(Ordering::Acquire),
-            register::RDH => self.exchange.rdh.load(Ordering::Acquire),
-            register::CTRL => {
-                let resets = if self.resetting { control::RST } else { 0 };
-                self.registers.get(offset) | resets
-            }
-            register::EECD => self.wires.read(),
-            register::EERD => self.eerd,
-            register::MDIC => self.mdic,
-            register::CSBAL | register::CSBAH if !self.settings.csb => 0,
-            statistic::FIRST..statistic::END => {
-                self.cleared.read(&self.exchange.statistics, offset).unwrap_or_default()
-            }
-            _ => self.registers.get(offset),
-        }
-    }
-
-    fn status(&mut self) -> u32 {
-        self.look_at_link();
-        let link = if self.link { status::LU } else { 0 };
-        status::FD | link | status::SPEED_1000 | status::ASDV_1000
-    }
-
-    fn write_register(&mut self, offset: u32, value: u32) {
-        self.exchange.live.accesses.wrote(offset);
-        let now = self.now();
-        let line = &self.exchange.line;
-        match offset {
-            register::TDT => self.set_transmit_tail(value & INDEX),
-            register::RDT => {
-                self.count_tail(register::RDLEN, value & INDEX);
-                self.exchange.rdt.store(value & INDEX, Ordering::Release);
-            }
-            register::ICR => line.with(|line| line.clear(now, value)),
-            register::ICS => line.with(|line| line.cause(now, value)),
-            register::IMS => line.with(|line| line.set_mask(now, line.mask() | value)),
-            register::IMC => line.with(|line| line.set_mask(now, line.mask() & !value)),
-            register::TDH => self.set_head(0, value & INDEX),
-            register::RDH => self.set_head(1, value & INDEX),
-            register::CTRL => self.write_control(value),
-            register::EECD => self.wires.write(&self.words, value),
-            register::EERD => self.eerd = crate::eeprom::read(&self.words, value),
-            register::MDIC => self.access_phy(value),
-            register::CSBAL | register::CSBAH if !self.settings.csb => {}
-            register::RDTR if value & FLUSH != 0 => {
-                self.set_plain(offset, value);
-                let line = &self.exchange.line;
-                line.with(|line| line.flush(now));
-            }
-            _ => self.set_plain(offset, value),
-        }
-    }
-
-    /// Sets a register that keeps its value, and acts on the change.
-    fn set_plain(&mut self, offset: u32, value: u32) {
-        match self.registers.set(offset, value) {
-            Effect::None => {}
-            Effect::Rules => self.change(),
-            Effect::Transmit => self.begin_anew(0, self.exchange.tdh.load(Ordering::Acquire)),
-            Effect::Receive => self.begin_anew(1, self.exchange.rdh.load(Ordering::Acquire)),
-            Effect::Delays => self.set_delays(),
-        }
-    }
-
-    /// Notes that the rules have changed. The port has them before the driver's next write.
-    fn change(&mut self) {
-        self.changed = true;
-        self.advance();
-    }
-
-    /// Makes a ring begin anew, with this head.
-    fn begin_anew(&mut self, ring: usize, head: u32) {
-        self.heads[ring] = head;
-        self.epochs[ring] = self.epochs[ring].wrapping_add(1);
-        self.change();
-    }
-
-    fn set_head(&mut self, ring: usize, head: u32) {
-        let shared = if ring == 0 { &self.exchange.tdh } else { &self.exchange.rdh };
-        shared.store(head, Ordering::Release);
-        self.begin_anew(ring, head);
-    }
-
-    fn count_tail(&self, len: u32, tail: u32) {
-        let entries = self.registers.get(len) / slipway_e1000_spec::DESCRIPTOR as u32;
-        if tail >= entries && tail != 0 {
-            self.exchange.live.tail.add(1);
-        }
-    }
-
-    fn set_transmit_tail(&mut self, tail: u32) {
-        self.count_tail(register::TDLEN, tail);
-        if self.exchange.kick(tail) {
-            self.exchange.live.kicks.add(1);
-        }
-    }
-
-    fn write_control(&mut self, value: u32) {
-        if value & control::PHY_RST != 0 {
-            let now = self.now();
-            self.phy.reset(now);
-        }
-        if value & control::RST != 0 {
-            return self.reset_controller();
-        }
-        self.set_plain(register::CTRL, value);
-    }
-
-    /// Carries out an access to the PHY, at once.
-    fn access_phy(&mut self, value: u32) {
-        let now = self.now();
-        let register = (value >> mdic::REGISTER & 31) as u8;
-        let address = value >> mdic::PHY & 31;
-        let kept = value & !(mdic::ERROR | mdic::READY);
-        self.mdic = kept | mdic::READY;
-        self.phy.advance(now);
-        match value & mdic::OPERATION {
-            _ if address != mdic::PHY_ADDRESS => self.mdic |= mdic::ERROR,
-            mdic::READ => {
-                let data = self.phy.read(register);
-                self.mdic = self.mdic & !mdic::DATA | u32::from(data);
-            }
-            mdic::WRITE => {
-                let loops = self.phy.loops();
-                self.phy.write(now, register, (value & mdic::DATA) as u16);
-                self.changed |= loops != self.phy.loops();
-                self.advance();
-            }
-            _ => self.mdic |= mdic::ERROR,
-        }
-        if value & mdic::INTERRUPT != 0 {
-            self.exchange.line.with(|line| line.cause(now, cause::MDAC));
         }
     }
 
@@ -491,11 +351,6 @@ impl Drop for Device {
     }
 }
 
-/// Returns the word of the register at a dword's place.
-fn dword(offset: u64) -> Option<u32> {
-    u32::try_from(offset).ok().filter(|offset| u64::from(*offset) < REGISTERS).map(|at| at & !3)
-}
-
 impl Function for Device {
     fn description(&self) -> &Description {
         &self.description
@@ -518,9 +373,17 @@ impl Function for Device {
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
         let first = (offset % 4) as usize;
         let within = first + into.len() <= 4 || (first == 0 && into.len() == 8);
-        let (true, 0, Some(at)) = (within, bar, dword(offset)) else { return Access::Refused };
+        let at = match (bar, within) {
+            (0, true) => dword(offset),
+            (1, true) => u32::try_from(offset & !3).ok(),
+            _ => None,
+        };
+        let Some(at) = at else { return Access::Refused };
         for (number, part) in into.chunks_mut(4).enumerate() {
-            let word = self.read_register(at + 4 * number as u32).to_le_bytes();
+            let at = at + 4 * number as u32;
+            let word =
+                if bar == 0 { Some(self.read_register(at)) } else { self.read_port(at.into()) };
+            let Some(word) = word.map(u32::to_le_bytes) else { return Access::Refused };
             let from = if number == 0 { first } else { 0 };
             part.copy_from_slice(&word[from..from + part.len()]);
         }
@@ -529,10 +392,16 @@ impl Function for Device {
 
     /// Registers are written as a whole: narrower writes are refused (section 4.1.1).
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        let whole = offset.is_multiple_of(4) && matches!(from.len(), 4 | 8);
-        let (true, 0, Some(at)) = (whole, bar, dword(offset)) else { return Access::Refused };
+        if !offset.is_multiple_of(4) || !matches!(from.len(), 4 | 8) {
+            return Access::Refused;
+        }
         for (number, part) in from.as_chunks::<4>().0.iter().enumerate() {
-            self.write_register(at + 4 * number as u32, u32::from_le_bytes(*part));
+            let (at, value) = (offset + 4 * number as u64, u32::from_le_bytes(*part));
+            match (bar, dword(at)) {
+                (0, Some(at)) => self.write_register(at, value),
+                (1, _) if self.write_port(at, value) == Access::Done => {}
+                _ => return Access::Refused,
+            }
         }
         Access::Done
     }
@@ -578,6 +447,15 @@ impl Function for Device {
             self.reset();
         }
         restored
+    }
+
+    /// A successor of a device that was killed begins as after a reset, since there is no journal.
+    /// A driver finds that its ring has stopped, and resets the controller: Linux does when a frame
+    /// is not sent within seconds. It does not enable the function again, so that is done here.
+    fn recover(&mut self) -> Result<(), StateError> {
+        self.reset();
+        self.config_write(COMMAND, &ENABLED);
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! How the pieces meet. [`Device::new`] makes two objects of [`Parts`]:
 //! - [`Device`], the [`slipway_pci::Function`], belongs to the code that serves the guest's
-//!   register accesses: `registers`, `eeprom`, `phy`, `statistics`, `state`;
+//!   register accesses: `access`, `registers`, `eeprom`, `phy`, `statistics`, `state`;
 //! - [`DevicePort`], the [`slipway_switch::Port`], belongs to the switch, on the switch's thread. It
 //!   moves frames with the `path`: `transmit` (with `offload`) and `receive` (with `filter` and
 //!   `verify`), each on its `ring`.
@@ -47,7 +47,7 @@
 //!   Frames may lie in several regions, which must have descriptors as well. Memory that is reached
 //!   by messages could stall the switch.
 //!
-//! Not implemented: the I/O BAR, segmentation of UDP, checksums of a part of a frame (TUCSE other
+//! Not implemented: segmentation of UDP, checksums of a part of a frame (TUCSE other
 //! than the frame's end), whole segments for the driver, source address filters, flow control frames,
 //! half duplex and speeds other than 1000 Mbit/s, flash and writes of the EEPROM, wake-up,
 //! management, TXD_LOW, diagnostic access to packet buffers, recovery by a journal.
@@ -58,6 +58,7 @@
 //! Dependencies: `serde` and `serde_json` for saved state (rare, small, and readable when it is
 //! refused), `thiserror` for [`PartsError`].
 
+mod access;
 mod counters;
 mod csb;
 mod device;

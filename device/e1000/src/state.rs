@@ -35,6 +35,8 @@ struct SavedState {
     wires: Wires,
     eerd: u32,
     mdic: u32,
+    /// The address at the I/O ports.
+    address: u32,
     phy: PhyState,
     link: bool,
     interrupts: ModeratorState,
@@ -59,6 +61,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         wires: device.wires.clone(),
         eerd: device.eerd,
         mdic: device.mdic,
+        address: device.address,
         phy: device.phy.save(now),
         link: device.link,
         interrupts: exchange.line.with(|line| line.save(now)),
@@ -110,6 +113,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     exchange.tdt.store(state.tails[0], Ordering::SeqCst);
     exchange.rdt.store(state.tails[1], Ordering::Release);
     (device.wires, device.eerd, device.mdic) = (state.wires, state.eerd, state.mdic);
+    device.address = state.address;
     (device.phy, device.link) = (phy, state.link);
     device.heads = state.heads;
     device.contexts = Contexts { segmentation, checksum };

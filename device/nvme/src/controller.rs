@@ -48,6 +48,7 @@ impl Controller {
             index: 0,
             size: BAR_SIZE,
             wide: true,
+            ports: false,
             doorbell_page: Some(DOORBELL_PAGE),
             notifications: None,
         };

@@ -6,7 +6,7 @@
 
 use crate::capability;
 use crate::state::{ConfigState, Register, VERSION};
-use crate::{Description, MsixControl, MsixLayout, StateError, VendorCapability};
+use crate::{Bar, Description, MsixControl, MsixLayout, StateError, VendorCapability};
 
 /// Bytes of a PCI Express function's configuration space (PCIe Base 5.0, 7.2.2).
 pub const CONFIG_SIZE: usize = 4096;
@@ -58,12 +58,13 @@ mod register {
 
 /// Command register (PCI Local Bus 3.0, 6.2.2).
 mod command {
+    pub const IO_SPACE: u16 = 1;
     pub const MEMORY_SPACE: u16 = 1 << 1;
     pub const BUS_MASTER: u16 = 1 << 2;
     pub const PARITY_ERROR_RESPONSE: u16 = 1 << 6;
     pub const SERR_ENABLE: u16 = 1 << 8;
     pub const INTERRUPT_DISABLE: u16 = 1 << 10;
-    /// I/O Space stays zero: there are no I/O BARs.
+    /// I/O Space is writable only with a BAR of ports.
     pub const WRITABLE: u16 =
         MEMORY_SPACE | BUS_MASTER | PARITY_ERROR_RESPONSE | SERR_ENABLE | INTERRUPT_DISABLE;
 }
@@ -78,8 +79,11 @@ const STATUS_CAPABILITIES_LIST: u16 = 1 << 4;
 const BAR_64_BIT: u32 = 0b10 << 1;
 /// Bits 3:0 of a memory BAR describe it and are read-only (PCI Local Bus 3.0, 6.2.5.1).
 const BAR_ADDRESS: u64 = !0xf;
+/// A BAR of I/O ports, of which bits 1:0 are read-only (PCI Local Bus 3.0, 6.2.5.1).
+const BAR_PORTS: u32 = 1;
+const PORT_ADDRESS: u64 = !0b11;
 
-/// The configuration space of one function: type 0 header, memory BARs, and capabilities for power
+/// The configuration space of one function: type 0 header, BARs, and capabilities for power
 /// management, PCI Express (endpoint) and MSI-X.
 ///
 /// BAR addresses are stored and read back; the host decodes them.
@@ -128,7 +132,7 @@ impl ConfigSpace {
             builder.set(register::INTERRUPT_PIN, &[PIN_A]);
         }
         for bar in &description.bars {
-            builder.bar(usize::from(bar.index), bar.size, bar.wide);
+            builder.bar(bar);
         }
         builder.capability(&capability::power_management());
         let express = builder.capability(&capability::express_endpoint());
@@ -242,6 +246,9 @@ impl ConfigSpace {
         }
         let at = register::BAR0 + 4 * usize::from(index);
         let low = self.u32_at(at);
+        if low & BAR_PORTS != 0 {
+            return u64::from(low) & PORT_ADDRESS;
+        }
         let high = if low & BAR_64_BIT != 0 { self.u32_at(at + 4) } else { 0 };
         (u64::from(high) << 32 | u64::from(low)) & BAR_ADDRESS
     }
@@ -313,8 +320,10 @@ fn check(description: &Description, msix: Option<&MsixLayout>) {
         assert!(bar.index >= free, "BARs ascend and a 64-bit BAR takes two");
         free = bar.index + if bar.wide { 2 } else { 1 };
         assert!(free <= 6, "a type 0 header has six BAR registers");
-        assert!(bar.size.is_power_of_two() && bar.size >= 4096, "a BAR's size");
+        let sizes = if bar.ports { 4..=256 } else { 4096..=1 << 63 };
+        assert!(bar.size.is_power_of_two() && sizes.contains(&bar.size), "a BAR's size");
         assert!(bar.wide || bar.size <= 1 << 31, "a BAR of this size needs 64 bits");
+        assert!(!(bar.wide && bar.ports), "ports have 32-bit addresses");
     }
     if let Some(layout) = msix {
         assert!(layout.vectors() == description.vectors, "one table entry per vector");
@@ -366,10 +375,16 @@ impl Builder {
 
     /// Adds a BAR. Address bits from the BAR's size on are writable, the others read as zero (PCI
     /// Local Bus 3.0, 6.2.5.1).
-    fn bar(&mut self, index: usize, size: u64, wide: bool) {
-        let at = register::BAR0 + 4 * index;
-        let mask = (!(size - 1) & BAR_ADDRESS).to_le_bytes();
-        if wide {
+    fn bar(&mut self, bar: &Bar) {
+        let at = register::BAR0 + 4 * usize::from(bar.index);
+        let fixed = if bar.ports { PORT_ADDRESS } else { BAR_ADDRESS };
+        let mask = (!(bar.size - 1) & fixed).to_le_bytes();
+        if bar.ports {
+            self.set(at, &BAR_PORTS.to_le_bytes());
+            self.allow(at, &mask[..4]);
+            let command = command::WRITABLE | command::IO_SPACE;
+            self.allow(register::COMMAND, &command.to_le_bytes());
+        } else if bar.wide {
             self.set(at, &BAR_64_BIT.to_le_bytes());
             self.allow(at, &mask);
         } else {

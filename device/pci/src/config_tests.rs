@@ -13,9 +13,30 @@ const IDENTITY: Identity = Identity {
 fn space() -> ConfigSpace {
     let description = Description {
         bars: vec![
-            Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None, notifications: None },
-            Bar { index: 2, size: 1 << 20, wide: false, doorbell_page: None, notifications: None },
-            Bar { index: 4, size: 8 << 30, wide: true, doorbell_page: None, notifications: None },
+            Bar {
+                index: 0,
+                size: 16 << 10,
+                wide: true,
+                ports: false,
+                doorbell_page: None,
+                notifications: None,
+            },
+            Bar {
+                index: 2,
+                size: 1 << 20,
+                wide: false,
+                ports: false,
+                doorbell_page: None,
+                notifications: None,
+            },
+            Bar {
+                index: 4,
+                size: 8 << 30,
+                wide: true,
+                ports: false,
+                doorbell_page: None,
+                notifications: None,
+            },
         ],
         vectors: 65,
         pin: true,
@@ -256,8 +277,14 @@ fn a_table_outside_its_bar_is_a_mistake() {
 fn vendor_capabilities_are_chained_behind_the_others_and_masked() {
     let window = VendorCapability { bytes: vec![0xff; 8], writable: vec![0xff; 8] };
     let more = [VendorCapability::fixed(&[0, 0, 0, 7, 8]), window];
-    let bar =
-        Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None, notifications: None };
+    let bar = Bar {
+        index: 0,
+        size: 16 << 10,
+        wide: true,
+        ports: false,
+        doorbell_page: None,
+        notifications: None,
+    };
     let description = Description { bars: vec![bar], vectors: 65, pin: false };
     let layout = MsixLayout::new(0, 65, 0x2000, 0x3000);
     let mut config = ConfigSpace::with_vendor(&IDENTITY, &description, Some(&layout), &more);
@@ -283,4 +310,25 @@ fn vendor_capabilities_are_chained_behind_the_others_and_masked() {
     config.read(vendor[1], &mut second);
     assert_eq!((first[0], &first[2..]), (9, &[5, 7, 8][..]));
     assert_eq!((second[0], second[2], &second[3..]), (9, 8, &[0xee; 5][..]));
+}
+
+#[test]
+fn a_bar_of_ports_is_sized_and_enabled_as_one() {
+    let memory = Bar {
+        index: 0,
+        size: 128 << 10,
+        wide: false,
+        ports: false,
+        doorbell_page: None,
+        notifications: None,
+    };
+    let ports = Bar { index: 1, size: 64, ports: true, ..memory.clone() };
+    let description = Description { bars: vec![memory, ports], vectors: 0, pin: true };
+    let mut config = ConfigSpace::new(&IDENTITY, &description, None);
+    write32(&mut config, 0x04, 0xffff);
+    assert_eq!(read32(&config, 0x04) & 7, 7, "ports, memory, bus master");
+    write32(&mut config, 0x14, u32::MAX);
+    assert_eq!(read32(&config, 0x14), 0xffff_ffc1);
+    write32(&mut config, 0x14, 0xc044);
+    assert_eq!((read32(&config, 0x14), config.bar_address(1)), (0xc041, 0xc040));
 }

@@ -19,10 +19,12 @@ pub enum Access {
 pub struct Bar {
     /// Register number, 0 to 5; a 64-bit BAR also takes the next one.
     pub index: u8,
-    /// Bytes, a power of two, at least 4096.
+    /// Bytes, a power of two: at least 4096 of memory, or 4 to 256 of ports.
     pub size: u64,
-    /// `true` if the BAR decodes 64-bit addresses.
+    /// `true` if the BAR decodes 64-bit addresses; never for ports.
     pub wide: bool,
+    /// `true` if the BAR decodes I/O ports, else memory. A host without ports leaves it out.
+    pub ports: bool,
     /// The part of the BAR that holds doorbells and nothing else, in bytes from the BAR's start,
     /// page-aligned. A host may map the doorbell cells there instead of trapping writes.
     pub doorbell_page: Option<std::ops::Range<u64>>,
@@ -50,7 +52,7 @@ impl Notifications {
 /// The shape of a function, which a host needs to present it; constant for the function's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Memory BARs, ascending.
+    /// The BARs, ascending.
     pub bars: Vec<Bar>,
     /// Number of MSI-X vectors, 1 to 2048.
     pub vectors: u16,

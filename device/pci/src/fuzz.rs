@@ -18,8 +18,14 @@ pub fn config_space(data: &[u8]) {
         class: 0x01_08_02,
         revision: 1,
     };
-    let bar =
-        Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None, notifications: None };
+    let bar = Bar {
+        index: 0,
+        size: 16 << 10,
+        wide: true,
+        ports: false,
+        doorbell_page: None,
+        notifications: None,
+    };
     let description = Description { bars: vec![bar], vectors: 33, pin: true };
     let layout = MsixLayout::new(0, 33, 0x2000, 0x3000);
     let mut config = ConfigSpace::new(&identity, &description, Some(&layout));

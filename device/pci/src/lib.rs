@@ -16,7 +16,7 @@
 //! a write tells when it asks for a function-level reset) and [`Msix`] (table and pending bits as
 //! memory of a BAR). Their saved states are in [`state`].
 //!
-//! Not here: I/O BARs and expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
+//! Not here: expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
 //! power states (D3hot is stored and nothing else), BAR decoding.
 //!
 //! Drivers for tests and benchmarks reach a function's registers by [`driver::RegisterAccess`].

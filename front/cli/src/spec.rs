@@ -80,6 +80,7 @@ pub fn machine(
         publish: network.publish.clone(),
         wait_network: network.wait_network,
         queues: network.queues.unwrap_or(0),
+        nic: network.nic.clone().unwrap_or_default(),
         socket_engine: if network.sockets { socket_engine(run_dir)? } else { String::new() },
         ..v1::RunSpec::default()
     })

@@ -93,7 +93,7 @@ impl Served {
                 let parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
                 let (device, attached) =
                     network::make(&request.id, net, &parts, switch, place.as_ref())?;
-                let endpoint = Endpoint::new(config, parts, Box::new(device), Vec::new(), handle);
+                let endpoint = Endpoint::new(config, parts, device, Vec::new(), handle);
                 (endpoint.map_err(unserved)?, FunctionKind::Network(attached))
             }
             (Some(net), None) => {

@@ -1,12 +1,13 @@
-//! Network functions: a virtio-net device on a socket, whose port is attached to a switch.
+//! Network functions: a virtio-net device or an e1000 on a socket, whose port is attached to a switch.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use slipway_pci::Interrupt;
+use slipway_pci::{Function, Interrupt};
 use slipway_plane_api::v1;
-use slipway_switch::{BadConfig, Handle, Mac, PortConfig, PortIndex};
+use slipway_switch::{BadConfig, Handle, Mac, Port, PortConfig, PortIndex};
 use slipway_vfio_user::EndpointParts;
-use slipway_virtio_net::{Device, DevicePort, Parts, PartsError, Settings, vectors};
+use slipway_virtio_net::{Device, Parts, Settings, vectors};
 
 use slipway_fabric::{SwitchHandle, link, max_rate, vlans};
 
@@ -44,9 +45,31 @@ pub fn make(
     parts: &EndpointParts,
     switch: &SwitchHandle,
     place: Option<&KeptPlace>,
-) -> Result<(Device, Attached), Error> {
-    let settings = settings(wanted)?;
-    let config = port_config(id, wanted, settings.mac)?;
+) -> Result<(Box<dyn Function>, Attached), Error> {
+    let mac = address(wanted)?;
+    let config = port_config(id, wanted, mac)?;
+    let (mut device, port) = match wanted.model() {
+        v1::NetworkModel::Virtio => virtio(wanted, mac, parts, place)?,
+        model => e1000(wanted, mac, parts, model == v1::NetworkModel::E1000Csb)?,
+    };
+    let handed = parts.hand_down(&mut *device);
+    handed.map_err(|error| Error::Resources(error.to_string()))?;
+    Ok((device, attach(port, config, switch)?))
+}
+
+/// A function, and its end at the switch.
+type Made = (Box<dyn Function>, Box<dyn Port>);
+
+fn virtio(
+    wanted: &v1::VirtioNet,
+    mac: Mac,
+    parts: &EndpointParts,
+    place: Option<&KeptPlace>,
+) -> Result<Made, Error> {
+    if wanted.interrupt_interval_ns != 0 {
+        return Err(Error::Invalid("only an e1000 has an interval between interrupts".into()));
+    }
+    let settings = settings(wanted, mac)?;
     let sink = parts.interrupts();
     let interrupt = |vector| Interrupt::new(sink.clone(), vector);
     let made = Device::new(Parts {
@@ -56,24 +79,48 @@ pub fn make(
         settings,
         journal: place.map(|place| place.journal.clone()),
     });
-    let (mut device, port) = made.map_err(|error: PartsError| Error::Invalid(error.to_string()))?;
-    let handed = parts.hand_down(&mut device);
-    handed.map_err(|error| Error::Resources(error.to_string()))?;
-    Ok((device, attach(port, config, switch)?))
+    let (device, port) = made.map_err(|error| Error::Invalid(error.to_string()))?;
+    Ok((Box::new(device), Box::new(port)))
 }
 
-fn attach(port: DevicePort, config: PortConfig, switch: &SwitchHandle) -> Result<Attached, Error> {
+/// Makes an e1000. It has one queue pair, and its driver chooses the MTU.
+fn e1000(
+    wanted: &v1::VirtioNet,
+    mac: Mac,
+    parts: &EndpointParts,
+    csb: bool,
+) -> Result<Made, Error> {
+    let interval = Duration::from_nanos(wanted.interrupt_interval_ns);
+    let made = slipway_e1000::Device::new(slipway_e1000::Parts {
+        memory: parts.memory(),
+        interrupt: Interrupt::new(parts.interrupts(), 0),
+        clock: parts.clock(),
+        settings: slipway_e1000::Settings { mac, csb, interval },
+    });
+    let (device, port) = made.map_err(|error| Error::Invalid(error.to_string()))?;
+    Ok((Box::new(device), Box::new(port)))
+}
+
+fn attach(
+    port: Box<dyn Port>,
+    config: PortConfig,
+    switch: &SwitchHandle,
+) -> Result<Attached, Error> {
     let switch = switch.handle.clone();
-    let attached = switch.call(move |owner| owner.attach(Box::new(port), config));
+    let attached = switch.call(move |owner| owner.attach(port, config));
     let attached: Result<PortIndex, BadConfig> =
         attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
     Ok(Attached { port: attached.map_err(slipway_fabric::Error::Port)?, switch })
 }
 
-fn settings(wanted: &v1::VirtioNet) -> Result<Settings, Error> {
-    let mac: Mac = wanted.mac.parse().map_err(|error| {
-        Error::Invalid(format!("\"{}\" is no MAC address: {error}", wanted.mac))
-    })?;
+fn address(wanted: &v1::VirtioNet) -> Result<Mac, Error> {
+    wanted
+        .mac
+        .parse()
+        .map_err(|error| Error::Invalid(format!("\"{}\" is no MAC address: {error}", wanted.mac)))
+}
+
+fn settings(wanted: &v1::VirtioNet, mac: Mac) -> Result<Settings, Error> {
     let fits = |value: u32, what: &str| {
         u16::try_from(value).map_err(|_| Error::Invalid(format!("{value} is too much for {what}")))
     };

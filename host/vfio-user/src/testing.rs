@@ -90,7 +90,8 @@ impl Scratch {
     ) -> Self {
         let doorbell_page = Some(0x1000..0x2000);
         let notifications = Some(Notifications { range: 0x3800..0x3810, stride: 8 });
-        let bar = Bar { index: 0, size: 0x4000, wide: true, doorbell_page, notifications };
+        let bar =
+            Bar { index: 0, size: 0x4000, wide: true, ports: false, doorbell_page, notifications };
         let mut scratch = Self {
             description: Description { bars: vec![bar], vectors: VECTORS, pin: true },
             memory,

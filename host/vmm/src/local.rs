@@ -53,7 +53,9 @@ impl<F: Function + 'static> Local<F> {
         let interrupt = |vector| Interrupt::new(Arc::clone(&sink) as Arc<_>, vector);
         let function = make(machine.ram().memory(), (0..vectors).map(interrupt).collect());
         let function = function.map_err(|error| Error::Config(error.to_string()))?;
-        let bars = function.description().bars.iter().map(|bar| (bar.index, bar.size)).collect();
+        // The machine gives functions no ports.
+        let memory = function.description().bars.iter().filter(|bar| !bar.ports);
+        let bars = memory.map(|bar| (bar.index, bar.size)).collect();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let notified = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
         let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;

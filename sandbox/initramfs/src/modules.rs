@@ -46,8 +46,9 @@ pub const WANTED: &[Wanted] = &[
 /// Modules that few sandboxes use, loaded on request: the VMM's own disk, for comparisons.
 pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
 
-/// Modules that a sandbox with a network needs in addition.
-pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }];
+/// Modules that a sandbox with a network needs in addition, whatever kind its interface is of.
+pub const NETWORK: &[Wanted] =
+    &[Wanted { name: "virtio_net", required: false }, Wanted { name: "e1000", required: false }];
 
 /// Modules for VLAN interfaces, loaded when the guest's kernel requests them.
 pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use crate::agent::Agent;
 use crate::node::Node;
-use crate::record::{Network, Record};
+use crate::record::{Network, Nic, Record};
 use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result, process};
@@ -62,7 +62,8 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     let sockets = !spec.socket_engine.is_empty();
     let asks =
         addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0 || sockets;
-    check_queues(spec)?;
+    let nic = check_interface(spec)?;
+    let asks = asks || !spec.nic.is_empty();
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // A user who asks for anything of a network gets the networks' error about what is missing.
@@ -105,17 +106,33 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         published: place.published,
         wait: spec.wait_network,
         queues: spec.queues,
+        nic,
         namespace: None,
     };
     enter(node, sandbox, place).await
 }
 
-fn check_queues(spec: &RunSpec) -> Result<()> {
+/// Checks the interface that `spec` asks for, and returns its kind.
+fn check_interface(spec: &RunSpec) -> Result<Nic> {
+    let nic: Nic = spec.nic.parse().map_err(Error::Invalid)?;
     if spec.queues > MAX_QUEUES {
         let what = format!("{} queues are too many: at most {MAX_QUEUES}", spec.queues);
         return Err(Error::Invalid(what));
     }
-    Ok(())
+    if spec.queues > 1 && nic != Nic::Virtio {
+        let what = "an e1000 has one queue pair: leave --queues out, or choose --nic virtio";
+        return Err(Error::Invalid(what.to_owned()));
+    }
+    Ok(nic)
+}
+
+/// Returns the plane's word for a kind of interface.
+fn model(nic: Nic) -> plane_v1::NetworkModel {
+    match nic {
+        Nic::Virtio => plane_v1::NetworkModel::Virtio,
+        Nic::E1000 => plane_v1::NetworkModel::E1000,
+        Nic::E1000Csb => plane_v1::NetworkModel::E1000Csb,
+    }
 }
 
 /// Records the sandbox's interface, or gives it back.
@@ -180,6 +197,7 @@ pub async fn serve(
             addresses: network.addresses(),
             spoof_check: true,
             vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
+            model: model(network.nic).into(),
             ..Default::default()
         }),
     };

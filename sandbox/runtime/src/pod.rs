@@ -158,6 +158,7 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
         (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
+        (!spec.nic.is_empty(), "a kind of network interface"),
         (!spec.volumes.is_empty(), "volumes"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),

@@ -123,6 +123,35 @@ pub struct Process {
     pub security: Security,
 }
 
+/// The kind of a sandbox's interface: the device that its guest finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nic {
+    /// A virtio network device.
+    #[default]
+    Virtio,
+    /// Intel's 82540EM.
+    E1000,
+    /// The same with a communication status block.
+    E1000Csb,
+}
+
+impl std::str::FromStr for Nic {
+    type Err = String;
+
+    /// Parses a kind; the empty text is the default.
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "" | "virtio" => Ok(Self::Virtio),
+            "e1000" => Ok(Self::E1000),
+            "e1000-csb" => Ok(Self::E1000Csb),
+            other => Err(format!(
+                "\"{other}\" is no kind of network interface: choose virtio, e1000 or e1000-csb"
+            )),
+        }
+    }
+}
+
 /// A sandbox's interface in a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
@@ -155,6 +184,9 @@ pub struct Network {
     /// The queue pairs of the sandbox's interface; 0: one for each CPU.
     #[serde(default)]
     pub queues: u32,
+    /// The kind of the sandbox's interface.
+    #[serde(default)]
+    pub nic: Nic,
     /// The settings of an interface that somebody else made in a network namespace, or `None` for
     /// an interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are
     /// the first addresses, or empty.

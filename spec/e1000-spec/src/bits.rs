@@ -1,5 +1,15 @@
 //! Bits of registers.
 
+/// The I/O ports, by which registers are reached, too (section 4.1.2).
+pub mod io {
+    /// Bytes of ports.
+    pub const PORTS: u64 = 64;
+    /// IOADDR: the offset of a register.
+    pub const ADDRESS: u64 = 0;
+    /// IODATA: the register.
+    pub const DATA: u64 = 4;
+}
+
 /// Device Control (section 13.4.1).
 pub mod control {
     /// Full duplex.

@@ -26,7 +26,7 @@ pub mod phy;
 pub mod register;
 pub mod statistic;
 
-pub use bits::{cause, control, ctrl_ext, eecd, eerd, mdic, rah, rctl, rxcsum, status, tctl};
+pub use bits::{cause, control, ctrl_ext, eecd, eerd, io, mdic, rah, rctl, rxcsum, status, tctl};
 pub use descriptor::{
     Context, DESCRIPTOR, Data, Legacy, Receive, Transmit, command, option, receive_error,
     receive_status,

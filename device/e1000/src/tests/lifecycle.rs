@@ -124,7 +124,7 @@ fn registers_are_words_and_unknown_ones_are_empty() {
     assert_eq!(device.read(0, 0x20_000 - 4, &mut bytes[..4]), Access::Done);
     assert_eq!(bytes[..4], [0; 4]);
     assert_eq!(device.read(0, 0x20_000, &mut bytes[..4]), Access::Refused);
-    assert_eq!(device.read(1, 0, &mut bytes[..4]), Access::Refused);
+    assert_eq!(device.read(2, 0, &mut bytes[..4]), Access::Refused);
     assert_eq!(device.read(0, 2, &mut bytes[..4]), Access::Refused);
     assert_eq!(device.write(0, 0, &[0; 2]), Access::Refused);
     assert_eq!(device.write(0, 0x5ffc, &[0xff; 8]), Access::Done);
@@ -155,4 +155,27 @@ fn a_device_that_is_dropped_leaves_a_port_that_does_nothing() {
     world.settle();
     assert_eq!(a.driver.sending.clean().unwrap(), 1);
     drop(memory);
+}
+
+#[test]
+fn the_ports_reach_every_register_and_reset_the_device() {
+    let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    let port = |device: &mut crate::Device, at: u64, value: u32| {
+        assert_eq!(device.write(1, at, &value.to_le_bytes()), Access::Done);
+    };
+    port(b.device(), 0, register::STATUS);
+    let mut bytes = [0; 4];
+    assert_eq!(b.device().read(1, 4, &mut bytes), Access::Done);
+    assert_ne!(u32::from_le_bytes(bytes) & status::LU, 0);
+    assert_eq!(b.device().read(1, 8, &mut bytes), Access::Refused);
+    port(b.device(), 0, u32::MAX);
+    port(b.device(), 4, u32::MAX);
+    // As Linux resets this controller.
+    port(b.device(), 0, register::CTRL);
+    port(b.device(), 4, control::RST);
+    world.settle();
+    b.device().poll();
+    assert_eq!(b.driver.get(register::RCTL).unwrap(), 0);
+    a.send(&frame(a.mac, b.mac, 60));
+    assert!(b.received().is_empty());
 }

@@ -34,6 +34,11 @@ pub struct NetworkArgs {
     /// Queue pairs of the sandbox's interface [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub queues: Option<u32>,
+    /// Kind of the sandbox's interface: "e1000" is Intel's 82540EM, for guests whose kernel has its
+    /// driver, and "e1000-csb" the same with a communication status block, for drivers that know it
+    /// [default: virtio]
+    #[arg(long, value_name = "KIND", value_parser = ["virtio", "e1000", "e1000-csb"])]
+    pub nic: Option<String>,
     /// Make the container's TCP sockets devices: among sandboxes of its network and programs of the
     /// host that policy lets it reach, bytes go past both kernels, by the node's socket engine
     /// (`slipway socket engine`; SLIPWAY_SOCKET says where it is)

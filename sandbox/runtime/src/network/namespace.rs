@@ -5,7 +5,7 @@
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_plane_api::network_v1;
 
-use super::{check_queues, enter, refusal};
+use super::{check_interface, enter, refusal};
 use crate::node::Node;
 use crate::record::{NamespaceInterface, Network, Route};
 use crate::sandbox::Sandbox;
@@ -34,7 +34,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
 
 /// Refuses what the interface's maker has decided already.
 fn check(spec: &RunSpec) -> Result<()> {
-    check_queues(spec)?;
+    check_interface(spec)?;
     let asked = [
         ("network", spec.network.is_empty()),
         ("mac", spec.mac.is_empty()),
@@ -80,6 +80,7 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         published: Vec::new(),
         wait: spec.wait_network,
         queues: spec.queues,
+        nic: spec.nic.parse().unwrap_or_default(),
         namespace: Some(NamespaceInterface {
             interface: found.name,
             addresses: found.addresses.into_iter().map(|one| (one.address, one.prefix)).collect(),

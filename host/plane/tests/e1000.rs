@@ -1,0 +1,166 @@
+//! E1000 functions of a plane: drivers on sockets that reach each other through a switch, with
+//! interrupts of the pin.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use slipway_e1000::driver::{Driver, Options, memory_len};
+use slipway_plane::{Error, Plane, Settings};
+use slipway_plane_api::v1;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_spec::{IrqSetFlags, irq, region};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MEMORY: u64 = 4 << 20;
+
+fn request(directory: &Path, number: u8, model: v1::NetworkModel) -> v1::CreateEndpointRequest {
+    v1::CreateEndpointRequest {
+        id: format!("net-{number}"),
+        socket_path: directory.join(format!("{number}")).to_string_lossy().into_owned(),
+        virtio_net: Some(v1::VirtioNet {
+            switch: "blue".to_owned(),
+            mac: format!("02:00:00:00:00:{number:02x}"),
+            spoof_check: true,
+            model: model.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// A driver with memory of its own, and the eventfd of its interrupts.
+struct Guest {
+    driver: Driver<Registers>,
+    interrupts: OwnedFd,
+    _memory: DmaMap,
+}
+
+impl Guest {
+    fn new(path: &Path, csb: bool) -> Self {
+        let file =
+            rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, MEMORY).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+        let mut map = DmaMap::new();
+        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
+        map.add(0, region).unwrap();
+        let mut client = Client::connect(path, PATIENCE).unwrap();
+        client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
+        let interrupts = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        client.route_irqs(irq::INTX, 0, &[interrupts.as_fd()]).unwrap();
+        assert_eq!(client.irq(irq::MSIX).unwrap().count, 0);
+        // Ports, memory and bus mastering.
+        client.write(region::CONFIG, 4, &[7, 0]).unwrap();
+        let options = Options { descriptors: 128, csb, ..Options::default() };
+        assert!(memory_len(options.descriptors) as u64 <= MEMORY);
+        let registers = Registers::new(client, PATIENCE);
+        let driver = Driver::new(registers, &map.memory(), (0, MEMORY), options).unwrap();
+        Self { driver, interrupts, _memory: map }
+    }
+
+    /// Waits for an interrupt and serves it, and returns the frames that came with it.
+    fn serve(&mut self) -> Option<Vec<Vec<u8>>> {
+        let mut fds = [PollFd::new(&self.interrupts, PollFlags::IN)];
+        let soon = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        if poll(&mut fds, Some(&soon)).unwrap() == 0 {
+            return None;
+        }
+        rustix::io::read(&self.interrupts, &mut [0; 8]).unwrap();
+        let mut frames = Vec::new();
+        self.driver.interrupt(|one| frames.push(one.bytes.to_vec())).unwrap();
+        let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
+        self.driver.registers.client.set_irqs(flags, irq::INTX, 0, 1, &[], &[]).unwrap();
+        Some(frames)
+    }
+}
+
+fn frame(from: u8, to: u8, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|at| at as u8).collect();
+    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, to]);
+    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, from]);
+    bytes[12..14].copy_from_slice(&[0x88, 0xb5]);
+    bytes
+}
+
+/// Sends a frame until it arrives: the links may not be negotiated yet.
+fn cross(from: &mut Guest, to: &mut Guest, sent: &[u8]) -> bool {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        from.driver.sending.clean().unwrap();
+        to.driver.want(false, true).unwrap();
+        assert!(from.driver.sending.queue(sent, 0).unwrap());
+        from.driver.flush().unwrap();
+        while let Some(frames) = to.serve() {
+            if frames.iter().any(|frame| frame == sent) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn plane() -> (Plane, tempfile::TempDir) {
+    let plane = Plane::new(Settings { reactors: 2, ..Default::default() }).unwrap();
+    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
+    plane.fabric().create_switch(&switch).unwrap();
+    (plane, tempfile::tempdir().unwrap())
+}
+
+#[test]
+fn drivers_reach_each_other_with_interrupts_of_the_pin() {
+    let kinds = [(v1::NetworkModel::E1000, false), (v1::NetworkModel::E1000Csb, true)];
+    for (model, csb) in kinds {
+        let (plane, directory) = plane();
+        for number in 1..=2 {
+            plane.create(&request(directory.path(), number, model)).unwrap();
+        }
+        let mut one = Guest::new(&directory.path().join("1"), csb);
+        let mut two = Guest::new(&directory.path().join("2"), csb);
+        for round in 0..20 {
+            assert!(cross(&mut one, &mut two, &frame(1, 2, 60 + round)), "{model:?} {round}");
+            assert!(cross(&mut two, &mut one, &frame(2, 1, 1000 + round)), "{model:?} {round}");
+        }
+        let ports = &plane.fabric().list_switches()[0].ports;
+        assert!(ports.iter().all(|port| port.up && port.frames_in >= 20 && port.frames_out >= 20));
+        // Memory is unmapped under a running device.
+        let file = rustix::fs::memfd_create("more", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        for round in 0..5 {
+            two.driver.registers.client.map(1 << 40, 8192, file.as_fd(), 0, true).unwrap();
+            two.driver.registers.client.unmap(1 << 40, 8192).unwrap();
+            assert!(cross(&mut one, &mut two, &frame(1, 2, 200 + round)), "{model:?}");
+        }
+        drop(two);
+        plane.remove("net-2").unwrap();
+        assert_eq!(plane.fabric().list_switches()[0].ports.len(), 1);
+    }
+}
+
+#[test]
+fn settings_that_no_e1000_can_have_are_refused() {
+    let (plane, directory) = plane();
+    let with = |change: fn(&mut v1::VirtioNet)| {
+        let mut request = request(directory.path(), 1, v1::NetworkModel::E1000);
+        change(request.virtio_net.as_mut().unwrap());
+        plane.create(&request).unwrap_err()
+    };
+    for (change, part) in [
+        ((|net| net.interrupt_interval_ns = 17_000_000) as fn(&mut v1::VirtioNet), "16.7 ms"),
+        (|net| net.mac = "01:00:00:00:00:01".into(), "address"),
+        (
+            |net| {
+                net.interrupt_interval_ns = 1;
+                net.set_model(v1::NetworkModel::Virtio);
+            },
+            "e1000",
+        ),
+    ] {
+        let error = with(change);
+        assert!(matches!(&error, Error::Invalid(text) if text.contains(part)), "{error}");
+    }
+    assert!(plane.fabric().list_switches()[0].ports.is_empty());
+}
