@@ -23,6 +23,9 @@ MEANT = {
         "context task": "a task is polled with a context, which names tasks",
         "run seat watchdog": "a seat holds a reactor that the watchdog may take and have another thread run",
     },
+    ("device/e1000", ""): {
+        "access device state": "the device, the effects of its registers and its saved state are one object in three files",
+    },
     ("device/sgiov", ""): {
         "channel exchange": "an exchange carries the channel between its two owners",
         "device state": "the device and its saved state are one object in two files",

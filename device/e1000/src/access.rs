@@ -43,8 +43,8 @@ impl Device {
 
     /// Reads the register at `offset`.
     pub(crate) fn read_register(&mut self, offset: u32) -> u32 {
-        self.exchange.live.accesses.read(offset);
-        let line = &self.exchange.line;
+        self.shared.live.accesses.read(offset);
+        let line = &self.shared.line;
         match offset {
             register::ICR => {
                 let now = self.now();
@@ -58,10 +58,10 @@ impl Device {
             register::IMS => line.with(|line| line.mask()),
             register::ICS => line.with(|line| line.causes()),
             register::IMC => 0,
-            register::TDT => self.exchange.tdt.load(Ordering::Relaxed),
-            register::RDT => self.exchange.rdt.load(Ordering::Relaxed),
-            register::TDH => self.exchange.tdh.load(Ordering::Acquire),
-            register::RDH => self.exchange.rdh.load(Ordering::Acquire),
+            register::TDT => self.shared.tdt.load(Ordering::Relaxed),
+            register::RDT => self.shared.rdt.load(Ordering::Relaxed),
+            register::TDH => self.shared.tdh.load(Ordering::Acquire),
+            register::RDH => self.shared.rdh.load(Ordering::Acquire),
             register::CTRL => {
                 let resets = if self.resetting { control::RST } else { 0 };
                 self.registers.get(offset) | resets
@@ -69,9 +69,14 @@ impl Device {
             register::EECD => self.wires.read(),
             register::EERD => self.eerd,
             register::MDIC => self.mdic,
+            register::PBA => {
+                // The transmitter has what the receiver leaves of 64 KiB.
+                let receive = self.registers.get(offset);
+                receive | 64_u32.saturating_sub(receive) << 16
+            }
             register::CSBAL | register::CSBAH if !self.settings.csb => 0,
             statistic::FIRST..statistic::END => {
-                self.cleared.read(&self.exchange.statistics, offset).unwrap_or_default()
+                self.cleared.read(&self.shared.statistics, offset).unwrap_or_default()
             }
             _ => self.registers.get(offset),
         }
@@ -85,14 +90,14 @@ impl Device {
 
     /// Writes the register at `offset`.
     pub(crate) fn write_register(&mut self, offset: u32, value: u32) {
-        self.exchange.live.accesses.wrote(offset);
+        self.shared.live.accesses.wrote(offset);
         let now = self.now();
-        let line = &self.exchange.line;
+        let line = &self.shared.line;
         match offset {
             register::TDT => self.set_transmit_tail(value & INDEX),
             register::RDT => {
                 self.count_tail(register::RDLEN, value & INDEX);
-                self.exchange.rdt.store(value & INDEX, Ordering::Release);
+                self.shared.rdt.store(value & INDEX, Ordering::Release);
             }
             register::ICR => line.with(|line| line.clear(now, value)),
             register::ICS => line.with(|line| line.cause(now, value)),
@@ -107,7 +112,7 @@ impl Device {
             register::CSBAL | register::CSBAH if !self.settings.csb => {}
             register::RDTR if value & FLUSH != 0 => {
                 self.set_plain(offset, value);
-                let line = &self.exchange.line;
+                let line = &self.shared.line;
                 line.with(|line| line.flush(now));
             }
             _ => self.set_plain(offset, value),
@@ -119,8 +124,8 @@ impl Device {
         match self.registers.set(offset, value) {
             Effect::None => {}
             Effect::Rules => self.change(),
-            Effect::Transmit => self.begin_anew(0, self.exchange.tdh.load(Ordering::Acquire)),
-            Effect::Receive => self.begin_anew(1, self.exchange.rdh.load(Ordering::Acquire)),
+            Effect::Transmit => self.begin_anew(0, self.shared.tdh.load(Ordering::Acquire)),
+            Effect::Receive => self.begin_anew(1, self.shared.rdh.load(Ordering::Acquire)),
             Effect::Delays => self.set_delays(),
         }
     }
@@ -139,22 +144,23 @@ impl Device {
     }
 
     fn set_head(&mut self, ring: usize, head: u32) {
-        let shared = if ring == 0 { &self.exchange.tdh } else { &self.exchange.rdh };
-        shared.store(head, Ordering::Release);
+        let place = if ring == 0 { &self.shared.tdh } else { &self.shared.rdh };
+        place.store(head, Ordering::Release);
         self.begin_anew(ring, head);
     }
 
     fn count_tail(&self, len: u32, tail: u32) {
         let entries = self.registers.get(len) / DESCRIPTOR as u32;
         if tail >= entries && tail != 0 {
-            self.exchange.live.tail.add(1);
+            self.shared.live.tail.add(1);
         }
     }
 
     fn set_transmit_tail(&mut self, tail: u32) {
         self.count_tail(register::TDLEN, tail);
-        if self.exchange.kick(tail) {
-            self.exchange.live.kicks.add(1);
+        if self.shared.store_tail(tail) {
+            self.exchange.wake();
+            self.shared.live.kicks.add(1);
         }
     }
 
@@ -192,7 +198,7 @@ impl Device {
             _ => self.mdic |= mdic::ERROR,
         }
         if value & mdic::INTERRUPT != 0 {
-            self.exchange.line.with(|line| line.cause(now, cause::MDAC));
+            self.shared.line.with(|line| line.cause(now, cause::MDAC));
         }
     }
 }

@@ -15,6 +15,7 @@ use slipway_pci::{
 use slipway_ram::Memory;
 
 use crate::access::dword;
+use crate::common::Shared;
 use crate::eeprom::Wires;
 use crate::exchange::Exchange;
 use crate::moderation::Delays;
@@ -51,6 +52,7 @@ pub struct Device {
     /// The link state that the driver was told last.
     pub(crate) link: bool,
     pub(crate) exchange: Arc<Exchange>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) cleared: Cleared,
     /// The data path, while the port does not have it.
     path: Option<Box<DataPath>>,
@@ -113,9 +115,9 @@ impl Device {
         let description = Description { bars: bars(), vectors: 0, pin: true };
         let identity = identity(&settings);
         let now = clock.nanos();
-        let exchange = Exchange::new(interrupt.pin(), clock);
+        let (exchange, shared) = (Exchange::new(), Shared::new(interrupt.pin(), clock));
         let floor = u64::try_from(settings.interval.as_nanos()).unwrap_or(u64::MAX);
-        exchange.line.with(|line| line.set_floor(now, floor));
+        shared.line.with(|line| line.set_floor(now, floor));
         let device = Self {
             config: ConfigSpace::new(&identity, &description, None),
             description,
@@ -130,6 +132,7 @@ impl Device {
             phy: Phy::new(now),
             link: false,
             exchange: Arc::clone(&exchange),
+            shared: Arc::clone(&shared),
             cleared: Cleared::default(),
             path: None,
             contexts: Contexts::default(),
@@ -141,16 +144,16 @@ impl Device {
             epochs: [0; 2],
             heads: [0; 2],
         };
-        Ok((device, DevicePort::new(exchange)))
+        Ok((device, DevicePort::new(exchange, shared)))
     }
 
     /// Returns a handle to the device for other threads.
     pub fn control(&self) -> Control {
-        Control(Arc::clone(&self.exchange))
+        Control { exchange: Arc::clone(&self.exchange), shared: Arc::clone(&self.shared) }
     }
 
     pub(crate) fn now(&self) -> u64 {
-        self.exchange.clock.nanos()
+        self.shared.clock.nanos()
     }
 
     /// Returns whether a direction is enabled, and the device may use memory.
@@ -220,7 +223,7 @@ impl Device {
             return;
         }
         if std::mem::take(&mut self.resetting) {
-            self.path = None;
+            (self.path, self.contexts) = (None, Contexts::default());
             self.store_heads();
         }
         if runs && !self.quiesced {
@@ -254,8 +257,8 @@ impl Device {
                 path
             }
             None => {
-                let (memory, exchange) = (self.memory.clone(), Arc::clone(&self.exchange));
-                Box::new(DataPath::new(memory, rules, exchange, self.contexts))
+                let (memory, shared) = (self.memory.clone(), Arc::clone(&self.shared));
+                Box::new(DataPath::new(memory, rules, shared, self.contexts))
             }
         };
         (self.changed, self.away) = (false, true);
@@ -265,8 +268,8 @@ impl Device {
 
     /// Makes the shared heads those that the rings begin with.
     fn store_heads(&self) {
-        self.exchange.tdh.store(self.heads[0], Ordering::Release);
-        self.exchange.rdh.store(self.heads[1], Ordering::Release);
+        self.shared.tdh.store(self.heads[0], Ordering::Release);
+        self.shared.rdh.store(self.heads[1], Ordering::Release);
     }
 
     /// Resets everything but configuration space and the PHY (CTRL.RST).
@@ -275,15 +278,15 @@ impl Device {
         self.registers = Registers::new(self.settings.mac);
         (self.wires, self.eerd, self.mdic) = (Wires::default(), 0, 0);
         self.address = 0;
-        self.exchange.line.with(|line| {
+        self.shared.line.with(|line| {
             line.reset();
             line.advance(now);
         });
-        self.cleared.clear(&self.exchange.statistics);
+        self.cleared.clear(&self.shared.statistics);
         (self.heads, self.contexts) = ([0; 2], Contexts::default());
         self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
-        self.exchange.tdt.store(0, Ordering::SeqCst);
-        self.exchange.rdt.store(0, Ordering::Release);
+        self.shared.tdt.store(0, Ordering::SeqCst);
+        self.shared.rdt.store(0, Ordering::Release);
         self.store_heads();
         self.resetting = true;
         self.changed = false;
@@ -299,7 +302,7 @@ impl Device {
             transmit_absolute: get(register::TADV),
         };
         let (now, throttle) = (self.now(), get(register::ITR));
-        self.exchange.line.with(|line| {
+        self.shared.line.with(|line| {
             line.set_delays(delays);
             line.set_throttle(now, throttle);
         });
@@ -312,19 +315,19 @@ impl Device {
         self.phy.advance(now);
         let link = self.phy.link();
         if std::mem::replace(&mut self.link, link) != link {
-            self.exchange.line.with(|line| line.cause(now, cause::LSC));
+            self.shared.line.with(|line| line.cause(now, cause::LSC));
         }
     }
 
     /// Follows a write to configuration space.
     fn config_changed(&mut self) {
-        self.exchange.line.enable(self.config.pin_enabled());
+        self.shared.line.enable(self.config.pin_enabled());
         self.change();
     }
 
     /// Returns the time of the next work that no access announces, in nanoseconds.
     fn deadline(&self) -> Option<u64> {
-        self.exchange.line.deadline().into_iter().chain(self.phy.deadline()).min()
+        self.shared.line.deadline().into_iter().chain(self.phy.deadline()).min()
     }
 
     /// Ends a restore: the rings go on with `heads`.
@@ -340,7 +343,7 @@ impl Device {
         if self.resetting {
             return self.heads;
         }
-        let Exchange { tdh, rdh, .. } = &*self.exchange;
+        let Shared { tdh, rdh, .. } = &*self.shared;
         [tdh.load(Ordering::Acquire), rdh.load(Ordering::Acquire)]
     }
 }
@@ -357,7 +360,7 @@ impl Function for Device {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        let pending = self.exchange.line.with(|line| line.asserted());
+        let pending = self.shared.line.with(|line| line.asserted());
         self.config.set_interrupt_status(pending);
         self.config.read(offset, into);
     }
@@ -413,8 +416,8 @@ impl Function for Device {
     fn poll(&mut self) -> Progress {
         self.quiesced = false;
         self.advance();
-        self.exchange.line.advance(self.now());
-        let recheck = (self.away && self.recalled).then(|| self.exchange.clock.now() + RECHECK);
+        self.shared.line.advance(self.now());
+        let recheck = (self.away && self.recalled).then(|| self.shared.clock.now() + RECHECK);
         let deadline = self.deadline().map(Duration::from_nanos);
         Progress::Idle(recheck.into_iter().chain(deadline).min())
     }
@@ -426,7 +429,7 @@ impl Function for Device {
     fn reset(&mut self) {
         let now = self.now();
         self.config.reset();
-        self.exchange.line.enable(self.config.pin_enabled());
+        self.shared.line.enable(self.config.pin_enabled());
         self.phy.reset(now);
         self.reset_controller();
     }
@@ -462,18 +465,21 @@ impl Function for Device {
 /// A handle to a device for other threads. It is cheap to clone, and harmless after the device is
 /// gone.
 #[derive(Clone)]
-pub struct Control(Arc<Exchange>);
+pub struct Control {
+    exchange: Arc<Exchange>,
+    shared: Arc<Shared>,
+}
 
 impl Control {
     /// Returns the counts so far.
     pub fn counters(&self) -> Counters {
-        let interrupts = self.0.line.with(|line| line.interrupts());
-        self.0.live.snapshot(interrupts)
+        let interrupts = self.shared.line.with(|line| line.interrupts());
+        self.shared.live.snapshot(interrupts)
     }
 
     /// Returns whether the driver runs and the link is up.
     pub fn is_up(&self) -> bool {
-        self.0.is_up()
+        self.exchange.is_up()
     }
 
     /// Sets the shortest time between two interrupts, whatever the driver asks for. Zero leaves it
@@ -487,8 +493,8 @@ impl Control {
             return Err(PartsError::Interval(interval));
         }
         let floor = interval.as_nanos() as u64;
-        let now = self.0.clock.nanos();
-        self.0.line.with(|line| line.set_floor(now, floor));
+        let now = self.shared.clock.nanos();
+        self.shared.line.with(|line| line.set_floor(now, floor));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Hands the data path over between function and port, and holds what both use.
+//! Hands the data path over between function and port.
 //!
 //! The [`DataPath`] has one owner at a time: the function, while the device is reset or quiesced;
 //! the port, on the switch's thread, while the driver runs. Each side polls one word, and takes the
@@ -9,20 +9,15 @@
 //! the driver wrote after them, and the port looks for rules after it has loaded the tail. So a
 //! tail is never used with older rules.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use slipway_pci::Pin;
 use slipway_switch::Waker;
-use slipway_telemetry::Clock;
 
-use crate::counters::Live;
-use crate::interrupts::Line;
 use crate::path::DataPath;
 use crate::rules::Rules;
-use crate::statistics::Statistics;
 
-/// State that function and port share.
+/// The place where function and port hand over the path.
 pub(crate) struct Exchange {
     /// `true` if the slot has something for the port.
     for_port: AtomicBool,
@@ -32,18 +27,6 @@ pub(crate) struct Exchange {
     up: AtomicBool,
     /// The link state that the host set.
     link: AtomicBool,
-    /// `true` if the port sleeps until the transmit tail is written.
-    asleep: AtomicBool,
-    /// Tails, which the function stores.
-    pub tdt: AtomicU32,
-    pub rdt: AtomicU32,
-    /// Heads, which the owner of the path stores.
-    pub tdh: AtomicU32,
-    pub rdh: AtomicU32,
-    pub line: Line,
-    pub live: Live,
-    pub statistics: Statistics,
-    pub clock: Arc<dyn Clock>,
     slot: Mutex<Slot>,
 }
 
@@ -72,21 +55,12 @@ impl Slot {
 }
 
 impl Exchange {
-    pub fn new(pin: Pin, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
             for_port: AtomicBool::new(false),
             for_function: AtomicBool::new(false),
             up: AtomicBool::new(false),
             link: AtomicBool::new(true),
-            asleep: AtomicBool::new(false),
-            tdt: AtomicU32::new(0),
-            rdt: AtomicU32::new(0),
-            tdh: AtomicU32::new(0),
-            rdh: AtomicU32::new(0),
-            line: Line::new(pin),
-            live: Live::default(),
-            statistics: Statistics::default(),
-            clock,
             slot: Mutex::default(),
         })
     }
@@ -168,32 +142,7 @@ impl Exchange {
         }
     }
 
-    /// Stores the transmit tail, and wakes the switch if the port sleeps. Returns whether it did.
-    pub fn kick(&self, tail: u32) -> bool {
-        // Both sequentially consistent, like the store and the load in `fall_asleep` and the look
-        // at the tail behind it: one of the two sides sees the other's store.
-        self.tdt.store(tail, Ordering::SeqCst);
-        let wakes = self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst);
-        if wakes {
-            self.wake();
-        }
-        wakes
-    }
-
     // The port's side.
-
-    /// Notes that the port sleeps. The caller then looks at the tail once more.
-    pub fn fall_asleep(&self) {
-        self.asleep.store(true, Ordering::SeqCst);
-    }
-
-    /// Notes that the port is awake.
-    #[inline]
-    pub fn stay_awake(&self) {
-        if self.asleep.load(Ordering::Relaxed) {
-            self.asleep.store(false, Ordering::SeqCst);
-        }
-    }
 
     /// Sets the waker with which the function makes the switch look.
     pub fn set_waker(&self, waker: Waker) {

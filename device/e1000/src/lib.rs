@@ -2,21 +2,22 @@
 //! that connects a guest to a port of a switch.
 //!
 //! It follows Intel's *PCI/PCI-X Family of Gigabit Ethernet Controllers Software Developer's
-//! Manual* (317453, revision 4.0); section numbers in this crate are of that document. Its data path
-//! and its interrupt moderation follow *Speeding Up Packet I/O in Virtual Machines*, "the paper".
+//! Manual* (317453, revision 4.0); section numbers in this crate are of that document. Its data
+//! path and its interrupt moderation follow *Speeding Up Packet I/O in Virtual Machines*, "the
+//! paper".
 //!
 //! How the pieces meet. [`Device::new`] makes two objects of [`Parts`]:
 //! - [`Device`], the [`slipway_pci::Function`], belongs to the code that serves the guest's
 //!   register accesses: `access`, `registers`, `eeprom`, `phy`, `statistics`, `state`;
-//! - [`DevicePort`], the [`slipway_switch::Port`], belongs to the switch, on the switch's thread. It
-//!   moves frames with the `path`: `transmit` (with `offload`) and `receive` (with `filter` and
+//! - [`DevicePort`], the [`slipway_switch::Port`], belongs to the switch, on the switch's thread.
+//!   It moves frames with the `path`: `transmit` (with `offload`) and `receive` (with `filter` and
 //!   `verify`), each on its `ring`.
 //!
 //! The path has one owner at a time (`exchange`). The function asks for it back, without waiting,
 //! when the device is reset or quiesced; everything else that registers change reaches the path as
 //! new `rules`. Tails and heads are words that both sides share, so a write of a tail wakes the
-//! switch only if the port sleeps. Both share the interrupt line (`interrupts`), too: whoever moved a
-//! frame or changed a register drives the pin, and no interrupt waits for another thread.
+//! switch only if the port sleeps. Both share the interrupt line (`interrupts`), too: whoever moved
+//! a frame or changed a register drives the pin, and no interrupt waits for another thread.
 //!
 //! Interrupts are moderated (`moderation`): RDTR, RADV, TIDV, TADV and ITR are exact in the time of
 //! the clock that is passed in. A host can enforce a shortest interval on drivers that ask for none
@@ -29,8 +30,8 @@
 //! interrupt only for a driver that sleeps. It is off until the driver turns it on.
 //!
 //! A hostile driver can harm only itself: an invalid frame is dropped and counted by cause
-//! ([`Counters`]); a ring or block that is not in memory is never read. Everything is read once, into
-//! a private copy; lengths are bounded before they are used; a turn reads a bounded number of
+//! ([`Counters`]); a ring or block that is not in memory is never read. Everything is read once,
+//! into a private copy; lengths are bounded before they are used; a turn reads a bounded number of
 //! descriptors.
 //!
 //! Decisions where the manual leaves room, or the hardware has none to copy:
@@ -40,17 +41,17 @@
 //!   right. The packet checksum field is 0.
 //! - The check sequence of a received frame, when it is not stripped, is four zeros.
 //! - A frame that a filter rejects counts as delivered for the switch.
-//! - The controller's reset is over (CTRL.RST reads as 0) when the switch's thread has let go of the
-//!   rings. From the write on it begins no frame.
+//! - The controller's reset is over (CTRL.RST reads as 0) when the switch's thread has let go of
+//!   the rings. From the write on it begins no frame.
 //! - The link's negotiation takes a millisecond.
-//! - Each ring, and the block, lies in one region of memory that the client passed a descriptor for.
-//!   Frames may lie in several regions, which must have descriptors as well. Memory that is reached
-//!   by messages could stall the switch.
+//! - Each ring, and the block, lies in one region of memory that the client passed a descriptor
+//!   for. Frames may lie in several regions, which must have descriptors as well. Memory that is
+//!   reached by messages could stall the switch.
 //!
-//! Not implemented: segmentation of UDP, checksums of a part of a frame (TUCSE other
-//! than the frame's end), whole segments for the driver, source address filters, flow control frames,
-//! half duplex and speeds other than 1000 Mbit/s, flash and writes of the EEPROM, wake-up,
-//! management, TXD_LOW, diagnostic access to packet buffers, recovery by a journal.
+//! Not implemented: segmentation of UDP, checksums of a part of a frame (TUCSE other than the
+//! frame's end), whole segments for the driver, source address filters, flow control frames, half
+//! duplex and speeds other than 1000 Mbit/s, flash and writes of the EEPROM, wake-up, management,
+//! TXD_LOW, diagnostic access to packet buffers, recovery by a journal.
 //!
 //! Features: `driver` is a small real driver for tests and benches; `fuzz` has the body of the fuzz
 //! target.
@@ -59,6 +60,7 @@
 //! refused), `thiserror` for [`PartsError`].
 
 mod access;
+mod common;
 mod counters;
 mod csb;
 mod device;

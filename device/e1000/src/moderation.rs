@@ -264,8 +264,8 @@ impl Moderator {
         }
     }
 
-    /// Takes over a saved state. Returns `false` and changes nothing if it cannot be one. A pin that
-    /// was asserted stays so.
+    /// Takes over a saved state. Returns `false` and changes nothing if it cannot be one. A pin
+    /// that was asserted stays so.
     pub fn restore(&mut self, now: u64, state: &ModeratorState) -> bool {
         let ModeratorState { causes, mask, throttle, timers, since, asserted } = *state;
         if (causes | mask) & !cause::ALL != 0 || timers.iter().flatten().any(|left| *left > LONGEST)

@@ -1,8 +1,8 @@
 //! Offloads of sent frames: checksums, TCP segmentation and tags (section 3.5), applied to a
 //! private copy of a frame's first bytes, or left to the switch.
 //!
-//! A checksum of TCP or UDP, and cutting, are left to the switch ([`Offload`]), which does them only
-//! for a peer that cannot take the frame as it is.
+//! A checksum of TCP or UDP, and cutting, are left to the switch ([`Offload`]), which does them
+//! only for a peer that cannot take the frame as it is.
 
 use slipway_e1000_spec::{Context, command, option};
 use slipway_ethernet_spec::{HEADER, TAG, TYPE, ipv4, ipv6};

@@ -8,21 +8,13 @@ use slipway_e1000_spec::csb as block;
 use slipway_ram::{Memory, View};
 use slipway_switch::{Burst, Delivered, Pick};
 
+use crate::common::{Common, Shared};
 use crate::csb::Csb;
-use crate::exchange::Exchange;
 use crate::moderation::Sent;
 use crate::receive::Receiver;
 use crate::ring::Ring;
 use crate::rules::Rules;
 use crate::transmit::{Contexts, Transmitter};
-
-/// State that both directions use.
-pub(crate) struct Common {
-    pub memory: Memory,
-    pub view: View,
-    pub rules: Rules,
-    pub exchange: Arc<Exchange>,
-}
 
 pub(crate) struct DataPath {
     common: Common,
@@ -37,11 +29,11 @@ pub(crate) struct DataPath {
 }
 
 impl DataPath {
-    pub fn new(memory: Memory, rules: Rules, exchange: Arc<Exchange>, contexts: Contexts) -> Self {
+    pub fn new(memory: Memory, rules: Rules, shared: Arc<Shared>, contexts: Contexts) -> Self {
         let view = View::new(memory.clone());
         let (transmit, receive) = (rules.transmit, rules.receive);
         let mut path = Self {
-            common: Common { memory, view, rules: rules.clone(), exchange },
+            common: Common { memory, view, rules: rules.clone(), shared },
             transmitter: Transmitter::new(Ring::new(transmit), contexts),
             receiver: Receiver::new(Ring::new(receive)),
             csb: None,
@@ -72,7 +64,7 @@ impl DataPath {
     pub fn look_at_transmit(&mut self) {
         self.tdt = match &mut self.csb {
             Some(csb) => csb.load(&self.common.memory, block::TDT).unwrap_or(self.tdt),
-            None => self.common.exchange.tdt.load(Ordering::SeqCst),
+            None => self.common.shared.tdt.load(Ordering::SeqCst),
         };
     }
 
@@ -81,7 +73,7 @@ impl DataPath {
     pub fn look_at_receive(&mut self) {
         self.rdt = match &mut self.csb {
             Some(csb) => csb.load(&self.common.memory, block::RDT).unwrap_or(self.rdt),
-            None => self.common.exchange.rdt.load(Ordering::Acquire),
+            None => self.common.shared.rdt.load(Ordering::Acquire),
         };
     }
 
@@ -92,7 +84,7 @@ impl DataPath {
         if transmitter.ring().waiting(*tdt) == 0 {
             return false;
         }
-        common.exchange.stay_awake();
+        common.shared.stay_awake();
         if let Some(csb) = csb {
             csb.stay_awake(&common.memory);
         }
@@ -124,8 +116,8 @@ impl DataPath {
     pub fn release(&mut self) {
         let Self { common, transmitter, csb, tdt, .. } = self;
         let Some((head, sent)) = transmitter.release(common, *tdt) else { return };
-        let exchange = &common.exchange;
-        exchange.tdh.store(head, Ordering::Release);
+        let shared = &common.shared;
+        shared.tdh.store(head, Ordering::Release);
         if let Some(csb) = csb {
             csb.store(&common.memory, block::TDH, head);
             // Pairs with the driver's barrier between its store of the word and its look at the
@@ -135,10 +127,10 @@ impl DataPath {
                 return;
             }
             let sent = Sent { at_once: true, ..sent };
-            return exchange.line.with(|line| line.sent(exchange.clock.nanos(), sent));
+            return shared.line.with(|line| line.sent(shared.clock.nanos(), sent));
         }
         if sent != Sent::default() {
-            exchange.line.with(|line| line.sent(exchange.clock.nanos(), sent));
+            shared.line.with(|line| line.sent(shared.clock.nanos(), sent));
         }
     }
 
@@ -149,7 +141,7 @@ impl DataPath {
         let delivered = receiver.deliver(common, *rdt, burst, picks);
         if receiver.arrived {
             let head = receiver.ring().next();
-            common.exchange.rdh.store(head, Ordering::Release);
+            common.shared.rdh.store(head, Ordering::Release);
             if let Some(csb) = csb {
                 csb.store(&common.memory, block::RDH, head);
             }
@@ -175,9 +167,9 @@ impl DataPath {
                 return;
             }
         }
-        let exchange = &common.exchange;
-        exchange.line.with(|line| {
-            let now = exchange.clock.nanos();
+        let shared = &common.shared;
+        shared.line.with(|line| {
+            let now = shared.clock.nanos();
             if arrived {
                 line.received(now);
             }
@@ -189,9 +181,9 @@ impl DataPath {
 
     /// Implements [`slipway_switch::Port::arm`].
     pub fn arm(&mut self) -> bool {
-        let exchange = &self.common.exchange;
-        exchange.live.arms.add(1);
-        exchange.fall_asleep();
+        let shared = &self.common.shared;
+        shared.live.arms.add(1);
+        shared.fall_asleep();
         if let Some(csb) = &mut self.csb {
             csb.ask(&self.common.memory);
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use slipway_switch::decorators::Timed;
 use slipway_switch::{Abilities, Burst, Delivered, LinkSetting, Pick, Port, Waker};
 
+use crate::common::Shared;
 use crate::exchange::Exchange;
 use crate::path::DataPath;
 
@@ -19,6 +20,7 @@ use crate::path::DataPath;
 /// The port has timed work: the delays of interrupts for the frames that it moved.
 pub struct DevicePort {
     exchange: Arc<Exchange>,
+    shared: Arc<Shared>,
     path: Option<Box<DataPath>>,
     /// `true` if the driver sees a carrier even when the port is gone.
     stays_up: bool,
@@ -28,8 +30,8 @@ pub struct DevicePort {
 }
 
 impl DevicePort {
-    pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
-        Self { exchange, path: None, stays_up: false, began: 0 }
+    pub(crate) fn new(exchange: Arc<Exchange>, shared: Arc<Shared>) -> Self {
+        Self { exchange, shared, path: None, stays_up: false, began: 0 }
     }
 }
 
@@ -137,14 +139,14 @@ impl Port for DevicePort {
 
 impl Timed for DevicePort {
     fn tick(&mut self, now: Duration) -> bool {
-        let own = self.exchange.clock.nanos();
+        let own = self.shared.clock.nanos();
         self.began = now.as_nanos() as i128 - i128::from(own);
-        self.exchange.line.advance(own);
+        self.shared.line.advance(own);
         false
     }
 
     fn due(&mut self, _: bool) -> Option<Duration> {
-        let at = i128::from(self.exchange.line.deadline()?) + self.began;
+        let at = i128::from(self.shared.line.deadline()?) + self.began;
         Some(Duration::from_nanos(u64::try_from(at.max(0)).unwrap_or(u64::MAX)))
     }
 

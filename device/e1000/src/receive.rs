@@ -5,9 +5,9 @@ use slipway_ethernet_spec::{HEADER, MIN_FRAME, Mac, SOURCE, TAG, TYPE};
 use slipway_ram::{Access, Fault, Span};
 use slipway_switch::{Burst, Delivered, Pick, Reader};
 
+use crate::common::Common;
 use crate::filter::Verdict;
 use crate::offload::get;
-use crate::path::Common;
 use crate::ring::Ring;
 use crate::verify;
 
@@ -35,6 +35,9 @@ struct Shape {
     /// The tag that is stripped, and whether it is in the frame's own bytes.
     tag: Option<(u16, bool)>,
     inexact: bool,
+    /// The destination, and the frame's bytes before it was padded, for the statistics.
+    to: Mac,
+    bytes: usize,
 }
 
 /// The outcome of a frame.
@@ -84,7 +87,7 @@ impl Receiver {
                     // For the switch, filtered frames count as delivered.
                     delivered.frames += 1;
                     delivered.bytes += burst.len_of(pick) as u64;
-                    common.exchange.live.filtered.add(1);
+                    common.shared.live.filtered.add(1);
                 }
                 Outcome::Refused => delivered.refused += 1,
                 Outcome::Full => {
@@ -99,15 +102,15 @@ impl Receiver {
 
     /// Counts frames that were lost, and notes the causes of the driver's interrupt.
     fn note(&mut self, common: &Common, tail: u32, before: u32, delivered: &Delivered) {
-        let exchange = &common.exchange;
+        let shared = &common.shared;
         if delivered.full > 0 {
             let lost = u64::from(delivered.full);
-            exchange.live.no_buffer.add(lost);
-            exchange.statistics.add(statistic::MPC, lost);
-            exchange.statistics.add(statistic::RNBC, lost);
+            shared.live.no_buffer.add(lost);
+            shared.statistics.add(statistic::MPC, lost);
+            shared.statistics.add(statistic::RNBC, lost);
             self.causes |= cause::RXO;
         }
-        exchange.live.too_large.add(delivered.refused.into());
+        shared.live.too_large.add(delivered.refused.into());
         let low = self.ring.entries() >> (1 + (common.rules.rctl >> rctl::RDMTS & 0b11));
         let after = self.ring.waiting(tail);
         if before > low && after <= low {
@@ -136,15 +139,20 @@ impl Receiver {
             (false, _) => LONGEST_LONG,
         };
         if len + slipway_e1000_spec::FCS > most {
-            common.exchange.statistics.add(statistic::ROC, 1);
+            common.shared.statistics.add(statistic::ROC, 1);
             return Err(Outcome::Refused);
         }
-        common.exchange.statistics.received(to, len);
         let strips = rules.vlans && tag.is_some();
         let pad = MIN_FRAME.saturating_sub(len);
-        let len = len + pad - if strips { TAG } else { 0 };
         let tag = tag.filter(|_| strips);
-        Ok(Shape { len, pad, tag, inexact: verdict == Verdict::Inexact })
+        Ok(Shape {
+            len: len + pad - if strips { TAG } else { 0 },
+            pad,
+            tag,
+            inexact: verdict == Verdict::Inexact,
+            to,
+            bytes: len,
+        })
     }
 
     /// Copies one frame into as many buffers as it needs.
@@ -172,12 +180,12 @@ impl Receiver {
             Ok(()) => {}
             Err(Fault::Busy { .. }) => return Outcome::Full,
             Err(_) => {
-                common.exchange.live.memory.add(1);
+                common.shared.live.memory.add(1);
                 return Outcome::Refused;
             }
         }
         if self.copy(common, burst, pick, &shape).is_err() {
-            common.exchange.live.memory.add(1);
+            common.shared.live.memory.add(1);
             return Outcome::Refused;
         }
         self.report(common, burst, pick, &shape);
@@ -227,7 +235,8 @@ impl Receiver {
             let Some((index, _)) = self.ring.take() else { return };
             self.ring.publish(&common.memory, index, descriptor.bits());
         }
-        common.exchange.live.received.add(1);
+        common.shared.live.received.add(1);
+        common.shared.statistics.received(shape.to, shape.bytes);
         self.arrived = true;
         if shape.len + slipway_e1000_spec::FCS <= usize::from(common.rules.small) {
             self.causes |= cause::SRPD;

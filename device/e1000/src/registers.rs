@@ -56,7 +56,7 @@ const PLAIN: [Plain; 42] = [
     plain(register::TIPG, 0x3fff_ffff, 0x0060_2008, Effect::None),
     plain(register::AIFS, HALF, 0, Effect::None),
     plain(register::LEDCTL, ALL, 0x0706_8302, Effect::None),
-    plain(register::PBA, HALF, 0x0010_0030, Effect::None),
+    plain(register::PBA, HALF, 0x30, Effect::None),
     plain(register::FCRTL, 0x8000_fff8, 0, Effect::None),
     plain(register::FCRTH, 0x8000_fff8, 0, Effect::None),
     plain(register::RDBAL, BASE, 0, Effect::Receive),

@@ -49,7 +49,7 @@ struct SavedState {
 }
 
 pub(crate) fn save(device: &Device) -> Vec<u8> {
-    let (now, exchange) = (device.now(), &device.exchange);
+    let (now, shared) = (device.now(), &device.shared);
     let Contexts { segmentation, checksum } = device.contexts;
     let state = SavedState {
         device: DEVICE.into(),
@@ -64,10 +64,10 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         address: device.address,
         phy: device.phy.save(now),
         link: device.link,
-        interrupts: exchange.line.with(|line| line.save(now)),
-        statistics: device.cleared.save(&exchange.statistics),
+        interrupts: shared.line.with(|line| line.save(now)),
+        statistics: device.cleared.save(&shared.statistics),
         heads: device.saved_heads(),
-        tails: [exchange.tdt.load(Ordering::Acquire), exchange.rdt.load(Ordering::Acquire)],
+        tails: [shared.tdt.load(Ordering::Acquire), shared.rdt.load(Ordering::Acquire)],
         contexts: [segmentation, checksum].map(|context| Transmit::Context(context).bytes()),
     };
     // Numbers and vectors of numbers can always be written.
@@ -103,15 +103,15 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     let phy = Phy::restored(now, &state.phy).ok_or_else(|| inconsistent("the PHY"))?;
     let [segmentation, checksum] = [context(&state.contexts[0])?, context(&state.contexts[1])?];
     device.config.restore(&state.pci)?;
-    let exchange = &device.exchange;
+    let shared = &device.shared;
     if !device.registers.restore(&state.registers)
-        || !exchange.line.with(|line| line.restore(now, &state.interrupts))
-        || !device.cleared.restore(&exchange.statistics, &state.statistics)
+        || !shared.line.with(|line| line.restore(now, &state.interrupts))
+        || !device.cleared.restore(&shared.statistics, &state.statistics)
     {
         return Err(inconsistent("registers with values that they cannot have"));
     }
-    exchange.tdt.store(state.tails[0], Ordering::SeqCst);
-    exchange.rdt.store(state.tails[1], Ordering::Release);
+    shared.tdt.store(state.tails[0], Ordering::SeqCst);
+    shared.rdt.store(state.tails[1], Ordering::Release);
     (device.wires, device.eerd, device.mdic) = (state.wires, state.eerd, state.mdic);
     device.address = state.address;
     (device.phy, device.link) = (phy, state.link);

@@ -12,9 +12,9 @@ use slipway_ethernet_spec::{HEADER, MIN_FRAME, Mac};
 use slipway_ram::{Access, Fault, Span};
 use slipway_switch::{BURST, Burst, MAX_FRAME, Offload, Segmentation};
 
+use crate::common::Common;
 use crate::moderation::Sent;
 use crate::offload::{HEAD, LONGEST_HEAD, Wish, insert_tag};
-use crate::path::Common;
 use crate::ring::{Raw, Ring};
 
 /// Most descriptors of one turn, so that a ring without frames takes no longer than others.
@@ -248,7 +248,7 @@ impl Transmitter {
             Ok(false) => return Step::Busy,
             Err(fault) => {
                 self.malformed += 1;
-                let live = &common.exchange.live;
+                let live = &common.shared.live;
                 let count = match fault {
                     Malformed::Shape => &live.shape,
                     Malformed::Short => &live.short,
@@ -324,23 +324,23 @@ impl Transmitter {
 
     /// Counts the frame that was put into the burst last.
     fn count(&self, common: &Common, burst: &Burst, offload: &Offload) {
-        let exchange = &common.exchange;
-        exchange.live.sent.add(1);
+        let shared = &common.shared;
+        shared.live.sent.add(1);
         let head = burst.head(burst.len() - 1);
         let to = head.first_chunk::<6>().map_or(Mac::default(), |bytes| Mac(*bytes));
         let fcs = slipway_e1000_spec::FCS;
         let len = self.packet.len;
         if offload.segmentation == Segmentation::None {
             let each = len.max(MIN_FRAME) + fcs;
-            return exchange.statistics.sent(to, 1, each as u64, each);
+            return shared.statistics.sent(to, 1, each as u64, each);
         }
         let header = usize::from(self.packet.wish.context.header);
         let payload = len - header;
         let frames = payload.div_ceil(usize::from(offload.segment));
         let bytes = payload + frames * (header + fcs);
         let each = header + usize::from(offload.segment) + fcs;
-        exchange.statistics.add(statistic::TSCTC, 1);
-        exchange.statistics.sent(to, frames as u64, bytes as u64, each);
+        shared.statistics.add(statistic::TSCTC, 1);
+        shared.statistics.sent(to, frames as u64, bytes as u64, each);
     }
 
     /// Writes back the descriptors of frames that the switch has released. Returns the new head and

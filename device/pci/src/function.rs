@@ -54,7 +54,7 @@ impl Notifications {
 pub struct Description {
     /// The BARs, ascending.
     pub bars: Vec<Bar>,
-    /// Number of MSI-X vectors, 1 to 2048.
+    /// Number of MSI-X vectors, at most 2048; 0 for a function without MSI-X.
     pub vectors: u16,
     /// `true` if the function has an interrupt pin, INTA#.
     pub pin: bool,

@@ -1,4 +1,5 @@
-//! Network functions: a virtio-net device or an e1000 on a socket, whose port is attached to a switch.
+//! Network functions: a virtio-net device or an e1000 on a socket, whose port is attached to a
+//! switch.
 
 use std::net::IpAddr;
 use std::time::Duration;

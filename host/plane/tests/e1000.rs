@@ -51,7 +51,7 @@ impl Guest {
         let mut client = Client::connect(path, PATIENCE).unwrap();
         client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
         let interrupts = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        client.route_irqs(irq::INTX, 0, &[interrupts.as_fd()]).unwrap();
+        client.route_irqs(irq::INTX, 0, 1, &[interrupts.as_fd()]).unwrap();
         assert_eq!(client.irq(irq::MSIX).unwrap().count, 0);
         // Ports, memory and bus mastering.
         client.write(region::CONFIG, 4, &[7, 0]).unwrap();

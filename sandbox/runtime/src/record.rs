@@ -4,6 +4,7 @@
 //! cannot read, with a warning, and their sandboxes with them.
 
 mod container;
+mod nic;
 mod share;
 
 use std::fs;
@@ -15,6 +16,7 @@ use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
 pub use self::container::{Added, Disks, Limits, Settings};
+pub use self::nic::Nic;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 use crate::security::Security;
 use crate::{Error, Result};
@@ -121,35 +123,6 @@ pub struct Process {
     /// The rights of the process.
     #[serde(default)]
     pub security: Security,
-}
-
-/// The kind of a sandbox's interface: the device that its guest finds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Nic {
-    /// A virtio network device.
-    #[default]
-    Virtio,
-    /// Intel's 82540EM.
-    E1000,
-    /// The same with a communication status block.
-    E1000Csb,
-}
-
-impl std::str::FromStr for Nic {
-    type Err = String;
-
-    /// Parses a kind; the empty text is the default.
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "" | "virtio" => Ok(Self::Virtio),
-            "e1000" => Ok(Self::E1000),
-            "e1000-csb" => Ok(Self::E1000Csb),
-            other => Err(format!(
-                "\"{other}\" is no kind of network interface: choose virtio, e1000 or e1000-csb"
-            )),
-        }
-    }
 }
 
 /// A sandbox's interface in a network.

@@ -5,11 +5,11 @@
 //! and device both reach. The caller has enabled memory space and bus mastering.
 //!
 //! While frames move, it makes exactly the register accesses that Linux's e1000 driver makes:
-//! - a write of TDT for each [`Driver::flush`], which Linux does after each frame unless more follow
-//!   at once;
+//! - a write of TDT for each [`Driver::flush`], which Linux does after each frame unless more
+//!   follow at once;
 //! - a write of RDT for each 16 receive buffers that were used, and at the end of a poll;
-//! - for each interrupt ([`Driver::interrupt`]): a read of ICR, a write of IMC, a read of STATUS that
-//!   flushes it; after the poll a write of IMS and another read of STATUS.
+//! - for each interrupt ([`Driver::interrupt`]): a read of ICR, a write of IMC, a read of STATUS
+//!   that flushes it; after the poll a write of IMS and another read of STATUS.
 //!
 //! With the communication status block there is none of these while both sides are busy.
 
@@ -250,8 +250,8 @@ impl<R: RegisterAccess> Driver<R> {
         }
     }
 
-    /// Passes received frames to `take`, up to `budget`, and returns their number. Buffers are given
-    /// back in sixteens, and at the end.
+    /// Passes received frames to `take`, up to `budget`, and returns their number. Buffers are
+    /// given back in sixteens, and at the end.
     ///
     /// # Errors
     /// [`DriverError`].
