@@ -164,12 +164,12 @@ fn causes_can_be_set_masked_and_cleared_by_the_driver() {
     let world = World::new();
     let mut host = Setup::new(1).host(&world);
     host.driver.set(register::IMC, u32::MAX).unwrap();
-    for bit in 0..8 {
-        let one = 1 << bit & cause::ALL;
+    for bit in 0..10 {
+        let one = 1 << bit;
         host.driver.set(register::ICS, one).unwrap();
         assert!(!host.sink.pin());
         host.driver.set(register::IMS, one).unwrap();
-        assert_eq!(host.sink.pin(), one != 0);
+        assert!(host.sink.pin());
         host.driver.set(register::ICR, one).unwrap();
         assert!(!host.sink.pin(), "cleared by a write");
         host.driver.set(register::ICS, one).unwrap();
