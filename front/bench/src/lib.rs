@@ -2,10 +2,11 @@
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`socket`] ways from one program to another, [`vmm`] the start
-//! of a VMM, and [`memory`] recycled memory for sandboxes. The rest is about the start-up of
-//! sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG, and
-//! the comparison of two runs. That part is a pure function of [`slipway_telemetry::Timeline`]s;
-//! its caller starts the sandboxes, prints the strings and writes the files. The pieces:
+//! of a VMM, [`memory`] recycled memory for sandboxes, and [`attach`] how soon many owners get
+//! virtual functions. The rest is about the start-up of sandboxes: statistics for each stage, a
+//! table, a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is
+//! a pure function of [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the
+//! strings and writes the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
 //!   shows them;
@@ -27,7 +28,7 @@
 //! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for the work of two
 //! socket engines on each byte, `tempfile` for a peer's socket and for a guest's kernel;
 //! `kvm-ioctls` and `kvm-bindings` for KVM without a VMM; `slipway-pool` with its wire and
-//! `slipway-keeper` for memory of a pool.
+//! `slipway-keeper` for memory of a pool; `slipway-vf-pool` for virtual functions.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!
@@ -36,6 +37,7 @@
 //! other processes, and OpenSSL; a guest's memory; VMMs that end with this process; memory that is
 //! touched as a guest does.
 
+pub mod attach;
 mod bars;
 pub mod block;
 pub mod cgroups;

@@ -218,7 +218,7 @@ fn busy_with_others() -> Option<f64> {
 }
 
 /// Returns the processors' time that all threads of this process have used.
-fn own_time() -> Duration {
+pub(crate) fn own_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }

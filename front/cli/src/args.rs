@@ -13,10 +13,11 @@ mod run;
 mod security;
 mod snoop;
 mod socket;
+mod vf;
 
 pub use bench::{
-    BenchCommand, BlockArgs, CgroupsArgs, MemoryArgs, MemoryUserArgs, PacketArgs, PacketTargetArgs,
-    ReportArgs, SocketArgs, SocketLoadArgs, StartupArgs, TargetArgs, VmmArgs,
+    AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, MemoryArgs, MemoryUserArgs, PacketArgs,
+    PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs, StartupArgs, TargetArgs, VmmArgs,
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
@@ -38,6 +39,8 @@ pub use socket::{
     LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
     SocketTopArgs,
 };
+
+pub use vf::{VfCommand, VfCreateArgs, VfNumberArgs};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -139,6 +142,9 @@ pub enum Command {
     /// Manage named disks, which any number of endpoints share
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Manage pools of virtual functions, which are reset and empty before they are asked for
+    #[command(subcommand)]
+    Vf(VfCommand),
     /// Print the figures of the pool of memory
     Pool(PoolArgs),
     /// Print the node's figures for Prometheus, or serve them

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use slipway_plane_api::{NetworkClient, PlaneClient};
+use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::record::Record;
 use slipway_runtime::{Config, SandboxClient, v1};
 use tonic::transport::Channel;
@@ -65,6 +65,11 @@ pub async fn connect_plane(args: &NodeArgs, config: &Config) -> Result<PlaneClie
 /// Connects to the node's networks. Starts a daemon if none runs.
 pub async fn connect_networks(args: &NodeArgs, config: &Config) -> Result<NetworkClient> {
     Ok(NetworkClient::new(channel(args, config).await?))
+}
+
+/// Connects to the node's virtual functions. Starts a daemon if none runs.
+pub async fn connect_functions(args: &NodeArgs, config: &Config) -> Result<VfClient> {
+    Ok(VfClient::new(channel(args, config).await?))
 }
 
 fn sandboxes(channel: Channel) -> SandboxClient {

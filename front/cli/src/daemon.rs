@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use slipway_network::Networks;
-use slipway_plane::Plane;
+use slipway_plane::{Plane, VirtualFunctions};
 use slipway_plane_api::network_v1::networks_server::NetworksServer;
 use slipway_plane_api::v1::plane_server::PlaneServer;
+use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::{Config, Node, Parts, Service};
@@ -48,6 +49,8 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     make_private_dir(&config.data_dir, 0o711)?;
     make_private_dir(&config.run_dir, 0o711)?;
     make_private_dir(&config.ports_dir(), 0o711)?;
+    let functions_dir = config.run_dir.join("vf");
+    make_private_dir(&functions_dir, 0o711)?;
     if ends_when_idle && keeper::waits(&config) {
         // The keeper's state is of no use to a daemon that ends when idle. The caller waits for
         // another daemon.
@@ -92,17 +95,22 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
         .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
         .add_service(PlaneServer::new(plane.service()));
+    // Beside the sockets: a reboot ends all owners, and empties this directory.
+    let ledger = config.run_dir.join("vf.ledger");
+    let functions = VirtualFunctions::open(plane.clone(), &functions_dir, &ledger);
     let networks = Arc::new(open_networks(&config, &plane).await?);
     let node = open_node(&config, &plane, &networks, keeps).await?;
     let router = router
         .add_service(NetworksServer::new(slipway_network::Service::new(Arc::clone(&networks))));
     let router =
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
+    let router = router.add_service(VirtualFunctionsServer::new(functions.clone()));
     std::fs::rename(&unborn, &socket)?;
     tracing::info!(socket = %socket.display(), "serving");
     systemd::ready();
     let incoming = Counted::incoming(listener, connections.clone());
-    let watcher = tokio::spawn(end(node, plane, connections, ends_when_idle, socket, stop));
+    let watcher =
+        tokio::spawn(end(node, plane, functions, connections, ends_when_idle, socket, stop));
     let farewell = if keeps { SHORT_FAREWELL } else { FAREWELL };
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
     tokio::select! {
@@ -256,6 +264,7 @@ async fn open_node(
 async fn end(
     node: Arc<Node>,
     plane: Plane,
+    functions: VirtualFunctions,
     connections: watch::Sender<usize>,
     ends_when_idle: bool,
     socket: PathBuf,
@@ -272,7 +281,9 @@ async fn end(
     };
     tokio::select! {
         () = asked => tracing::info!("asked to end"),
-        () = idle(&node, &plane, &connections), if ends_when_idle => tracing::info!("idle, ending"),
+        () = idle(&node, &plane, &functions, &connections), if ends_when_idle => {
+            tracing::info!("idle, ending");
+        }
     }
     // From here on no new client finds this daemon; clients that are connected are served to the
     // end.
@@ -289,7 +300,12 @@ async fn end(
 }
 
 /// Returns after [`IDLE`] without work and without connections.
-async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
+async fn idle(
+    node: &Node,
+    plane: &Plane,
+    functions: &VirtualFunctions,
+    connections: &watch::Sender<usize>,
+) {
     let mut connected = connections.subscribe();
     let mut changes = node.changes();
     loop {
@@ -298,6 +314,7 @@ async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
         // `connected` covers them.
         let disks = !plane.list_disks().is_empty();
         let served = !plane.list().is_empty() || disks || plane.fabric().count_ports() > 0;
+        let served = served || functions.is_in_use();
         let busy = node.live() > 0 || connected_now > 0 || served;
         changes.borrow_and_update();
         tokio::select! {

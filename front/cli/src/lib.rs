@@ -47,6 +47,7 @@ mod socket;
 mod spec;
 mod systemd;
 mod table;
+mod vf;
 mod vmm;
 mod volume;
 
@@ -174,6 +175,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::Packet(args) => bench::packet(args),
         BenchCommand::Socket(args) => bench::socket(args),
         BenchCommand::Vmm(args) => bench::vmm(args),
+        BenchCommand::Attach(args) => bench::attach(args),
         BenchCommand::Memory(args) => bench::memory(args),
         BenchCommand::Cgroups(args) => bench::cgroups(args),
         BenchCommand::MemoryUser(args) => bench::memory_user(args),
@@ -200,6 +202,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         }
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
+        Command::Vf(command) => return vf::command(&cli.node, &config, command).await,
         Command::Pool(args) => return pool::pool(&cli.node, &config, args).await,
         Command::Metrics(args) => return metrics::metrics(&config, args).await,
         Command::Network(command) => return network::command(&cli.node, &config, command).await,

@@ -24,6 +24,12 @@ pub mod network_v1 {
     tonic::include_proto!("slipway.network.v1");
 }
 
+/// Messages, client and server of the service of virtual functions; `proto/vf.proto`.
+#[allow(missing_docs)] // generated; the comments are in the .proto file
+pub mod vf_v1 {
+    tonic::include_proto!("slipway.vf.v1");
+}
+
 /// The HTTP/2 receive window of a stream of the daemon, in bytes. Input that its process does not
 /// read fills the window of its own stream only, and leaves the connection to the calls beside it
 /// (RFC 9113, section 5.2).
@@ -36,6 +42,9 @@ pub type PlaneClient = v1::plane_client::PlaneClient<Channel>;
 
 /// A client of the networks.
 pub type NetworkClient = network_v1::networks_client::NetworksClient<Channel>;
+
+/// A client of the virtual functions.
+pub type VfClient = vf_v1::virtual_functions_client::VirtualFunctionsClient<Channel>;
 
 /// Opens a gRPC channel to the daemon's socket.
 ///

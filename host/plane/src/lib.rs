@@ -17,7 +17,7 @@
 //! - `keep` leaves the parts of an endpoint with a keeper process, from which the next daemon
 //!   continues.
 //!
-//! Not implemented: a pool of virtual functions, a ledger that outlives the process.
+//! - [`VirtualFunctions`] are pools of endpoints that are made before anybody asks for one.
 //!
 //! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `sha2` for stable UUIDs,
 //! `thiserror` for [`Error`], `tracing` for the daemon's log.
@@ -36,8 +36,10 @@ mod plane;
 mod service;
 mod snoop;
 mod table;
+mod vf;
 mod wakes;
 
 pub use error::Error;
 pub use plane::{Plane, Settings};
 pub use service::Service;
+pub use vf::{VfError, VirtualFunctions};

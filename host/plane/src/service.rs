@@ -55,7 +55,7 @@ impl From<Error> for Status {
 }
 
 /// Runs work that may block on files outside of the control thread.
-async fn blocking<T: Send + 'static, E: Into<Status> + Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static, E: Into<Status> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<Response<T>, Status> {
     let outcome = tokio::task::spawn_blocking(work).await;

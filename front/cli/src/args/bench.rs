@@ -24,6 +24,9 @@ pub enum BenchCommand {
     Memory(MemoryArgs),
     /// Ask for control groups with processes in them, made on demand and from a pool in turn
     Cgroups(CgroupsArgs),
+    /// Give virtual functions to many owners at once, with one lock, a lock for each function, and
+    /// the pool in turn, and say how soon all have theirs
+    Attach(AttachArgs),
     /// One of the two programs that `socket` measures
     #[command(hide = true)]
     SocketLoad(SocketLoadArgs),
@@ -314,6 +317,28 @@ pub struct CgroupsArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Few groups, two turns at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// List subjects and loads
+    #[arg(long)]
+    pub list: bool,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// Only these loads, as n200-1024k-100ms (owners, KiB that each scrub zeroes, ms of the wait
+    /// that stands for a function-level reset)
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', default_value = "n200-1024k-100ms")]
+    pub load: Vec<slipway_bench::attach::AttachLoad>,
+    /// Only these subjects [default: all]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Turns of each subject with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Few owners, two turns at most: shows that everything works, in seconds
     #[arg(long)]
     pub quick: bool,
     /// List subjects and loads

@@ -1,6 +1,7 @@
-//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory` and `cgroups`
-//! are modules of their own, with their targets and guests.
+//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups` and
+//! `attach` are modules of their own, with their targets and guests.
 
+mod attach;
 mod block;
 mod cgroups;
 mod memory;
@@ -22,6 +23,7 @@ use slipway_bench::{Environment, StartupReport};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
+pub use attach::attach;
 pub use block::block;
 pub use cgroups::cgroups;
 pub use memory::{memory, user as memory_user};

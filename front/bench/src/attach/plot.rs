@@ -1,0 +1,65 @@
+//! Draws a report of attachments.
+
+use anyhow::Result;
+
+use super::{AttachFigures, AttachLoad, AttachReport};
+use crate::duration::human;
+use crate::groups::{Bar, Group, groups};
+
+/// Draws `report`: for each load the time until all owners had their VFs and the time of one owner,
+/// with a bar for each subject.
+///
+/// # Errors
+/// If nothing was measured.
+pub fn attach_plot(report: &AttachReport, title: &str) -> Result<String> {
+    let of_load = |load: &AttachLoad| {
+        [
+            group(report, load, "until the last owner has its VF", |figures| {
+                let text = human(figures.all_ns as u64);
+                (figures.all_ns, figures.range_ns, text)
+            }),
+            group(report, load, "until one owner has its VF, p50", |figures| {
+                let AttachFigures { p50_ns, p99_ns, .. } = *figures;
+                let text = format!("{}, p99 {}", human(p50_ns as u64), human(p99_ns as u64));
+                (p50_ns, (p50_ns, p99_ns), text)
+            }),
+        ]
+    };
+    let all = report.plan.loads.iter().flat_map(of_load).filter(|group| !group.bars.is_empty());
+    groups(title, &all.collect::<Vec<_>>())
+}
+
+/// The length of a bar, its range, and its text.
+type Shown = (f64, (f64, f64), String);
+
+fn group(
+    report: &AttachReport,
+    load: &AttachLoad,
+    what: &str,
+    shown: fn(&AttachFigures) -> Shown,
+) -> Group {
+    let bar = |(subject, name): (usize, &String)| {
+        let (length, range, text) = shown(&report.figures(load, name)?);
+        Some(Bar { subject, name: name.clone(), length, range, text })
+    };
+    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
+    Group { name: format!("{load}: {what}"), more_is_better: false, bars }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::report::tests::report;
+    use crate::svg::tests::well_formed;
+
+    #[test]
+    fn every_subject_is_drawn() {
+        let text = attach_plot(&report(&[("pool", &[4]), ("<one>", &[8])]), "a & b").unwrap();
+        well_formed(&text).unwrap();
+        for part in ["pool", "&lt;one&gt;", "a &amp; b", "n200-1024k-100ms", "8.00 ms"] {
+            assert!(text.contains(part), "{part}");
+        }
+        assert_eq!(text.matches("less is better").count(), 2);
+        assert!(attach_plot(&report(&[]), "x").is_err());
+    }
+}

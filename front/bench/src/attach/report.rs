@@ -1,0 +1,261 @@
+//! A report of a measurement of attachments, with the context needed to judge and repeat it.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::AttachLoad;
+use crate::block::Described;
+use crate::json;
+use crate::report::Environment;
+use crate::statistics::median;
+use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+
+/// The result of a turn: all owners have their VFs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachMeasured {
+    /// Time from the common start until the last owner had its VF, ns.
+    pub all_ns: u64,
+    /// Median over the owners of the time until each had its VF, ns.
+    pub p50_ns: u64,
+    /// 99th percentile of that, ns.
+    pub p99_ns: u64,
+    /// Processors' time of the process meanwhile, ns.
+    pub cpu_ns: u64,
+    /// Resets that VFs had meanwhile.
+    pub resets: u64,
+    /// Time from the return of all VFs until all were ready again, ns. `None` without a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refill_ns: Option<u64>,
+    /// Processors' time of that, ns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refill_cpu_ns: Option<u64>,
+}
+
+/// A way to a VF that can be measured.
+pub trait AttachSubject {
+    /// Returns the name for tables.
+    fn name(&self) -> &str;
+
+    /// Describes the subject in a sentence.
+    fn about(&self) -> String;
+
+    /// Gives each owner a VF, all at once.
+    ///
+    /// # Errors
+    /// An obstacle, or a VF with bytes of another owner.
+    fn run(&mut self, load: &AttachLoad) -> Result<AttachMeasured>;
+}
+
+/// The loads and rounds of a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachPlan {
+    /// The loads, one after the other.
+    pub loads: Vec<AttachLoad>,
+    /// The number of turns of each subject with each load.
+    pub rounds: u32,
+}
+
+/// One turn of one subject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachRun {
+    /// The subject's name.
+    pub subject: String,
+    /// The load.
+    pub load: AttachLoad,
+    /// The number of the round, from 0.
+    pub round: u32,
+    /// The result.
+    pub measured: AttachMeasured,
+}
+
+/// All results of one command, stored as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttachReport {
+    /// Version of this format: [`AttachReport::FORMAT`].
+    pub format: u32,
+    /// The machine and the versions of programs.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// The loads and rounds.
+    pub plan: AttachPlan,
+    /// The subjects, in the order of their turns.
+    pub subjects: Vec<Described>,
+    /// The turns.
+    pub runs: Vec<AttachRun>,
+    /// Turns that failed, and turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
+}
+
+/// Medians over the rounds of one subject with one load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttachFigures {
+    /// Time until the last owner had its VF, ns.
+    pub all_ns: f64,
+    /// The least and the greatest of that time, ns.
+    pub range_ns: (f64, f64),
+    /// Median over the owners, ns.
+    pub p50_ns: f64,
+    /// 99th percentile over the owners, ns.
+    pub p99_ns: f64,
+    /// Processors' time, ns.
+    pub cpu_ns: f64,
+    /// Time until all VFs were ready again, ns, if there is a pool.
+    pub refill_ns: Option<f64>,
+}
+
+struct Measured<'a>(&'a mut [Box<dyn AttachSubject>]);
+
+impl Subjects for Measured<'_> {
+    type Load = AttachLoad;
+    type Run = AttachRun;
+
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.0[subject].name().to_owned()
+    }
+
+    fn takes(&self, _subject: usize, _load: &AttachLoad) -> bool {
+        true
+    }
+
+    fn run(&mut self, subject: usize, load: &AttachLoad, round: u32) -> Result<AttachRun> {
+        let subject = &mut self.0[subject];
+        let measured = subject.run(load)?;
+        Ok(AttachRun { subject: subject.name().to_owned(), load: *load, round, measured })
+    }
+}
+
+/// Gives every subject its turns. Calls `before` at the start of each.
+pub fn measure_attaches(
+    subjects: &mut [Box<dyn AttachSubject>],
+    plan: &AttachPlan,
+    before: impl FnMut(Turn<'_, AttachLoad>),
+) -> Turns<AttachRun> {
+    take_turns(&mut Measured(subjects), &plan.loads, plan.rounds, before)
+}
+
+impl AttachReport {
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// Makes a report of `turns`.
+    pub fn new(
+        environment: Environment,
+        command: impl Into<String>,
+        plan: AttachPlan,
+        subjects: &[Box<dyn AttachSubject>],
+        turns: Turns<AttachRun>,
+    ) -> Self {
+        let described = subjects
+            .iter()
+            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let subjects = described.collect();
+        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
+        Self { format, environment, command, plan, subjects, runs, faults }
+    }
+
+    /// Returns the results of one subject with one load, in the order of the rounds.
+    pub(super) fn turns<'a>(
+        &'a self,
+        load: &'a AttachLoad,
+        subject: &'a str,
+    ) -> impl Iterator<Item = AttachMeasured> + Clone + 'a {
+        let fits = move |run: &&AttachRun| run.subject == subject && run.load == *load;
+        self.runs.iter().filter(fits).map(|run| run.measured)
+    }
+
+    /// Returns medians over the rounds, or `None` if there was no turn.
+    pub fn figures(&self, load: &AttachLoad, subject: &str) -> Option<AttachFigures> {
+        let turns = self.turns(load, subject);
+        turns.clone().next()?;
+        let all = |value: fn(&AttachMeasured) -> u64| -> Vec<f64> {
+            turns.clone().map(|one| value(&one) as f64).collect()
+        };
+        let times = all(|one| one.all_ns);
+        let (least, most) = (f64::INFINITY, f64::NEG_INFINITY);
+        let range =
+            times.iter().fold((least, most), |(low, high), at| (low.min(*at), high.max(*at)));
+        let refills: Vec<f64> =
+            turns.clone().filter_map(|one| one.refill_ns).map(|ns| ns as f64).collect();
+        Some(AttachFigures {
+            all_ns: median(times),
+            range_ns: range,
+            p50_ns: median(all(|one| one.p50_ns)),
+            p99_ns: median(all(|one| one.p99_ns)),
+            cpu_ns: median(all(|one| one.cpu_ns)),
+            refill_ns: (!refills.is_empty()).then(|| median(refills)),
+        })
+    }
+
+    /// Formats the report as JSON with a newline at the end.
+    ///
+    /// # Errors
+    /// None in practice; errors of serialisation are passed on.
+    pub fn to_json(&self) -> Result<String> {
+        json::write(self)
+    }
+
+    /// Parses a report from JSON.
+    ///
+    /// # Errors
+    /// If `text` is no such report, or of another format version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        json::read(text, "attachments", Self::FORMAT, |report: &Self| report.format)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Makes a report of subjects with these times in milliseconds, round by round. A subject
+    /// called `pool` has a refill of 50 ms.
+    pub(crate) fn report(subjects: &[(&str, &[u64])]) -> AttachReport {
+        let load: AttachLoad = "n200-1024k-100ms".parse().unwrap();
+        let mut runs = Vec::new();
+        for (name, times) in subjects {
+            for (round, ms) in (0..).zip(*times) {
+                let ns = ms * 1_000_000;
+                let measured = AttachMeasured {
+                    all_ns: ns,
+                    p50_ns: ns / 2,
+                    p99_ns: ns,
+                    cpu_ns: 1_000_000,
+                    resets: 0,
+                    refill_ns: (*name == "pool").then_some(50_000_000),
+                    refill_cpu_ns: None,
+                };
+                runs.push(AttachRun { subject: (*name).to_owned(), load, round, measured });
+            }
+        }
+        let described =
+            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
+        AttachReport {
+            format: AttachReport::FORMAT,
+            environment: Environment::default(),
+            command: "bench attach".into(),
+            plan: AttachPlan { loads: vec![load], rounds: 3 },
+            subjects: subjects.iter().map(described).collect(),
+            runs,
+            faults: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn figures_are_medians_and_survive_json() {
+        let report = report(&[("pool", &[30, 10, 20]), ("one-lock", &[500]), ("none", &[])]);
+        let load = report.plan.loads[0];
+        let pool = report.figures(&load, "pool").unwrap();
+        assert_eq!((pool.all_ns, pool.range_ns), (20e6, (10e6, 30e6)));
+        assert_eq!((pool.p50_ns, pool.refill_ns), (10e6, Some(50e6)));
+        assert_eq!(report.figures(&load, "one-lock").unwrap().refill_ns, None);
+        assert_eq!(report.figures(&load, "none"), None);
+        assert_eq!(AttachReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        assert!(AttachReport::from_json("{}").is_err());
+    }
+}

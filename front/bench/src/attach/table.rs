@@ -1,0 +1,88 @@
+//! Formats a report of attachments as tables for a terminal.
+
+use super::{AttachFigures, AttachLoad, AttachReport};
+use crate::duration::human;
+use crate::table::titled;
+use crate::turns::fault_lines;
+
+const HEADINGS: [&str; 8] =
+    ["", "all attached", "least", "most", "p50 of one", "p99 of one", "CPU", "refill"];
+
+/// Formats one table for each load of `report`: medians over rounds, a row for each subject, then
+/// how the subjects compare. Headings are bold if `colour`.
+pub fn attach_table(report: &AttachReport, colour: bool) -> String {
+    let mut text = String::new();
+    for load in &report.plan.loads {
+        let row = |name: &String| Some(row(name, &report.figures(load, name)?));
+        let rows: Vec<_> = report.subjects.iter().map(|one| &one.name).filter_map(row).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
+        text.push_str(&format!(
+            "{} owners at once; a wait of {} ms stands for a function-level reset.\n",
+            load.owners, load.reset_ms
+        ));
+        text.push_str(&compared(report, load));
+        text.push('\n');
+    }
+    text.push_str(&fault_lines(&report.faults));
+    for subject in &report.subjects {
+        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
+    }
+    text
+}
+
+fn row(name: &str, figures: &AttachFigures) -> [String; 8] {
+    let time = |ns: f64| human(ns as u64);
+    [
+        name.to_owned(),
+        time(figures.all_ns),
+        time(figures.range_ns.0),
+        time(figures.range_ns.1),
+        time(figures.p50_ns),
+        time(figures.p99_ns),
+        time(figures.cpu_ns),
+        figures.refill_ns.map(time).unwrap_or_default(),
+    ]
+}
+
+/// Formats the two comparisons that matter, of those subjects that were measured.
+fn compared(report: &AttachReport, load: &AttachLoad) -> String {
+    let all = |subject| report.figures(load, subject).map(|figures| figures.all_ns);
+    let (one, each, pool) = (all("one-lock"), all("vf-locks"), all("pool"));
+    let mut text = String::new();
+    if let (Some(one), Some(each)) = (one, each) {
+        let part = one / each.max(1.0);
+        text.push_str(&format!(
+            "A lock for each VF takes 1/{part:.1} of the time with one lock.\n"
+        ));
+    }
+    if let (Some(each), Some(pool)) = (each, pool) {
+        let (word, less) = if pool <= each { ("less", each - pool) } else { ("more", pool - each) };
+        let less = human(less as u64);
+        text.push_str(&format!("The pool takes {less} {word} than a lock for each VF.\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::report::tests::report;
+    use crate::table::BOLD;
+
+    #[test]
+    fn rows_are_subjects_and_the_comparisons_are_said() {
+        let all = [("one-lock", &[20_000][..]), ("vf-locks", &[200]), ("pool", &[10])];
+        let text = attach_table(&report(&all), false);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        assert!(line("one-lock").contains("20.0 s"), "{text}");
+        assert!(line("pool").contains("10.0 ms") && line("pool").ends_with("50.0 ms"), "{text}");
+        assert!(text.contains("takes 1/100.0 of the time"), "{text}");
+        assert!(text.contains("The pool takes 190 ms less"), "{text}");
+        assert!(text.contains("pool: <&>") && text.contains("200 owners at once"), "{text}");
+        let slow = attach_table(&report(&[("vf-locks", &[10]), ("pool", &[200])]), true);
+        assert!(slow.contains("190 ms more") && slow.contains(BOLD), "{slow}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Arguments of `slipway vf`.
+
+use clap::{Args, Subcommand};
+
+use super::disk::DiskArg;
+
+#[derive(Debug, Subcommand)]
+pub enum VfCommand {
+    /// Make a pool of virtual functions, and wait until they are ready. The pool is there until it
+    /// is removed, also after the daemon's end
+    Create(VfCreateArgs),
+    /// List pools
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print all that is known of pools and their functions, as JSON
+    Inspect {
+        /// Names of pools
+        #[arg(required = true)]
+        pools: Vec<String>,
+    },
+    /// Give an owner a function that is ready, and print its number and its socket
+    Take {
+        /// Name of the pool
+        pool: String,
+        /// Owner, as KIND:ID; one owner has one function of a pool. Functions of an owner
+        /// process:PID-STARTTIME (field 22 of /proc/PID/stat) return when the daemon starts and the
+        /// process is gone
+        #[arg(long, value_name = "KIND:ID")]
+        owner: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take a function back from its owner: its client is disconnected, and it is reset and emptied
+    Return {
+        /// Name of the pool
+        pool: String,
+        /// Owner, as `take` got it
+        #[arg(long, value_name = "KIND:ID")]
+        owner: String,
+    },
+    /// Take back the functions of all owners of a kind but these, whatever the pool: the others are
+    /// gone
+    Reconcile {
+        /// Kind of owners, as "sandbox"
+        #[arg(long, value_name = "KIND")]
+        kind: String,
+        /// Ids of owners that live
+        ids: Vec<String>,
+    },
+    /// Close functions as soon as nobody has them
+    Drain(VfNumberArgs),
+    /// End a drain, and give functions that failed another chance
+    Resume(VfNumberArgs),
+    /// Reset a devset as a whole, if nobody has a function of it
+    Reset {
+        /// Name of the pool
+        pool: String,
+        /// Number of the devset
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        set: u32,
+    },
+    /// Close the functions of pools and remove the pools
+    Rm {
+        /// Names of pools
+        #[arg(required = true)]
+        pools: Vec<String>,
+    },
+    /// Move a damaged ledger away and begin an empty one; pools are to be made again
+    Rebuild,
+}
+
+#[derive(Debug, Args)]
+pub struct VfCreateArgs {
+    /// Name of the pool: letters, digits, '-' and '_', at most 32
+    pub pool: String,
+    /// Functions are NVMe controllers with such a disk each: ram:SIZE or overlay:PATH. Each owner
+    /// finds it empty
+    #[arg(
+        long,
+        value_name = "DISK",
+        required_unless_present = "switch",
+        conflicts_with = "switch"
+    )]
+    pub disk: Option<DiskArg>,
+    /// Functions are network interfaces on ports of this switch
+    #[arg(long, value_name = "SWITCH")]
+    pub switch: Option<String>,
+    /// Bytes in a packet of a network interface [default: 1500]
+    #[arg(long, value_name = "BYTES", requires = "switch")]
+    pub mtu: Option<u32>,
+    /// Functions, 1 to 1024
+    #[arg(long, value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub count: u32,
+    /// Functions that are reset together where one alone cannot be [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub set_size: Option<u32>,
+    /// Only this user may connect, as UID or UID:GID [default: root]
+    #[arg(long, value_name = "UID[:GID]")]
+    pub user: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct VfNumberArgs {
+    /// Name of the pool
+    pub pool: String,
+    /// Number of the function [default: all]
+    #[arg(long, value_name = "N")]
+    pub vf: Option<u32>,
+}

@@ -1,0 +1,214 @@
+//! `slipway vf`: manages pools of virtual functions.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use slipway_plane_api::vf_v1::{self, template};
+use slipway_plane_api::{VfClient, v1};
+use slipway_runtime::Config;
+
+use crate::args::{NodeArgs, VfCommand, VfCreateArgs, VfNumberArgs};
+use crate::client::{connect_functions, refused};
+use crate::endpoint::owner;
+use crate::table::table;
+
+/// The time between two looks at functions that are being made.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Runs `slipway vf …`.
+pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> Result<i32> {
+    let mut client = connect_functions(node, config).await?;
+    match command {
+        VfCommand::Create(args) => create(&mut client, args).await?,
+        VfCommand::Ls { json } => list(&mut client, *json).await?,
+        VfCommand::Inspect { pools } => {
+            let mut all = Vec::new();
+            for name in pools {
+                all.push(as_json(&pool(&mut client, name).await?));
+            }
+            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        }
+        VfCommand::Take { pool, owner, json } => {
+            let request = vf_v1::TakeRequest { pool: pool.clone(), owner: owner.clone() };
+            let reply = client.take(request).await.map_err(|status| refused(&status))?;
+            let vf_v1::Lease { number, id, socket_path, mac } = reply.into_inner();
+            if *json {
+                let lease = serde_json::json!({
+                    "number": number, "endpoint": id, "socket_path": socket_path, "mac": mac,
+                });
+                crate::say!("{}", serde_json::to_string_pretty(&lease)?);
+            } else {
+                crate::say!("{number} {socket_path}");
+            }
+        }
+        VfCommand::Return { pool, owner } => {
+            let request = vf_v1::ReturnRequest { pool: pool.clone(), owner: owner.clone() };
+            let reply = client.r#return(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{}", reply.into_inner().number);
+        }
+        VfCommand::Reconcile { kind, ids } => {
+            let request = vf_v1::ReconcileRequest { kind: kind.clone(), ids: ids.clone() };
+            let reply = client.reconcile(request).await.map_err(|status| refused(&status))?;
+            reply.into_inner().returned.iter().for_each(|vf| crate::say!("{vf}"));
+        }
+        VfCommand::Drain(VfNumberArgs { pool, vf }) => {
+            let request = vf_v1::DrainRequest { pool: pool.clone(), number: *vf };
+            client.drain(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{pool}");
+        }
+        VfCommand::Resume(VfNumberArgs { pool, vf }) => {
+            let request = vf_v1::ResumeRequest { pool: pool.clone(), number: *vf };
+            client.resume(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{pool}");
+        }
+        VfCommand::Reset { pool, set } => {
+            let request = vf_v1::ResetSetRequest { pool: pool.clone(), set: *set };
+            client.reset_set(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{pool}");
+        }
+        VfCommand::Rm { pools } => {
+            for name in pools {
+                let request = vf_v1::RemovePoolRequest { name: name.clone() };
+                client.remove_pool(request).await.map_err(|status| refused(&status))?;
+                crate::say!("{name}");
+            }
+        }
+        VfCommand::Rebuild => {
+            let reply = client.rebuild(vf_v1::RebuildRequest {}).await;
+            let moved_to = reply.map_err(|status| refused(&status))?.into_inner().moved_to;
+            crate::say!("the damaged ledger is now {moved_to}");
+        }
+    }
+    Ok(0)
+}
+
+async fn create(client: &mut VfClient, args: &VfCreateArgs) -> Result<()> {
+    let kind = match (&args.disk, &args.switch) {
+        (Some(disk), _) => template::Kind::Nvme(template::Nvme { disk: Some(disk.disk()) }),
+        (None, switch) => template::Kind::Nic(template::Nic {
+            switch: switch.clone().unwrap_or_default(),
+            mtu: args.mtu.unwrap_or(0),
+        }),
+    };
+    let template = vf_v1::Template {
+        kind: Some(kind),
+        count: args.count,
+        set_size: args.set_size.unwrap_or(0),
+        user: args.user.as_deref().map(owner).transpose()?,
+    };
+    let request = vf_v1::CreatePoolRequest { name: args.pool.clone(), template: Some(template) };
+    let mut made =
+        client.create_pool(request).await.map_err(|status| refused(&status))?.into_inner();
+    while count(&made, "being reset") > 0 {
+        tokio::time::sleep(LOOK).await;
+        made = pool(client, &args.pool).await?;
+    }
+    if let Some(vf) = made.vfs.iter().find(|vf| !vf.reason.is_empty()) {
+        // The template is at fault: with the next daemon it would fail again.
+        let request = vf_v1::RemovePoolRequest { name: made.name.clone() };
+        client.remove_pool(request).await.map_err(|status| refused(&status))?;
+        bail!("function {} could not be made: {}; the pool was removed", vf.number, vf.reason);
+    }
+    crate::say!("{}", made.name);
+    Ok(())
+}
+
+async fn pool(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
+    let reply = client.get_pool(vf_v1::GetPoolRequest { name: name.to_owned() }).await;
+    Ok(reply.map_err(|status| refused(&status))?.into_inner())
+}
+
+async fn list(client: &mut VfClient, json: bool) -> Result<()> {
+    let reply = client.list_pools(vf_v1::ListPoolsRequest {}).await;
+    let pools = reply.map_err(|status| refused(&status))?.into_inner().pools;
+    if json {
+        let all: Vec<_> = pools.iter().map(as_json).collect();
+        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+    } else {
+        let rows: Vec<_> = pools.iter().map(row).collect();
+        let header =
+            ["POOL", "KIND", "FUNCTIONS", "READY", "TAKEN", "RESETTING", "FAILED", "DRAINED"];
+        crate::out::print(format_args!("{}", table(header, &rows)));
+    }
+    Ok(())
+}
+
+fn count(pool: &vf_v1::Pool, state: &str) -> usize {
+    pool.vfs.iter().filter(|vf| vf.state == state).count()
+}
+
+fn row(pool: &vf_v1::Pool) -> [String; 8] {
+    let count = |state| count(pool, state);
+    [
+        pool.name.clone(),
+        kind(pool).to_owned(),
+        pool.vfs.len().to_string(),
+        count("ready").to_string(),
+        count("taken").to_string(),
+        count("being reset").to_string(),
+        (count("failed") + count("not answering")).to_string(),
+        count("drained").to_string(),
+    ]
+}
+
+fn kind(pool: &vf_v1::Pool) -> &'static str {
+    match pool.template.as_ref().and_then(|template| template.kind.as_ref()) {
+        Some(template::Kind::Nvme(_)) => "nvme",
+        Some(template::Kind::Nic(_)) => "nic",
+        None => "",
+    }
+}
+
+fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
+    let vf = |vf: &vf_v1::Vf| {
+        serde_json::json!({
+            "number": vf.number,
+            "devset": vf.set,
+            "state": vf.state,
+            "reason": vf.reason,
+            "owner": vf.owner,
+            "since_ns": vf.since_ns,
+            "draining": vf.draining,
+            "takes": vf.takes,
+            "socket_path": vf.socket_path,
+        })
+    };
+    let vf_v1::Pool { name, template, vfs, resets, failures, unwritten } = pool;
+    let template = template.clone().unwrap_or_default();
+    let v1::Owner { uid, gid } = template.user.unwrap_or_default();
+    serde_json::json!({
+        "name": name,
+        "kind": kind(pool),
+        "count": template.count,
+        "devset_size": if template.set_size == 0 { template.count } else { template.set_size },
+        "user": format!("{uid}:{gid}"),
+        "resets": resets,
+        "failures": failures,
+        "unwritten": unwritten,
+        "functions": vfs.iter().map(vf).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_count_states() {
+        let vf = |state: &str| vf_v1::Vf { state: state.into(), ..Default::default() };
+        let states = ["ready", "ready", "taken", "failed", "not answering", "drained"];
+        let kind = Some(template::Kind::Nic(template::Nic::default()));
+        let pool = vf_v1::Pool {
+            name: "a".into(),
+            template: Some(vf_v1::Template { kind, count: 6, ..Default::default() }),
+            vfs: states.map(vf).to_vec(),
+            ..Default::default()
+        };
+        assert_eq!(row(&pool), ["a", "nic", "6", "2", "1", "0", "2", "1"]);
+        let json = as_json(&pool);
+        assert_eq!(
+            (json["devset_size"].as_u64(), json["functions"][2]["state"].as_str()),
+            (Some(6), Some("taken"))
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! The gRPC service of VFs.
+
+use slipway_plane_api::vf_v1;
+use slipway_vf_pool::{Error as PoolError, Owner, State};
+use tonic::{Request, Response, Status};
+
+use super::{Entry, VfError, VirtualFunctions, template};
+use crate::service::blocking;
+
+impl From<VfError> for Status {
+    fn from(error: VfError) -> Self {
+        let message = error.to_string();
+        match error {
+            VfError::Invalid(_) => Self::invalid_argument(message),
+            VfError::Exists(_) | VfError::Pool(PoolError::Held { .. }) => {
+                Self::already_exists(message)
+            }
+            VfError::Unknown(_)
+            | VfError::Pool(
+                PoolError::NoVf { .. } | PoolError::NoSet { .. } | PoolError::NoLease { .. },
+            ) => Self::not_found(message),
+            VfError::Pool(PoolError::Empty { .. } | PoolError::Threads { .. }) => {
+                Self::resource_exhausted(message)
+            }
+            VfError::InUse(..)
+            | VfError::NoLedger(_)
+            | VfError::Whole(_)
+            | VfError::Client(..)
+            | VfError::Pool(_) => Self::failed_precondition(message),
+        }
+    }
+}
+
+fn owner(text: &str) -> Result<Owner, VfError> {
+    text.parse().map_err(|error| VfError::Invalid(format!("\"{text}\" is no owner: {error}")))
+}
+
+impl VirtualFunctions {
+    pub(super) fn describe(&self, name: &str, entry: &Entry) -> vf_v1::Pool {
+        let health = entry.pool.health();
+        let vf = |status: slipway_vf_pool::VfStatus| {
+            let mut vf = vf_v1::Vf {
+                number: status.vf,
+                set: status.set,
+                state: status.state.word().to_owned(),
+                draining: status.is_draining,
+                takes: status.takes,
+                socket_path: self.socket_of(name, status.vf),
+                ..Default::default()
+            };
+            match status.state {
+                State::Taken { owner, since_ns } => {
+                    (vf.owner, vf.since_ns) = (owner.to_string(), since_ns);
+                }
+                State::Failed(why) | State::Stuck(why) => vf.reason = why,
+                State::Ready | State::Returning | State::Drained => {}
+            }
+            vf
+        };
+        vf_v1::Pool {
+            name: name.to_owned(),
+            template: Some(entry.template.clone()),
+            vfs: entry.pool.status().into_iter().map(vf).collect(),
+            resets: health.resets,
+            failures: health.failures,
+            unwritten: health.unwritten,
+        }
+    }
+
+    fn socket_of(&self, pool: &str, vf: u32) -> String {
+        self.shared.sockets.join(template::id(pool, vf)).to_string_lossy().into_owned()
+    }
+
+    /// Runs a change on one VF of a pool, or on all of them.
+    fn each(
+        &self,
+        pool: &str,
+        number: Option<u32>,
+        change: impl Fn(&Entry, u32) -> Result<(), PoolError>,
+    ) -> Result<vf_v1::Pool, VfError> {
+        let entry = self.entry(pool)?;
+        match number {
+            Some(number) => change(&entry, number)?,
+            None => (0..entry.template.count).try_for_each(|vf| change(&entry, vf))?,
+        }
+        Ok(self.describe(pool, &entry))
+    }
+}
+
+#[tonic::async_trait]
+impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
+    async fn create_pool(
+        &self,
+        request: Request<vf_v1::CreatePoolRequest>,
+    ) -> Result<Response<vf_v1::Pool>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || functions.create(&request.name, request.template.unwrap_or_default()))
+            .await
+    }
+
+    async fn list_pools(
+        &self,
+        _: Request<vf_v1::ListPoolsRequest>,
+    ) -> Result<Response<vf_v1::ListPoolsReply>, Status> {
+        let functions = self.clone();
+        blocking(move || {
+            let state = functions.lock();
+            state.ledger.as_ref().map_err(|why| VfError::NoLedger(why.clone()))?;
+            let pools = state.pools.iter().map(|(name, entry)| functions.describe(name, entry));
+            Ok::<_, VfError>(vf_v1::ListPoolsReply { pools: pools.collect() })
+        })
+        .await
+    }
+
+    async fn get_pool(
+        &self,
+        request: Request<vf_v1::GetPoolRequest>,
+    ) -> Result<Response<vf_v1::Pool>, Status> {
+        let (functions, name) = (self.clone(), request.into_inner().name);
+        blocking(move || {
+            let entry = functions.entry(&name)?;
+            Ok::<_, VfError>(functions.describe(&name, &entry))
+        })
+        .await
+    }
+
+    async fn remove_pool(
+        &self,
+        request: Request<vf_v1::RemovePoolRequest>,
+    ) -> Result<Response<vf_v1::RemovePoolReply>, Status> {
+        let (functions, name) = (self.clone(), request.into_inner().name);
+        blocking(move || functions.remove(&name).map(|()| vf_v1::RemovePoolReply {})).await
+    }
+
+    async fn take(
+        &self,
+        request: Request<vf_v1::TakeRequest>,
+    ) -> Result<Response<vf_v1::Lease>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || functions.take(&request.pool, &owner(&request.owner)?)).await
+    }
+
+    async fn r#return(
+        &self,
+        request: Request<vf_v1::ReturnRequest>,
+    ) -> Result<Response<vf_v1::ReturnReply>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || {
+            let number = functions.give_back(&request.pool, &owner(&request.owner)?)?;
+            Ok::<_, VfError>(vf_v1::ReturnReply { number })
+        })
+        .await
+    }
+
+    async fn reconcile(
+        &self,
+        request: Request<vf_v1::ReconcileRequest>,
+    ) -> Result<Response<vf_v1::ReconcileReply>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || {
+            let returned = functions.reconcile(&request.kind, &request.ids);
+            Ok::<_, VfError>(vf_v1::ReconcileReply { returned })
+        })
+        .await
+    }
+
+    async fn drain(
+        &self,
+        request: Request<vf_v1::DrainRequest>,
+    ) -> Result<Response<vf_v1::Pool>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || {
+            functions.each(&request.pool, request.number, |entry, vf| entry.pool.drain(vf))
+        })
+        .await
+    }
+
+    async fn resume(
+        &self,
+        request: Request<vf_v1::ResumeRequest>,
+    ) -> Result<Response<vf_v1::Pool>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || {
+            functions.each(&request.pool, request.number, |entry, vf| entry.pool.resume(vf))
+        })
+        .await
+    }
+
+    async fn reset_set(
+        &self,
+        request: Request<vf_v1::ResetSetRequest>,
+    ) -> Result<Response<vf_v1::Pool>, Status> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        blocking(move || {
+            let entry = functions.entry(&request.pool)?;
+            entry.pool.reset_set(request.set)?;
+            Ok::<_, VfError>(functions.describe(&request.pool, &entry))
+        })
+        .await
+    }
+
+    async fn rebuild(
+        &self,
+        _: Request<vf_v1::RebuildRequest>,
+    ) -> Result<Response<vf_v1::RebuildReply>, Status> {
+        let functions = self.clone();
+        blocking(move || functions.rebuild().map(|moved_to| vf_v1::RebuildReply { moved_to })).await
+    }
+}

@@ -1,0 +1,134 @@
+//! Templates of VFs, and the endpoints that follow from them.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use slipway_plane_api::v1;
+use slipway_plane_api::v1::disk::Kind as DiskKind;
+use slipway_plane_api::vf_v1::{self, template::Kind};
+
+/// The most VFs of a pool.
+const MOST: u32 = 1024;
+/// The longest name of a pool: ".1023" behind it is an id.
+const NAME: usize = 32;
+
+/// Checks a pool's name and its template.
+///
+/// # Errors
+/// A sentence about the fault.
+pub(super) fn check(name: &str, template: &vf_v1::Template) -> Result<(), String> {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    if !(1..=NAME).contains(&name.len()) || !name.bytes().all(is_word) {
+        return Err(format!(
+            "\"{name}\" is no pool's name: 1 to {NAME} letters, digits, '-' or '_'"
+        ));
+    }
+    let count = template.count;
+    if !(1..=MOST).contains(&count) {
+        return Err(format!("a pool has 1 to {MOST} VFs, not {count}"));
+    }
+    if template.set_size > count {
+        return Err(format!("a devset of {} VFs is larger than the pool", template.set_size));
+    }
+    match &template.kind {
+        Some(Kind::Nvme(nvme)) => {
+            match nvme.disk.as_ref().and_then(|disk| disk.kind.as_ref()) {
+                Some(DiskKind::Ram(_) | DiskKind::Overlay(_)) => Ok(()),
+                _ => Err("the disk of a VF is ram or overlay: only those are empty for each owner"
+                    .into()),
+            }
+        }
+        Some(Kind::Nic(nic)) if nic.switch.is_empty() => {
+            Err("a VF of kind nic needs a switch".into())
+        }
+        Some(Kind::Nic(_)) => Ok(()),
+        None => Err("a pool's VFs are of kind nvme or nic".into()),
+    }
+}
+
+/// Returns the id of a VF's endpoint.
+pub(super) fn id(pool: &str, number: u32) -> String {
+    format!("{pool}.{number}")
+}
+
+/// Returns the request for a VF's endpoint, whose socket is in `sockets`.
+pub(super) fn request(
+    pool: &str,
+    number: u32,
+    template: &vf_v1::Template,
+    sockets: &Path,
+) -> v1::CreateEndpointRequest {
+    let id = id(pool, number);
+    let socket_path = sockets.join(&id).to_string_lossy().into_owned();
+    let (mut nvme, mut virtio_net) = (None, None);
+    match &template.kind {
+        Some(Kind::Nic(nic)) => {
+            virtio_net = Some(v1::VirtioNet {
+                switch: nic.switch.clone(),
+                mac: mac(&id),
+                mtu: nic.mtu,
+                spoof_check: true,
+                ..Default::default()
+            });
+        }
+        Some(Kind::Nvme(template)) => {
+            let namespaces = vec![v1::Namespace { nsid: 1, disk: template.disk.clone() }];
+            let doorbells = v1::nvme_controller::DoorbellMode::Rung.into();
+            nvme = Some(v1::NvmeController { namespaces, doorbells, ..Default::default() });
+        }
+        None => {}
+    }
+    v1::CreateEndpointRequest {
+        id,
+        socket_path,
+        owner: template.user,
+        nvme,
+        virtio_net,
+        memory: None,
+    }
+}
+
+/// Returns the address of a VF: locally administered, and the same each time.
+fn mac(id: &str) -> String {
+    let hash = Sha256::digest(id.as_bytes());
+    format!("5a:12:{:02x}:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2], hash[3])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nvme(kind: Option<DiskKind>, count: u32, set_size: u32) -> vf_v1::Template {
+        let disk = Some(v1::Disk { block_size: 0, kind });
+        let kind = Some(Kind::Nvme(vf_v1::template::Nvme { disk }));
+        vf_v1::Template { kind, count, set_size, user: None }
+    }
+
+    #[test]
+    fn templates_that_cannot_be_are_refused() {
+        let ram = || Some(DiskKind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
+        check("fast", &nvme(ram(), 8, 4)).unwrap();
+        let null = Some(DiskKind::Null(v1::NullDisk { size_bytes: 1 << 20 }));
+        let bad = [
+            ("", nvme(ram(), 8, 4)),
+            ("a.b", nvme(ram(), 8, 4)),
+            ("a/b", nvme(ram(), 8, 4)),
+            ("fast", nvme(ram(), 0, 0)),
+            ("fast", nvme(ram(), 1025, 0)),
+            ("fast", nvme(ram(), 8, 9)),
+            ("fast", nvme(null, 8, 4)),
+            ("fast", nvme(None, 8, 4)),
+            ("fast", vf_v1::Template { count: 1, ..Default::default() }),
+        ];
+        for (name, template) in bad {
+            assert!(check(name, &template).is_err(), "{name} {template:?}");
+        }
+    }
+
+    #[test]
+    fn the_address_of_a_vf_is_its_own_and_stays() {
+        assert_eq!(mac("fast.0"), mac("fast.0"));
+        assert_ne!(mac("fast.0"), mac("fast.1"));
+        assert!(mac("fast.0").starts_with("5a:12:"));
+    }
+}

@@ -1,0 +1,188 @@
+//! Pools of virtual functions on a plane: real endpoints, driven over their sockets.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+mod common;
+
+use std::path::Path;
+
+use slipway_nvme::driver::{Driver, io};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_plane::{Plane, Settings, VfError, VirtualFunctions};
+use slipway_plane_api::v1::{self, disk::Kind};
+use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctions as Calls;
+use slipway_plane_api::vf_v1::{self, template};
+use slipway_vf_pool::Owner;
+use tonic::Request;
+
+use common::*;
+
+fn nvme(kind: Kind, count: u32) -> vf_v1::Template {
+    let disk = Some(v1::Disk { block_size: 0, kind: Some(kind) });
+    let kind = Some(template::Kind::Nvme(template::Nvme { disk }));
+    vf_v1::Template { kind, count, ..Default::default() }
+}
+
+fn owner(id: &str) -> Owner {
+    Owner::new("test", id).unwrap()
+}
+
+fn functions(folder: &Path) -> (Plane, VirtualFunctions) {
+    let plane = Plane::new(Settings::default()).unwrap();
+    let functions = VirtualFunctions::open(plane.clone(), folder, &folder.join("ledger"));
+    (plane, functions)
+}
+
+/// Returns the pool's VFs by their states.
+fn states(functions: &VirtualFunctions, pool: &str) -> Vec<(u32, String)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let request = Request::new(vf_v1::GetPoolRequest { name: pool.into() });
+    let pool = runtime.block_on(Calls::get_pool(functions, request)).unwrap().into_inner();
+    pool.vfs.into_iter().map(|vf| (vf.number, vf.state)).collect()
+}
+
+/// Takes a VF as soon as one is ready.
+fn take(functions: &VirtualFunctions, pool: &str, id: &str) -> vf_v1::Lease {
+    loop {
+        match functions.take(pool, &owner(id)) {
+            Ok(lease) => return lease,
+            Err(VfError::Pool(slipway_vf_pool::Error::Empty { counts, .. }))
+                if counts.returning > 0 =>
+            {
+                std::thread::yield_now();
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+/// Returns the first 4 KiB of the disk behind a socket.
+fn first_bytes(driver: &mut Driver<Registers>) -> Vec<u8> {
+    let to = driver.arena.allocate(4096).unwrap();
+    driver.transfer(1, io(NvmOpcode::Read, 1, 0, 8), (to, 4096)).unwrap();
+    let mut bytes = vec![1; 4096];
+    driver.arena.memory().read(to, &mut bytes).unwrap();
+    bytes
+}
+
+fn drive(socket: &str) -> Driver<Registers> {
+    let (arena, registers) = connect_driver(Path::new(socket));
+    let mut driver = Driver::new(registers, arena, 32).unwrap();
+    driver.create_pair(1, 64, Some(1)).unwrap();
+    driver
+}
+
+/// Has two owners use a VF one after the other, with `kind` as its disk.
+fn nothing_is_left_for_the_next_owner(kind: Kind) {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, functions) = functions(folder.path());
+    functions.create("pool", nvme(kind, 1)).unwrap();
+    let lease = take(&functions, "pool", "a");
+    assert_eq!((lease.number, &*lease.id), (0, "pool.0"));
+    let mut driver = drive(&lease.socket_path);
+    round_trip(&mut driver, 1, 0, 8);
+    assert!(first_bytes(&mut driver).iter().any(|byte| *byte != 0));
+    // The owner goes on to use it: it is cut off.
+    assert_eq!(functions.give_back("pool", &owner("a")).unwrap(), 0);
+    let next = take(&functions, "pool", "b");
+    assert_eq!(next.socket_path, lease.socket_path);
+    let endpoint = plane.get("pool.0").unwrap();
+    assert_eq!((endpoint.client_pid, endpoint.dma_regions.len()), (0, 0));
+    let mut driver = drive(&next.socket_path);
+    assert!(first_bytes(&mut driver).iter().all(|byte| *byte == 0), "bytes of the last owner");
+}
+
+#[test]
+fn memory_is_zeros_for_the_next_owner() {
+    nothing_is_left_for_the_next_owner(ram(1 << 20));
+}
+
+#[test]
+fn an_overlay_is_empty_for_the_next_owner() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let base_path = file.path().to_string_lossy().into_owned();
+    nothing_is_left_for_the_next_owner(Kind::Overlay(v1::OverlayDisk {
+        base_path,
+        limit_bytes: 0,
+    }));
+}
+
+#[test]
+fn pools_and_owners_outlive_the_process_as_far_as_their_functions_do() {
+    let folder = tempfile::tempdir().unwrap();
+    {
+        let (_plane, functions) = functions(folder.path());
+        functions.create("pool", nvme(ram(1 << 20), 3)).unwrap();
+        take(&functions, "pool", "a");
+        let request = vf_v1::DrainRequest { pool: "pool".into(), number: Some(2) };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(Calls::drain(&functions, Request::new(request))).unwrap();
+        while states(&functions, "pool")[2].1 != "drained" {
+            std::thread::yield_now();
+        }
+    }
+    // The pool's threads let go of the ledger when they end.
+    let ledger = folder.path().join("ledger");
+    while slipway_vf_pool::Ledger::open(&ledger).is_err() {
+        std::thread::yield_now();
+    }
+    // The next plane has none of the endpoints: nothing outlived the first one.
+    let (_plane, functions) = functions(folder.path());
+    let words = |functions: &VirtualFunctions| -> Vec<String> {
+        states(functions, "pool").into_iter().map(|(_, word)| word).collect()
+    };
+    while words(&functions) != ["ready", "ready", "drained"] {
+        std::thread::yield_now();
+    }
+    assert!(functions.give_back("pool", &owner("a")).is_err());
+}
+
+#[test]
+fn owners_that_are_gone_return_their_functions() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_plane, functions) = functions(folder.path());
+    functions.create("pool", nvme(ram(1 << 20), 2)).unwrap();
+    let gone = take(&functions, "pool", "gone");
+    take(&functions, "pool", "here");
+    assert_eq!(functions.reconcile("other", &[]), Vec::<String>::new());
+    assert_eq!(functions.reconcile("test", &["here".into()]), [gone.id]);
+    let error = functions.remove("pool").unwrap_err().to_string();
+    assert_eq!(error, "pool pool cannot be removed: owners have 1 of its VFs");
+    functions.give_back("pool", &owner("here")).unwrap();
+    functions.remove("pool").unwrap();
+    assert!(!functions.is_in_use());
+    assert!(matches!(functions.remove("pool"), Err(VfError::Unknown(_))));
+}
+
+#[test]
+fn a_pool_that_cannot_be_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, functions) = functions(folder.path());
+    let bad = nvme(Kind::Null(v1::NullDisk { size_bytes: 1 << 20 }), 1);
+    assert!(matches!(functions.create("pool", bad), Err(VfError::Invalid(_))));
+    functions.create("pool", nvme(ram(1 << 20), 1)).unwrap();
+    let again = functions.create("pool", nvme(ram(1 << 20), 1));
+    assert!(matches!(again, Err(VfError::Exists(_))));
+    take(&functions, "pool", "a");
+    functions.give_back("pool", &owner("a")).unwrap();
+    functions.remove("pool").unwrap();
+    assert!(plane.list().is_empty());
+    let left = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut left: Vec<_> = left.collect();
+    left.sort();
+    assert_eq!(left, ["ledger", "ledger.lock"]);
+}
+
+#[test]
+fn a_damaged_ledger_is_said_until_it_is_rebuilt() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("ledger"), "half").unwrap();
+    let (_plane, functions) = functions(folder.path());
+    let error = functions.create("pool", nvme(ram(1 << 20), 1)).unwrap_err().to_string();
+    assert!(error.contains("is damaged") && error.contains("slipway vf rebuild"), "{error}");
+    let aside = functions.rebuild().unwrap();
+    assert_eq!(std::fs::read(aside).unwrap(), b"half");
+    assert!(matches!(functions.rebuild(), Err(VfError::Whole(_))));
+    functions.create("pool", nvme(ram(1 << 20), 1)).unwrap();
+    take(&functions, "pool", "a");
+}

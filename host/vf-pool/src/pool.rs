@@ -1,0 +1,431 @@
+//! The pool.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::shelf::{NotTaken, Shelf};
+use crate::table::{Counts, Job, Refusal, State, VfStatus};
+use crate::workers::{Queue, Work, Workers};
+use crate::{Device, Error, Fault, Ledger, Owner, Record, Standing};
+
+/// The configuration of a pool.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The pool's name, for the ledger and for messages.
+    pub name: String,
+    /// The number of VFs in a devset, at least 1.
+    pub set_size: u32,
+    /// The number of VFs that are opened, reset and scrubbed at once, at least 1.
+    pub workers: u32,
+    /// The longest time for opening, reset and scrub of one VF together. A VF that takes longer
+    /// leaves the pool.
+    pub deadline: Duration,
+}
+
+/// A VF and its owner's handle to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease<A> {
+    /// The VF's number in the pool, from 0.
+    pub vf: u32,
+    /// The handle.
+    pub access: A,
+}
+
+/// The result of [`Pool::reconcile`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reconciled {
+    /// VFs whose owners live.
+    pub kept: Vec<(u32, Owner)>,
+    /// VFs that were taken from owners that are gone. They are being reset.
+    pub returned: Vec<(u32, Owner)>,
+}
+
+/// Counters of a pool since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Resets and scrubs that ended well.
+    pub resets: u64,
+    /// Operations that failed or did not end in time.
+    pub failures: u64,
+    /// Changes that the ledger did not take, apart from those of VFs that were refused for it.
+    /// After a restart such VFs are reset once more.
+    pub unwritten: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    resets: AtomicU64,
+    failures: AtomicU64,
+    unwritten: AtomicU64,
+}
+
+struct Inner<D> {
+    settings: Settings,
+    shelf: Shelf<D>,
+    ledger: Ledger,
+    queue: Arc<Queue>,
+    /// The last VF that was returning is no longer. Waits with the table's mutex.
+    settled: Condvar,
+    counters: Counters,
+}
+
+/// A pool of VFs. Clones share it. When the last clone is dropped the threads end; the devices stay
+/// open, and the ledger keeps their owners.
+pub struct Pool<D: Device> {
+    inner: Arc<Inner<D>>,
+    _workers: Arc<Workers>,
+}
+
+impl<D: Device> Clone for Pool<D> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), _workers: self._workers.clone() }
+    }
+}
+
+impl<D: Device> Pool<D> {
+    /// Makes a pool of `devices`, whose numbers are their places. They are opened, reset and
+    /// scrubbed in the background, except those that have an owner by the ledger, which are taken
+    /// over as they are; see [`reconcile`](Self::reconcile).
+    ///
+    /// # Errors
+    /// [`Error::Ledger`], [`Error::Threads`].
+    pub fn new(
+        settings: Settings,
+        devices: impl IntoIterator<Item = D>,
+        ledger: Ledger,
+    ) -> Result<Self, Error> {
+        let records = ledger.records(&settings.name)?;
+        let shelf = Shelf::new(devices, settings.set_size);
+        let queue = Arc::new(Queue::new(settings.deadline));
+        let (settled, counters) = (Condvar::new(), Counters::default());
+        let inner = Arc::new(Inner { settings, shelf, ledger, queue, settled, counters });
+        let jobs = inner.recover(records);
+        let workers = Workers::start(&inner, &inner.queue, inner.settings.workers);
+        let name = || inner.settings.name.clone();
+        let workers = workers.map_err(|source| Error::Threads { pool: name(), source })?;
+        inner.queue.push(jobs);
+        Ok(Self { inner, _workers: Arc::new(workers) })
+    }
+
+    /// Returns the pool's name.
+    pub fn name(&self) -> &str {
+        &self.inner.settings.name
+    }
+
+    /// Gives `owner` a ready VF, in constant time. Waits for the ledger to be written and for
+    /// nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Empty`], [`Error::Held`], [`Error::Ledger`]. The owner has nothing new then.
+    pub fn take(&self, owner: &Owner) -> Result<Lease<D::Access>, Error> {
+        let inner = &self.inner;
+        let now = now_ns();
+        let record = Record { standing: Standing::Taken { owner: owner.clone() }, since_ns: now };
+        let write = |vf| inner.ledger.write(self.name(), vf, Some(&record));
+        match inner.shelf.take(owner, now, write) {
+            Ok((vf, access)) => Ok(Lease { vf, access }),
+            Err(NotTaken::Refused(refusal)) => Err(self.error(0, owner, refusal)),
+            Err(NotTaken::Unwritten(error, job)) => {
+                inner.queue.push(job);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Returns the VF that `owner` has, for an owner that lost the answer to its request.
+    ///
+    /// # Errors
+    /// [`Error::NoLease`], [`Error::Adopting`].
+    pub fn lease(&self, owner: &Owner) -> Result<Lease<D::Access>, Error> {
+        let pool = || self.name().to_owned();
+        let found = self.inner.shelf.table().of(owner);
+        match found {
+            Some((vf, true)) => Ok(Lease { vf, access: self.inner.shelf.access(vf) }),
+            Some((vf, false)) => Err(Error::Adopting { pool: pool(), vf, owner: owner.clone() }),
+            None => Err(Error::NoLease { pool: pool(), owner: owner.clone() }),
+        }
+    }
+
+    /// Returns the number of the VF that `owner` has.
+    ///
+    /// # Errors
+    /// [`Error::NoLease`].
+    pub fn vf_of(&self, owner: &Owner) -> Result<u32, Error> {
+        let found = self.inner.shelf.table().of(owner);
+        let lacks = || Error::NoLease { pool: self.name().to_owned(), owner: owner.clone() };
+        found.map(|(vf, _)| vf).ok_or_else(lacks)
+    }
+
+    /// Takes a VF back from `owner`, who must not use it any more. It is reset and scrubbed in the
+    /// background.
+    ///
+    /// # Errors
+    /// [`Error::NoVf`], [`Error::NotTaken`], [`Error::Taken`] (by another owner).
+    pub fn give_back(&self, vf: u32, owner: &Owner) -> Result<(), Error> {
+        self.check(vf)?;
+        let job = self.inner.shelf.begin_return(vf, owner);
+        let job = job.map_err(|refusal| self.error(vf, owner, refusal))?;
+        // Without a job, a worker has the VF and writes for it. The record still names the owner,
+        // and the next process would return the VF for that.
+        if job.is_some() {
+            self.inner.note(vf, Some(Standing::Returning));
+        }
+        self.inner.queue.push(job);
+        Ok(())
+    }
+
+    /// Takes back the VFs of owners for which `lives` returns `false`. Called after a restart, when
+    /// it is known which owners still run.
+    pub fn reconcile(&self, lives: impl Fn(&Owner) -> bool) -> Reconciled {
+        let mut result = Reconciled::default();
+        for status in self.status() {
+            let State::Taken { owner, .. } = status.state else { continue };
+            if lives(&owner) {
+                result.kept.push((status.vf, owner));
+            } else if self.give_back(status.vf, &owner).is_ok() {
+                // An error: it was returned meanwhile.
+                result.returned.push((status.vf, owner));
+            }
+        }
+        result
+    }
+
+    /// Wants a VF closed as soon as nobody has it: at once, or when its owner returns it. It stays
+    /// in the pool's list, drained, also after a restart.
+    ///
+    /// # Errors
+    /// [`Error::NoVf`].
+    pub fn drain(&self, vf: u32) -> Result<(), Error> {
+        self.check(vf)?;
+        let job = self.inner.shelf.table().drain(vf);
+        self.inner.queue.push(job);
+        Ok(())
+    }
+
+    /// Ends the drain of a VF, and gives one that failed another chance: it is opened, reset and
+    /// scrubbed. Has no effect on any other VF.
+    ///
+    /// # Errors
+    /// [`Error::NoVf`].
+    pub fn resume(&self, vf: u32) -> Result<(), Error> {
+        self.check(vf)?;
+        let job = self.inner.shelf.table().resume(vf);
+        self.inner.queue.push(job);
+        Ok(())
+    }
+
+    /// Resets a devset as a whole, in the background, and gives its VFs that failed another chance.
+    ///
+    /// # Errors
+    /// [`Error::NoSet`], [`Error::SetInUse`].
+    pub fn reset_set(&self, set: u32) -> Result<(), Error> {
+        let mut table = self.inner.shelf.table();
+        let count = table.sets();
+        let pool = self.name().to_owned();
+        if set as usize >= count {
+            return Err(Error::NoSet { pool, set, count });
+        }
+        let job = table.claim_set(set);
+        drop(table);
+        match job {
+            Ok(job) => self.inner.queue.push([job]),
+            Err(Refusal::InUse(vf, state)) => return Err(Error::SetInUse { pool, set, vf, state }),
+            Err(refusal) => unreachable!("a set is refused for {refusal:?}"),
+        }
+        Ok(())
+    }
+
+    /// Returns the state of each VF, ascending by number. Never waits for a device.
+    pub fn status(&self) -> Vec<VfStatus> {
+        self.inner.shelf.table().status()
+    }
+
+    /// Returns the number of VFs in each state.
+    pub fn counts(&self) -> Counts {
+        self.inner.shelf.table().counts()
+    }
+
+    /// Returns the pool's counters.
+    pub fn health(&self) -> Health {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { resets, failures, unwritten } = &self.inner.counters;
+        Health { resets: of(resets), failures: of(failures), unwritten: of(unwritten) }
+    }
+
+    /// Waits until no VF is being opened, reset, scrubbed or closed. Returns `false` if that takes
+    /// longer than `patience`.
+    pub fn settle(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut table = self.inner.shelf.table();
+        loop {
+            if table.counts().returning == 0 {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.inner.settled.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn check(&self, vf: u32) -> Result<(), Error> {
+        let count = self.inner.shelf.table().len();
+        let pool = || self.name().to_owned();
+        if (vf as usize) < count { Ok(()) } else { Err(Error::NoVf { pool: pool(), vf, count }) }
+    }
+
+    fn error(&self, vf: u32, owner: &Owner, refusal: Refusal) -> Error {
+        let pool = self.name().to_owned();
+        match refusal {
+            Refusal::Empty(counts) => Error::Empty { pool, counts },
+            Refusal::Held(vf) => Error::Held { pool, owner: owner.clone(), vf },
+            Refusal::NotTaken(state) | Refusal::InUse(_, state) => {
+                Error::NotTaken { pool, vf, state }
+            }
+            Refusal::Other(owner) => Error::Taken { pool, vf, owner },
+        }
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Brings the table to what the ledger says. Returns the jobs.
+    fn recover(&self, records: Vec<(u32, Record)>) -> Vec<Job> {
+        let count = self.shelf.table().len() as u32;
+        let mut jobs: Vec<Option<Job>> = (0..count).map(|vf| Some(Job::Open(vf))).collect();
+        for (vf, Record { standing, since_ns }) in records {
+            let Some(job) = jobs.get_mut(vf as usize) else {
+                tracing::warn!(
+                    pool = self.settings.name,
+                    vf,
+                    ?standing,
+                    "the pool has no such VF any more"
+                );
+                self.note(vf, None);
+                continue;
+            };
+            match standing {
+                Standing::Taken { owner } => {
+                    let adopt = self.shelf.table().adopt(vf, owner, since_ns);
+                    if adopt.is_some() {
+                        self.shelf.attach_unopened(vf);
+                        *job = adopt;
+                    }
+                }
+                Standing::Drained => {
+                    self.shelf.table().closed(vf);
+                    *job = None;
+                }
+                // Another process may get it to work.
+                Standing::Returning | Standing::Failed { .. } => {}
+            }
+        }
+        jobs.into_iter().flatten().collect()
+    }
+
+    /// Changes a VF's record. If that fails, the next process resets the VF once more, or learns
+    /// from its owner that it is taken.
+    fn note(&self, vf: u32, standing: Option<Standing>) {
+        let record = standing.map(|standing| Record { standing, since_ns: now_ns() });
+        if let Err(error) = self.ledger.write(&self.settings.name, vf, record.as_ref()) {
+            self.counters.unwritten.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(pool = self.settings.name, vf, %error, "the ledger lacks a change");
+        }
+    }
+
+    fn fault(&self, vf: u32, why: &str) {
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(pool = self.settings.name, vf, why, "a VF has left the pool");
+    }
+
+    /// Notes the end of a VF's opening or reset. The record is written while no other thread has
+    /// the VF.
+    fn finish_vf(&self, vf: u32, outcome: Result<(), Fault>) -> Option<Job> {
+        let outcome = outcome.map_err(|Fault(why)| why);
+        match &outcome {
+            Ok(()) => {
+                self.counters.resets.fetch_add(1, Ordering::Relaxed);
+                self.note(vf, None);
+            }
+            Err(why) => {
+                self.fault(vf, why);
+                self.note(vf, Some(Standing::Failed { reason: why.clone() }));
+            }
+        }
+        self.shelf.table().done(vf, outcome)
+    }
+
+    fn finish_adoption(&self, vf: u32, outcome: Result<(), Fault>) -> Option<Job> {
+        if let Err(Fault(why)) = &outcome {
+            tracing::warn!(pool = self.settings.name, vf, why, "a VF was lost to its owner");
+        }
+        let job = self.shelf.table().adopted(vf, outcome.is_ok());
+        if job.is_some() {
+            self.shelf.detach(vf);
+        }
+        job
+    }
+
+    fn finish_set(&self, set: u32, outcome: Result<(), Fault>) -> Vec<Job> {
+        let outcome = outcome.map_err(|Fault(why)| format!("the reset of its devset: {why}"));
+        if let Err(why) = &outcome {
+            for vf in self.shelf.vfs_of(Job::ResetSet(set)) {
+                self.fault(vf, why);
+            }
+        }
+        self.shelf.table().release_set(set, &outcome)
+    }
+}
+
+impl<D: Device> Work for Inner<D> {
+    fn operate(&self, job: Job) -> Result<(), Fault> {
+        self.shelf.operate(job)
+    }
+
+    fn finish(&self, job: Job, outcome: Result<(), Fault>) {
+        match job {
+            Job::Open(vf) | Job::Return(vf) => self.queue.push(self.finish_vf(vf, outcome)),
+            Job::Adopt(vf) => self.queue.push(self.finish_adoption(vf, outcome)),
+            Job::ResetSet(set) => self.queue.push(self.finish_set(set, outcome)),
+            Job::Close(vf) => {
+                self.note(vf, Some(Standing::Drained));
+                self.shelf.table().closed(vf);
+            }
+        }
+        self.settled.notify_all();
+    }
+
+    fn give_up(&self, job: Job) {
+        let limit = self.settings.deadline;
+        for vf in self.shelf.vfs_of(job) {
+            let why = format!("{} did not end within {limit:?}", operation(job));
+            self.fault(vf, &why);
+            self.shelf.table().stuck(vf, why);
+        }
+        self.settled.notify_all();
+    }
+
+    fn late(&self, job: Job) {
+        for vf in self.shelf.vfs_of(job) {
+            self.shelf.table().late(vf);
+        }
+    }
+}
+
+fn operation(job: Job) -> &'static str {
+    match job {
+        Job::Open(_) => "its opening and reset",
+        Job::Adopt(_) => "taking it over",
+        Job::Return(_) => "its reset",
+        Job::Close(_) => "closing it",
+        Job::ResetSet(_) => "the reset of its devset",
+    }
+}
+
+/// CLOCK_REALTIME in ns since the epoch.
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

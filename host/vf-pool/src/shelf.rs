@@ -1,0 +1,146 @@
+//! Devices, their locks and their states together: the steps of which the pool's operations and its
+//! workers' jobs consist.
+//!
+//! The order of locks: the table's mutex is never held during an operation on a device. A VF's
+//! state in the table says who may begin an operation on its device: the taker if it was ready, the
+//! returner if it was taken, one worker while it is returning. So a taker finds the locks of its
+//! VF's devset free, and waits for no reset: not for one of another VF, which holds the set's lock
+//! for reading only, and not for one of the set, which begins when all its VFs are in the worker's
+//! hands.
+
+use super::device::{Device, Fault};
+use super::devset::{Busy, Devset};
+use super::outside::{Mutex, MutexGuard, PoisonError};
+use super::owner::Owner;
+use super::table::{Job, Refusal, Table};
+
+pub(crate) struct Shelf<D> {
+    sets: Vec<Devset<D>>,
+    set_size: u32,
+    table: Mutex<Table>,
+}
+
+/// A VF was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotTaken<E> {
+    Refused(Refusal),
+    /// The record could not be written. The VF is ready again, or this job is to be done with it.
+    Unwritten(E, Option<Job>),
+}
+
+impl<D: Device> Shelf<D> {
+    /// Puts devices into sets of `set_size` (at least 1).
+    pub(crate) fn new(devices: impl IntoIterator<Item = D>, set_size: u32) -> Self {
+        let set_size = set_size.max(1);
+        let mut devices = devices.into_iter().peekable();
+        let mut sets: Vec<Devset<D>> = Vec::new();
+        while devices.peek().is_some() {
+            sets.push(Devset::new(devices.by_ref().take(set_size as usize)));
+        }
+        let count = sets.iter().map(|set| set.len() as u32).sum();
+        Self { sets, set_size, table: Mutex::new(Table::new(count, set_size)) }
+    }
+
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives `owner` a ready VF. `write` writes the owner down before the VF is attached.
+    pub(crate) fn take<E>(
+        &self,
+        owner: &Owner,
+        now_ns: u64,
+        write: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<(u32, D::Access), NotTaken<E>> {
+        let vf = self.table().take(owner, now_ns).map_err(NotTaken::Refused)?;
+        if let Err(error) = write(vf) {
+            let job = self.table().undo_take(vf);
+            return Err(NotTaken::Unwritten(error, job));
+        }
+        Ok((vf, self.attach(vf)))
+    }
+
+    /// Attaches a VF that the table says is taken.
+    pub(crate) fn attach(&self, vf: u32) -> D::Access {
+        let (set, index) = self.place(vf);
+        match set.attach(index, |device| Ok::<_, std::convert::Infallible>(device.access())) {
+            Ok(Ok(access)) => access,
+            Ok(Err(never)) => match never {},
+            Err(_) => unreachable!("VF {vf} was ready and attached"),
+        }
+    }
+
+    /// Takes a VF from its owner, who no longer uses it. Returns the job with which the caller goes
+    /// on, or `None` if a job for the VF still runs, at whose end it goes on.
+    pub(crate) fn begin_return(&self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
+        let job = self.table().begin_return(vf, owner)?;
+        if job.is_some() {
+            self.detach(vf);
+        }
+        Ok(job)
+    }
+
+    /// Attaches a VF that an owner has from an earlier process, before its device is adopted.
+    pub(crate) fn attach_unopened(&self, vf: u32) {
+        let (set, index) = self.place(vf);
+        if set.attach(index, |_| Ok::<_, std::convert::Infallible>(())).is_err() {
+            unreachable!("VF {vf} was attached twice");
+        }
+    }
+
+    /// Detaches a VF that no owner has any more.
+    pub(crate) fn detach(&self, vf: u32) {
+        let (set, index) = self.place(vf);
+        set.detach(index);
+    }
+
+    /// Returns the handle of a taken VF.
+    pub(crate) fn access(&self, vf: u32) -> D::Access {
+        self.with(vf, |device| device.access())
+    }
+
+    /// Runs an operation on a VF's device.
+    pub(crate) fn with<R>(&self, vf: u32, operation: impl FnOnce(&mut D) -> R) -> R {
+        let (set, index) = self.place(vf);
+        set.with(index, operation)
+    }
+
+    /// Does the operations of a job on its devices, which may take any time.
+    pub(crate) fn operate(&self, job: Job) -> Result<(), Fault> {
+        match job {
+            Job::Open(vf) => self.with(vf, |device| device.open().and_then(|()| clean(device))),
+            Job::Return(vf) => self.with(vf, clean),
+            Job::Close(vf) => self.with(vf, |device| {
+                device.close();
+                Ok(())
+            }),
+            Job::Adopt(vf) => self.with(vf, |device| device.adopt()),
+            Job::ResetSet(set) => self.reset_set(set),
+        }
+    }
+
+    fn reset_set(&self, set: u32) -> Result<(), Fault> {
+        let busy = |busy| match busy {
+            Busy::Attached(index) => Fault(format!("VF {index} of its devset is attached")),
+            Busy::Operation => Fault("another operation on its devset has not ended".into()),
+        };
+        self.sets[set as usize].try_all(D::reset_set).map_err(busy)?
+    }
+
+    /// Returns the VFs that a job is about.
+    pub(crate) fn vfs_of(&self, job: Job) -> std::ops::Range<u32> {
+        match job {
+            Job::Open(vf) | Job::Adopt(vf) | Job::Return(vf) | Job::Close(vf) => vf..vf + 1,
+            Job::ResetSet(set) => self.table().vfs_of(set),
+        }
+    }
+
+    fn place(&self, vf: u32) -> (&Devset<D>, usize) {
+        (&self.sets[(vf / self.set_size) as usize], (vf % self.set_size) as usize)
+    }
+}
+
+fn clean<D: Device>(device: &mut D) -> Result<(), Fault> {
+    device.reset()?;
+    device.scrub()
+}

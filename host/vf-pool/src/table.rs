@@ -1,0 +1,362 @@
+//! The state of each VF, the queue of ready ones, and the owners. Every operation takes constant
+//! time, except those on a set or on the whole pool.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+
+use super::owner::Owner;
+
+/// The state of a VF.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Open, reset and scrubbed: the next owner may have it.
+    Ready,
+    /// An owner has it.
+    Taken {
+        /// The owner.
+        owner: Owner,
+        /// The time when it was taken, CLOCK_REALTIME, ns since the epoch.
+        since_ns: u64,
+    },
+    /// It is being opened, reset, scrubbed or closed, or waits for that.
+    Returning,
+    /// An operation failed for this reason. The VF has left the pool.
+    Failed(String),
+    /// An operation has not ended in time, for this reason. The VF has left the pool, and nothing
+    /// else is tried on it.
+    Stuck(String),
+    /// Closed, by request.
+    Drained,
+}
+
+impl State {
+    /// Returns the state in a word or two.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Taken { .. } => "taken",
+            Self::Returning => "being reset",
+            Self::Failed(_) => "failed",
+            Self::Stuck(_) => "not answering",
+            Self::Drained => "drained",
+        }
+    }
+}
+
+/// The state of a VF, as it is reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VfStatus {
+    /// The VF's number in the pool, from 0.
+    pub vf: u32,
+    /// The number of its devset, from 0.
+    pub set: u32,
+    /// The state.
+    pub state: State,
+    /// It is to be closed instead of ready when it is free.
+    pub is_draining: bool,
+    /// How often it was taken since the pool was made.
+    pub takes: u64,
+}
+
+/// The number of VFs in each state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Ready.
+    pub ready: usize,
+    /// With an owner.
+    pub taken: usize,
+    /// Being opened, reset, scrubbed or closed.
+    pub returning: usize,
+    /// Failed, or not answering.
+    pub failed: usize,
+    /// Drained.
+    pub drained: usize,
+}
+
+impl Counts {
+    /// Returns the number of all VFs.
+    pub fn all(&self) -> usize {
+        self.ready + self.taken + self.returning + self.failed + self.drained
+    }
+
+    /// Lists the states of VFs that are not ready, for errors: "3 are taken, 1 is being reset".
+    pub fn unready(&self) -> impl fmt::Display {
+        let be = |count| if count == 1 { "is" } else { "are" };
+        let states = [
+            (self.taken, "taken"),
+            (self.returning, "being reset"),
+            (self.failed, "out of service after a failure"),
+            (self.drained, "drained"),
+        ];
+        let parts = states.iter().filter(|(count, word)| *count > 0 || *word == "being reset");
+        let parts: Vec<_> =
+            parts.map(|(count, word)| format!("{count} {} {word}", be(*count))).collect();
+        parts.join(", ")
+    }
+}
+
+/// The reason why a VF cannot be taken, returned or reset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Empty(Counts),
+    Held(u32),
+    NotTaken(&'static str),
+    Other(Owner),
+    InUse(u32, &'static str),
+}
+
+/// An operation on devices, for a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Job {
+    Open(u32),
+    Adopt(u32),
+    Return(u32),
+    Close(u32),
+    ResetSet(u32),
+}
+
+struct Vf {
+    state: State,
+    is_draining: bool,
+    /// A worker takes over what an owner has from an earlier process.
+    is_adopting: bool,
+    /// Of a VF whose set is being reset: its state before.
+    before: Option<State>,
+    takes: u64,
+}
+
+pub(crate) struct Table {
+    vfs: Vec<Vf>,
+    /// Exactly the VFs in state `Ready`, the longest unused one first.
+    ready: VecDeque<u32>,
+    /// Exactly the owners of VFs in state `Taken`.
+    owners: HashMap<Owner, u32>,
+    set_size: u32,
+}
+
+impl Table {
+    /// Makes a table of `count` VFs that are being opened, in sets of `set_size` (at least 1).
+    pub(crate) fn new(count: u32, set_size: u32) -> Self {
+        let vf = |_| Vf {
+            state: State::Returning,
+            is_draining: false,
+            is_adopting: false,
+            before: None,
+            takes: 0,
+        };
+        let vfs = (0..count).map(vf).collect();
+        Self { vfs, ready: VecDeque::new(), owners: HashMap::new(), set_size: set_size.max(1) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.vfs.len()
+    }
+
+    pub(crate) fn sets(&self) -> usize {
+        self.vfs.len().div_ceil(self.set_size as usize)
+    }
+
+    /// Returns the VFs of a set.
+    pub(crate) fn vfs_of(&self, set: u32) -> Range<u32> {
+        let end = (set + 1).saturating_mul(self.set_size);
+        set * self.set_size..end.min(self.vfs.len() as u32)
+    }
+
+    /// Gives the owner a ready VF.
+    pub(crate) fn take(&mut self, owner: &Owner, since_ns: u64) -> Result<u32, Refusal> {
+        if let Some(vf) = self.owners.get(owner) {
+            return Err(Refusal::Held(*vf));
+        }
+        let Some(vf) = self.ready.pop_front() else {
+            return Err(Refusal::Empty(self.counts()));
+        };
+        self.vf(vf).takes += 1;
+        self.occupy(vf, owner.clone(), since_ns);
+        Ok(vf)
+    }
+
+    /// Notes an owner who has had the VF since before this process. Returns the job. Returns `None`
+    /// if the owner has another VF: then this one has no owner.
+    pub(crate) fn adopt(&mut self, vf: u32, owner: Owner, since_ns: u64) -> Option<Job> {
+        if self.owners.contains_key(&owner) {
+            return None;
+        }
+        self.vf(vf).is_adopting = true;
+        self.occupy(vf, owner, since_ns);
+        Some(Job::Adopt(vf))
+    }
+
+    fn occupy(&mut self, vf: u32, owner: Owner, since_ns: u64) {
+        self.owners.insert(owner.clone(), vf);
+        self.vf(vf).state = State::Taken { owner, since_ns };
+    }
+
+    /// Returns the VF of an owner, and whether it is ready for use. Returns `None` if the owner has
+    /// none.
+    pub(crate) fn of(&self, owner: &Owner) -> Option<(u32, bool)> {
+        let vf = *self.owners.get(owner)?;
+        Some((vf, !self.vfs.get(vf as usize)?.is_adopting))
+    }
+
+    /// Returns a VF that its owner never saw: it is as good as before.
+    pub(crate) fn undo_take(&mut self, vf: u32) -> Option<Job> {
+        self.vacate(vf);
+        self.done(vf, Ok(()))
+    }
+
+    /// Takes the VF from its owner. Returns the job, or `None` if one for the VF still runs, at
+    /// whose end it goes on.
+    pub(crate) fn begin_return(&mut self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
+        match &self.vf(vf).state {
+            State::Taken { owner: has, .. } if has == owner => {}
+            State::Taken { owner: has, .. } => return Err(Refusal::Other(has.clone())),
+            state => return Err(Refusal::NotTaken(state.word())),
+        }
+        self.vacate(vf);
+        Ok((!self.vf(vf).is_adopting).then_some(Job::Return(vf)))
+    }
+
+    /// Notes that a worker has taken over what an owner had, or could not. Returns the next job, if
+    /// the owner returned the VF meanwhile or has lost it.
+    pub(crate) fn adopted(&mut self, vf: u32, is_there: bool) -> Option<Job> {
+        self.vf(vf).is_adopting = false;
+        match self.vf(vf).state {
+            State::Taken { .. } if is_there => None,
+            State::Returning if is_there => Some(Job::Return(vf)),
+            _ => {
+                self.vacate(vf);
+                Some(Job::Open(vf))
+            }
+        }
+    }
+
+    fn vacate(&mut self, vf: u32) {
+        let state = std::mem::replace(&mut self.vf(vf).state, State::Returning);
+        if let State::Taken { owner, .. } = state {
+            self.owners.remove(&owner);
+        }
+    }
+
+    /// Notes the end of the last operation on a VF that is returning. Returns the next job for it.
+    pub(crate) fn done(&mut self, vf: u32, outcome: Result<(), String>) -> Option<Job> {
+        match outcome {
+            Err(why) => self.vf(vf).state = State::Failed(why),
+            Ok(()) if self.vf(vf).is_draining => return Some(Job::Close(vf)),
+            Ok(()) => {
+                self.vf(vf).state = State::Ready;
+                self.ready.push_back(vf);
+            }
+        }
+        None
+    }
+
+    /// Notes that a VF is closed.
+    pub(crate) fn closed(&mut self, vf: u32) {
+        let entry = self.vf(vf);
+        (entry.state, entry.is_draining) = (State::Drained, true);
+    }
+
+    /// Notes that an operation has not ended in time.
+    pub(crate) fn stuck(&mut self, vf: u32, why: String) {
+        self.vacate(vf);
+        (self.vf(vf).is_adopting, self.vf(vf).before) = (false, None);
+        self.vf(vf).state = State::Stuck(why);
+    }
+
+    /// Notes that an operation which had not ended in time has ended after all.
+    pub(crate) fn late(&mut self, vf: u32) {
+        if let State::Stuck(why) = &self.vf(vf).state {
+            let why = format!("{why}, and answered later");
+            self.vf(vf).state = State::Failed(why);
+        }
+    }
+
+    /// Wants the VF closed as soon as nobody has it. Returns the job, if it can begin now.
+    pub(crate) fn drain(&mut self, vf: u32) -> Option<Job> {
+        self.vf(vf).is_draining = true;
+        match self.vf(vf).state {
+            State::Ready => self.ready.retain(|one| *one != vf),
+            State::Failed(_) => {}
+            _ => return None,
+        }
+        self.vf(vf).state = State::Returning;
+        Some(Job::Close(vf))
+    }
+
+    /// Ends a drain, and gives a VF that failed another chance. Returns the job, if one is needed.
+    pub(crate) fn resume(&mut self, vf: u32) -> Option<Job> {
+        self.vf(vf).is_draining = false;
+        match self.vf(vf).state {
+            State::Drained | State::Failed(_) => {
+                self.vf(vf).state = State::Returning;
+                Some(Job::Open(vf))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes all VFs of a set out of the pool for a reset of the set.
+    pub(crate) fn claim_set(&mut self, set: u32) -> Result<Job, Refusal> {
+        let vfs = self.vfs_of(set);
+        let is_free =
+            |state: &State| matches!(state, State::Ready | State::Failed(_) | State::Drained);
+        if let Some(vf) = vfs.clone().find(|vf| !is_free(&self.vf(*vf).state)) {
+            return Err(Refusal::InUse(vf, self.vf(vf).state.word()));
+        }
+        self.ready.retain(|vf| !vfs.contains(vf));
+        for vf in vfs {
+            let vf = self.vf(vf);
+            vf.before = Some(std::mem::replace(&mut vf.state, State::Returning));
+        }
+        Ok(Job::ResetSet(set))
+    }
+
+    /// Notes the end of a set's reset. A VF that was ready is as clean as before, a drained one
+    /// stays closed, and one that had failed is opened anew. Returns the jobs.
+    pub(crate) fn release_set(&mut self, set: u32, outcome: &Result<(), String>) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        for vf in self.vfs_of(set) {
+            jobs.extend(match (self.vf(vf).before.take(), outcome) {
+                (Some(State::Drained), _) => {
+                    self.closed(vf);
+                    None
+                }
+                (_, Err(why)) => self.done(vf, Err(why.clone())),
+                (Some(State::Ready), Ok(())) => self.done(vf, Ok(())),
+                _ => Some(Job::Open(vf)),
+            });
+        }
+        jobs
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for vf in &self.vfs {
+            *match vf.state {
+                State::Ready => &mut counts.ready,
+                State::Taken { .. } => &mut counts.taken,
+                State::Returning => &mut counts.returning,
+                State::Failed(_) | State::Stuck(_) => &mut counts.failed,
+                State::Drained => &mut counts.drained,
+            } += 1;
+        }
+        counts
+    }
+
+    pub(crate) fn status(&self) -> Vec<VfStatus> {
+        let status = |(vf, entry): (u32, &Vf)| VfStatus {
+            vf,
+            set: vf / self.set_size,
+            state: entry.state.clone(),
+            is_draining: entry.is_draining,
+            takes: entry.takes,
+        };
+        (0..).zip(&self.vfs).map(status).collect()
+    }
+
+    /// Numbers of VFs come from this table or were compared with its length.
+    fn vf(&mut self, vf: u32) -> &mut Vf {
+        &mut self.vfs[vf as usize]
+    }
+}
