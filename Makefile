@@ -8,9 +8,11 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 PREFIX ?= /usr/local
+# Where container runtimes look for CNI plugins.
+CNI_BIN ?= /opt/cni/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # What runs in guests is linked statically: the agent and the socket engine for the initramfs, slipway-load for any image.
-# So are slipway-vmm and slipway-fs, which start sooner without libraries. The explicit target keeps these flags from build scripts and macros.
+# So are slipway-vmm, slipway-fs and slipway-cni, which start sooner without libraries. The explicit target keeps these flags from build scripts and macros.
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
@@ -22,14 +24,14 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, slipway-bench, containerd's shim, libslipway.so, slipway-vmm, slipway-fs, those that run in guests
+build: ## the programs: target/release/slipway, slipway-bench, containerd's shim, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, those that run in guests
 	@deploy/setup/setup.sh build
 	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
 	    --package slipway-guest-sockets --package slipway-bench --package slipway-vmm-process \
-	    --package slipway-fs-process \
+	    --package slipway-fs-process --package slipway-cni \
 	    --bins --target $(HOST)
 
 demo: build ## run four containers, each in a microVM of its own, and show where the time went
@@ -93,6 +95,7 @@ install: build ## install to PREFIX (/usr/local), with completions, man pages an
 	    $(DESTDIR)/usr/libexec/slipway/slipway-vmm
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-fs \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-fs
+	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-cni $(DESTDIR)$(CNI_BIN)/slipway-cni
 
 clean: ## remove what was built; tools and images stay in /var/lib/slipway
 	cargo clean

@@ -35,6 +35,10 @@ ONLY = {
         ["base/", "spec/", "slipway-sandbox-api", "slipway-seccomp", "slipway-keeper"],
         "one runs for each container: it must stay small (of the keeper it has the question whether one is there)",
     ),
+    "slipway-cni": (
+        ["base/", "spec/", "slipway-plane-api"],
+        "one runs for each interface of a container, hundreds at once: it must stay small",
+    ),
     "slipway-preload": (
         ["base/", "spec/", "slipway-socket"],
         "it runs in other people's programs",

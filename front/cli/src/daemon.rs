@@ -106,11 +106,14 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
     let router = router.add_service(VirtualFunctionsServer::new(functions.clone()));
     std::fs::rename(&unborn, &socket)?;
+    // From here on containers are removed by this daemon; those that were removed before left notes.
+    networks.catch_up().await;
     tracing::info!(socket = %socket.display(), "serving");
     systemd::ready();
     let incoming = Counted::incoming(listener, connections.clone());
-    let watcher =
-        tokio::spawn(end(node, plane, functions, connections, ends_when_idle, socket, stop));
+    let networks_used = Arc::clone(&networks);
+    let used = Used { node, plane, functions, networks: networks_used, connections };
+    let watcher = tokio::spawn(end(used, ends_when_idle, socket, stop));
     let farewell = if keeps { SHORT_FAREWELL } else { FAREWELL };
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
     tokio::select! {
@@ -259,17 +262,18 @@ async fn open_node(
     Ok(Node::open(config.clone(), parts).await?)
 }
 
-/// Waits for a reason to end, then ends the sandboxes that do not outlive this daemon, then sets
-/// `stop`.
-async fn end(
+/// The parts of a daemon whose use keeps an embedded one from ending.
+struct Used {
     node: Arc<Node>,
     plane: Plane,
     functions: VirtualFunctions,
+    networks: Arc<Networks>,
     connections: watch::Sender<usize>,
-    ends_when_idle: bool,
-    socket: PathBuf,
-    stop: watch::Sender<bool>,
-) {
+}
+
+/// Waits for a reason to end, then ends the sandboxes that do not outlive this daemon, then sets
+/// `stop`.
+async fn end(used: Used, ends_when_idle: bool, socket: PathBuf, stop: watch::Sender<bool>) {
     let mut terminate = signal(SignalKind::terminate()).ok();
     let mut interrupt = signal(SignalKind::interrupt()).ok();
     let asked = async {
@@ -281,13 +285,12 @@ async fn end(
     };
     tokio::select! {
         () = asked => tracing::info!("asked to end"),
-        () = idle(&node, &plane, &functions, &connections), if ends_when_idle => {
-            tracing::info!("idle, ending");
-        }
+        () = idle(&used), if ends_when_idle => tracing::info!("idle, ending"),
     }
     // From here on no new client finds this daemon; clients that are connected are served to the
     // end.
     let _ = std::fs::remove_file(&socket);
+    let node = used.node;
     node.close();
     // A sandbox that is just being created is live, too.
     let live: Vec<_> = node.list().into_iter().filter(|s| node.ends_with_daemon(s)).collect();
@@ -300,21 +303,17 @@ async fn end(
 }
 
 /// Returns after [`IDLE`] without work and without connections.
-async fn idle(
-    node: &Node,
-    plane: &Plane,
-    functions: &VirtualFunctions,
-    connections: &watch::Sender<usize>,
-) {
+async fn idle(used: &Used) {
+    let Used { node, plane, functions, networks, connections } = used;
     let mut connected = connections.subscribe();
     let mut changes = node.changes();
     loop {
         let connected_now = *connected.borrow_and_update();
-        // Endpoints, disks and memory ports change only by requests over connections, so
-        // `connected` covers them.
+        // Endpoints, disks, memory ports and attachments change only by requests over connections,
+        // so `connected` covers them.
         let disks = !plane.list_disks().is_empty();
         let served = !plane.list().is_empty() || disks || plane.fabric().count_ports() > 0;
-        let served = served || functions.is_in_use();
+        let served = served || functions.is_in_use() || networks.is_attached().await;
         let busy = node.live() > 0 || connected_now > 0 || served;
         changes.borrow_and_update();
         tokio::select! {

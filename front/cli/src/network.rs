@@ -33,7 +33,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
                 crate::say!("{}", serde_json::to_string_pretty(&all)?);
             } else {
                 let rows: Vec<_> = all.iter().map(row).collect();
-                let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "SANDBOXES"];
+                let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "MEMBERS"];
                 crate::out::print(format_args!("{}", table(header, &rows)));
             }
         }
@@ -76,6 +76,16 @@ fn row(network: &v1::Network) -> [String; 6] {
     ]
 }
 
+/// Returns a container's interface that the CNI plugin asked for.
+fn attachment(container: &v1::ContainerInterface, namespace: &str) -> serde_json::Value {
+    serde_json::json!({
+        "configuration": container.configuration,
+        "container": container.container_id,
+        "interface": container.interface,
+        "namespace": namespace,
+    })
+}
+
 fn as_json(network: &v1::Network) -> serde_json::Value {
     let members = network.members.iter().map(|member| {
         serde_json::json!({
@@ -85,6 +95,7 @@ fn as_json(network: &v1::Network) -> serde_json::Value {
             "ipv4": member.ipv4,
             "ipv6": member.ipv6,
             "published": member.published,
+            "attachment": member.container.as_ref().map(|one| attachment(one, &member.namespace)),
         })
     });
     let ports = network.ports.iter().map(|port| {

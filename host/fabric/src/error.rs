@@ -52,6 +52,12 @@ pub enum Error {
     /// No memory port has this name.
     #[error("there is no memory port \"{0}\"; `slipway port ls` lists ports")]
     UnknownMemoryPort(String),
+    /// A TAP interface with this name is attached.
+    #[error("a TAP interface called \"{0}\" is attached already")]
+    ExistingTap(String),
+    /// No TAP interface with this name is attached.
+    #[error("there is no attached TAP interface \"{0}\"")]
+    UnknownTap(String),
     /// A port cannot have these settings.
     #[error(transparent)]
     Port(#[from] BadConfig),
@@ -76,10 +82,13 @@ impl From<Error> for tonic::Status {
             Error::Invalid(_) | Error::AmbiguousPort(_) | Error::Port(_) => {
                 Self::invalid_argument(message)
             }
-            Error::ExistingSwitch(_) | Error::ExistingPort(_) => Self::already_exists(message),
-            Error::UnknownPort(_) | Error::UnknownMemoryPort(_) | Error::UnknownSwitch(_) => {
-                Self::not_found(message)
+            Error::ExistingSwitch(_) | Error::ExistingPort(_) | Error::ExistingTap(_) => {
+                Self::already_exists(message)
             }
+            Error::UnknownPort(_)
+            | Error::UnknownMemoryPort(_)
+            | Error::UnknownTap(_)
+            | Error::UnknownSwitch(_) => Self::not_found(message),
             Error::Tap { .. }
             | Error::Socket { .. }
             | Error::Namespace(_)

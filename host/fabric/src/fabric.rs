@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::memory_ports::MemoryPorts;
 use crate::port::port;
 use crate::switch::SwitchHandle;
+use crate::taps::Taps;
 use crate::uplink;
 
 /// The switches of a node, with their ports and captures.
@@ -21,6 +22,7 @@ pub struct Fabric {
     lasting: bool,
     switches: Mutex<BTreeMap<String, SwitchHandle>>,
     memory_ports: MemoryPorts,
+    pub(crate) taps: Taps,
     captures: Captures,
     /// Held while a caller changes a port's settings, until they are stored as well.
     pub(crate) settings: Mutex<()>,
@@ -35,6 +37,7 @@ impl Fabric {
             lasting,
             switches: Mutex::default(),
             memory_ports: MemoryPorts::default(),
+            taps: Taps::default(),
             captures: Captures::default(),
             settings: Mutex::default(),
         }
@@ -114,7 +117,7 @@ impl Fabric {
     fn attach_tap(&self, switch: &SwitchHandle, name: &str) -> Result<(), Error> {
         let failed = |source| Error::Tap { name: name.to_owned(), source };
         let tap = TapPort::open(name).map_err(failed)?;
-        let same = tap.keep().and_then(|file| TapPort::of(file, name)).map_err(failed)?;
+        let same = tap.hold().map_err(failed)?;
         // The host is trusted: it forwards frames for others.
         let config =
             PortConfig { name: format!("tap:{name}"), trust: true, ..PortConfig::default() };
@@ -131,6 +134,7 @@ impl Fabric {
         let removed = self.lock().remove(name);
         let switch = removed.ok_or_else(|| Error::UnknownSwitch(name.to_owned()))?;
         self.memory_ports.remove_of(name);
+        self.taps.forget_of(name);
         switch.handle.stop();
         // A stopped switch answers nothing, so the result does not matter.
         let _ = switch.handle.call(|_| ());

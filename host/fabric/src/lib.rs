@@ -4,7 +4,8 @@
 //! - [`Fabric`] owns the table of switches. Each switch is a task of a reactor; its ports are
 //!   network functions, TAP interfaces, interfaces in network namespaces and memory ports.
 //! - `memory_ports`: a port for a program of this host, which gets its rings at a socket.
-//! - `uplink`: a port at an interface in a network namespace of the host.
+//! - `uplink`: a port at an interface in a network namespace of the host; `taps`: ports at TAP
+//!   interfaces that the fabric makes there.
 //! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
 //!   `capture` records their frames. `port` converts a port for the interface.
 //!
@@ -25,6 +26,7 @@ mod port;
 mod ports;
 mod settings;
 mod switch;
+mod taps;
 mod uplink;
 
 pub use error::Error;

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use tonic::{Code, Status};
 
+use crate::attachment::AttachmentKey;
+
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -69,6 +71,12 @@ pub enum Error {
         /// The name of the sandbox.
         sandbox: String,
     },
+    /// A container has this attachment, or the interface of its namespace.
+    #[error("the {0} is there already; DEL removes it")]
+    ExistingAttachment(AttachmentKey),
+    /// There is no such attachment.
+    #[error("there is no {0}; ADD makes it")]
+    UnknownAttachment(AttachmentKey),
     /// The subnet overlaps one that is in use.
     #[error("{subnet} overlaps {other}; `--subnet` takes another one")]
     Overlap {
@@ -133,9 +141,10 @@ impl Error {
     fn code(&self) -> Code {
         match self {
             Self::Invalid(_) => Code::InvalidArgument,
-            Self::Unknown(_) | Self::UnknownPort(_) => Code::NotFound,
+            Self::Unknown(_) | Self::UnknownPort(_) | Self::UnknownAttachment(_) => Code::NotFound,
             Self::Exists(_)
             | Self::ExistingPort(_)
+            | Self::ExistingAttachment(_)
             | Self::Taken { .. }
             | Self::InterfaceTaken { .. } => Code::AlreadyExists,
             Self::Full { .. } => Code::ResourceExhausted,

@@ -175,7 +175,7 @@ pub fn remove(device: &str) -> Result<()> {
     remove().map_err(Error::host(format!("cannot remove the interface {device}")))
 }
 
-fn setting(name: &str, value: &str) {
+pub(crate) fn setting(name: &str, value: &str) {
     // Missing if IPv6 is switched off.
     let _ = fs::write(Path::new("/proc/sys/net").join(name), value);
 }

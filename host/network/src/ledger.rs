@@ -7,6 +7,7 @@
 //! which sandboxes still exist, and frees the leases of the others.
 //!
 //! A sandbox with an interface in a namespace of others has a file of its own, written likewise.
+//! So has each attachment of a container (`attachments.rs`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -81,6 +82,9 @@ pub struct Lease {
     /// Ports of the host that lead to the sandbox.
     #[serde(default)]
     pub published: Vec<Published>,
+    /// The lease belongs to a container's attachment, whose file has it.
+    #[serde(skip)]
+    pub attached: bool,
 }
 
 /// A sandbox's interface in a network namespace of others.
@@ -221,7 +225,9 @@ impl Ledger {
     /// # Errors
     /// [`Error::File`]; the old leases are still there.
     pub fn save_leases(&self, network: &Network) -> Result<()> {
-        self.write(&self.path(&network.name, "leases"), &network.leases, false)
+        let own: BTreeMap<&String, &Lease> =
+            network.leases.iter().filter(|(_, lease)| !lease.attached).collect();
+        self.write(&self.path(&network.name, "leases"), &own, false)
     }
 
     /// Reads the interfaces in namespaces of others, by sandbox. Unreadable ones were lost in a
@@ -359,6 +365,7 @@ mod tests {
             ipv4: Ipv4Addr::new(10, 1, 2, 2),
             ipv6: "fd00:1::2".parse().unwrap(),
             published: Published::parse("8080:80").unwrap(),
+            attached: false,
         };
         network.leases.insert("0123456789ab".into(), lease);
         ledger.save_leases(&network).unwrap();

@@ -9,6 +9,8 @@
 //! - [`reach`] decides which addresses beyond the host sandboxes may reach; `forwarding` makes the
 //!   host forward their packets and no others;
 //! - [`publish`] parses the ports to publish, `proxy` holds them on the host;
+//! - `attachment` is a container's interface in a network and in the ledger, `container` its
+//!   settings in the container's network namespace;
 //! - `namespace` reads the interface that somebody else made in a network namespace, for a sandbox
 //!   that has it in place of one in a network, and keeps the host's kernel off its frames;
 //! - [`Service`] is the gRPC interface of all this, `slipway-plane-api`'s `network.proto`. This
@@ -33,6 +35,8 @@
 //! [`Error`]; `tracing` for the daemon's log.
 
 pub mod allocate;
+mod attachment;
+mod container;
 pub mod dns;
 mod error;
 mod forwarding;

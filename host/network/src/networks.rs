@@ -2,8 +2,10 @@
 //!
 //! Over 500 lines: the operations on networks, under one lock.
 
+mod attachments;
 mod namespaces;
 mod ports;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +18,7 @@ use tokio::sync::Mutex;
 use tonic::Code;
 
 use crate::allocate::{self, Wish, choose};
+use crate::attachment::{Attachment, Store};
 use crate::dns::{Server, Zone};
 use crate::forwarding::Forwarding;
 use crate::host::{self, Surroundings};
@@ -51,6 +54,9 @@ pub const FORWARDING_FILE: &str = "/run/slipway/forwarding.json";
 pub struct Networks {
     settings: Settings,
     ledger: Ledger,
+    attachments: Store,
+    /// Operations on attachments.
+    turns: turns::Turns,
     plane: PlaneClient,
     /// A thread of their own serves names and published ports: a sandbox that floods it keeps
     /// nobody from managing sandboxes.
@@ -66,6 +72,8 @@ struct NetworkTable {
     up: BTreeMap<String, Up>,
     /// Interfaces in namespaces of others, by sandbox.
     uplinks: BTreeMap<String, Uplink>,
+    /// Interfaces of containers, by id; their leases are in their networks.
+    attachments: BTreeMap<String, Attachment>,
     /// The rules in force; `None` if they are unknown.
     rules: Option<String>,
     /// The families that forwarding was switched on for; `None` if it is as it was before, or
@@ -90,8 +98,13 @@ impl Networks {
         let networks = ledger.load()?.into_iter().map(|one| (one.name.clone(), one)).collect();
         let (serving, stop) = server_thread().map_err(Error::host("no thread for networks"))?;
         let uplinks = ledger.load_uplinks()?;
-        let state = Mutex::new(NetworkTable { networks, uplinks, ..NetworkTable::default() });
-        Ok(Self { settings, ledger, plane, serving, _stop: stop, state })
+        let mut table = NetworkTable { networks, uplinks, ..NetworkTable::default() };
+        let attachments = Store::open(&settings.dir)?;
+        for (id, one) in attachments.load()? {
+            attachments::enter(&mut table, &id, &one, one.lease.clone());
+        }
+        let (state, turns) = (Mutex::new(table), turns::Turns::default());
+        Ok(Self { settings, ledger, attachments, turns, plane, serving, _stop: stop, state })
     }
 
     /// Makes a network; it comes up when a sandbox joins it.
@@ -102,6 +115,15 @@ impl Networks {
         let mut state = self.state.lock().await;
         self.make(&mut state, request)?;
         self.describe(&state, &request.name)
+    }
+
+    /// Makes the default network if `name` is its name and it does not exist.
+    fn make_default(&self, state: &mut NetworkTable, name: &str) -> Result<()> {
+        if name != DEFAULT_NETWORK || state.networks.contains_key(name) {
+            return Ok(());
+        }
+        let default = v1::CreateNetworkRequest { name: name.to_owned(), ..Default::default() };
+        self.make(state, &default)
     }
 
     fn make(&self, state: &mut NetworkTable, request: &v1::CreateNetworkRequest) -> Result<()> {
@@ -189,10 +211,7 @@ impl Networks {
         let wanted = ports(&request.publish)?;
         let mut state = self.state.lock().await;
         let (id, name) = (&request.sandbox_id, &request.network);
-        if name == DEFAULT_NETWORK && !state.networks.contains_key(name) {
-            let default = v1::CreateNetworkRequest { name: name.clone(), ..Default::default() };
-            self.make(&mut state, &default)?;
-        }
+        self.make_default(&mut state, name)?;
         let network = find(&state, name)?;
         if network.internal && !wanted.is_empty() {
             return Err(Error::Invalid(format!(
@@ -252,6 +271,14 @@ impl Networks {
     /// The first error; the rest was done all the same.
     pub async fn reconcile(&self, live: &BTreeSet<String>) -> Result<()> {
         let mut outcome = self.reconcile_namespaces(live).await;
+        self.catch_up().await;
+        self.drop_lost_attachments().await;
+        outcome = outcome.and(self.reconcile_networks(live).await);
+        outcome.and(self.reconnect_attachments().await)
+    }
+
+    async fn reconcile_networks(&self, live: &BTreeSet<String>) -> Result<()> {
+        let mut outcome = Ok(());
         let mut state = self.state.lock().await;
         let names: Vec<String> = state.networks.keys().cloned().collect();
         for name in names {
@@ -273,7 +300,7 @@ impl Networks {
     ) -> Result<()> {
         let Some(network) = state.networks.get_mut(name) else { return Ok(()) };
         let before = network.leases.len();
-        network.leases.retain(|id, _| live.contains(id));
+        network.leases.retain(|id, lease| lease.attached || live.contains(id));
         if network.leases.len() < before {
             self.ledger.save_leases(network)?;
         }
@@ -423,6 +450,8 @@ impl Networks {
             ipv4: lease.ipv4.to_string(),
             ipv6: lease.ipv6.to_string(),
             published: lease.published.iter().map(ToString::to_string).collect(),
+            container: state.attachments.get(id).map(|one| one.key.describe()),
+            namespace: state.attachments.get(id).map(|one| one.path()).unwrap_or_default(),
         });
         let ports = network.ports.keys().filter_map(|name| self.describe_port(network, name).ok());
         Ok(v1::Network {
@@ -499,6 +528,7 @@ fn attachment(network: &Network, id: &str) -> Result<v1::Attachment> {
         mtu: network.mtu,
         name_servers: vec![network.gateway.to_string()],
         published: lease.published.iter().map(ToString::to_string).collect(),
+        routes: Vec::new(),
     })
 }
 

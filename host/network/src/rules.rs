@@ -238,6 +238,7 @@ mod tests {
             ipv4: Ipv4Addr::new(10, 0, third, 2),
             ipv6: format!("fd00:{third}::2").parse().unwrap(),
             published: Vec::new(),
+            attached: false,
         };
         network.leases.insert("id".into(), lease);
         network

@@ -113,6 +113,44 @@ impl v1::networks_server::Networks for Service {
         .await
     }
 
+    async fn attach(
+        &self,
+        request: Request<v1::AttachRequest>,
+    ) -> Result<Response<v1::Attachment>, Status> {
+        let request = request.into_inner();
+        self.complete(|networks| async move { networks.attach(&request).await }).await
+    }
+
+    async fn detach(
+        &self,
+        request: Request<v1::DetachRequest>,
+    ) -> Result<Response<v1::DetachReply>, Status> {
+        let container = request.into_inner().container;
+        self.complete(|networks| async move {
+            networks.detach(container.as_ref()).await.map(|()| v1::DetachReply {})
+        })
+        .await
+    }
+
+    async fn check_attachment(
+        &self,
+        request: Request<v1::CheckAttachmentRequest>,
+    ) -> Result<Response<v1::Attachment>, Status> {
+        Ok(Response::new(self.networks.check_attachment(request.get_ref()).await?))
+    }
+
+    async fn collect_attachments(
+        &self,
+        request: Request<v1::CollectAttachmentsRequest>,
+    ) -> Result<Response<v1::CollectAttachmentsReply>, Status> {
+        let request = request.into_inner();
+        self.complete(|networks| async move {
+            let removed = networks.collect_attachments(&request).await?;
+            Ok(v1::CollectAttachmentsReply { removed })
+        })
+        .await
+    }
+
     async fn create_port(
         &self,
         request: Request<v1::CreatePortRequest>,

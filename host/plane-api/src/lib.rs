@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint as Address, Uri};
 
+pub mod attachments;
 pub mod histogram;
 
 /// Messages, client and server of the plane's service.

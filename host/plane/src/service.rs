@@ -207,6 +207,23 @@ impl v1::plane_server::Plane for Service {
         blocking(move || plane.fabric().remove_port(&name).map(|()| v1::RemovePortReply {})).await
     }
 
+    async fn attach_tap(
+        &self,
+        request: Request<v1::AttachTapRequest>,
+    ) -> Result<Response<v1::AttachTapReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.fabric().attach_namespace_tap(&request)).await
+    }
+
+    async fn detach_tap(
+        &self,
+        request: Request<v1::DetachTapRequest>,
+    ) -> Result<Response<v1::DetachTapReply>, Status> {
+        let (plane, name) = (self.plane.clone(), request.into_inner().name);
+        let detach = move || plane.fabric().detach_namespace_tap(&name);
+        blocking(move || detach().map(|()| v1::DetachTapReply {})).await
+    }
+
     async fn list_switches(
         &self,
         _: Request<v1::ListSwitchesRequest>,

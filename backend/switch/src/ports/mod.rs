@@ -8,7 +8,7 @@ mod tap;
 pub use memory::{MemoryPort, Tell};
 pub use packet::{PacketPort, Reception};
 pub use simple::{LoopbackPort, NullPort, UnpluggedPort};
-pub use tap::TapPort;
+pub use tap::{TapHold, TapPort};
 
 /// Converts a system call's return value to a result.
 fn check(result: std::ffi::c_int) -> std::io::Result<()> {

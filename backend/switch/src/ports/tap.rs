@@ -11,7 +11,7 @@ use slipway_ram::Span;
 
 use super::{check, is_full};
 use crate::vnet::HEADER;
-use crate::{Abilities, Burst, Delivered, LinkSetting, MAX_FRAME, Offload, Pick, Port};
+use crate::{Abilities, Burst, Delivered, LinkSetting, MAX_FRAME, Mac, Offload, Pick, Port};
 
 /// The largest number of frames read at a time.
 const BATCH: usize = 32;
@@ -26,6 +26,9 @@ const TUNSETPERSIST: c_ulong = 0x4004_54cb;
 const TUNSETOFFLOAD: c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: c_ulong = 0x4004_54d8;
 const TUNSETCARRIER: c_ulong = 0x4004_54e2;
+/// From <linux/sockios.h>.
+const SIOCSIFHWADDR: c_ulong = 0x8924;
+const IFF_TUN_EXCL: c_int = 0x8000;
 const TUN_F_CSUM: c_ulong = 1;
 const TUN_F_TSO4: c_ulong = 2;
 const TUN_F_TSO6: c_ulong = 4;
@@ -42,6 +45,25 @@ pub struct TapPort {
     malformed: u64,
     /// The interface was removed.
     gone: bool,
+    /// The interface has a carrier, or has none; `None` if that is unknown.
+    carrier: Option<bool>,
+}
+
+/// A descriptor of a TAP interface beside its port, which keeps the interface alive and decides
+/// whether it outlives its descriptors.
+#[derive(Debug)]
+pub struct TapHold(OwnedFd);
+
+impl TapHold {
+    /// Sets whether the interface stays after its last descriptor is closed.
+    ///
+    /// # Errors
+    /// Those of ioctl(2).
+    pub fn set_persistent(&self, persistent: bool) -> std::io::Result<()> {
+        let persistent = c_ulong::from(persistent);
+        // SAFETY: the request takes a number.
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), TUNSETPERSIST as _, persistent) })
+    }
 }
 
 // SAFETY: `vectors` holds valid pointers only within a call.
@@ -57,6 +79,18 @@ impl TapPort {
     /// `NotFound` if the kernel has no TUN/TAP driver; `PermissionDenied` without CAP_NET_ADMIN;
     /// `ResourceBusy` if a process has the interface open.
     pub fn open(name: &str) -> std::io::Result<Self> {
+        Self::open_with(name, 0)
+    }
+
+    /// Creates the TAP interface `name`.
+    ///
+    /// # Errors
+    /// Those of [`TapPort::open`]; `ResourceBusy` if there is an interface of that name.
+    pub fn create(name: &str) -> std::io::Result<Self> {
+        Self::open_with(name, IFF_TUN_EXCL)
+    }
+
+    fn open_with(name: &str, more: c_int) -> std::io::Result<Self> {
         let bytes = name.as_bytes();
         let bad = |byte: &u8| matches!(byte, b'/' | b'%' | b':') || byte.is_ascii_whitespace();
         if bytes.is_empty()
@@ -78,11 +112,12 @@ impl TapPort {
         for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
             *to = *from as libc::c_char;
         }
-        let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | more;
         request.ifr_ifru.ifru_flags = kind as c_short;
         // SAFETY: the request takes a pointer to an `ifreq`, owned by this function.
         check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw mut request) })?;
-        Self::of(file, name)
+        // The kernel gives an interface a carrier when it is opened.
+        Ok(Self { carrier: Some(true), ..Self::of(file, name)? })
     }
 
     /// Continues with the descriptor of an earlier port, of this process or another.
@@ -104,6 +139,7 @@ impl TapPort {
             vectors: Vec::new(),
             malformed: 0,
             gone: false,
+            carrier: None,
         })
     }
 
@@ -112,23 +148,30 @@ impl TapPort {
         &self.name
     }
 
-    /// Returns a duplicate of the descriptor, which keeps the interface alive.
+    /// Returns another descriptor of the interface.
     ///
     /// # Errors
     /// If no descriptors are left.
-    pub fn keep(&self) -> std::io::Result<OwnedFd> {
-        self.file.try_clone()
+    pub fn hold(&self) -> std::io::Result<TapHold> {
+        self.file.try_clone().map(TapHold)
     }
 
-    /// Sets whether the interface stays after its last descriptor is closed.
+    /// Sets the interface's MAC address.
     ///
     /// # Errors
     /// Those of ioctl(2).
-    pub fn set_persistent(&self, persistent: bool) -> std::io::Result<()> {
-        // SAFETY: the request takes a number.
-        check(unsafe {
-            libc::ioctl(self.file.as_raw_fd(), TUNSETPERSIST as _, c_ulong::from(persistent))
-        })
+    pub fn set_mac(&self, mac: Mac) -> std::io::Result<()> {
+        // SAFETY: all zeros is a valid `ifreq`.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let mut address =
+            libc::sockaddr { sa_family: libc::ARPHRD_ETHER, sa_data: Default::default() };
+        for (to, from) in address.sa_data.iter_mut().zip(mac.0) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_hwaddr = address;
+        let file = self.file.as_raw_fd();
+        // SAFETY: the request takes a pointer to an `ifreq`, owned by this function.
+        check(unsafe { libc::ioctl(file, SIOCSIFHWADDR as _, &raw mut request) })
     }
 
     /// Reads a frame into slot `number` and returns its length, or `None` if there is no frame.
@@ -239,7 +282,13 @@ impl Port for TapPort {
     }
 
     fn set_link(&mut self, link: LinkSetting) {
-        let carrier = c_int::from(link != LinkSetting::Down);
+        let wanted = link != LinkSetting::Down;
+        // The request waits for the kernel's lock of all interfaces.
+        if self.carrier == Some(wanted) {
+            return;
+        }
+        self.carrier = Some(wanted);
+        let carrier = c_int::from(wanted);
         // Kernels before 4.20 lack the request: the peer sees a carrier, but nothing passes either.
         // SAFETY: the request takes a pointer to an `int`, owned by this function.
         unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) };
@@ -260,7 +309,15 @@ mod tests {
         let memory = Span::heap(page);
         let name = String::new();
         let span = memory.clone();
-        let mut port = TapPort { file, name, memory, vectors: vec![], malformed: 0, gone: false };
+        let mut port = TapPort {
+            file,
+            name,
+            memory,
+            vectors: vec![],
+            malformed: 0,
+            gone: false,
+            carrier: None,
+        };
         let mut burst = Burst::new();
         for len in [page / 2, page / 2, 60, 60] {
             burst.push(&span, 0, len, Offload::NONE).unwrap();
@@ -276,7 +333,15 @@ mod tests {
         let file = rustix::fs::memfd_create("tap", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let memory = Span::heap(64);
         let name = String::new();
-        let mut port = TapPort { file, name, memory, vectors: vec![], malformed: 0, gone: false };
+        let mut port = TapPort {
+            file,
+            name,
+            memory,
+            vectors: vec![],
+            malformed: 0,
+            gone: false,
+            carrier: None,
+        };
         // Two more vectors are the header's and the head's.
         let most = libc::UIO_MAXIOV as usize - 2;
         for (pieces, frames) in [(most, 1), (most + 1, 0), (9000, 0)] {

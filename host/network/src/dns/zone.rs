@@ -240,7 +240,14 @@ mod tests {
             let ipv4 = Ipv4Addr::new(10, 0, 1, number);
             let ipv6 = format!("fd00:1::{number}").parse().unwrap();
             let mac = Mac::derived(ipv4);
-            let lease = Lease { name: name.into(), mac, ipv4, ipv6, published: Vec::new() };
+            let lease = Lease {
+                name: name.into(),
+                mac,
+                ipv4,
+                ipv6,
+                published: Vec::new(),
+                attached: false,
+            };
             network.leases.insert(name.into(), lease);
         }
         Zone::of(&network)

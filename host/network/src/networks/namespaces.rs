@@ -20,7 +20,7 @@ fn switch_of(id: &str) -> String {
 }
 
 /// Runs work that waits for the kernel or for a program.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;

@@ -10,7 +10,7 @@ use tonic::Code;
 
 use super::{NetworkTable, Networks, check_name, find};
 use crate::ledger::{HostPort, Network};
-use crate::{DEFAULT_NETWORK, Error, Mac, Result};
+use crate::{Error, Mac, Result};
 
 /// Bytes of an Ethernet header with a tag.
 const HEADER: u32 = 18;
@@ -29,10 +29,7 @@ impl Networks {
         if state.networks.values().any(|network| network.ports.contains_key(name)) {
             return Err(Error::ExistingPort(name.clone()));
         }
-        if network == DEFAULT_NETWORK && !state.networks.contains_key(network) {
-            let default = v1::CreateNetworkRequest { name: network.clone(), ..Default::default() };
-            self.make(&mut state, &default)?;
-        }
+        self.make_default(&mut state, network)?;
         let port = choose(find(&state, network)?, request)?;
         if !state.up.contains_key(network) {
             self.bring_up(&mut state, network).await?;

@@ -1,0 +1,184 @@
+//! The operations of CNI.
+
+use serde_json::Value;
+use slipway_plane_api::{attachments, network_v1 as v1};
+
+use crate::configuration::Configuration;
+use crate::daemon::{Connection, Daemon, container};
+use crate::environment::{Command, Environment};
+use crate::failure::{Code, Failure};
+use crate::{answer, ipam, note};
+
+/// The network that the daemon makes when it is first needed.
+const DEFAULT_NETWORK: &str = "default";
+
+/// An operation with its parameters.
+struct Operation<'a> {
+    environment: &'a Environment,
+    configuration: &'a Configuration,
+    /// The configuration as it came.
+    input: &'a [u8],
+    /// The IPAM plugin.
+    ipam: Option<&'a str>,
+    daemon: Daemon,
+}
+
+/// Carries out an operation. Returns its answer, if it has one.
+///
+/// # Errors
+/// [`Failure`] as CNI defines it for the operation.
+pub fn run(
+    environment: &Environment,
+    configuration: &Configuration,
+    input: &[u8],
+) -> Result<Option<Value>, Failure> {
+    if environment.command == Command::Version {
+        return Ok(Some(answer::versions(&configuration.cni_version)));
+    }
+    let daemon = Daemon::of(environment, configuration)?;
+    let ipam = configuration.ipam()?;
+    let operation = Operation { environment, configuration, input, ipam, daemon };
+    match environment.command {
+        Command::Add => operation.add().map(Some),
+        Command::Del => operation.del().map(|()| None),
+        Command::Check => operation.check().map(|()| None),
+        Command::Gc => operation.gc().map(|()| None),
+        _ => operation.status().map(|()| None),
+    }
+}
+
+impl Operation<'_> {
+    /// Runs the IPAM plugin, if there is one. Returns its output.
+    fn delegate(&self) -> Result<Option<Vec<u8>>, Failure> {
+        let path = &self.environment.path;
+        self.ipam.map(|kind| ipam::run(kind, path, self.input)).transpose()
+    }
+
+    fn add(&self) -> Result<Value, Failure> {
+        // Before the IPAM plugin gives out an address: without a daemon there is no use for one.
+        let connection = self.daemon.connect()?;
+        let added = self.attach(&connection);
+        if added.is_err()
+            && let Some(kind) = self.ipam
+        {
+            // The runtime calls DEL after a failure as well, but it does not have to.
+            let _ = ipam::release(kind, &self.environment.path, self.input);
+        }
+        added
+    }
+
+    fn attach(&self, connection: &Connection<'_>) -> Result<Value, Failure> {
+        let Self { environment, configuration, .. } = self;
+        let output = self.delegate()?;
+        let chosen = match (self.ipam, output) {
+            (Some(kind), Some(output)) => Some(ipam::parse(kind, &output)?),
+            _ => None,
+        };
+        let addresses = chosen.as_ref().map(|chosen| chosen.addresses.clone());
+        let request = v1::AttachRequest {
+            container: Some(container(environment, configuration)),
+            namespace: environment.namespace.clone(),
+            network: configuration.network.clone(),
+            name: environment.name.clone(),
+            mac: configuration.runtime_config.mac.clone().unwrap_or_default(),
+            addresses: addresses.unwrap_or_else(|| configuration.addresses()),
+            publish: configuration.publish()?,
+            routes: chosen.as_ref().map(|chosen| chosen.routes.clone()),
+            function: configuration.function,
+        };
+        let made = connection.call(|mut client| async move { client.attach(request).await })?;
+        let dns = chosen.and_then(|chosen| chosen.dns);
+        Ok(answer::added(&configuration.cni_version, environment, &made, dns.as_ref()))
+    }
+
+    fn del(&self) -> Result<(), Failure> {
+        // The address is free when the interface is gone, and not before.
+        self.detach()?;
+        self.delegate().map(drop)
+    }
+
+    /// Has the daemon remove the attachment, or leaves it a note.
+    fn detach(&self) -> Result<(), Failure> {
+        let Err(first) = self.detach_now() else { return Ok(()) };
+        if first.code() != Code::Later as u32 {
+            return Err(first);
+        }
+        let Environment { container, interface, .. } = self.environment;
+        let id = attachments::id(&self.configuration.name, container, interface);
+        let dir = self.daemon.attachments();
+        let left = note::leave(&dir, &id).map_err(|error| {
+            let dir = dir.display();
+            Failure::new(
+                Code::Later,
+                format!("no daemon serves, and no note can be left for it in {dir}: {error}"),
+            )
+        })?;
+        if left {
+            // A daemon that came up meanwhile may have looked for notes before.
+            match self.detach_now() {
+                Err(failure) if failure.code() != Code::Later as u32 => return Err(failure),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn detach_now(&self) -> Result<(), Failure> {
+        let container = Some(container(self.environment, self.configuration));
+        let request = v1::DetachRequest { container };
+        let connection = self.daemon.connect()?;
+        connection.call(|mut client| async move { client.detach(request).await }).map(drop)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let request = v1::CheckAttachmentRequest {
+            container: Some(container(self.environment, self.configuration)),
+            namespace: self.environment.namespace.clone(),
+        };
+        let connection = self.daemon.connect()?;
+        let checked =
+            connection.call(|mut client| async move { client.check_attachment(request).await });
+        checked.map_err(|failure| match failure.code() {
+            // The daemon knows no such attachment.
+            code if code == Code::Invalid as u32 => failure.as_code(Code::Unknown),
+            code if code == Code::Host as u32 => failure.as_code(Code::Changed),
+            _ => failure,
+        })?;
+        self.delegate().map(drop)
+    }
+
+    fn gc(&self) -> Result<(), Failure> {
+        let Some(valid) = &self.configuration.valid else {
+            return Err(Failure::new(
+                Code::Invalid,
+                "GC needs \"cni.dev/valid-attachments\"; without it every attachment would go",
+            ));
+        };
+        let valid = valid.iter().map(|one| v1::ContainerInterface {
+            configuration: String::new(),
+            container_id: one.container.clone(),
+            interface: one.interface.clone(),
+        });
+        let request = v1::CollectAttachmentsRequest {
+            configuration: self.configuration.name.clone(),
+            valid: valid.collect(),
+        };
+        let connection = self.daemon.connect()?;
+        connection.call(|mut client| async move { client.collect_attachments(request).await })?;
+        self.delegate().map(drop)
+    }
+
+    fn status(&self) -> Result<(), Failure> {
+        // While no daemon serves, nothing carries the frames of containers.
+        let connection =
+            self.daemon.connect().map_err(|failure| failure.as_code(Code::Disconnected))?;
+        let name = self.configuration.network.clone();
+        if name != DEFAULT_NETWORK {
+            let request = v1::GetNetworkRequest { name };
+            let found =
+                connection.call(|mut client| async move { client.get_network(request).await });
+            found.map_err(|failure| failure.as_code(Code::Unavailable))?;
+        }
+        self.delegate().map(drop)
+    }
+}

@@ -1,0 +1,305 @@
+//! The network configuration, from the input (CNI specification, *Section 1*).
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::Value;
+use slipway_plane_api::attachments;
+
+use crate::environment::{Command, Environment};
+use crate::failure::{Code, Failure};
+
+/// The versions of CNI that are spoken, oldest first.
+pub const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+/// The newest version.
+pub const LATEST: &str = "1.1.0";
+/// The most attachments of one GC.
+const MOST_ATTACHMENTS: usize = 65_536;
+/// The most published ports and addresses of a container.
+const MOST: usize = 256;
+
+/// The configuration, with the fields that this plugin knows. Others are for other plugins.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Configuration {
+    /// The version of CNI.
+    #[serde(default)]
+    pub cni_version: String,
+    /// The configuration's name.
+    #[serde(default)]
+    pub name: String,
+    /// The network of Slipway's.
+    #[serde(default = "default_network")]
+    pub network: String,
+    /// The interface carries settings only, and a sandbox gets the network's port in its place.
+    #[serde(default)]
+    pub function: bool,
+    /// The plugin that chooses addresses.
+    #[serde(default)]
+    pub ipam: Option<Ipam>,
+    /// What the runtime asks for, beside what the administrator wrote.
+    #[serde(default)]
+    pub runtime_config: RuntimeConfig,
+    /// The result of the plugin before, or of ADD.
+    #[serde(default)]
+    pub prev_result: Option<Value>,
+    /// The attachments that GC leaves alone.
+    #[serde(default, rename = "cni.dev/valid-attachments")]
+    pub valid: Option<Vec<ValidAttachment>>,
+    /// The daemon's run directory.
+    #[serde(default)]
+    pub run_dir: Option<PathBuf>,
+    /// The directory of the daemon's state.
+    #[serde(default)]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// The part of the configuration that is the IPAM plugin's.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Ipam {
+    /// The plugin's name; empty: none.
+    #[serde(default, rename = "type")]
+    pub kind: String,
+}
+
+/// The values of capabilities.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeConfig {
+    /// The MAC address.
+    #[serde(default)]
+    pub mac: Option<String>,
+    /// IP addresses, with or without the length of the prefix.
+    #[serde(default)]
+    pub ips: Option<Vec<String>>,
+    /// Ports of the host that lead to the container.
+    #[serde(default)]
+    pub port_mappings: Option<Vec<PortMapping>>,
+}
+
+/// A port of the host that leads to the container.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortMapping {
+    /// The port on the host; 0 or absent: the container is not published there.
+    #[serde(default)]
+    pub host_port: u16,
+    /// The container's port.
+    pub container_port: u16,
+    /// "tcp" or "udp".
+    #[serde(default)]
+    pub protocol: Option<String>,
+    /// The host's address; absent: all of them.
+    #[serde(default, rename = "hostIP")]
+    pub host_ip: Option<String>,
+}
+
+/// An attachment that is in use.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ValidAttachment {
+    /// The container's id.
+    #[serde(rename = "containerID")]
+    pub container: String,
+    /// The interface's name.
+    #[serde(rename = "ifname")]
+    pub interface: String,
+}
+
+fn default_network() -> String {
+    "default".to_owned()
+}
+
+/// Returns the version that `input` is written in, or the latest if it is not known.
+pub fn version(input: &[u8]) -> &'static str {
+    #[derive(Deserialize)]
+    struct Versioned {
+        #[serde(rename = "cniVersion")]
+        version: String,
+    }
+    let found = serde_json::from_slice::<Versioned>(input).map(|one| one.version);
+    let known = |found: String| VERSIONS.into_iter().find(|version| *version == found);
+    found.ok().and_then(known).unwrap_or(LATEST)
+}
+
+impl Configuration {
+    /// Parses and checks a configuration for an operation.
+    ///
+    /// # Errors
+    /// [`Failure`] with the codes 1, 2, 6 and 7.
+    pub fn parse(input: &[u8], environment: &Environment) -> Result<Self, Failure> {
+        let parsed: Result<Self, _> = serde_json::from_slice(input);
+        let parsed = parsed.map_err(|error| {
+            Failure::new(
+                Code::Undecodable,
+                format!("the network configuration cannot be understood: {error}"),
+            )
+        })?;
+        if environment.command != Command::Version {
+            parsed.check(environment.command)?;
+        }
+        Ok(parsed)
+    }
+
+    fn check(&self, command: Command) -> Result<(), Failure> {
+        let invalid = |text: String| Err(Failure::new(Code::Invalid, text));
+        if !VERSIONS.contains(&self.cni_version.as_str()) {
+            let text = format!(
+                "CNI version {:?} is not supported; \"cniVersion\" is one of {}",
+                self.cni_version,
+                VERSIONS.join(", ")
+            );
+            return Err(Failure::new(Code::Version, text));
+        }
+        attachments::check_configuration(&self.name)
+            .map_err(|text| Failure::new(Code::Invalid, text))?;
+        if self.network.is_empty() || self.network.len() > 64 {
+            return invalid(format!(
+                "{:?} is no name of a network; `slipway network ls` lists networks",
+                self.network
+            ));
+        }
+        if command == Command::Add && self.prev_result.is_some() {
+            return invalid(format!(
+                "the network \"{}\" has a plugin before slipway-cni; it makes the interface, so \
+                 it comes first",
+                self.name
+            ));
+        }
+        if self.valid.as_ref().is_some_and(|valid| valid.len() > MOST_ATTACHMENTS) {
+            return invalid(format!(
+                "\"cni.dev/valid-attachments\" has more than {MOST_ATTACHMENTS} attachments"
+            ));
+        }
+        let RuntimeConfig { ips, port_mappings, .. } = &self.runtime_config;
+        if ips.as_ref().map_or(0, Vec::len) > MOST
+            || port_mappings.as_ref().map_or(0, Vec::len) > MOST
+        {
+            return invalid(format!("a container has at most {MOST} addresses and ports"));
+        }
+        self.ipam().map(drop)
+    }
+
+    /// Returns the name of the plugin that chooses addresses, or `None` if the network does.
+    ///
+    /// # Errors
+    /// [`Code::Field`]: a path instead of a name.
+    pub fn ipam(&self) -> Result<Option<&str>, Failure> {
+        let kind = self.ipam.as_ref().map_or("", |ipam| &ipam.kind);
+        if kind.contains(['/', '\0']) || [".", ".."].contains(&kind) {
+            return Err(Failure::new(
+                Code::Field,
+                format!("the IPAM plugin's \"type\" is {kind:?}; it is a name without a path"),
+            ));
+        }
+        Ok((!kind.is_empty()).then_some(kind))
+    }
+
+    /// Returns the ports to publish, as the daemon writes them.
+    ///
+    /// # Errors
+    /// [`Code::Field`].
+    pub fn publish(&self) -> Result<Vec<String>, Failure> {
+        let all = self.runtime_config.port_mappings.iter().flatten();
+        all.filter(|one| one.host_port != 0).map(PortMapping::publish).collect()
+    }
+
+    /// Returns the addresses that the runtime asks for, without the lengths of their prefixes: the
+    /// network has these.
+    pub fn addresses(&self) -> Vec<String> {
+        let all = self.runtime_config.ips.iter().flatten();
+        all.map(|one| one.split('/').next().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+impl PortMapping {
+    fn publish(&self) -> Result<String, Failure> {
+        let protocol = self.protocol.as_deref().unwrap_or("tcp").to_ascii_lowercase();
+        if !["tcp", "udp"].contains(&protocol.as_str()) {
+            return Err(Failure::new(
+                Code::Field,
+                format!("the protocol of a port mapping is {protocol:?}; it is tcp or udp"),
+            ));
+        }
+        let (host, container) = (self.host_port, self.container_port);
+        let address = match self.host_ip.as_deref() {
+            // Any address of either family, as the daemon does without one.
+            None | Some("" | "0.0.0.0" | "::") => String::new(),
+            Some(address) if address.contains(':') => format!("[{address}]:"),
+            Some(address) => format!("{address}:"),
+        };
+        Ok(format!("{address}{host}:{container}/{protocol}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(command: &str) -> Environment {
+        let pairs = [
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_NETNS", "/run/netns/c1"),
+        ];
+        Environment::of(pairs.into_iter().map(|(name, value)| (name.into(), value.into()))).unwrap()
+    }
+
+    fn parse(input: &str, command: &str) -> Result<Configuration, Failure> {
+        Configuration::parse(input.as_bytes(), &environment(command))
+    }
+
+    #[test]
+    fn fields_are_found_and_others_left_alone() {
+        let found = parse(
+            r#"{"cniVersion": "1.1.0", "name": "blue", "type": "slipway-cni", "network": "n",
+                "bridge": [1], "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"},
+                "runtimeConfig": {"mac": "5a:11:00:00:00:01", "ips": ["10.1.0.7/24"],
+                "portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "TCP"},
+                                 {"hostPort": 53, "containerPort": 53, "protocol": "udp",
+                                  "hostIP": "::1"}, {"containerPort": 9}]}}"#,
+            "ADD",
+        )
+        .unwrap();
+        assert_eq!((found.network.as_str(), found.ipam().unwrap()), ("n", Some("host-local")));
+        assert_eq!(found.publish().unwrap(), ["80:8080/tcp", "[::1]:53:53/udp"]);
+        assert_eq!(found.addresses(), ["10.1.0.7"]);
+        let least = parse(r#"{"cniVersion": "0.3.1", "name": "blue", "ipam": {}}"#, "DEL").unwrap();
+        assert_eq!((least.network.as_str(), least.ipam().unwrap()), ("default", None));
+    }
+
+    #[test]
+    fn each_mistake_has_its_code() {
+        let good = r#""cniVersion": "1.0.0", "name": "blue""#;
+        for (input, code) in [
+            ("", 6),
+            ("7", 6),
+            (r#"{"cniVersion": 1}"#, 6),
+            (r#"{"name": "blue"}"#, 1),
+            (r#"{"cniVersion": "0.2.0", "name": "blue"}"#, 1),
+            (r#"{"cniVersion": "1.0.0"}"#, 7),
+            (r#"{"cniVersion": "1.0.0", "name": "a/b"}"#, 7),
+            (&format!(r#"{{{good}, "network": ""}}"#), 7),
+            (&format!(r#"{{{good}, "prevResult": {{}}}}"#), 7),
+            (&format!(r#"{{{good}, "ipam": {{"type": "../x"}}}}"#), 2),
+            (&format!(r#"{{{good}, "runtimeConfig": 7}}"#), 6),
+        ] {
+            let failure = parse(input, "ADD").unwrap_err();
+            assert_eq!(failure.code(), code, "{input}: {}", failure.message());
+        }
+        let sctp = r#""runtimeConfig":
+            {"portMappings": [{"hostPort": 1, "containerPort": 1, "protocol": "sctp"}]}"#;
+        let sctp = parse(&format!("{{{good}, {sctp}}}"), "ADD").unwrap();
+        assert_eq!(sctp.publish().unwrap_err().code(), 2);
+        // VERSION is asked by runtimes of any version.
+        parse(r#"{"cniVersion": "9.0.0"}"#, "VERSION").unwrap();
+    }
+
+    #[test]
+    fn an_error_is_in_the_version_of_the_configuration() {
+        assert_eq!(version(br#"{"cniVersion": "0.4.0", "name": 7}"#), "0.4.0");
+        for unknown in [&b""[..], b"{}", br#"{"cniVersion": "7"}"#] {
+            assert_eq!(version(unknown), LATEST);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The node's daemon, as the plugin calls it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use slipway_plane_api::{NetworkClient, network_v1 as v1};
+use tonic::{Response, Status};
+
+use crate::configuration::Configuration;
+use crate::environment::Environment;
+use crate::failure::{Code, Failure};
+
+/// The daemon's run directory, unless the configuration or the environment names another one.
+const RUN_DIR: &str = "/run/slipway";
+/// The directory of the daemon's state, likewise.
+const DATA_DIR: &str = "/var/lib/slipway";
+/// The longest time for a call.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The daemon, by its directories.
+pub struct Daemon {
+    run_dir: PathBuf,
+    data_dir: PathBuf,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// A connection to the daemon.
+pub struct Connection<'a> {
+    client: NetworkClient,
+    daemon: &'a Daemon,
+}
+
+impl Daemon {
+    /// Finds the daemon's directories.
+    ///
+    /// # Errors
+    /// [`Code::Later`]: no descriptors are left.
+    pub fn of(environment: &Environment, configuration: &Configuration) -> Result<Self, Failure> {
+        let dir = |named: &Option<PathBuf>, from: &Option<std::ffi::OsString>, usual: &str| {
+            let from = || from.as_ref().map(PathBuf::from);
+            named.clone().or_else(from).unwrap_or_else(|| usual.into())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| {
+            Failure::new(Code::Later, format!("cannot call the daemon: {error}"))
+        })?;
+        Ok(Self {
+            run_dir: dir(&configuration.run_dir, &environment.run_dir, RUN_DIR),
+            data_dir: dir(&configuration.data_dir, &environment.data_dir, DATA_DIR),
+            runtime,
+        })
+    }
+
+    /// Returns the directory with the files of attachments.
+    pub fn attachments(&self) -> PathBuf {
+        self.data_dir.join("networks").join(slipway_plane_api::attachments::DIR)
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`Code::Later`] if no daemon serves.
+    pub fn connect(&self) -> Result<Connection<'_>, Failure> {
+        let socket = self.run_dir.join("slipway.sock");
+        let connected = self.runtime.block_on(slipway_plane_api::connect(&socket));
+        let channel = connected.map_err(|_| {
+            let socket = socket.display();
+            Failure::new(
+                Code::Later,
+                format!(
+                    "no Slipway daemon serves at {socket}; start it with `systemctl start \
+                     slipway` or `slipway daemon`"
+                ),
+            )
+        })?;
+        Ok(Connection { client: NetworkClient::new(channel), daemon: self })
+    }
+}
+
+impl Connection<'_> {
+    /// Makes a call and waits for its answer.
+    ///
+    /// # Errors
+    /// [`Failure`] as of [`failure`].
+    pub fn call<T, F>(&self, call: impl FnOnce(NetworkClient) -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let call = call(self.client.clone());
+        let answer = self.daemon.runtime.block_on(async {
+            tokio::time::timeout(PATIENCE, call).await.unwrap_or_else(|_| {
+                Err(Status::unavailable(format!(
+                    "the daemon did not answer within {} s; its log says more",
+                    PATIENCE.as_secs()
+                )))
+            })
+        });
+        answer.map(Response::into_inner).map_err(|status| failure(&status))
+    }
+}
+
+/// Returns the error for the daemon's refusal.
+fn failure(status: &Status) -> Failure {
+    use tonic::Code as Grpc;
+    let code = match status.code() {
+        Grpc::InvalidArgument | Grpc::NotFound => Code::Invalid,
+        // The daemon ended during the call, among others.
+        Grpc::Unknown | Grpc::Unavailable | Grpc::Cancelled => Code::Later,
+        Grpc::ResourceExhausted => Code::Later,
+        Grpc::FailedPrecondition => Code::Host,
+        Grpc::AlreadyExists => Code::Taken,
+        _ => Code::Daemon,
+    };
+    match status.message() {
+        "" | "transport error" => Failure::new(code, "the daemon ended during the call; try again"),
+        message => Failure::new(code, message),
+    }
+}
+
+/// Returns the attachment that an operation is about, as the daemon knows it.
+pub fn container(
+    environment: &Environment,
+    configuration: &Configuration,
+) -> v1::ContainerInterface {
+    v1::ContainerInterface {
+        configuration: configuration.name.clone(),
+        container_id: environment.container.clone(),
+        interface: environment.interface.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_have_codes_of_cni() {
+        for (status, code) in [
+            (Status::not_found("x"), 7),
+            (Status::resource_exhausted("the network is full; wait"), 11),
+            (Status::failed_precondition("x"), 100),
+            (Status::already_exists("x"), 101),
+            (Status::internal("x"), 102),
+            (Status::unavailable(""), 11),
+        ] {
+            let failure = failure(&status);
+            assert_eq!(failure.code(), code);
+            assert!(!failure.message().is_empty());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Errors as CNI defines them: a code, one line that says what is wrong, and the next step.
+
+use serde_json::{Value, json};
+
+/// The codes of the CNI specification, section *Error*, and those of this plugin from 100 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// The version of CNI is not spoken here.
+    Version = 1,
+    /// A field of the configuration has a value that is not supported.
+    Field = 2,
+    /// The container is unknown.
+    Unknown = 3,
+    /// A necessary variable of the environment is missing or invalid.
+    Environment = 4,
+    /// The configuration cannot be read.
+    Input = 5,
+    /// The configuration cannot be decoded.
+    Undecodable = 6,
+    /// The configuration is invalid.
+    Invalid = 7,
+    /// The operation may succeed later.
+    Later = 11,
+    /// The network cannot be used.
+    Unavailable = 50,
+    /// The network cannot be used, and containers in it may have lost their connections.
+    Disconnected = 51,
+    /// The host cannot do it.
+    Host = 100,
+    /// The attachment or an address is taken.
+    Taken = 101,
+    /// The daemon failed.
+    Daemon = 102,
+    /// The IPAM plugin cannot be run, or its answer makes no sense.
+    Ipam = 103,
+    /// The attachment is not as it was made.
+    Changed = 104,
+}
+
+/// An error, as the runtime gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    code: u32,
+    message: String,
+    details: String,
+    version: Option<&'static str>,
+}
+
+impl Failure {
+    /// Makes an error from a text that says what is wrong and, after a semicolon, the next step.
+    pub fn new(code: Code, text: impl AsRef<str>) -> Self {
+        Self::with_code(code as u32, text.as_ref())
+    }
+
+    /// Makes an error with a code of another plugin's.
+    pub fn with_code(code: u32, text: &str) -> Self {
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (message, details) = text.split_once("; ").unwrap_or((text, ""));
+        Self { code, message: one_line(message), details: one_line(details), version: None }
+    }
+
+    /// Returns the error for an operation in a version of CNI.
+    pub fn at(self, version: &'static str) -> Self {
+        Self { version: Some(version), ..self }
+    }
+
+    /// Returns the code.
+    pub fn code(&self) -> u32 {
+        self.code
+    }
+
+    /// Returns the error with another code.
+    pub fn as_code(self, code: Code) -> Self {
+        Self { code: code as u32, ..self }
+    }
+
+    /// Returns the line that says what is wrong.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns the JSON object that CNI defines.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "cniVersion": self.version.unwrap_or(crate::configuration::LATEST),
+            "code": self.code,
+            "msg": self.message,
+            "details": self.details,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_and_its_next_step() {
+        let failure = Failure::new(Code::Later, "no daemon\nserves; start\tit; or not");
+        assert_eq!(
+            failure.at("0.4.0").to_json(),
+            json!({
+                "cniVersion": "0.4.0", "code": 11, "msg": "no daemon serves",
+                "details": "start it; or not",
+            })
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! The body of the fuzz target.
+
+use crate::configuration::{Configuration, version};
+use crate::environment::Environment;
+use crate::failure::Failure;
+use crate::ipam;
+
+/// The longest error of a parser beside what it quotes, in bytes.
+const LONGEST: usize = 4096;
+
+/// Takes `data` for the environment's values, each up to a zero byte, and the configuration after
+/// them.
+pub fn operation(data: &[u8]) {
+    const NAMES: [&str; 5] =
+        ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_ARGS"];
+    let mut parts = data.splitn(NAMES.len() + 1, |byte| *byte == 0);
+    let words = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"];
+    let variables: Vec<_> = NAMES
+        .iter()
+        .filter_map(|name| {
+            let value = String::from_utf8_lossy(parts.next()?).into_owned();
+            // One byte chooses the operation.
+            let word = value.bytes().next().map_or("", |byte| words[usize::from(byte) % 6]);
+            let value = if *name == "CNI_COMMAND" { word.to_owned() } else { value };
+            Some((name.into(), value.into()))
+        })
+        .collect();
+    let input = parts.next().unwrap_or_default();
+    let _ = version(input);
+    if let Ok(chosen) = ipam::parse("any", input) {
+        assert!(!chosen.addresses.is_empty());
+    }
+    let one_line = |failure: &Failure| {
+        assert!(!failure.message().is_empty() && !failure.message().contains('\n'));
+        assert!(failure.to_json().to_string().len() < LONGEST + 8 * data.len());
+    };
+    match Environment::of(variables.into_iter()) {
+        Ok(environment) => {
+            assert!(!environment.container.contains('/') && !environment.interface.contains('/'));
+            match Configuration::parse(input, &environment) {
+                Ok(configuration) => {
+                    let _ = configuration.publish().map_err(|failure| one_line(&failure));
+                    let _ = configuration.addresses();
+                }
+                Err(failure) => one_line(&failure),
+            }
+        }
+        Err(failure) => one_line(&failure),
+    }
+}

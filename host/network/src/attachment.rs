@@ -1,0 +1,198 @@
+//! Attachments of containers: interfaces that were made for them in network namespaces, and the
+//! files that remember them.
+//!
+//! Each attachment has a file, which is written before anything is made and removed when nothing is
+//! left. The file is written by one write(2) and not flushed: it survives a crash of the daemon, and
+//! no namespace outlives a crash of the machine. A file that cannot be read was not written to its
+//! end, so nothing was made for it.
+//!
+//! A container that is removed while no daemon serves leaves a *note* beside the file, an empty file
+//! that others than the daemon make (front/cni). The next daemon does what it asks for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use slipway_plane_api::attachments::{self, DIR, FILE, NOTE};
+use slipway_plane_api::network_v1 as v1;
+
+use crate::ledger::Lease;
+use crate::{Error, Result};
+
+/// A container's interface that was made in a network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// The identity that CNI gives it.
+    pub key: AttachmentKey,
+    /// The network.
+    pub network: String,
+    /// The path of the namespace.
+    pub namespace: PathBuf,
+    /// The device number of the namespace's file.
+    pub device: u64,
+    /// The inode number of the namespace's file.
+    pub inode: u64,
+    /// The addresses and published ports.
+    pub lease: Lease,
+    /// Routes beside those to the network's own addresses: destination and next hop.
+    pub routes: Vec<(IpNet, Option<IpAddr>)>,
+    /// The interface carries settings only, for a sandbox that has a port of the switch.
+    #[serde(default)]
+    pub function: bool,
+}
+
+impl Attachment {
+    /// Returns the path of the namespace as text.
+    pub fn path(&self) -> String {
+        self.namespace.to_string_lossy().into_owned()
+    }
+}
+
+/// The identity of an attachment, as CNI defines it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentKey {
+    /// The name of the network configuration.
+    pub configuration: String,
+    /// The container's id.
+    pub container: String,
+    /// The interface's name in the namespace.
+    pub interface: String,
+}
+
+impl std::fmt::Display for AttachmentKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { configuration, container, interface } = self;
+        write!(f, "interface {interface} of container {container} in \"{configuration}\"")
+    }
+}
+
+impl AttachmentKey {
+    /// Checks and takes an identity from outside.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn new(configuration: &str, container: &str, interface: &str) -> Result<Self> {
+        attachments::check(configuration, container, interface).map_err(Error::Invalid)?;
+        Ok(Self {
+            configuration: configuration.to_owned(),
+            container: container.to_owned(),
+            interface: interface.to_owned(),
+        })
+    }
+
+    /// Returns the identity for the interface.
+    pub fn describe(&self) -> v1::ContainerInterface {
+        v1::ContainerInterface {
+            configuration: self.configuration.clone(),
+            container_id: self.container.clone(),
+            interface: self.interface.clone(),
+        }
+    }
+
+    /// Returns the name of the attachment's file, without its extension, and of its lease.
+    pub fn id(&self) -> String {
+        attachments::id(&self.configuration, &self.container, &self.interface)
+    }
+}
+
+/// The directory of attachments' files.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+impl Store {
+    /// Opens the files in the directory of networks, and creates the directory if needed.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn open(networks_dir: &Path) -> Result<Self> {
+        let dir = networks_dir.join(DIR);
+        fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
+        Ok(Self { dir })
+    }
+
+    /// Reads all attachments, by id. Files that were not written to their end are removed.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the directory cannot be read.
+    pub fn load(&self) -> Result<BTreeMap<String, Attachment>> {
+        let mut all = BTreeMap::new();
+        for path in self.files(FILE)? {
+            match fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+                Ok(one) => {
+                    let one: Attachment = one;
+                    all.insert(one.key.id(), one);
+                }
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "an attachment is lost");
+                    let _ = fs::remove_file(&path);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Writes an attachment; on return it survives a crash of the daemon.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn save(&self, id: &str, attachment: &Attachment) -> Result<()> {
+        let path = self.path(id, FILE);
+        let json = serde_json::to_vec(attachment).map_err(std::io::Error::from);
+        json.and_then(|json| fs::write(&path, json)).map_err(Error::file("cannot write", path))
+    }
+
+    /// Removes an attachment with its note.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn remove(&self, id: &str) -> Result<()> {
+        // The note goes last: without the file it means nothing, and a crash between must not
+        // bring the attachment back.
+        for kind in [FILE, NOTE] {
+            let path = self.path(id, kind);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(Error::file("cannot remove", path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a note says that an attachment is to be removed.
+    pub fn is_noted(&self, id: &str) -> bool {
+        self.path(id, NOTE).exists()
+    }
+
+    /// Returns the ids of all notes.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the directory cannot be read.
+    pub fn notes(&self) -> Result<Vec<String>> {
+        let stem = |path: PathBuf| Some(path.file_stem()?.to_str()?.to_owned());
+        Ok(self.files(NOTE)?.into_iter().filter_map(stem).collect())
+    }
+
+    fn files(&self, kind: &str) -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(&self.dir).map_err(Error::file("cannot read", &self.dir))?;
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(Error::file("cannot read", &self.dir))?.path();
+            if path.extension().is_some_and(|extension| extension == kind) {
+                files.push(path);
+            }
+        }
+        Ok(files)
+    }
+
+    fn path(&self, id: &str, kind: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{kind}"))
+    }
+}

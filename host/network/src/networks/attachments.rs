@@ -1,0 +1,421 @@
+//! Attachments: interfaces that are made for containers in their network namespaces.
+//!
+//! An attachment has a lease in its network, a file, and an interface whose port is at the
+//! network's switch. What outlives the daemon is the file and the interface; the next daemon gives
+//! the interface its port back. Operations on one attachment follow each other; those on different
+//! attachments share the table of networks for the choice of addresses only.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use slipway_netns::Identity;
+use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::v1 as plane_v1;
+use tonic::Code;
+
+use super::namespaces::blocking;
+use super::{NetworkTable, Networks, attachment as describe, find, ports};
+use crate::allocate::{Wish, choose};
+use crate::attachment::{Attachment, AttachmentKey};
+use crate::container::{self, Wanted};
+use crate::dns::Zone;
+use crate::ledger::{Lease, Network};
+use crate::publish::Published;
+use crate::{Error, Result, proxy};
+
+/// The most routes of an attachment.
+const MOST_ROUTES: usize = 256;
+/// The longest name of a container, in bytes.
+const LONGEST_NAME: usize = 255;
+
+/// A request that was checked.
+struct Request<'a> {
+    key: AttachmentKey,
+    network: &'a str,
+    name: &'a str,
+    namespace: PathBuf,
+    wish: Wish,
+    publish: Vec<Published>,
+    routes: Option<Vec<(IpNet, Option<IpAddr>)>>,
+    function: bool,
+}
+
+impl<'a> Request<'a> {
+    fn of(request: &'a v1::AttachRequest) -> Result<Self> {
+        let key = key(request.container.as_ref())?;
+        if request.name.len() > LONGEST_NAME {
+            return Err(Error::Invalid(format!(
+                "a container's name has at most {LONGEST_NAME} bytes"
+            )));
+        }
+        Ok(Self {
+            key,
+            network: &request.network,
+            name: &request.name,
+            namespace: PathBuf::from(&request.namespace),
+            wish: Wish::parse(&request.addresses, &request.mac)?,
+            publish: ports(&request.publish)?,
+            routes: request.routes.as_ref().map(routes).transpose()?,
+            function: request.function,
+        })
+    }
+
+    fn attachment(&self, network: &Network, identity: Identity, lease: Lease) -> Attachment {
+        let gateways = || default_routes(network);
+        Attachment {
+            key: self.key.clone(),
+            network: network.name.clone(),
+            namespace: self.namespace.clone(),
+            device: identity.device,
+            inode: identity.inode,
+            lease,
+            routes: self.routes.clone().unwrap_or_else(gateways),
+            function: self.function,
+        }
+    }
+}
+
+fn key(container: Option<&v1::ContainerInterface>) -> Result<AttachmentKey> {
+    let missing = || Error::Invalid("the request names no container".to_owned());
+    let one = container.ok_or_else(missing)?;
+    AttachmentKey::new(&one.configuration, &one.container_id, &one.interface)
+}
+
+fn routes(wanted: &v1::AttachmentRoutes) -> Result<Vec<(IpNet, Option<IpAddr>)>> {
+    if wanted.routes.len() > MOST_ROUTES {
+        return Err(Error::Invalid(format!("an interface gets at most {MOST_ROUTES} routes")));
+    }
+    let bad = |one: &v1::InterfaceRoute| {
+        let v1::InterfaceRoute { destination, prefix, gateway, .. } = one;
+        Error::Invalid(format!("there is no route to {destination}/{prefix} by {gateway:?}"))
+    };
+    let route = |one: &v1::InterfaceRoute| {
+        let address: IpAddr = one.destination.parse().ok()?;
+        let to = IpNet::new(address, u8::try_from(one.prefix).ok()?).ok()?.trunc();
+        let gateway: Option<IpAddr> = match one.gateway.as_str() {
+            "" => None,
+            text => Some(text.parse().ok()?),
+        };
+        let fits = gateway.is_none_or(|gateway| gateway.is_ipv4() == address.is_ipv4());
+        fits.then_some((to, gateway))
+    };
+    wanted.routes.iter().map(|one| route(one).ok_or_else(|| bad(one))).collect()
+}
+
+/// Returns the routes by a network's gateways to everywhere.
+fn default_routes(network: &Network) -> Vec<(IpNet, Option<IpAddr>)> {
+    let gateways = [IpAddr::V4(network.gateway), IpAddr::V6(network.gateway6())];
+    let everywhere = |gateway: IpAddr| {
+        let any: IpAddr = if gateway.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+        Some((IpNet::new(any, 0).ok()?, Some(gateway)))
+    };
+    gateways.into_iter().filter_map(everywhere).collect()
+}
+
+impl Networks {
+    /// Makes an interface of a network in a container's network namespace.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub async fn attach(&self, request: &v1::AttachRequest) -> Result<v1::Attachment> {
+        let request = Request::of(request)?;
+        let id = request.key.id();
+        let _turn = self.turns.take(&id).await;
+        if self.attachments.is_noted(&id) {
+            self.remove_attachment(&id).await?;
+        }
+        let path = request.namespace.clone();
+        let identity = blocking(move || container::identity(&path)).await?;
+        let attachment = self.admit(&request, &id, identity).await?;
+        match self.make_interface(&id, &attachment, true).await {
+            Ok(has_ipv6) => self.describe_attachment(&id, has_ipv6).await,
+            Err(error) => {
+                // The first failure is reported; a second one adds nothing.
+                let _ = self.remove_attachment(&id).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Chooses addresses and enters an attachment into the ledger.
+    async fn admit(
+        &self,
+        request: &Request<'_>,
+        id: &str,
+        identity: Identity,
+    ) -> Result<Attachment> {
+        let mut state = self.state.lock().await;
+        let name = request.network;
+        self.make_default(&mut state, name)?;
+        check_free(&state, request, id, identity)?;
+        let network = find(&state, name)?;
+        if network.internal && !request.publish.is_empty() {
+            return Err(Error::Invalid(format!(
+                "the network \"{name}\" is internal: nothing in it can be published"
+            )));
+        }
+        let called = if request.name.is_empty() { &request.key.container } else { request.name };
+        let mut lease = choose(network, called, &request.wish)?;
+        lease.attached = true;
+        let claimed = proxy::claim(&request.publish)?;
+        lease.published.clone_from(&claimed.published);
+        let attachment = request.attachment(network, identity, lease.clone());
+        if !state.up.contains_key(name) {
+            self.bring_up(&mut state, name).await?;
+        }
+        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving)?;
+        self.attachments.save(id, &attachment)?;
+        let publishes = !lease.published.is_empty();
+        enter(&mut state, id, &attachment, lease);
+        if let Some(up) = state.up.get_mut(name) {
+            up.ports.insert(id.to_owned(), served);
+        }
+        self.settle_attachment(&mut state, name, publishes).await.inspect_err(|_| {
+            forget(&mut state, id, name);
+            let _ = self.attachments.remove(id);
+        })?;
+        Ok(attachment)
+    }
+
+    /// Updates names, and rules if a port is published.
+    async fn settle_attachment(
+        &self,
+        state: &mut NetworkTable,
+        name: &str,
+        publishes: bool,
+    ) -> Result<()> {
+        let network = find(state, name)?;
+        if let Some(up) = state.up.get(name) {
+            up.names.set(Zone::of(network));
+        }
+        if publishes { self.apply(state).await } else { Ok(()) }
+    }
+
+    /// Makes an attachment's interface with its port, or gives the interface that is there its port
+    /// back. Returns whether it has IPv6.
+    async fn make_interface(&self, id: &str, attachment: &Attachment, new: bool) -> Result<bool> {
+        let wanted = Wanted::of(attachment, find(&*self.state.lock().await, &attachment.network)?)?;
+        let lease = &attachment.lease;
+        let request = plane_v1::AttachTapRequest {
+            name: id.to_owned(),
+            switch: attachment.network.clone(),
+            namespace: attachment.namespace.to_string_lossy().into_owned(),
+            device: attachment.device,
+            inode: attachment.inode,
+            interface: attachment.key.interface.clone(),
+            mac: lease.mac.to_string(),
+            addresses: vec![lease.ipv4.to_string(), lease.ipv6.to_string()],
+            create: new,
+            placeholder: attachment.function,
+        };
+        match self.plane.clone().attach_tap(request).await {
+            // The daemon was told to reconcile twice.
+            Err(status) if status.code() == Code::AlreadyExists && !new => return Ok(true),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                return Err(Error::Host(status.message().to_owned()));
+            }
+            made => made.map_err(|status| Error::Plane(status.message().to_owned()))?,
+        };
+        blocking(move || container::configure(&wanted)).await
+    }
+
+    /// Removes an attachment; that there is none is no error.
+    ///
+    /// # Errors
+    /// [`Error`]; the attachment is still in the ledger then.
+    pub async fn detach(&self, container: Option<&v1::ContainerInterface>) -> Result<()> {
+        let id = key(container)?.id();
+        let _turn = self.turns.take(&id).await;
+        self.remove_attachment(&id).await
+    }
+
+    /// Removes an attachment, in whose turn the caller is.
+    async fn remove_attachment(&self, id: &str) -> Result<()> {
+        let Some(attachment) = self.state.lock().await.attachments.get(id).cloned() else {
+            return self.attachments.remove(id);
+        };
+        let request = plane_v1::DetachTapRequest { name: id.to_owned() };
+        match self.plane.clone().detach_tap(request).await {
+            // The port was not made, or has no part in it.
+            Err(status) if status.code() == Code::NotFound => {
+                let attachment = attachment.clone();
+                blocking(move || container::remove(&attachment)).await?;
+            }
+            done => drop(done.map_err(|status| Error::Plane(status.message().to_owned()))?),
+        }
+        self.attachments.remove(id)?;
+        let mut state = self.state.lock().await;
+        let name = &attachment.network;
+        forget(&mut state, id, name);
+        self.settle_attachment(&mut state, name, !attachment.lease.published.is_empty()).await
+    }
+
+    /// Compares an attachment with the interface in its namespace.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAttachment`]; [`Error::Host`] that says what differs.
+    pub async fn check_attachment(
+        &self,
+        request: &v1::CheckAttachmentRequest,
+    ) -> Result<v1::Attachment> {
+        let key = key(request.container.as_ref())?;
+        let id = key.id();
+        let _turn = self.turns.take(&id).await;
+        let (attachment, wanted) = {
+            let state = self.state.lock().await;
+            let known = state.attachments.get(&id).filter(|_| !self.attachments.is_noted(&id));
+            let attachment = known.ok_or(Error::UnknownAttachment(key))?;
+            (attachment.clone(), Wanted::of(attachment, find(&state, &attachment.network)?)?)
+        };
+        let path = match request.namespace.as_str() {
+            "" => attachment.namespace.clone(),
+            other => PathBuf::from(other),
+        };
+        let own = Identity { device: attachment.device, inode: attachment.inode };
+        let has_ipv6 = blocking(move || match container::identity(&path)? {
+            found if found == own => container::check(&wanted),
+            _ => Err(Error::Host(format!(
+                "{} is another network namespace than the attachment's",
+                path.display()
+            ))),
+        });
+        self.describe_attachment(&id, has_ipv6.await?).await
+    }
+
+    async fn describe_attachment(&self, id: &str, has_ipv6: bool) -> Result<v1::Attachment> {
+        let state = self.state.lock().await;
+        let unknown = || Error::Host("the attachment was removed meanwhile".to_owned());
+        let attachment = state.attachments.get(id).ok_or_else(unknown)?;
+        let mut told = describe(find(&state, &attachment.network)?, id)?;
+        if !has_ipv6 {
+            (told.ipv6, told.ipv6_gateway) = Default::default();
+        }
+        let routes = attachment.routes.iter().filter(|(to, _)| has_ipv6 || to.addr().is_ipv4());
+        told.routes = routes
+            .map(|(to, gateway)| v1::InterfaceRoute {
+                destination: to.addr().to_string(),
+                prefix: to.prefix_len().into(),
+                gateway: gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+                ..Default::default()
+            })
+            .collect();
+        Ok(told)
+    }
+
+    /// Removes the attachments of a network configuration, except the valid ones. Returns the
+    /// number of those removed.
+    ///
+    /// # Errors
+    /// The first error; the others were removed all the same.
+    pub async fn collect_attachments(
+        &self,
+        request: &v1::CollectAttachmentsRequest,
+    ) -> Result<u32> {
+        let valid: BTreeSet<(&str, &str)> = request
+            .valid
+            .iter()
+            .map(|one| (one.container_id.as_str(), one.interface.as_str()))
+            .collect();
+        let stale = |one: &&Attachment| {
+            one.key.configuration == request.configuration
+                && !valid.contains(&(one.key.container.as_str(), one.key.interface.as_str()))
+        };
+        let all = self.state.lock().await.attachments.clone();
+        let ids: Vec<String> = all.values().filter(stale).map(|one| one.key.id()).collect();
+        let (mut removed, mut outcome) = (0, Ok(()));
+        for id in ids {
+            let _turn = self.turns.take(&id).await;
+            let done = self.remove_attachment(&id).await;
+            removed += u32::from(done.is_ok());
+            outcome = outcome.and(done);
+        }
+        outcome.map(|()| removed)
+    }
+
+    /// Removes the attachments that notes name: their containers were removed while no daemon
+    /// served.
+    pub async fn catch_up(&self) {
+        let notes = self.attachments.notes().unwrap_or_default();
+        for id in notes {
+            let _turn = self.turns.take(&id).await;
+            if let Err(error) = self.remove_attachment(&id).await {
+                tracing::warn!(%error, id, "an attachment is left");
+            }
+        }
+    }
+
+    /// Frees the attachments whose namespaces are gone. For a daemon that has just started: no
+    /// process of this one holds their namespaces.
+    pub(super) async fn drop_lost_attachments(&self) {
+        let all = self.state.lock().await.attachments.clone();
+        for (id, attachment) in all {
+            let there = blocking(move || Ok(container::is_there(&attachment))).await;
+            if there.is_ok_and(|there| !there) {
+                let _turn = self.turns.take(&id).await;
+                tracing::info!(id, "the attachment's network namespace is gone");
+                if let Err(error) = self.remove_attachment(&id).await {
+                    tracing::warn!(%error, id, "an attachment is left");
+                }
+            }
+        }
+    }
+
+    /// Gives the interfaces of attachments their ports back.
+    ///
+    /// # Errors
+    /// The first error; the others have their ports all the same.
+    pub(super) async fn reconnect_attachments(&self) -> Result<()> {
+        let all = self.state.lock().await.attachments.clone();
+        let mut outcome = Ok(());
+        for (id, attachment) in all {
+            let _turn = self.turns.take(&id).await;
+            let done = self.make_interface(&id, &attachment, false).await.map(drop);
+            if let Err(error) = &done {
+                tracing::warn!(%error, id, "an attachment has no port");
+            }
+            outcome = outcome.and(done);
+        }
+        outcome
+    }
+
+    /// Returns whether there are attachments.
+    pub async fn is_attached(&self) -> bool {
+        !self.state.lock().await.attachments.is_empty()
+    }
+}
+
+/// Checks that neither the attachment nor its interface exists.
+fn check_free(
+    state: &NetworkTable,
+    request: &Request<'_>,
+    id: &str,
+    identity: Identity,
+) -> Result<()> {
+    let same = |one: &&Attachment| {
+        (one.device, one.inode) == (identity.device, identity.inode)
+            && one.key.interface == request.key.interface
+    };
+    let found = state.attachments.get(id).or_else(|| state.attachments.values().find(same));
+    found.map_or(Ok(()), |one| Err(Error::ExistingAttachment(one.key.clone())))
+}
+
+/// Enters an attachment into the tables.
+pub(super) fn enter(state: &mut NetworkTable, id: &str, attachment: &Attachment, lease: Lease) {
+    if let Some(network) = state.networks.get_mut(&attachment.network) {
+        network.leases.insert(id.to_owned(), Lease { attached: true, ..lease });
+    }
+    state.attachments.insert(id.to_owned(), attachment.clone());
+}
+
+/// Takes an attachment out of the tables.
+fn forget(state: &mut NetworkTable, id: &str, network: &str) {
+    state.attachments.remove(id);
+    if let Some(network) = state.networks.get_mut(network) {
+        network.leases.remove(id);
+    }
+    if let Some(up) = state.up.get_mut(network) {
+        up.ports.remove(id);
+    }
+}

@@ -1,0 +1,372 @@
+//! Interfaces that are made for containers, with the kernel and a real plane. The host is a network
+//! namespace of the test's own, and so is each container's.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use slipway_netns::Namespace;
+use slipway_network::reach::Policy;
+use slipway_network::{Error, Networks, Settings};
+use slipway_plane::Plane;
+use slipway_plane_api::PlaneClient;
+use slipway_plane_api::network_v1 as v1;
+
+/// A container: a network namespace that lives as long as a thread, or a descriptor in it.
+struct Container {
+    path: PathBuf,
+    _end: mpsc::Sender<()>,
+}
+
+impl Container {
+    fn make() -> Self {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            // SAFETY: unshare(2) takes no pointers; it concerns this thread.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            // SAFETY: no arguments.
+            tell.send(unsafe { libc::gettid() }).unwrap();
+            let _ = ended.recv();
+        });
+        let thread: i32 = told.recv().unwrap();
+        Self { path: format!("/proc/self/task/{thread}/ns/net").into(), _end: end }
+    }
+
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        Namespace::open(&self.path).unwrap().run(work).unwrap()
+    }
+
+    /// Runs `ip` there and returns its output.
+    fn ip(&self, words: &str) -> String {
+        self.run(|| {
+            let done = Command::new("ip").args(words.split(' ')).output().unwrap();
+            assert!(done.status.success(), "ip {words}: {done:?}");
+            String::from_utf8(done.stdout).unwrap()
+        })
+    }
+
+    /// Returns whether an interface of this name is there.
+    fn has(&self, interface: &str) -> bool {
+        self.ip("-o link").contains(&format!(": {interface}:"))
+    }
+}
+
+/// Runs `body` on a thread whose network namespace is a new one, the host's.
+fn as_host<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F + Send + 'static) {
+    let test = test.to_owned();
+    let done = std::thread::spawn(move || {
+        for (program, word) in [("nft", "--version"), ("ip", "-V")] {
+            if Command::new(program).arg(word).output().is_err() {
+                return println!("SKIPPED: {test}: needs {program}");
+            }
+        }
+        // SAFETY: unshare(2) takes no pointers; it concerns this thread and those it starts.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return println!("SKIPPED: {test}: needs root");
+        }
+        if !Path::new("/dev/net/tun").exists() {
+            return println!("SKIPPED: {test}: needs /dev/net/tun");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(body());
+    });
+    done.join().unwrap();
+}
+
+struct Rig {
+    plane: Plane,
+    networks: Networks,
+    dir: PathBuf,
+}
+
+async fn open(dir: &Path) -> Rig {
+    let plane = Plane::new(slipway_plane::Settings::default()).unwrap();
+    let client = PlaneClient::new(plane.connect().await.unwrap());
+    let settings = Settings {
+        dir: dir.join("networks"),
+        ports_dir: dir.to_owned(),
+        table: "slipway_test".into(),
+        resolv_conf: dir.join("resolv.conf"),
+        reach: Policy::default(),
+        forwarding: dir.join("forwarding.json"),
+    };
+    Rig { plane, networks: Networks::open(settings, client).unwrap(), dir: dir.to_owned() }
+}
+
+fn of(id: &str) -> Option<v1::ContainerInterface> {
+    Some(v1::ContainerInterface {
+        configuration: "blue".into(),
+        container_id: id.into(),
+        interface: "eth0".into(),
+    })
+}
+
+fn request(id: &str, container: &Container) -> v1::AttachRequest {
+    v1::AttachRequest {
+        container: of(id),
+        namespace: container.path.to_str().unwrap().into(),
+        network: "default".into(),
+        ..Default::default()
+    }
+}
+
+impl Rig {
+    async fn attach(&self, id: &str, container: &Container) -> Result<v1::Attachment, Error> {
+        self.networks.attach(&request(id, container)).await
+    }
+
+    async fn detach(&self, id: &str) {
+        self.networks.detach(of(id).as_ref()).await.unwrap();
+    }
+
+    async fn check(&self, id: &str) -> Result<v1::Attachment, Error> {
+        let request = v1::CheckAttachmentRequest { container: of(id), namespace: String::new() };
+        self.networks.check_attachment(&request).await
+    }
+
+    /// Returns the ids of the members of the default network.
+    async fn members(&self) -> Vec<String> {
+        let network = self.networks.get("default").await.unwrap();
+        network.members.into_iter().map(|one| one.sandbox_id).collect()
+    }
+
+    /// Returns the names of the ports of containers.
+    fn ports(&self) -> Vec<String> {
+        let all = self.plane.fabric().list_switches().into_iter().flat_map(|one| one.ports);
+        all.map(|port| port.name).filter(|name| name.contains(',')).collect()
+    }
+
+    /// Returns the names of the files of attachments.
+    fn files(&self) -> Vec<String> {
+        let all = std::fs::read_dir(self.dir.join("networks/attachments")).unwrap();
+        all.map(|one| one.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Checks that nothing of any attachment is left.
+    async fn is_empty(&self) -> bool {
+        self.members().await.is_empty() && self.ports().is_empty() && self.files().is_empty()
+    }
+}
+
+/// Sends some bytes from one container to the other, at its address `to`.
+fn talk(from: &Container, to: &Container, address: &str) {
+    let at: SocketAddr = format!("{address}:7000").parse().unwrap();
+    let listener = to.run(|| TcpListener::bind(at).unwrap());
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        got
+    });
+    let patience = Duration::from_secs(60);
+    let mut stream = from.run(|| TcpStream::connect_timeout(&at, patience).unwrap());
+    let sent: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
+    stream.write_all(&sent).unwrap();
+    drop(stream);
+    assert_eq!(server.join().unwrap(), sent);
+}
+
+#[test]
+fn containers_reach_each_other_and_are_removed_as_root() {
+    as_host("containers_reach_each_other_and_are_removed_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (Container::make(), Container::make());
+        let rig = open(dir.path()).await;
+        let first = rig.attach("a", &a).await.unwrap();
+        let second = rig.attach("b", &b).await.unwrap();
+        assert_ne!((&first.ipv4, &first.mac), (&second.ipv4, &second.mac));
+        assert_eq!(rig.files().len(), 2);
+        let link = a.ip("-o link show eth0");
+        assert!(link.contains(&first.mac) && link.contains("mtu 1500"), "{link}");
+        let routes = a.ip("route") + &a.ip("-6 route");
+        for gateway in [&first.ipv4_gateway, &first.ipv6_gateway] {
+            assert!(routes.contains(&format!("default via {gateway}")), "{routes}");
+        }
+        assert_eq!(first.routes.len(), 2);
+        // On this thread: the switch has threads of its own.
+        talk(&a, &b, &second.ipv4);
+        talk(&b, &a, &format!("[{}]", first.ipv6));
+        assert_eq!(rig.check("a").await.unwrap().ipv4, first.ipv4);
+        let member = rig.networks.get("default").await.unwrap().members.remove(0);
+        assert_eq!((member.container, member.name.as_str()), (of("a"), "a"));
+        for _ in 0..2 {
+            rig.detach("a").await;
+        }
+        assert!(!a.has("eth0"));
+        assert!(rig.check("a").await.unwrap_err().to_string().contains("there is no"));
+        // The address is free.
+        assert_eq!(rig.attach("c", &a).await.unwrap().ipv4, first.ipv4);
+        talk(&a, &b, &second.ipv4);
+        // Without a word: the namespace of `b` lives as long as its interface is attached.
+        drop(b);
+        rig.detach("b").await;
+        rig.detach("c").await;
+        assert!(rig.is_empty().await);
+        assert!(!rig.networks.is_attached().await);
+    });
+}
+
+#[test]
+fn an_attachment_outlives_the_daemon_as_root() {
+    as_host("an_attachment_outlives_the_daemon_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b, c) = (Container::make(), Container::make(), Container::make());
+        let rig = open(dir.path()).await;
+        rig.attach("a", &a).await.unwrap();
+        let second = rig.attach("b", &b).await.unwrap();
+        rig.attach("c", &c).await.unwrap();
+        // As plugins that are called later do.
+        a.ip("addr add 192.0.2.1/32 dev eth0");
+        let before = a.ip("-o addr") + &a.ip("route");
+        drop(rig);
+        assert!(a.has("eth0"), "it goes with the daemon");
+        // One is removed while no daemon serves, and one's namespace goes.
+        std::fs::write(dir.path().join("networks/attachments/blue,a2,eth0.gone"), "").unwrap();
+        let path = c.path.clone();
+        drop(c);
+        while path.exists() {
+            std::thread::yield_now();
+        }
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!(rig.members().await, ["blue,a,eth0", "blue,b,eth0"]);
+        assert_eq!((rig.ports().len(), rig.files().len()), (2, 2));
+        let strip = |text: String| text.replace(" linkdown", "").replace(" tentative", "");
+        assert_eq!(strip(a.ip("-o addr") + &a.ip("route")), strip(before));
+        talk(&a, &b, &second.ipv4);
+        // Told twice, it has the same ports.
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!(rig.ports().len(), 2);
+        drop(rig);
+        std::fs::write(dir.path().join("networks/attachments/blue,a,eth0.gone"), "").unwrap();
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!((rig.members().await, rig.files().len()), (vec!["blue,b,eth0".to_owned()], 1));
+        assert!(!a.has("eth0"));
+        // A daemon that was killed while it wrote, or while it made an interface.
+        drop(rig);
+        b.ip("link delete eth0");
+        std::fs::write(dir.path().join("networks/attachments/blue,x,eth0.json"), "{\"key").unwrap();
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!(rig.files().len(), 1);
+        rig.check("b").await.unwrap();
+        rig.detach("b").await;
+        assert!(!b.has("eth0") && rig.is_empty().await);
+    });
+}
+
+#[test]
+fn what_is_refused_leaves_nothing_as_root() {
+    as_host("what_is_refused_leaves_nothing_as_root", || async {
+        let (dir, a, b) = (tempfile::tempdir().unwrap(), Container::make(), Container::make());
+        let rig = open(dir.path()).await;
+        let refused = |changed: v1::AttachRequest, why: &str| {
+            let (rig, why) = (&rig, why.to_owned());
+            async move {
+                let error = rig.networks.attach(&changed).await.unwrap_err().to_string();
+                assert!(error.contains(&why) && !error.contains('\n'), "{error}");
+            }
+        };
+        let with = |change: &dyn Fn(&mut v1::AttachRequest)| {
+            let mut changed = request("a", &a);
+            change(&mut changed);
+            changed
+        };
+        refused(with(&|one| one.network = "red".into()), "there is no network").await;
+        refused(with(&|one| one.namespace = "/run/netns/none".into()), "cannot open").await;
+        refused(with(&|one| one.namespace = "/dev/null".into()), "no network namespace").await;
+        refused(with(&|one| one.namespace = "/proc/self/ns/net".into()), "the host's own").await;
+        refused(with(&|one| one.container = None), "names no container").await;
+        refused(with(&|one| one.mac = "x".into()), "no MAC address").await;
+        refused(with(&|one| one.addresses = vec!["192.0.2.1".into()]), "outside of").await;
+        let route = v1::InterfaceRoute { destination: "x".into(), ..Default::default() };
+        let routes = Some(v1::AttachmentRoutes { routes: vec![route] });
+        refused(with(&|one| one.routes = routes.clone()), "there is no route to x/0").await;
+        // A gateway that is not on the link: the interface is made, and removed again.
+        let away = v1::InterfaceRoute {
+            destination: "0.0.0.0".into(),
+            gateway: "192.0.2.1".into(),
+            ..Default::default()
+        };
+        let routes = Some(v1::AttachmentRoutes { routes: vec![away] });
+        refused(with(&|one| one.routes = routes.clone()), "cannot add the route").await;
+        assert!(!a.has("eth0"));
+        // An interface of somebody else's stays as it is.
+        a.ip("link add eth0 type veth peer name other");
+        refused(request("a", &a), "eth0").await;
+        assert!(a.has("eth0@other") && rig.is_empty().await);
+        rig.attach("b", &b).await.unwrap();
+        refused(request("b", &b), "is there already").await;
+        refused(request("b2", &b), "is there already").await;
+        assert_eq!(rig.members().await, ["blue,b,eth0"]);
+        b.ip("addr flush dev eth0");
+        assert!(rig.check("b").await.unwrap_err().to_string().contains("lost its address"));
+        rig.detach("b").await;
+        assert!(rig.is_empty().await);
+    });
+}
+
+#[test]
+fn a_namespace_without_ipv6_has_ipv4_as_root() {
+    as_host("a_namespace_without_ipv6_has_ipv4_as_root", || async {
+        let (dir, a) = (tempfile::tempdir().unwrap(), Container::make());
+        let off = a.run(|| std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"));
+        off.unwrap();
+        let rig = open(dir.path()).await;
+        let made = rig.attach("a", &a).await.unwrap();
+        assert_eq!((made.ipv6.as_str(), made.routes.len()), ("", 1));
+        assert_eq!(rig.check("a").await.unwrap().ipv6, "");
+        rig.detach("a").await;
+    });
+}
+
+#[test]
+fn what_is_not_valid_is_collected_as_root() {
+    as_host("what_is_not_valid_is_collected_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let containers: Vec<_> = (0..4).map(|_| Container::make()).collect();
+        let rig = open(dir.path()).await;
+        for (number, one) in containers.iter().enumerate() {
+            rig.attach(&format!("c{number}"), one).await.unwrap();
+        }
+        let collect = |configuration: &str, valid: &[&str]| v1::CollectAttachmentsRequest {
+            configuration: configuration.into(),
+            valid: valid.iter().filter_map(|id| of(id)).collect(),
+        };
+        let none = rig.networks.collect_attachments(&collect("green", &[])).await.unwrap();
+        let two = rig.networks.collect_attachments(&collect("blue", &["c1", "c3"])).await.unwrap();
+        assert_eq!((none, two), (0, 2));
+        assert_eq!(rig.members().await, ["blue,c1,eth0", "blue,c3,eth0"]);
+        let there: Vec<_> = containers.iter().map(|one| one.has("eth0")).collect();
+        assert_eq!(there, [false, true, false, true]);
+        rig.networks.collect_attachments(&collect("blue", &[])).await.unwrap();
+        assert!(rig.is_empty().await);
+    });
+}
+
+#[test]
+fn many_at_once_have_addresses_of_their_own_as_root() {
+    as_host("many_at_once_have_addresses_of_their_own_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let containers: Vec<_> = (0..24).map(|_| Container::make()).collect();
+        let rig = std::sync::Arc::new(open(dir.path()).await);
+        let mut tasks = tokio::task::JoinSet::new();
+        for (number, one) in containers.iter().enumerate() {
+            let (rig, request) = (rig.clone(), request(&format!("c{number}"), one));
+            tasks.spawn(async move { rig.networks.attach(&request).await.unwrap().ipv4 });
+        }
+        let addresses: BTreeSet<String> = tasks.join_all().await.into_iter().collect();
+        assert_eq!((addresses.len(), rig.ports().len()), (24, 24));
+        for number in 0..24 {
+            rig.detach(&format!("c{number}")).await;
+        }
+        assert!(rig.is_empty().await);
+    });
+}

@@ -1,0 +1,238 @@
+#!/usr/bin/env bash
+# Containers in a network of Slipway's by the CNI plugin: every operation and every version of CNI, two containers and
+# the host reach each other and find their names, an IPAM plugin, published ports, the daemon killed, DEL without a
+# daemon, errors; containerd with runc where it is installed.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_root
+for program in ip nft ping python3; do command -v "$program" >/dev/null || skip "$program"; done
+[ -c /dev/net/tun ] || skip "/dev/net/tun"
+if [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
+    rm -rf "$work"
+    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
+fi
+cni=${SLIPWAY_CNI:-$(dirname "$slipway")/../x86_64-unknown-linux-gnu/agent/slipway-cni}
+for program in "$slipway" "$cni"; do [ -x "$program" ] || fail "$program is not built; \`make build\` builds it"; done
+ip link set lo up
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+mine=slipway-cni-$$
+files=$SLIPWAY_DATA_DIR/networks/attachments
+containerd=''
+end_all() {
+    [ -n "$containerd" ] && kill "$containerd" 2>/dev/null && wait "$containerd" 2>/dev/null
+    for name in a b c; do ip netns delete "$mine-$name" 2>/dev/null; done
+    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
+}
+there() { ip netns exec "$mine-$1" "${@:2}"; }
+
+version=1.1.0 more=''
+# call COMMAND NAME [CONFIGURATION…]: the plugin's answer in $work/out, and its status.
+call() {
+    local command=$1 name=$2 config=${3-}
+    [ $# -gt 2 ] || config="{\"cniVersion\": \"$version\", \"name\": \"blue\", \"type\": \"slipway-cni\", \"network\": \"${network:-cni}\"$more}"
+    CNI_COMMAND=$command CNI_CONTAINERID=$mine-$name CNI_NETNS=${netns-/run/netns/$mine-$name} CNI_IFNAME=eth0 \
+        CNI_PATH=${CNI_PATH:-/usr/lib/cni:/opt/cni/bin} CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAME=pod-$name" "$cni" <<<"$config" >"$work/out" 2>"$work/err"
+}
+does() { call "$@" || fail "$1 $2: $(cat "$work/out" "$work/err") $(explain)"; }
+# said EXPRESSION: a value of the answer, `x`.
+said() { python3 -c 'import json, sys; x = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$work/out" "$1"; }
+# refuses CODE WORDS COMMAND NAME [CONFIGURATION]
+refuses() {
+    local code=$1 words=$2; shift 2
+    call "$@" && fail "$* was not refused: $(cat "$work/out")"
+    [ "$(wc -l <"$work/out")" = 1 ] && [ ! -s "$work/err" ] && [ "$(said 'x["code"]')" = "$code" ] && [ -n "$(said 'x["msg"]')" ] &&
+        grep -qF -- "$words" "$work/out" || fail "$*: $(cat "$work/out" "$work/err")"
+    ok "$1 $2 -> $(said '"%d %s" % (x["code"], x["msg"])')"
+}
+members() { "$slipway" network inspect cni | python3 -c 'import json, sys; print(len(json.load(sys.stdin)[0]["sandboxes"]))'; }
+nothing_left() {
+    [ "$(members)" = 0 ] && [ -z "$(ls "$files")" ] || fail "left: $("$slipway" network inspect cni) $(ls "$files")"
+    for name in a b c; do ! there "$name" ip link show eth0 >/dev/null 2>&1 || fail "eth0 is left in $name"; done
+}
+
+for name in a b c; do ip netns add "$mine-$name" && ip -n "$mine-$name" link set lo up || fail "ip netns add"; done
+does VERSION a '{"cniVersion": "1.1.0"}'
+[ "$(said 'x["supportedVersions"]')" = "['0.3.1', '0.4.0', '1.0.0', '1.1.0']" ] || fail "VERSION: $(cat "$work/out")"
+ok "VERSION: $(said 'x["supportedVersions"]')"
+refuses 51 'no Slipway daemon serves' STATUS a
+refuses 11 'no Slipway daemon serves' ADD a
+refuses 11 'no Slipway daemon serves' CHECK a
+does DEL a
+start_daemon
+# Of a run that was ended; what its containers had went with their namespaces.
+"$slipway" network rm cni tiny >/dev/null 2>&1
+"$slipway" network create cni --subnet 10.77.0.0/24 >/dev/null || fail "network create: $(explain)"
+does STATUS a
+network=none-such refuses 50 'there is no network' STATUS a
+ok "STATUS follows the daemon and the network"
+
+does ADD a; a4=$(said 'x["ips"][0]["address"]'); a6=$(said 'x["ips"][1]["address"]')
+does ADD b; b4=$(said 'x["ips"][0]["address"]'); b6=$(said 'x["ips"][1]["address"]')
+[ "$(said 'x["interfaces"][0]["mtu"]'):$(said 'x["dns"]["nameservers"][0]')" = 1500:10.77.0.1 ] || fail "ADD: $(cat "$work/out")"
+[ "$(ls "$files" | wc -l):$(members)" = 2:2 ] || fail "after two ADDs: $(ls "$files")"
+ok "ADD: $a4 $a6 and $b4 $b6"
+reach() {
+    for address in "${b4%/*}" "${b6%/*}" 10.77.0.1; do
+        there a ping -q -c 1 -W 30 "$address" >"$work/ping" || fail "a does not reach $address: $(cat "$work/ping") $(explain)"
+    done
+    there b ping -q -c 1 -W 30 "${a4%/*}" >"$work/ping" || fail "b does not reach a: $(cat "$work/ping")"
+    ping -q -c 1 -W 30 "${a4%/*}" >"$work/ping" || fail "the host does not reach a: $(cat "$work/ping")"
+}
+reach
+ok "containers reach each other, by IPv4 and IPv6, and the gateway; the host reaches them"
+ask='
+import socket, struct, sys
+query = struct.pack(">6H", 7, 0x100, 1, 0, 0, 0) + b"".join(bytes([len(l)]) + l.encode() for l in sys.argv[1].split(".")) + b"\0\0\1\0\1"
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(30)
+s.sendto(query, ("10.77.0.1", 53))
+print(socket.inet_ntoa(s.recv(512)[-4:]))'
+[ "$(there a python3 -c "$ask" pod-b)" = "${b4%/*}" ] || fail "the name pod-b is not found"
+ok "the name of the other pod is found"
+does CHECK a
+there a ip link set eth0 down
+refuses 104 'is down' CHECK a
+# Its IPv6 addresses and routes went with the link.
+does DEL a; does ADD a
+does CHECK a
+refuses 101 'is there already' ADD a
+"$slipway" network rm cni >"$work/out" 2>&1 && fail "the network of containers was removed"
+grep -q pod-a "$work/out" || fail "network rm: $(cat "$work/out")"
+ok "CHECK sees an interface that is down; $(tail -n 1 "$work/out")"
+
+# The daemon is killed under live interfaces, and one container is removed while none serves.
+shape() { there "$1" ip -o addr show dev eth0 | grep -v fe80; there "$1" ip route; }
+there a ip addr add 192.0.2.9/32 dev eth0
+shape a >"$work/before"
+does ADD c
+end_daemon KILL
+refuses 51 'no Slipway daemon serves' STATUS a
+does DEL c; does DEL c
+[ -e "$files/blue,$mine-c,eth0.gone" ] || fail "no note: $(ls "$files")"
+start_daemon
+wait_until 20 sh -c "! ip netns exec $mine-c ip link show eth0" >/dev/null 2>&1 || fail "c has its interface: $(explain)"
+[ "$(ls "$files" | wc -l):$(members)" = 2:2 ] || fail "after the restart: $(ls "$files") $(explain)"
+cmp <(shape a) "$work/before" || fail "a's interface has changed: $(shape a)"
+reach
+does CHECK a; does CHECK b
+ok "the daemon was killed and came back: interfaces as before, and what was removed meanwhile is gone"
+end_daemon TERM
+start_daemon
+reach
+ok "the daemon was ended and came back"
+
+does DEL a; does DEL a
+netns='' does DEL b
+nothing_left
+ok "DEL, twice, and without a namespace"
+for version in 0.3.1 0.4.0 1.0.0; do
+    does ADD a
+    [ "$(said 'x["cniVersion"], x["ips"][0].get("version"), x["interfaces"][0].get("mtu")')" = "('$version', $([ "$version" = 1.0.0 ] && echo None || echo "'4'"), None)" ] ||
+        fail "$version: $(cat "$work/out")"
+    does DEL a
+done
+version=1.1.0
+ok "results of 0.3.1, 0.4.0 and 1.0.0"
+does ADD a; does ADD b; does ADD c
+more=", \"cni.dev/valid-attachments\": [{\"containerID\": \"$mine-b\", \"ifname\": \"eth0\"}]" does GC a
+[ "$(members):$(ls "$files")" = "1:blue,$mine-b,eth0.json" ] || fail "after GC: $(ls "$files")"
+refuses 7 'valid-attachments' GC a
+does DEL b
+nothing_left
+ok "GC removes what is not valid, and nothing without a list"
+
+# A namespace that goes without DEL: its address is free after DEL, without a daemon too.
+does ADD c
+ip netns delete "$mine-c"
+does DEL c
+ip netns add "$mine-c"
+nothing_left
+ok "DEL after the namespace has gone"
+more=', "runtimeConfig": {"mac": "5a:11:00:00:00:77", "ips": ["10.77.0.77/24"], "portMappings": [{"hostPort": 8077, "containerPort": 80, "protocol": "tcp"}]}'
+does ADD a
+there a ip -o link show eth0 | grep -q 5a:11:00:00:00:77 && [ "$(said 'x["ips"][0]["address"]')" = 10.77.0.77/24 ] || fail "capabilities: $(cat "$work/out")"
+there a timeout 60 python3 -c 'import socket
+s = socket.create_server(("", 80)); c = s.accept()[0]; c.sendall(b"published"); c.close()' & server=$!
+got=$(timeout 60 python3 -c 'import socket, time
+for _ in range(300):
+    try:
+        got = socket.create_connection(("127.0.0.1", 8077), 10).recv(99)
+        if got: print(got.decode()); break
+    except OSError: pass
+    time.sleep(0.1)')
+kill "$server" 2>/dev/null; wait "$server" 2>/dev/null
+[ "$got" = published ] || fail "the published port: $got $(explain)"
+does DEL a
+more=''
+nothing_left
+ok "the runtime's MAC address, IP address and port mapping"
+if [ -x /usr/lib/cni/host-local ] || [ -x /opt/cni/bin/host-local ]; then
+    ipam="\"ipam\": {\"type\": \"host-local\", \"dataDir\": \"$work/ipam\", \"ranges\": [[{\"subnet\": \"10.77.0.0/24\", \"rangeStart\": \"10.77.0.100\"}]], \"routes\": [{\"dst\": \"0.0.0.0/0\"}]}"
+    more=", $ipam" version=1.0.0
+    does ADD a
+    [ "$(said 'x["ips"][0]["address"]')" = 10.77.0.100/24 ] || fail "host-local: $(cat "$work/out")"
+    there a ping -q -c 1 -W 30 10.77.0.1 >/dev/null || fail "a does not reach the gateway with an IPAM plugin's address"
+    does CHECK a
+    network=none-such refuses 7 'there is no network' ADD b
+    [ "$(find "$work/ipam" -name '10.*' | wc -l)" = 1 ] || fail "an address is held: $(find "$work/ipam")"
+    does DEL a
+    [ -z "$(find "$work/ipam" -name '10.*')" ] || fail "an address is held: $(find "$work/ipam")"
+    more='' version=1.1.0
+    nothing_left
+    ok "addresses of the IPAM plugin host-local; it gets them back after a failure and after DEL"
+fi
+more=', "ipam": {"type": "no-such"}' refuses 103 'not in CNI_PATH' ADD a
+
+refuses 6 'cannot be understood' ADD a '{"cniVersion": "1.1.0", '
+refuses 6 'more than' ADD a "$(printf '%2000000s' '{}')"
+refuses 1 'not supported' ADD a '{"cniVersion": "2.0.0", "name": "blue"}'
+refuses 7 'network configuration' ADD a '{"cniVersion": "1.1.0", "name": "../x"}'
+network=none-such refuses 7 'there is no network' ADD a
+netns=/run/netns/none-such refuses 100 'cannot open' ADD a
+netns=/dev/null refuses 100 'no network namespace' ADD a
+netns=/proc/self/ns/net refuses 7 "the host's own" ADD a
+netns=relative refuses 4 'CNI_NETNS' ADD a
+refuses 4 'CNI_COMMAND' add a
+refuses 3 'there is no' CHECK a
+more=', "runtimeConfig": {"ips": ["192.0.2.1"]}' refuses 7 'outside of' ADD a
+there a ip link add eth0 type veth peer name other
+refuses 100 'eth0' ADD a
+there a ip link show other >/dev/null || fail "somebody else's interface is gone"
+there a ip link delete eth0
+nothing_left
+"$slipway" network create tiny --subnet 10.78.0.0/30 >/dev/null || fail "network create"
+network=tiny does ADD a
+network=tiny refuses 11 'is full' ADD b
+does DEL a
+nothing_left
+ok "nothing is left of what was refused"
+
+# Debian's containerd with runc: its CRI plugin is not needed, `ctr run --cni` calls the plugins itself.
+program() { command -v "$1" >/dev/null; }
+if program containerd && program ctr && program runc && program busybox; then
+    mkdir -p "$work/opt" "$work/net.d" "$work/root/bin"
+    cp "$cni" "$work/opt/slipway-cni"
+    echo '{"cniVersion": "1.0.0", "name": "blue", "plugins": [{"type": "slipway-cni", "network": "cni", "runDir": "'"$SLIPWAY_RUN_DIR"'", "dataDir": "'"$SLIPWAY_DATA_DIR"'"}]}' >"$work/net.d/10-blue.conflist"
+    # `ctr` knows one place of each.
+    for dir in opt:/opt/cni/bin net.d:/etc/cni/net.d; do mkdir -p "${dir#*:}"; done
+    unshare --mount --propagation slave -- bash -c '
+        work=$1; shift
+        mount --bind "$work/opt" /opt/cni/bin && mount --bind "$work/net.d" /etc/cni/net.d || exit 9
+        printf "version = 2\nroot = \"%s/c-root\"\nstate = \"%s/c-state\"\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n  address = \"%s/c.sock\"\n[ttrpc]\n  address = \"%s/c.sock.ttrpc\"\n" "$work" "$work" "$work" "$work" >"$work/c.toml"
+        containerd --config "$work/c.toml" 2>"$work/c.log" & daemon=$!
+        for _ in $(seq 300); do ctr --address "$work/c.sock" version >/dev/null 2>&1 && break; sleep 0.1; done
+        cp "$(command -v busybox)" "$work/root/bin/busybox"
+        ctr --address "$work/c.sock" run --rm --cni --rootfs "$work/root" one /bin/busybox sh -c \
+            "/bin/busybox ip -o addr show dev eth0 && /bin/busybox ping -q -c 1 -W 30 10.77.0.1" >"$work/c.out" 2>&1
+        status=$?
+        kill "$daemon"; wait "$daemon" 2>/dev/null
+        exit "$status"' - "$work"
+    status=$?
+    [ "$status" = 0 ] && grep -q '10\.77\.0\.' "$work/c.out" || fail "containerd: status $status, $(cat "$work/c.out") $(tail -n 5 "$work/c.log") $(explain)"
+    nothing_left
+    ok "containerd and runc: $(grep -o '10\.77\.0\.[0-9]*/24' "$work/c.out" | head -n 1), the gateway answers, and nothing is left"
+else
+    say "not tried: containerd with runc, which needs containerd, ctr, runc and busybox"
+fi
+"$slipway" network rm cni tiny >/dev/null || fail "network rm: $(explain)"
