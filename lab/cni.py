@@ -124,7 +124,7 @@ def cnitool(node):
     took = {}
     for word in ["status", "add", "check", "gc", "check", "del", "del", "add", "gc", "del"]:
         begun = time.monotonic()
-        # After cnitool's gc without a list the attachment is gone, which DEL does not mind.
+        # cnitool's gc knows no valid attachment: what it removed, a later check does not find.
         words = [node.options.cnitool, word, "tool", f"/run/netns/{name(0)}"]
         done = subprocess.run(words, env=variables, capture_output=True, text=True)
         took.setdefault(word, (time.monotonic() - begun) * 1000)

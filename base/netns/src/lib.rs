@@ -82,6 +82,18 @@ impl Namespace {
     /// # Errors
     /// [`Error`].
     pub fn open(path: &Path) -> Result<Self, Error> {
+        let namespace = Self::open_any(path)?;
+        // The kernel checks the kind of namespace when a thread enters.
+        namespace.run(|| ())?;
+        Ok(namespace)
+    }
+
+    /// Opens the namespace at `path` as [`Namespace::open`] does, which may be one of another kind:
+    /// then [`Namespace::run`] fails. It costs no thread.
+    ///
+    /// # Errors
+    /// [`Error::Open`]; [`Error::NotOne`] for a file that is no namespace.
+    pub fn open_any(path: &Path) -> Result<Self, Error> {
         let failed =
             |error: rustix::io::Errno| Error::Open { path: path.into(), source: error.into() };
         let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -96,10 +108,7 @@ impl Namespace {
         let stat = fstat(&file).map_err(failed)?;
         #[allow(clippy::useless_conversion, reason = "the types differ by architecture")]
         let identity = Identity { device: stat.st_dev.into(), inode: stat.st_ino.into() };
-        let namespace = Self { file: file.into(), path: path.into(), identity };
-        // The kernel checks the kind of namespace when a thread enters.
-        namespace.run(|| ())?;
-        Ok(namespace)
+        Ok(Self { file: file.into(), path: path.into(), identity })
     }
 
     /// Returns the identity of the namespace.

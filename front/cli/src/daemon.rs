@@ -106,7 +106,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
     let router = router.add_service(VirtualFunctionsServer::new(functions.clone()));
     std::fs::rename(&unborn, &socket)?;
-    // From here on containers are removed by this daemon; those that were removed before left notes.
+    // From here on this daemon removes containers; those that were removed before left notes.
     networks.catch_up().await;
     tracing::info!(socket = %socket.display(), "serving");
     systemd::ready();

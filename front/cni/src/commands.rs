@@ -140,21 +140,17 @@ impl Operation<'_> {
             connection.call(|mut client| async move { client.check_attachment(request).await });
         checked.map_err(|failure| match failure.code() {
             // The daemon knows no such attachment.
-            code if code == Code::Invalid as u32 => failure.as_code(Code::Unknown),
-            code if code == Code::Host as u32 => failure.as_code(Code::Changed),
+            code if code == Code::Invalid as u32 => failure.recoded(Code::Unknown),
+            code if code == Code::Host as u32 => failure.recoded(Code::Changed),
             _ => failure,
         })?;
         self.delegate().map(drop)
     }
 
     fn gc(&self) -> Result<(), Failure> {
-        let Some(valid) = &self.configuration.valid else {
-            return Err(Failure::new(
-                Code::Invalid,
-                "GC needs \"cni.dev/valid-attachments\"; without it every attachment would go",
-            ));
-        };
-        let valid = valid.iter().map(|one| v1::ContainerInterface {
+        // The reference library leaves an empty list out.
+        let valid = self.configuration.valid.iter().flatten();
+        let valid = valid.map(|one| v1::ContainerInterface {
             configuration: String::new(),
             container_id: one.container.clone(),
             interface: one.interface.clone(),
@@ -171,13 +167,13 @@ impl Operation<'_> {
     fn status(&self) -> Result<(), Failure> {
         // While no daemon serves, nothing carries the frames of containers.
         let connection =
-            self.daemon.connect().map_err(|failure| failure.as_code(Code::Disconnected))?;
+            self.daemon.connect().map_err(|failure| failure.recoded(Code::Disconnected))?;
         let name = self.configuration.network.clone();
         if name != DEFAULT_NETWORK {
             let request = v1::GetNetworkRequest { name };
             let found =
                 connection.call(|mut client| async move { client.get_network(request).await });
-            found.map_err(|failure| failure.as_code(Code::Unavailable))?;
+            found.map_err(|failure| failure.recoded(Code::Unavailable))?;
         }
         self.delegate().map(drop)
     }

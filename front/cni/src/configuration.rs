@@ -37,13 +37,13 @@ pub struct Configuration {
     /// The plugin that chooses addresses.
     #[serde(default)]
     pub ipam: Option<Ipam>,
-    /// What the runtime asks for, beside what the administrator wrote.
+    /// The runtime's own wishes, beside the administrator's.
     #[serde(default)]
     pub runtime_config: RuntimeConfig,
     /// The result of the plugin before, or of ADD.
     #[serde(default)]
     pub prev_result: Option<Value>,
-    /// The attachments that GC leaves alone.
+    /// The attachments that GC leaves alone; absent: none.
     #[serde(default, rename = "cni.dev/valid-attachments")]
     pub valid: Option<Vec<ValidAttachment>>,
     /// The daemon's run directory.

@@ -43,7 +43,6 @@ pub struct Failure {
     code: u32,
     message: String,
     details: String,
-    version: Option<&'static str>,
 }
 
 impl Failure {
@@ -56,12 +55,7 @@ impl Failure {
     pub fn with_code(code: u32, text: &str) -> Self {
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (message, details) = text.split_once("; ").unwrap_or((text, ""));
-        Self { code, message: one_line(message), details: one_line(details), version: None }
-    }
-
-    /// Returns the error for an operation in a version of CNI.
-    pub fn at(self, version: &'static str) -> Self {
-        Self { version: Some(version), ..self }
+        Self { code, message: one_line(message), details: one_line(details) }
     }
 
     /// Returns the code.
@@ -69,8 +63,8 @@ impl Failure {
         self.code
     }
 
-    /// Returns the error with another code.
-    pub fn as_code(self, code: Code) -> Self {
+    /// Returns the error under another code.
+    pub fn recoded(self, code: Code) -> Self {
         Self { code: code as u32, ..self }
     }
 
@@ -80,10 +74,10 @@ impl Failure {
         &self.message
     }
 
-    /// Returns the JSON object that CNI defines.
-    pub fn to_json(&self) -> Value {
+    /// Returns the JSON object that CNI defines, for a version of CNI.
+    pub fn to_json(&self, version: &str) -> Value {
         json!({
-            "cniVersion": self.version.unwrap_or(crate::configuration::LATEST),
+            "cniVersion": version,
             "code": self.code,
             "msg": self.message,
             "details": self.details,
@@ -99,7 +93,7 @@ mod tests {
     fn an_error_is_one_line_and_its_next_step() {
         let failure = Failure::new(Code::Later, "no daemon\nserves; start\tit; or not");
         assert_eq!(
-            failure.at("0.4.0").to_json(),
+            failure.to_json("0.4.0"),
             json!({
                 "cniVersion": "0.4.0", "code": 11, "msg": "no daemon serves",
                 "details": "start it; or not",

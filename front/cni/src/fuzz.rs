@@ -32,7 +32,7 @@ pub fn operation(data: &[u8]) {
     }
     let one_line = |failure: &Failure| {
         assert!(!failure.message().is_empty() && !failure.message().contains('\n'));
-        assert!(failure.to_json().to_string().len() < LONGEST + 8 * data.len());
+        assert!(failure.to_json("1.1.0").to_string().len() < LONGEST + 8 * data.len());
     };
     match Environment::of(variables.into_iter()) {
         Ok(environment) => {

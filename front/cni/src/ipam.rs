@@ -50,7 +50,7 @@ struct Refusal {
     details: String,
 }
 
-/// What an IPAM plugin chose.
+/// The choice of an IPAM plugin.
 #[derive(Debug, PartialEq)]
 pub struct Chosen {
     /// Addresses without the lengths of their prefixes.

@@ -4,8 +4,8 @@
 //! The runtime starts the program for each operation, with parameters in the environment and the
 //! network configuration on its input; the answer is JSON on its output. The pieces:
 //! - [`environment`](Environment) and [`configuration`](Configuration) parse what the runtime says;
-//! - `commands` has the operations: ADD, DEL, CHECK, GC, STATUS, VERSION. The node's daemon does the
-//!   work, over gRPC at its socket (`daemon`): the program makes no interface itself;
+//! - `commands` has the operations: ADD, DEL, CHECK, GC, STATUS, VERSION. The node's daemon does
+//!   the work, over gRPC at its socket (`daemon`): the program makes no interface itself;
 //! - `ipam` runs the IPAM plugin of a configuration that names one;
 //! - `note` leaves a note for the next daemon where DEL finds none;
 //! - `answer` has the results of each version, and [`Failure`] the errors.
@@ -46,10 +46,12 @@ pub fn main() -> ExitCode {
     let read = read.map(|_| input).map_err(|error| {
         Failure::new(Code::Input, format!("cannot read the network configuration: {error}"))
     });
-    let (answer, code) = match read.and_then(|input| run(input, std::env::vars_os())) {
+    let version =
+        read.as_ref().map_or(configuration::LATEST, |input| configuration::version(input));
+    let (answer, code) = match read.and_then(|input| run(&input, std::env::vars_os())) {
         Ok(Some(answer)) => (answer, ExitCode::SUCCESS),
         Ok(None) => return ExitCode::SUCCESS,
-        Err(failure) => (failure.to_json(), ExitCode::FAILURE),
+        Err(failure) => (failure.to_json(version), ExitCode::FAILURE),
     };
     // Nobody is left to tell if the output is closed.
     let _ = writeln!(std::io::stdout().lock(), "{answer}");
@@ -59,18 +61,14 @@ pub fn main() -> ExitCode {
 /// Does what the environment and the configuration ask for. Returns the answer, if the operation
 /// has one.
 fn run(
-    input: Vec<u8>,
+    input: &[u8],
     variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
 ) -> Result<Option<serde_json::Value>, Failure> {
-    let version = configuration::version(&input);
-    let run = || {
-        let environment = Environment::of(variables)?;
-        if input.len() as u64 > LARGEST {
-            let text = format!("the network configuration has more than {LARGEST} bytes");
-            return Err(Failure::new(Code::Undecodable, text));
-        }
-        let configuration = Configuration::parse(&input, &environment)?;
-        commands::run(&environment, &configuration, &input)
-    };
-    run().map_err(|failure| failure.at(version))
+    let environment = Environment::of(variables)?;
+    if input.len() as u64 > LARGEST {
+        let text = format!("the network configuration has more than {LARGEST} bytes");
+        return Err(Failure::new(Code::Undecodable, text));
+    }
+    let configuration = Configuration::parse(input, &environment)?;
+    commands::run(&environment, &configuration, input)
 }

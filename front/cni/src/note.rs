@@ -1,8 +1,8 @@
 //! Notes for the next daemon: a container was removed while none served.
 //!
-//! A note is an empty file, whose creation is atomic. The daemon looks for notes when it starts, and
-//! once more when it can be called. Whoever leaves a note calls the daemon once more after that: so
-//! one of the two finds the other.
+//! A note is an empty file, whose creation is atomic. The daemon looks for notes when it starts,
+//! and once more when it can be called. Whoever leaves a note calls the daemon once more after
+//! that: so one of the two finds the other.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;

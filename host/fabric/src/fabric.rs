@@ -22,7 +22,7 @@ pub struct Fabric {
     lasting: bool,
     switches: Mutex<BTreeMap<String, SwitchHandle>>,
     memory_ports: MemoryPorts,
-    pub(crate) taps: Taps,
+    taps: Taps,
     captures: Captures,
     /// Held while a caller changes a port's settings, until they are stored as well.
     pub(crate) settings: Mutex<()>,
@@ -182,6 +182,26 @@ impl Fabric {
     /// [`Error::UnknownMemoryPort`].
     pub fn remove_port(&self, name: &str) -> Result<(), Error> {
         self.memory_ports.remove(name)
+    }
+
+    /// Attaches a TAP interface in a network namespace to a switch; blocks.
+    ///
+    /// # Errors
+    /// [`Error`]; no port is left then, and no interface that was made here.
+    pub fn attach_tap_in_namespace(
+        &self,
+        request: &v1::AttachTapRequest,
+    ) -> Result<v1::AttachTapReply, Error> {
+        let switch = self.switch(&request.switch)?;
+        self.taps.attach(request, switch.handle).map(|()| v1::AttachTapReply {})
+    }
+
+    /// Detaches a TAP interface in a network namespace and removes it; blocks.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTap`], [`Error::Tap`].
+    pub fn detach_tap_in_namespace(&self, name: &str) -> Result<(), Error> {
+        self.taps.detach(name)
     }
 
     /// Returns the number of memory ports.

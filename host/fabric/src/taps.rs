@@ -17,7 +17,6 @@ use slipway_switch::ports::{TapHold, TapPort};
 use slipway_switch::{Handle, PortConfig, PortIndex};
 
 use crate::error::Error;
-use crate::fabric::Fabric;
 
 /// The longest name of such a port, in bytes.
 const LONGEST_NAME: usize = 256;
@@ -46,22 +45,16 @@ impl Taps {
     pub fn forget_of(&self, switch: &str) {
         self.lock().retain(|_, tap| tap.switch != switch);
     }
-}
 
-impl Fabric {
-    /// Attaches a TAP interface in a network namespace to a switch; blocks.
+    /// Attaches a TAP interface in a network namespace to the switch behind `handle`; blocks.
     ///
     /// # Errors
     /// [`Error`]; no port is left then, and no interface that was made here.
-    pub fn attach_namespace_tap(
-        &self,
-        request: &v1::AttachTapRequest,
-    ) -> Result<v1::AttachTapReply, Error> {
+    pub fn attach(&self, request: &v1::AttachTapRequest, handle: Handle) -> Result<(), Error> {
         let name = &request.name;
         check_name(name)?;
         let config = config(request)?;
-        let handle = self.switch(&request.switch)?.handle;
-        if self.taps.lock().contains_key(name) {
+        if self.lock().contains_key(name) {
             return Err(Error::ExistingTap(name.clone()));
         }
         let tap = open(request)?;
@@ -71,7 +64,7 @@ impl Fabric {
         config.mac.map_or(Ok(()), |mac| tap.set_mac(mac)).map_err(failed)?;
         hold.set_persistent(true).map_err(failed)?;
         if request.placeholder {
-            return Ok(v1::AttachTapReply {});
+            return Ok(());
         }
         let attached = handle.call(move |owner| owner.attach(Box::new(tap), config));
         let attached = attached.map_err(|_| Error::Resources("the switch has ended".to_owned()));
@@ -85,16 +78,16 @@ impl Fabric {
             }
         };
         let tap = Tap { switch: request.switch.clone(), handle, port, hold };
-        self.taps.lock().insert(name.clone(), tap);
-        Ok(v1::AttachTapReply {})
+        self.lock().insert(name.clone(), tap);
+        Ok(())
     }
 
     /// Detaches a TAP interface and removes it; blocks.
     ///
     /// # Errors
     /// [`Error::UnknownTap`], [`Error::Tap`].
-    pub fn detach_namespace_tap(&self, name: &str) -> Result<(), Error> {
-        let removed = self.taps.lock().remove(name);
+    pub fn detach(&self, name: &str) -> Result<(), Error> {
+        let removed = self.lock().remove(name);
         let Tap { handle, port, hold, .. } =
             removed.ok_or_else(|| Error::UnknownTap(name.to_owned()))?;
         // A switch that has ended has no ports. This thread drops the port, and the interface goes
@@ -107,7 +100,7 @@ impl Fabric {
 
 /// Opens the interface on a thread in its namespace. The interface stays there.
 fn open(request: &v1::AttachTapRequest) -> Result<TapPort, Error> {
-    let namespace = Namespace::open(Path::new(&request.namespace))?;
+    let namespace = Namespace::open_any(Path::new(&request.namespace))?;
     if namespace.identity() != (Identity { device: request.device, inode: request.inode }) {
         return Err(Error::OtherNamespace(request.namespace.clone()));
     }

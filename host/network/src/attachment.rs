@@ -2,12 +2,12 @@
 //! files that remember them.
 //!
 //! Each attachment has a file, which is written before anything is made and removed when nothing is
-//! left. The file is written by one write(2) and not flushed: it survives a crash of the daemon, and
-//! no namespace outlives a crash of the machine. A file that cannot be read was not written to its
-//! end, so nothing was made for it.
+//! left. The file is written by one write(2) and not flushed: it survives a crash of the daemon,
+//! and no namespace outlives a crash of the machine. A file that cannot be read was not written to
+//! its end, so nothing was made for it.
 //!
-//! A container that is removed while no daemon serves leaves a *note* beside the file, an empty file
-//! that others than the daemon make (front/cni). The next daemon does what it asks for.
+//! A container that is removed while no daemon serves leaves a *note* beside the file, an empty
+//! file that others than the daemon make (front/cni). The next daemon does what it asks for.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -50,12 +50,12 @@ impl Wanted {
     }
 }
 
-/// Returns the identity of the namespace at `path`.
+/// Returns the identity of the namespace at `path`, which may be one of another kind than networks.
 ///
 /// # Errors
 /// [`Error::Namespace`]; [`Error::Invalid`] for the host's own namespace.
 pub fn identity(path: &Path) -> Result<Identity> {
-    let namespace = Namespace::open(path)?;
+    let namespace = Namespace::open_any(path)?;
     let own = slipway_netns::own().map_err(Error::host("cannot look at /proc/self/ns/net"))?;
     if namespace.identity() == own {
         return Err(Error::Invalid(format!(
@@ -69,7 +69,7 @@ pub fn identity(path: &Path) -> Result<Identity> {
 /// Returns whether the namespace of an attachment is still at its path.
 pub fn is_there(attachment: &Attachment) -> bool {
     let identity = Identity { device: attachment.device, inode: attachment.inode };
-    Namespace::open(&attachment.namespace).is_ok_and(|found| found.identity() == identity)
+    Namespace::open_any(&attachment.namespace).is_ok_and(|found| found.identity() == identity)
 }
 
 /// Runs `work` in the namespace, with a netlink socket there.
@@ -78,7 +78,7 @@ fn within<T: Send>(
     identity: Identity,
     work: impl FnOnce(&mut Netlink) -> Result<T> + Send,
 ) -> Result<T> {
-    let namespace = Namespace::open(path)?;
+    let namespace = Namespace::open_any(path)?;
     if namespace.identity() != identity {
         return Err(slipway_netns::Error::NotOne(path.to_owned()).into());
     }

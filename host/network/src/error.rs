@@ -5,8 +5,6 @@ use std::net::IpAddr;
 
 use tonic::{Code, Status};
 
-use crate::attachment::AttachmentKey;
-
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -73,10 +71,10 @@ pub enum Error {
     },
     /// A container has this attachment, or the interface of its namespace.
     #[error("the {0} is there already; DEL removes it")]
-    ExistingAttachment(AttachmentKey),
+    ExistingAttachment(String),
     /// There is no such attachment.
     #[error("there is no {0}; ADD makes it")]
-    UnknownAttachment(AttachmentKey),
+    UnknownAttachment(String),
     /// The subnet overlaps one that is in use.
     #[error("{subnet} overlaps {other}; `--subnet` takes another one")]
     Overlap {

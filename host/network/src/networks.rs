@@ -2,6 +2,7 @@
 //!
 //! Over 500 lines: the operations on networks, under one lock.
 
+mod attachment_request;
 mod attachments;
 mod namespaces;
 mod ports;

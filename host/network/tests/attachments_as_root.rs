@@ -283,6 +283,8 @@ fn what_is_refused_leaves_nothing_as_root() {
         refused(with(&|one| one.namespace = "/run/netns/none".into()), "cannot open").await;
         refused(with(&|one| one.namespace = "/dev/null".into()), "no network namespace").await;
         refused(with(&|one| one.namespace = "/proc/self/ns/net".into()), "the host's own").await;
+        refused(with(&|one| one.namespace = "/proc/self/ns/mnt".into()), "no network namespace")
+            .await;
         refused(with(&|one| one.container = None), "names no container").await;
         refused(with(&|one| one.mac = "x".into()), "no MAC address").await;
         refused(with(&|one| one.addresses = vec!["192.0.2.1".into()]), "outside of").await;

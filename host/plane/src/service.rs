@@ -212,7 +212,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::AttachTapRequest>,
     ) -> Result<Response<v1::AttachTapReply>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || plane.fabric().attach_namespace_tap(&request)).await
+        blocking(move || plane.fabric().attach_tap_in_namespace(&request)).await
     }
 
     async fn detach_tap(
@@ -220,7 +220,7 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::DetachTapRequest>,
     ) -> Result<Response<v1::DetachTapReply>, Status> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
-        let detach = move || plane.fabric().detach_namespace_tap(&name);
+        let detach = move || plane.fabric().detach_tap_in_namespace(&name);
         blocking(move || detach().map(|()| v1::DetachTapReply {})).await
     }
 

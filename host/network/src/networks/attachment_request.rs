@@ -1,0 +1,113 @@
+//! Requests for containers' interfaces, checked.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use slipway_netns::Identity;
+use slipway_plane_api::network_v1 as v1;
+
+use super::ports;
+use crate::allocate::Wish;
+use crate::attachment::{Attachment, AttachmentKey};
+use crate::ledger::{Lease, Network};
+use crate::publish::Published;
+use crate::{Error, Result};
+
+/// The most routes of an attachment.
+const MOST_ROUTES: usize = 256;
+/// The longest name of a container, in bytes.
+const LONGEST_NAME: usize = 255;
+
+/// A request that was checked.
+pub(super) struct Request<'a> {
+    pub key: AttachmentKey,
+    pub network: &'a str,
+    pub name: &'a str,
+    pub namespace: PathBuf,
+    pub wish: Wish,
+    pub publish: Vec<Published>,
+    routes: Option<Vec<(IpNet, Option<IpAddr>)>>,
+    function: bool,
+}
+
+impl<'a> Request<'a> {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn of(request: &'a v1::AttachRequest) -> Result<Self> {
+        let key = key(request.container.as_ref())?;
+        if request.name.len() > LONGEST_NAME {
+            return Err(Error::Invalid(format!(
+                "a container's name has at most {LONGEST_NAME} bytes"
+            )));
+        }
+        Ok(Self {
+            key,
+            network: &request.network,
+            name: &request.name,
+            namespace: PathBuf::from(&request.namespace),
+            wish: Wish::parse(&request.addresses, &request.mac)?,
+            publish: ports(&request.publish)?,
+            routes: request.routes.as_ref().map(routes).transpose()?,
+            function: request.function,
+        })
+    }
+
+    /// Returns the ledger's entry.
+    pub fn attachment(&self, network: &Network, identity: Identity, lease: Lease) -> Attachment {
+        let gateways = || default_routes(network);
+        Attachment {
+            key: self.key.clone(),
+            network: network.name.clone(),
+            namespace: self.namespace.clone(),
+            device: identity.device,
+            inode: identity.inode,
+            lease,
+            routes: self.routes.clone().unwrap_or_else(gateways),
+            function: self.function,
+        }
+    }
+}
+
+/// Returns the identity of an attachment.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(super) fn key(container: Option<&v1::ContainerInterface>) -> Result<AttachmentKey> {
+    let missing = || Error::Invalid("the request names no container".to_owned());
+    let one = container.ok_or_else(missing)?;
+    AttachmentKey::new(&one.configuration, &one.container_id, &one.interface)
+}
+
+fn routes(wanted: &v1::AttachmentRoutes) -> Result<Vec<(IpNet, Option<IpAddr>)>> {
+    if wanted.routes.len() > MOST_ROUTES {
+        return Err(Error::Invalid(format!("an interface gets at most {MOST_ROUTES} routes")));
+    }
+    let bad = |one: &v1::InterfaceRoute| {
+        let v1::InterfaceRoute { destination, prefix, gateway, .. } = one;
+        Error::Invalid(format!("there is no route to {destination}/{prefix} by {gateway:?}"))
+    };
+    let route = |one: &v1::InterfaceRoute| {
+        let address: IpAddr = one.destination.parse().ok()?;
+        let to = IpNet::new(address, u8::try_from(one.prefix).ok()?).ok()?.trunc();
+        let gateway: Option<IpAddr> = match one.gateway.as_str() {
+            "" => None,
+            text => Some(text.parse().ok()?),
+        };
+        let fits = gateway.is_none_or(|gateway| gateway.is_ipv4() == address.is_ipv4());
+        fits.then_some((to, gateway))
+    };
+    wanted.routes.iter().map(|one| route(one).ok_or_else(|| bad(one))).collect()
+}
+
+/// Returns the routes by a network's gateways to everywhere.
+fn default_routes(network: &Network) -> Vec<(IpNet, Option<IpAddr>)> {
+    let gateways = [IpAddr::V4(network.gateway), IpAddr::V6(network.gateway6())];
+    let everywhere = |gateway: IpAddr| {
+        let any: IpAddr = if gateway.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+        Some((IpNet::new(any, 0).ok()?, Some(gateway)))
+    };
+    gateways.into_iter().filter_map(everywhere).collect()
+}
