@@ -104,6 +104,10 @@ pub struct Uplink {
     pub index: u32,
     /// The interface's MAC address.
     pub mac: Mac,
+    /// The network whose switch the sandbox has a port of in place of the interface, which carries
+    /// settings only; `None` if the interface is the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
 impl Uplink {
@@ -388,6 +392,7 @@ mod tests {
             interface: "eth0".into(),
             index: 2,
             mac: Mac::derived(Ipv4Addr::new(10, 1, 2, 2)),
+            network: None,
         };
         ledger.save_uplink("0123456789ab", &uplink).unwrap();
         fs::write(dir.path().join("uplinks/half.json"), "{").unwrap();

@@ -137,6 +137,7 @@ impl Interface {
             interface: self.link.name.clone(),
             index: self.link.index,
             mac: self.mac,
+            network: None,
         }
     }
 

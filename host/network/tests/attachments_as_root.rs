@@ -354,6 +354,43 @@ fn what_is_not_valid_is_collected_as_root() {
 }
 
 #[test]
+fn a_sandbox_has_a_port_of_the_network_as_root() {
+    as_host("a_sandbox_has_a_port_of_the_network_as_root", || async {
+        let (dir, a) = (tempfile::tempdir().unwrap(), Container::make());
+        let rig = open(dir.path()).await;
+        let wanted = v1::AttachRequest { function: true, ..request("a", &a) };
+        let made = rig.networks.attach(&wanted).await.unwrap();
+        assert!(a.ip("-o link show eth0").contains("NO-CARRIER") && rig.ports().is_empty());
+        rig.check("a").await.unwrap();
+        let join = |id: &str| v1::JoinNamespaceRequest {
+            sandbox_id: id.into(),
+            name: id.into(),
+            path: a.path.to_str().unwrap().into(),
+        };
+        let found = rig.networks.join_namespace(&join("s")).await.unwrap();
+        assert_eq!((&found.switch, &found.mac, found.mtu), (&"default".into(), &made.mac, 1500));
+        let addresses: BTreeSet<_> = found.addresses.iter().map(|one| &one.address).collect();
+        assert_eq!(addresses, [&made.ipv4, &made.ipv6].into());
+        let defaults = found.routes.iter().filter(|one| one.prefix == 0);
+        let gateways: BTreeSet<_> = defaults.map(|one| &one.gateway).collect();
+        assert_eq!(gateways, [&made.ipv4_gateway, &made.ipv6_gateway].into());
+        let taken = rig.networks.join_namespace(&join("other")).await.unwrap_err();
+        assert!(taken.to_string().contains("taken by sandbox s"), "{taken}");
+        drop(rig);
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&["s".to_owned()].into()).await.unwrap();
+        rig.check("a").await.unwrap();
+        for _ in 0..2 {
+            rig.networks.leave("s").await.unwrap();
+        }
+        assert_eq!(rig.networks.join_namespace(&join("t")).await.unwrap().switch, "default");
+        rig.networks.leave("t").await.unwrap();
+        rig.detach("a").await;
+        assert!(!a.has("eth0") && rig.is_empty().await);
+    });
+}
+
+#[test]
 fn many_at_once_have_addresses_of_their_own_as_root() {
     as_host("many_at_once_have_addresses_of_their_own_as_root", || async {
         let dir = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ use crate::allocate::choose;
 use crate::attachment::Attachment;
 use crate::container::{self, Wanted};
 use crate::dns::Zone;
-use crate::ledger::Lease;
+use crate::ledger::{Lease, Uplink};
 use crate::{Error, Result, proxy};
 
 impl Networks {
@@ -287,6 +287,18 @@ impl Networks {
             outcome = outcome.and(done);
         }
         outcome
+    }
+
+    /// Returns the network of a container's interface that was made for a function.
+    pub(super) async fn network_of_function(&self, uplink: &Uplink) -> Option<String> {
+        let state = self.state.lock().await;
+        let is = |one: &&Attachment| {
+            one.function
+                && (one.device, one.inode, one.lease.mac)
+                    == (uplink.device, uplink.inode, uplink.mac)
+                && one.key.interface == uplink.interface
+        };
+        state.attachments.values().find(is).map(|one| one.network.clone())
     }
 
     /// Returns whether there are attachments.

@@ -1,7 +1,8 @@
 //! Sandboxes with an interface in a network namespace of others.
 //!
 //! Each has a switch of its own, with the interface and the sandbox's function as its ports. What
-//! outlives the daemon is an entry of the ledger and the rule in the namespace.
+//! outlives the daemon is an entry of the ledger and the rule in the namespace. A sandbox with an
+//! interface that was made for a function (`attachments`) is at the network's own switch instead.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -41,8 +42,12 @@ impl Networks {
         let path = PathBuf::from(&request.path);
         let (path, (identity, interface)) =
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
-        let uplink = interface.uplink(&request.name, &path, identity);
+        let mut uplink = interface.uplink(&request.name, &path, identity);
+        uplink.network = self.network_of_function(&uplink).await;
         self.claim(id, &uplink).await?;
+        if let Some(network) = uplink.network {
+            return Ok(interface.describe(network));
+        }
         if let Err(error) = self.bring_up_uplink(id, &uplink).await {
             // The first failure is reported; a second one adds nothing.
             let _ = self.leave_namespace(id).await;
@@ -97,6 +102,16 @@ impl Networks {
     /// [`Error::File`]: the ledger still has the entry.
     pub(super) async fn leave_namespace(&self, id: &str) -> Result<()> {
         let Some(uplink) = self.state.lock().await.uplinks.get(id).cloned() else { return Ok(()) };
+        if uplink.network.is_none() {
+            self.disconnect(id, uplink).await;
+        }
+        self.ledger.remove_uplink(id)?;
+        self.state.lock().await.uplinks.remove(id);
+        Ok(())
+    }
+
+    /// Removes the sandbox's switch and the rule in the namespace.
+    async fn disconnect(&self, id: &str, uplink: Uplink) {
         let request = plane_v1::RemoveSwitchRequest { name: switch_of(id) };
         match self.plane.clone().remove_switch(request).await {
             Err(status) if status.code() != Code::NotFound => {
@@ -113,9 +128,6 @@ impl Networks {
         if let Err(error) = blocking(move || namespace::open_again(&uplink)).await {
             tracing::warn!(sandbox, %error, "a rule is left in its network namespace");
         }
-        self.ledger.remove_uplink(id)?;
-        self.state.lock().await.uplinks.remove(id);
-        Ok(())
     }
 
     /// Connects the interfaces of the sandboxes that outlived the last daemon, and gives those of
@@ -129,6 +141,8 @@ impl Networks {
         let mut outcome = Ok(());
         for (id, uplink) in uplinks {
             let done = match live.contains(&id) {
+                // Its network comes up by its lease.
+                true if uplink.network.is_some() => Ok(()),
                 true => self.bring_up_uplink(&id, &uplink).await,
                 false => self.leave_namespace(&id).await,
             };
