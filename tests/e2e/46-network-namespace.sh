@@ -205,3 +205,29 @@ print(*(one["address"].split("/")[0] for one in json.load(sys.stdin)["ips"]))' <
     ip netns delete "$mine-cni"
     ok "the CNI plugin $plugin: every byte both ways, CHECK while the sandbox runs and after"
 done
+
+# The plugin of Slipway's own: its interface is a placeholder, and the sandbox has a port of the network's switch.
+slipway_cni=${SLIPWAY_CNI:-$(dirname "$slipway")/../x86_64-unknown-linux-gnu/agent/slipway-cni}
+[ -x "$slipway_cni" ] || fail "$slipway_cni is not built; \`make build\` builds it"
+"$slipway" network rm cni >/dev/null 2>&1
+"$slipway" network create cni --subnet 10.67.0.0/24 --ipv6-subnet fd67::/64 >/dev/null || fail "network create"
+own() {
+    CNI_COMMAND=$1 CNI_CONTAINERID=$mine CNI_NETNS=/run/netns/$mine-cni CNI_IFNAME=eth0 "$slipway_cni" \
+        <<<'{"cniVersion": "1.1.0", "name": "e2e", "type": "slipway-cni", "network": "cni", "function": true}' >"$work/out" ||
+        fail "slipway-cni $1: $(cat "$work/out") $(tail -n 3 "$work/daemon.log")"
+}
+ip netns add "$mine-cni" || fail "ip netns add"
+own ADD
+run_in cni
+python3 "$here/peer.py" verify 7000 1000000 10.67.0.2 fd67::2 || fail "slipway-cni: payloads to the guest"
+in_guest cni python3 -c "$peer" verify 7000 1000000 10.67.0.1 fd67::1 || fail "slipway-cni: payloads to the gateway"
+own CHECK
+"$slipway" port ls --json | grep -q uplink && fail "it is at a packet socket: $("$slipway" port ls)"
+restart_daemon
+in_guest cni python3 -c "$peer" verify 7000 1000000 10.67.0.1 || fail "slipway-cni: after a restart of the daemon"
+"$slipway" rm --force cni >/dev/null || fail "rm"
+own CHECK
+own DEL
+ip netns delete "$mine-cni"
+"$slipway" network rm cni >/dev/null || fail "network rm"
+ok "slipway-cni with a function: every byte both ways by the network's switch, and after a restart"

@@ -19,7 +19,8 @@
 //! A frame that does not fit is dropped at the destination that has no room, before it is copied,
 //! and counted by cause ([`Drop`]). No port waits for another.
 //!
-//! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded), 802.1ad.
+//! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded, except
+//! that reports of group members go to routers only), 802.1ad.
 //!
 //! Dependencies: `rustix` for eventfds; `libc` for the ioctls of TAP interfaces and packet sockets,
 //! which `rustix` lacks; `thiserror` for [`BadConfig`].

@@ -27,6 +27,16 @@ impl Station {
         (self.0 >> 48) as u16
     }
 
+    /// Returns whether the address is that of all multicast routers which listen to reports of
+    /// group members: of IGMPv3 (RFC 3376, section 4.2.14) or of MLDv2 (RFC 3810, section 5.2.14).
+    #[inline]
+    pub const fn is_of_reports(self) -> bool {
+        const IGMP: u64 = Mac([0x01, 0x00, 0x5e, 0x00, 0x00, 0x16]).to_bits();
+        const MLD: u64 = Mac([0x33, 0x33, 0x00, 0x00, 0x00, 0x16]).to_bits();
+        let mac = self.mac().to_bits();
+        mac == IGMP || mac == MLD
+    }
+
     /// Returns whether the address is a group's.
     #[inline]
     pub const fn is_group(self) -> bool {
@@ -53,7 +63,9 @@ pub enum Target {
     Port(PortIndex),
     /// All ports of the VLAN except the source port: the destination is a group.
     Flood,
-    /// An unknown station: all ports that may have unknown stations behind them.
+    /// An unknown station: all ports that may have unknown stations behind them. Reports of group
+    /// members go there, too: routers want them, and other members must not (RFC 4541, section
+    /// 2.1.1).
     Unknown,
 }
 

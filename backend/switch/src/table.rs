@@ -175,6 +175,7 @@ impl Lookup for Learning {
                 last = key.source;
             }
             *target = match key.destination.is_group() {
+                true if key.destination.is_of_reports() => Target::Unknown,
                 true => Target::Flood,
                 false => self.find(key.destination, now).map_or(Target::Unknown, Target::Port),
             };
@@ -260,6 +261,21 @@ mod tests {
         assert_eq!(look(&mut table, 2, 20, 10, 0), Target::Port(1));
         assert_eq!(look(&mut table, 3, 10, 20, 0), Target::Port(2));
         assert_eq!(look(&mut table, 2, 20, 10, 0), Target::Port(3), "it has moved");
+    }
+
+    #[test]
+    fn reports_of_group_members_go_to_routers() {
+        let mut table = table(1024, 100);
+        let mut to = |mac: [u8; 6]| {
+            let destination = Station::new(Mac(mac), 1);
+            let mut targets = [Target::Drop];
+            table.look_up(1, &[Key { source: station(10), destination }], &mut targets, 0);
+            targets[0]
+        };
+        assert_eq!(to([0x33, 0x33, 0, 0, 0, 0x16]), Target::Unknown);
+        assert_eq!(to([0x01, 0x00, 0x5e, 0, 0, 0x16]), Target::Unknown);
+        assert_eq!(to([0x33, 0x33, 0, 0, 0, 0x01]), Target::Flood);
+        assert_eq!(to([0xff; 6]), Target::Flood);
     }
 
     #[test]
