@@ -111,8 +111,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     tracing::info!(socket = %socket.display(), "serving");
     systemd::ready();
     let incoming = Counted::incoming(listener, connections.clone());
-    let networks_used = Arc::clone(&networks);
-    let used = Used { node, plane, functions, networks: networks_used, connections };
+    let used = Used { node, plane, functions, networks: Arc::clone(&networks), connections };
     let watcher = tokio::spawn(end(used, ends_when_idle, socket, stop));
     let farewell = if keeps { SHORT_FAREWELL } else { FAREWELL };
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));

@@ -12,8 +12,8 @@
 //!   come clean is removed;
 //! - the thread makes groups until the pool has as many as its setting says.
 //!
-//! Counters that the kernel cannot reset ([`Counters`]) are read when a group enters the list, where
-//! nothing changes them, and are subtracted later ([`Group::usage`]).
+//! Counters that the kernel cannot reset ([`Counters`]) are read when a group enters the list,
+//! where nothing changes them, and are subtracted later ([`Group::usage`]).
 //!
 //! A pool's groups have a tag in their names, one for each data directory. A daemon that takes over
 //! after a crash passes the names that its records own to [`Pool::open`], and the pool takes all

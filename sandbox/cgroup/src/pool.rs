@@ -206,8 +206,8 @@ impl Pool {
         PoolCounts { ready, returning, ..state.counts }
     }
 
-    /// Ends the pool's thread and removes the groups that are ready, as far as they are empty. Waits
-    /// for what the thread is doing. The pool makes no more groups.
+    /// Ends the pool's thread and removes the groups that are ready, as far as they are empty.
+    /// Waits for what the thread is doing. The pool makes no more groups.
     pub fn close(&self) {
         self.shared.lock().closed = true;
         self.shared.work.notify_one();

@@ -102,7 +102,7 @@ impl Figures {
     }
 
     fn encode_endpoints(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let sums: [(&str, &str, fn(&plane_v1::EndpointCounters) -> u64); 5] = [
+        let sums: [Sum<plane_v1::EndpointCounters>; 5] = [
             ("endpoint_messages", "Messages of vfio-user clients", |one| one.messages),
             ("endpoint_errors", "Messages that were answered with an error", |one| one.errors),
             ("endpoint_clients", "Clients that connected", |one| one.clients),
@@ -128,7 +128,7 @@ impl Figures {
     }
 
     fn encode_ports(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let sums: [(&str, &str, fn(&plane_v1::SwitchPort) -> u64); 4] = [
+        let sums: [Sum<plane_v1::SwitchPort>; 4] = [
             ("port_received_frames", "Frames from a port's peer", |port| port.frames_in),
             ("port_received_bytes", "Bytes from a port's peer", |port| port.bytes_in),
             ("port_sent_frames", "Frames to a port's peer", |port| port.frames_out),
@@ -177,6 +177,9 @@ impl Collector for Figures {
         self.encode_pool(&mut to)
     }
 }
+
+/// A metric's name, its help, and where its value is.
+type Sum<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 type Labels<'a, const N: usize> = [(&'a str, &'a str); N];
 
