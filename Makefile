@@ -43,7 +43,7 @@ shell: build ## a shell in a microVM, in the demo's image
 	@deploy/demo.sh --shell $(TARGET)/release/slipway
 
 test: build ## every test: units, end to end, a short round of fuzzing
-	@deploy/setup/setup.sh run test fuzz
+	@deploy/setup/setup.sh run e1000 test fuzz
 	@deploy/check/test.sh $(TARGET)/release/slipway
 
 check: ## format, lints, docs, licences, the floor rule
