@@ -16,23 +16,29 @@ start_daemon
 "$slipway" metrics --listen 127.0.0.1:0 2>"$work/server" & server=$!
 wait_until 20 grep -q '^Serving ' "$work/server" || fail "no server: $(cat "$work/server")"
 url=$(sed -n 's/^Serving //p' "$work/server")
-figure() { curl -sf "$url" | awk -v name="$1" '$1 == name { print $2; found = 1 } END { exit !found }'; }
+figure() { "$slipway" metrics | awk -v name="$1" '$1 == name { print $2; found = 1 } END { exit !found }'; }
 
-[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 0 ] || fail "starts before the first: $(curl -s "$url")"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 0 ] || fail "starts before the first: $("$slipway" metrics)"
 "$slipway" run -d --name one "$image" -- sleep 100000 >/dev/null || fail "run: $(explain)"
-[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a start: $(curl -s "$url")"
-[ "$(figure 'slipway_sandboxes{state="running"}')" = 1 ] || fail "one runs: $(curl -s "$url")"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a start: $("$slipway" metrics)"
+[ "$(figure 'slipway_sandboxes{state="running"}')" = 1 ] || fail "one runs: $("$slipway" metrics)"
 for stage in cgroup rootfs vf-attach vmm kernel agent container total; do
-    [ "$(figure "slipway_sandbox_start_seconds_count{stage=\"$stage\"}")" = 1 ] || fail "the stage $stage: $(curl -s "$url")"
+    [ "$(figure "slipway_sandbox_start_seconds_count{stage=\"$stage\"}")" = 1 ] || fail "the stage $stage: $("$slipway" metrics)"
 done
-figure 'slipway_build_info{version="'"$("$slipway" --version | cut -d ' ' -f 2)"'"}' >/dev/null || fail "no version: $(curl -s "$url")"
-curl -s "$url" | grep -q '^slipway_endpoint_messages_total{endpoint=' || fail "no endpoint: $(curl -s "$url")"
-[ "$(curl -s "$url" | tail -n 1)" = '# EOF' ] || fail "the text is cut"
-ok "a start is counted, with its stages; $(curl -s "$url" | grep -vc '^#') figures"
+figure 'slipway_build_info{version="'"$("$slipway" --version | cut -d ' ' -f 2)"'"}' >/dev/null || fail "no version: $("$slipway" metrics)"
+"$slipway" metrics >"$work/out"
+grep -q '^slipway_endpoint_messages_total{endpoint=' "$work/out" || fail "no endpoint: $("$slipway" metrics)"
+ok "a start is counted, with its stages"
+# The server's answer may be a second old.
+sleep 1.1
+curl -s "$url" >"$work/served"
+grep -qx 'slipway_sandboxes{state="running"} 1' "$work/served" || fail "served: $(cat "$work/served")"
+[ "$(tail -n 1 "$work/served")" = '# EOF' ] || fail "the text is cut: $(cat "$work/served")"
+ok "the server has the same; $(grep -vc '^#' "$work/served") figures"
 
 "$slipway" run --name two "$image" -- nosuchprog >/dev/null 2>&1 && fail "a program that is not there ran"
-[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a failure: $(curl -s "$url")"
-[ "$(figure 'slipway_sandbox_starts_total{outcome="failed"}')" = 1 ] || fail "after a failure: $(curl -s "$url")"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a failure: $("$slipway" metrics)"
+[ "$(figure 'slipway_sandbox_starts_total{outcome="failed"}')" = 1 ] || fail "after a failure: $("$slipway" metrics)"
 ok "a start that failed is no start that ran"
 
 status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }
@@ -43,6 +49,7 @@ for _ in 1 2 3 4; do (exec 3<>"/dev/tcp/127.0.0.1/$(sed 's,.*:\([0-9]*\)/.*,\1,'
 [ "$(status -m 20 "$url")" = 200 ] || fail "beside silent clients: $(cat "$work/body")"
 "$slipway" rm --force one two >/dev/null
 end_daemon KILL
+sleep 1.1
 [ "$(status "$url")" = 503 ] || fail "without a daemon: $(cat "$work/body")"
 grep -q 'no daemon runs' "$work/body" || fail "without a daemon: $(cat "$work/body")"
 ok "404, 405, 503 -> $(cat "$work/body")"

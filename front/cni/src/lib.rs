@@ -3,12 +3,12 @@
 //!
 //! The runtime starts the program for each operation, with parameters in the environment and the
 //! network configuration on its input; the answer is JSON on its output. The pieces:
-//! - [`environment`](Environment) and [`configuration`](Configuration) parse what the runtime says;
+//! - `environment` and `configuration` parse what the runtime says;
 //! - `commands` has the operations: ADD, DEL, CHECK, GC, STATUS, VERSION. The node's daemon does
 //!   the work, over gRPC at its socket (`daemon`): the program makes no interface itself;
 //! - `ipam` runs the IPAM plugin of a configuration that names one;
 //! - `note` leaves a note for the next daemon where DEL finds none;
-//! - `answer` has the results of each version, and [`Failure`] the errors.
+//! - `answer` has the results of each version, and `failure` the errors.
 //!
 //! A runtime starts hundreds of these at once, so the program is small and starts one thread.
 //!

@@ -124,14 +124,15 @@ impl Pool {
     }
 
     /// Starts to make groups. Groups of an earlier daemon with this pool's tag that are not in
-    /// `owned` are reset and used. Waits for a reading of the groups' directories.
-    pub fn open(&self, owned: &BTreeSet<String>) {
-        let tag = self.prefix();
-        let left =
-            self.shared.hierarchies.names().into_iter().filter(|name| name.starts_with(&tag));
-        let left: Vec<_> = left.filter(|name| !owned.contains(name)).collect();
-        for name in left {
-            self.give_back(self.group(&name));
+    /// `owned` are reset and used; with `None`, nobody knows which are owned, and none is touched.
+    /// Waits for a reading of the groups' directories.
+    pub fn open(&self, owned: Option<&BTreeSet<String>>) {
+        let (tag, names) = (self.prefix(), self.shared.hierarchies.names());
+        if let Some(owned) = owned {
+            for name in names.iter().filter(|name| name.starts_with(&tag) && !owned.contains(*name))
+            {
+                self.give_back(self.group(name));
+            }
         }
         self.shared.lock().open = true;
         self.shared.work.notify_one();
@@ -265,12 +266,22 @@ impl Shared {
             }
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
-                state.next += 1;
-                return Some(Work::Make(format!("{}-{}", self.settings.tag, state.next)));
+                return Some(Work::Make(self.next_name(&mut state)));
             }
             let times = state.returning.iter().map(|one| one.at);
             let next = times.chain(wants.then_some(state.make_at)).min();
             state = self.wait(state, next.map(|at| at.saturating_duration_since(now)));
+        }
+    }
+
+    /// Returns a name that no group of the pool has. One that is being reset may be there in part.
+    fn next_name(&self, state: &mut State) -> String {
+        loop {
+            state.next += 1;
+            let name = format!("{}-{}", self.settings.tag, state.next);
+            if !state.listed.contains(&name) {
+                return name;
+            }
         }
     }
 

@@ -81,7 +81,7 @@ fn a_group_goes_round() {
     let Some(host) = Host::new("round") else { return };
     let pool = host.pool(2);
     assert!(pool.take().is_none(), "it makes none before it is open");
-    pool.open(&BTreeSet::new());
+    pool.open(Some(&BTreeSet::new()));
     settled(&pool, |counts| counts.ready == 2);
     let mut group = pool.take().unwrap();
     assert!(pool.owns(group.name()));
@@ -168,7 +168,7 @@ fn page_cache_of_the_last_sandbox_is_not_charged_to_the_next() {
 fn the_next_daemon_takes_what_the_last_one_left() {
     let Some(host) = Host::new("crash") else { return };
     let first = host.pool(3);
-    first.open(&BTreeSet::new());
+    first.open(Some(&BTreeSet::new()));
     settled(&first, |counts| counts.ready == 3);
     let (used, left) = (first.take().unwrap(), first.take().unwrap());
     settled(&first, |counts| counts.ready == 3);
@@ -179,7 +179,7 @@ fn the_next_daemon_takes_what_the_last_one_left() {
         fs::create_dir(root.join(host.all.path_of("other-1").trim_start_matches('/'))).unwrap();
     }
     let next = host.pool(6);
-    next.open(&BTreeSet::from([used.name().to_owned()]));
+    next.open(Some(&BTreeSet::from([used.name().to_owned()])));
     settled(&next, |counts| counts.ready == 6 && counts.returning == 0);
     let mut names = BTreeSet::new();
     while names.len() < 4 {

@@ -50,13 +50,14 @@ pub(crate) fn pool(config: &Config) -> std::io::Result<Pool> {
 }
 
 /// Tells the pool which groups the live sandboxes have. It takes the others that an earlier daemon
-/// left, and begins to make groups.
-pub(crate) async fn open(node: &Node) {
+/// left, unless a record that could not be read (`all_read` is false) may name one of them, and
+/// begins to make groups.
+pub(crate) async fn open(node: &Node, all_read: bool) {
     let live = node.list().into_iter().map(|sandbox| sandbox.record());
     let owned = live.filter_map(|record| Some(split(&record.cgroup?.path).1.to_owned()));
     let owned: BTreeSet<String> = owned.collect();
     let pool = Arc::clone(&node.cgroups);
-    node.lane().run(move || pool.open(&owned)).await;
+    node.lane().run(move || pool.open(all_read.then_some(&owned))).await;
 }
 
 /// Returns the path of the sandbox's group in each hierarchy, as lines of proc_pid_cgroup(5) end
@@ -124,7 +125,11 @@ pub(crate) async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     if !pooled {
         return remove(sandbox, group).await;
     }
-    sandbox.update(|record| record.cgroup = None).await?;
+    if let Err(error) = sandbox.update(|record| record.cgroup = None).await {
+        // The saved record still names the group, so nobody else may have it.
+        sandbox.note(|current| current.cgroup = record.cgroup);
+        return Err(error);
+    }
     node.cgroups.give_back(group);
     Ok(())
 }

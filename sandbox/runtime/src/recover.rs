@@ -36,6 +36,7 @@ impl Node {
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
         let mut loading = tokio::task::JoinSet::new();
+        let mut all_read = true;
         for entry in std::fs::read_dir(&dir).map_err(Error::file("cannot read", &dir))? {
             let entry = entry.map_err(Error::file("cannot read", &dir))?;
             let store = self.store(&entry.file_name().to_string_lossy());
@@ -49,7 +50,10 @@ impl Node {
                 Ok(None) => store.remove()?,
                 // An unreadable record is not removed: the sandbox may hold volumes, and another
                 // version can read it.
-                Err(error) => tracing::warn!(%error, "a sandbox is passed over"),
+                Err(error) => {
+                    tracing::warn!(%error, "a sandbox is passed over");
+                    all_read = false;
+                }
             }
         }
         while let Some(loaded) = loading.join_next().await {
@@ -57,7 +61,7 @@ impl Node {
         }
         self.sweep_run_dirs();
         let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
-        cgroup::open(self).await;
+        cgroup::open(self, all_read).await;
         network::reconcile(self, live.map(|sandbox| sandbox.id.clone()).collect()).await;
         Ok(())
     }

@@ -120,7 +120,7 @@ impl CgroupSubject {
         let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
         let begun = cpu_time();
         let pool = Pool::new(self.all.clone(), settings)?;
-        pool.open(&BTreeSet::new());
+        pool.open(Some(&BTreeSet::new()));
         fill(&pool, size)?;
         // Nothing else runs in this process while the pool fills.
         let refill_ns = (size > 0).then(|| cpu_time().saturating_sub(begun));
