@@ -70,11 +70,11 @@ struct Nvme {
 impl Served {
     /// Makes the endpoint that `request` describes, and hands it to the first of `reactors` and its
     /// lanes to the others. Each reactor is given by the plane's number and its handle. On return
-    /// the endpoint's socket listens.
+    /// the endpoint's socket listens, unless the endpoint is to be `shut` at first.
     ///
     /// In a `place` that a predecessor used, the endpoint continues where the predecessor was.
     pub fn create(
-        request: &v1::CreateEndpointRequest,
+        (request, shut): (&v1::CreateEndpointRequest, bool),
         (disks, late): (&Disks, &LateFiles),
         switch: Option<&SwitchHandle>,
         reactors: Vec<(usize, Handle)>,
@@ -83,7 +83,7 @@ impl Served {
         let created_ns = monotonic_ns();
         check_id(&request.id)?;
         let wanted = request.nvme.clone().unwrap_or_default();
-        let config = Config { late: late.clone(), ..config(request, &wanted)? };
+        let config = Config { late: late.clone(), shut, ..config(request, &wanted)? };
         let socket = config.location.socket();
         let unserved = |source| Error::Socket { path: socket.clone(), source };
         let nobody = || Error::Invalid("an endpoint needs a reactor".to_owned());

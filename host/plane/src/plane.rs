@@ -105,7 +105,7 @@ impl Plane {
         }
         for place in found.endpoints {
             let (number, request) = (place.number(), place.request());
-            if let Err(error) = plane.create_at(&request, Some(place)) {
+            if let Err(error) = plane.create_at((&request, false), Some(place)) {
                 tracing::error!(%error, id = request.id, "an endpoint is lost");
                 plane.give_back(Some(number));
             }
@@ -159,12 +159,42 @@ impl Plane {
     /// # Errors
     /// [`Error`]; nothing is left then.
     pub fn create(&self, request: &v1::CreateEndpointRequest) -> Result<v1::Endpoint, Error> {
-        self.create_at(request, None)
+        self.create_at((request, false), None)
+    }
+
+    /// Makes an endpoint that refuses clients until [`open_endpoint`](Self::open_endpoint); blocks
+    /// while disks are opened. If it is kept, a successor finds it shut as well.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub(crate) fn create_shut(
+        &self,
+        request: &v1::CreateEndpointRequest,
+    ) -> Result<v1::Endpoint, Error> {
+        self.create_at((request, true), None)
+    }
+
+    /// Has an endpoint admit clients. Changes nothing if it admits them already. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`]; [`Error::Resources`] if the endpoint has ended.
+    pub(crate) fn open_endpoint(&self, id: &str) -> Result<(), Error> {
+        let opened = self.with_endpoint(id, |served| served.control().open())?;
+        opened.map_err(|error| Error::Resources(format!("endpoint {id} is not opened: {error}")))
+    }
+
+    /// Ends an endpoint without waiting for that: its client is disconnected, and no other is
+    /// admitted. The endpoint is still to be [removed](Self::remove).
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub(crate) fn end_endpoint(&self, id: &str) -> Result<(), Error> {
+        self.with_endpoint(id, |served| served.control().close())
     }
 
     fn create_at(
         &self,
-        request: &v1::CreateEndpointRequest,
+        (request, shut): (&v1::CreateEndpointRequest, bool),
         place: Option<KeptPlace>,
     ) -> Result<v1::Endpoint, Error> {
         let id = request.id.clone();
@@ -204,8 +234,9 @@ impl Plane {
         let handle = |number: usize| (number, self.shared.reactors[number].handle());
         let reactors = reactors.into_iter().map(handle).collect();
         let around = (&self.shared.disks, &self.shared.late);
+        let wanted = (request, shut);
         match place
-            .and_then(|place| Served::create(request, around, switch.as_ref(), reactors, place))
+            .and_then(|place| Served::create(wanted, around, switch.as_ref(), reactors, place))
         {
             Ok(served) => {
                 let described = served.describe();

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use slipway_nvme::driver::{Driver, io};
@@ -89,6 +91,63 @@ fn nothing_is_left_for_the_next_owner(kind: Kind) {
     assert_eq!((endpoint.client_pid, endpoint.dma_regions.len()), (0, 0));
     let mut driver = drive(&next.socket_path);
     assert!(first_bytes(&mut driver).iter().all(|byte| *byte == 0), "bytes of the last owner");
+}
+
+/// Asserts that no client is admitted behind the name of a socket.
+fn is_refused(socket: &str) {
+    let error = UnixStream::connect(socket).unwrap_err();
+    let kinds = [ErrorKind::ConnectionRefused, ErrorKind::NotFound];
+    assert!(kinds.contains(&error.kind()), "{error}");
+}
+
+#[test]
+fn a_function_admits_clients_while_it_has_an_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, functions) = functions(folder.path());
+    functions.create("pool", nvme(ram(1 << 20), 1)).unwrap();
+    let is_ready = || states(&functions, "pool")[0].1 == "ready";
+    let settle = || {
+        while !is_ready() {
+            std::thread::yield_now();
+        }
+    };
+    settle();
+    let socket = plane.get("pool.0").unwrap().socket_path;
+    for id in ["a", "b"] {
+        // The socket is there, and nobody waits in its queue either.
+        let refused = UnixStream::connect(&socket).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        let lease = take(&functions, "pool", id);
+        assert_eq!(lease.socket_path, socket);
+        let mut driver = drive(&socket);
+        assert!(first_bytes(&mut driver).iter().all(|byte| *byte == 0), "bytes of a stranger");
+        round_trip(&mut driver, 1, 0, 8);
+        drop(driver);
+        functions.give_back("pool", &owner(id)).unwrap();
+        // The reset may be over or not.
+        while plane.get("pool.0").is_ok_and(|one| one.counters.unwrap().clients > 0) {
+            std::thread::yield_now();
+        }
+        is_refused(&socket);
+        settle();
+        is_refused(&socket);
+    }
+}
+
+/// An owner that never connects leaves a function that is not open to clients.
+#[test]
+fn a_function_that_was_taken_and_not_used_is_shut_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_plane, functions) = functions(folder.path());
+    functions.create("pool", nvme(ram(1 << 20), 1)).unwrap();
+    let lease = take(&functions, "pool", "a");
+    functions.give_back("pool", &owner("a")).unwrap();
+    while states(&functions, "pool")[0].1 != "ready" {
+        std::thread::yield_now();
+    }
+    is_refused(&lease.socket_path);
+    let lease = take(&functions, "pool", "b");
+    drive(&lease.socket_path);
 }
 
 #[test]

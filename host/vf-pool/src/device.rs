@@ -9,10 +9,13 @@ pub struct Fault(pub String);
 ///
 /// The pool calls one operation of a device at a time, and any operation from any thread. An
 /// operation may block, also for ever: it holds up no other VF. A panic counts as a [`Fault`].
+/// [`admit`](Self::admit), [`expel`](Self::expel) and [`access`](Self::access) are exceptions: they
+/// run on the caller's thread, and must neither block nor panic.
 ///
-/// The order of calls is [`open`](Self::open) or [`adopt`](Self::adopt), then
-/// [`reset`](Self::reset) and [`scrub`](Self::scrub) each time before the VF is ready, and
-/// [`close`](Self::close) at the end. Nobody uses the VF during any of them, except during `adopt`.
+/// The order of calls is [`open`](Self::open), [`reset`](Self::reset) and [`scrub`](Self::scrub),
+/// after which the VF is ready; for each owner `admit`, `expel`, `reset` and `scrub`; and
+/// [`close`](Self::close) at the end. [`adopt`](Self::adopt) stands for all calls up to an owner's
+/// `admit`. The device lets nobody use the VF before `admit` or after `expel`.
 pub trait Device: Send + 'static {
     /// The handle that an owner gets: a path, a descriptor.
     type Access: Clone + Send + Sync + 'static;
@@ -25,7 +28,7 @@ pub trait Device: Send + 'static {
     fn open(&mut self) -> Result<(), Fault>;
 
     /// Takes the device over as an owner has it who got it from an earlier process, without
-    /// disturbing that owner.
+    /// disturbing that owner. The earlier process may have ended before `admit`.
     ///
     /// # Errors
     /// The device has ended with the earlier process.
@@ -53,9 +56,21 @@ pub trait Device: Send + 'static {
     where
         Self: Sized;
 
+    /// Lets an owner use the device. Called on a device that is reset and scrubbed; must not block.
+    ///
+    /// # Errors
+    /// The device is not fit for use. It is reset then.
+    fn admit(&mut self) -> Result<(), Fault>;
+
+    /// Lets nobody use the device any more. Called before the reset; must not block.
+    fn expel(&mut self);
+
     /// Returns the handle for an owner. Called on an open device; must not block.
     fn access(&self) -> Self::Access;
 
     /// Closes the device and gives back what `open` took.
-    fn close(&mut self);
+    ///
+    /// # Errors
+    /// Part of it is left.
+    fn close(&mut self) -> Result<(), Fault>;
 }

@@ -85,8 +85,8 @@ pub enum Error {
         /// The state of that VF in a word.
         state: &'static str,
     },
-    /// The VF of the owner is being taken over from an earlier process.
-    #[error("VF {vf} of pool {pool} is being taken over for {owner}; try again")]
+    /// The VF is being handed over to the owner, or taken over from an earlier process.
+    #[error("VF {vf} of pool {pool} is being handed over to {owner}; try again")]
     Adopting {
         /// The pool's name.
         pool: String,
@@ -94,6 +94,26 @@ pub enum Error {
         vf: u32,
         /// The owner.
         owner: Owner,
+    },
+    /// The VF was returned in the owner's name while it was handed over.
+    #[error("VF {vf} of pool {pool} was returned for {owner} before {owner} got it")]
+    Withdrawn {
+        /// The pool's name.
+        pool: String,
+        /// The VF.
+        vf: u32,
+        /// The owner.
+        owner: Owner,
+    },
+    /// The VF could not be handed over. It is being reset.
+    #[error("VF {vf} of pool {pool} cannot be used ({reason}) and is being reset; try again")]
+    Unfit {
+        /// The pool's name.
+        pool: String,
+        /// The VF.
+        vf: u32,
+        /// The device's reason.
+        reason: String,
     },
     /// The ledger could not be written.
     #[error(transparent)]

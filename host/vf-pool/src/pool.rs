@@ -117,7 +117,8 @@ impl<D: Device> Pool<D> {
     /// nothing else.
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::Held`], [`Error::Ledger`]. The owner has nothing new then.
+    /// [`Error::Empty`], [`Error::Held`], [`Error::Ledger`], [`Error::Withdrawn`],
+    /// [`Error::Unfit`]. The owner has nothing new then.
     pub fn take(&self, owner: &Owner) -> Result<Lease<D::Access>, Error> {
         let inner = &self.inner;
         let now = now_ns();
@@ -128,7 +129,17 @@ impl<D: Device> Pool<D> {
             Err(NotTaken::Refused(refusal)) => Err(self.error(0, owner, refusal)),
             Err(NotTaken::Unwritten(error, job)) => {
                 inner.queue.push(job);
+                inner.settled.notify_all();
                 Err(error.into())
+            }
+            Err(NotTaken::Lost(vf, fault)) => {
+                inner.note(vf, Some(Standing::Returning));
+                inner.queue.push([Job::Return(vf)]);
+                let pool = self.name().to_owned();
+                Err(match fault {
+                    Some(Fault(reason)) => Error::Unfit { pool, vf, reason },
+                    None => Error::Withdrawn { pool, vf, owner: owner.clone() },
+                })
             }
         }
     }
@@ -166,8 +177,8 @@ impl<D: Device> Pool<D> {
         self.check(vf)?;
         let job = self.inner.shelf.begin_return(vf, owner);
         let job = job.map_err(|refusal| self.error(vf, owner, refusal))?;
-        // Without a job, a worker has the VF and writes for it. The record still names the owner,
-        // and the next process would return the VF for that.
+        // Without a job, a worker has the VF, or the thread that takes it, and writes for it. Until
+        // then the record names the owner, and the next process reconciles that.
         if job.is_some() {
             self.inner.note(vf, Some(Standing::Returning));
         }
@@ -364,8 +375,19 @@ impl<D: Device> Inner<D> {
         let job = self.shelf.table().adopted(vf, outcome.is_ok());
         if job.is_some() {
             self.shelf.detach(vf);
+            self.note(vf, Some(Standing::Returning));
         }
         job
+    }
+
+    /// Notes the end of a VF's closing. One that is not closed as a whole has failed.
+    fn finish_close(&self, vf: u32, outcome: Result<(), Fault>) -> Option<Job> {
+        if outcome.is_err() {
+            return self.finish_vf(vf, outcome);
+        }
+        self.note(vf, Some(Standing::Drained));
+        self.shelf.table().closed(vf);
+        None
     }
 
     fn finish_set(&self, set: u32, outcome: Result<(), Fault>) -> Vec<Job> {
@@ -389,10 +411,7 @@ impl<D: Device> Work for Inner<D> {
             Job::Open(vf) | Job::Return(vf) => self.queue.push(self.finish_vf(vf, outcome)),
             Job::Adopt(vf) => self.queue.push(self.finish_adoption(vf, outcome)),
             Job::ResetSet(set) => self.queue.push(self.finish_set(set, outcome)),
-            Job::Close(vf) => {
-                self.note(vf, Some(Standing::Drained));
-                self.shelf.table().closed(vf);
-            }
+            Job::Close(vf) => self.queue.push(self.finish_close(vf, outcome)),
         }
         self.settled.notify_all();
     }

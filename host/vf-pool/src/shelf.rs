@@ -26,6 +26,9 @@ pub(crate) enum NotTaken<E> {
     Refused(Refusal),
     /// The record could not be written. The VF is ready again, or this job is to be done with it.
     Unwritten(E, Option<Job>),
+    /// The record was written, but the device of this VF had a fault, or without one the VF was
+    /// returned meanwhile. It is to be reset.
+    Lost(u32, Option<Fault>),
 }
 
 impl<D: Device> Shelf<D> {
@@ -46,6 +49,9 @@ impl<D: Device> Shelf<D> {
     }
 
     /// Gives `owner` a ready VF. `write` writes the owner down before the VF is attached.
+    ///
+    /// No lock is held during `write`. The table marks the VF as being taken: a thread that returns
+    /// it meanwhile ends the ownership only, and this thread notices that and gives up the VF.
     pub(crate) fn take<E>(
         &self,
         owner: &Owner,
@@ -57,21 +63,27 @@ impl<D: Device> Shelf<D> {
             let job = self.table().undo_take(vf);
             return Err(NotTaken::Unwritten(error, job));
         }
-        Ok((vf, self.attach(vf)))
-    }
-
-    /// Attaches a VF that the table says is taken.
-    pub(crate) fn attach(&self, vf: u32) -> D::Access {
-        let (set, index) = self.place(vf);
-        match set.attach(index, |device| Ok::<_, std::convert::Infallible>(device.access())) {
-            Ok(Ok(access)) => access,
-            Ok(Err(never)) => match never {},
-            Err(_) => unreachable!("VF {vf} was ready and attached"),
+        let attached = self.attach(vf);
+        let is_kept = self.table().taken(vf, attached.is_ok());
+        match attached {
+            Ok(access) if is_kept => Ok((vf, access)),
+            attached => {
+                self.detach(vf);
+                Err(NotTaken::Lost(vf, attached.err()))
+            }
         }
     }
 
+    /// Attaches a VF that the table says is taken, and lets its owner in.
+    fn attach(&self, vf: u32) -> Result<D::Access, Fault> {
+        let (set, index) = self.place(vf);
+        let attached = set.attach(index, |device| device.admit().map(|()| device.access()));
+        attached.unwrap_or_else(|_| Err(Fault("it is still attached".into())))
+    }
+
     /// Takes a VF from its owner, who no longer uses it. Returns the job with which the caller goes
-    /// on, or `None` if a job for the VF still runs, at whose end it goes on.
+    /// on, or `None` if a job for the VF still runs or a thread is taking it, at whose end it goes
+    /// on.
     pub(crate) fn begin_return(&self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
         let job = self.table().begin_return(vf, owner)?;
         if job.is_some() {
@@ -88,9 +100,10 @@ impl<D: Device> Shelf<D> {
         }
     }
 
-    /// Detaches a VF that no owner has any more.
+    /// Lets nobody use a VF that no owner has any more, and detaches it.
     pub(crate) fn detach(&self, vf: u32) {
         let (set, index) = self.place(vf);
+        set.with(index, D::expel);
         set.detach(index);
     }
 
@@ -110,10 +123,7 @@ impl<D: Device> Shelf<D> {
         match job {
             Job::Open(vf) => self.with(vf, |device| device.open().and_then(|()| clean(device))),
             Job::Return(vf) => self.with(vf, clean),
-            Job::Close(vf) => self.with(vf, |device| {
-                device.close();
-                Ok(())
-            }),
+            Job::Close(vf) => self.with(vf, D::close),
             Job::Adopt(vf) => self.with(vf, |device| device.adopt()),
             Job::ResetSet(set) => self.reset_set(set),
         }

@@ -121,6 +121,8 @@ struct Vf {
     is_draining: bool,
     /// A worker takes over what an owner has from an earlier process.
     is_adopting: bool,
+    /// A thread is handing it over to its owner.
+    is_taking: bool,
     /// Of a VF whose set is being reset: its state before.
     before: Option<State>,
     takes: u64,
@@ -142,6 +144,7 @@ impl Table {
             state: State::Returning,
             is_draining: false,
             is_adopting: false,
+            is_taking: false,
             before: None,
             takes: 0,
         };
@@ -163,7 +166,8 @@ impl Table {
         set * self.set_size..end.min(self.vfs.len() as u32)
     }
 
-    /// Gives the owner a ready VF.
+    /// Gives the owner a ready VF. The caller hands it over, and ends with [`taken`](Self::taken)
+    /// or [`undo_take`](Self::undo_take).
     pub(crate) fn take(&mut self, owner: &Owner, since_ns: u64) -> Result<u32, Refusal> {
         if let Some(vf) = self.owners.get(owner) {
             return Err(Refusal::Held(*vf));
@@ -172,6 +176,7 @@ impl Table {
             return Err(Refusal::Empty(self.counts()));
         };
         self.vf(vf).takes += 1;
+        self.vf(vf).is_taking = true;
         self.occupy(vf, owner.clone(), since_ns);
         Ok(vf)
     }
@@ -196,17 +201,31 @@ impl Table {
     /// none.
     pub(crate) fn of(&self, owner: &Owner) -> Option<(u32, bool)> {
         let vf = *self.owners.get(owner)?;
-        Some((vf, !self.vfs.get(vf as usize)?.is_adopting))
+        let entry = self.vfs.get(vf as usize)?;
+        Some((vf, !entry.is_adopting && !entry.is_taking))
+    }
+
+    /// Notes that the caller of [`take`](Self::take) has attached the VF, or could not. Returns
+    /// `false` if it could not or the VF was returned meanwhile: then the VF is returning, and the
+    /// caller goes on with that.
+    pub(crate) fn taken(&mut self, vf: u32, is_attached: bool) -> bool {
+        self.vf(vf).is_taking = false;
+        let is_kept = is_attached && matches!(self.vf(vf).state, State::Taken { .. });
+        if !is_kept {
+            self.vacate(vf);
+        }
+        is_kept
     }
 
     /// Returns a VF that its owner never saw: it is as good as before.
     pub(crate) fn undo_take(&mut self, vf: u32) -> Option<Job> {
+        self.vf(vf).is_taking = false;
         self.vacate(vf);
         self.done(vf, Ok(()))
     }
 
-    /// Takes the VF from its owner. Returns the job, or `None` if one for the VF still runs, at
-    /// whose end it goes on.
+    /// Takes the VF from its owner. Returns the job, or `None` if one for the VF still runs or a
+    /// thread is handing it over, at whose end it goes on.
     pub(crate) fn begin_return(&mut self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
         match &self.vf(vf).state {
             State::Taken { owner: has, .. } if has == owner => {}
@@ -214,7 +233,8 @@ impl Table {
             state => return Err(Refusal::NotTaken(state.word())),
         }
         self.vacate(vf);
-        Ok((!self.vf(vf).is_adopting).then_some(Job::Return(vf)))
+        let is_at_rest = !self.vf(vf).is_adopting && !self.vf(vf).is_taking;
+        Ok(is_at_rest.then_some(Job::Return(vf)))
     }
 
     /// Notes that a worker has taken over what an owner had, or could not. Returns the next job, if

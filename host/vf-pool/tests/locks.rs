@@ -41,6 +41,8 @@ struct Seen {
 
 struct Checked {
     seen: Arc<Seen>,
+    /// An owner may use it.
+    is_open: bool,
     /// Loom finds two threads that have the device at once.
     own: loom::cell::Cell<u32>,
 }
@@ -66,6 +68,7 @@ impl Device for Checked {
     }
 
     fn reset(&mut self) -> Result<(), Fault> {
+        assert!(!self.is_open, "a VF was reset under an owner");
         self.seen.resets.fetch_add(1, SeqCst);
         self.operate()
     }
@@ -85,17 +88,29 @@ impl Device for Checked {
         Ok(())
     }
 
+    fn admit(&mut self) -> Result<(), Fault> {
+        assert!(!self.is_open, "a VF has two owners");
+        self.is_open = true;
+        Ok(())
+    }
+
+    fn expel(&mut self) {
+        self.is_open = false;
+    }
+
     fn access(&self) -> Arc<Seen> {
         self.seen.clone()
     }
 
-    fn close(&mut self) {}
+    fn close(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// Makes a set of `count` VFs, all ready.
 fn ready(count: u32) -> Arc<Shelf<Checked>> {
     let seen = Arc::new(Seen::default());
-    let device = |_| Checked { seen: seen.clone(), own: loom::cell::Cell::new(0) };
+    let device = |_| Checked { seen: seen.clone(), is_open: false, own: loom::cell::Cell::new(0) };
     let shelf = Arc::new(Shelf::new((0..count).map(device), count));
     for vf in 0..count {
         assert_eq!(shelf.table().done(vf, Ok(())), None);
@@ -220,5 +235,48 @@ fn a_take_that_was_not_written_leaves_nothing() {
         let now = drainer.join().unwrap();
         assert_eq!([now, later].into_iter().flatten().collect::<Vec<_>>(), [Job::Close(0)]);
         assert_eq!(shelf.table().of(&owner("a")), None);
+    });
+}
+
+/// The record of a VF in the ledger.
+const NONE: usize = 0;
+const TAKEN: usize = 1;
+const RETURNING: usize = 2;
+
+/// Goes on with a return as the pool does.
+fn go_on(shelf: &Shelf<Checked>, ledger: &AtomicUsize, job: Job) {
+    ledger.store(RETURNING, SeqCst);
+    let outcome = shelf.operate(job).map_err(|Fault(why)| why);
+    ledger.store(NONE, SeqCst);
+    assert_eq!(shelf.table().done(0, outcome), None);
+}
+
+#[test]
+fn a_vf_that_returns_while_it_is_taken_is_nobodys() {
+    check(|| {
+        let (shelf, ledger) = (ready(1), Arc::new(AtomicUsize::new(NONE)));
+        let returner = {
+            let (shelf, ledger) = (shelf.clone(), ledger.clone());
+            loom::thread::spawn(move || match shelf.begin_return(0, &owner("a")) {
+                Ok(Some(job)) => go_on(&shelf, &ledger, job),
+                Ok(None) | Err(Refusal::NotTaken(_)) => {}
+                Err(other) => panic!("{other:?}"),
+            })
+        };
+        let write = |_| {
+            ledger.store(TAKEN, SeqCst);
+            Ok::<_, ()>(())
+        };
+        match shelf.take(&owner("a"), 0, write) {
+            Ok(_) => {}
+            Err(NotTaken::Lost(vf, None)) => go_on(&shelf, &ledger, Job::Return(vf)),
+            Err(other) => panic!("{other:?}"),
+        }
+        returner.join().unwrap();
+        let has_owner = shelf.table().of(&owner("a")) == Some((0, true));
+        assert_eq!(shelf.with(0, |device| device.is_open), has_owner);
+        assert_eq!(ledger.load(SeqCst), if has_owner { TAKEN } else { NONE });
+        let next = shelf.take(&owner("b"), 0, |_| Ok::<_, ()>(()));
+        assert_eq!(next.is_ok(), !has_owner);
     });
 }

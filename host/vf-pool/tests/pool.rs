@@ -25,10 +25,11 @@ fn a_vf_goes_from_owner_to_owner_and_is_reset_between() {
     assert!(matches!(pool.give_back(9, &owner("a")), Err(Error::NoVf { .. })));
     let other = 1 - first.vf;
     assert!(matches!(pool.give_back(other, &owner("a")), Err(Error::NotTaken { .. })));
-    assert_eq!(bench.calls(first.vf), ["open", "reset", "scrub"]);
+    assert_eq!(bench.calls(first.vf), ["open", "reset", "scrub", "admit"]);
     pool.give_back(first.vf, &owner("a")).unwrap();
     assert!(pool.settle(PATIENCE));
-    assert_eq!(bench.calls(first.vf), ["open", "reset", "scrub", "reset", "scrub"]);
+    let all = ["open", "reset", "scrub", "admit", "expel", "reset", "scrub"];
+    assert_eq!(bench.calls(first.vf), all);
     assert_eq!(bench.calls(other), ["open", "reset", "scrub"]);
     assert_eq!((pool.counts().ready, pool.health().resets), (2, 3));
 }
@@ -114,6 +115,62 @@ fn a_vf_that_fails_leaves_the_pool_and_a_reset_of_the_set_brings_it_back() {
 }
 
 #[test]
+fn a_vf_that_returns_while_it_is_handed_over_is_reset_and_nobodys() {
+    let bench = Bench::new();
+    let pool = bench.pool(1, 1, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    let held = bench.hold_vf("admit", 0);
+    let taken = std::thread::scope(|scope| {
+        let taker = scope.spawn(|| pool.take(&owner("a")));
+        while bench.calls(0).last().unwrap() != "admit" {
+            std::thread::yield_now();
+        }
+        assert!(matches!(pool.lease(&owner("a")), Err(Error::Adopting { .. })));
+        pool.give_back(0, &owner("a")).unwrap();
+        // Nobody gets it before the taker has let go of it.
+        assert!(matches!(pool.take(&owner("b")), Err(Error::Empty { .. })));
+        drop(held);
+        taker.join().unwrap()
+    });
+    assert!(matches!(taken, Err(Error::Withdrawn { vf: 0, .. })), "{taken:?}");
+    assert!(pool.settle(PATIENCE));
+    let all = ["open", "reset", "scrub", "admit", "expel", "reset", "scrub"];
+    assert_eq!(bench.calls(0), all);
+    assert_eq!((pool.counts().ready, bench.recorded()), (1, 0));
+    assert_eq!(pool.take(&owner("b")).unwrap().vf, 0);
+}
+
+#[test]
+fn a_vf_that_cannot_be_handed_over_is_reset() {
+    let bench = Bench::new();
+    let pool = bench.pool(1, 1, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    bench.fail("admit", 0);
+    let error = pool.take(&owner("a")).unwrap_err().to_string();
+    let why = "cannot be used (admit went wrong) and is being reset; try again";
+    assert_eq!(error, format!("VF 0 of pool test {why}"));
+    assert!(pool.settle(PATIENCE));
+    assert_eq!(bench.calls(0)[4..], ["expel", "reset", "scrub"]);
+    assert_eq!((pool.counts().ready, bench.recorded()), (1, 0));
+    assert_eq!(pool.take(&owner("a")).unwrap().vf, 0);
+}
+
+#[test]
+fn a_vf_that_is_not_closed_has_failed() {
+    let bench = Bench::new();
+    let pool = bench.pool(1, 1, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    bench.fail("close", 0);
+    pool.drain(0).unwrap();
+    assert!(pool.settle(PATIENCE));
+    let state = pool.status()[0].state.clone();
+    assert!(matches!(&state, State::Failed(why) if why == "close went wrong"), "{state:?}");
+    pool.drain(0).unwrap();
+    assert!(pool.settle(PATIENCE));
+    assert_eq!(pool.counts().drained, 1);
+}
+
+#[test]
 fn a_drained_vf_is_closed_when_it_is_free() {
     let bench = Bench::new();
     let pool = bench.pool(2, 2, 1, PATIENCE);
@@ -158,7 +215,7 @@ fn the_next_process_keeps_living_owners_and_returns_the_others() {
     assert_eq!(pool.lease(&owner("alive")).unwrap().vf, alive);
     assert!(pool.lease(&owner("lost")).is_err());
     // The owner's device was not disturbed.
-    assert_eq!(bench.calls(alive), ["open", "reset", "scrub", "adopt"]);
+    assert_eq!(bench.calls(alive), ["open", "reset", "scrub", "admit", "adopt"]);
     assert!(bench.calls(dead).ends_with(&["reset".to_owned(), "scrub".to_owned()]));
 }
 

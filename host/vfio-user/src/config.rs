@@ -65,6 +65,11 @@ pub struct Config {
     /// The only user whose clients are served, if set, beside the server's own user: a launcher may
     /// connect for its client and pass the connection on. Others are disconnected.
     pub allowed_uid: Option<u32>,
+    /// The socket refuses clients (`ECONNREFUSED`) until [`Control::open`](crate::Control::open).
+    /// It does not listen before that, so no client waits in its queue either. A server that binds
+    /// the same name meanwhile takes it for the name of a server that was killed, and replaces it.
+    /// Has no effect on a socket that a predecessor left: it listens or not, as it did.
+    pub shut: bool,
     /// The way in which doorbells are rung.
     pub doorbells: DoorbellMode,
     /// The longest time between two checks of mapped doorbells of an idle device. The first command
@@ -132,6 +137,7 @@ impl Config {
             mode: 0o600,
             owner: None,
             allowed_uid: None,
+            shut: false,
             doorbells: DoorbellMode::Trapped,
             sweep_period: Duration::from_millis(20),
             reply_deadline: Duration::from_secs(4),

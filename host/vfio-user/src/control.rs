@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use slipway_peer::Bin;
+use slipway_peer::{Bin, Foreign};
 use slipway_reactor::{Bell, Handle};
 
 use crate::Stats;
+use crate::listener::listen;
 use crate::stats::Live;
 
 /// The state that an endpoint shares with its controls, whichever reactor it is on.
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     new_home: Mutex<Option<Handle>>,
     /// The thread that a client was to be moved to could not be started.
     pub(crate) move_failed: AtomicBool,
+    /// The socket of an endpoint that is shut: it does not listen yet.
+    shut: Mutex<Option<Foreign>>,
     bell: Bell,
     /// The number of tasks that the endpoint consists of: its own and those of its lanes.
     parts: Mutex<usize>,
@@ -32,7 +35,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(busy_polls: Arc<AtomicU64>, bin: &Bin) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        busy_polls: Arc<AtomicU64>,
+        bin: &Bin,
+        shut: Option<Foreign>,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             live: Arc::default(),
             closing: AtomicBool::new(false),
@@ -41,6 +48,7 @@ impl Shared {
             bin: bin.clone(),
             new_home: Mutex::default(),
             move_failed: AtomicBool::new(false),
+            shut: Mutex::new(shut),
             bell: Bell::new()?,
             parts: Mutex::new(0),
             told: Condvar::new(),
@@ -76,6 +84,30 @@ impl Shared {
         self.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
+    fn shut(&self) -> MutexGuard<'_, Option<Foreign>> {
+        self.shut.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns whether the endpoint's socket does not listen yet.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut().is_some()
+    }
+
+    /// Carries out [`Control::open`].
+    fn open(&self) -> std::io::Result<()> {
+        if self.is_closing() || *self.parts() == 0 {
+            return Err(std::io::Error::other("the endpoint has ended"));
+        }
+        let mut shut = self.shut();
+        if let Some(socket) = &*shut {
+            listen(socket)?;
+            *shut = None;
+            drop(shut);
+            self.bell.ring();
+        }
+        Ok(())
+    }
+
     /// Carries out [`Control::close`].
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
@@ -105,6 +137,7 @@ impl Drop for Gone {
         *parts -= 1;
         if *parts == 0 {
             self.0.live.ended();
+            drop(self.0.shut().take());
             self.0.told.notify_all();
         }
     }
@@ -119,6 +152,15 @@ impl Control {
     /// Returns a snapshot of the endpoint's figures.
     pub fn stats(&self) -> Stats {
         Stats { held: self.0.bin.held(), ..self.0.live.snapshot() }
+    }
+
+    /// Has an endpoint that was made shut ([`Config::shut`](crate::Config::shut)) admit clients
+    /// from now on. Changes nothing if it admits them already. Does not wait for the endpoint.
+    ///
+    /// # Errors
+    /// The endpoint has ended or was asked to, or listen(2) failed.
+    pub fn open(&self) -> std::io::Result<()> {
+        self.0.open()
     }
 
     /// Asks the endpoint to end: it disconnects its client, quiesces the function, drops everything

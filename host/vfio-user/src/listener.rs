@@ -11,6 +11,9 @@ use slipway_peer::{Bin, Foreign, Peer};
 
 use crate::{Config, Location};
 
+/// The number of connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
 /// A listening socket, and its name, which is removed with it.
 pub(crate) struct Listener {
     /// The socket. It holds connections that were not accepted, with the descriptors that came over
@@ -45,7 +48,8 @@ impl Listener {
         Ok(Self { socket, bin: bin.clone(), name: None, directory: None })
     }
 
-    /// Listens. A socket of this name without a listener is replaced.
+    /// Binds the socket, which listens unless the endpoint is to be shut at first. A socket of this
+    /// name without a listener is replaced.
     pub(crate) fn bind(config: &Config, bin: &Bin) -> std::io::Result<Self> {
         let directory = match &config.location {
             Location::Socket(_) => None,
@@ -65,7 +69,7 @@ impl Listener {
         }
     }
 
-    /// Continues to listen on a predecessor's socket.
+    /// Continues on a predecessor's socket, which may not listen yet.
     pub(crate) fn resume(socket: Foreign, config: &Config, bin: &Bin) -> std::io::Result<Self> {
         let path = config.location.socket();
         let identity = identity(&path)?;
@@ -75,6 +79,14 @@ impl Listener {
         };
         let name = Some(Name { path, identity });
         Ok(Self { socket, bin: bin.clone(), name, directory })
+    }
+
+    /// Returns a duplicate of a socket that does not listen yet, or `None` if it listens.
+    pub(crate) fn shut(&self) -> std::io::Result<Option<Foreign>> {
+        if rustix::net::sockopt::socket_acceptconn(&self.socket)? {
+            return Ok(None);
+        }
+        self.socket.try_clone().map(Some)
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -113,6 +125,11 @@ impl Drop for Listener {
     }
 }
 
+/// Has a bound socket listen.
+pub(crate) fn listen(socket: &Foreign) -> std::io::Result<()> {
+    Ok(rustix::net::listen(socket, BACKLOG)?)
+}
+
 fn make_directory(path: &Path) -> std::io::Result<bool> {
     match std::fs::create_dir(path) {
         Ok(()) => Ok(true),
@@ -133,7 +150,9 @@ fn bind(path: &Path, config: &Config, bin: &Bin) -> std::io::Result<(Foreign, (u
     rustix::net::bind(&socket, &address)?;
     let prepared = prepare(path, config).and_then(|()| identity(path));
     let listening = prepared.and_then(|identity| {
-        rustix::net::listen(&socket, 16)?;
+        if !config.shut {
+            listen(&socket)?;
+        }
         Ok(identity)
     });
     match listening {

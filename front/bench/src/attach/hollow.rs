@@ -69,9 +69,17 @@ impl Device for Hollow {
         devices.first_mut().map_or(Ok(()), |device| device.reset())
     }
 
+    fn admit(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn expel(&mut self) {}
+
     fn access(&self) -> Memory {
         self.memory.clone()
     }
 
-    fn close(&mut self) {}
+    fn close(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
 }

@@ -5,33 +5,43 @@ use slipway_vf_pool::{Device, Fault};
 
 use crate::{Error, Plane};
 
-/// An endpoint that is made before anybody asks for it.
+/// An endpoint that is made before anybody asks for it. Its socket refuses clients until an owner
+/// has the function, and it ends at once when the owner returns it.
 pub(super) struct Function {
     plane: Plane,
     request: v1::CreateEndpointRequest,
-    /// This process made the endpoint: its counters tell whether it ever had a client.
-    is_new: bool,
+    /// This process made the endpoint and has not opened it to clients.
+    is_fresh: bool,
 }
 
 impl Function {
     pub(super) fn new(plane: Plane, request: v1::CreateEndpointRequest) -> Self {
-        Self { plane, request, is_new: false }
+        Self { plane, request, is_fresh: false }
     }
 
     fn create(&mut self) -> Result<(), Fault> {
-        self.plane.create(&self.request).map_err(fault)?;
-        self.is_new = true;
+        self.plane.create_shut(&self.request).map_err(fault)?;
+        self.is_fresh = true;
         Ok(())
     }
 
-    /// Returns whether no client has ever been connected to the function.
-    fn is_unused(&self) -> Result<bool, Fault> {
-        let endpoint = self.plane.get(&self.request.id).map_err(fault)?;
-        let clients = endpoint.counters.map_or(u64::MAX, |counters| counters.clients);
-        Ok(self.is_new && clients == 0)
+    fn renew(&mut self) -> Result<(), Fault> {
+        self.remove()?;
+        self.create()
     }
 
-    fn remove(&self) -> Result<(), Fault> {
+    /// Returns whether the function was never open to a client and had none.
+    fn is_unused(&self) -> Result<bool, Fault> {
+        if !self.is_fresh {
+            return Ok(false);
+        }
+        let endpoint = self.plane.get(&self.request.id).map_err(fault)?;
+        let clients = endpoint.counters.map_or(u64::MAX, |counters| counters.clients);
+        Ok(clients == 0)
+    }
+
+    fn remove(&mut self) -> Result<(), Fault> {
+        self.is_fresh = false;
         match self.plane.remove(&self.request.id) {
             Ok(()) | Err(Error::Unknown(_)) => Ok(()),
             Err(error) => Err(fault(error)),
@@ -56,19 +66,19 @@ impl Device for Function {
 
     fn adopt(&mut self) -> Result<(), Fault> {
         match self.plane.get(&self.request.id) {
-            Ok(endpoint) if endpoint.socket_path == self.request.socket_path => Ok(()),
+            // The last daemon may have died before it had opened it to its owner.
+            Ok(endpoint) if endpoint.socket_path == self.request.socket_path => self.admit(),
             _ => Err(Fault("it ended with the last daemon".into())),
         }
     }
 
-    /// A function that had a client is made anew: the client is disconnected, its I/O has ended, no
-    /// mapping of its memory is left, and every register has its reset value.
+    /// A function that was open to clients is made anew: its client is disconnected, its I/O has
+    /// ended, no mapping of its memory is left, and every register has its reset value.
     fn reset(&mut self) -> Result<(), Fault> {
         if self.is_unused()? {
             return Ok(());
         }
-        self.remove()?;
-        self.create()
+        self.renew()
     }
 
     /// The disk went with the function: a new disk in memory is zeros, a new overlay is empty. A
@@ -77,18 +87,28 @@ impl Device for Function {
         if self.is_unused()? {
             return Ok(());
         }
-        Err(Fault("a client came during its reset".into()))
+        Err(Fault("it had a client before it had an owner".into()))
     }
 
     fn reset_set(devices: &mut [&mut Self]) -> Result<(), Fault> {
         for device in devices {
             // One that is closed stays so.
             if device.plane.get(&device.request.id).is_ok() {
-                device.remove()?;
-                device.create()?;
+                device.renew()?;
             }
         }
         Ok(())
+    }
+
+    fn admit(&mut self) -> Result<(), Fault> {
+        self.is_fresh = false;
+        self.plane.open_endpoint(&self.request.id).map_err(fault)
+    }
+
+    fn expel(&mut self) {
+        self.is_fresh = false;
+        // An error: the endpoint is gone.
+        let _ = self.plane.end_endpoint(&self.request.id);
     }
 
     fn access(&self) -> vf_v1::Lease {
@@ -97,10 +117,8 @@ impl Device for Function {
         vf_v1::Lease { number: 0, id, socket_path, mac }
     }
 
-    fn close(&mut self) {
-        if let Err(Fault(why)) = self.remove() {
-            tracing::error!(id = self.request.id, why, "a virtual function is not closed");
-        }
+    fn close(&mut self) -> Result<(), Fault> {
+        self.remove()
     }
 }
 

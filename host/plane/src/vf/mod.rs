@@ -1,9 +1,9 @@
 //! Pools of virtual functions (VFs) of the plane.
 //!
-//! A VF is an endpoint, called POOL.NUMBER, that exists before anybody asks for it: its socket
-//! accepts a client, its controller is reset, its disk is empty. `function` is such an endpoint as
-//! a device of `slipway-vf-pool`, which has the states, the locks and the ledger. `service` answers
-//! the calls of `vf.proto`.
+//! A VF is an endpoint, called POOL.NUMBER, that exists before anybody asks for it: its controller
+//! is reset, its disk is empty. Its socket refuses clients until an owner has taken the VF.
+//! `function` is such an endpoint as a device of `slipway-vf-pool`, which has the states, the locks
+//! and the ledger. `service` answers the calls of `vf.proto`.
 //!
 //! The ledger has the pools' templates too, so the next daemon makes the pools again. Endpoints
 //! that outlived the last daemon by the keeper go on where they were; their owners are in the
@@ -198,11 +198,12 @@ impl VirtualFunctions {
         }
         (0..entry.template.count).try_for_each(|vf| entry.pool.drain(vf))?;
         let is_settled = entry.pool.settle(CLOSE);
+        // With the lock held, which `resume` needs: no VF is opened again after this look.
+        let mut state = self.lock();
         let counts = entry.pool.counts();
         if !is_settled || counts.drained < counts.all() {
             return Err(in_use(format!("of its VFs {}", counts.unready())));
         }
-        let mut state = self.lock();
         state.ledger.clone().map_err(VfError::NoLedger)?.set_template(name, None)?;
         state.pools.remove(name);
         Ok(())
@@ -265,13 +266,18 @@ impl VirtualFunctions {
     }
 
     fn entry(&self, name: &str) -> Result<Entry, VfError> {
-        let state = self.lock();
-        state.ledger.as_ref().map_err(|why| VfError::NoLedger(why.clone()))?;
-        state.pools.get(name).cloned().ok_or_else(|| VfError::Unknown(name.to_owned()))
+        self.lock().entry(name).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledgered> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledgered {
+    fn entry(&self, name: &str) -> Result<&Entry, VfError> {
+        self.ledger.as_ref().map_err(|why| VfError::NoLedger(why.clone()))?;
+        self.pools.get(name).ok_or_else(|| VfError::Unknown(name.to_owned()))
     }
 }
 

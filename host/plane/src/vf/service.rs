@@ -71,19 +71,21 @@ impl VirtualFunctions {
         self.shared.sockets.join(template::id(pool, vf)).to_string_lossy().into_owned()
     }
 
-    /// Runs a change on one VF of a pool, or on all of them.
+    /// Runs a change on one VF of a pool, or on all of them. The pool is not removed meanwhile. The
+    /// change must not wait.
     fn each(
         &self,
         pool: &str,
         number: Option<u32>,
         change: impl Fn(&Entry, u32) -> Result<(), PoolError>,
     ) -> Result<vf_v1::Pool, VfError> {
-        let entry = self.entry(pool)?;
+        let state = self.lock();
+        let entry = state.entry(pool)?;
         match number {
-            Some(number) => change(&entry, number)?,
-            None => (0..entry.template.count).try_for_each(|vf| change(&entry, vf))?,
+            Some(number) => change(entry, number)?,
+            None => (0..entry.template.count).try_for_each(|vf| change(entry, vf))?,
         }
-        Ok(self.describe(pool, &entry))
+        Ok(self.describe(pool, entry))
     }
 }
 

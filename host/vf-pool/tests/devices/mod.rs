@@ -146,11 +146,19 @@ impl Device for Scripted {
         Ok(())
     }
 
+    fn admit(&mut self) -> Result<(), Fault> {
+        self.call("admit")
+    }
+
+    fn expel(&mut self) {
+        let _ = self.call("expel");
+    }
+
     fn access(&self) -> u32 {
         self.vf
     }
 
-    fn close(&mut self) {
-        let _ = self.call("close");
+    fn close(&mut self) -> Result<(), Fault> {
+        self.call("close")
     }
 }

@@ -13,6 +13,8 @@ use crate::{Config, kept, slots};
 /// The listening socket, with the times at which it is watched.
 pub struct Entrance {
     pub listener: Listener,
+    /// The socket listens, and the reactor was told of it.
+    pub is_open: bool,
     /// The socket is watched, as far as the reactor was told.
     pub watched: bool,
     /// The time at which to accept again after an error.
@@ -20,6 +22,17 @@ pub struct Entrance {
 }
 
 impl Entrance {
+    /// Begins to watch the socket, which listens by now. One that does not listen would be reported
+    /// as hung up all the time.
+    ///
+    /// # Errors
+    /// No memory or no watch is left.
+    pub fn open(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        context.watch(self.listener.file(), Interest::Read, LISTENER)?;
+        (self.is_open, self.watched) = (true, true);
+        Ok(())
+    }
+
     /// Ends the pause after an error when its time has come.
     pub fn pause_ends(&mut self, now: Instant) {
         self.retry_at = self.retry_at.filter(|at| *at > now);

@@ -27,7 +27,7 @@ use crate::stats::{ClientInfo, add};
 use crate::{Config, Control, EndpointParts, kept, slots};
 use connection::Connection;
 use entrance::{Entrance, listen};
-use ready::{BELL, CLIENT, CONTROL, FIRST_WAKE, LISTENER, Ready, UNMASK};
+use ready::{BELL, CLIENT, CONTROL, FIRST_WAKE, Ready, UNMASK};
 use slipway_vfio_user_wire::Wire;
 
 /// The interval at which a function that does not become quiet is asked again.
@@ -50,6 +50,9 @@ const ACCEPTS_PER_STEP: usize = 4;
 /// the cleanup after the last one waits in the socket's queue. When a client disconnects, for any
 /// reason, interrupts are unrouted, the function is quiesced, its memory is unmapped, the function
 /// is reset, and the next client is accepted.
+///
+/// An endpoint that was made shut ([`Config::shut`]) admits its first client after
+/// [`Control::open`].
 ///
 /// The endpoint moves to another reactor when it is told to ([`Control::relocate`]). The
 /// descriptors that it watches are level-triggered and it has a step as soon as it has arrived, so
@@ -155,14 +158,16 @@ impl Endpoint {
         listener: Listener,
         (wakes, home): (Vec<OwnedFd>, &Handle),
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin)?);
+        let shut = listener.shut()?;
+        let is_open = shut.is_none();
+        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin, shut)?);
         device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
         Ok(Self {
             config: Arc::new(config),
             state: EndpointState::Listening,
             device,
             wakes,
-            entrance: Entrance { listener, watched: true, retry_at: None },
+            entrance: Entrance { listener, is_open, watched: is_open, retry_at: None },
             home: home.clone(),
             residence: Residence::Returning,
             began: Instant::now(),
@@ -477,10 +482,19 @@ impl Endpoint {
         }
     }
 
+    /// Opens the entrance of an endpoint that was shut, once its control has had the socket listen.
+    fn open_entrance(&mut self, context: &mut Context<'_>) {
+        let may_open = !self.entrance.is_open && self.entrance.retry_at.is_none();
+        if may_open && !self.shared.is_shut() && self.entrance.open(context).is_err() {
+            self.entrance.retry_at = Some(context.now() + RETRY);
+        }
+    }
+
     /// Returns whether the state admits connections: while a client is connected, others are
     /// accepted and disconnected.
     fn admits(&self) -> bool {
-        matches!(self.state, EndpointState::Listening | EndpointState::Connected(_))
+        self.entrance.is_open
+            && matches!(self.state, EndpointState::Listening | EndpointState::Connected(_))
     }
 
     /// Does the last step. A function that still holds requests may wait for its medium when it is
@@ -546,8 +560,9 @@ impl Task for Endpoint {
             self.shared.live.stalls.fetch_add(1, Ordering::Relaxed);
         }
         context.watch(self.shared.bell(), Interest::Read, CONTROL)?;
-        context.watch(self.entrance.listener.file(), Interest::Read, LISTENER)?;
-        self.entrance.watched = true;
+        if self.entrance.is_open {
+            self.entrance.open(context)?;
+        }
         self.device.note_unmasking();
         self.device.note_bell();
         for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
@@ -618,6 +633,7 @@ impl Task for Endpoint {
             }
         }
         self.entrance.pause_ends(now);
+        self.open_entrance(context);
         let accepts = self.admits() && self.entrance.retry_at.is_none();
         if accepts && ready.listener && !self.client_leaves() && self.accept(context).is_err() {
             self.entrance.retry_at = Some(now + RETRY);

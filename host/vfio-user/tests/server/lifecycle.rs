@@ -1,8 +1,11 @@
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::testing::{DOORBELLS, FAULT, Scratch};
 use slipway_vfio_user::{Endpoint, EndpointParts};
 
@@ -33,6 +36,37 @@ fn a_second_client_is_hung_up_on() {
     assert!(served.connect().try_reply().is_none());
     assert!(raw.is_alive());
     assert_eq!(served.control.stats().refused, 1);
+}
+
+#[test]
+fn a_shut_endpoint_refuses_clients_until_it_is_opened() {
+    let served = serve_with(|config| config.shut = true);
+    let refused = || UnixStream::connect(&served.path).unwrap_err().kind();
+    assert_eq!(refused(), ErrorKind::ConnectionRefused);
+    served.control.open().unwrap();
+    assert!(served.client().is_alive());
+    served.control.open().unwrap();
+    assert!(served.client().is_alive());
+    let stats = served.control.stats();
+    assert_eq!((stats.connections, stats.refused), (2, 0));
+    served.control.close();
+    assert!(served.control.wait_closed(PATIENCE));
+    assert_eq!(refused(), ErrorKind::NotFound);
+    assert!(served.control.open().is_err());
+}
+
+#[test]
+fn an_endpoint_that_was_never_open_ends_and_moves_as_others() {
+    let other = Reactor::spawn(Settings::default()).unwrap();
+    let served = serve_with(|config| config.shut = true);
+    served.control.relocate(&other.handle());
+    served.control.open().unwrap();
+    assert!(served.client().is_alive());
+    let served = serve_with(|config| config.shut = true);
+    served.control.close();
+    assert!(served.control.wait_closed(PATIENCE));
+    assert!(!served.path.exists());
+    assert!(served.control.open().is_err());
 }
 
 /// A launcher is of the server's user, and connects for a VMM of another user.
