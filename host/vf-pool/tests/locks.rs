@@ -251,32 +251,47 @@ fn go_on(shelf: &Shelf<Checked>, ledger: &AtomicUsize, job: Job) {
     assert_eq!(shelf.table().done(0, outcome), None);
 }
 
+/// Takes the only VF for an owner and writes that down. Returns `false` if it was returned before
+/// the owner got it.
+fn take_one(shelf: &Shelf<Checked>, ledger: &AtomicUsize, id: &str) -> bool {
+    let write = |_| {
+        ledger.store(TAKEN, SeqCst);
+        Ok::<_, ()>(())
+    };
+    match shelf.take(&owner(id), 0, write) {
+        Ok(_) => true,
+        Err(NotTaken::Lost(vf, None)) => {
+            go_on(shelf, ledger, Job::Return(vf));
+            false
+        }
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_vf_that_returns_while_it_is_taken_is_nobodys() {
     check(|| {
         let (shelf, ledger) = (ready(1), Arc::new(AtomicUsize::new(NONE)));
+        // Returns it in the name of the first owner, and takes it for another one.
         let returner = {
             let (shelf, ledger) = (shelf.clone(), ledger.clone());
             loom::thread::spawn(move || match shelf.begin_return(0, &owner("a")) {
-                Ok(Some(job)) => go_on(&shelf, &ledger, job),
+                Ok(Some(job)) => {
+                    go_on(&shelf, &ledger, job);
+                    assert!(take_one(&shelf, &ledger, "b"));
+                }
+                // The taker goes on with the return.
                 Ok(None) | Err(Refusal::NotTaken(_)) => {}
                 Err(other) => panic!("{other:?}"),
             })
         };
-        let write = |_| {
-            ledger.store(TAKEN, SeqCst);
-            Ok::<_, ()>(())
-        };
-        match shelf.take(&owner("a"), 0, write) {
-            Ok(_) => {}
-            Err(NotTaken::Lost(vf, None)) => go_on(&shelf, &ledger, Job::Return(vf)),
-            Err(other) => panic!("{other:?}"),
-        }
+        take_one(&shelf, &ledger, "a");
         returner.join().unwrap();
-        let has_owner = shelf.table().of(&owner("a")) == Some((0, true));
-        assert_eq!(shelf.with(0, |device| device.is_open), has_owner);
-        assert_eq!(ledger.load(SeqCst), if has_owner { TAKEN } else { NONE });
-        let next = shelf.take(&owner("b"), 0, |_| Ok::<_, ()>(()));
-        assert_eq!(next.is_ok(), !has_owner);
+        let has = |id| shelf.table().of(&owner(id)) == Some((0, true));
+        let is_taken = has("a") || has("b");
+        assert_eq!(shelf.with(0, |device| device.is_open), is_taken);
+        assert_eq!(ledger.load(SeqCst), if is_taken { TAKEN } else { NONE });
+        let next = ["c", "d"].map(|id| shelf.take(&owner(id), 0, |_| Ok::<_, ()>(())).is_ok());
+        assert_eq!(next, [!is_taken, false]);
     });
 }
