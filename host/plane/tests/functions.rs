@@ -6,6 +6,7 @@ mod common;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Stdio;
 
 use slipway_nvme::driver::{Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -244,4 +245,92 @@ fn a_damaged_ledger_is_said_until_it_is_rebuilt() {
     assert!(matches!(functions.rebuild(), Err(VfError::Whole(_))));
     functions.create("pool", nvme(ram(1 << 20), 1)).unwrap();
     take(&functions, "pool", "a");
+}
+
+/// The environment variable for the directory of the daemon's process.
+const DIRECTORY: &str = "SLIPWAY_FUNCTIONS_DIR";
+/// The file that the daemon's process creates when it serves.
+const SERVING: &str = "serving";
+
+/// Not a test of its own, but the code of the daemon's process. It does nothing without its
+/// directory in the environment. It has a pool of two, one with an owner.
+#[test]
+fn the_daemons_process() {
+    let Ok(dir) = std::env::var(DIRECTORY) else { return };
+    let dir = Path::new(&dir);
+    let keeper = loop {
+        match slipway_keeper::Keeper::connect(&dir.join("keeper")) {
+            Ok(keeper) => break keeper,
+            Err(_) => std::thread::yield_now(),
+        }
+    };
+    let plane = Plane::with_keeper(Settings::default(), keeper, &dir.join("witness")).unwrap();
+    let functions = VirtualFunctions::open(plane, dir, &dir.join("ledger"));
+    if !functions.is_in_use() {
+        functions.create("pool", nvme(ram(1 << 20), 2)).unwrap();
+        take(&functions, "pool", "a");
+    }
+    let words = || -> Vec<_> {
+        let mut words: Vec<_> = states(&functions, "pool").into_iter().map(|one| one.1).collect();
+        words.sort();
+        words
+    };
+    while words() != ["ready", "taken"] {
+        std::thread::yield_now();
+    }
+    let (taken, _) = states(&functions, "pool").into_iter().find(|one| one.1 == "taken").unwrap();
+    std::fs::write(dir.join("number"), taken.to_string()).unwrap();
+    std::fs::write(dir.join(SERVING), "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A daemon's process, which is killed when this is dropped.
+struct Daemon(std::process::Child);
+
+impl Daemon {
+    /// Starts it. Returns it with the number of the function that is taken.
+    fn start(dir: &Path) -> (Self, u32) {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_daemons_process", "--nocapture"]).env(DIRECTORY, dir);
+        let mut daemon = Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+        while !dir.join(SERVING).exists() {
+            assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon has ended");
+            std::thread::yield_now();
+        }
+        std::fs::remove_file(dir.join(SERVING)).unwrap();
+        let number = std::fs::read_to_string(dir.join("number")).unwrap();
+        (daemon, number.parse().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_ready_function_is_shut_over_a_restart_and_a_taken_one_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keeper");
+    std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
+    let (daemon, taken) = Daemon::start(folder.path());
+    let socket = |number: u32| folder.path().join(format!("pool.{number}")).display().to_string();
+    let (mine, other) = (socket(taken), socket(1 - taken));
+    let mut driver = drive(&mine);
+    round_trip(&mut driver, 1, 0, 8);
+    is_refused(&other);
+    drop(daemon);
+    // The keeper has the sockets: clients of the function that is taken wait, and only those.
+    is_refused(&other);
+    let (_daemon, still) = Daemon::start(folder.path());
+    assert_eq!(still, taken);
+    is_refused(&other);
+    assert!(first_bytes(&mut driver).iter().any(|byte| *byte != 0));
+    drop(driver);
+    let mut driver = drive(&mine);
+    assert!(first_bytes(&mut driver).iter().any(|byte| *byte != 0));
 }
