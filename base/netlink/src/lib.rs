@@ -2,7 +2,8 @@
 //! of a sandbox's network, and the agent to its own.
 //!
 //! [`Netlink`] is a socket to the kernel; each call is one request and waits for its answer, which
-//! the kernel gives at once. `message` lays requests out and takes answers apart.
+//! the kernel gives at once. `message` lays requests out and takes answers apart, and `link`
+//! the parts that describe a link.
 //!
 //! Written here because the agent lives in an initramfs whose size is start-up time: the usual
 //! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
@@ -10,6 +11,7 @@
 //!
 //! Dependencies: `rustix` for the socket.
 
+mod link;
 mod message;
 
 use std::io;
@@ -19,6 +21,7 @@ use std::os::fd::OwnedFd;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+pub use link::{Link, LinkChange};
 use message::{Answer, Request, attributes, u32_at};
 
 /// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
@@ -35,10 +38,6 @@ const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFF_UP: u32 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
@@ -64,32 +63,6 @@ const RTPROT_STATIC: u8 = 4;
 const RTN_UNICAST: u8 = 1;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-
-/// A network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Its number.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// Hardware address, if it is an Ethernet one.
-    pub mac: Option<[u8; 6]>,
-    /// Largest packet in bytes, without the Ethernet header.
-    pub mtu: u32,
-    /// It was set up.
-    pub up: bool,
-}
-
-/// The changes to a link; a field that is `None` leaves its property as it is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LinkChange {
-    /// Up or down.
-    pub up: Option<bool>,
-    /// Largest packet in bytes.
-    pub mtu: Option<u32>,
-    /// Hardware address.
-    pub mac: Option<[u8; 6]>,
-}
 
 /// An address of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +147,7 @@ impl Netlink {
             if kind == RTM_NEWLINK
                 && let (Some(index), Some(flags)) = (u32_at(body, 4), u32_at(body, 8))
             {
-                links.push(link(index, flags, body.get(16..).unwrap_or_default()));
+                links.push(link::parse(index, flags, body.get(16..).unwrap_or_default()));
             }
         })?;
         Ok(links)
@@ -194,15 +167,7 @@ impl Netlink {
     /// The kernel's: no right, no such link, an MTU that its driver has not.
     pub fn change(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
         let mut request = Request::new(RTM_NEWLINK);
-        let flags = u32::from(change.up == Some(true)) * IFF_UP;
-        let mask = u32::from(change.up.is_some()) * IFF_UP;
-        request.body(&link_header(index, flags, mask));
-        if let Some(mtu) = change.mtu {
-            request.attribute(IFLA_MTU, &mtu.to_ne_bytes());
-        }
-        if let Some(mac) = change.mac {
-            request.attribute(IFLA_ADDRESS, &mac);
-        }
+        link::change(&mut request, index, change);
         self.exchange(request, |_, _| {})
     }
 
@@ -212,7 +177,7 @@ impl Netlink {
     /// The kernel's: no right, no such link, one that cannot be removed.
     pub fn remove(&mut self, index: u32) -> io::Result<()> {
         let mut request = Request::new(RTM_DELLINK);
-        request.body(&link_header(index, 0, 0));
+        request.body(&link::header(index, 0, 0));
         self.exchange(request, |_, _| {})
     }
 
@@ -355,31 +320,6 @@ impl Netlink {
             }
         }
     }
-}
-
-fn link_header(index: u32, flags: u32, mask: u32) -> [u8; 16] {
-    let mut header = [0; 16];
-    header[4..8].copy_from_slice(&index.to_ne_bytes());
-    header[8..12].copy_from_slice(&flags.to_ne_bytes());
-    header[12..].copy_from_slice(&mask.to_ne_bytes());
-    header
-}
-
-fn link(index: u32, flags: u32, rest: &[u8]) -> Link {
-    let up = flags & IFF_UP != 0;
-    let mut link = Link { index, name: String::new(), mac: None, mtu: 0, up };
-    for (kind, value) in attributes(rest) {
-        match kind {
-            IFLA_IFNAME => {
-                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
-                link.name = String::from_utf8_lossy(name).into_owned();
-            }
-            IFLA_ADDRESS => link.mac = value.try_into().ok(),
-            IFLA_MTU => link.mtu = u32_at(value, 0).unwrap_or(0),
-            _ => {}
-        }
-    }
-    link
 }
 
 fn address_body(request: &mut Request, address: &Address) {

@@ -30,7 +30,7 @@ fn links_addresses_and_routes_as_root() {
         netlink.change(lo.index, LinkChange { mtu: Some(9000), ..Default::default() }).unwrap();
         let lo = netlink.link("lo").unwrap().unwrap();
         assert!(lo.up);
-        assert_eq!(lo.mtu, 9000);
+        assert_eq!((lo.mtu, lo.kind.as_str()), (9000, ""));
 
         let four: IpAddr = "10.9.8.7".parse().unwrap();
         let six: IpAddr = "fd12::7".parse().unwrap();
@@ -70,7 +70,9 @@ fn station(netlink: &mut Netlink) -> Option<u32> {
         let link = netlink.link(name).unwrap().unwrap();
         netlink.change(link.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
     }
-    Some(netlink.link("v0").unwrap().unwrap().index)
+    let link = netlink.link("v0").unwrap().unwrap();
+    assert_eq!(link.kind, "veth");
+    Some(link.index)
 }
 
 /// Adds what CNI plugins make: an address without its network, routes to a gateway that no other

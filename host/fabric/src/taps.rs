@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::v1;
 use slipway_switch::ports::{TapHold, TapPort};
@@ -20,12 +21,24 @@ use crate::error::Error;
 
 /// The longest name of such a port, in bytes.
 const LONGEST_NAME: usize = 256;
-/// The longest time that an interface may be another process's, which is about to end.
+/// The longest time after this process's start that an interface may be another process's, which
+/// is about to end.
 const BUSY: Duration = Duration::from_secs(1);
 
-/// The ports at TAP interfaces in namespaces, by name.
-#[derive(Default)]
-pub struct Taps(Mutex<BTreeMap<String, Tap>>);
+/// The ports at TAP interfaces in namespaces.
+pub struct Taps {
+    /// The ports by name.
+    table: Mutex<BTreeMap<String, Tap>>,
+    /// The end of the time in which interfaces of the last process are waited for. One time for all
+    /// of them: each container can have its interface open.
+    patience: Instant,
+}
+
+impl Default for Taps {
+    fn default() -> Self {
+        Self { table: Mutex::default(), patience: Instant::now() + BUSY }
+    }
+}
 
 struct Tap {
     /// The name of the switch.
@@ -38,7 +51,7 @@ struct Tap {
 impl Taps {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Tap>> {
         // The map is changed in single calls: a panic leaves it consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the ports of a switch that ends. Their interfaces stay.
@@ -57,7 +70,7 @@ impl Taps {
         if self.lock().contains_key(name) {
             return Err(Error::ExistingTap(name.clone()));
         }
-        let tap = open(request)?;
+        let tap = open(request, self.patience)?;
         let failed = |source| Error::Tap { name: request.interface.clone(), source };
         let hold = tap.hold().map_err(failed)?;
         // Before it stays: whoever finds it after a crash knows it by its address.
@@ -72,7 +85,7 @@ impl Taps {
             Ok(port) => port,
             Err(error) => {
                 if request.create {
-                    hold.set_persistent(false).map_err(failed)?;
+                    remove(&hold).map_err(failed)?;
                 }
                 return Err(error);
             }
@@ -94,29 +107,37 @@ impl Taps {
         // with `hold`.
         drop(handle.call(move |owner| owner.detach(port)));
         let failed = |source| Error::Tap { name: name.to_owned(), source };
-        hold.set_persistent(false).map_err(failed)
+        remove(&hold).map_err(failed)
     }
 }
 
-/// Opens the interface on a thread in its namespace. The interface stays there.
-fn open(request: &v1::AttachTapRequest) -> Result<TapPort, Error> {
+/// Has the interface removed with its last descriptor. The one that the container removed is gone.
+fn remove(hold: &TapHold) -> std::io::Result<()> {
+    match hold.set_persistent(false) {
+        Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => Ok(()),
+        done => done,
+    }
+}
+
+/// Opens the interface on a thread in its namespace, waiting until `patience` at most if it is
+/// busy. The interface stays there.
+fn open(request: &v1::AttachTapRequest, patience: Instant) -> Result<TapPort, Error> {
     let namespace = Namespace::open_any(Path::new(&request.namespace))?;
     if namespace.identity() != (Identity { device: request.device, inode: request.inode }) {
         return Err(Error::OtherNamespace(request.namespace.clone()));
     }
     let name = &request.interface;
-    let open = || if request.create { TapPort::create(name) } else { open_left(name) };
+    let open = || if request.create { TapPort::create(name) } else { open_left(name, patience) };
     let opened = namespace.run(open)?;
     opened.map_err(|source| Error::Tap { name: name.clone(), source })
 }
 
 /// Opens the interface that the last process left. A program that the last process was just
 /// starting may have its descriptors for a moment longer than it.
-fn open_left(name: &str) -> std::io::Result<TapPort> {
-    let begun = Instant::now();
+fn open_left(name: &str, patience: Instant) -> std::io::Result<TapPort> {
     loop {
         match TapPort::open(name) {
-            Err(error) if error.kind() == ErrorKind::ResourceBusy && begun.elapsed() < BUSY => {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && Instant::now() < patience => {
                 std::thread::sleep(BUSY / 100);
             }
             opened => return opened,

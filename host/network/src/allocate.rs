@@ -66,7 +66,15 @@ pub fn choose(network: &Network, name: &str, wish: &Wish) -> Result<Lease> {
         Some(mac) => wanted_mac(network, mac)?,
         None => free_mac(network, ipv4),
     };
-    Ok(Lease { name: name.to_owned(), mac, ipv4, ipv6, published: Vec::new(), attached: false })
+    Ok(Lease {
+        name: name.to_owned(),
+        mac,
+        ipv4,
+        ipv6,
+        published: Vec::new(),
+        attached: false,
+        sequence: 0,
+    })
 }
 
 fn wanted4(network: &Network, address: Ipv4Addr) -> Result<Ipv4Addr> {

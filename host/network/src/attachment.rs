@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use slipway_plane_api::attachments::{self, DIR, FILE, NOTE};
 use slipway_plane_api::network_v1 as v1;
 
-use crate::ledger::Lease;
+use crate::ledger::{Lease, Uplink};
 use crate::{Error, Result};
 
 /// A container's interface that was made in a network namespace.
@@ -49,6 +49,12 @@ impl Attachment {
     /// Returns the path of the namespace as text.
     pub fn path(&self) -> String {
         self.namespace.to_string_lossy().into_owned()
+    }
+
+    /// Returns whether a sandbox's interface is this one, which was made for the sandbox's port.
+    pub fn is_of(&self, uplink: &Uplink) -> bool {
+        let own = (self.device, self.inode, self.lease.mac, &self.key.interface);
+        self.function && own == (uplink.device, uplink.inode, uplink.mac, &uplink.interface)
     }
 }
 

@@ -13,6 +13,9 @@ use crate::attachment::Attachment;
 use crate::ledger::Network;
 use crate::{Error, Result, host};
 
+/// The kind that the kernel names for TUN and TAP interfaces.
+const TAP_KIND: &str = "tun";
+
 /// The settings of a container's interface.
 #[derive(Clone, Debug)]
 pub struct Wanted {
@@ -178,10 +181,11 @@ fn check_here(netlink: &mut Netlink, wanted: &Wanted) -> Result<bool> {
 }
 
 /// Removes the interface of an attachment that has no port. A namespace or an interface that is
-/// gone is no error.
+/// gone is no error. A link of another kind than TAP interfaces stays: the container gave it the
+/// name and the MAC address of the one that it removed.
 ///
 /// # Errors
-/// [`Error::Host`].
+/// [`Error::Host`]: the kernel refuses, perhaps because of what the container did.
 pub fn remove(attachment: &Attachment) -> Result<()> {
     let identity = Identity { device: attachment.device, inode: attachment.inode };
     let name = &attachment.key.interface;
@@ -189,7 +193,9 @@ pub fn remove(attachment: &Attachment) -> Result<()> {
         let failed = || Error::host(format!("cannot remove the interface {name}"));
         let link = netlink.link(name).map_err(failed())?;
         // Another one of that name is somebody else's.
-        match link.filter(|link| link.mac == Some(attachment.lease.mac.octets())) {
+        let is =
+            |link: &Link| link.kind == TAP_KIND && link.mac == Some(attachment.lease.mac.octets());
+        match link.filter(is) {
             Some(link) => netlink.remove(link.index).map_err(failed()),
             None => Ok(()),
         }

@@ -35,8 +35,15 @@ fn zone() -> Zone {
     let ipv4 = Ipv4Addr::new(10, 0, 1, 2);
     let ipv6 = (prefix.network().to_bits() | 2).into();
     let mac = Mac::derived(ipv4);
-    let lease =
-        Lease { name: "web".into(), mac, ipv4, ipv6, published: Vec::new(), attached: false };
+    let lease = Lease {
+        name: "web".into(),
+        mac,
+        ipv4,
+        ipv6,
+        published: Vec::new(),
+        attached: false,
+        sequence: 0,
+    };
     network.leases.insert("0123456789ab".into(), lease);
     Zone::of(&network)
 }

@@ -85,6 +85,10 @@ pub struct Lease {
     /// The lease belongs to a container's attachment, whose file has it.
     #[serde(skip)]
     pub attached: bool,
+    /// The place of an attachment in the order in which those of its network were made, from 1; 0
+    /// for a sandbox. Of several with one name, the first has the name.
+    #[serde(default)]
+    pub sequence: u64,
 }
 
 /// A sandbox's interface in a network namespace of others.
@@ -142,6 +146,12 @@ impl Network {
     /// Returns whether a sandbox or a memory port needs the network up.
     pub fn is_used(&self) -> bool {
         !self.leases.is_empty() || !self.ports.is_empty()
+    }
+
+    /// Returns the place of the next attachment in the order of the network's attachments.
+    pub fn next_sequence(&self) -> u64 {
+        let last = self.leases.values().map(|lease| lease.sequence).max();
+        last.unwrap_or(0).saturating_add(1)
     }
 
     /// Returns the host's IPv6 address in the network: the first of the prefix.
@@ -370,6 +380,7 @@ mod tests {
             ipv6: "fd00:1::2".parse().unwrap(),
             published: Published::parse("8080:80").unwrap(),
             attached: false,
+            sequence: 7,
         };
         network.leases.insert("0123456789ab".into(), lease);
         ledger.save_leases(&network).unwrap();

@@ -7,6 +7,7 @@
 //! filter drops each frame that comes in there. The switch's port gets frames before that rule
 //! does: packet sockets are first in the kernel's receive path.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use slipway_ethernet_spec::Mac as Ethernet;
@@ -14,7 +15,7 @@ use slipway_netlink::{Address, Link, Neighbour, Netlink, Route};
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::network_v1 as v1;
 
-use crate::ledger::Uplink;
+use crate::ledger::{Lease, Uplink};
 use crate::{Error, Mac, Result, nft};
 
 /// The interface that is taken if it exists; the name that CNI runtimes ask for.
@@ -99,8 +100,8 @@ fn mac_of(link: &Link) -> Result<Mac> {
     Ethernet(link.mac.unwrap_or_default()).to_string().parse()
 }
 
-fn is_link_local(address: std::net::IpAddr) -> bool {
-    matches!(address, std::net::IpAddr::V6(address) if address.is_unicast_link_local())
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 impl Interface {
@@ -141,13 +142,28 @@ impl Interface {
         }
     }
 
+    /// Drops the IP addresses that are not the lease's, and the routes that need them: a sandbox at
+    /// a network's own switch has its lease's addresses and no others, whatever was added in the
+    /// namespace. The IPv6 address stays if the namespace has it.
+    pub fn restrict(&mut self, lease: &Lease, prefix: u8) {
+        let (ipv4, ipv6) = (IpAddr::V4(lease.ipv4), IpAddr::V6(lease.ipv6));
+        self.addresses.retain(|one| one.address == ipv6);
+        self.addresses.truncate(1);
+        let has_ipv6 = !self.addresses.is_empty();
+        self.addresses.insert(0, Address { index: self.link.index, address: ipv4, prefix });
+        self.routes.retain(|route| {
+            let usable = route.destination.0.is_ipv4() || has_ipv6;
+            usable && route.source.is_none_or(|source| source == ipv4 || source == ipv6)
+        });
+    }
+
     /// Returns the interface for a sandbox whose switch is `switch`.
     pub fn describe(&self, switch: String) -> v1::Interface {
         let address = |one: &Address| v1::InterfaceAddress {
             address: one.address.to_string(),
             prefix: one.prefix.into(),
         };
-        let text = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
+        let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
         let route = |one: &Route| v1::InterfaceRoute {
             destination: one.destination.0.to_string(),
             prefix: one.destination.1.into(),
@@ -228,7 +244,7 @@ mod tests {
     use super::*;
 
     fn link(index: u32, name: &str, mac: Option<[u8; 6]>) -> Link {
-        Link { index, name: name.into(), mac, mtu: 1500, up: true }
+        Link { index, name: name.into(), mac, mtu: 1500, up: true, kind: String::new() }
     }
 
     fn station(index: u32, name: &str) -> Link {
@@ -257,7 +273,7 @@ mod tests {
 
     #[test]
     fn settings_are_those_of_the_interface() {
-        let ip = |text: &str| -> std::net::IpAddr { text.parse().unwrap() };
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
         let address = |index, text, prefix| Address { index, address: ip(text), prefix };
         let addresses = vec![
             address(1, "127.0.0.1", 8),
@@ -295,5 +311,40 @@ mod tests {
         let many = vec![addresses[1]; MOST + 1];
         let error = Interface::of(station(4, "eth0"), many, vec![], vec![]).unwrap_err();
         assert!(error.to_string().contains("at most 1024"), "{error}");
+    }
+
+    #[test]
+    fn a_sandbox_at_a_network_s_switch_has_the_addresses_of_its_lease() {
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let address = |text, prefix| Address { index: 4, address: ip(text), prefix };
+        let from = |text, source| Route {
+            source: Some(ip(source)),
+            ..Route::new((ip(text), 24), None, 4)
+        };
+        let lease = Lease {
+            name: "web".into(),
+            mac: Mac::derived([10, 1, 1, 2].into()),
+            ipv4: [10, 1, 1, 2].into(),
+            ipv6: "fd00::2".parse().unwrap(),
+            published: Vec::new(),
+            attached: true,
+            sequence: 1,
+        };
+        let own = from("10.1.1.0", "10.1.1.2");
+        let six = Route::new((ip("::"), 0), Some(ip("fd00::1")), 4);
+        let routes = vec![own, from("10.1.9.0", "10.1.1.3"), six];
+        let restricted = |addresses: Vec<Address>| {
+            let routes = routes.clone();
+            let mut found = Interface::of(station(4, "eth0"), addresses, routes, vec![]).unwrap();
+            found.restrict(&lease, 24);
+            (found.addresses, found.routes)
+        };
+        let (four, other) = (address("10.1.1.2", 24), address("10.1.1.3", 24));
+        let (v6, other6) = (address("fd00::2", 64), address("fd00::3", 64));
+        let all = restricted(vec![other, four, other6, v6]);
+        assert_eq!(all, (vec![four, v6], vec![own, six]));
+        // Without IPv6 in the namespace, and where the IPv4 address was taken away there.
+        assert_eq!(restricted(vec![other, four]), (vec![four], vec![own]));
+        assert_eq!(restricted(vec![other6]), (vec![four], vec![own]));
     }
 }

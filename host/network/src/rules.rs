@@ -239,6 +239,7 @@ mod tests {
             ipv6: format!("fd00:{third}::2").parse().unwrap(),
             published: Vec::new(),
             attached: false,
+            sequence: 0,
         };
         network.leases.insert("id".into(), lease);
         network

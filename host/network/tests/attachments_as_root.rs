@@ -1,5 +1,7 @@
 //! Interfaces that are made for containers, with the kernel and a real plane. The host is a network
 //! namespace of the test's own, and so is each container's.
+//!
+//! Over 500 lines: the tests share the host, the containers and what looks at them.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -113,6 +115,14 @@ fn request(id: &str, container: &Container) -> v1::AttachRequest {
         namespace: container.path.to_str().unwrap().into(),
         network: "default".into(),
         ..Default::default()
+    }
+}
+
+fn join(sandbox: &str, container: &Container) -> v1::JoinNamespaceRequest {
+    v1::JoinNamespaceRequest {
+        sandbox_id: sandbox.into(),
+        name: format!("name-{sandbox}"),
+        path: container.path.to_str().unwrap().into(),
     }
 }
 
@@ -362,12 +372,14 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         let made = rig.networks.attach(&wanted).await.unwrap();
         assert!(a.ip("-o link show eth0").contains("NO-CARRIER") && rig.ports().is_empty());
         rig.check("a").await.unwrap();
-        let join = |id: &str| v1::JoinNamespaceRequest {
-            sandbox_id: id.into(),
-            name: id.into(),
-            path: a.path.to_str().unwrap().into(),
-        };
+        let join = |id: &str| join(id, &a);
+        // Addresses that were added in the namespace are not the sandbox's.
+        let more = format!("{}.77", made.ipv4_gateway.rsplit_once('.').unwrap().0);
+        a.ip(&format!("addr add {more}/24 dev eth0"));
+        a.ip(&format!("addr add {}77/64 dev eth0 nodad", made.ipv6_gateway));
+        a.ip(&format!("route add 192.0.2.0/24 via {} src {more}", made.ipv4_gateway));
         let found = rig.networks.join_namespace(&join("s")).await.unwrap();
+        assert!(found.routes.iter().all(|one| one.source != more), "{:?}", found.routes);
         assert_eq!((&found.switch, &found.mac, found.mtu), (&"default".into(), &made.mac, 1500));
         let addresses: BTreeSet<_> = found.addresses.iter().map(|one| &one.address).collect();
         assert_eq!(addresses, [&made.ipv4, &made.ipv6].into());
@@ -375,7 +387,7 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         let gateways: BTreeSet<_> = defaults.map(|one| &one.gateway).collect();
         assert_eq!(gateways, [&made.ipv4_gateway, &made.ipv6_gateway].into());
         let taken = rig.networks.join_namespace(&join("other")).await.unwrap_err();
-        assert!(taken.to_string().contains("taken by sandbox s"), "{taken}");
+        assert!(taken.to_string().contains("taken by sandbox name-s"), "{taken}");
         drop(rig);
         let rig = open(dir.path()).await;
         rig.networks.reconcile(&["s".to_owned()].into()).await.unwrap();
@@ -406,6 +418,93 @@ fn many_at_once_have_addresses_of_their_own_as_root() {
         for number in 0..24 {
             rig.detach(&format!("c{number}")).await;
         }
+        assert!(rig.is_empty().await);
+    });
+}
+
+/// Removes the interface and gives its name and its MAC address to the loopback interface, which
+/// the kernel removes for nobody.
+fn disguise(container: &Container, mac: &str) {
+    for words in ["link delete eth0", "link set lo down", "link set lo name eth0"] {
+        container.ip(words);
+    }
+    container.ip(&format!("link set eth0 address {mac}"));
+}
+
+#[test]
+fn no_container_keeps_its_attachment_as_root() {
+    as_host("no_container_keeps_its_attachment_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let containers: Vec<_> = (0..4).map(|_| Container::make()).collect();
+        let [a, b, c, d] = &containers[..] else { panic!() };
+        let rig = open(dir.path()).await;
+        // The second attachment has the name and the addresses of the first one.
+        for _ in 0..2 {
+            rig.attach("a", a).await.unwrap();
+            a.ip("link delete eth0");
+            rig.detach("a").await;
+            assert!(rig.is_empty().await);
+        }
+        let made = rig.attach("b", b).await.unwrap();
+        disguise(b, &made.mac);
+        rig.detach("b").await;
+        assert!(b.has("eth0") && rig.is_empty().await);
+        let wanted = v1::AttachRequest { function: true, ..request("c", c) };
+        let made = rig.networks.attach(&wanted).await.unwrap();
+        disguise(c, &made.mac);
+        rig.detach("c").await;
+        assert!(c.has("eth0") && rig.is_empty().await);
+        // The next daemon gives it no port, and collects it.
+        let made = rig.attach("d", d).await.unwrap();
+        drop(rig);
+        disguise(d, &made.mac);
+        let rig = open(dir.path()).await;
+        let refused = rig.networks.reconcile(&BTreeSet::new()).await.unwrap_err();
+        assert!(refused.to_string().contains("cannot have the TAP interface eth0"), "{refused}");
+        let all = v1::CollectAttachmentsRequest { configuration: "blue".into(), valid: vec![] };
+        assert_eq!(rig.networks.collect_attachments(&all).await.unwrap(), 1);
+        assert!(d.has("eth0") && rig.is_empty().await);
+    });
+}
+
+#[test]
+fn addresses_stay_with_a_sandbox_until_it_leaves_as_root() {
+    as_host("addresses_stay_with_a_sandbox_until_it_leaves_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b, c) = (Container::make(), Container::make(), Container::make());
+        let function = |id: &str, one| v1::AttachRequest { function: true, ..request(id, one) };
+        let rig = open(dir.path()).await;
+        let made = rig.networks.attach(&function("a", &a)).await.unwrap();
+        rig.networks.join_namespace(&join("s", &a)).await.unwrap();
+        rig.detach("a").await;
+        assert!(!a.has("eth0") && rig.files().is_empty());
+        let kept = rig.networks.get("default").await.unwrap().members.remove(0);
+        assert_eq!((kept.sandbox_id.as_str(), kept.name.as_str()), ("s", "name-s"));
+        assert_eq!((&kept.ipv4, &kept.ipv6, &kept.mac), (&made.ipv4, &made.ipv6, &made.mac));
+        assert!(kept.container.is_none());
+        // The next one gets another address, and the sandbox's stays so with the next daemon.
+        let next = rig.attach("b", &b).await.unwrap();
+        assert_ne!((&next.ipv4, &next.mac), (&made.ipv4, &made.mac));
+        drop(rig);
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&["s".to_owned()].into()).await.unwrap();
+        assert_eq!(rig.members().await, ["blue,b,eth0", "s"]);
+        rig.networks.leave("s").await.unwrap();
+        assert_eq!(rig.members().await, ["blue,b,eth0"]);
+        // The attachment is removed while no daemon serves, and then the sandbox is.
+        let again = rig.networks.attach(&function("c", &c)).await.unwrap();
+        assert_eq!((&again.ipv4, &again.mac), (&made.ipv4, &made.mac));
+        rig.networks.join_namespace(&join("t", &c)).await.unwrap();
+        drop(rig);
+        std::fs::write(dir.path().join("networks/attachments/blue,c,eth0.gone"), "").unwrap();
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&["t".to_owned()].into()).await.unwrap();
+        assert_eq!(rig.members().await, ["blue,b,eth0", "t"]);
+        drop(rig);
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!(rig.members().await, ["blue,b,eth0"]);
+        rig.detach("b").await;
         assert!(rig.is_empty().await);
     });
 }

@@ -66,6 +66,14 @@ pub fn id(configuration: &str, container: &str, interface: &str) -> String {
     format!("{configuration},{container},{interface}")
 }
 
+/// Returns the names of the configuration, the container and the interface that [`id`] made an id
+/// of; `None` for the id of a sandbox.
+pub fn parts(id: &str) -> Option<(&str, &str, &str)> {
+    let (configuration, rest) = id.split_once(',')?;
+    let (container, interface) = rest.split_once(',')?;
+    Some((configuration, container, interface))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

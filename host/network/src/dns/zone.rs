@@ -1,6 +1,7 @@
 //! The answers of a network's name server.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -8,9 +9,10 @@ use simple_dns::rdata::{A, AAAA, PTR, RData};
 use simple_dns::{
     CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, ResourceRecord, TYPE,
 };
+use slipway_plane_api::attachments;
 
 use crate::dns::{HOST, OURS};
-use crate::ledger::Network;
+use crate::ledger::{Lease, Network};
 
 /// Seconds that an answer may be cached: short, since the next sandbox of that name has another
 /// address.
@@ -55,20 +57,30 @@ impl Zone {
             host: (network.gateway, network.gateway6()),
             suffix,
         };
-        for lease in network.leases.values() {
-            let name = lease.name.to_ascii_lowercase();
-            let full = format!("{name}{}", zone.suffix);
-            zone.add(name, full, lease.ipv4, lease.ipv6);
+        // Sandboxes, then attachments in their order. The sort keeps the order of equal ones.
+        let mut leases: Vec<_> = network.leases.iter().collect();
+        leases.sort_by_key(|(_, lease)| (lease.attached, lease.sequence));
+        for (id, lease) in leases {
+            zone.add(&lease.name, lease);
+            if let Some((_, container, _)) = attachments::parts(id).filter(|_| lease.attached) {
+                zone.add(container, lease);
+            }
         }
         zone.addresses.insert(network.gateway.into(), HOST.to_owned());
         zone.addresses.insert(network.gateway6().into(), HOST.to_owned());
         zone
     }
 
-    fn add(&mut self, name: String, full: String, ipv4: Ipv4Addr, ipv6: Ipv6Addr) {
-        self.addresses.insert(ipv4.into(), full.clone());
-        self.addresses.insert(ipv6.into(), full);
-        self.names.insert(name, (ipv4, ipv6));
+    /// Adds a name of a lease, unless another lease has it: whoever chooses the name of a new pod
+    /// does not take over the name of a station that is there. The lease's addresses lead to the
+    /// first name that it has.
+    fn add(&mut self, name: &str, lease: &Lease) {
+        let name = name.to_ascii_lowercase();
+        let full = format!("{name}{}", self.suffix);
+        let Entry::Vacant(place) = self.names.entry(name) else { return };
+        place.insert((lease.ipv4, lease.ipv6));
+        self.addresses.entry(lease.ipv4.into()).or_insert_with(|| full.clone());
+        self.addresses.entry(lease.ipv6.into()).or_insert(full);
     }
 
     /// Returns whether a client with this address is answered.
@@ -227,7 +239,6 @@ fn reversed(name: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
     use crate::Mac;
-    use crate::ledger::Lease;
 
     fn zone(internal: bool) -> Zone {
         let subnet = "10.0.1.0/24".parse().unwrap();
@@ -237,20 +248,23 @@ mod tests {
         // Some sandboxes have names that belong to others.
         let names = ["web", "DB_1.x", "example.org", "web.blue", HOST, "host.slipway"];
         for (number, name) in (2_u8..).zip(names) {
-            let ipv4 = Ipv4Addr::new(10, 0, 1, number);
-            let ipv6 = format!("fd00:1::{number}").parse().unwrap();
-            let mac = Mac::derived(ipv4);
-            let lease = Lease {
-                name: name.into(),
-                mac,
-                ipv4,
-                ipv6,
-                published: Vec::new(),
-                attached: false,
-            };
-            network.leases.insert(name.into(), lease);
+            network.leases.insert(name.into(), lease(name, number, 0));
         }
         Zone::of(&network)
+    }
+
+    /// Makes a lease of a sandbox, or with a sequence number that of an attachment.
+    fn lease(name: &str, number: u8, sequence: u64) -> Lease {
+        let ipv4 = Ipv4Addr::new(10, 0, 1, number);
+        Lease {
+            name: name.into(),
+            mac: Mac::derived(ipv4),
+            ipv4,
+            ipv6: format!("fd00:1::{number}").parse().unwrap(),
+            published: Vec::new(),
+            attached: sequence > 0,
+            sequence,
+        }
     }
 
     fn query(name: &str, kind: QTYPE) -> Vec<u8> {
@@ -313,6 +327,42 @@ mod tests {
         ] {
             assert_eq!(ask(&zone, name, TYPE::A), None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_later_attachment_takes_over_no_name() {
+        let subnet = "10.0.1.0/24".parse().unwrap();
+        let mut network =
+            Network::new("blue".into(), "slip0".into(), subnet, "fd00:1::/64".parse().unwrap());
+        // The order of ids is another one than that of the attachments. The last pods have the
+        // name of another one's container, and a container with the name of a sandbox.
+        for (id, name, number, sequence) in [
+            ("0123456789ab", "db", 2, 0),
+            ("a,p1,eth0", "DB", 3, 1),
+            ("a,p3,eth0", "web", 4, 3),
+            ("a,p2,eth0", "web", 5, 2),
+            ("a,p4,eth0", "p3", 6, 4),
+            ("a,db,eth0", "Web", 7, 5),
+        ] {
+            network.leases.insert(id.into(), lease(name, number, sequence));
+        }
+        let zone = Zone::of(&network);
+        let names = [("db", 2), ("p1", 3), ("web", 5), ("p2", 5), ("p3", 4), ("p4", 6)];
+        for (name, number) in names {
+            let known = Some((RCODE::NoError, vec![format!("10.0.1.{number}")]));
+            assert_eq!(ask(&zone, name, TYPE::A), known, "{name}");
+            assert_eq!(ask(&zone, &format!("{name}.blue"), TYPE::A), known, "{name}");
+        }
+        let reverse = |number: u8| ask(&zone, &format!("{number}.1.0.10.in-addr.arpa"), TYPE::PTR);
+        let names = [(2, "db"), (3, "p1"), (4, "p3"), (5, "web"), (6, "p4")];
+        for (number, name) in names {
+            assert_eq!(reverse(number), Some((RCODE::NoError, vec![format!("{name}.blue")])));
+        }
+        assert_eq!(reverse(7), Some((RCODE::NameError, vec![])));
+        // What the first one gives back is the next one's.
+        network.leases.remove("a,p2,eth0");
+        let known = Some((RCODE::NoError, vec!["10.0.1.4".to_owned()]));
+        assert_eq!(ask(&Zone::of(&network), "web", TYPE::A), known);
     }
 
     #[test]

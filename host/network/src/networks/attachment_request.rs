@@ -43,6 +43,12 @@ impl<'a> Request<'a> {
                 "a container's name has at most {LONGEST_NAME} bytes"
             )));
         }
+        if !request.name.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::Invalid(format!(
+                "{:?} cannot be a container's name: printable ASCII without blanks",
+                request.name
+            )));
+        }
         Ok(Self {
             key,
             network: &request.network,

@@ -20,7 +20,7 @@ use crate::allocate::choose;
 use crate::attachment::Attachment;
 use crate::container::{self, Wanted};
 use crate::dns::Zone;
-use crate::ledger::{Lease, Uplink};
+use crate::ledger::Lease;
 use crate::{Error, Result, proxy};
 
 impl Networks {
@@ -68,6 +68,7 @@ impl Networks {
         let called = if request.name.is_empty() { &request.key.container } else { request.name };
         let mut lease = choose(network, called, &request.wish)?;
         lease.attached = true;
+        lease.sequence = network.next_sequence();
         let claimed = proxy::claim(&request.publish)?;
         lease.published.clone_from(&claimed.published);
         let attachment = request.attachment(network, identity, lease.clone());
@@ -140,7 +141,8 @@ impl Networks {
         self.remove_attachment(&id).await
     }
 
-    /// Removes an attachment, in whose turn the caller is.
+    /// Removes an attachment, in whose turn the caller is. The success depends on nothing that the
+    /// container controls: its addresses and ports become free.
     async fn remove_attachment(&self, id: &str) -> Result<()> {
         let Some(attachment) = self.state.lock().await.attachments.get(id).cloned() else {
             return self.attachments.remove(id);
@@ -150,15 +152,38 @@ impl Networks {
             // The port was not made, or has no part in it.
             Err(status) if status.code() == Code::NotFound => {
                 let attachment = attachment.clone();
-                blocking(move || container::remove(&attachment)).await?;
+                let removed = blocking(move || container::remove(&attachment)).await;
+                if let Err(error) = removed {
+                    tracing::warn!(%error, id, "an interface is left in its namespace");
+                }
             }
             done => drop(done.map_err(|status| Error::Plane(status.message().to_owned()))?),
         }
-        self.attachments.remove(id)?;
         let mut state = self.state.lock().await;
+        self.keep_for_sandbox(&mut state, &attachment)?;
+        self.attachments.remove(id)?;
         let name = &attachment.network;
         forget(&mut state, id, name);
         self.settle_attachment(&mut state, name, !attachment.lease.published.is_empty()).await
+    }
+
+    /// Makes the addresses of an attachment a lease of the sandbox that has a port of the switch
+    /// with them, if there is one: they are free when the sandbox leaves.
+    fn keep_for_sandbox(&self, state: &mut NetworkTable, attachment: &Attachment) -> Result<()> {
+        let owner = state.uplinks.iter().find(|(_, uplink)| {
+            uplink.network.as_ref() == Some(&attachment.network) && attachment.is_of(uplink)
+        });
+        let Some((sandbox, uplink)) = owner else { return Ok(()) };
+        let Some(network) = state.networks.get_mut(&attachment.network) else { return Ok(()) };
+        let lease = Lease {
+            name: uplink.sandbox.clone(),
+            published: Vec::new(),
+            attached: false,
+            sequence: 0,
+            ..attachment.lease.clone()
+        };
+        network.leases.insert(sandbox.clone(), lease);
+        self.ledger.save_leases(network)
     }
 
     /// Compares an attachment with the interface in its namespace.
@@ -287,18 +312,6 @@ impl Networks {
             outcome = outcome.and(done);
         }
         outcome
-    }
-
-    /// Returns the network of a container's interface that was made for a function.
-    pub(super) async fn network_of_function(&self, uplink: &Uplink) -> Option<String> {
-        let state = self.state.lock().await;
-        let is = |one: &&Attachment| {
-            one.function
-                && (one.device, one.inode, one.lease.mac)
-                    == (uplink.device, uplink.inode, uplink.mac)
-                && one.key.interface == uplink.interface
-        };
-        state.attachments.values().find(is).map(|one| one.network.clone())
     }
 
     /// Returns whether there are attachments.

@@ -12,7 +12,7 @@ use slipway_plane_api::v1 as plane_v1;
 use tonic::Code;
 
 use super::Networks;
-use crate::ledger::Uplink;
+use crate::ledger::{Lease, Uplink};
 use crate::{Error, Result, namespace};
 
 /// Returns the switch of sandbox `id`. No network's name has a dot.
@@ -40,12 +40,11 @@ impl Networks {
         let id = &request.sandbox_id;
         slipway_plane_api::check_id(id).map_err(Error::Invalid)?;
         let path = PathBuf::from(&request.path);
-        let (path, (identity, interface)) =
+        let (path, (identity, mut interface)) =
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
         let mut uplink = interface.uplink(&request.name, &path, identity);
-        uplink.network = self.network_of_function(&uplink).await;
-        self.claim(id, &uplink).await?;
-        if let Some(network) = uplink.network {
+        if let Some((network, lease, prefix)) = self.claim(id, &mut uplink).await? {
+            interface.restrict(&lease, prefix);
             return Ok(interface.describe(network));
         }
         if let Err(error) = self.bring_up_uplink(id, &uplink).await {
@@ -56,9 +55,17 @@ impl Networks {
         Ok(interface.describe(switch_of(id)))
     }
 
-    /// Enters an interface into the ledger.
-    async fn claim(&self, id: &str, uplink: &Uplink) -> Result<()> {
+    /// Enters an interface into the ledger. Returns the network of an interface that was made for
+    /// the sandbox's port, with the lease and the length of the network's IPv4 prefix in bits. The
+    /// lease stays as long as the entry.
+    async fn claim(&self, id: &str, uplink: &mut Uplink) -> Result<Option<(String, Lease, u8)>> {
         let mut state = self.state.lock().await;
+        let attachment = state.attachments.values().find(|one| one.is_of(uplink));
+        let port = attachment.and_then(|one| {
+            let prefix = state.networks.get(&one.network)?.subnet.prefix_len();
+            Some((one.network.clone(), one.lease.clone(), prefix))
+        });
+        uplink.network = port.as_ref().map(|(network, ..)| network.clone());
         let taken = |(other, one): &(&String, &Uplink)| *other != id && one.is_same(uplink);
         if let Some((_, other)) = state.uplinks.iter().find(taken) {
             return Err(Error::InterfaceTaken {
@@ -69,7 +76,7 @@ impl Networks {
         }
         self.ledger.save_uplink(id, uplink)?;
         state.uplinks.insert(id.to_owned(), uplink.clone());
-        Ok(())
+        Ok(port)
     }
 
     /// Connects the sandbox's switch to the interface.

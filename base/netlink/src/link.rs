@@ -1,0 +1,88 @@
+//! Links: their properties in messages.
+
+use crate::message::{Request, attributes, u32_at};
+
+// linux/if_link.h, linux/if.h.
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFF_UP: u32 = 1;
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Hardware address, if it is an Ethernet one.
+    pub mac: Option<[u8; 6]>,
+    /// Largest packet in bytes, without the Ethernet header.
+    pub mtu: u32,
+    /// It was set up.
+    pub up: bool,
+    /// The kind of a virtual link, such as "tun" or "veth"; empty if the kernel names none, as for
+    /// the loopback link and hardware.
+    pub kind: String,
+}
+
+/// The changes to a link; a field that is `None` leaves its property as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkChange {
+    /// Up or down.
+    pub up: Option<bool>,
+    /// Largest packet in bytes.
+    pub mtu: Option<u32>,
+    /// Hardware address.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// Lays out the change of a link.
+pub fn change(request: &mut Request, index: u32, change: LinkChange) {
+    let flags = u32::from(change.up == Some(true)) * IFF_UP;
+    let mask = u32::from(change.up.is_some()) * IFF_UP;
+    request.body(&header(index, flags, mask));
+    if let Some(mtu) = change.mtu {
+        request.attribute(IFLA_MTU, &mtu.to_ne_bytes());
+    }
+    if let Some(mac) = change.mac {
+        request.attribute(IFLA_ADDRESS, &mac);
+    }
+}
+
+/// Returns the header of a request about a link: flags, and those of them that change.
+pub fn header(index: u32, flags: u32, mask: u32) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    header[8..12].copy_from_slice(&flags.to_ne_bytes());
+    header[12..].copy_from_slice(&mask.to_ne_bytes());
+    header
+}
+
+/// Reads a link from the attributes that follow its header.
+pub fn parse(index: u32, flags: u32, rest: &[u8]) -> Link {
+    let up = flags & IFF_UP != 0;
+    let (name, kind) = (String::new(), String::new());
+    let mut link = Link { index, name, mac: None, mtu: 0, up, kind };
+    for (kind, value) in attributes(rest) {
+        match kind {
+            IFLA_IFNAME => link.name = text(value),
+            IFLA_LINKINFO => {
+                let kind = attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND);
+                link.kind = kind.map(|(_, value)| text(value)).unwrap_or_default();
+            }
+            IFLA_ADDRESS => link.mac = value.try_into().ok(),
+            IFLA_MTU => link.mtu = u32_at(value, 0).unwrap_or(0),
+            _ => {}
+        }
+    }
+    link
+}
+
+/// Returns a text that ends with a zero byte.
+fn text(value: &[u8]) -> String {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
