@@ -72,7 +72,7 @@ unsafe impl Send for TapPort {}
 impl TapPort {
     /// Creates the TAP interface `name`, or opens an existing one that no process has open. A new
     /// interface is down and without addresses. It is removed with the port unless it is
-    /// [persistent](TapPort::set_persistent).
+    /// [persistent](TapHold::set_persistent).
     ///
     /// # Errors
     /// `InvalidInput` if `name` cannot be an interface's name, or names another kind of interface;
