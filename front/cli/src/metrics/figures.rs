@@ -213,8 +213,15 @@ fn family<'a, const N: usize>(
         if N == 0 {
             return encode(all, value);
         }
+        let labels = labels.map(|(name, value)| (name, escaped(value)));
         encode(&mut all.encode_family(&labels)?, value)
     })
+}
+
+/// Escapes a label's value (OpenMetrics 1.0, section *Escaping*), which the library does not do.
+/// Names of ports are others' words.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 fn seconds(ns: u64) -> f64 {
