@@ -49,7 +49,7 @@ impl Command {
     }
 
     /// Returns whether the operation is about one container.
-    fn names_container(self) -> bool {
+    pub fn names_container(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
 }

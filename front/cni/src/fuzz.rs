@@ -36,7 +36,11 @@ pub fn operation(data: &[u8]) {
     };
     match Environment::of(variables.into_iter()) {
         Ok(environment) => {
-            assert!(!environment.container.contains('/') && !environment.interface.contains('/'));
+            // Other operations do not look at the names.
+            if environment.command.names_container() {
+                let names = [&environment.container, &environment.interface];
+                assert!(names.iter().all(|name| !name.contains('/')));
+            }
             match Configuration::parse(input, &environment) {
                 Ok(configuration) => {
                     let _ = configuration.publish().map_err(|failure| one_line(&failure));
