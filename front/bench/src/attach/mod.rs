@@ -9,8 +9,8 @@
 //! - [`AttachLoad`]: the number of owners, the bytes of a scrub, the wait of a reset;
 //! - [`AttachSubject`]: a subject. [`OneLock`] is VFIO's devset before FastIOV, [`VfLocks`] its
 //!   locks after FastIOV (section 4.2.1), [`Pooled`] the pool of `slipway-vf-pool`;
-//! - [`measure_attaches`] runs an [`AttachPlan`]; [`AttachReport`] is everything measured, as JSON;
-//!   [`attach_table`] and [`attach_plot`] show it; [`compare_attaches`] compares two.
+//! - [`measure`](crate::measure) runs an [`AttachPlan`]; [`AttachReport`] is everything measured,
+//!   as JSON; [`attach_table`] and [`attach_plot`] show it; [`compare_attaches`] compares two.
 
 mod compare;
 mod hollow;
@@ -25,7 +25,6 @@ pub use load::{AttachLoad, BadAttachLoad};
 pub use plot::attach_plot;
 pub use report::{
     AttachFigures, AttachMeasured, AttachPlan, AttachReport, AttachRun, AttachSubject,
-    measure_attaches,
 };
 pub use subjects::{OneLock, Pooled, VfLocks};
 pub use table::attach_table;

@@ -1,14 +1,10 @@
 //! A report of a measurement of attachments, with the context needed to judge and repeat it.
 
-use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::AttachLoad;
-use crate::block::Described;
-use crate::json;
-use crate::report::Environment;
+use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::statistics::median;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn: all owners have their VFs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,62 +27,18 @@ pub struct AttachMeasured {
     pub refill_cpu_ns: Option<u64>,
 }
 
+impl Measured for AttachMeasured {
+    const KIND: &'static str = "attachments";
+}
+
 /// A way to a VF that can be measured.
-pub trait AttachSubject {
-    /// Returns the name for tables.
-    fn name(&self) -> &str;
-
-    /// Describes the subject in a sentence.
-    fn about(&self) -> String;
-
-    /// Gives each owner a VF, all at once.
-    ///
-    /// # Errors
-    /// An obstacle, or a VF with bytes of another owner.
-    fn run(&mut self, load: &AttachLoad) -> Result<AttachMeasured>;
-}
-
+pub type AttachSubject = AnySubject<AttachLoad, AttachMeasured>;
 /// The loads and rounds of a measurement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttachPlan {
-    /// The loads, one after the other.
-    pub loads: Vec<AttachLoad>,
-    /// The number of turns of each subject with each load.
-    pub rounds: u32,
-}
-
+pub type AttachPlan = Plan<AttachLoad>;
 /// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttachRun {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub load: AttachLoad,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: AttachMeasured,
-}
-
+pub type AttachRun = Run<AttachLoad, AttachMeasured>;
 /// All results of one command, stored as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttachReport {
-    /// Version of this format: [`AttachReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
-    /// The loads and rounds.
-    pub plan: AttachPlan,
-    /// The subjects, in the order of their turns.
-    pub subjects: Vec<Described>,
-    /// The turns.
-    pub runs: Vec<AttachRun>,
-    /// Turns that failed, and turns that are void.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
-}
+pub type AttachReport = Measurement<AttachLoad, AttachMeasured>;
 
 /// Medians over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,70 +57,7 @@ pub struct AttachFigures {
     pub refill_ns: Option<f64>,
 }
 
-struct Measured<'a>(&'a mut [Box<dyn AttachSubject>]);
-
-impl Subjects for Measured<'_> {
-    type Load = AttachLoad;
-    type Run = AttachRun;
-
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn name(&self, subject: usize) -> String {
-        self.0[subject].name().to_owned()
-    }
-
-    fn takes(&self, _subject: usize, _load: &AttachLoad) -> bool {
-        true
-    }
-
-    fn run(&mut self, subject: usize, load: &AttachLoad, round: u32) -> Result<AttachRun> {
-        let subject = &mut self.0[subject];
-        let measured = subject.run(load)?;
-        Ok(AttachRun { subject: subject.name().to_owned(), load: *load, round, measured })
-    }
-}
-
-/// Gives every subject its turns. Calls `before` at the start of each.
-pub fn measure_attaches(
-    subjects: &mut [Box<dyn AttachSubject>],
-    plan: &AttachPlan,
-    before: impl FnMut(Turn<'_, AttachLoad>),
-) -> Turns<AttachRun> {
-    take_turns(&mut Measured(subjects), &plan.loads, plan.rounds, before)
-}
-
 impl AttachReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
-
-    /// Makes a report of `turns`.
-    pub fn new(
-        environment: Environment,
-        command: impl Into<String>,
-        plan: AttachPlan,
-        subjects: &[Box<dyn AttachSubject>],
-        turns: Turns<AttachRun>,
-    ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
-        let subjects = described.collect();
-        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
-        Self { format, environment, command, plan, subjects, runs, faults }
-    }
-
-    /// Returns the results of one subject with one load, in the order of the rounds.
-    pub(super) fn turns<'a>(
-        &'a self,
-        load: &'a AttachLoad,
-        subject: &'a str,
-    ) -> impl Iterator<Item = AttachMeasured> + Clone + 'a {
-        let fits = move |run: &&AttachRun| run.subject == subject && run.load == *load;
-        self.runs.iter().filter(fits).map(|run| run.measured)
-    }
-
     /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &AttachLoad, subject: &str) -> Option<AttachFigures> {
         let turns = self.turns(load, subject);
@@ -191,27 +80,13 @@ impl AttachReport {
             refill_ns: (!refills.is_empty()).then(|| median(refills)),
         })
     }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "attachments", Self::FORMAT, |report: &Self| report.format)
-    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::block::Described;
+    use crate::report::Environment;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 50 ms.

@@ -9,7 +9,8 @@ use slipway_vf_pool::{Device, Devset, Fault, Ledger, Owner, Pool, Settings};
 use tempfile::TempDir;
 
 use super::hollow::{Hollow, Memory};
-use super::{AttachLoad, AttachMeasured, AttachSubject};
+use super::{AttachLoad, AttachMeasured};
+use crate::measurement::Subject;
 use crate::statistics::percentile;
 use crate::turns::own_time;
 
@@ -30,7 +31,10 @@ pub struct VfLocks;
 /// A pool: each VF was reset and scrubbed before it is asked for.
 pub struct Pooled;
 
-impl AttachSubject for OneLock {
+impl Subject for OneLock {
+    type Load = AttachLoad;
+    type Measured = AttachMeasured;
+
     fn name(&self) -> &str {
         "one-lock"
     }
@@ -50,7 +54,10 @@ impl AttachSubject for OneLock {
     }
 }
 
-impl AttachSubject for VfLocks {
+impl Subject for VfLocks {
+    type Load = AttachLoad;
+    type Measured = AttachMeasured;
+
     fn name(&self) -> &str {
         "vf-locks"
     }
@@ -72,7 +79,10 @@ impl AttachSubject for VfLocks {
     }
 }
 
-impl AttachSubject for Pooled {
+impl Subject for Pooled {
+    type Load = AttachLoad;
+    type Measured = AttachMeasured;
+
     fn name(&self) -> &str {
         "pool"
     }
@@ -199,7 +209,7 @@ mod tests {
     #[test]
     fn each_way_gives_clean_vfs_and_the_pool_resets_none_meanwhile() {
         let load: AttachLoad = "n8-16k-1ms".parse().unwrap();
-        let subjects: [(&mut dyn AttachSubject, u64); 3] =
+        let subjects: [(&mut crate::attach::AttachSubject, u64); 3] =
             [(&mut OneLock, 8), (&mut VfLocks, 8), (&mut Pooled, 0)];
         for (subject, resets) in subjects {
             let measured = subject.run(&load).unwrap();

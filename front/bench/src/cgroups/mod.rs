@@ -2,12 +2,12 @@
 //! limits in force (RunD-V, section IV.A and figure 13), in turn (ABAB, never AABB).
 //!
 //! - [`CgroupLoad`]: the number of groups, and of the threads that ask for them;
-//! - [`CgroupSubject`]: a way to a group. Each request of [`Way::Create`] makes the group, sets its
-//!   limits and moves a process in, as a runtime does without preparation; [`Way::Pool`] takes a
-//!   group of Slipway's pool instead of making one. [`Way::Mkdir`] and [`Way::Take`] are the first
-//!   step of each alone: what RunD-V's figures of creation compare;
-//! - [`measure_cgroups`] runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as JSON;
-//!   [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
+//! - [`CgroupWay`]: a way to a group, which is the subject. Each request of [`Way::Create`] makes
+//!   the group, sets its limits and moves a process in, as a runtime does without preparation;
+//!   [`Way::Pool`] takes a group of Slipway's pool instead of making one. [`Way::Mkdir`] and
+//!   [`Way::Take`] are the first step of each alone: what RunD-V's figures of creation compare;
+//! - [`measure`](crate::measure) runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as
+//!   JSON; [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
 //!
 //! The processes that are moved sleep. They are started before the first turn, and are moved back
 //! after each, which is not part of a turn.
@@ -23,7 +23,7 @@ mod table;
 pub use compare::compare_cgroups;
 pub use load::{BadCgroupLoad, CgroupLoad};
 pub use plot::cgroup_plot;
-pub use report::{CgroupFigures, CgroupPlan, CgroupReport, CgroupRun, measure_cgroups};
+pub use report::{CgroupFigures, CgroupPlan, CgroupReport, CgroupRun, CgroupSubject};
 pub use sleepers::Sleepers;
-pub use subjects::{CgroupMeasured, CgroupSubject, Version, Way};
+pub use subjects::{CgroupMeasured, CgroupWay, Version, Way};
 pub use table::cgroup_table;

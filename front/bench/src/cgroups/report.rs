@@ -1,57 +1,22 @@
 //! A report of a measurement of control groups, with the context needed to judge and repeat it.
 
-use anyhow::Result;
-use serde::{Deserialize, Serialize};
-
 use super::CgroupLoad;
-use super::subjects::{CgroupMeasured, CgroupSubject};
-use crate::block::Described;
-use crate::json;
-use crate::report::Environment;
+use super::subjects::CgroupMeasured;
+use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::statistics::percentile;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
+impl Measured for CgroupMeasured {
+    const KIND: &'static str = "control groups";
+}
+
+/// A way to a group that can be measured.
+pub type CgroupSubject = AnySubject<CgroupLoad, CgroupMeasured>;
 /// The loads and rounds of a measurement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CgroupPlan {
-    /// The loads, one after the other.
-    pub loads: Vec<CgroupLoad>,
-    /// The number of turns of each subject with each load.
-    pub rounds: u32,
-}
-
+pub type CgroupPlan = Plan<CgroupLoad>;
 /// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CgroupRun {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub load: CgroupLoad,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: CgroupMeasured,
-}
-
+pub type CgroupRun = Run<CgroupLoad, CgroupMeasured>;
 /// All results of one command, stored as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CgroupReport {
-    /// Version of this format: [`CgroupReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
-    /// The loads and rounds.
-    pub plan: CgroupPlan,
-    /// The subjects, in the order of their turns.
-    pub subjects: Vec<Described>,
-    /// The turns.
-    pub runs: Vec<CgroupRun>,
-    /// Turns that failed, and turns that are void.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
-}
+pub type CgroupReport = Measurement<CgroupLoad, CgroupMeasured>;
 
 /// Medians over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,70 +35,7 @@ pub struct CgroupFigures {
     pub refill_ns: Option<u64>,
 }
 
-struct Asked<'a>(&'a [CgroupSubject]);
-
-impl Subjects for Asked<'_> {
-    type Load = CgroupLoad;
-    type Run = CgroupRun;
-
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn name(&self, subject: usize) -> String {
-        self.0[subject].name().to_owned()
-    }
-
-    fn takes(&self, _subject: usize, _load: &CgroupLoad) -> bool {
-        true
-    }
-
-    fn run(&mut self, subject: usize, load: &CgroupLoad, round: u32) -> Result<CgroupRun> {
-        let subject = &self.0[subject];
-        let measured = subject.run(load)?;
-        Ok(CgroupRun { subject: subject.name().to_owned(), load: *load, round, measured })
-    }
-}
-
-/// Gives every subject its turns. Calls `before` at the start of each.
-pub fn measure_cgroups(
-    subjects: &[CgroupSubject],
-    plan: &CgroupPlan,
-    before: impl FnMut(Turn<'_, CgroupLoad>),
-) -> Turns<CgroupRun> {
-    take_turns(&mut Asked(subjects), &plan.loads, plan.rounds, before)
-}
-
 impl CgroupReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
-
-    /// Makes a report of `turns`.
-    pub fn new(
-        environment: Environment,
-        command: impl Into<String>,
-        plan: CgroupPlan,
-        subjects: &[CgroupSubject],
-        turns: Turns<CgroupRun>,
-    ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
-        let subjects = described.collect();
-        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
-        Self { format, environment, command, plan, subjects, runs, faults }
-    }
-
-    /// Returns the results of one subject with one load, in the order of the rounds.
-    pub(super) fn turns<'a>(
-        &'a self,
-        load: &'a CgroupLoad,
-        subject: &'a str,
-    ) -> impl Iterator<Item = CgroupMeasured> + Clone + 'a {
-        let fits = move |run: &&CgroupRun| run.subject == subject && run.load == *load;
-        self.runs.iter().filter(fits).map(|run| run.measured)
-    }
-
     /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &CgroupLoad, subject: &str) -> Option<CgroupFigures> {
         let sorted = |part: fn(CgroupMeasured) -> u64| {
@@ -153,27 +55,13 @@ impl CgroupReport {
             refill_ns: has_pool.then(|| percentile(&refills, 50)),
         })
     }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "control groups", Self::FORMAT, |report: &Self| report.format)
-    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::block::Described;
+    use crate::report::Environment;
 
     /// Makes a report of subjects with these total times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 1 ms.

@@ -12,6 +12,7 @@ use slipway_cgroup::{Group, Hierarchies, Limits, Pool, ROOT, Settings};
 use slipway_telemetry::monotonic_ns;
 
 use super::{CgroupLoad, Sleepers};
+use crate::measurement::Subject;
 use crate::statistics::percentile;
 
 /// The limits that every group gets.
@@ -71,7 +72,7 @@ impl Version {
 }
 
 /// A way to a group, on one version of control groups.
-pub struct CgroupSubject {
+pub struct CgroupWay {
     name: String,
     about: String,
     way: Way,
@@ -79,7 +80,7 @@ pub struct CgroupSubject {
     sleepers: Arc<Sleepers>,
 }
 
-impl CgroupSubject {
+impl CgroupWay {
     /// Returns the subject `name`. Returns `None` if the host lacks the version's hierarchies.
     pub fn new(
         name: &str,
@@ -95,48 +96,6 @@ impl CgroupSubject {
             way,
             all: Hierarchies::at(version.roots()?, &parent),
             sleepers: Arc::clone(sleepers),
-        })
-    }
-
-    /// Returns the name for tables.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Describes the subject in a sentence.
-    pub fn about(&self) -> String {
-        self.about.clone()
-    }
-
-    /// Runs a turn: every group of the load is asked for, and afterwards removed.
-    ///
-    /// # Errors
-    /// If the kernel refuses a step, with the file.
-    pub fn run(&self, load: &CgroupLoad) -> Result<CgroupMeasured> {
-        let size = match self.way {
-            Way::Pool | Way::Take => load.groups as usize,
-            Way::Create | Way::Mkdir => 0,
-        };
-        let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
-        let begun = cpu_time();
-        let pool = Pool::new(self.all.clone(), settings)?;
-        pool.open(Some(&BTreeSet::new()));
-        fill(&pool, size)?;
-        // Nothing else runs in this process while the pool fills.
-        let refill_ns = (size > 0).then(|| cpu_time().saturating_sub(begun));
-        let asked = self.ask(load, &pool);
-        // Cleaned up whatever failed.
-        let back = self.sleepers.bring_back(load.groups as usize, self.all.roots());
-        drop(pool);
-        self.remove_all();
-        let (total_ns, mut times) = asked?;
-        back?;
-        times.sort_unstable();
-        Ok(CgroupMeasured {
-            total_ns,
-            p50_ns: percentile(&times, 50),
-            p99_ns: percentile(&times, 99),
-            refill_ns,
         })
     }
 
@@ -196,6 +155,48 @@ impl CgroupSubject {
         for root in self.all.roots() {
             let _ = std::fs::remove_dir(root.join(self.all.path_of("").trim_matches('/')));
         }
+    }
+}
+
+impl Subject for CgroupWay {
+    type Load = CgroupLoad;
+    type Measured = CgroupMeasured;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn about(&self) -> String {
+        self.about.clone()
+    }
+
+    /// Asks for every group of the load, and afterwards removes them.
+    fn run(&mut self, load: &CgroupLoad) -> Result<CgroupMeasured> {
+        let size = match self.way {
+            Way::Pool | Way::Take => load.groups as usize,
+            Way::Create | Way::Mkdir => 0,
+        };
+        let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
+        let begun = cpu_time();
+        let pool = Pool::new(self.all.clone(), settings)?;
+        pool.open(Some(&BTreeSet::new()));
+        fill(&pool, size)?;
+        // Nothing else runs in this process while the pool fills.
+        let refill_ns = (size > 0).then(|| cpu_time().saturating_sub(begun));
+        let asked = self.ask(load, &pool);
+        // Cleaned up whatever failed.
+        let back = self.sleepers.bring_back(load.groups as usize, self.all.roots());
+        drop(pool);
+        self.remove_all();
+        let (total_ns, mut times) = asked?;
+        back?;
+        times.sort_unstable();
+        Ok(CgroupMeasured {
+            total_ns,
+            p50_ns: percentile(&times, 50),
+            p99_ns: percentile(&times, 99),
+            refill_ns,
+        })
     }
 }
 

@@ -9,7 +9,8 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::stub::{BYTE, CODE, ENTRY, SERIAL_PORT};
-use super::{VmmLoad, VmmMeasured, VmmSubject};
+use super::{VmmLoad, VmmMeasured};
+use crate::measurement::Subject;
 
 /// The end of low memory, and the begin of the rest: between them PCs have device registers.
 const HOLE: (u64, u64) = (3 << 30, 4 << 30);
@@ -18,7 +19,10 @@ const HOLE: (u64, u64) = (3 << 30, 4 << 30);
 /// and the guest runs up to its byte.
 pub struct Bare;
 
-impl VmmSubject for Bare {
+impl Subject for Bare {
+    type Load = VmmLoad;
+    type Measured = VmmMeasured;
+
     fn name(&self) -> &str {
         "bare"
     }
@@ -29,7 +33,7 @@ impl VmmSubject for Bare {
             .to_owned()
     }
 
-    fn run(&mut self, load: &VmmLoad, _round: u32) -> Result<VmmMeasured> {
+    fn run(&mut self, load: &VmmLoad) -> Result<VmmMeasured> {
         let begun = Instant::now();
         let kvm = Kvm::new().context("/dev/kvm")?;
         let vm = kvm.create_vm().context("a VM")?;

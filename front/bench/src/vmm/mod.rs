@@ -8,9 +8,9 @@
 //! - [`VmmLoad`]: the size of the guest's memory;
 //! - [`VmmSubject`]: a subject. [`Vmm`] is a VMM's program, [`Caged`] the same within the
 //!   namespaces that Slipway starts VMMs in, and [`Bare`] is KVM alone, which no VMM can beat;
-//! - [`measure_vmms`] runs a [`VmmPlan`]; [`VmmReport`] is everything measured, as JSON, with
-//!   percentiles over the rounds; [`vmm_table`] and [`vmm_plot`] show it; [`compare_vmms`] compares
-//!   two.
+//! - [`measure`](crate::measure) runs a [`VmmPlan`]; [`VmmReport`] is everything measured, as JSON,
+//!   with percentiles over the rounds; [`vmm_table`] and [`vmm_plot`] show it; [`compare_vmms`]
+//!   compares two.
 
 mod bare;
 mod compare;
@@ -27,5 +27,5 @@ pub use compare::compare_vmms;
 pub use load::{BadVmmLoad, VmmLoad};
 pub use plot::vmm_plot;
 pub use programs::{Caged, Program, Vmm};
-pub use report::{VmmFigures, VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject, measure_vmms};
+pub use report::{VmmFigures, VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject};
 pub use table::vmm_table;

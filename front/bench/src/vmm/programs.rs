@@ -10,7 +10,8 @@ use slipway_hypervisor::Cage;
 use tempfile::TempDir;
 
 use super::process::Started;
-use super::{VmmLoad, VmmMeasured, VmmSubject, stub};
+use super::{VmmLoad, VmmMeasured, stub};
+use crate::measurement::Subject;
 
 /// A VMM that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +128,10 @@ impl Vmm {
     }
 }
 
-impl VmmSubject for Vmm {
+impl Subject for Vmm {
+    type Load = VmmLoad;
+    type Measured = VmmMeasured;
+
     fn name(&self) -> &str {
         self.program.name()
     }
@@ -136,7 +140,7 @@ impl VmmSubject for Vmm {
         self.path.display().to_string()
     }
 
-    fn run(&mut self, load: &VmmLoad, _round: u32) -> Result<VmmMeasured> {
+    fn run(&mut self, load: &VmmLoad) -> Result<VmmMeasured> {
         measured(Started::start(&mut self.command(load)?, || Ok(()))?, load)
     }
 }
@@ -161,7 +165,10 @@ impl Caged {
     }
 }
 
-impl VmmSubject for Caged {
+impl Subject for Caged {
+    type Load = VmmLoad;
+    type Measured = VmmMeasured;
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -170,7 +177,7 @@ impl VmmSubject for Caged {
         format!("{}, with namespaces of its own, as sandboxes have them", self.inner.about())
     }
 
-    fn run(&mut self, load: &VmmLoad, _round: u32) -> Result<VmmMeasured> {
+    fn run(&mut self, load: &VmmLoad) -> Result<VmmMeasured> {
         let mut command = self.inner.command(load)?;
         let cage = self.cage;
         // A thread's children can be moved to a new process namespace once, and die with it.
@@ -236,8 +243,8 @@ mod tests {
         assert!(copied.unwrap().success());
         let mut vmm = Vmm::new(Program::Native, &script).unwrap();
         let load = "16M".parse().unwrap();
-        for round in 0..3 {
-            let measured = vmm.run(&load, round).unwrap();
+        for _ in 0..3 {
+            let measured = vmm.run(&load).unwrap();
             assert!(measured.byte_ns > 0 && measured.private_bytes.unwrap() > 0);
         }
         assert_eq!(std::fs::read_to_string(&count).unwrap(), "x\n");

@@ -1,14 +1,10 @@
 //! A report of a measurement of VMMs, with the context needed to judge and repeat it.
 
-use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::VmmLoad;
-use crate::block::Described;
-use crate::json;
-use crate::report::Environment;
+use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::statistics::percentile;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn: one start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,62 +22,18 @@ pub struct VmmMeasured {
     pub slot_ns: Option<u64>,
 }
 
-/// A VMM that can be started.
-pub trait VmmSubject {
-    /// Returns the name for tables.
-    fn name(&self) -> &str;
-
-    /// Describes the subject in a sentence.
-    fn about(&self) -> String;
-
-    /// Starts the VMM, waits for the guest's byte, and ends it.
-    ///
-    /// # Errors
-    /// An obstacle, with what the VMM said.
-    fn run(&mut self, load: &VmmLoad, round: u32) -> Result<VmmMeasured>;
+impl Measured for VmmMeasured {
+    const KIND: &'static str = "VMMs";
 }
 
+/// A VMM that can be measured.
+pub type VmmSubject = AnySubject<VmmLoad, VmmMeasured>;
 /// The loads and rounds of a measurement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VmmPlan {
-    /// The loads, one after the other.
-    pub loads: Vec<VmmLoad>,
-    /// The number of starts of each subject with each load.
-    pub rounds: u32,
-}
-
+pub type VmmPlan = Plan<VmmLoad>;
 /// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VmmRun {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub load: VmmLoad,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: VmmMeasured,
-}
-
+pub type VmmRun = Run<VmmLoad, VmmMeasured>;
 /// All results of one command, stored as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct VmmReport {
-    /// Version of this format: [`VmmReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
-    /// The loads and rounds.
-    pub plan: VmmPlan,
-    /// The subjects, in the order of their turns.
-    pub subjects: Vec<Described>,
-    /// The turns.
-    pub runs: Vec<VmmRun>,
-    /// Turns that failed, and turns that are void.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
-}
+pub type VmmReport = Measurement<VmmLoad, VmmMeasured>;
 
 /// Percentiles over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,70 +52,7 @@ pub struct VmmFigures {
     pub slot_ns: Option<u64>,
 }
 
-struct Started<'a>(&'a mut [Box<dyn VmmSubject>]);
-
-impl Subjects for Started<'_> {
-    type Load = VmmLoad;
-    type Run = VmmRun;
-
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn name(&self, subject: usize) -> String {
-        self.0[subject].name().to_owned()
-    }
-
-    fn takes(&self, _subject: usize, _load: &VmmLoad) -> bool {
-        true
-    }
-
-    fn run(&mut self, subject: usize, load: &VmmLoad, round: u32) -> Result<VmmRun> {
-        let subject = &mut self.0[subject];
-        let measured = subject.run(load, round)?;
-        Ok(VmmRun { subject: subject.name().to_owned(), load: *load, round, measured })
-    }
-}
-
-/// Gives every subject its turns. Calls `before` at the start of each.
-pub fn measure_vmms(
-    subjects: &mut [Box<dyn VmmSubject>],
-    plan: &VmmPlan,
-    before: impl FnMut(Turn<'_, VmmLoad>),
-) -> Turns<VmmRun> {
-    take_turns(&mut Started(subjects), &plan.loads, plan.rounds, before)
-}
-
 impl VmmReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
-
-    /// Makes a report of `turns`.
-    pub fn new(
-        environment: Environment,
-        command: impl Into<String>,
-        plan: VmmPlan,
-        subjects: &[Box<dyn VmmSubject>],
-        turns: Turns<VmmRun>,
-    ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
-        let subjects = described.collect();
-        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
-        Self { format, environment, command, plan, subjects, runs, faults }
-    }
-
-    /// Returns the results of one subject with one load, in the order of the rounds.
-    pub(super) fn turns<'a>(
-        &'a self,
-        load: &'a VmmLoad,
-        subject: &'a str,
-    ) -> impl Iterator<Item = VmmMeasured> + Clone + 'a {
-        let fits = move |run: &&VmmRun| run.subject == subject && run.load == *load;
-        self.runs.iter().filter(fits).map(|run| run.measured)
-    }
-
     /// Returns percentiles over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &VmmLoad, subject: &str) -> Option<VmmFigures> {
         let turns = self.turns(load, subject);
@@ -183,22 +72,6 @@ impl VmmReport {
     pub fn slot_ns(&self, load: &VmmLoad) -> Option<u64> {
         self.subjects.iter().find_map(|subject| self.figures(load, &subject.name)?.slot_ns)
     }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "VMMs", Self::FORMAT, |report: &Self| report.format)
-    }
 }
 
 fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
@@ -214,6 +87,8 @@ fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::block::Described;
+    use crate::report::Environment;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `bare` has slots of 1 ms and no process.

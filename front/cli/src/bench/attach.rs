@@ -1,11 +1,11 @@
 //! `slipway bench attach`: measures how soon many owners have virtual functions.
 
 use anyhow::{Result, ensure};
-use slipway_bench::Fault;
 use slipway_bench::attach::{
     AttachLoad, AttachPlan, AttachReport, AttachSubject, OneLock, Pooled, VfLocks, attach_plot,
-    attach_table, compare_attaches, measure_attaches,
+    attach_table, compare_attaches,
 };
+use slipway_bench::{Fault, measure};
 
 use super::reports::{self, Report};
 use super::subjects;
@@ -71,7 +71,7 @@ fn run(args: &AttachArgs) -> Result<AttachReport> {
     let rounds = if args.quick { args.rounds.min(QUICK_ROUNDS) } else { args.rounds };
     let plan = AttachPlan { loads: loads(args)?, rounds };
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
-    let subject = |(name, _): (&str, &str)| -> Box<dyn AttachSubject> {
+    let subject = |(name, _): (&str, &str)| -> Box<AttachSubject> {
         match name {
             "one-lock" => Box::new(OneLock),
             "vf-locks" => Box::new(VfLocks),
@@ -81,7 +81,7 @@ fn run(args: &AttachArgs) -> Result<AttachReport> {
     let mut subjects: Vec<_> = chosen.into_iter().map(subject).collect();
     ensure!(!subjects.is_empty(), "there is nothing to measure");
     let bar = progress::turns();
-    let turns = measure_attaches(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
+    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
     let turns = subjects::measured(turns)?;
     let environment = super::environment("none".to_owned());

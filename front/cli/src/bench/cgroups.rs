@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::Fault;
 use slipway_bench::cgroups::{
-    CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, Sleepers, Version, Way, cgroup_plot,
-    cgroup_table, compare_cgroups, measure_cgroups,
+    CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Sleepers, Version, Way,
+    cgroup_plot, cgroup_table, compare_cgroups,
 };
+use slipway_bench::{Fault, measure};
 
 use super::reports::{self, Report};
 use super::subjects;
@@ -83,11 +83,11 @@ fn way(name: &str) -> Way {
     }
 }
 
-fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<CgroupSubject>> {
+fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<Box<CgroupSubject>>> {
     let plain = |name: &String| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     ensure!(args.controllers.iter().all(plain), "a controller has a name such as memory");
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
-    let mut subjects = Vec::new();
+    let mut subjects: Vec<Box<CgroupSubject>> = Vec::new();
     for (name, about) in chosen {
         let second = name.ends_with("-v2");
         let version = if second { Version::V2 } else { Version::V1(args.controllers.clone()) };
@@ -96,8 +96,8 @@ fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<CgroupSu
         } else {
             format!("the v1 hierarchies {}", args.controllers.join(", "))
         };
-        match CgroupSubject::new(name, about, way(name), &version, sleepers) {
-            Some(subject) => subjects.push(subject),
+        match CgroupWay::new(name, about, way(name), &version, sleepers) {
+            Some(subject) => subjects.push(Box::new(subject)),
             None if !args.only.is_empty() => bail!("{name} needs {needs} in /sys/fs/cgroup"),
             None => eprintln!("Left out: {name} (needs {needs} in /sys/fs/cgroup)"),
         }
@@ -111,10 +111,10 @@ fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
     let plan = CgroupPlan { loads: loads(args)?, rounds };
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
     let sleepers = Arc::new(Sleepers::start(most)?);
-    let subjects = subjects(args, &sleepers)?;
+    let mut subjects = subjects(args, &sleepers)?;
     ensure!(!subjects.is_empty(), "there is nothing to measure");
     let bar = progress::turns();
-    let turns = measure_cgroups(&subjects, &plan, |turn| progress::turn(&bar, &turn));
+    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
     let environment = super::environment("none".to_owned());
     let turns = subjects::measured(turns)?;

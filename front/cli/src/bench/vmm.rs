@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::Fault;
 use slipway_bench::vmm::{
-    Bare, Caged, Program, Vmm, VmmLoad, VmmPlan, VmmReport, VmmSubject, compare_vmms, measure_vmms,
+    Bare, Caged, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject, compare_vmms,
     vmm_plot, vmm_table,
 };
+use slipway_bench::{Fault, Subject, measure};
 
 use super::reports::{self, Report};
 use super::subjects;
@@ -73,7 +73,7 @@ fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
     Ok(if args.quick { vec![QUICK.parse()?] } else { args.memory.clone() })
 }
 
-fn subjects(args: &VmmArgs) -> Result<Vec<Box<dyn VmmSubject>>> {
+fn subjects(args: &VmmArgs) -> Result<Vec<Box<VmmSubject>>> {
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let programs = args.program.iter().map(|named| &*named.name);
     for name in programs {
@@ -82,7 +82,7 @@ fn subjects(args: &VmmArgs) -> Result<Vec<Box<dyn VmmSubject>>> {
             "there is no subject \"{name}\" with a program; --list shows them"
         );
     }
-    let mut subjects: Vec<Box<dyn VmmSubject>> = Vec::new();
+    let mut subjects: Vec<Box<VmmSubject>> = Vec::new();
     for (name, _) in chosen {
         match subject(name, args)? {
             Ok(subject) => subjects.push(subject),
@@ -94,8 +94,10 @@ fn subjects(args: &VmmArgs) -> Result<Vec<Box<dyn VmmSubject>>> {
 }
 
 /// Returns a subject if it can run here, else what it needs.
-fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<dyn VmmSubject>, &'static str>> {
-    fn boxed(subject: impl VmmSubject + 'static) -> Box<dyn VmmSubject> {
+fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<VmmSubject>, &'static str>> {
+    fn boxed(
+        subject: impl Subject<Load = VmmLoad, Measured = VmmMeasured> + 'static,
+    ) -> Box<VmmSubject> {
         Box::new(subject)
     }
     let (program, found, needs) = match name {
@@ -152,7 +154,7 @@ fn run(args: &VmmArgs) -> Result<VmmReport> {
     let mut subjects = subjects(args)?;
     ensure!(!subjects.is_empty(), "there is nothing to measure");
     let bar = progress::turns();
-    let turns = measure_vmms(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
+    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
     let environment = super::environment("kvm".to_owned());
     let turns = subjects::measured(turns)?;

@@ -1,0 +1,175 @@
+//! Reports of measurements in which a turn of a subject has one result, with the context needed to
+//! judge and repeat them.
+//!
+//! [`VmmReport`](crate::vmm::VmmReport), [`AttachReport`](crate::attach::AttachReport) and
+//! [`CgroupReport`](crate::cgroups::CgroupReport) are of this kind. They differ in their loads,
+//! their results, and the figures that are computed from these.
+
+use std::fmt::Display;
+
+use anyhow::Result;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::block::Described;
+use crate::json;
+use crate::report::Environment;
+use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+
+/// The result of a turn.
+pub trait Measured: Copy {
+    /// The kind of report, for errors.
+    const KIND: &'static str;
+}
+
+/// A subject that can be measured.
+pub trait Subject {
+    /// The load of a turn.
+    type Load;
+    /// The result of a turn.
+    type Measured;
+
+    /// Returns the name for tables.
+    fn name(&self) -> &str;
+
+    /// Describes the subject in a sentence.
+    fn about(&self) -> String;
+
+    /// Runs a turn.
+    ///
+    /// # Errors
+    /// A sentence about the obstacle.
+    fn run(&mut self, load: &Self::Load) -> Result<Self::Measured>;
+}
+
+/// Subjects with the same kind of load and of result.
+pub type AnySubject<L, M> = dyn Subject<Load = L, Measured = M>;
+
+/// The loads and rounds of a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan<L> {
+    /// The loads, one after the other.
+    pub loads: Vec<L>,
+    /// The number of turns of each subject with each load.
+    pub rounds: u32,
+}
+
+/// One turn of one subject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run<L, M> {
+    /// The subject's name.
+    pub subject: String,
+    /// The load.
+    pub load: L,
+    /// The number of the round, from 0.
+    pub round: u32,
+    /// The result.
+    pub measured: M,
+}
+
+/// All results of one command, stored as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement<L, M> {
+    /// Version of this format: [`Measurement::FORMAT`].
+    pub format: u32,
+    /// The machine and the versions of programs.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// The loads and rounds.
+    pub plan: Plan<L>,
+    /// The subjects, in the order of their turns.
+    pub subjects: Vec<Described>,
+    /// The turns.
+    pub runs: Vec<Run<L, M>>,
+    /// Turns that failed, and turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
+}
+
+struct All<'a, L, M>(&'a mut [Box<AnySubject<L, M>>]);
+
+impl<L: Copy + Display, M> Subjects for All<'_, L, M> {
+    type Load = L;
+    type Run = Run<L, M>;
+
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn name(&self, subject: usize) -> String {
+        self.0[subject].name().to_owned()
+    }
+
+    fn takes(&self, _subject: usize, _load: &L) -> bool {
+        true
+    }
+
+    fn run(&mut self, subject: usize, load: &L, round: u32) -> Result<Run<L, M>> {
+        let subject = &mut self.0[subject];
+        let measured = subject.run(load)?;
+        Ok(Run { subject: subject.name().to_owned(), load: *load, round, measured })
+    }
+}
+
+/// Gives every subject its turns. Calls `before` at the start of each.
+pub fn measure<L: Copy + Display, M>(
+    subjects: &mut [Box<AnySubject<L, M>>],
+    plan: &Plan<L>,
+    before: impl FnMut(Turn<'_, L>),
+) -> Turns<Run<L, M>> {
+    take_turns(&mut All(subjects), &plan.loads, plan.rounds, before)
+}
+
+impl<L, M> Measurement<L, M> {
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// Makes a report of `turns`.
+    pub fn new(
+        environment: Environment,
+        command: impl Into<String>,
+        plan: Plan<L>,
+        subjects: &[Box<AnySubject<L, M>>],
+        turns: Turns<Run<L, M>>,
+    ) -> Self {
+        let described = subjects
+            .iter()
+            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let subjects = described.collect();
+        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
+        Self { format, environment, command, plan, subjects, runs, faults }
+    }
+}
+
+impl<L: PartialEq, M: Measured> Measurement<L, M> {
+    /// Returns the results of one subject with one load, in the order of the rounds.
+    pub(crate) fn turns<'a>(
+        &'a self,
+        load: &'a L,
+        subject: &'a str,
+    ) -> impl Iterator<Item = M> + Clone + 'a {
+        let fits = move |run: &&Run<L, M>| run.subject == subject && run.load == *load;
+        self.runs.iter().filter(fits).map(|run| run.measured)
+    }
+}
+
+impl<L: Serialize + DeserializeOwned, M: Measured + Serialize + DeserializeOwned>
+    Measurement<L, M>
+{
+    /// Formats the report as JSON with a newline at the end.
+    ///
+    /// # Errors
+    /// None in practice; errors of serialisation are passed on.
+    pub fn to_json(&self) -> Result<String> {
+        json::write(self)
+    }
+
+    /// Parses a report from JSON.
+    ///
+    /// # Errors
+    /// If `text` is no such report, or of another format version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        json::read(text, M::KIND, Self::FORMAT, |report: &Self| report.format)
+    }
+}
