@@ -39,9 +39,9 @@ pub(crate) fn read(words: &[u16; WORDS], value: u32) -> u32 {
 pub(crate) struct Wires {
     /// The bits of EECD that the driver wrote last.
     written: u32,
-    /// Bits that came since the chip was selected, from the start bit on.
+    /// The number of bits since the chip was selected, from the start bit on.
     count: u32,
-    /// Those bits, at most those of an operation with its address.
+    /// The bits themselves, at most as many as an operation has with its address.
     bits: u16,
     /// The bit on the chip's output.
     out: bool,

@@ -73,7 +73,7 @@ pub fn run(kind: &str, path: &OsStr, input: &[u8]) -> Result<Vec<u8>, Failure> {
 /// Has the plugin release what ADD got.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn release(kind: &str, path: &OsStr, input: &[u8]) -> Result<(), Failure> {
     run_with(kind, path, input, &[("CNI_COMMAND", "DEL")]).map(drop)
 }

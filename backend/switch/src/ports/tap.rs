@@ -58,7 +58,7 @@ impl TapHold {
     /// Sets whether the interface stays after its last descriptor is closed.
     ///
     /// # Errors
-    /// Those of ioctl(2).
+    /// The errors of ioctl(2).
     pub fn set_persistent(&self, persistent: bool) -> std::io::Result<()> {
         let persistent = c_ulong::from(persistent);
         // SAFETY: the request takes a number.
@@ -85,7 +85,7 @@ impl TapPort {
     /// Creates the TAP interface `name`.
     ///
     /// # Errors
-    /// Those of [`TapPort::open`]; `ResourceBusy` if there is an interface of that name.
+    /// The errors of [`TapPort::open`]; `ResourceBusy` if there is an interface of that name.
     pub fn create(name: &str) -> std::io::Result<Self> {
         Self::open_with(name, IFF_TUN_EXCL)
     }
@@ -159,7 +159,7 @@ impl TapPort {
     /// Sets the interface's MAC address.
     ///
     /// # Errors
-    /// Those of ioctl(2).
+    /// The errors of ioctl(2).
     pub fn set_mac(&self, mac: Mac) -> std::io::Result<()> {
         // SAFETY: all zeros is a valid `ifreq`.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -359,7 +359,7 @@ mod tests {
             assert_eq!(reverse(number), Some((RCODE::NoError, vec![format!("{name}.blue")])));
         }
         assert_eq!(reverse(7), Some((RCODE::NameError, vec![])));
-        // What the first one gives back is the next one's.
+        // When the first attachment ends, the second one gets the name.
         network.leases.remove("a,p2,eth0");
         let known = Some((RCODE::NoError, vec!["10.0.1.4".to_owned()]));
         assert_eq!(ask(&Zone::of(&network), "web", TYPE::A), known);

@@ -92,7 +92,7 @@ impl Device for Function {
 
     fn reset_set(devices: &mut [&mut Self]) -> Result<(), Fault> {
         for device in devices {
-            // One that is closed stays so.
+            // A closed device stays closed.
             if device.plane.get(&device.request.id).is_ok() {
                 device.renew()?;
             }
