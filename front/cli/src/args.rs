@@ -13,6 +13,7 @@ mod run;
 mod security;
 mod snoop;
 mod socket;
+mod template;
 mod vf;
 
 pub use bench::{
@@ -39,7 +40,7 @@ pub use socket::{
     LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
     SocketTopArgs,
 };
-
+pub use template::{TemplateCommand, TemplateCreateArgs};
 pub use vf::{VfCommand, VfCreateArgs, VfNumberArgs};
 
 use std::path::PathBuf;
@@ -126,6 +127,9 @@ pub enum Command {
     /// Manage pods: sandboxes with several containers
     #[command(subcommand)]
     Pod(PodCommand),
+    /// Manage templates: machines that have booted, with which sandboxes begin
+    #[command(subcommand)]
+    Template(TemplateCommand),
     /// Manage the image cache
     #[command(subcommand)]
     Image(ImageCommand),

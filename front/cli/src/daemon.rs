@@ -16,7 +16,8 @@ use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
-use slipway_runtime::{Config, Node, Parts, Service};
+use slipway_runtime::v1::templates_server::TemplatesServer;
+use slipway_runtime::{Config, Node, Parts, Service, TemplateService};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -104,6 +105,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         .add_service(NetworksServer::new(slipway_network::Service::new(Arc::clone(&networks))));
     let router =
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
+    let router = router.add_service(TemplatesServer::new(TemplateService(Arc::clone(&node))));
     let router = router.add_service(VirtualFunctionsServer::new(functions.clone()));
     std::fs::rename(&unborn, &socket)?;
     // From here on this daemon removes containers; those that were removed before left notes.

@@ -47,6 +47,7 @@ mod socket;
 mod spec;
 mod systemd;
 mod table;
+mod template;
 mod vf;
 mod vmm;
 mod volume;
@@ -195,6 +196,9 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Exec(args) => return run::exec(&cli.node, &config, args).await,
         Command::Attach(args) => return run::attach(&cli.node, &config, &args.name).await,
         Command::Pod(command) => return pod::command(&cli.node, &config, command).await,
+        Command::Template(command) => {
+            return template::command(&cli.node, &config, command).await;
+        }
         Command::PortForward(args) => return forward::forward(&cli.node, &config, args).await,
         Command::Image(command) => return image::command(&config, command).await,
         Command::Endpoint(command) => {

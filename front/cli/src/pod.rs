@@ -29,6 +29,7 @@ async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Resul
         name: args.name.clone().unwrap_or_default(),
         hostname: args.hostname.clone().unwrap_or_default(),
         labels: spec::labels(&args.label)?,
+        template: args.from.clone().unwrap_or_default(),
         detach: true,
         makes_pod: true,
         ..spec::machine(&args.machine, &args.network, &config.run_dir)?

@@ -26,6 +26,13 @@ pub fn stage_spinner(count: u32) -> ProgressBar {
     bar
 }
 
+/// Returns a spinner that names what is waited for.
+pub fn waiting(what: &'static str) -> ProgressBar {
+    let bar = stage_spinner(1);
+    bar.set_message(what);
+    bar
+}
+
 /// Returns a bar for the turns of a benchmark.
 pub fn turns() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());

@@ -30,6 +30,7 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
     Ok(v1::RunSpec {
         pod: args.pod.clone().unwrap_or_default(),
         shares_processes: args.share_processes,
+        template: args.from.clone().unwrap_or_default(),
         name: args.name.clone().unwrap_or_default(),
         image: args.image.clone(),
         image_digest: digest.to_owned(),

@@ -210,6 +210,10 @@ impl Hypervisor for Vmms {
         Box::pin(async move { self.choose(spec).await?.shares_pages(spec).await })
     }
 
+    fn saves_machines<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(async move { self.choose(spec).await?.saves_machines(spec).await })
+    }
+
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
         Box::pin(async move { self.choose(spec).await?.launch(spec).await })
     }

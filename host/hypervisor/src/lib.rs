@@ -35,7 +35,10 @@
 //!
 //! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
 //!
-//! Not implemented: removal of functions with QEMU, templates and snapshots. Limits: the exit
+//! A `slipway-vmm` saves its machine ([`Vm::save`]), and others begin with what was saved
+//! ([`VmSpec::restore`]) and with the same memory ([`TemplateMemory`]).
+//!
+//! Not implemented: removal of functions with QEMU, saving QEMU's machines. Limits: the exit
 //! status of a VM that was taken over is known to its parent only; console text beyond the capacity
 //! of a FIFO (64 KiB) waits in the guest while it has no reader.
 //!
@@ -79,6 +82,7 @@ pub mod qemu;
 mod qmp;
 mod reap;
 mod reconnect;
+mod saved;
 mod shared;
 mod spec;
 mod tree;
@@ -92,6 +96,7 @@ pub use error::{Error, Result};
 pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
+pub use saved::{SavedMachine, TemplateMemory, copy_pages, for_each_page};
 pub use shared::SharedPages;
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, WireError};
@@ -120,6 +125,16 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// There is no VMM for such a VM.
     fn shares_pages<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
+        let _ = spec;
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
+    /// Returns whether the VMM of such a VM can [save](Vm::save) its machine, and begin with one
+    /// that was saved ([`VmSpec::restore`]). The first call may boot the spec's kernel for a moment.
+    ///
+    /// # Errors
+    /// There is no VMM for such a VM.
+    fn saves_machines<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
         let _ = spec;
         Box::pin(std::future::ready(Ok(false)))
     }
@@ -175,6 +190,19 @@ pub trait Vm: Send + Sync {
 
     /// Resumes the guest's CPUs.
     fn resume(&self) -> BoxFuture<'_, Result<()>>;
+
+    /// Saves the machine of a guest that is [paused](Vm::pause): its CPUs, devices and functions,
+    /// without its memory, which does not change until the VM ends or is resumed. Other VMs begin
+    /// with it ([`VmSpec::restore`]). The functions' servers serve this VM no more, so it is ended
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that saves no machines; [`Error::Refused`] with the reason
+    /// for which this one cannot be saved.
+    fn save(&self) -> BoxFuture<'_, Result<SavedMachine>> {
+        let what = "only slipway-vmm saves a machine";
+        Box::pin(std::future::ready(Err(Error::Unsupported { what })))
+    }
 
     /// Adds the function that the vfio-user server at `socket` serves, under a name of at most 64
     /// letters, digits, `-`, `_` and `.` that begins with a letter. Returns its PCI address in the

@@ -122,6 +122,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         name: "probe".into(),
         memory: GuestMemory::new(256 << 20).map_err(|error| error.to_string())?,
         shared: None,
+        restore: None,
         cpus: 1,
         kernel: kernel.to_owned(),
         initramfs,

@@ -46,6 +46,11 @@ pub struct VmSpec {
     /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Hypervisor::shares_pages) runs such
     /// a VM.
     pub shared: Option<SharedPages>,
+    /// The file with the state of a machine that was [saved](crate::Vm::save), with which this one
+    /// begins in place of booting. It had the same CPUs, the same functions in the same order, and
+    /// as much memory, whose content is that of [`VmSpec::memory`]. Only `slipway-vmm` runs such a
+    /// VM.
+    pub restore: Option<PathBuf>,
     /// The number of virtual CPUs: 1 to [`VmSpec::MAX_CPUS`].
     pub cpus: u32,
     /// The kernel image; an uncompressed ELF with a PVH entry starts fastest.
@@ -199,6 +204,7 @@ pub(crate) mod tests {
             name: "web-1".into(),
             memory: GuestMemory::new(256 << 20).unwrap(),
             shared: None,
+            restore: None,
             cpus: 2,
             kernel: "/k/vmlinux".into(),
             initramfs: "/k/initramfs,with comma.cpio".into(),

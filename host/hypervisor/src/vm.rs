@@ -16,12 +16,15 @@ use crate::process::Process;
 use crate::qmp::Qmp;
 use crate::reconnect::{Sockets, reconnect};
 use crate::{
-    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec,
-    identity,
+    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, SavedMachine, Vm, VmEvent, VmExit,
+    VmRecord, VmSpec, identity,
 };
 
 /// The time that a new function may take: the VMM waits for its server for up to a minute.
 const PLUG_DEADLINE: Duration = Duration::from_secs(70);
+
+/// The time that saving a machine may take: each function's server ends what it has begun.
+const SAVE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The time that any other command may take. None makes a VMM wait for anything.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
@@ -166,6 +169,21 @@ impl Vm for LaunchedVm {
 
     fn resume(&self) -> BoxFuture<'_, Result<()>> {
         self.command("cont")
+    }
+
+    fn save(&self) -> BoxFuture<'_, Result<SavedMachine>> {
+        Box::pin(async move {
+            if self.functions.is_none() {
+                let what = "only slipway-vmm saves a machine";
+                return Err(Error::Unsupported { what });
+            }
+            let file = SavedMachine::file()?;
+            let theirs = file.try_clone();
+            let theirs =
+                theirs.map_err(|source| Error::system("duplicating a descriptor", source))?;
+            let bytes = self.qmp.save(theirs, SAVE_DEADLINE).await?;
+            Ok(SavedMachine { file, bytes })
+        })
     }
 
     fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use rustix::process::Pid;
 use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::{
-    ConfigureRequest, CreateContainerRequest, ExecRequest, ProcessRef, StatsReply,
+    ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef, StatsReply,
     UpdateContainerRequest,
 };
 use tonic::{Code, Status};
@@ -50,6 +50,19 @@ impl Agent {
         let (sockets, containers) = (AtomicBool::new(false), Mutex::default());
         let (sysctls, holder) = (Mutex::default(), tokio::sync::Mutex::default());
         Agent { places, stages, reaper, power_off, sockets, sysctls, containers, holder }
+    }
+
+    /// Waits until drivers are in place: of NVMe controllers and of network interfaces, as many as
+    /// `request` says. A fork of the machine has nothing of that left to do.
+    pub async fn prepare(&self, request: &PrepareRequest) -> Result<(), Status> {
+        self.stages.modules_loaded().await;
+        let failed = |error: anyhow::Error| Status::internal(format!("{error:#}"));
+        if request.interfaces > 0 {
+            let there = crate::network::await_interfaces(&self.places.sysfs, request.interfaces);
+            there.await.map_err(failed)?;
+        }
+        let ready = crate::nvme::await_ready(&self.places.sysfs, request.nvme_controllers);
+        ready.await.map_err(failed)
     }
 
     /// Keeps the settings of the sandbox that its containers get each.

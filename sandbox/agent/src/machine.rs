@@ -275,12 +275,15 @@ pub fn configure(request: &ConfigureRequest) -> Result<()> {
     crate::sysctl::set_all(&request.sysctls.clone().into_iter().collect())
 }
 
-/// Seeds the kernel's random pool. RNDADDENTROPY takes a count of bits, a length and the bytes
-/// (random(4)).
+/// Seeds the kernel's random pool, and has its generator begin anew: RNDADDENTROPY alone, which
+/// takes a count of bits, a length and the bytes, changes what a generator that is seeded already
+/// gives only after a while (random(4)). The forks of a machine have the same generator at first.
 fn seed(entropy: &[u8]) -> io::Result<()> {
     const MAX_SEED: usize = 512;
     // linux/random.h: _IOW('R', 0x03, int[2]).
     const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+    // _IO('R', 0x07).
+    const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
     #[repr(C)]
     struct PoolInfo {
         entropy_count: libc::c_int,
@@ -297,8 +300,16 @@ fn seed(entropy: &[u8]) -> io::Result<()> {
     let pool = std::fs::File::open("/dev/urandom")?;
     use std::os::fd::AsRawFd;
     // SAFETY: RNDADDENTROPY reads the two counts and `buf_size` bytes, all inside `info`.
-    match unsafe { libc::ioctl(pool.as_raw_fd(), RNDADDENTROPY as _, &info) } {
-        0 => Ok(()),
+    if unsafe { libc::ioctl(pool.as_raw_fd(), RNDADDENTROPY as _, &info) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: RNDRESEEDCRNG takes no argument.
+    if unsafe { libc::ioctl(pool.as_raw_fd(), RNDRESEEDCRNG as _) } == 0 {
+        return Ok(());
+    }
+    match Errno::from_io_error(&io::Error::last_os_error()) {
+        // A generator that is not seeded yet has given nothing yet.
+        Some(Errno::NODATA) => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -2,6 +2,7 @@
 //! nothing must be requested on the network.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
     mac: [u8; 6],
+    /// The address that the interface has until now, if that is another one.
+    saved_mac: Option<[u8; 6]>,
     /// The addresses with the lengths of their networks' prefixes.
     addresses: Vec<(IpAddr, u8)>,
     gateways: Vec<IpAddr>,
@@ -41,6 +44,10 @@ impl Wanted {
         routes.sort_by_key(|route| route.gateway.is_some());
         Ok(Self {
             mac: mac(&request.mac)?,
+            saved_mac: Some(&*request.saved_mac)
+                .filter(|text| !text.is_empty())
+                .map(mac)
+                .transpose()?,
             addresses: addresses.collect::<Result<_>>()?,
             gateways: gateways.collect::<Result<_>>()?,
             mtu: (request.mtu > 0).then_some(request.mtu),
@@ -78,25 +85,45 @@ fn route(wanted: &InterfaceRoute) -> Result<Route> {
     })
 }
 
+/// Loads the drivers of interfaces and waits until there are `count`.
+pub async fn await_interfaces(sysfs: &Path, count: u32) -> Result<()> {
+    tokio::task::spawn_blocking(machine::load_network_modules).await?;
+    let probe = || {
+        let there = std::fs::read_dir(sysfs.join("class/net"))?;
+        // Those of a device: not the loopback interface.
+        let real = there.flatten().filter(|entry| entry.path().join("device").exists()).count();
+        Ok::<_, std::io::Error>((real >= count as usize).then_some(()))
+    };
+    match uevent::wait_for(PATIENCE, probe).await.context("looking for interfaces")? {
+        Some(()) => Ok(()),
+        None => bail!("{}", absent()),
+    }
+}
+
+fn absent() -> String {
+    format!(
+        "the guest has no network interface after {} s: has its kernel the driver virtio_net?",
+        PATIENCE.as_secs()
+    )
+}
+
 /// Waits for the interface and configures it. Returns its name.
 pub async fn configure(wanted: Wanted) -> Result<String> {
     // Drivers talk to their device while they are loaded, so this must not run on the thread that
     // serves the host.
     tokio::task::spawn_blocking(machine::load_network_modules).await?;
-    let find = || Netlink::open()?.links().map(|links| with_mac(links, wanted.mac));
+    let find = || Netlink::open()?.links().map(|links| interface(links, &wanted));
     let found = uevent::wait_for(PATIENCE, find).await.context("looking for the interface")?;
-    let link = found.with_context(|| {
-        format!(
-            "the guest has no network interface after {} s: has its kernel the driver virtio_net?",
-            PATIENCE.as_secs()
-        )
-    })?;
+    let link = found.with_context(absent)?;
     apply(&link, &wanted).with_context(|| format!("configuring {}", link.name))?;
     Ok(link.name)
 }
 
-fn with_mac(links: Vec<Link>, mac: [u8; 6]) -> Option<Link> {
-    links.into_iter().find(|link| link.mac == Some(mac))
+/// Returns the interface that has the wanted MAC address, or the one that it gets it in place of.
+fn interface(links: Vec<Link>, wanted: &Wanted) -> Option<Link> {
+    let of = |mac: [u8; 6]| links.iter().position(|link| link.mac == Some(mac));
+    let at = of(wanted.mac).or_else(|| of(wanted.saved_mac?))?;
+    links.into_iter().nth(at)
 }
 
 /// Applies the settings. A repetition changes nothing.
@@ -106,6 +133,11 @@ fn apply(link: &Link, wanted: &Wanted) -> Result<()> {
     let setting = format!("/proc/sys/net/ipv6/conf/{}/accept_ra", link.name);
     if let Err(error) = std::fs::write(&setting, "0") {
         log!("{setting}: {error}");
+    }
+    if link.mac != Some(wanted.mac) {
+        // Linux changes the address of an interface that is down; its drivers need not do more.
+        let change = LinkChange { mac: Some(wanted.mac), up: None, mtu: None };
+        netlink.change(link.index, change).context("setting its MAC address")?;
     }
     let change = LinkChange { mtu: wanted.mtu, up: Some(true), mac: None };
     netlink.change(link.index, change).context("setting it up")?;
@@ -218,7 +250,7 @@ mod tests {
             let mut wanted = Wanted { mac: [0; 6], ..Wanted::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
-            let link = with_mac(netlink.links().unwrap(), wanted.mac).unwrap();
+            let link = interface(netlink.links().unwrap(), &wanted).unwrap();
             for _ in 0..2 {
                 apply(&link, &wanted).unwrap();
             }
@@ -248,7 +280,7 @@ mod tests {
             }
             let mut netlink = Netlink::open().unwrap();
             let wanted = Wanted { mac: [0; 6], ..Wanted::parse(&point_to_point()).unwrap() };
-            let link = with_mac(netlink.links().unwrap(), wanted.mac).unwrap();
+            let link = interface(netlink.links().unwrap(), &wanted).unwrap();
             for _ in 0..2 {
                 apply(&link, &wanted).unwrap();
             }

@@ -44,6 +44,23 @@ pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
     }
 }
 
+/// Waits until `count` controllers take commands.
+pub async fn await_ready(sysfs: &Path, count: u32) -> Result<()> {
+    let probe = || {
+        let ready = controllers(sysfs)?.iter().filter(|controller| is_live(controller)).count();
+        Ok::<_, anyhow::Error>((ready >= count as usize).then_some(()))
+    };
+    match uevent::wait_for(PATIENCE, probe).await? {
+        Some(()) => Ok(()),
+        None => bail!("{count} NVMe controllers were not ready within {} s", PATIENCE.as_secs()),
+    }
+}
+
+/// Returns whether a controller takes commands (Linux, *ABI/testing/sysfs-nvme*, `state`).
+fn is_live(controller: &Path) -> bool {
+    std::fs::read_to_string(controller.join("state")).is_ok_and(|state| state.trim() == "live")
+}
+
 /// Waits for the first namespace and records its time.
 pub async fn record_first(stages: &Stages, sysfs: PathBuf) {
     let probe = || Ok::<_, Infallible>(any(&sysfs).then(stages::now));
@@ -186,6 +203,20 @@ mod tests {
 
     fn device(pci_address: &str, nsid: u32) -> BlockDevice {
         BlockDevice { pci_address: pci_address.into(), nsid }
+    }
+
+    #[tokio::test]
+    async fn controllers_are_ready_when_they_are_live() {
+        let root =
+            sysfs(&[("class/nvme/nvme0/state", "live\n"), ("class/nvme/nvme1/state", "new")]);
+        await_ready(root.path(), 1).await.unwrap();
+        let (path, wait) = (root.path().to_owned(), await_ready(root.path(), 2));
+        let live = async {
+            tokio::task::yield_now().await;
+            std::fs::write(path.join("class/nvme/nvme1/state"), "live").unwrap();
+        };
+        let (ready, ()) = tokio::join!(wait, live);
+        ready.unwrap();
     }
 
     #[test]

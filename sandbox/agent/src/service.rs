@@ -61,6 +61,15 @@ impl AgentService for Service {
         }))
     }
 
+    async fn prepare(
+        &self,
+        request: Request<PrepareRequest>,
+    ) -> Result<Response<PrepareReply>, Status> {
+        let request = request.into_inner();
+        self.complete(|agent| async move { agent.prepare(&request).await }).await?;
+        Ok(Response::new(PrepareReply {}))
+    }
+
     async fn configure(
         &self,
         request: Request<ConfigureRequest>,

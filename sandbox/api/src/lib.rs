@@ -20,3 +20,6 @@ pub mod v1 {
 
 /// A client of the sandbox service.
 pub type SandboxClient = v1::sandboxes_client::SandboxesClient<tonic::transport::Channel>;
+
+/// A client of the service for templates.
+pub type TemplateClient = v1::templates_client::TemplatesClient<tonic::transport::Channel>;

@@ -26,7 +26,18 @@ pub struct BootFiles {
 }
 
 /// The parts of a sandbox that need more of its guest's kernel than all sandboxes do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct Needs {
     /// Set if the sandbox has a socket function.
     pub sockets: bool,

@@ -146,6 +146,11 @@ impl Config {
         toml::Value::Table(merged).try_into().map_err(|error| bad(file, &error))
     }
 
+    /// Returns the directory of templates.
+    pub fn templates_dir(&self) -> PathBuf {
+        self.data_dir.join("templates")
+    }
+
     /// Returns the path of the daemon's gRPC socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("slipway.sock")

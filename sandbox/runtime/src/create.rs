@@ -26,6 +26,18 @@ impl Node {
     /// An error that says in one line what is wrong with `spec`. Nothing of the sandbox is left
     /// then.
     pub async fn create(&self, spec: &RunSpec) -> Result<Arc<Sandbox>> {
+        self.create_saving(spec, None).await
+    }
+
+    /// Records a new sandbox, whose machine is saved as the template `saves` if that is a name.
+    ///
+    /// # Errors
+    /// Those of [`Node::create`].
+    pub(crate) async fn create_saving(
+        &self,
+        spec: &RunSpec,
+        saves: Option<String>,
+    ) -> Result<Arc<Sandbox>> {
         let lane = self.lane();
         let settings = match spec.makes_pod {
             true => of_pod(spec)?,
@@ -36,10 +48,13 @@ impl Node {
         let (volumes, its) = (spec.volumes.clone(), store.clone());
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
         let shares = shares::check(&self.looks, &spec.shares).await?;
-        let record = Record { shares, ..self.record(spec, settings, id.clone(), volumes)? };
+        let record = Record { shares, saves, ..self.record(spec, settings, id.clone(), volumes)? };
         record::check_size(&record)?;
-        // An invalid kernel is refused here, since a start with it would fail.
+        // An invalid kernel or template is refused here, since a start with it would fail.
         self.boot.files(record.kernel.as_deref(), Needs::of(&record)).await?;
+        if let Some(template) = &record.template {
+            self.templates.get(template).await?;
+        }
         if let Some(engine) = &record.sockets {
             sockets::check(engine).await?;
         }
@@ -90,6 +105,8 @@ impl Node {
         Ok(Record {
             settings,
             pod: spec.makes_pod,
+            template: (!spec.template.is_empty()).then(|| spec.template.clone()),
+            saves: None,
             added: Vec::new(),
             attached: 0,
             state: SandboxState::Created,

@@ -34,6 +34,20 @@ pub enum Error {
     /// The sandbox's root cannot be shared, with the reason.
     #[error("its root cannot be shared: {0}")]
     SharedRoot(String),
+    /// No template has this name.
+    #[error("there is no template \"{0}\"; `slipway template ls` lists them")]
+    NoTemplate(String),
+    /// Another template has this name.
+    #[error("there is a template \"{0}\" already; `slipway template rm {0}` removes it")]
+    TemplateTaken(String),
+    /// A template cannot be used for a sandbox, with the reason.
+    #[error("the template \"{name}\" cannot be used: {why}")]
+    Template {
+        /// The template's name.
+        name: String,
+        /// The reason.
+        why: String,
+    },
     /// An argument of the caller's is invalid.
     #[error("{0}")]
     Invalid(String),
@@ -202,9 +216,11 @@ impl Error {
     fn code(&self) -> Code {
         match self {
             Self::Config { .. } | Self::Invalid(_) => Code::InvalidArgument,
-            Self::NameTaken { .. } => Code::AlreadyExists,
+            Self::NameTaken { .. } | Self::TemplateTaken(_) => Code::AlreadyExists,
             Self::NoSandbox(_) | Self::Ambiguous(_) | Self::NoImage(_) => Code::NotFound,
+            Self::NoTemplate(_) => Code::NotFound,
             Self::Exec { .. } | Self::WrongState { .. } => Code::FailedPrecondition,
+            Self::Template { .. } => Code::FailedPrecondition,
             Self::TooLarge(_) => Code::InvalidArgument,
             Self::Full(_) | Self::TooMany(_) | Self::Busy { .. } => Code::ResourceExhausted,
             Self::Network(status) => status.code(),

@@ -26,17 +26,16 @@
 //!   ready;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
+//! - `template` saves machines whose guests have booted, and has sandboxes begin with them;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
 //!
-//! Not implemented: templates of microVMs.
-//!
 //! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls
 //! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings, `hex` for
-//! bytes in records; `rustix` and `libc` for system calls and signal numbers; `tracing` for the
+//! bytes in records, `sha2` for the digests of templates' files; `rustix` and `libc` for system calls and signal numbers; `tracing` for the
 //! daemon's log.
 
 mod adopt;
@@ -80,6 +79,7 @@ mod start;
 mod starts;
 pub mod stdio;
 mod target;
+mod template;
 pub mod time;
 pub mod volume;
 
@@ -89,4 +89,7 @@ pub use life::RETURN;
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{Node, Parts};
 pub use service::Service;
-pub use slipway_sandbox_api::{SandboxClient, capabilities, copies as host_copies, forward, v1};
+pub use service::templates::TemplateService;
+pub use slipway_sandbox_api::{
+    SandboxClient, TemplateClient, capabilities, copies as host_copies, forward, v1,
+};

@@ -11,7 +11,7 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
-use crate::{Error, Result, function, network, sockets};
+use crate::{Error, Result, function, network, sockets, template};
 
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
@@ -26,6 +26,12 @@ impl Node {
 
 /// Runs a sandbox from its start to its end. The record tells how it ended.
 async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+    let saves = sandbox.look(|record| record.saves.clone());
+    if let Some(name) = saves {
+        let made = template::make(&node, &sandbox, &name).await;
+        end_life(&node, &sandbox, made.map(|()| 0)).await;
+        return remove_ended(&node, &sandbox).await;
+    }
     let ended = match start(&node, &sandbox).await {
         Ok(running) => {
             sandbox.look(|record| node.starts.succeeded(&record.timeline));
@@ -190,6 +196,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     } else {
         end_leftover(&record, node.run_dir(&record.id)).await
     };
+    sandbox.hold_memory(None);
     let endpoint = function::remove(node, &record).await;
     let network = network::release(node, &record).await;
     let run_dir = node.run_dir(&record.id);

@@ -53,6 +53,18 @@ pub fn check_container(name: &str) -> Result<()> {
     check_length(name, "container", 128)
 }
 
+/// Checks the name of a template, since it becomes part of paths.
+///
+/// # Errors
+/// [`Error::Invalid`] if the name is not valid.
+pub(crate) fn check_template(name: &str) -> Result<()> {
+    if name.contains('.') {
+        let what = format!("\"{name}\" is no name for a template: it has no dots");
+        return Err(Error::Invalid(what));
+    }
+    check_length(name, "template", 63)
+}
+
 fn check_length(name: &str, what: &str, most: usize) -> Result<()> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));

@@ -244,12 +244,19 @@ impl Configuring {
 }
 
 /// Starts a task in which the agent configures the interface, while the caller goes on. Returns
-/// `None` if the sandbox has no network.
-pub fn begin(sandbox: &Arc<Sandbox>, agent: &Agent, record: &Record) -> Option<Configuring> {
+/// `None` if the sandbox has no network. `saved_mac` is the address that the interface has until
+/// then, in a fork.
+pub fn begin(
+    sandbox: &Arc<Sandbox>,
+    agent: &Agent,
+    record: &Record,
+    saved_mac: Option<String>,
+) -> Option<Configuring> {
     let network = record.network.clone()?;
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
     Some(Configuring(tokio::spawn(async move {
-        let configured = configure(&sandbox, &agent, &network).await;
+        let saved_mac = saved_mac.unwrap_or_default();
+        let configured = configure(&sandbox, &agent, &network, saved_mac).await;
         if let Err(error) = &configured
             && !sandbox.is_stopping()
             && sandbox.state().is_live()
@@ -260,11 +267,17 @@ pub fn begin(sandbox: &Arc<Sandbox>, agent: &Agent, record: &Record) -> Option<C
     })))
 }
 
-async fn configure(sandbox: &Sandbox, agent: &Agent, network: &Network) -> Result<()> {
+async fn configure(
+    sandbox: &Sandbox,
+    agent: &Agent,
+    network: &Network,
+    saved_mac: String,
+) -> Result<()> {
     let request = match &network.namespace {
         Some(interface) => namespace::settings(network, interface),
         None => settings(network),
     };
+    let request = agent_v1::ConfigureNetworkRequest { saved_mac, ..request };
     let configure =
         |mut client: AgentClient<_>| async move { client.configure_network(request).await };
     agent.call_within(Some(PATIENCE), configure).await?;

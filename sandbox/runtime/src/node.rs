@@ -25,6 +25,7 @@ use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
 use crate::starts::Starts;
 use crate::target::Target;
+use crate::template::Templates;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
@@ -69,6 +70,8 @@ pub struct Node {
     pub(crate) looks: Looks,
     pub(crate) boot: Known,
     pub(crate) roots: SharedRoots,
+    /// The machines that sandboxes can begin with.
+    pub(crate) templates: Templates,
     /// The control groups that were made ahead.
     pub(crate) cgroups: Arc<Pool>,
     /// Counts of starts.
@@ -88,9 +91,11 @@ impl Node {
         let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
         let roots = SharedRoots::new(config.shared_root_bytes);
+        let templates = Templates::new(config.templates_dir(), files.lane());
         Ok(Self {
             config,
             roots,
+            templates,
             cgroups: Arc::new(cgroups),
             starts: Starts::default(),
             plane: parts.plane,

@@ -162,6 +162,7 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.volumes.is_empty(), "volumes"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),
+        (!spec.template.is_empty(), "a template"),
         (spec.makes_pod, "pods"),
     ];
     match asked.iter().find(|(is_asked, _)| *is_asked) {

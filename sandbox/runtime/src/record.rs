@@ -235,6 +235,12 @@ pub struct Record {
     /// The containers that were added to a pod, in the order of their creation.
     #[serde(default)]
     pub added: Vec<Added>,
+    /// The template that the sandbox is a fork of, or `None` if its guest booted.
+    #[serde(default)]
+    pub template: Option<String>,
+    /// The name of the template that the sandbox is made for. It ends once its machine is saved.
+    #[serde(default)]
+    pub saves: Option<String>,
     /// The number of namespaces that were attached for containers of a pod.
     #[serde(default)]
     pub attached: u32,

@@ -35,6 +35,7 @@ impl Node {
         // Environments, output and volumes are for root's eyes only.
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
+        self.templates.clean();
         let mut loading = tokio::task::JoinSet::new();
         let mut all_read = true;
         for entry in std::fs::read_dir(&dir).map_err(Error::file("cannot read", &dir))? {

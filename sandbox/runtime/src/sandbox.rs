@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use slipway_hypervisor::Vm;
+use slipway_hypervisor::{GuestMemory, Vm};
 use slipway_peer::Bin;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
@@ -43,6 +43,8 @@ pub struct Sandbox {
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
     root: Mutex<Option<Arc<SharedRoot>>>,
+    /// The guest's memory, while a template is made of it.
+    memory: Mutex<Option<GuestMemory>>,
     stopping: watch::Sender<bool>,
     /// Set once a pod is asked to end.
     ending: watch::Sender<bool>,
@@ -81,6 +83,7 @@ impl Sandbox {
             agent: watch::Sender::new(None),
             vm: Mutex::new(None),
             root: Mutex::new(None),
+            memory: Mutex::new(None),
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
@@ -213,6 +216,19 @@ impl Sandbox {
         if let Some(old) = std::mem::replace(&mut *lock(&self.root), root) {
             self.bin.discard_value(old);
         }
+    }
+
+    /// Holds the guest's memory in place of what it held before. The bin drops that, since freeing
+    /// memory takes a while.
+    pub(crate) fn hold_memory(&self, memory: Option<GuestMemory>) {
+        if let Some(old) = std::mem::replace(&mut *lock(&self.memory), memory) {
+            self.bin.discard_value(old);
+        }
+    }
+
+    /// Returns the guest's memory if it is [held](Self::hold_memory).
+    pub(crate) fn memory(&self) -> Option<GuestMemory> {
+        lock(&self.memory).clone()
     }
 
     pub(crate) fn set_agent(&self, agent: Option<Agent>) {

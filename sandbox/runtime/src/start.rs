@@ -27,11 +27,12 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Carry, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
+use crate::template::{Template, fork};
 use crate::time::realtime_ns;
 use crate::{Error, Result, function, name, network, root, shares, sockets};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
-async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         outcome = asked => match outcome {
             Err(error @ Error::Agent(_)) => Err(blame(vm, error).await),
@@ -42,13 +43,18 @@ async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Resul
 }
 
 /// The recorder of stages on the sandbox's timeline.
-struct Stages<'a> {
+pub(crate) struct Stages<'a> {
     sandbox: &'a Sandbox,
 }
 
-impl Stages<'_> {
+impl<'a> Stages<'a> {
+    /// Makes the recorder of a sandbox.
+    pub(crate) fn of(sandbox: &'a Sandbox) -> Self {
+        Self { sandbox }
+    }
+
     /// Runs one stage. Returns [`Error::Stopped`] instead if the sandbox is being stopped.
-    async fn run<T>(
+    pub(crate) async fn run<T>(
         &self,
         name: &'static str,
         stage: impl Future<Output = Result<T>>,
@@ -69,12 +75,51 @@ impl Stages<'_> {
     }
 }
 
+/// A guest whose agent answers.
+pub(crate) struct Booted {
+    pub(crate) vm: Arc<dyn Vm>,
+    pub(crate) agent: Agent,
+    /// The template that the machine began with.
+    template: Option<Arc<Template>>,
+    /// The time at which the VMM ran.
+    at_ns: u64,
+}
+
 /// Starts a sandbox. When this returns, its container runs.
 ///
 /// # Errors
 /// The error of the first stage that failed. The caller releases what the sandbox holds.
 pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
-    let stages = Stages { sandbox };
+    let stages = Stages::of(sandbox);
+    let Booted { vm, agent, template, at_ns } = boot_guest(node, sandbox, &stages).await?;
+    let record = sandbox.record();
+    let saved_mac = template.as_ref().and_then(|template| template.manifest.mac.clone());
+    let network = network::begin(sandbox, &agent, &record, saved_mac);
+    if record.sockets.is_some() {
+        stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
+    }
+    let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
+    let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
+    let carry = stages.run("container", or_end(&*vm, container)).await?;
+    if template.is_none() {
+        // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
+        guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns);
+    }
+    sandbox.set_agent(Some(agent.clone()));
+    sandbox.update(|record| record.state = SandboxState::Running).await?;
+    Ok(Running::new(vm, agent, carry))
+}
+
+/// Starts a sandbox's VMM, and waits until the agent of its guest answers. The guest boots, or goes
+/// on as the sandbox's template was saved; then its disks are there when this returns.
+///
+/// # Errors
+/// The error of the first stage that failed. The caller releases what the sandbox holds.
+pub(crate) async fn boot_guest(
+    node: &Node,
+    sandbox: &Arc<Sandbox>,
+    stages: &Stages<'_>,
+) -> Result<Booted> {
     let uid = node.claim_uid()?;
     let (taken, group) = cgroup::choose(node, &sandbox.id);
     // Saved before anything is started: a later daemon ends processes with this user id, and a
@@ -90,9 +135,20 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     recorded.await?;
     let record = sandbox.record();
     let run_dir = node.run_dir(&record.id);
-    let memory = stages.run("memory", guest_memory(node, sandbox, &record)).await?;
+    let template = fork::template(node, &record).await?;
+    let memory = guest_memory(node, sandbox, &record, template.as_deref());
+    let memory = stages.run("memory", memory).await?;
     let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
-    if node.config.shares_roots()? && !record.pod {
+    let name = record.saves.as_ref().or(record.template.as_ref());
+    if let Some(name) = name
+        && !node.hypervisor.saves_machines(&spec).await?
+    {
+        let why = "its VMM is QEMU; templates need slipway-vmm, and so KVM (`slipway doctor`)";
+        return Err(Error::Template { name: name.clone(), why: why.to_owned() });
+    }
+    spec.restore = template.as_ref().map(|template| template.machine.clone());
+    let boots = name.is_none();
+    if boots && !record.pod && node.config.shares_roots()? {
         stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
     }
     let client = client_memory(&spec)?;
@@ -101,7 +157,12 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
     let prepared = cgroup::prepare(node, sandbox, taken, limits);
     spec.cgroup_procs = stages.run("cgroup", prepared).await?;
-    let functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
+    let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
+    // The guest of a template has seen no disk; those of its forks come later.
+    let later = match template {
+        Some(_) => functions.iter_mut().map(std::mem::take).collect(),
+        None => Vec::new(),
+    };
     sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
     let attach = async {
         let mut paths = function::serve(node, &record, uid, &client, functions).await?;
@@ -118,6 +179,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
         stages.run("vmm", launch).await
     };
+    if record.saves.is_some() {
+        sandbox.hold_memory(Some(memory.clone()));
+    }
     // If the VMM has ended already, this drops the last reference to the guest's memory, which
     // takes a while.
     sandbox.bin.discard_value((spec, memory));
@@ -130,23 +194,22 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     if sandbox.is_stopping() {
         return Err(Error::Stopped);
     }
-    let booted = monotonic_ns();
-    sandbox.enter("kernel");
-    let (agent, hello) = boot(node, sandbox, &*vm).await?;
-    guest_stages(sandbox, &hello, booted);
-    dma_stages(node, &stages, &record.id).await?;
-    let network = network::begin(sandbox, &agent, &record);
-    if record.sockets.is_some() {
-        stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
-    }
-    let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
-    let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
-    let carry = stages.run("container", or_end(&*vm, container)).await?;
-    // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
-    guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, booted);
-    sandbox.set_agent(Some(agent.clone()));
-    sandbox.update(|record| record.state = SandboxState::Running).await?;
-    Ok(Running::new(vm, agent, carry))
+    let at_ns = monotonic_ns();
+    let agent = match &template {
+        None => {
+            sandbox.enter("kernel");
+            let (agent, hello) = boot(node, sandbox, &*vm).await?;
+            guest_stages(sandbox, &hello, at_ns);
+            agent
+        }
+        Some(_) => {
+            let disks = function::ids(&record).collect::<Vec<_>>().into_iter().zip(later);
+            stages.run("disks", fork::attach(node, disks)).await?;
+            stages.run("resume", boot(node, sandbox, &*vm)).await?.0
+        }
+    };
+    dma_stages(node, stages, &record.id).await?;
+    Ok(Booted { vm, agent, template, at_ns })
 }
 
 /// Returns the limits of a VMM that needs `overhead` bytes beside its guest's memory.
@@ -168,11 +231,21 @@ fn make_run_dir(dir: &Path) -> Result<()> {
         .map_err(Error::file("cannot create", dir))
 }
 
-/// Makes the memory of a sandbox, or takes it of the pool. The socket engine and the server of
+/// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
+/// or as recycled pages. The memory of a template's machine is its own. The socket engine and the server of
 /// shares, other processes, know no memory of the pool.
-async fn guest_memory(node: &Node, sandbox: &Sandbox, record: &Record) -> Result<GuestMemory> {
+async fn guest_memory(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+    template: Option<&Template>,
+) -> Result<GuestMemory> {
     let bytes = record.memory_bytes;
-    let alone = record.sockets.is_none() && !record.may_share();
+    if let Some(template) = template {
+        let memory = template.memory.clone();
+        return sandbox.lane.run(move || Ok(GuestMemory::copy_of(&memory)?)).await;
+    }
+    let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
     if !alone || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
@@ -205,6 +278,7 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         name: record.name.clone(),
         memory,
         shared: None,
+        restore: None,
         cpus: record.cpus,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
@@ -212,7 +286,8 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
         // For the function of shares, once a container has some.
-        plug_slots: usize::from(record.pod),
+        // A template has one for pods; its forks have it whether or not they are one.
+        plug_slots: usize::from(record.pod || record.template.is_some()),
         plug_cpus: record.max_cpus - record.cpus,
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),

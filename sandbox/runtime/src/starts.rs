@@ -28,7 +28,7 @@ const BOUNDS_NS: [u64; 15] = [
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
 /// left out: they would make the list as long as the guest likes.
-const STAGES: [&str; 13] = [
+const STAGES: [&str; 15] = [
     "memory",
     "shared-root",
     "cgroup",
@@ -39,6 +39,8 @@ const STAGES: [&str; 13] = [
     "vmm",
     "kernel",
     "agent",
+    "disks",
+    "resume",
     "network",
     "sockets",
     "container",

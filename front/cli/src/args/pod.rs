@@ -25,6 +25,10 @@ pub struct PodCreateArgs {
     pub name: Option<String>,
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Begin with the machine of a template in place of booting; `slipway template` makes one, with
+    /// the same memory, CPUs, kernel and kind of network
+    #[arg(long, value_name = "TEMPLATE")]
+    pub from: Option<String>,
     #[command(flatten)]
     pub network: NetworkArgs,
     /// Host name in the pod [default: the pod's name]

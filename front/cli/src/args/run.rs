@@ -31,6 +31,10 @@ pub struct RunArgs {
     pub share_processes: bool,
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Begin with the machine of a template in place of booting; `slipway template` makes one, with
+    /// the same memory, CPUs, kernel and kind of network
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "pod")]
+    pub from: Option<String>,
     #[command(flatten)]
     pub process: ProcessArgs,
     #[command(flatten)]

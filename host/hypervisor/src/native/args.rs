@@ -27,6 +27,8 @@ struct Passed {
     initramfs: RawFd,
     /// The pages that guests share.
     shared: Option<RawFd>,
+    /// The state with which the machine begins.
+    restore: Option<RawFd>,
     /// Connections to the vfio-user servers.
     functions: Vec<RawFd>,
 }
@@ -66,11 +68,13 @@ impl Program for Binary {
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let shared = spec.shared.as_ref().map(SharedPages::descriptor).transpose()?;
+        let restore = spec.restore.as_ref().map(|path| open(path)).transpose()?;
         let passed = Passed {
             common,
             kernel: launch.pass(open(&spec.kernel)?),
             initramfs: launch.pass(open(&spec.initramfs)?),
             shared: shared.map(|fd| launch.pass(fd)),
+            restore: restore.map(|fd| launch.pass(fd)),
             functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
         };
         Ok(arguments(spec, &passed))
@@ -85,7 +89,12 @@ fn open(path: &Path) -> Result<OwnedFd> {
 /// Builds the command line for a checked spec.
 fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
     let Common { memory, lease, control, agent, kvm } = passed.common;
-    let some = [("--kvm", kvm), ("--lease", lease), ("--pmem", passed.shared)];
+    let some = [
+        ("--kvm", kvm),
+        ("--lease", lease),
+        ("--pmem", passed.shared),
+        ("--restore", passed.restore),
+    ];
     let some = some.into_iter().filter_map(|(option, fd)| Some((option, fd?)));
     let descriptors = some.chain([
         ("--memory", memory),
@@ -124,7 +133,8 @@ mod tests {
     fn all_that_it_uses_is_a_descriptor() {
         let common = Common { memory: 3, lease: Some(4), control: 5, agent: 6, kvm: Some(9) };
         let (kernel, initramfs, functions) = (10, 11, vec![7, 8]);
-        let passed = Passed { common, kernel, initramfs, shared: Some(12), functions };
+        let (shared, restore) = (Some(12), Some(13));
+        let passed = Passed { common, kernel, initramfs, shared, restore, functions };
         let arguments = arguments(&spec(), &passed);
         let words: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();
         let value = |option| {
@@ -138,6 +148,7 @@ mod tests {
             ("--kernel", "fd:10"),
             ("--initramfs", "fd:11"),
             ("--pmem", "fd:12"),
+            ("--restore", "fd:13"),
             ("--control", "fd:5"),
             ("--agent", "fd:6"),
             ("--name", "slipway-web-1"),

@@ -72,6 +72,10 @@ impl Hypervisor for SlipwayVmm {
         Box::pin(std::future::ready(Ok(true)))
     }
 
+    fn saves_machines<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(std::future::ready(Ok(true)))
+    }
+
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
         Box::pin(async move {
             let accel = Self::check_kvm(spec.accel)?;

@@ -54,6 +54,9 @@ fn unsupported(spec: &VmSpec) -> Option<&'static str> {
     if spec.memory.is_of_pool() {
         return Some("memory = \"pool\" needs slipway-vmm: QEMU's faults cannot be served");
     }
+    if spec.restore.is_some() {
+        return Some("templates need slipway-vmm, and so KVM: QEMU's machine is another one");
+    }
     let shared = "shared pages need slipway-vmm: QEMU is not given any";
     spec.shared.is_some().then_some(shared)
 }
@@ -69,5 +72,7 @@ mod tests {
         assert_eq!(unsupported(&spec()), None);
         let shared = VmSpec { shared: Some(pages(b"image")), ..spec() };
         assert!(unsupported(&shared).is_some_and(|what| what.contains("need slipway-vmm")));
+        let fork = VmSpec { restore: Some("/machine".into()), ..spec() };
+        assert!(unsupported(&fork).is_some_and(|what| what.contains("need slipway-vmm")));
     }
 }

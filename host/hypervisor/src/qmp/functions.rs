@@ -54,6 +54,15 @@ impl Qmp {
         message::function(&answer).ok_or_else(unknown)
     }
 
+    /// Has `slipway-vmm` write the state of its machine to `file`. Returns the number of bytes.
+    pub(crate) async fn save(&self, file: OwnedFd, timeout: Duration) -> Result<u64> {
+        let command = Command { name: "slipway-save", arguments: None, descriptor: Some(file) };
+        let answer = self.execute_within(&command, timeout).await?;
+        let bytes = answer.get("bytes").and_then(Value::as_u64);
+        let bytes = bytes.filter(|bytes| *bytes <= crate::saved::MOST_STATE);
+        bytes.ok_or_else(|| Error::Control("slipway-save did not answer with a number".into()))
+    }
+
     /// Finds a port of QEMU's for one more function.
     ///
     /// # Errors

@@ -116,6 +116,7 @@ pub fn settings(
         neighbours: neighbours
             .map(|(address, mac)| agent_v1::InterfaceNeighbour { address, mac })
             .collect(),
+        saved_mac: String::new(),
     }
 }
 

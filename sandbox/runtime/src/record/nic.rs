@@ -15,6 +15,17 @@ pub enum Nic {
     E1000Csb,
 }
 
+impl Nic {
+    /// Returns the word of the command line for the kind.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::E1000 => "e1000",
+            Self::E1000Csb => "e1000-csb",
+        }
+    }
+}
+
 impl std::str::FromStr for Nic {
     type Err = String;
 

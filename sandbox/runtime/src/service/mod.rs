@@ -5,6 +5,7 @@ mod exec;
 mod list;
 mod logs;
 mod report;
+pub(crate) mod templates;
 
 use std::pin::Pin;
 use std::sync::Arc;

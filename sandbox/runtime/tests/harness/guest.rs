@@ -72,6 +72,10 @@ impl Agent for Guest {
         }))
     }
 
+    async fn prepare(&self, _: Request<v1::PrepareRequest>) -> Reply<v1::PrepareReply> {
+        self.answer().await
+    }
+
     async fn configure(&self, _: Request<v1::ConfigureRequest>) -> Reply<v1::ConfigureReply> {
         self.answer().await
     }

@@ -1,0 +1,87 @@
+//! `slipway template`: machines whose guests have booted, with which sandboxes begin.
+
+use anyhow::Result;
+use slipway_runtime::{Config, v1};
+
+use crate::args::{NodeArgs, TemplateCommand, TemplateCreateArgs};
+use crate::client::{connect_templates, refused};
+use crate::table::{ago, table};
+use crate::{progress, spec};
+
+/// Runs a command about templates. Returns the exit status.
+pub async fn command(node: &NodeArgs, config: &Config, command: &TemplateCommand) -> Result<i32> {
+    match command {
+        TemplateCommand::Create(args) => create(node, config, args).await?,
+        TemplateCommand::Ls { json } => list(node, config, *json).await?,
+        TemplateCommand::Rm { names } => {
+            let mut client = connect_templates(node, config).await?;
+            for name in names {
+                let request = v1::Name { name: name.clone() };
+                client.remove(request).await.map_err(|status| refused(&status))?;
+                crate::say!("{name}");
+            }
+        }
+    }
+    Ok(0)
+}
+
+async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> Result<()> {
+    let mut client = connect_templates(node, config).await?;
+    let machine = spec::machine(&args.machine, &args.network, &config.run_dir)?;
+    let request = v1::CreateTemplateRequest { name: args.name.clone(), machine: Some(machine) };
+    let spinner = progress::waiting("booting a machine to save it");
+    let made = client.create(request).await;
+    spinner.finish_and_clear();
+    let template = made.map_err(|status| refused(&status))?.into_inner();
+    crate::say!("{}", template.name);
+    Ok(())
+}
+
+async fn list(node: &NodeArgs, config: &Config, json: bool) -> Result<()> {
+    let mut client = connect_templates(node, config).await?;
+    let listed = client.list(v1::Empty {}).await.map_err(|status| refused(&status))?;
+    let all = listed.into_inner().templates;
+    if json {
+        let all: Vec<_> = all.iter().map(as_json).collect();
+        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(());
+    }
+    let rows: Vec<_> = all.iter().map(row).collect();
+    let header = ["TEMPLATE", "MEMORY", "ON DISK", "CPUS", "INTERFACE", "CREATED"];
+    crate::out::print(format_args!("{}", table(header, &rows)));
+    Ok(())
+}
+
+fn row(template: &v1::Template) -> [String; 6] {
+    let interface = match template.nic.as_str() {
+        "" => "none".to_owned(),
+        nic => format!("{nic}, MTU {}", template.mtu),
+    };
+    let cpus = match template.max_cpus > template.cpus {
+        true => format!("{} of {}", template.cpus, template.max_cpus),
+        false => template.cpus.to_string(),
+    };
+    [
+        template.name.clone(),
+        format!("{} MiB", template.memory_bytes >> 20),
+        format!("{} MiB", template.touched_bytes >> 20),
+        cpus,
+        interface,
+        ago(template.created_ns),
+    ]
+}
+
+fn as_json(template: &v1::Template) -> serde_json::Value {
+    serde_json::json!({
+        "name": template.name,
+        "created_ns": template.created_ns,
+        "memory_bytes": template.memory_bytes,
+        "touched_bytes": template.touched_bytes,
+        "cpus": template.cpus,
+        "max_cpus": template.max_cpus,
+        "kernel": template.kernel,
+        "nic": template.nic,
+        "queues": template.queues,
+        "mtu": template.mtu,
+    })
+}

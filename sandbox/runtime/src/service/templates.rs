@@ -1,0 +1,86 @@
+//! The daemon's gRPC service for templates.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use crate::node::Node;
+use crate::record::SandboxState;
+use crate::template::{Interface, Manifest};
+use crate::{Error, Result, name, v1};
+
+/// The gRPC service for templates.
+pub struct TemplateService(
+    /// The node that has the templates.
+    pub Arc<Node>,
+);
+
+#[tonic::async_trait]
+impl v1::templates_server::Templates for TemplateService {
+    async fn create(
+        &self,
+        request: Request<v1::CreateTemplateRequest>,
+    ) -> Result<Response<v1::Template>, Status> {
+        // A task of its own: a client that leaves early leaves the template whole.
+        let (node, request) = (Arc::clone(&self.0), request.into_inner());
+        let made = tokio::spawn(async move { create(&node, request).await }).await;
+        Ok(Response::new(made.map_err(|error| Status::internal(error.to_string()))??))
+    }
+
+    async fn list(&self, _: Request<v1::Empty>) -> Result<Response<v1::TemplateList>, Status> {
+        let templates = self.0.templates.list().await.iter().map(describe).collect();
+        Ok(Response::new(v1::TemplateList { templates }))
+    }
+
+    async fn remove(&self, request: Request<v1::Name>) -> Result<Response<v1::Empty>, Status> {
+        self.0.templates.remove(&request.into_inner().name).await?;
+        Ok(Response::new(v1::Empty {}))
+    }
+}
+
+/// Saves a machine as a template. Returns when that is done, or the machine has ended without it.
+async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<v1::Template> {
+    let v1::CreateTemplateRequest { name, machine } = request;
+    name::check_template(&name)?;
+    let machine = machine.unwrap_or_default();
+    if !machine.template.is_empty() || !machine.pod.is_empty() || !machine.socket_engine.is_empty()
+    {
+        let why = "a template boots by itself, without a socket function";
+        return Err(Error::Invalid(why.to_owned()));
+    }
+    let spec = v1::RunSpec {
+        name: format!("template-{}", name::new_id()),
+        makes_pod: true,
+        remove: true,
+        detach: true,
+        ..machine
+    };
+    let sandbox = node.create_saving(&spec, Some(name.clone())).await?;
+    node.start(&sandbox);
+    let state = sandbox.wait_state(|state| !state.is_live()).await;
+    if state != SandboxState::Exited || sandbox.is_stopping() {
+        let why = sandbox.look(|record| record.reason.clone());
+        return Err(Error::Template { name, why: format!("it was not saved: {why}") });
+    }
+    let saved = node.templates.list().await.into_iter().find(|one| one.name == name);
+    saved.map(|manifest| describe(&manifest)).ok_or(Error::NoTemplate(name))
+}
+
+/// Describes a template.
+fn describe(manifest: &Manifest) -> v1::Template {
+    let shape = &manifest.shape;
+    let interface = shape.interface.as_ref();
+    let nic = interface.map(|interface: &Interface| interface.nic.as_str().to_owned());
+    v1::Template {
+        name: manifest.name.clone(),
+        created_ns: manifest.created_ns,
+        memory_bytes: shape.memory_bytes,
+        touched_bytes: manifest.touched_bytes,
+        cpus: shape.cpus,
+        max_cpus: shape.max_cpus,
+        kernel: shape.kernel.to_string_lossy().into_owned(),
+        nic: nic.unwrap_or_default(),
+        queues: interface.map_or(0, |interface| interface.queues),
+        mtu: interface.map_or(0, |interface| interface.mtu),
+    }
+}

@@ -1,0 +1,64 @@
+//! A sandbox that begins with a template: its machine is that of the template, and its disks come
+//! once its guest runs.
+
+use std::sync::Arc;
+
+use slipway_plane_api::v1 as plane_v1;
+
+use super::{Shape, Template};
+use crate::node::Node;
+use crate::record::{Device, Record};
+use crate::{Error, Result};
+
+/// Returns the template that a sandbox is a fork of, or `None` if it boots.
+///
+/// # Errors
+/// [`Error::NoTemplate`]; [`Error::Template`] if the sandbox cannot be a fork of it, with what
+/// differs.
+pub(crate) async fn template(node: &Node, record: &Record) -> Result<Option<Arc<Template>>> {
+    let Some(name) = &record.template else { return Ok(None) };
+    let no = |why: String| Error::Template { name: name.clone(), why };
+    if let Some(why) = cannot_fork(record) {
+        return Err(no(why.to_owned()));
+    }
+    let template = node.templates.get(name).await?;
+    let has = &template.manifest.shape;
+    let boot = node.boot.files(record.kernel.as_deref(), has.needs).await?;
+    let wanted = Shape::of(record, has.needs, &boot.kernel, &boot.initramfs);
+    has.check(&wanted).map_err(no)?;
+    Ok(Some(template))
+}
+
+/// Returns the first part of a sandbox that no template has.
+fn cannot_fork(record: &Record) -> Option<&'static str> {
+    let own = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
+    let reasons = [
+        (record.sockets.is_some(), "a sandbox with a socket function boots: leave --sockets out"),
+        (own, "volumes of a fork are namespaces: leave out the volume's device"),
+        (
+            !record.pod && !record.shares.is_empty(),
+            "a sandbox with directories of the host boots: leave -v out, or make it a pod",
+        ),
+    ];
+    reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
+}
+
+/// Attaches the disks of a fork to its functions, whose guests learn of them by the event of the
+/// controller.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub(crate) async fn attach(
+    node: &Node,
+    disks: impl Iterator<Item = (String, Vec<plane_v1::Namespace>)>,
+) -> Result<()> {
+    for (endpoint_id, namespaces) in disks {
+        for plane_v1::Namespace { nsid, disk } in namespaces {
+            let endpoint_id = endpoint_id.clone();
+            let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
+            let attached = node.plane.clone().attach_disk(request).await;
+            attached.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! Making a template: the machine of a pod without containers is saved, and ends.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use slipway_agent_protocol::v1::PrepareRequest;
+use slipway_agent_protocol::v1::agent_client::AgentClient;
+use slipway_hypervisor::{GuestMemory, SavedMachine, copy_pages};
+
+use super::manifest::Saved;
+use super::store::{Unfinished, digest, digest_pages};
+use super::{Manifest, Shape};
+use crate::boot::Needs;
+use crate::node::Node;
+use crate::sandbox::Sandbox;
+use crate::start::{Booted, Stages, boot_guest, or_end};
+use crate::{Error, Result, function};
+
+/// Boots the sandbox's guest, waits until its drivers are in place, and saves its machine as the
+/// template `name`. The caller ends the sandbox.
+///
+/// # Errors
+/// The error of the first step that failed. Nothing of a template is left then.
+pub(crate) async fn make(node: &Node, sandbox: &Arc<Sandbox>, name: &str) -> Result<()> {
+    let stages = Stages::of(sandbox);
+    let unfinished = node.templates.begin(name).await?;
+    let booted = boot_guest(node, sandbox, &stages).await?;
+    stages.run("prepare", prepare(sandbox, &booted)).await?;
+    stages.run("save", save(node, sandbox, booted, unfinished, name)).await
+}
+
+/// Waits until the guest's drivers serve all functions.
+async fn prepare(sandbox: &Sandbox, booted: &Booted) -> Result<()> {
+    let request = sandbox.look(|record| PrepareRequest {
+        nvme_controllers: function::ids(record).count() as u32,
+        interfaces: u32::from(record.network.is_some()),
+    });
+    let prepare = move |mut client: AgentClient<_>| async move { client.prepare(request).await };
+    or_end(&*booted.vm, booted.agent.call(prepare)).await.map(drop)
+}
+
+async fn save(
+    node: &Node,
+    sandbox: &Sandbox,
+    booted: Booted,
+    unfinished: Unfinished,
+    name: &str,
+) -> Result<()> {
+    let Booted { vm, agent, .. } = booted;
+    // The connection is the host's. A fork's agent sees the next one begin.
+    drop(agent);
+    vm.pause().await?;
+    let machine = vm.save().await?;
+    let memory = sandbox.memory().ok_or(Error::Stopped)?;
+    let record = sandbox.record();
+    let needs = Needs::of(&record);
+    let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
+    let shape = Shape::of(&record, needs, &boot.kernel, &boot.initramfs);
+    let name = name.to_owned();
+    sandbox
+        .lane
+        .run(move || {
+            let saved = write(machine, &memory, &unfinished)?;
+            unfinished.finish(&Manifest::new(&record, &name, shape, saved))
+        })
+        .await
+}
+
+/// Writes the files of a template.
+fn write(machine: SavedMachine, memory: &GuestMemory, unfinished: &Unfinished) -> Result<Saved> {
+    let path = unfinished.machine();
+    let written = copy_machine(machine, &path).and_then(digest);
+    let machine_sha256 = written.map_err(Error::file("cannot write", &path))?;
+    let path = unfinished.memory();
+    let from = File::from(memory.descriptor()?);
+    let copied = copy_memory(&from, memory.bytes(), &path);
+    let (touched_bytes, memory_sha256) = copied.map_err(Error::file("cannot write", &path))?;
+    Ok(Saved { touched_bytes, machine_sha256, memory_sha256 })
+}
+
+/// Writes the memory in `from`, of `len` bytes, to `path` as a sparse file. Returns the number of
+/// bytes that it has, and their digest.
+fn copy_memory(from: &File, len: u64, path: &Path) -> std::io::Result<(u64, String)> {
+    let file = create(path)?;
+    file.set_len(len)?;
+    Ok((copy_pages(from, len, &file)?, digest_pages(&file, len)?))
+}
+
+fn create(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Writes the machine's state to `path`. Returns the file, at its beginning.
+fn copy_machine(machine: SavedMachine, path: &Path) -> std::io::Result<File> {
+    let mut file = create(path)?;
+    std::io::copy(&mut File::from(machine.file).take(machine.bytes), &mut file)?;
+    file.flush()?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}

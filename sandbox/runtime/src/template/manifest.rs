@@ -1,0 +1,243 @@
+//! The description of a template, which is kept beside its state as JSON.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::boot::Needs;
+use crate::record::{Nic, Record};
+use crate::{Error, Result};
+
+/// The version of the layout of a template's directory.
+const VERSION: u32 = 1;
+/// The most bytes of a manifest.
+pub(crate) const MOST_MANIFEST: u64 = 64 << 10;
+
+/// What a template is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    version: u32,
+    /// The template's name, as its directory's.
+    pub name: String,
+    /// CLOCK_REALTIME when it was saved, ns since the epoch.
+    pub created_ns: u64,
+    /// The machine, which each fork has.
+    pub shape: Shape,
+    /// The MAC address of the interface, which forks exchange for theirs. `None`: there is no
+    /// interface.
+    pub mac: Option<String>,
+    /// The bytes of memory that the guest had touched.
+    pub touched_bytes: u64,
+    /// SHA-256 of the machine's state, in hexadecimal digits.
+    pub machine_sha256: String,
+    /// SHA-256 of the memory's file, holes as zeros, in hexadecimal digits.
+    pub memory_sha256: String,
+}
+
+/// The machine of a template or a sandbox, as far as a fork cannot differ from its template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Shape {
+    /// The kernel that booted.
+    pub kernel: PathBuf,
+    /// The initramfs, whose name tells its content: with another agent it is another file.
+    pub initramfs: PathBuf,
+    /// The parts of the initramfs.
+    pub needs: Needs,
+    /// The size of guest memory in bytes.
+    pub memory_bytes: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// The most CPUs that it can be given while it runs.
+    pub max_cpus: u32,
+    /// Its interface.
+    pub interface: Option<Interface>,
+}
+
+/// The interface of a template or a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Interface {
+    /// The kind of device.
+    pub nic: Nic,
+    /// Its queue pairs; 0: one for each CPU.
+    pub queues: u32,
+    /// The largest packet in bytes.
+    pub mtu: u32,
+}
+
+impl Manifest {
+    /// Describes a template that is complete but for this description.
+    pub(crate) fn new(record: &Record, name: &str, shape: Shape, saved: Saved) -> Self {
+        Self {
+            version: VERSION,
+            name: name.to_owned(),
+            created_ns: crate::time::realtime_ns(),
+            shape,
+            mac: record.network.as_ref().map(|network| network.mac.clone()),
+            touched_bytes: saved.touched_bytes,
+            machine_sha256: saved.machine_sha256,
+            memory_sha256: saved.memory_sha256,
+        }
+    }
+
+    /// Parses the manifest at `path`, in the directory of template `name`.
+    ///
+    /// # Errors
+    /// [`Error::Template`]: it is of another version, of another template, or no manifest.
+    pub(crate) fn parse(json: &[u8], name: &str) -> Result<Self> {
+        let no = |why: String| Error::Template { name: name.to_owned(), why };
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let unclear = |error: serde_json::Error| no(format!("its manifest is damaged: {error}"));
+        let Version { version } = serde_json::from_slice(json).map_err(unclear)?;
+        if version != VERSION {
+            let why = format!("it has layout {version}, this version reads {VERSION}");
+            return Err(no(why));
+        }
+        let manifest: Self = serde_json::from_slice(json).map_err(unclear)?;
+        if manifest.name != name {
+            return Err(no(format!("its manifest is that of {:?}", manifest.name)));
+        }
+        Ok(manifest)
+    }
+}
+
+/// The figures of files that were saved.
+#[derive(Clone, Debug)]
+pub(crate) struct Saved {
+    /// The bytes of memory that the guest had touched.
+    pub touched_bytes: u64,
+    /// SHA-256 of the machine's state.
+    pub machine_sha256: String,
+    /// SHA-256 of the memory.
+    pub memory_sha256: String,
+}
+
+impl Shape {
+    /// Returns the shape of a sandbox that boots these files.
+    pub(crate) fn of(record: &Record, needs: Needs, kernel: &Path, initramfs: &Path) -> Self {
+        let interface = record.network.as_ref().map(|network| Interface {
+            nic: network.nic,
+            queues: network.queues,
+            mtu: network.mtu,
+        });
+        Self {
+            kernel: kernel.to_owned(),
+            initramfs: initramfs.to_owned(),
+            needs,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            max_cpus: record.max_cpus,
+            interface,
+        }
+    }
+
+    /// Checks that a sandbox of shape `wanted` can be a fork of a template of this shape. A fork
+    /// may need less of its initramfs than the template has.
+    ///
+    /// # Errors
+    /// One line that says the first thing that differs.
+    pub(crate) fn check(&self, wanted: &Self) -> Result<(), String> {
+        let differs = |what: &str, has: &dyn std::fmt::Display, asked: &dyn std::fmt::Display| {
+            Err(format!("it has {what} {has}, and {asked} is asked for"))
+        };
+        if self.memory_bytes != wanted.memory_bytes {
+            let [has, asked] =
+                [self, wanted].map(|shape| format!("{} MiB", shape.memory_bytes >> 20));
+            return differs("memory of", &has, &asked);
+        }
+        if (self.cpus, self.max_cpus) != (wanted.cpus, wanted.max_cpus) {
+            let [has, asked] =
+                [self, wanted].map(|shape| format!("{} of {}", shape.cpus, shape.max_cpus));
+            return differs("CPUs:", &has, &asked);
+        }
+        if self.kernel != wanted.kernel {
+            return differs("the kernel", &self.kernel.display(), &wanted.kernel.display());
+        }
+        if self.initramfs != wanted.initramfs {
+            return Err("it was made with another agent; make it anew".to_owned());
+        }
+        match (&self.interface, &wanted.interface) {
+            (has, asked) if has == asked => Ok(()),
+            (None, Some(_)) => Err("it has no network; `--network none` asks for none".to_owned()),
+            (Some(_), None) => Err("it has a network interface, and none is asked for".to_owned()),
+            (Some(has), Some(asked)) => Err(format!(
+                "it has another interface: {} with {} queue pairs and an MTU of {}, not {}, {} and \
+                 {}",
+                has.nic.as_str(),
+                has.queues,
+                has.mtu,
+                asked.nic.as_str(),
+                asked.queues,
+                asked.mtu
+            )),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn shape() -> Shape {
+        Shape {
+            kernel: "/k".into(),
+            initramfs: "/i".into(),
+            needs: Needs::default(),
+            memory_bytes: 128 << 20,
+            cpus: 1,
+            max_cpus: 2,
+            interface: Some(Interface { nic: Nic::Virtio, queues: 0, mtu: 1500 }),
+        }
+    }
+
+    pub(crate) fn manifest(name: &str) -> Manifest {
+        Manifest {
+            version: VERSION,
+            name: name.to_owned(),
+            created_ns: 1,
+            shape: shape(),
+            mac: Some("5a:11:0a:d5:00:02".to_owned()),
+            touched_bytes: 4096,
+            machine_sha256: "a".to_owned(),
+            memory_sha256: "b".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_fork_has_the_machine_of_its_template() {
+        let has = shape();
+        assert_eq!(has.check(&shape()), Ok(()));
+        let refused = |change: fn(&mut Shape)| {
+            let mut wanted = shape();
+            change(&mut wanted);
+            has.check(&wanted).unwrap_err()
+        };
+        assert!(refused(|shape| shape.memory_bytes *= 2).contains("128 MiB, and 256 MiB"));
+        assert!(refused(|shape| shape.cpus = 2).contains("1 of 2, and 2 of 2"));
+        assert!(refused(|shape| shape.kernel = "/l".into()).contains("/l"));
+        assert!(refused(|shape| shape.initramfs = "/j".into()).contains("another agent"));
+        assert!(refused(|shape| shape.interface = None).contains("none is asked for"));
+        assert!(
+            refused(|shape| shape.interface.as_mut().unwrap().mtu = 9000).contains("9000"),
+            "the MTU"
+        );
+    }
+
+    #[test]
+    fn a_manifest_is_read_back_and_others_are_refused() {
+        let json = serde_json::to_vec(&manifest("a")).unwrap();
+        assert_eq!(Manifest::parse(&json, "a").unwrap(), manifest("a"));
+        let refused = |json: &[u8]| Manifest::parse(json, "a").unwrap_err().to_string();
+        let of_b = serde_json::to_vec(&manifest("b")).unwrap();
+        assert!(refused(&of_b).contains("that of \"b\""));
+        assert!(refused(&json[..40]).contains("damaged"));
+        let newer = serde_json::to_vec(&Manifest { version: 9, ..manifest("a") }).unwrap();
+        assert!(refused(&newer).contains("layout 9"));
+    }
+}

@@ -1,0 +1,344 @@
+//! The templates of a node on disk.
+//!
+//! A template is made in a directory with a name of its own, which gets the template's name once
+//! everything in it is written. A directory that was left half made has no manifest and is removed
+//! when the daemon begins. A template that is removed stays usable for forks that begin with it
+//! already, since they have its files open.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use sha2::{Digest, Sha256};
+use slipway_hypervisor::{TemplateMemory, for_each_page};
+
+use super::Manifest;
+use super::manifest::MOST_MANIFEST;
+use crate::files::Lane;
+use crate::lock::lock;
+use crate::{Error, Result, name};
+
+/// The end of the name of a directory that is being filled.
+const UNFINISHED: &str = ".unfinished";
+/// The bytes that are read or written at once.
+const PIECE: usize = 1 << 20;
+
+/// A template that forks begin with.
+pub(crate) struct Template {
+    /// What it is.
+    pub manifest: Manifest,
+    /// The file with the machine's state.
+    pub machine: PathBuf,
+    /// Its memory.
+    pub memory: TemplateMemory,
+}
+
+/// A template once it was checked and loaded. The lock is held while it is.
+type Loaded = Arc<tokio::sync::Mutex<Option<Arc<Template>>>>;
+
+/// The templates of a node.
+pub(crate) struct Templates {
+    dir: PathBuf,
+    lane: Lane,
+    /// The templates that were asked for, by their names.
+    loaded: Mutex<BTreeMap<String, Loaded>>,
+}
+
+impl Templates {
+    /// Returns the templates in the directory `dir`, which need not exist.
+    pub(crate) fn new(dir: PathBuf, lane: Lane) -> Self {
+        Self { dir, lane, loaded: Mutex::default() }
+    }
+
+    /// Removes what earlier daemons left half made.
+    pub(crate) fn clean(&self) {
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().ends_with(UNFINISHED)
+                && let Err(error) = fs::remove_dir_all(entry.path())
+            {
+                let path = entry.path();
+                tracing::warn!(path = %path.display(), %error, "an unfinished template is left");
+            }
+        }
+    }
+
+    /// Returns the template with this name. Checks its files and loads its memory at the first use.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`]; [`Error::Template`] if its files are not as they were written.
+    pub(crate) async fn get(&self, name: &str) -> Result<Arc<Template>> {
+        name::check_template(name)?;
+        let place = Arc::clone(lock(&self.loaded).entry(name.to_owned()).or_default());
+        let mut loaded = place.lock().await;
+        if let Some(template) = &*loaded {
+            return Ok(Arc::clone(template));
+        }
+        let (dir, its) = (self.dir.join(name), name.to_owned());
+        let template = self.lane.run(move || load(&dir, &its)).await.map(Arc::new);
+        match &template {
+            Ok(template) => *loaded = Some(Arc::clone(template)),
+            // A name that nothing has is not remembered.
+            Err(_) => drop(lock(&self.loaded).remove(name)),
+        }
+        template
+    }
+
+    /// Returns the manifests of all templates, by name. Damaged ones are left out, and logged.
+    pub(crate) async fn list(&self) -> Vec<Manifest> {
+        let dir = self.dir.clone();
+        self.lane.run(move || list(&dir)).await
+    }
+
+    /// Removes a template.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`], [`Error::File`].
+    pub(crate) async fn remove(&self, name: &str) -> Result<()> {
+        name::check_template(name)?;
+        let (dir, gone) = (self.dir.join(name), self.dir.join(format!("{name}{UNFINISHED}")));
+        let its = name.to_owned();
+        let removed = self.lane.run(move || {
+            let _ = fs::remove_dir_all(&gone);
+            // Renamed first: a daemon that is killed leaves all of it or what `clean` removes.
+            match fs::rename(&dir, &gone) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return Err(Error::NoTemplate(its));
+                }
+                renamed => renamed.map_err(Error::file("cannot remove", &dir))?,
+            }
+            fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", &gone))
+        });
+        let removed = removed.await;
+        lock(&self.loaded).remove(name);
+        removed
+    }
+
+    /// Makes the directory for a new template.
+    ///
+    /// # Errors
+    /// [`Error::TemplateTaken`] if there is one with this name, [`Error::File`].
+    pub(crate) async fn begin(&self, name: &str) -> Result<Unfinished> {
+        name::check_template(name)?;
+        let unfinished = Unfinished {
+            dir: self.dir.join(format!("{name}{UNFINISHED}")),
+            place: self.dir.join(name),
+        };
+        let its = name.to_owned();
+        let made = self.lane.run(move || {
+            if unfinished.place.exists() {
+                return Err(Error::TemplateTaken(its));
+            }
+            let _ = fs::remove_dir_all(&unfinished.dir);
+            let failed = Error::file("cannot create", &unfinished.dir);
+            fs::create_dir_all(&unfinished.dir).map_err(failed)?;
+            Ok(unfinished)
+        });
+        made.await
+    }
+}
+
+/// The directory of a template that is being made. It is removed if it does not get its name.
+pub(crate) struct Unfinished {
+    dir: PathBuf,
+    place: PathBuf,
+}
+
+impl Unfinished {
+    /// Returns the path of the file for the machine's state.
+    pub(crate) fn machine(&self) -> PathBuf {
+        machine(&self.dir)
+    }
+
+    /// Returns the path of the file for the memory.
+    pub(crate) fn memory(&self) -> PathBuf {
+        memory(&self.dir)
+    }
+
+    /// Writes the manifest and gives the directory its name, once all of it is on disk.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub(crate) fn finish(self, manifest: &Manifest) -> Result<()> {
+        let path = manifest_path(&self.dir);
+        let failed = |path: &PathBuf| Error::file("cannot write", path.clone());
+        let json = serde_json::to_vec_pretty(manifest).map_err(std::io::Error::from);
+        fs::write(&path, json.map_err(failed(&path))?).map_err(failed(&path))?;
+        for path in [&path, &self.machine(), &self.memory(), &self.dir] {
+            File::open(path).and_then(|file| file.sync_all()).map_err(failed(path))?;
+        }
+        fs::rename(&self.dir, &self.place).map_err(failed(&self.place))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Not there any more if it got its name.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn machine(dir: &Path) -> PathBuf {
+    dir.join("machine")
+}
+
+fn memory(dir: &Path) -> PathBuf {
+    dir.join("memory")
+}
+
+fn manifest_path(dir: &Path) -> PathBuf {
+    dir.join("template.json")
+}
+
+fn read_manifest(dir: &Path, name: &str) -> Result<Manifest> {
+    let path = manifest_path(dir);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::NoTemplate(name.to_owned()));
+        }
+        opened => opened.map_err(Error::file("cannot read", &path))?,
+    };
+    let mut json = Vec::new();
+    let read = file.take(MOST_MANIFEST).read_to_end(&mut json);
+    read.map_err(Error::file("cannot read", &path))?;
+    Manifest::parse(&json, name)
+}
+
+fn list(dir: &Path) -> Vec<Manifest> {
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name::check_template(name).is_ok())
+        .collect();
+    names.sort();
+    let read = |name: &String| {
+        let manifest = read_manifest(&dir.join(name), name);
+        manifest.inspect_err(|error| tracing::warn!(%error, "a template cannot be used")).ok()
+    };
+    names.iter().filter_map(read).collect()
+}
+
+/// Reads and checks a template. The bytes that are checked are those that forks get: the memory
+/// is copied first.
+fn load(dir: &Path, name: &str) -> Result<Template> {
+    let manifest = read_manifest(dir, name)?;
+    let no = |why: &str| Error::Template { name: name.to_owned(), why: why.to_owned() };
+    let (machine, path) = (machine(dir), memory(dir));
+    let state = File::open(&machine).map_err(Error::file("cannot read", &machine))?;
+    if digest(state).map_err(Error::file("cannot read", &machine))? != manifest.machine_sha256 {
+        return Err(no("its file \"machine\" was changed"));
+    }
+    let failed = |error| Error::file("cannot read", &path)(error);
+    let file = File::open(&path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.len() != manifest.shape.memory_bytes {
+        return Err(no("its file \"memory\" has another length"));
+    }
+    let memory = TemplateMemory::load(&file, manifest.shape.memory_bytes)?;
+    let digest = digest_pages(memory.file(), manifest.shape.memory_bytes).map_err(failed)?;
+    if digest != manifest.memory_sha256 {
+        return Err(no("its file \"memory\" was changed"));
+    }
+    Ok(Template { manifest, machine, memory })
+}
+
+/// Returns SHA-256 of all that `file` has, in hexadecimal digits.
+pub(crate) fn digest(mut file: File) -> std::io::Result<String> {
+    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hex::encode(hash.finalize())),
+            read => hash.update(&piece[..read]),
+        }
+    }
+}
+
+/// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
+/// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
+/// zeros.
+pub(crate) fn digest_pages(file: &File, len: u64) -> std::io::Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(len.to_le_bytes());
+    for_each_page(file, len, |at, page| {
+        hash.update(at.to_le_bytes());
+        hash.update(page);
+        Ok(())
+    })?;
+    Ok(hex::encode(hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::super::manifest::tests::manifest;
+    use super::*;
+    use crate::files::Files;
+
+    const BYTES: u64 = 128 << 20;
+
+    /// Makes a template of one page.
+    async fn make(templates: &Templates, name: &str) {
+        let unfinished = templates.begin(name).await.unwrap();
+        fs::write(unfinished.machine(), "state").unwrap();
+        let memory = File::create_new(unfinished.memory()).unwrap();
+        memory.set_len(BYTES).unwrap();
+        memory.write_all_at(b"page", 8192).unwrap();
+        let memory = File::open(unfinished.memory()).unwrap();
+        let mut manifest = manifest(name);
+        manifest.machine_sha256 = digest(File::open(unfinished.machine()).unwrap()).unwrap();
+        manifest.memory_sha256 = digest_pages(&memory, BYTES).unwrap();
+        unfinished.finish(&manifest).unwrap();
+    }
+
+    fn templates(dir: &Path) -> Templates {
+        Templates::new(dir.join("templates"), Files::start().unwrap().lane())
+    }
+
+    #[tokio::test]
+    async fn a_template_is_there_once_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = templates(dir.path());
+        assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
+        let half = all.begin("a").await.unwrap();
+        fs::write(half.machine(), "state").unwrap();
+        assert!(all.list().await.is_empty());
+        std::mem::forget(half);
+        all.clean();
+        assert_eq!(fs::read_dir(dir.path().join("templates")).unwrap().count(), 0);
+        make(&all, "a").await;
+        assert!(matches!(all.begin("a").await, Err(Error::TemplateTaken(_))));
+        let one = all.get("a").await.unwrap();
+        assert!(Arc::ptr_eq(&one, &all.get("a").await.unwrap()));
+        let mut page = [0; 4];
+        one.memory.file().read_exact_at(&mut page, 8192).unwrap();
+        assert_eq!(&page, b"page");
+        assert_eq!(all.list().await, std::slice::from_ref(&one.manifest));
+        all.remove("a").await.unwrap();
+        assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
+        assert!(matches!(all.remove("a").await, Err(Error::NoTemplate(_))));
+        assert!(matches!(all.get("../a").await, Err(Error::Invalid(_))));
+    }
+
+    #[tokio::test]
+    async fn a_template_with_a_changed_byte_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = templates(dir.path());
+        for (file, at) in [("machine", 0), ("memory", 8192), ("memory", 0), ("template.json", 0)] {
+            make(&all, "a").await;
+            let path = dir.path().join("templates/a").join(file);
+            let changed = File::options().write(true).open(path).unwrap();
+            changed.write_all_at(b"X", at).unwrap();
+            let refused = all.get("a").await.err().unwrap();
+            assert!(matches!(refused, Error::Template { .. }), "{file}: {refused}");
+            all.remove("a").await.unwrap();
+        }
+        make(&all, "a").await;
+        let memory = dir.path().join("templates/a/memory");
+        File::options().write(true).open(memory).unwrap().set_len(BYTES - 4096).unwrap();
+        let refused = all.get("a").await.err().unwrap().to_string();
+        assert!(refused.contains("another length"), "{refused}");
+    }
+}

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Templates: a machine that has booted is saved, and sandboxes and pods begin with it. Each has its disks, its
+# addresses, its name and its random numbers. With QEMU a template is refused in one line. In a network namespace
+# of the test's own.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_network_node "$@"
+start_keeper
+
+# refused COMMAND... : the line of an error of slipway, which ends with a status other than 0.
+refused() {
+    local said
+    said=$(timeout 120 "$slipway" "$@" 2>&1 </dev/null) && fail "no error: slipway $*: $said"
+    [ "$(wc -l <<<"$said")" = 1 ] || fail "more than a line: slipway $*: $said"
+    echo "$said"
+}
+# says TEXT COMMAND...: the error has this text.
+says() {
+    local said
+    said=$(refused "${@:2}") || { echo "$said"; exit 1; }
+    grep -qF -- "$1" <<<"$said" || fail "slipway ${*:2}: $said"
+}
+
+if [ "${SLIPWAY_VMM:-}" != native ]; then
+    export SLIPWAY_VMM=qemu
+    start_daemon
+    says "its VMM is QEMU" template create one --network none
+    says 'there is no template "one"' run --rm --network none --from one "$image" -- true
+    [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
+    ok "with QEMU a template is refused, and nothing is left"
+    skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
+fi
+start_daemon
+
+templates() { "$slipway" template ls --json | python3 -c 'import json,sys
+for one in json.load(sys.stdin): print(one["name"], one["memory_bytes"] >> 20, one["cpus"], one["nic"] or "none")'; }
+timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
+[ "$(templates)" = "web 256 1 virtio" ] || fail "templates: $(templates)"
+[ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
+ok "a machine is saved as a template, and ends: $("$slipway" template ls | tail -n 1)"
+
+timeout 120 "$slipway" run --rm --from web "$image" -- sh -c 'exit 3'
+[ $? = 3 ] || fail "exit 3 of a fork: $(explain)"
+said=$(timeout 120 "$slipway" run --rm --from web "$image" -- sh -c 'head -c 1000000 /usr/bin/perl | sha256sum; head -c 1000000 /dev/zero | sha256sum')
+[ "$(sed -n 2p <<<"$said")" = "$(head -c 1000000 /dev/zero | sha256sum)" ] || fail "a fork says: $said $(explain)"
+ok "a fork runs a container of its own image and gives its exit status"
+
+# What tells a fork from the others: a line for each.
+who='read uuid </proc/sys/kernel/random/uuid; read mac </sys/class/net/eth0/address; echo "$(hostname) $uuid $mac $(head -c 16 /dev/urandom | od -An -tx1 | tr -d " ")"; exec sleep 10000'
+for name in a b c; do
+    timeout 120 "$slipway" run --detach --name "$name" --wait-network --from web --volume data:64M "$image" -- sh -c "$who" >/dev/null ||
+        fail "run $name: $(explain)"
+done
+lines=$(for name in a b c; do "$slipway" logs "$name"; done)
+[ "$(wc -l <<<"$lines")" = 3 ] || fail "three forks say: $lines"
+for field in 1 2 3 4; do
+    [ "$(cut -d ' ' -f $field <<<"$lines" | sort -u | wc -l)" = 3 ] || fail "two forks agree: $lines"
+done
+[ "$(cut -d ' ' -f 1 <<<"$lines" | tr '\n' ' ')" = "a b c " ] || fail "names: $lines"
+ok "three forks differ in name, MAC address and random numbers"
+
+in_sandbox() { timeout 60 "$slipway" exec "$1" -- "${@:2}"; }
+now=$(in_sandbox a date +%s) || fail "exec: $(explain)"
+[ $(($(date +%s) - now)) -lt 30 ] && [ $((now - $(date +%s))) -lt 30 ] || fail "a fork's clock: $now, $(date +%s)"
+for name in a b c; do
+    in_sandbox "$name" sh -c 'head -c 33554432 /dev/urandom >/dev/shm/x && dd if=/dev/shm/x of=/dev/slipway/data bs=1M oflag=direct 2>/dev/null &&
+        echo 3 >/proc/sys/vm/drop_caches 2>/dev/null; head -c 33554432 /dev/slipway/data | cmp - /dev/shm/x' || fail "volume of $name: $(explain)"
+done
+in_sandbox a ping -c 2 -W 10 b >/dev/null || fail "a does not reach b: $(explain)"
+in_sandbox c ping -c 2 -W 10 a >/dev/null || fail "c does not reach a: $(explain)"
+ok "each fork has a volume of its own, the time, and reaches the others by name"
+
+vmms=$(vmm_of a),$(vmm_of b)
+for signal in KILL TERM; do
+    end_daemon "$signal"
+    start_daemon
+    wait_until 60 is_state b running || fail "after SIG$signal: $("$slipway" ps; explain)"
+    [ "$vmms" = "$(vmm_of a),$(vmm_of b)" ] || fail "after SIG$signal: $("$slipway" ps; explain)"
+    in_sandbox b sh -c 'cmp -n 33554432 /dev/slipway/data /dev/shm/x' || fail "after SIG$signal: $(explain)"
+    in_sandbox b ping -c 2 -W 10 a >/dev/null || fail "after SIG$signal b does not reach a: $(explain)"
+done
+timeout 120 "$slipway" run --rm --from web "$image" -- true || fail "a fork by the next daemon: $(explain)"
+ok "two daemons later the forks run, and more begin"
+
+timeout 120 "$slipway" pod create --from web pod >/dev/null || fail "pod create: $(explain)"
+[ "$(timeout 60 "$slipway" pod run pod --name x "$image" -- echo in a pod)" = "in a pod" ] || fail "pod run: $(explain)"
+ok "a pod is a fork"
+
+says "256 MiB, and 512 MiB" run --rm --memory 512M --from web "$image" -- true
+says "none is asked for" run --rm --network none --from web "$image" -- true
+says "1 of 1, and 2 of 2" run --rm --cpus 2 --from web "$image" -- true
+says 'there is no template "nothing"' run --rm --from nothing "$image" -- true
+says 'there is a template "web" already' template create web
+says "no name for a template" template create ../x
+ok "a sandbox that cannot be a fork of the template gets one line"
+
+"$slipway" rm --force --all >/dev/null || fail "rm: $(explain)"
+end_daemon TERM
+printf X | dd of="$SLIPWAY_DATA_DIR/templates/web/memory" bs=1 seek=$((1 << 20)) conv=notrunc 2>/dev/null
+start_daemon
+says 'its file "memory" was changed' run --rm --from web "$image" -- true
+[ "$("$slipway" template rm web)" = web ] || fail "template rm: $(explain)"
+[ -z "$(templates)" ] || fail "left: $(templates)"
+ok "a template with a changed byte is refused, and removed"
+
+# Killed while it is saved: the next daemon has no template, no sandbox and no file of it.
+"$slipway" template create cut >/dev/null 2>&1 &
+client=$!
+wait_until 120 test -d "$SLIPWAY_DATA_DIR/templates/cut.unfinished" || fail "no template begins: $(explain)"
+end_daemon KILL
+wait "$client" 2>/dev/null
+start_daemon
+[ -z "$(templates)" ] || fail "left: $(templates)"
+[ -z "$(ls "$SLIPWAY_DATA_DIR/templates")" ] || fail "left: $(ls "$SLIPWAY_DATA_DIR/templates")"
+nothing_runs() { [ -z "$(vmms)" ]; }
+wait_until 60 nothing_runs || fail "a VMM is left: $(vmms)"
+ok "a template that was cut leaves nothing"
