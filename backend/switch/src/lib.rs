@@ -16,6 +16,9 @@
 //!   they are armed and cost nothing. Other threads reach the switch by its [`Handle`];
 //! - [`decorators`] observe a port's frames (captures, traces), or lose, delay or slow them.
 //!
+//! A port whose calls may last as long as its peer wants is served by a thread of its own
+//! ([`ports::ThreadedPort`]).
+//!
 //! A frame that does not fit is dropped at the destination that has no room, before it is copied,
 //! and counted by cause ([`Drop`]). No port waits for another.
 //!

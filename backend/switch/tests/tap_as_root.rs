@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use slipway_netlink::{Address, LinkChange, Netlink};
 use slipway_reactor::{Reactor, Settings};
-use slipway_switch::ports::TapPort;
-use slipway_switch::{Learning, LearningOptions, PortConfig, Switch, spawn};
+use slipway_switch::ports::{TapPort, ThreadedPort};
+use slipway_switch::{Handle, Learning, LearningOptions, Port, PortConfig, Switch, spawn};
 
 /// Runs `body` in a network namespace of its own, on a thread of its own. Returns `None` if that is
 /// not permitted.
@@ -58,6 +58,10 @@ fn patient<R>(mut attempt: impl FnMut() -> std::io::Result<R>) -> R {
         std::thread::sleep(Duration::from_millis(100));
     }
     attempt().unwrap()
+}
+
+fn attach(handle: &Handle, port: Box<dyn Port>) {
+    handle.call(|owner| owner.attach(port, PortConfig::default())).unwrap().unwrap();
 }
 
 #[test]
@@ -110,8 +114,14 @@ fn tcp_and_udp_between_namespaces_as_root() {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let switch = Switch::new(Box::new(Learning::new(LearningOptions::default(), 0x5851_f42d)));
     let handle = spawn(&reactor.handle(), switch).unwrap();
-    while let Ok(port) = taps.recv() {
-        handle.call(|owner| owner.attach(Box::new(port), PortConfig::default())).unwrap().unwrap();
+    if let Ok(tap) = taps.recv() {
+        attach(&handle, Box::new(tap));
+    }
+    // The other one has a thread of its own.
+    if let Ok(tap) = taps.recv() {
+        let (port, thread) = ThreadedPort::new(TapPort::ABILITIES).unwrap();
+        std::thread::spawn(move || thread.serve(Box::new(tap)));
+        attach(&handle, Box::new(port));
     }
     let done = (server.join().unwrap(), client.join().unwrap());
     if done.0.is_none() || done.1.is_none() {

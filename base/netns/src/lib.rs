@@ -2,7 +2,8 @@
 //!
 //! A thread that has entered a network namespace opens its sockets there, and they stay there
 //! wherever they are used later. So [`Namespace::run`] starts a thread, which enters the namespace
-//! (setns(2)), runs a closure and ends. No thread of a pool is ever in a foreign namespace.
+//! (setns(2)), runs a closure and ends. A thread that serves one namespace for long enters it by
+//! [`Namespace::enter`]. No thread of a pool is ever in a foreign namespace.
 //!
 //! A [`Namespace`] keeps the kernel's namespace alive, and so does each socket that was opened in
 //! it: `ip netns delete` only removes the name. Drop both as soon as they are not needed.
@@ -122,24 +123,32 @@ impl Namespace {
     /// # Errors
     /// [`Error::NotOne`], [`Error::Enter`]: no right to enter it, or no thread is left.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
-        let failed = |source| match source {
-            error if io::Error::kind(&error) == io::ErrorKind::InvalidInput => {
-                Error::NotOne(self.path.clone())
-            }
-            source => Error::Enter { path: self.path.clone(), source },
-        };
-        let enter = || -> io::Result<T> {
-            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok(work())
-        };
         std::thread::scope(|scope| {
             let builder = std::thread::Builder::new().name("namespace".to_owned());
-            let thread = builder.spawn_scoped(scope, enter).map_err(failed)?;
-            match thread.join() {
-                Ok(done) => done.map_err(failed),
+            let thread = builder.spawn_scoped(scope, || self.enter().map(|()| work()));
+            match thread.map_err(|source| self.not_entered(source))?.join() {
+                Ok(done) => done,
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         })
+    }
+
+    /// Moves the calling thread into the namespace, until the thread ends. For a thread that serves
+    /// this namespace alone.
+    ///
+    /// # Errors
+    /// [`Error::NotOne`], [`Error::Enter`]: no right to enter it.
+    pub fn enter(&self) -> Result<(), Error> {
+        let network = Some(LinkNameSpaceType::Network);
+        let entered = move_into_link_name_space(self.file.as_fd(), network);
+        entered.map_err(|error| self.not_entered(error.into()))
+    }
+
+    fn not_entered(&self, source: io::Error) -> Error {
+        match source.kind() {
+            io::ErrorKind::InvalidInput => Error::NotOne(self.path.clone()),
+            _ => Error::Enter { path: self.path.clone(), source },
+        }
     }
 }
 

@@ -5,12 +5,12 @@
 //!   network functions, TAP interfaces, interfaces in network namespaces and memory ports.
 //! - `memory_ports`: a port for a program of this host, which gets its rings at a socket.
 //! - `uplink`: a port at an interface in a network namespace of the host; `taps`: ports at TAP
-//!   interfaces that the fabric makes there.
+//!   interfaces that the fabric makes there, each served by a thread of its own.
 //! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
 //!   `capture` records their frames. `port` converts a port for the interface.
 //!
-//! All of this runs on the control thread and on threads of its own: it touches no frame, but sends
-//! messages to the reactors.
+//! All of this runs on the control thread and on threads of its own, and sends messages to the
+//! reactors. Only the threads of `taps` touch frames.
 //!
 //! Not here: the functions behind ports (`slipway-virtio-net`), addresses and names of networks
 //! (`slipway-network`).

@@ -1,20 +1,28 @@
 //! TAP interfaces that the fabric makes in network namespaces of the host, as ports of switches.
 //!
 //! The interface of such a port outlives this process, with the addresses and routes that others
-//! gave it: the next process opens it by its name. The port holds a second descriptor, so that the
-//! interface is removed by the thread that detaches it: the kernel takes milliseconds for that, and
-//! the switch's thread must not wait.
+//! gave it: the next process opens it by its name.
+//!
+//! A container controls the namespace. Its packet filters and packet sockets run within each system
+//! call on the interface, for as long as the container wants. So each interface has a thread of its
+//! own, which opens it, serves it ([`PortThread`]) and closes it: no other thread makes a call on
+//! it that passes a frame. The thread's descriptor is the last one of an interface that is
+//! detached, and a caller who detaches it waits for the thread, for [`PATIENCE`] at most.
+//!
+//! The TAP interfaces of the host's own namespace have no such thread (`fabric`): the filters there
+//! are the host administrator's, and every process of the host that sends packets runs them too.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::v1;
-use slipway_switch::ports::{TapHold, TapPort};
+use slipway_switch::ports::{PortThread, TapHold, TapPort, ThreadedPort};
 use slipway_switch::{Handle, PortConfig, PortIndex};
 
 use crate::error::Error;
@@ -24,6 +32,11 @@ const LONGEST_NAME: usize = 256;
 /// The longest time after this process's start that an interface may be another process's, which
 /// is about to end.
 const BUSY: Duration = Duration::from_secs(1);
+/// The longest time that a caller who detaches a port waits until its interface is removed. The
+/// kernel takes milliseconds, and longer only for a container whose filters keep the port's thread.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Stack of a port's thread, bytes.
+const STACK: usize = 256 << 10;
 
 /// The ports at TAP interfaces in namespaces.
 pub struct Taps {
@@ -45,7 +58,32 @@ struct Tap {
     switch: String,
     handle: Handle,
     port: PortIndex,
+    interface: Interface,
+}
+
+/// An interface that a thread serves.
+struct Interface {
     hold: TapHold,
+    /// Disconnected when the thread has closed the interface.
+    closed: Receiver<()>,
+}
+
+impl Interface {
+    /// Has the interface removed with its last descriptor, which is the thread's. To be called
+    /// before the port is dropped. The interface that the container removed is gone.
+    fn give_up(self) -> std::io::Result<Receiver<()>> {
+        match self.hold.set_persistent(false) {
+            Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => {}
+            done => done?,
+        }
+        Ok(self.closed)
+    }
+}
+
+/// Waits until a thread has closed its interface, for [`PATIENCE`] at most.
+fn wait(closed: &Receiver<()>) {
+    // Nothing is sent: the sender is dropped.
+    let _ = closed.recv_timeout(PATIENCE);
 }
 
 impl Taps {
@@ -70,66 +108,122 @@ impl Taps {
         if self.lock().contains_key(name) {
             return Err(Error::ExistingTap(name.clone()));
         }
-        let tap = open(request, self.patience)?;
-        let failed = |source| Error::Tap { name: request.interface.clone(), source };
-        let hold = tap.hold().map_err(failed)?;
-        // Before it stays: whoever finds it after a crash knows it by its address.
-        config.mac.map_or(Ok(()), |mac| tap.set_mac(mac)).map_err(failed)?;
-        hold.set_persistent(true).map_err(failed)?;
+        let opening = Opening::new(request, &config, self.patience)?;
         if request.placeholder {
-            return Ok(());
+            return opening.namespace.run(|| opening.open().map(drop))?;
         }
-        let attached = handle.call(move |owner| owner.attach(Box::new(tap), config));
+        let (port, interface) = start(opening)?;
+        let attached = handle.call(move |owner| owner.attach(Box::new(port), config));
         let attached = attached.map_err(|_| Error::Resources("the switch has ended".to_owned()));
         let port = match attached.and_then(|port| Ok(port?)) {
             Ok(port) => port,
             Err(error) => {
+                // The port was dropped, so the thread ends.
+                let Interface { hold, closed } = interface;
                 if request.create {
-                    remove(&hold).map_err(failed)?;
+                    hold.set_persistent(false).map_err(|source| failed(request, source))?;
                 }
+                drop(hold);
+                wait(&closed);
                 return Err(error);
             }
         };
-        let tap = Tap { switch: request.switch.clone(), handle, port, hold };
+        let tap = Tap { switch: request.switch.clone(), handle, port, interface };
         self.lock().insert(name.clone(), tap);
         Ok(())
     }
 
-    /// Detaches a TAP interface and removes it; blocks.
+    /// Detaches a TAP interface and removes it; blocks. If the container keeps the port's thread
+    /// busy, the interface is removed later, when the thread ends.
     ///
     /// # Errors
     /// [`Error::UnknownTap`], [`Error::Tap`].
     pub fn detach(&self, name: &str) -> Result<(), Error> {
         let removed = self.lock().remove(name);
-        let Tap { handle, port, hold, .. } =
+        let Tap { handle, port, interface, .. } =
             removed.ok_or_else(|| Error::UnknownTap(name.to_owned()))?;
-        // A switch that has ended has no ports. This thread drops the port, and the interface goes
-        // with `hold`.
+        let closed = interface.give_up();
+        // A switch that has ended has no ports.
         drop(handle.call(move |owner| owner.detach(port)));
-        let failed = |source| Error::Tap { name: name.to_owned(), source };
-        remove(&hold).map_err(failed)
+        let closed = closed.map_err(|source| Error::Tap { name: name.to_owned(), source })?;
+        wait(&closed);
+        Ok(())
     }
 }
 
-/// Has the interface removed with its last descriptor. The one that the container removed is gone.
-fn remove(hold: &TapHold) -> std::io::Result<()> {
-    match hold.set_persistent(false) {
-        Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => Ok(()),
-        done => done,
+/// The settings by which a thread opens an interface.
+struct Opening {
+    namespace: Namespace,
+    request: v1::AttachTapRequest,
+    mac: Option<slipway_switch::Mac>,
+    patience: Instant,
+}
+
+impl Opening {
+    fn new(
+        request: &v1::AttachTapRequest,
+        config: &PortConfig,
+        patience: Instant,
+    ) -> Result<Self, Error> {
+        let namespace = Namespace::open_any(Path::new(&request.namespace))?;
+        if namespace.identity() != (Identity { device: request.device, inode: request.inode }) {
+            return Err(Error::OtherNamespace(request.namespace.clone()));
+        }
+        Ok(Self { namespace, request: request.clone(), mac: config.mac, patience })
+    }
+
+    /// Opens the interface on a thread in its namespace, waiting until `patience` at most if it is
+    /// busy. The interface stays there.
+    fn open(&self) -> Result<(TapPort, TapHold), Error> {
+        let (request, name) = (&self.request, &self.request.interface);
+        let opened =
+            if request.create { TapPort::create(name) } else { open_left(name, self.patience) };
+        let failed = |source| failed(request, source);
+        let tap = opened.map_err(failed)?;
+        let hold = tap.hold().map_err(failed)?;
+        // Before it stays: whoever finds it after a crash knows it by its address.
+        self.mac.map_or(Ok(()), |mac| tap.set_mac(mac)).map_err(failed)?;
+        hold.set_persistent(true).map_err(failed)?;
+        Ok((tap, hold))
     }
 }
 
-/// Opens the interface on a thread in its namespace, waiting until `patience` at most if it is
-/// busy. The interface stays there.
-fn open(request: &v1::AttachTapRequest, patience: Instant) -> Result<TapPort, Error> {
-    let namespace = Namespace::open_any(Path::new(&request.namespace))?;
-    if namespace.identity() != (Identity { device: request.device, inode: request.inode }) {
-        return Err(Error::OtherNamespace(request.namespace.clone()));
+fn failed(request: &v1::AttachTapRequest, source: std::io::Error) -> Error {
+    Error::Tap { name: request.interface.clone(), source }
+}
+
+/// Starts the thread of an interface and waits until the thread has opened it.
+fn start(opening: Opening) -> Result<(ThreadedPort, Interface), Error> {
+    let out_of = |error: std::io::Error| Error::Resources(error.to_string());
+    let (port, thread) = ThreadedPort::new(TapPort::ABILITIES).map_err(out_of)?;
+    let (tell, opened) = channel();
+    let (closing, closed) = channel();
+    let builder = std::thread::Builder::new().name("tap".to_owned()).stack_size(STACK);
+    builder.spawn(move || serve(opening, thread, &tell, closing)).map_err(out_of)?;
+    let ended = |_| Error::Resources("the thread of a TAP interface has ended".to_owned());
+    let hold = opened.recv().map_err(ended)??;
+    Ok((port, Interface { hold, closed }))
+}
+
+/// The thread of an interface: opens it, tells whether that succeeded, and serves it until its port
+/// is dropped or the container has removed it.
+fn serve(
+    opening: Opening,
+    thread: PortThread,
+    tell: &Sender<Result<TapHold, Error>>,
+    closing: Sender<()>,
+) {
+    let opened = opening.namespace.enter().map_err(Error::from).and_then(|()| opening.open());
+    // The namespace lives as long as its interface.
+    drop(opening);
+    let (tap, told) = match opened {
+        Ok((tap, hold)) => (Some(tap), tell.send(Ok(hold))),
+        Err(error) => (None, tell.send(Err(error))),
+    };
+    if let (Some(tap), Ok(())) = (tap, told) {
+        thread.serve(Box::new(tap));
     }
-    let name = &request.interface;
-    let open = || if request.create { TapPort::create(name) } else { open_left(name, patience) };
-    let opened = namespace.run(open)?;
-    opened.map_err(|source| Error::Tap { name: name.clone(), source })
+    drop(closing);
 }
 
 /// Opens the interface that the last process left. A program that the last process was just

@@ -1,4 +1,8 @@
 //! A switch's port at an interface in a network namespace of the host.
+//!
+//! The switch's thread makes the calls on the port's socket. The namespace is one that a sandbox
+//! takes its network from: the sandbox's programs run in its guest, and cannot change the packet
+//! filters of the namespace.
 
 use std::path::Path;
 

@@ -2,13 +2,16 @@
 
 mod memory;
 mod packet;
+mod rings;
 mod simple;
 mod tap;
+mod threaded;
 
 pub use memory::{MemoryPort, Tell};
 pub use packet::{PacketPort, Reception};
 pub use simple::{LoopbackPort, NullPort, UnpluggedPort};
 pub use tap::{TapHold, TapPort};
+pub use threaded::{PortThread, ThreadedPort};
 
 /// Converts a system call's return value to a result.
 fn check(result: std::ffi::c_int) -> std::io::Result<()> {

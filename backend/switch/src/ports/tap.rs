@@ -70,6 +70,10 @@ impl TapHold {
 unsafe impl Send for TapPort {}
 
 impl TapPort {
+    /// Kinds of frames that a TAP interface takes. Linux takes UDP datagrams that are still to be
+    /// cut only since 6.2; most hosts are older.
+    pub const ABILITIES: Abilities = Abilities { udp: false, ..Abilities::ALL };
+
     /// Creates the TAP interface `name`, or opens an existing one that no process has open. A new
     /// interface is down and without addresses. It is removed with the port unless it is
     /// [persistent](TapHold::set_persistent).
@@ -229,8 +233,7 @@ impl TapPort {
 
 impl Port for TapPort {
     fn abilities(&self) -> Abilities {
-        // Linux takes UDP datagrams that are still to be cut only since 6.2; most hosts are older.
-        Abilities { udp: false, ..Abilities::ALL }
+        Self::ABILITIES
     }
 
     fn is_up(&self) -> bool {
