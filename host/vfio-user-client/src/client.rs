@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec as spec;
-use spec::{Command, Header, U32, U64, device_state, feature};
+use spec::{Command, Header, U32, U64, device_state};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use slipway_vfio_user_wire::{
@@ -218,32 +218,40 @@ impl Client {
         self.server.one_connection == Some(true)
     }
 
+    /// Returns the largest number of data bytes that the server takes with one message. Returns
+    /// `None` if it did not say.
+    pub(crate) fn max_data(&self) -> Option<u64> {
+        self.server.max_data_xfer_size
+    }
+
     /// Has a function go on that a new server holds for this client. RAM is mapped and interrupts
     /// are routed as they were. Returns `false` if the function is in its state after a reset.
     pub(crate) fn resume(&mut self) -> Result<bool, ClientError> {
-        if !self.resumes()
-            || self.device_state(feature::GET, device_state::RUNNING)? != device_state::STOP
-        {
+        if !self.is_held()? {
             return Ok(false);
         }
-        match self.device_state(feature::SET, device_state::RUNNING) {
-            Ok(_) => Ok(true),
+        match self.set_device_state(device_state::RUNNING) {
+            Ok(()) => Ok(true),
             Err(ClientError::Refused(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Gets or sets the state of the device, and returns it.
-    fn device_state(&mut self, operation: u32, state: u32) -> Result<u32, ClientError> {
-        let len = size_of::<spec::DeviceFeature>() + size_of::<spec::DeviceState>();
-        let flags = U32::new(operation | feature::DEVICE_STATE);
-        let head = spec::DeviceFeature { argsz: U32::new(len as u32), flags };
-        let state = spec::DeviceState { state: U32::new(state), ..Default::default() };
-        let request = [head.as_bytes(), state.as_bytes()].concat();
-        let reply = self.call(Command::DeviceFeature, &request, &[])?;
-        let state = reply.payload.get(head.as_bytes().len()..).unwrap_or(&[]);
-        let state = spec::DeviceState::read_from_bytes(state);
-        Ok(state.map_err(|_| ClientError::Malformed("device state"))?.state.get())
+    /// Has a function stay stopped that was stopped when the connection was lost. Returns `false`
+    /// if the function is in its state after a reset.
+    pub(crate) fn stay_stopped(&mut self) -> Result<bool, ClientError> {
+        if self.is_held()? {
+            return Ok(true);
+        }
+        match self.set_device_state(device_state::STOP) {
+            Ok(()) | Err(ClientError::Refused(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether a new server holds the function for this client.
+    fn is_held(&mut self) -> Result<bool, ClientError> {
+        Ok(self.resumes() && self.device_state()? == device_state::STOP)
     }
 
     /// Asks for the description of the device.

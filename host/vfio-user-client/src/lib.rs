@@ -1,7 +1,8 @@
 //! A vfio-user client: drives a PCI function behind a socket, as a VMM does.
 //!
 //! - [`RemoteFunction`] is what a VMM uses: a function for all of its threads, with deadlines, that
-//!   goes on when its server is replaced.
+//!   goes on when its server is replaced. It can be stopped, and its state can be saved and loaded
+//!   into another function ([`RemoteFunction::save`], [`RemoteFunction::load`]).
 //! - [`Client`] is one connection, for one thread. It blocks, with a timeout on every wait.
 //! - [`IoFds`] are the registers that are written without messages.
 //! - [`Window`] is a part of a region that is accessed without messages.
@@ -9,7 +10,8 @@
 //!
 //! The example `inspect` shows the function behind any vfio-user socket, and accesses it.
 //!
-//! Not implemented: migration, dirty-page bitmaps, `VFIO_USER_REGION_WRITE_MULTI`.
+//! Not implemented: logging of DMA (dirty-page bitmaps), the migration states PRE_COPY and
+//! RUNNING_P2P, `VFIO_USER_REGION_WRITE_MULTI`.
 //!
 //! Dependencies, few since a static VMM links them: `slipway-vfio-user-wire` for messages,
 //! `slipway-peer` for everything that a server could make wait, `slipway-ram` to unmap a window,
@@ -31,6 +33,7 @@ mod client;
 #[cfg(feature = "fuzz")]
 mod fuzz;
 mod io_fds;
+mod migration;
 #[cfg(feature = "driver")]
 mod registers;
 mod remote;
@@ -43,6 +46,7 @@ pub use client::{Client, ClientError, IrqDescription, RegionDescription};
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
 pub use io_fds::{Bell, Event, IoFds, Notification};
+pub use migration::MAX_STATE;
 #[cfg(feature = "driver")]
 pub use registers::Registers;
 pub use remote::{ConnectionState, Continuity, FunctionError, RemoteFunction};

@@ -2,6 +2,8 @@
 //!
 //! Over 500 lines: one type whose calls share one mutex, a third of them documentation.
 
+mod migration;
+
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, RwLock};
@@ -416,12 +418,14 @@ impl RemoteFunction {
         self.tell(|client| set_unmask(client, file), |told| told.unmask = kept)
     }
 
-    /// Resets the function. RAM and routes stay.
+    /// Resets the function, which runs afterwards. RAM and routes stay.
     ///
     /// # Errors
     /// [`FunctionError::Refused`], [`FunctionError::Broken`].
     pub fn reset(&self) -> Result<(), FunctionError> {
-        self.perform(Client::reset)
+        self.perform(Client::reset)?;
+        lock(&self.inner).told.stopped = false;
+        Ok(())
     }
 
     /// Goes on with a new connection, in place of the present one if there is one. Takes as long as
@@ -448,7 +452,11 @@ impl RemoteFunction {
         }
         client.limit(Instant::now() + self.patience);
         inner.told.replay(&mut client).map_err(failed)?;
-        let resumed = client.resume().map_err(failed)?;
+        let resumed = match inner.told.stopped {
+            true => client.stay_stopped(),
+            false => client.resume(),
+        };
+        let resumed = resumed.map_err(failed)?;
         if matches!(inner.link, Link::Up(_)) {
             self.lose(&mut inner, "another connection took its place".into());
         }

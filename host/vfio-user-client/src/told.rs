@@ -27,6 +27,8 @@ pub(crate) struct Told {
     pub pin: Option<OwnedFd>,
     /// The eventfd that unmasks the pin.
     pub unmask: Option<OwnedFd>,
+    /// The VMM has stopped the function.
+    pub stopped: bool,
 }
 
 impl Told {

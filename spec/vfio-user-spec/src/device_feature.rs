@@ -1,6 +1,7 @@
-//! Section *VFIO_USER_DEVICE_FEATURE*, as far as it is about whether a device runs.
+//! Section *VFIO_USER_DEVICE_FEATURE*, as far as it is about migration and whether a device runs;
+//! sections *VFIO_USER_MIG_DATA_READ* and *VFIO_USER_MIG_DATA_WRITE*.
 
-use crate::U32;
+use crate::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Values of [`DeviceFeature::flags`] (`VFIO_DEVICE_FEATURE_*` of `<linux/vfio.h>`).
@@ -13,16 +14,35 @@ pub mod feature {
     pub const SET: u32 = 1 << 17;
     /// The server says whether it has the feature.
     pub const PROBE: u32 = 1 << 18;
+    /// The number of the feature that [`super::Migration`] belongs to: the states that a device
+    /// has for migration.
+    pub const MIGRATION: u32 = 1;
     /// The number of the feature that [`super::DeviceState`] belongs to: the device's state.
     pub const DEVICE_STATE: u32 = 2;
 }
 
+/// Values of [`Migration::flags`] (`VFIO_MIGRATION_*` of `<linux/vfio.h>`).
+pub mod migration {
+    /// The device has the states STOP, STOP_COPY and RESUMING.
+    pub const STOP_COPY: u64 = 1;
+    /// The device has the state RUNNING_P2P.
+    pub const P2P: u64 = 1 << 1;
+    /// The device has the state PRE_COPY.
+    pub const PRE_COPY: u64 = 1 << 2;
+}
+
 /// Values of [`DeviceState::state`] (`enum vfio_device_mig_state` of `<linux/vfio.h>`).
 pub mod device_state {
+    /// The device has failed, and a reset brings it back to RUNNING.
+    pub const ERROR: u32 = 0;
     /// The device does not run, and keeps its state.
     pub const STOP: u32 = 1;
     /// The device runs.
     pub const RUNNING: u32 = 2;
+    /// The device does not run, and its state can be read.
+    pub const STOP_COPY: u32 = 3;
+    /// The device does not run, and takes another state.
+    pub const RESUMING: u32 = 4;
 }
 
 /// The start of request and reply of `VFIO_USER_DEVICE_FEATURE`; the feature's data follow.
@@ -35,6 +55,14 @@ pub struct DeviceFeature {
     pub flags: U32,
 }
 
+/// The data of feature [`feature::MIGRATION`], of a reply only.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Migration {
+    /// See [`migration`].
+    pub flags: U64,
+}
+
 /// The data of feature [`feature::DEVICE_STATE`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -45,6 +73,19 @@ pub struct DeviceState {
     pub data_fd: U32,
 }
 
+/// The start of request and reply of `VFIO_USER_MIG_DATA_READ`, and of the request of
+/// `VFIO_USER_MIG_DATA_WRITE`. Bytes of a device's state follow in the reply of the former and the
+/// request of the latter.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MigrationData {
+    /// Request: the largest reply payload that the client takes. Reply: bytes of the payload.
+    pub argsz: U32,
+    /// Bytes of state: those to read, those that follow. A reply with fewer than were asked for
+    /// has the last ones.
+    pub size: U32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +93,8 @@ mod tests {
     #[test]
     fn sizes_are_the_specified_ones() {
         assert_eq!(size_of::<DeviceFeature>(), 8);
+        assert_eq!(size_of::<Migration>(), 8);
         assert_eq!(size_of::<DeviceState>(), 8);
+        assert_eq!(size_of::<MigrationData>(), 8);
     }
 }

@@ -28,8 +28,7 @@
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
 //! only members that the client proposed. The host parses the text, not this crate.
 //!
-//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), and all device features except whether
-//! the device runs.
+//! Not here: the device features that log DMA (`VFIO_DEVICE_FEATURE_DMA_LOGGING_*`).
 //!
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]
@@ -47,7 +46,9 @@ pub use device::{
     CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds,
     SUB_REGION_LEN, SparseArea, SparseHeader, SubRegion, SubRegionFlags, capability, io_fd, region,
 };
-pub use device_feature::{DeviceFeature, DeviceState, device_state, feature};
+pub use device_feature::{
+    DeviceFeature, DeviceState, Migration, MigrationData, device_state, feature, migration,
+};
 pub use dma::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
 pub use header::{Command, HEADER_LEN, Header, flag};
 pub use interrupt::{IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, irq};

@@ -1,0 +1,118 @@
+//! Requests that stop a function and move its state: `VFIO_USER_DEVICE_FEATURE`,
+//! `VFIO_USER_MIG_DATA_READ`, `VFIO_USER_MIG_DATA_WRITE`.
+
+use slipway_vfio_user_spec as spec;
+use slipway_vfio_user_wire::MAX_DATA_XFER_SIZE;
+use spec::{Command, U32, device_state, feature};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::{Client, ClientError};
+
+/// The largest saved state in bytes that a client takes from a server: 16 MiB.
+pub const MAX_STATE: usize = 16 << 20;
+
+impl Client {
+    /// Returns the states that the function has for migration (`slipway_vfio_user_spec::migration`)
+    /// besides RUNNING and ERROR.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] if the function cannot be migrated.
+    pub fn migration(&mut self) -> Result<u64, ClientError> {
+        let data = self.feature(feature::GET | feature::MIGRATION, &[], 8)?;
+        let flags = spec::Migration::read_from_bytes(&data);
+        Ok(flags.map_err(|_| ClientError::Malformed("migration"))?.flags.get())
+    }
+
+    /// Returns the state of the function (`slipway_vfio_user_spec::device_state`).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn device_state(&mut self) -> Result<u32, ClientError> {
+        self.device_state_feature(feature::GET, device_state::ERROR)
+    }
+
+    /// Changes the state of the function (`slipway_vfio_user_spec::device_state`), and waits until
+    /// it has changed.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn set_device_state(&mut self, state: u32) -> Result<(), ClientError> {
+        self.device_state_feature(feature::SET, state).map(drop)
+    }
+
+    /// Reads the state of a function in STOP_COPY, to its end.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Malformed`] if the state is longer than [`MAX_STATE`].
+    pub fn read_state(&mut self) -> Result<Vec<u8>, ClientError> {
+        let mut state = Vec::new();
+        loop {
+            let part = self.read_state_part(self.chunk())?;
+            state.extend_from_slice(&part);
+            if part.len() < self.chunk() {
+                return Ok(state);
+            }
+            if state.len() > MAX_STATE {
+                return Err(ClientError::Malformed("a state that is too long"));
+            }
+        }
+    }
+
+    /// Reads the next `len` bytes of the state of a function in STOP_COPY. Fewer bytes are the last
+    /// ones.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn read_state_part(&mut self, len: usize) -> Result<Vec<u8>, ClientError> {
+        let request = data_header(len);
+        let reply = self.call(Command::MigDataRead, request.as_bytes(), &[])?;
+        let parsed = spec::MigrationData::read_from_prefix(&reply.payload);
+        let (header, data) = parsed.map_err(|_| ClientError::Malformed("migration data"))?;
+        if header.size.get() as usize != data.len() || data.len() > len {
+            return Err(ClientError::Malformed("length of migration data"));
+        }
+        Ok(data.to_vec())
+    }
+
+    /// Gives a function in RESUMING the next bytes of its state, all of them.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn write_state(&mut self, state: &[u8]) -> Result<(), ClientError> {
+        for part in state.chunks(self.chunk()) {
+            let request = [data_header(part.len()).as_bytes(), part].concat();
+            self.call(Command::MigDataWrite, &request, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of bytes of state that go into one message, at least 1.
+    fn chunk(&self) -> usize {
+        let theirs = self.max_data().unwrap_or(spec::DEFAULT_MAX_DATA_XFER_SIZE);
+        usize::try_from(theirs).unwrap_or(MAX_DATA_XFER_SIZE).clamp(1, MAX_DATA_XFER_SIZE)
+    }
+
+    fn device_state_feature(&mut self, operation: u32, state: u32) -> Result<u32, ClientError> {
+        let state = spec::DeviceState { state: U32::new(state), ..Default::default() };
+        let flags = operation | feature::DEVICE_STATE;
+        let data = self.feature(flags, state.as_bytes(), size_of::<spec::DeviceState>())?;
+        let state = spec::DeviceState::read_from_bytes(&data);
+        Ok(state.map_err(|_| ClientError::Malformed("device state"))?.state.get())
+    }
+
+    /// Gets or sets a feature. Returns its data, of which the reply has at most `room` bytes.
+    fn feature(&mut self, flags: u32, data: &[u8], room: usize) -> Result<Vec<u8>, ClientError> {
+        let len = size_of::<spec::DeviceFeature>() + room;
+        let head = spec::DeviceFeature { argsz: U32::new(len as u32), flags: U32::new(flags) };
+        let request = [head.as_bytes(), data].concat();
+        let reply = self.call(Command::DeviceFeature, &request, &[])?;
+        let data = reply.payload.get(size_of::<spec::DeviceFeature>()..);
+        Ok(data.ok_or(ClientError::Malformed("device feature"))?.to_vec())
+    }
+}
+
+/// Returns the start of a request for `len` bytes of state.
+fn data_header(len: usize) -> spec::MigrationData {
+    let whole = size_of::<spec::MigrationData>() + len;
+    spec::MigrationData { argsz: U32::new(whole as u32), size: U32::new(len as u32) }
+}
