@@ -440,6 +440,10 @@ impl Function for Device {
         !self.away
     }
 
+    fn max_state(&self) -> usize {
+        crate::state::MAX_LEN
+    }
+
     fn save(&self) -> Vec<u8> {
         crate::state::save(self)
     }

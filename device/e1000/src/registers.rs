@@ -124,18 +124,29 @@ fn place(offset: u32) -> Option<Place> {
     PLAIN.iter().position(|one| one.offset == offset).map(Place::Plain)
 }
 
+/// Returns the pair of registers of a valid receive address.
+fn receive_address(mac: Mac) -> [u32; 2] {
+    let [a, b, c, d, e, f] = mac.0;
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0]) | rah::AV]
+}
+
 impl Registers {
     /// Makes the registers after a reset, with the receive address that the EEPROM has.
     pub fn new(mac: Mac) -> Self {
         let mut addresses = [0; 2 * ADDRESSES];
-        let [a, b, c, d, e, f] = mac.0;
-        addresses[0] = u32::from_le_bytes([a, b, c, d]);
-        addresses[1] = u32::from_le_bytes([e, f, 0, 0]) | rah::AV;
+        addresses[..2].copy_from_slice(&receive_address(mac));
         Self {
             plain: PLAIN.each_ref().map(|one| one.initial),
             addresses,
             multicast: [0; TABLE],
             vlans: [0; TABLE],
+        }
+    }
+
+    /// Makes `to` the first receive address, if it is `from`.
+    pub fn readdress(&mut self, from: Mac, to: Mac) {
+        if self.addresses[..2] == receive_address(from) {
+            self.addresses[..2].copy_from_slice(&receive_address(to));
         }
     }
 

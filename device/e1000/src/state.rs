@@ -1,11 +1,15 @@
 //! Saved state: registers, PHY, EEPROM interface, interrupts, statistics and the rings' places. The
 //! rings themselves are in the guest's memory. A frame whose descriptors were not all read is read
 //! again from its first one.
+//!
+//! The address that the host gave a device stays the device's own when it takes over a state of a
+//! device with another one: in the EEPROM, and in the receive address that was read from there.
 
 use serde::{Deserialize, Serialize};
 use slipway_e1000_spec::{Context, DESCRIPTOR, Transmit};
 use slipway_pci::StateError;
 use slipway_pci::state::ConfigState;
+use slipway_switch::Mac;
 
 use crate::Device;
 use crate::eeprom::Wires;
@@ -17,6 +21,8 @@ use std::sync::atomic::Ordering;
 /// Version of the types in this module. A state of another version is refused.
 pub const STATE_VERSION: u32 = 1;
 
+/// Longest state in bytes; a full one has about a sixth of this.
+pub(crate) const MAX_LEN: usize = 65_536;
 /// The mark of a state of this kind of device.
 const DEVICE: &str = "e1000";
 /// The largest value of a head or tail register.
@@ -87,13 +93,16 @@ fn context(bytes: &[u8; DESCRIPTOR]) -> Result<Context, StateError> {
 }
 
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
+    if bytes.len() > MAX_LEN {
+        return Err(StateError::Unknown("too long".into()));
+    }
     let state: SavedState =
         serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
     if state.device != DEVICE || state.version != STATE_VERSION {
         return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));
     }
-    if (state.mac, state.csb) != (device.settings.mac.0, device.settings.csb) {
-        return Err(inconsistent("another address, or another kind of e1000"));
+    if state.csb != device.settings.csb {
+        return Err(inconsistent("another kind of e1000"));
     }
     let indexes = state.heads.iter().chain(&state.tails);
     if indexes.copied().any(|index| index > LARGEST) || !state.wires.is_sound() {
@@ -110,6 +119,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     {
         return Err(inconsistent("registers with values that they cannot have"));
     }
+    device.registers.readdress(Mac(state.mac), device.settings.mac);
     shared.tdt.store(state.tails[0], Ordering::SeqCst);
     shared.rdt.store(state.tails[1], Ordering::Release);
     (device.wires, device.eerd, device.mdic) = (state.wires, state.eerd, state.mdic);

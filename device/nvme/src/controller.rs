@@ -190,12 +190,16 @@ impl Controller {
         for request in self.requests.take() {
             self.carry_out(request);
         }
+        self.take_replies();
+        self.home.resume_lanes();
+        self.home.absorb();
+    }
+
+    fn take_replies(&mut self) {
         for reply in self.home.fleet.take_replies() {
             self.take_reply(reply);
         }
         self.home.collect_reports();
-        self.home.resume_lanes();
-        self.home.absorb();
     }
 
     fn carry_out(&mut self, request: Request) {
@@ -435,6 +439,11 @@ impl Function for Controller {
         // Commands that disks have must end, and the guest waits for their completions. No other
         // command is started.
         self.restart();
+        if self.home.awaits_lanes() {
+            // Admin commands that wait for lanes end, too.
+            self.take_replies();
+            self.home.fleet.look_again();
+        }
         let home = &mut self.home;
         home.engine.lift_quota();
         home.engine.drive_disks();
@@ -443,7 +452,7 @@ impl Function for Controller {
         home.update_pin();
         // Lanes are told to stop whether or not the home is quiet.
         let stopped = home.fleet.stop();
-        let quiet = stopped && home.engine.inflight.is_empty();
+        let quiet = stopped && home.engine.inflight.is_empty() && !home.awaits_lanes();
         #[cfg(test)]
         let quiet = self.quiesce_beside(quiet);
         if quiet {
@@ -453,18 +462,29 @@ impl Function for Controller {
         quiet
     }
 
+    fn max_state(&self) -> usize {
+        state::MAX_LEN
+    }
+
     fn save(&self) -> Vec<u8> {
         state::save(&self.home)
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = state::restore(&mut self.home, state);
-        match restored {
-            Ok(()) => self.home.deal_queues(),
-            Err(_) => self.reset(),
-        }
+        // The last step of a reset may be due.
+        self.advance();
+        let different = match state::take_over(&mut self.home, state, false) {
+            Ok(different) => different,
+            Err(error) => {
+                self.reset();
+                return Err(error);
+            }
+        };
+        self.home.deal_queues_quietly();
+        different.into_iter().for_each(|nsid| self.home.namespace_changed(nsid));
+        self.home.checkpoint(None);
         self.home.update_pin();
-        restored
+        Ok(())
     }
 
     fn recover(&mut self) -> Result<(), StateError> {

@@ -81,6 +81,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{Lasting, Snapshots};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::cell::{Cell, ShadowPages};
 use crate::parts::Limits;
 
 /// The first word of a journal. Its lowest byte is the version of the layout.
@@ -356,6 +357,15 @@ impl Journal {
     /// `pages`.
     pub fn moved(&self, queue: u16, side: Side, pages: u32) {
         self.store_queue(queue, MOVED[side as usize], pages.into());
+    }
+
+    /// Records what a queue's doorbell has seen in the shadow pages `pages`, which are new.
+    pub fn adopt_shadow(&self, (queue, side): (u16, Side), pages: Option<ShadowPages>, cell: &Cell) {
+        let (Some(pages), Some((seen, moved))) = (pages, cell.shadow_seen()) else { return };
+        self.follow(queue, side, pages.number, seen);
+        if moved {
+            self.moved(queue, side, pages.number);
+        }
     }
 
     /// Returns what the shadow entry of a doorbell held at first, and whether the guest has changed

@@ -5,11 +5,13 @@ use serde::{Deserialize, Serialize};
 use crate::cell::Cell;
 use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 
-/// The values that a queue saw last.
+/// The values that a queue saw last, and the value that it has not looked at yet.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DoorbellState {
     pub register: u32,
+    /// The register's present value.
+    pub rung: u32,
     /// The value of the shadow page's entry, and whether the host has changed it.
     pub shadow: Option<(u32, bool)>,
 }
@@ -17,7 +19,7 @@ pub(crate) struct DoorbellState {
 impl DoorbellState {
     /// Returns the state of a new queue's doorbell.
     pub fn fresh(shadow: bool) -> Self {
-        Self { register: 0, shadow: shadow.then_some((0, false)) }
+        Self { register: 0, rung: 0, shadow: shadow.then_some((0, false)) }
     }
 }
 
@@ -100,7 +102,7 @@ impl From<&Queues> for QueueStates {
 }
 
 fn save_doorbell(cell: &Cell) -> DoorbellState {
-    DoorbellState { register: cell.seen(), shadow: cell.shadow_seen() }
+    DoorbellState { register: cell.seen(), rung: cell.rung(), shadow: cell.shadow_seen() }
 }
 
 fn save_submission(queue: &SubmissionQueue) -> SubmissionState {

@@ -142,11 +142,22 @@ pub trait Function: Send {
     /// passed. `poll` ends the quiesced state.
     fn quiesce(&mut self) -> bool;
 
+    /// Returns the length in bytes of the longest state that [`Function::save`] returns and
+    /// [`Function::restore`] takes. Returns 0 if the state of such a function means nothing to
+    /// another one; a host does not offer to save or restore it then.
+    fn max_state(&self) -> usize {
+        0
+    }
+
     /// Returns the state that a successor needs to go on, as bytes of a versioned format. The
     /// function must be quiesced.
     fn save(&self) -> Vec<u8>;
 
-    /// Takes over a saved state, on a freshly made function of the same configuration.
+    /// Takes over a state that a function of the same kind and size has saved, here or on another
+    /// host, with the same content of guest memory. The function was just made, or was reset and is
+    /// quiet; it stays quiet until it is polled. What the host gave it stays its own: identity,
+    /// backends, limits. If the guest has to hear of a difference, it does when the function is
+    /// polled.
     ///
     /// # Errors
     /// [`StateError`]; every byte is checked as hostile input.

@@ -428,6 +428,10 @@ impl Function for Device {
         !self.away
     }
 
+    fn max_state(&self) -> usize {
+        crate::state::max_len(self.settings.pairs)
+    }
+
     fn save(&self) -> Vec<u8> {
         crate::state::save(self)
     }

@@ -60,8 +60,8 @@ pub const fn vectors(pairs: u16) -> u16 {
 
 /// Returns how many bytes the journal of a device with `pairs` queue pairs takes.
 pub const fn journal_len(pairs: u16) -> usize {
-    // Two copies of the state. The longest state of the tests has a third of a copy's length.
-    2 * (65_536 + 1024 * pairs as usize)
+    // Two copies of the state.
+    2 * crate::state::max_len(pairs)
 }
 
 /// A mistake in the parts, made by the program or its configuration.

@@ -3,6 +3,9 @@
 //! reported is sent again. A frame that was received and not reported is overwritten. A command of
 //! the control queue that was not acknowledged is carried out again; every command sets something,
 //! so doing it twice does no harm.
+//!
+//! The MAC address that the host gave a device stays the device's own when it takes over a state of
+//! a device with another one. The address that a driver has set itself is part of the state.
 
 use serde::{Deserialize, Serialize};
 use slipway_pci::StateError;
@@ -16,13 +19,19 @@ use crate::driven::Driven;
 
 /// Version of the types in this module, and of a journal's contents. A state of another version is
 /// refused.
-pub const STATE_VERSION: u32 = 1;
+pub const STATE_VERSION: u32 = 2;
+/// Longest state in bytes, without what each queue pair adds.
+const MAX_LEN: usize = 65_536;
+/// Most bytes that a queue pair adds to a state.
+const PAIR_LEN: usize = 1024;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedState {
     device: String,
     version: u32,
+    /// The address that the host gave the device.
+    mac: [u8; 6],
     pci: ConfigState,
     msix: MsixState,
     device_feature_select: u32,
@@ -40,6 +49,12 @@ struct SavedState {
 /// The mark of a state of this kind of device.
 const DEVICE: &str = "virtio-net";
 
+/// Returns the length in bytes of the longest state of a device with `pairs` queue pairs. The
+/// longest state of the tests has a third of it.
+pub(crate) const fn max_len(pairs: u16) -> usize {
+    MAX_LEN + PAIR_LEN * pairs as usize
+}
+
 pub(crate) fn save(device: &Device) -> Vec<u8> {
     // For a successor, a reset that waits for the port is over: the successor's port never had the
     // queues.
@@ -54,6 +69,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
     let state = SavedState {
         device: DEVICE.into(),
         version: STATE_VERSION,
+        mac: device.settings.mac.0,
         pci,
         msix,
         device_feature_select: registers.device_feature_select,
@@ -72,6 +88,9 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
 }
 
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
+    if bytes.len() > max_len(device.settings.pairs) {
+        return Err(StateError::Unknown("too long".into()));
+    }
     let state: SavedState =
         serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
     if state.device != DEVICE || state.version != STATE_VERSION {
@@ -95,7 +114,15 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     device.transport.restore(TransportState { pci, msix, registers, isr })?;
     device.driven = state.driven;
     (device.changed, device.resumes) = (true, true);
-    device.announce_again();
+    let own = device.settings.mac.0;
+    if device.driven.filter.mac == state.mac {
+        device.driven.filter.mac = own;
+    }
+    // A driver that still has another device's address must not announce that one.
+    if state.mac == own {
+        device.announce_again();
+    }
+    device.checkpoint();
     Ok(())
 }
 

@@ -11,7 +11,9 @@ use slipway_ram::DmaMap;
 
 use crate::doorbells::SharedPage;
 use crate::interrupts::{EventSink, Line};
+use crate::kept::KeptRun;
 use crate::pace::{Cells, Pace};
+use crate::run_state::RunState;
 use crate::{DoorbellMode, EndpointParts};
 
 /// A doorbell page that clients map.
@@ -56,9 +58,8 @@ pub(crate) struct Device {
     turn: TurnLength,
     /// Other threads poll parts of the function.
     pub(crate) has_lanes: bool,
-    /// The function has a predecessor's state in its journal, and waits for the predecessor's
-    /// client to connect and to resume it. Until then it is not polled.
-    pub(crate) held: bool,
+    /// Whether the function is polled.
+    pub(crate) run: RunState,
 }
 
 impl Device {
@@ -98,7 +99,7 @@ impl Device {
             polled: false,
             turn: TurnLength::default(),
             has_lanes: false,
-            held: false,
+            run: RunState::default(),
         })
     }
 
@@ -128,13 +129,16 @@ impl Device {
     }
 
     /// Polls the function after a message has written to it, so that the effect precedes the reply.
+    /// A function that does not run is polled when it does.
     /// After the first such message of a turn, polls are short: however many messages a client
     /// sends, its function works little more than others on the same thread.
     pub(crate) fn poll_after_write(&mut self, now: Instant) {
         if std::mem::replace(&mut self.polled, true) {
             self.share(true);
         }
-        self.poll(now);
+        if self.runs() {
+            self.poll(now);
+        }
     }
 
     /// Tells the function that it will not be polled, if it has to be told. Returns whether polling
@@ -147,6 +151,39 @@ impl Device {
         self.pace.note(found, now) || self.pace.is_watching()
     }
 
+    /// Returns whether the function is polled.
+    #[inline]
+    pub(crate) fn runs(&self) -> bool {
+        self.run == RunState::Running
+    }
+
+    /// Returns whether the function waits for the client of its predecessor.
+    pub(crate) fn is_held(&self) -> bool {
+        self.run == RunState::Held
+    }
+
+    /// Has the function polled from now on.
+    pub(crate) fn start(&mut self) {
+        self.run = RunState::Running;
+        // Whatever the client has rung meanwhile.
+        self.note_event();
+    }
+
+    /// Gives the function's state up: it is reset, and runs after another reset.
+    pub(crate) fn fail(&mut self) {
+        self.function.reset();
+        self.run = RunState::Failed;
+    }
+
+    /// Brings the function into the state in which its predecessor was.
+    pub(crate) fn take_over_run(&mut self, run: KeptRun) {
+        match run {
+            KeptRun::Running => self.run = RunState::Running,
+            KeptRun::Stopped => self.run = RunState::Stopped,
+            KeptRun::Lost => self.fail(),
+        }
+    }
+
     /// Has a held function go on where the predecessor was killed. The client has mapped its memory
     /// and routed its interrupts.
     ///
@@ -154,15 +191,14 @@ impl Device {
     /// The predecessor's state cannot be taken over. The function is then in its state after a
     /// reset.
     pub(crate) fn resume(&mut self) -> Result<(), StateError> {
-        self.held = false;
         // Whatever the client has rung meanwhile, or the predecessor took and did nothing about.
-        self.note_event();
+        self.start();
         self.function.recover()
     }
 
     /// Gives up the state of a held function, since its client does not resume it.
     pub(crate) fn abandon(&mut self) {
-        self.held = false;
+        self.run = RunState::Running;
         self.function.abandon();
         // The doorbell cells are the predecessor's.
         self.function.reset();
@@ -174,9 +210,10 @@ impl Device {
     pub(crate) fn renew(&mut self) -> std::io::Result<()> {
         self.map.clear();
         self.unroute();
-        if self.held {
+        if self.is_held() {
             return Ok(());
         }
+        self.run = RunState::Running;
         self.function.reset();
         // Have the function polled once: it may have been poked meanwhile, and the reset has a step
         // to take.

@@ -16,9 +16,10 @@ use crate::channel::Channel;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{Line, adopt};
 use crate::kept::{
-    Applied, Attachments, NegotiatedState, Parts, Progress, RegionState, SessionState, States,
+    Applied, Attachments, KeptRun, NegotiatedState, Parts, Progress, RegionState, SessionState, States,
     Steps,
 };
+use crate::run_state::RunState;
 use crate::slots::{BELL, CLIENT, LINES, REGIONS};
 use crate::version::Negotiated;
 use crate::{Config, fault};
@@ -281,6 +282,16 @@ impl Keeping {
         self.state.negotiated =
             Some(NegotiatedState { max_xfer, max_files, write_multiple, resume });
         self.changed = true;
+    }
+
+    /// Stores whether the function runs.
+    pub fn run_changed(&mut self, run: &RunState) {
+        let run = match run {
+            RunState::Running | RunState::Held => KeptRun::Running,
+            RunState::Stopped | RunState::Saving(_) => KeptRun::Stopped,
+            RunState::Loading(_) | RunState::Restoring(_) | RunState::Failed => KeptRun::Lost,
+        };
+        self.changed |= std::mem::replace(&mut self.state.run, run) != run;
     }
 
     /// Leaves a region's file with the keeper and returns its slot.

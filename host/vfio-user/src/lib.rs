@@ -76,7 +76,14 @@
 //! home. On a shared reactor, accesses to message-only regions fault: read-only ones are firmware
 //! (QEMU's ROMs), small ones the mappable pages of other devices, and neither is meant for DMA.
 //!
-//! Not implemented: migration, dirty-page bitmaps, twin sockets, MSI (a function has MSI-X and
+//! # Migration
+//! A client may stop the function, read its state, and write the state into an endpoint with a
+//! function of the same kind (the head of `server/migration.rs`). A state is never longer than the
+//! function says ([`slipway_pci::Function::max_state`]), and is checked like every other byte of a
+//! client. An endpoint whose client disconnects in whatever state serves the next one.
+//!
+//! Not implemented: logging of DMA (dirty-page bitmaps), the migration states PRE_COPY and
+//! RUNNING_P2P, twin sockets, MSI (a function has MSI-X and
 //! may have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at
 //! a time.
 //!
@@ -103,6 +110,7 @@ mod listener;
 mod mask;
 mod pace;
 mod parts;
+mod run_state;
 mod server;
 mod slots;
 mod stats;

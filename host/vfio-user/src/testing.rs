@@ -38,6 +38,8 @@ pub const FAULT: u32 = 2;
 pub const PIN_ON: u32 = 1 << 31 | 1;
 /// The register value that deasserts the pin.
 pub const PIN_OFF: u32 = 1 << 31;
+/// The longest state, in bytes: that of all registers, and some more.
+pub const MAX_STATE: usize = 0x80;
 /// The number of interrupts.
 pub const VECTORS: u16 = 4;
 /// The interrupt that a notification signals.
@@ -286,13 +288,17 @@ impl Function for Scratch {
         self.quiet
     }
 
+    fn max_state(&self) -> usize {
+        MAX_STATE
+    }
+
     fn save(&self) -> Vec<u8> {
         self.registers.to_vec()
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
         let unknown = || StateError::Unknown("not a scratch function's".into());
-        self.registers.copy_from_slice(state.get(..0x60).ok_or_else(unknown)?);
-        if state.len() == 0x60 { Ok(()) } else { Err(unknown()) }
+        *self.registers = state.try_into().map_err(|_| unknown())?;
+        Ok(())
     }
 }

@@ -41,6 +41,29 @@ impl IoEngine {
         }
     }
 
+    /// Records queues in the journal that another controller has served so far. Nothing is in
+    /// flight.
+    pub fn record_queues(&mut self) {
+        let Some(journal) = &mut self.journal else { return };
+        if let Some(pages) = &mut self.shadow {
+            pages.number = journal.next_epoch();
+        }
+        for queue in self.queues.completions_mut() {
+            journal.open_completion(queue.id);
+            // As many as the indexes tell apart: those of two passes.
+            let passes = u64::from(!queue.phase);
+            queue.written = u64::from(queue.tail) + passes * u64::from(queue.size);
+            journal.set_posted(queue.id, queue.written);
+            journal.adopt_shadow((queue.id, Side::Head), self.shadow, &queue.doorbell);
+        }
+        for queue in self.queues.submissions_mut() {
+            queue.epoch = journal.open_submission(queue.id);
+            queue.taken = queue.head.into();
+            journal.set_taken(queue.id, queue.taken);
+            journal.adopt_shadow((queue.id, Side::Tail), self.shadow, &queue.doorbell);
+        }
+    }
+
     /// Carries out these commands again, which have not ended. Returns the admin commands among
     /// them, which come last: one that deletes a queue waits for the queue's commands.
     pub fn restart(&mut self, found: &[UsedSlot]) -> Vec<(SubmissionEntry, Permit)> {

@@ -471,6 +471,23 @@ impl Fleet {
         self.links.iter().all(|link| link.has_stopped(self.stops))
     }
 
+    /// Makes lanes stop once more, after orders that they got since. Their saved queues include
+    /// what these orders brought.
+    pub fn stop_again(&mut self) -> bool {
+        self.stopped = false;
+        self.stop()
+    }
+
+    /// Returns whether an admin command waits for an answer of a lane.
+    pub fn is_asked(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// Makes the next poll look for messages, after those were taken outside of one.
+    pub fn look_again(&self) {
+        self.replies.look_again();
+    }
+
     /// Makes lanes go on that were stopped.
     pub fn go_on(&mut self) {
         if self.stopped {

@@ -215,6 +215,23 @@ impl Home {
         }
     }
 
+    /// Gives restored queues to the threads that are to serve them, which begin when the controller
+    /// is polled.
+    pub fn deal_queues_quietly(&mut self) {
+        if !self.fleet.is_empty() && self.may_post() {
+            self.begin_lanes();
+            // Lanes have no queues when they stop, and none can be served before they go on.
+            self.fleet.stop();
+            self.fleet.deal_queues(&mut self.engine);
+            self.fleet.stop_again();
+        }
+    }
+
+    /// Returns whether an admin command waits for a lane, or for the end of a queue.
+    pub fn awaits_lanes(&self) -> bool {
+        self.fleet.is_asked() || !self.deletions.is_empty()
+    }
+
     /// Starts the lanes when the controller was enabled or restored: they serve queues from now on.
     pub fn begin_lanes(&mut self) {
         if self.fleet.is_empty() {

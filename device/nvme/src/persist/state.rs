@@ -4,6 +4,17 @@
 //! over whole or not at all. An unknown field, another version, another shape of the controller, or
 //! a value that no controller can have reached is an error. Every byte counts as hostile.
 //!
+//! There are two ways back:
+//! - After a kill, a controller goes on from its journal, with the predecessor's doorbell cells. It
+//!   is the same controller, so its identity must be the same.
+//! - Any other controller of the same size may take a state over, with the same content of guest
+//!   memory: after a migration, or one of many from one snapshot. Serial number, model and NQN are
+//!   its own, and its namespaces, too.
+//!
+//! In both cases namespaces may have come, gone or changed their size since, and the guest is told.
+//! A namespace ID that names another disk is an error: the guest would write to the disk before it
+//! heard of the change.
+//!
 //! No command is in flight in a saved state: the function is quiesced, so every fetched command has
 //! its completion in guest memory. Commands that were not fetched are in guest memory anyway.
 //!
@@ -11,7 +22,8 @@
 //! indexes. A successor is awake at first, looks, and publishes its own event indexes before it
 //! rests.
 //!
-//! Doorbells: cells that are all zero count as fresh and get the values seen last. Other cells
+//! Doorbells: a state has the values seen last, and those of the cells, which the guest may have
+//! rung since. Cells that are all zero count as fresh and get the saved cells' values. Other cells
 //! count as kept from before, with doorbells that were rung meanwhile. The keep alive timer starts
 //! anew, since a restart is not the host's fault; the timestamp stands still between save and
 //! restore.
@@ -44,9 +56,9 @@ use crate::queue_state::{CompletionState, DoorbellState, QueueStates, Submission
 /// The mark of an NVMe controller's state.
 const KIND: &str = "slipway-nvme";
 /// Version of the format. A state of another version is refused.
-pub(crate) const VERSION: u32 = 3;
-/// Longest state that is parsed, in bytes; a full state has about a tenth of this.
-const MAX_LEN: usize = 1 << 20;
+pub(crate) const VERSION: u32 = 4;
+/// Longest state that is parsed, in bytes. A full state has about half of this.
+pub(crate) const MAX_LEN: usize = 1 << 20;
 
 /// The part that is parsed first, so that another version is told from a damaged state.
 #[derive(Deserialize)]
@@ -80,7 +92,8 @@ struct SavedState {
     health: HealthState,
 }
 
-/// The properties that Identify told the host, which a successor must share.
+/// The properties that Identify told the host. A successor must share those that the host relies
+/// on.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Shape {
@@ -283,22 +296,17 @@ fn save_health(home: &Home) -> HealthState {
     }
 }
 
-/// Takes over the state in `bytes`. After an error the caller resets the home.
-pub(crate) fn restore(home: &mut Home, bytes: &[u8]) -> Result<(), StateError> {
-    take_over(home, bytes, false).map(drop)
-}
-
-/// Takes over the state in `bytes`, like [`restore`]. With `kept` the doorbell cells are the
-/// predecessor's own, and namespaces may have come, gone or changed their size, as they may under a
-/// running home. Returns the IDs of those namespaces.
+/// Takes over the state in `bytes`; with `kept` it is the home's own, and so are the doorbell
+/// cells. Returns the IDs of namespaces that have come, gone or changed their size since. After an
+/// error the caller resets the home.
 pub(crate) fn take_over(
     home: &mut Home,
     bytes: &[u8],
     kept: bool,
 ) -> Result<BTreeSet<u32>, StateError> {
+    require(home.phase != Phase::Resetting, "the controller is being reset")?;
     let state = parse(bytes)?;
-    let different = compare(&state.shape, &shape(home))?;
-    require(kept || different.is_empty(), "the controller has other namespaces")?;
+    let different = compare(&state.shape, &shape(home), kept)?;
     check_phase(&state)?;
     require(home.features.fits(&state.features), "features")?;
     let shadow = restore_shadow(home, &state)?;
@@ -317,7 +325,7 @@ pub(crate) fn take_over(
     }
     restore_registers(home, &state.registers);
     if !kept {
-        restore_doorbells(home, &queues);
+        restore_doorbells(home, &state);
     }
     let now = home.engine.clock.now();
     home.powered_since = now;
@@ -325,6 +333,9 @@ pub(crate) fn take_over(
     home.features = state.features.started(now);
     home.engine.queues = queues;
     home.engine.shadow = shadow;
+    if !kept {
+        home.engine.record_queues();
+    }
     home.events = events;
     home.health = health;
     home.engine.counters = Counters::default();
@@ -335,9 +346,9 @@ pub(crate) fn take_over(
     Ok(different)
 }
 
-/// Returns the namespaces that only one of the shapes has, or that differ in size. All else must be
-/// equal: a namespace ID that names another disk would be a mistake of the host.
-fn compare(saved: &Shape, own: &Shape) -> Result<BTreeSet<u32>, StateError> {
+/// Returns the namespaces that only one of the shapes has, or that differ in size. All else that
+/// the guest relies on must be equal, and with `kept` the identity as well.
+fn compare(saved: &Shape, own: &Shape, kept: bool) -> Result<BTreeSet<u32>, StateError> {
     let mut different = BTreeSet::new();
     for namespace in saved.namespaces.iter().chain(&own.namespaces) {
         let there =
@@ -352,8 +363,12 @@ fn compare(saved: &Shape, own: &Shape) -> Result<BTreeSet<u32>, StateError> {
             require(resized == now, "a namespace is another disk")?;
         }
     }
-    let rest = |shape: &Shape| Shape { namespaces: Vec::new(), ..shape.clone() };
-    require(rest(saved) == rest(own), "the controller has another shape")?;
+    let identity = |shape: &Shape| [&shape.serial, &shape.model, &shape.nqn].map(String::clone);
+    require(!kept || identity(saved) == identity(own), "the controller has another identity")?;
+    let size = |shape: &Shape| {
+        (shape.vectors, shape.queue_pairs, shape.queue_entries, shape.transfer)
+    };
+    require(size(saved) == size(own), "the controller has another size")?;
     Ok(different)
 }
 
@@ -450,6 +465,9 @@ fn restore_queues(
         let cell = restore_doorbell(home, index, &saved.doorbell, shadow)?;
         let mut queue = CompletionQueue::new(saved.id, saved.base, saved.size, saved.vector, cell);
         (queue.head, queue.tail, queue.phase) = (saved.head, saved.tail, saved.phase);
+        // The guest may not have been interrupted for these entries. One interrupt more does no
+        // harm.
+        queue.fresh = queue.posted().min(1);
         queues.add_completion(queue);
     }
     for saved in &state.submission_queues {
@@ -537,15 +555,15 @@ fn restore_registers(home: &mut Home, saved: &RegisterState) {
     registers.admin_completion = saved.admin_completion;
 }
 
-fn restore_doorbells(home: &Home, queues: &Queues) {
+fn restore_doorbells(home: &Home, state: &SavedState) {
     let doorbells = &home.engine.doorbells;
     if (0..doorbells.len()).any(|index| doorbells.load(index) != 0) {
         return;
     }
-    for queue in queues.submissions() {
-        doorbells.store(tail_doorbell(queue.id), queue.doorbell.seen());
+    for queue in &state.submission_queues {
+        doorbells.store(tail_doorbell(queue.id), queue.doorbell.rung);
     }
-    for queue in queues.completions() {
-        doorbells.store(head_doorbell(queue.id), queue.doorbell.seen());
+    for queue in &state.completion_queues {
+        doorbells.store(head_doorbell(queue.id), queue.doorbell.rung);
     }
 }

@@ -22,6 +22,7 @@ use crate::device::Device;
 use crate::keeping::Keeping;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::Listener;
+use crate::run_state::RunState;
 use crate::server::{MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
 use crate::stats::{ClientInfo, add};
 use crate::{Config, Control, EndpointParts, kept, slots};
@@ -66,6 +67,8 @@ pub struct Endpoint {
     state: EndpointState,
     device: Device,
     wakes: Vec<OwnedFd>,
+    /// The reactor watches `wakes`: it does while the function is polled, which clears them.
+    wakes_watched: bool,
     entrance: Entrance,
     home: Handle,
     residence: Residence,
@@ -167,6 +170,7 @@ impl Endpoint {
             state: EndpointState::Listening,
             device,
             wakes,
+            wakes_watched: false,
             entrance: Entrance { listener, is_open, watched: is_open, retry_at: None },
             home: home.clone(),
             residence: Residence::Returning,
@@ -182,8 +186,8 @@ impl Endpoint {
     fn resume(&mut self, mut parts: kept::Parts, mut keeping: Keeping) -> std::io::Result<()> {
         let socket = parts.found.remove(&slots::CLIENT);
         let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
-            self.device.held = keeping.holds();
-            if self.device.held {
+            if keeping.holds() {
+                self.device.run = RunState::Held;
                 // The predecessor may have been killed before it had cleared everything.
                 keeping.release();
             }
@@ -260,7 +264,7 @@ impl Endpoint {
         }
         // The failure was that of an earlier client.
         let _ = self.device.sink.failure.take();
-        if let Some(kept) = self.kept.as_mut().filter(|_| !self.device.held) {
+        if let Some(kept) = self.kept.as_mut().filter(|_| !self.device.is_held()) {
             kept.connect(&socket, peer)?;
         }
         context.watch(socket.as_fd(), Interest::Read, CLIENT)?;
@@ -271,7 +275,7 @@ impl Endpoint {
         let mut session = Session::new(channel, self.config.clone(), live);
         // An endpoint that has served a client returns home first, so this changes nothing.
         let _ = session.settle_on_thread(&mut self.device, false);
-        if self.device.held {
+        if self.device.is_held() {
             session.released = self.kept.take_if(|kept| kept.may_resume(peer.uid));
         } else {
             session.kept = self.kept.take();
@@ -296,7 +300,7 @@ impl Endpoint {
         session.channel.hang_up();
         if let Some(mut kept) = session.kept.take().or(session.released.take()).or(self.kept.take())
         {
-            if !self.device.held {
+            if !self.device.is_held() {
                 kept.disconnect();
             }
             self.kept = Some(kept);
@@ -396,13 +400,13 @@ impl Endpoint {
             && session.is_negotiated()
             && !session.is_pending()
             && !session.is_quiescing()
-            && !self.device.held
+            && self.device.runs()
     }
 
     /// Polls the function if there is a reason to.
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
-            _ if self.device.held => false,
+            _ if !self.device.runs() => false,
             EndpointState::Connected(connection) if connection.session.is_quiescing() => false,
             EndpointState::Connected(_) => {
                 ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
@@ -434,7 +438,7 @@ impl Endpoint {
         if now < *retry_at {
             return None;
         }
-        if !self.device.held && !self.device.function.quiesce() && now < *deadline {
+        if !self.device.is_held() && !self.device.function.quiesce() && now < *deadline {
             return None;
         }
         let private = *private;
@@ -457,6 +461,20 @@ impl Endpoint {
         }
     }
 
+    /// Watches the backends' descriptors while the function is polled, or becomes quiet. One that
+    /// stays readable would keep the thread busy otherwise.
+    fn watch_wakes(&mut self, context: &mut Context<'_>) {
+        let runs = self.device.runs();
+        if runs != self.wakes_watched {
+            self.wakes_watched = runs;
+            let wanted = if runs { Interest::Read } else { Interest::None };
+            for (token, _) in (FIRST_WAKE..).zip(&self.wakes) {
+                // It was watched before, so changing the interest does not fail.
+                let _ = context.rewatch(token, wanted);
+            }
+        }
+    }
+
     /// Watches the descriptors that the state requires.
     fn watch(&mut self, context: &mut Context<'_>) {
         if self.device.take_unmasking_changed() {
@@ -476,6 +494,7 @@ impl Endpoint {
                 None => context.unwatch(BELL),
             }
         }
+        self.watch_wakes(context);
         self.entrance.watch(self.admits(), context);
         if let EndpointState::Connected(connection) = &mut self.state {
             connection.watch(context);
@@ -521,7 +540,7 @@ impl Endpoint {
                 return Step::Idle(Some((*retry_at).max(now + RECHECK)));
             }
         };
-        let quiescing = quiescing || self.device.held;
+        let quiescing = quiescing || !self.device.runs();
         let connected = matches!(self.state, EndpointState::Connected(_));
         let hot = connected && self.device.pace.is_hot(now, context.poll_budget());
         if !quiescing && more && !pending {
@@ -548,7 +567,8 @@ impl Endpoint {
         }
         let recheck = pending.then(|| now + RECHECK);
         let retry = self.entrance.retry_at;
-        let times = [self.device.pace.deadline(), sweep, recheck, handshake, retry];
+        let deadline = self.device.pace.deadline().filter(|_| !quiescing);
+        let times = [deadline, sweep, recheck, handshake, retry];
         let until = times.into_iter().flatten().min();
         if sleeps { Step::Sweep(period, until) } else { Step::Idle(until) }
     }
@@ -568,6 +588,7 @@ impl Task for Endpoint {
         for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
+        self.wakes_watched = true;
         if let EndpointState::Connected(connection) = &mut self.state {
             connection.arrive(context)?;
             connection.more = true;

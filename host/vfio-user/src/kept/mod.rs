@@ -60,7 +60,7 @@ use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 
 pub(crate) use message::{Attachments, Progress, Steps};
-pub(crate) use state::{Applied, NegotiatedState, RegionState, SessionState, States};
+pub(crate) use state::{Applied, KeptRun, NegotiatedState, RegionState, SessionState, States};
 
 /// The size in bytes of the lasting memory of an endpoint; most of it is never touched.
 pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + inbox::LEN + state::LEN;

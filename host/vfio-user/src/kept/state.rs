@@ -7,7 +7,7 @@ use slipway_ram::{Lasting, Snapshots};
 
 pub(super) const LEN: usize = 1 << 20;
 /// The version of the format. A state of another version is refused.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// All session state that messages change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +23,23 @@ pub(crate) struct SessionState {
     pub regions: Vec<RegionState>,
     /// Each interrupt: (it has a route, it is masked).
     pub lines: Vec<(bool, bool)>,
+    /// Whether the function runs.
+    pub run: KeptRun,
     /// The message whose effect this state includes.
     pub applied: Option<Applied>,
+}
+
+/// What a successor does with the function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum KeptRun {
+    /// The function goes on.
+    #[default]
+    Running,
+    /// The function stays stopped. A state that was being read is saved anew.
+    Stopped,
+    /// The client was replacing the function's state, or that had failed: the function is reset,
+    /// and the client has to reset it again.
+    Lost,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -39,6 +39,7 @@ impl Session {
             session.negotiated = Some(Negotiated { max_xfer, max_files, write_multiple, resume });
             session.live.stamp(&session.live.negotiated_at);
         }
+        device.take_over_run(keeping.state.run);
         session.add_kept_remotes(device, &keeping)?;
         let regions = device.map.regions();
         let mapped = regions.iter().filter(|(_, region)| !region.is_remote());

@@ -2,9 +2,10 @@
 //!
 //! Requests are grouped by file: [`info`] (the device's description),
 //! [`io_fds`] (what a client writes without messages), [`irqs`], [`dma`] (client
-//! memory), [`access`] (registers), [`resume`] (functions that outlive a connection). A request
-//! that cannot be answered yet is [`Pending`]; later messages wait behind it, since commands are
-//! processed in order (section *Command Concurrency*).
+//! memory), [`access`] (registers), [`migration`] (stopping the function, and its state),
+//! [`resume`] (functions that outlive a connection). A request that cannot be answered yet is
+//! [`Pending`]; later messages wait behind it, since commands are processed in order (section
+//! *Command Concurrency*).
 
 mod access;
 mod dma;
@@ -12,6 +13,7 @@ mod info;
 mod io_fds;
 mod irqs;
 mod kept;
+mod migration;
 mod resume;
 
 use std::os::fd::OwnedFd;
@@ -43,8 +45,8 @@ pub const MAX_HELD: usize = 64;
 /// The largest number of bytes of earlier clients' memory that may await unmapping before an
 /// endpoint stops accepting clients.
 pub const MAX_HELD_BYTES: usize = 1 << 30;
-/// The time that an unmap or a reset waits for the function to become quiet, after an earlier one
-/// ran into its deadline.
+/// The time that a request waits for the function to become quiet, after an earlier one ran into
+/// its deadline.
 const STUCK_PATIENCE: Duration = Duration::from_millis(20);
 
 /// The outcome of a request.
@@ -62,6 +64,8 @@ enum Waiting {
     Unmap(dma::Unmap),
     /// A reset waits for requests in flight, which may still write to the client's memory.
     Reset,
+    /// A change of the function's state waits for requests in flight.
+    Quiet(migration::Transition),
     /// The rest of a message's writes waits for the next turn.
     Turn(access::Rest),
     /// The session waits to move to a thread of its own before message-only memory is mapped.
@@ -106,7 +110,8 @@ pub(crate) struct Session {
     pub(crate) kept: Option<Box<Keeping>>,
     /// The state that a successor needs of a client that resumes its function by itself.
     pub(crate) released: Option<Box<Keeping>>,
-    /// An unmap or a reset ran into its deadline, and no later one has found the function quiet.
+    /// A request that waited for the function to become quiet ran into its deadline, and no later
+    /// one has found the function quiet.
     stuck: bool,
     /// The number and bytes of the client's resources that await closing or unmapping, and the time
     /// since when both are unchanged. `None` while they are few enough for the next message to be
@@ -151,11 +156,10 @@ impl Session {
         blocked || self.channel.with(|wire| wire.has_output())
     }
 
-    /// Returns whether an unmap or a reset is quiescing the function. A poll would end the
-    /// quiescence.
+    /// Returns whether a request is quiescing the function. A poll would end the quiescence.
     pub(crate) fn is_quiescing(&self) -> bool {
         let waiting = self.pending.as_ref().map(|pending| &pending.waiting);
-        matches!(waiting, Some(Waiting::Unmap(_) | Waiting::Reset))
+        matches!(waiting, Some(Waiting::Unmap(_) | Waiting::Reset | Waiting::Quiet(_)))
     }
 
     /// Processes the messages that have arrived, up to [`COST_PER_TURN`].
@@ -262,7 +266,7 @@ impl Session {
         }
         let payload = &message.payload;
         let command = command.ok_or(Errno::INVAL)?;
-        if device.held && resume::touches(command, payload) {
+        if device.is_held() && resume::touches(command, payload) {
             device.abandon();
         }
         match command {
@@ -293,9 +297,9 @@ impl Session {
             // The server sends these commands; a client must not.
             Command::DmaRead | Command::DmaWrite => Err(Errno::INVAL),
             Command::DeviceFeature => self.device_feature(device, payload),
-            Command::DirtyPages | Command::MigDataRead | Command::MigDataWrite => {
-                Err(Errno::NOTSUP)
-            }
+            Command::MigDataRead => self.migration_read(device, payload),
+            Command::MigDataWrite => self.migration_write(device, payload),
+            Command::DirtyPages => Err(Errno::NOTSUP),
         }
     }
 
@@ -305,7 +309,7 @@ impl Session {
             one_connection: self.config.one_connection,
         };
         let (negotiated, reply) = version::negotiate(payload, has)?;
-        if device.held && !negotiated.resume {
+        if device.is_held() && !negotiated.resume {
             // Once it is disconnected, the endpoint is as for any first client.
             device.abandon();
             return Err(Errno::AGAIN);
@@ -325,15 +329,15 @@ impl Session {
     /// function may have become quiet meanwhile, and some functions take a turn to report it.
     fn patience(&self, header: &Header) -> Duration {
         let code = header.command.get();
-        let waits_for_rest =
-            [Command::DmaUnmap as u16, Command::DeviceReset as u16].contains(&code);
-        match self.stuck && waits_for_rest {
+        let wait_for_rest = [Command::DmaUnmap, Command::DeviceReset, Command::DeviceFeature];
+        match self.stuck && wait_for_rest.iter().any(|command| *command as u16 == code) {
             true => STUCK_PATIENCE.min(self.config.reply_deadline),
             false => self.config.reply_deadline,
         }
     }
 
-    /// Does a function-level reset; memory and routes stay (section *VFIO_USER_DEVICE_RESET*). The
+    /// Does a function-level reset; memory and routes stay (section *VFIO_USER_DEVICE_RESET*). A
+    /// function that was stopped or has failed runs afterwards. The
     /// reply is sent when no earlier request can reach the client's memory any more.
     fn device_reset(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
         if !payload.is_empty() {
@@ -349,7 +353,8 @@ impl Session {
             return Ok(Answer::Later(Waiting::Reset));
         }
         self.stuck = !quiet;
-        device.pace.kick();
+        device.start();
+        self.note_run(device);
         if quiet { Ok(Answer::Reply(Vec::new())) } else { Err(Errno::BUSY) }
     }
 
@@ -358,6 +363,7 @@ impl Session {
         let outcome = match waiting {
             Waiting::Unmap(unmap) => self.resume_unmap(device, unmap, now >= deadline),
             Waiting::Reset => self.resume_reset(device, now >= deadline),
+            Waiting::Quiet(transition) => self.walk(device, transition, now >= deadline),
             Waiting::Turn(rest) => self.go_on(device, rest, now),
             waiting @ Waiting::Thread(_) => Ok(Answer::Later(waiting)),
         };
