@@ -126,11 +126,6 @@ impl Cell {
         self.seen
     }
 
-    /// Returns the register's present value.
-    pub fn rung(&self) -> u32 {
-        self.doorbells.load(self.index)
-    }
-
     /// Returns the shadow entry's value at the last look, and whether the host has changed the
     /// entry. Returns `None` without a shadow.
     pub fn shadow_seen(&self) -> Option<(u32, bool)> {

@@ -360,7 +360,12 @@ impl Journal {
     }
 
     /// Records what a queue's doorbell has seen in the shadow pages `pages`, which are new.
-    pub fn adopt_shadow(&self, (queue, side): (u16, Side), pages: Option<ShadowPages>, cell: &Cell) {
+    pub fn adopt_shadow(
+        &self,
+        (queue, side): (u16, Side),
+        pages: Option<ShadowPages>,
+        cell: &Cell,
+    ) {
         let (Some(pages), Some((seen, moved))) = (pages, cell.shadow_seen()) else { return };
         self.follow(queue, side, pages.number, seen);
         if moved {

@@ -1,16 +1,18 @@
 //! Queues as a saved state has them.
 
 use serde::{Deserialize, Serialize};
+use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
+use slipway_pci::Doorbells;
 
 use crate::cell::Cell;
 use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 
-/// The values that a queue saw last, and the value that it has not looked at yet.
+/// The values that a queue saw last, and the value that it may not have looked at yet.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DoorbellState {
     pub register: u32,
-    /// The register's present value.
+    /// The register's value when the state was saved.
     pub rung: u32,
     /// The value of the shadow page's entry, and whether the host has changed it.
     pub shadow: Option<(u32, bool)>,
@@ -85,6 +87,16 @@ impl QueueStates {
         });
     }
 
+    /// Notes the present values of the registers.
+    pub fn note_rung(&mut self, doorbells: &Doorbells) {
+        for queue in &mut self.submission {
+            queue.doorbell.rung = doorbells.load(tail_doorbell(queue.id));
+        }
+        for queue in &mut self.completion {
+            queue.doorbell.rung = doorbells.load(head_doorbell(queue.id));
+        }
+    }
+
     /// Adds another thread's queues.
     pub fn append(&mut self, other: &Self) {
         self.submission.extend_from_slice(&other.submission);
@@ -102,7 +114,7 @@ impl From<&Queues> for QueueStates {
 }
 
 fn save_doorbell(cell: &Cell) -> DoorbellState {
-    DoorbellState { register: cell.seen(), rung: cell.rung(), shadow: cell.shadow_seen() }
+    DoorbellState { register: cell.seen(), rung: cell.seen(), shadow: cell.shadow_seen() }
 }
 
 fn save_submission(queue: &SubmissionQueue) -> SubmissionState {

@@ -16,8 +16,8 @@ use crate::channel::Channel;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{Line, adopt};
 use crate::kept::{
-    Applied, Attachments, KeptRun, NegotiatedState, Parts, Progress, RegionState, SessionState, States,
-    Steps,
+    Applied, Attachments, KeptRun, NegotiatedState, Parts, Progress, RegionState, SessionState,
+    States, Steps,
 };
 use crate::run_state::RunState;
 use crate::slots::{BELL, CLIENT, LINES, REGIONS};

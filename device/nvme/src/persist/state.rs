@@ -192,6 +192,7 @@ pub(crate) fn save(home: &Home) -> Vec<u8> {
     assert!(home.engine.inflight.is_empty(), "a controller is quiesced before it is saved");
     let mut queues = QueueStates::from(&home.engine.queues);
     queues.append(&home.fleet.saved_queues());
+    queues.note_rung(&home.engine.doorbells);
     with_queues(home, queues)
 }
 
@@ -365,9 +366,8 @@ fn compare(saved: &Shape, own: &Shape, kept: bool) -> Result<BTreeSet<u32>, Stat
     }
     let identity = |shape: &Shape| [&shape.serial, &shape.model, &shape.nqn].map(String::clone);
     require(!kept || identity(saved) == identity(own), "the controller has another identity")?;
-    let size = |shape: &Shape| {
-        (shape.vectors, shape.queue_pairs, shape.queue_entries, shape.transfer)
-    };
+    let size =
+        |shape: &Shape| (shape.vectors, shape.queue_pairs, shape.queue_entries, shape.transfer);
     require(size(saved) == size(own), "the controller has another size")?;
     Ok(different)
 }

@@ -15,6 +15,7 @@ mod lanes;
 mod lifecycle;
 mod limits;
 mod mailbox;
+mod moved;
 mod parts;
 mod pin;
 mod prp;

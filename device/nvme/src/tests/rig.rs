@@ -30,6 +30,7 @@ pub struct Setup {
     pub clock: ManualClock,
     pub sink: Arc<FifoSink>,
     pub vectors: u16,
+    pub serial: &'static str,
     pub journal: Option<Lasting>,
     /// `true` if the namespaces are shared with other controllers.
     pub shared: bool,
@@ -52,6 +53,7 @@ impl Setup {
             clock: ManualClock::new(),
             sink: FifoSink::new(),
             vectors: 65,
+            serial: "TEST0001",
             journal: None,
             shared: false,
             alone: false,
@@ -96,7 +98,7 @@ impl Setup {
                 })
                 .collect(),
             clock: Arc::new(self.clock),
-            identity: Identity::new("TEST0001"),
+            identity: Identity::new(self.serial),
             limits: Limits { lanes, ..self.limits },
             journal: self.journal,
         });

@@ -14,8 +14,9 @@ use super::rig::{MEMORY, Rig, Setup, Shared, ram};
 use crate::Controller;
 use crate::driver::{admin, io};
 
-/// Makes a rig in the middle of its life, and a closure that makes a successor's parts.
-fn mid_life() -> (Rig, impl Fn() -> Setup) {
+/// Makes a rig in the middle of its life, and a closure that makes a successor's parts. The last
+/// ten commands are rung and not fetched.
+pub fn mid_life() -> (Rig, impl Fn() -> Setup) {
     let disk = Shared::new(ram(1 << 20, 512));
     let setup = Setup::on(Memory::heap(MEMORY), Box::new(disk.clone()));
     let (memory, clock, sink) = (setup.memory.clone(), setup.clock.clone(), setup.sink.clone());
@@ -46,7 +47,7 @@ fn mid_life() -> (Rig, impl Fn() -> Setup) {
     (rig, again)
 }
 
-fn saved(rig: &mut Rig) -> Vec<u8> {
+pub fn saved(rig: &mut Rig) -> Vec<u8> {
     assert!(rig.controller().quiesce());
     rig.controller().save()
 }
@@ -61,9 +62,7 @@ fn a_successor_goes_on_where_the_controller_was() {
     assert!(successor.quiesce());
     assert!(successor.save() == state, "nothing is lost by the way");
     rig.driver.registers.function = successor;
-    // The ten entries that the predecessor did not fetch were announced to it, not to the
-    // successor: its doorbell cells hold what the predecessor saw.
-    rig.write32(offset::DOORBELLS + 4 * tail_doorbell(5) as u64, (50 + 10) % 16);
+    // The guest has rung for the ten entries that the predecessor did not fetch.
     rig.poll(2);
     assert_eq!(rig.reap(5).len(), 10);
     let back = rig.buffer(4096);
@@ -177,9 +176,11 @@ fn contradictions_are_refused() {
     let edits: &[(&str, Value)] = &[
         ("/kind", "e1000".into()),
         ("/version", 1.into()),
-        ("/shape/serial", "OTHER".into()),
         ("/shape/vectors", 64.into()),
-        ("/shape/namespaces/0/blocks", 1.into()),
+        ("/shape/queue_pairs", 3.into()),
+        ("/shape/transfer", 4096.into()),
+        ("/shape/namespaces/0/block_size", 4096.into()),
+        ("/shape/namespaces/0/nguid", vec![9; 16].into()),
         ("/phase", "Disabled".into()),
         ("/phase", "Resetting".into()),
         ("/phase", "Lost".into()),

@@ -196,13 +196,9 @@ fn check_target(device: &Device, to: u32) -> Result<(), Errno> {
     let migrates = device.function.max_state() > 0;
     match to {
         device_state::RUNNING => Ok(()),
-        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING if migrates => {
-            Ok(())
-        }
+        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING if migrates => Ok(()),
         device_state::STOP if device.is_held() => Ok(()),
-        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING => {
-            Err(Errno::NOTSUP)
-        }
+        device_state::STOP | device_state::STOP_COPY | device_state::RESUMING => Err(Errno::NOTSUP),
         _ => Err(Errno::INVAL),
     }
 }
