@@ -64,6 +64,8 @@ pub struct Knobs {
     pub resets: AtomicU32,
     /// The number of polls.
     pub polls: AtomicU32,
+    /// How often the function was asked to become quiet.
+    pub quiesces: AtomicU32,
 }
 
 /// The test function.
@@ -284,6 +286,7 @@ impl Function for Scratch {
     }
 
     fn quiesce(&mut self) -> bool {
+        self.knobs.quiesces.fetch_add(1, Ordering::SeqCst);
         self.quiet = !self.knobs.restless.load(Ordering::SeqCst);
         self.quiet
     }

@@ -56,9 +56,7 @@ fn unknown_commands_get_an_errno() {
         raw.send(&[header.as_bytes(), &[0; 8]].concat(), &[]);
         assert_eq!(raw.reply().err(), Errno::INVAL, "command {code}");
     }
-    for command in
-        [Command::DirtyPages, Command::DeviceFeature, Command::MigDataRead, Command::MigDataWrite]
-    {
+    for command in [Command::DirtyPages, Command::DeviceFeature] {
         assert_eq!(raw.call(command, &[0; 32]).err(), Errno::NOTSUP);
     }
     assert_eq!(raw.call(Command::DmaRead, &[0; 16]).err(), Errno::INVAL);

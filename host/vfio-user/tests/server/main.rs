@@ -13,6 +13,7 @@ mod irq_info;
 mod isolation;
 mod lifecycle;
 mod lingering;
+mod migration;
 mod qemu;
 mod region_info;
 mod region_io_fds;
