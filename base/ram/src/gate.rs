@@ -1,29 +1,46 @@
-//! The gate before memory whose bytes may not be zero yet.
+//! The gate before memory whose bytes may not be those with which its user begins yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The size in bytes of the parts that are zeroed as a whole. A power of two, and a divisor of the
-/// size of a huge page.
+/// The size in bytes of the parts of recycled memory that are zeroed as a whole. A power of two, and
+/// a divisor of the size of a huge page.
 pub const GRANULE: usize = 64 << 10;
 
 /// A reason for which bytes of late memory cannot be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotYet {
-    /// Another thread is writing the zeros of a granule; try again.
+    /// Another thread is writing the first bytes of a granule; try again.
     Busy,
-    /// A page cannot be had: no huge page is free.
+    /// A page cannot be had: no huge page is free, or the host has no memory left.
     Gone,
+}
+
+/// The place of a granule's bytes for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// In the file: the granule was taken.
+    Own,
+    /// Nowhere: they are zeros.
+    Zeros,
+    /// In the template.
+    Template,
 }
 
 /// The state of the granules of a file.
 pub(crate) trait Gate: Send + Sync {
-    /// Takes all granules of `offset..offset + len` of the file for their user: writes zeros into
-    /// those that have other bytes. Never waits.
+    /// Takes all granules of `offset..offset + len` of the file for their user: writes the bytes
+    /// with which the user begins into those that have others. Never waits.
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet>;
 
-    /// Returns whether granule `number` was taken: it has what its user wrote, or zeros.
-    fn is_taken(&self, number: usize) -> bool;
+    /// Returns the size of a granule in bytes, a power of two.
+    fn granule(&self) -> usize;
+
+    /// Returns where the bytes of granule `number` are at this moment.
+    fn find(&self, number: usize) -> Found;
+
+    /// Copies bytes of the template from `offset` of the file on. Returns `false` if there are none.
+    fn read_template(&self, offset: usize, into: &mut [u8]) -> bool;
 
     /// Returns whether all granules were taken. They stay so as long as the gate exists.
     fn is_given(&self) -> bool;
@@ -49,7 +66,7 @@ impl Late {
     /// Returns whether no access needs to take anything.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        // Pairs with the release in `pass`: all zeros that were written are seen.
+        // Pairs with the release in `pass`: all bytes that were written are seen.
         self.open.load(Ordering::Acquire)
     }
 
@@ -68,7 +85,7 @@ impl Late {
         Ok(())
     }
 
-    /// Does what [`Late::take`] does, and lets other threads finish what they are zeroing.
+    /// Does what [`Late::take`] does, and lets other threads finish what they are writing.
     #[inline]
     pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         if self.is_open() { Ok(()) } else { self.pass_patiently(offset, len) }
@@ -87,23 +104,34 @@ impl Late {
         }
     }
 
-    /// Splits a range of the mapping at the granules. Calls `visit` with each part, its offset from
-    /// the start of the range, and whether it was taken, until `visit` returns `false`. Returns
-    /// whether it never did.
-    pub(crate) fn parts(
+    /// Reads a range of the mapping that may not have been taken, granule by granule: bytes that
+    /// were taken by `own`, which is called with parts of the range by their offset from its start,
+    /// and others as their user begins with them. Returns `false` if `own` does, or if the
+    /// template's bytes are gone.
+    pub(crate) fn look(
         &self,
         offset: usize,
-        len: usize,
-        mut visit: impl FnMut(std::ops::Range<usize>, bool) -> bool,
+        into: &mut [u8],
+        own: impl Fn(usize, &mut [u8]) -> bool,
     ) -> bool {
         let (start, mut done) = (self.offset + offset, 0);
-        while done < len {
-            let granule = (start + done) / GRANULE;
-            let part = ((granule + 1) * GRANULE - (start + done)).min(len - done);
-            if !visit(done..done + part, self.gate.is_taken(granule)) {
+        let granule = self.gate.granule();
+        while done < into.len() {
+            let at = start + done;
+            let end = into.len().min(done + granule - at % granule);
+            let part = &mut into[done..end];
+            let there = match self.gate.find(at / granule) {
+                Found::Own => own(done, part),
+                Found::Template => self.gate.read_template(at, part),
+                Found::Zeros => {
+                    part.fill(0);
+                    true
+                }
+            };
+            if !there {
                 return false;
             }
-            done += part;
+            done = end;
         }
         true
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use slipway_peer::Bin;
 
 use crate::sealed_files::SealedFiles;
-use crate::{LateMemory, Permissions, Region};
+use crate::{LateMemory, Permissions, Region, Template};
 
 /// The late memory of a process, found by the file that a client passes, and mappings that clients
 /// share. Clones share both.
@@ -92,6 +92,19 @@ impl LateFiles {
         match (found.next(), found.next()) {
             (Some(_), Some(_)) => Err(rustix::io::Errno::ACCESS.into()),
             (one, _) => Ok(one),
+        }
+    }
+
+    /// Makes a template of `file`, memory of a VM that does not run. Late memory is known by any
+    /// descriptor of it, and gives only bytes that its user was given. Other files are copied as
+    /// they are. Waits for the copy.
+    ///
+    /// # Errors
+    /// `EACCES` if several memories have the numbers of `file`; those of [`Template::copy_of`].
+    pub fn template(&self, file: BorrowedFd<'_>) -> std::io::Result<Template> {
+        match self.find(file)? {
+            Some((_, memory)) => memory.freeze(),
+            None => Template::copy_of(file),
         }
     }
 

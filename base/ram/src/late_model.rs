@@ -1,11 +1,12 @@
-//! A model of late memory: bytes that are zero when a user begins.
+//! A model of late memory: bytes that are zero, or those of a template, when a user begins.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use slipway_peer::Bin;
 
-use crate::{Access, DmaMap, GRANULE, LateMemory, Permissions, Region, Span};
+use crate::{Access, DmaMap, GRANULE, LateMemory, Permissions, Region, Span, Template};
 
 const GRANULES: usize = 4;
 const LEN: usize = GRANULES * GRANULE;
@@ -18,15 +19,14 @@ struct Model {
 }
 
 /// Reads `data` as a list of accesses, of zeroing ahead, of faults and of changes of user, and
-/// compares every byte that is read with the model.
+/// compares every byte that is read with the model. The first byte tells whether the memory is
+/// recycled or begins as a template.
 pub fn late_memory(data: &[u8]) {
-    let file = rustix::fs::memfd_create("late", MemfdFlags::CLOEXEC);
-    let Ok(file) = file else { return };
-    if rustix::fs::ftruncate(&file, LEN as u64).is_err() {
-        return;
-    }
-    let Ok(memory) = LateMemory::new(file) else { return };
-    let Some(mut model) = Model::of(memory) else { return };
+    let model = match data.first() {
+        Some(first) if first % 2 == 1 => template().and_then(|template| Model::fork(&template)),
+        _ => recycled(),
+    };
+    let Some(mut model) = model else { return };
     for step in data.chunks_exact(6) {
         let at = (usize::from(u16::from_le_bytes([step[1], step[2]])) * 4) % LEN;
         let len = usize::from(u16::from_le_bytes([step[3], step[4]])).min(LEN - at);
@@ -46,21 +46,54 @@ pub fn late_memory(data: &[u8]) {
     }
 }
 
+/// Makes a file in memory of `len` bytes without pages.
+fn file(len: usize) -> Option<OwnedFd> {
+    let file = rustix::fs::memfd_create("late", MemfdFlags::CLOEXEC).ok()?;
+    rustix::fs::ftruncate(&file, len as u64).ok()?;
+    Some(file)
+}
+
+fn recycled() -> Option<Model> {
+    Model::of(LateMemory::new(file(LEN)?).ok()?, vec![0; LEN])
+}
+
+/// Makes a template whose pages have a byte each, in turn with holes.
+fn template() -> Option<Arc<Template>> {
+    let file = file(LEN)?;
+    for page in (0..LEN / Template::GRANULE).filter(|page| page % 3 != 0) {
+        let at = (page * Template::GRANULE) as u64;
+        rustix::io::pwrite(&file, &[page as u8 | 1; Template::GRANULE], at).ok()?;
+    }
+    Some(Arc::new(Template::copy_of(file.as_fd()).ok()?))
+}
+
 impl Model {
-    fn of(memory: LateMemory) -> Option<Self> {
+    fn of(memory: LateMemory, bytes: Vec<u8>) -> Option<Self> {
         let (memory, mut map) = (Arc::new(memory), DmaMap::new());
         let both = Permissions::READ_WRITE;
         map.add(0, Region::late(&memory, 0, LEN as u64, both, &Bin::new()).ok()?).ok()?;
-        Some(Self { memory, map, bytes: vec![0; LEN] })
+        Some(Self { memory, map, bytes })
     }
 
-    /// The user ends and another one begins.
+    fn fork(template: &Arc<Template>) -> Option<Self> {
+        let mut bytes = vec![0; LEN];
+        rustix::io::pread(template.file(), &mut bytes, 0).ok()?;
+        Self::of(LateMemory::fork(file(LEN)?, template).ok()?, bytes)
+    }
+
+    /// The user ends and another one begins: of a fork, one that begins with what the former left.
     fn next(&mut self) -> Option<Self> {
+        if self.memory.template().is_some() {
+            let template = Arc::new(self.memory.freeze().ok()?);
+            let next = Self::fork(&template)?;
+            assert!(next.bytes == self.bytes, "the template of a fork");
+            return Some(next);
+        }
         self.map.clear();
         let memory = std::mem::replace(&mut self.memory, Arc::new(dead()?));
         let mut memory = Arc::into_inner(memory)?;
         memory.recycle();
-        Self::of(memory)
+        Self::of(memory, vec![0; LEN])
     }
 
     fn write(&mut self, at: usize, len: usize, value: u8) {
@@ -92,12 +125,13 @@ impl Model {
 
     /// The user's process touches a byte: its fault is served, and it writes.
     fn fault(&mut self, at: usize, value: u8) {
-        let granule = at / GRANULE * GRANULE;
-        assert_eq!(self.memory.take(granule, GRANULE), Ok(()));
-        let mut bytes = vec![0; GRANULE];
+        let unit = self.memory.granule();
+        let granule = at / unit * unit;
+        assert_eq!(self.memory.take(granule, unit), Ok(()));
+        let mut bytes = vec![0; unit];
         let Ok(its) = Span::file(self.memory.file(), 0, LEN) else { return };
         assert_eq!(its.read(granule, &mut bytes), Ok(()));
-        assert!(bytes == self.bytes[granule..granule + GRANULE], "fault {at:#x}");
+        assert!(bytes == self.bytes[granule..granule + unit], "fault {at:#x}");
         self.bytes[at] = value;
         assert_eq!(its.write(at, &[value]), Ok(()));
     }
@@ -105,9 +139,7 @@ impl Model {
 
 /// Memory in the place of what is taken out of a model that ends.
 fn dead() -> Option<LateMemory> {
-    let file = rustix::fs::memfd_create("late", MemfdFlags::CLOEXEC).ok()?;
-    rustix::fs::ftruncate(&file, GRANULE as u64).ok()?;
-    LateMemory::new(file).ok()
+    LateMemory::new(file(GRANULE)?).ok()
 }
 
 #[cfg(test)]
@@ -115,7 +147,9 @@ mod tests {
     #[test]
     fn late_memory_equals_its_model() {
         for data in crate::fuzz::inputs(11, 1200).take(20) {
-            super::late_memory(&data);
+            for first in [0, 1] {
+                super::late_memory(&[&[first], &data[1..]].concat());
+            }
         }
     }
 }

@@ -19,10 +19,12 @@
 //! - [`Lasting`] is no guest's memory but this process's own, for the state that the next process
 //!   needs to go on.
 //!
-//! Memory may be recycled and not zeroed yet ([`LateMemory`]): each access through [`Memory`] or a
-//! new span takes its granules first, so that a device finds zeros where nobody has written. Other
-//! memory pays one branch for it. Late memory pays a load for each granule (64 KiB) of the access,
-//! and one load for the whole access once all of it was given ([`LateMemory::take_all`]).
+//! Memory may be recycled and not zeroed yet, or be that of a fork and still in its [`Template`]
+//! ([`LateMemory`]): each access through [`Memory`] or a new span takes its granules first, so that
+//! a device finds zeros, or the template's bytes, where nobody has written. Other memory pays one
+//! branch for it. Late memory pays a load for each granule of the access (64 KiB, or 4 KiB with a
+//! template), and one load for the whole access once all of it was given
+//! ([`LateMemory::take_all`]).
 //!
 //! A client that shrinks its file behind a mapping makes an access raise SIGBUS. No copy is ended
 //! by it: a handler of that signal knows the few instructions that touch guest memory, and makes
@@ -69,6 +71,7 @@ mod mapping;
 mod pages;
 mod sealed_files;
 mod span;
+mod template;
 mod window;
 
 #[cfg(test)]
@@ -83,6 +86,7 @@ pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use pages::unmap;
 pub use span::Span;
+pub use template::Template;
 pub use window::Window;
 
 /// A kind of access to guest memory.
@@ -144,8 +148,8 @@ pub enum Fault {
         /// First address of the access within its region.
         iova: u64,
     },
-    /// Another thread is writing the zeros of late memory. Nobody is at fault: try again soon.
-    #[error("the memory at {iova:#x} is being zeroed")]
+    /// Another thread is writing the first bytes of late memory. Nobody is at fault: try again soon.
+    #[error("the memory at {iova:#x} is being prepared")]
     Busy {
         /// First address of the access within its region.
         iova: u64,

@@ -39,7 +39,7 @@ pub struct Mapping {
     len: usize,
     permissions: Permissions,
     guarded: bool,
-    /// Set if a page may have an earlier user's bytes until it is taken.
+    /// Set if a page may have other bytes than its user begins with until it is taken.
     late: Option<Late>,
     owner: Owner,
 }
@@ -222,7 +222,7 @@ impl Mapping {
         }
     }
 
-    /// Takes late memory for an access. Waits while another thread writes the zeros of a granule.
+    /// Takes late memory for an access. Waits while another thread writes a granule's first bytes.
     #[inline]
     pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> bool {
         match &self.late {
@@ -231,23 +231,14 @@ impl Mapping {
         }
     }
 
-    /// Copies from `offset` into `into`, of memory that may not have been taken: that reads as
-    /// zeros. Returns `false` if the memory is gone.
+    /// Copies from `offset` into `into`, of memory that may not have been taken: that reads as its
+    /// user begins with it. Returns `false` if the memory is gone.
     #[inline]
     pub(crate) fn look(&self, offset: usize, into: &mut [u8]) -> bool {
         match &self.late {
             None => self.read(offset, into),
             Some(late) if late.is_open() => self.read(offset, into),
-            Some(late) => late.parts(offset, into.len(), |part, taken| {
-                let start = offset + part.start;
-                match taken {
-                    true => self.read(start, &mut into[part]),
-                    false => {
-                        into[part].fill(0);
-                        true
-                    }
-                }
-            }),
+            Some(late) => late.look(offset, into, |at, part| self.read(offset + at, part)),
         }
     }
 

@@ -1,30 +1,40 @@
-//! Memory that is given late: recycled pages, each of which is zero when its user first sees it.
+//! Memory that is given late: recycled pages, each of which is zero when its user first sees it, or
+//! new pages, each of which has a template's bytes then.
 //!
 //! A [`LateMemory`] is a file in memory whose pages may still hold the bytes of an earlier user. It
-//! is cut into granules of [`GRANULE`] bytes, and a table has the state of each (see `states`). The
-//! three parties that may meet a page first all go by the table:
+//! is cut into granules of [`GRANULE`] bytes, and a table has the state of each (see `states`).
+//! Memory that begins as a [`Template`] ([`LateMemory::fork`]) is a file without pages, in granules
+//! of [`Template::GRANULE`] bytes, since the few pages that a fork needs lie scattered. The three
+//! parties that may meet a page first all go by the table:
 //! - a device of this process: a region of late memory takes the granules of an access before the
 //!   access. A span is taken when it is pinned, and needs no check later, since a clean granule
 //!   stays clean;
 //! - the user's process, which has the file mapped under userfaultfd(2): the server of its faults
 //!   calls [`LateMemory::take`] before it lets a fault go on;
-//! - a thread that zeroes ahead of both, [`LateMemory::zero_ahead`].
+//! - a thread that works ahead of both: it zeroes ([`LateMemory::zero_ahead`]), or copies what a
+//!   fork is known to need (the server of the faults, by [`LateMemory::take`]).
 //!
-//! A thread that finds a granule busy, because another one is writing its zeros, is told so
+//! A thread that finds a granule busy, because another one is writing its bytes, is told so
 //! ([`Fault::Busy`](crate::Fault::Busy)) where it can come back: at
-//! [`View::pin`](crate::View::pin), the way of data. A read never waits: a granule that nobody was
-//! given reads as zeros. The small writes of a device (words, ring entries, structures) wait for
-//! the other thread, which writes 64 KiB and makes no system call meanwhile. Threads that zero
-//! ahead must therefore not do so at idle priority, at which they may wait for a CPU.
+//! [`View::pin`](crate::View::pin), the way of data. A read never waits, and copies nothing: a
+//! granule that nobody was given reads as zeros, or as the template. The small writes of a device
+//! (words, ring entries, structures) wait for the other thread, which writes at most 64 KiB:
+//! zeros without a system call, the template's bytes by one pwrite(2), which makes the pages as
+//! well. Threads that zero ahead must therefore not do so at idle priority, at which they may wait
+//! for a CPU.
 //!
 //! The table lies in a memfd, so that it can outlive this process together with the file. A granule
-//! that was busy when its process ended is dirty ([`LateMemory::of_predecessor`]).
+//! that was busy when its process ended is dirty, or shared ([`LateMemory::of_predecessor`]): a
+//! user has no page of it before it is clean, so its bytes can be written again.
 //!
 //! Memory may have a home, a NUMA node on which the kernel makes its pages
 //! ([`LateMemory::set_home`]). A file of base pages keeps its home, whoever touches a page first. A
 //! file of huge pages does not, and each of its mappings has a home: this module sees to those of
 //! this process, and the user to those of its own.
 
+#[cfg(test)]
+mod fork_tests;
+mod forked;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -46,8 +56,8 @@ use slipway_numa::NumaNode;
 use slipway_peer::Bin;
 use states::Taken;
 
-use crate::gate::{GRANULE, Gate, Late, NotYet};
-use crate::{Lasting, Mapping, Permissions, pages};
+use crate::gate::{Found, GRANULE, Gate, Late, NotYet};
+use crate::{Lasting, Mapping, Permissions, Template, pages};
 
 /// The bytes that fill a granule: a page of them, which stays in the processor's first cache.
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -59,12 +69,14 @@ pub struct Granules {
     pub absent: usize,
     /// Granules with an earlier user's bytes.
     pub dirty: usize,
-    /// Granules that are being zeroed.
+    /// Granules whose first bytes are being written.
     pub busy: usize,
     /// Granules of zeros that nobody was given.
     pub untouched: usize,
     /// Granules that the present user was given.
     pub clean: usize,
+    /// Granules whose bytes are in the template only.
+    pub shared: usize,
 }
 
 impl std::iter::Sum for Granules {
@@ -75,17 +87,20 @@ impl std::iter::Sum for Granules {
             busy: sum.busy + one.busy,
             untouched: sum.untouched + one.untouched,
             clean: sum.clean + one.clean,
+            shared: sum.shared + one.shared,
         })
     }
 }
 
-/// Recycled pages of one file, and the state of each granule.
+/// Pages of one file, recycled or new ones, and the state of each granule.
 pub struct LateMemory {
     file: OwnedFd,
     /// This process's own mapping, through which granules are zeroed whatever a region permits.
     alias: Mapping,
     table: Lasting,
     granules: usize,
+    /// The memory with whose bytes the user begins; zeros if there is none.
+    template: Option<Arc<Template>>,
     /// Set when all granules are clean.
     given: AtomicBool,
     /// The NUMA node of the pages, if there is one.
@@ -105,38 +120,63 @@ impl LateMemory {
     /// # Errors
     /// `InvalidInput` for another size; those of [`Mapping::file`] and of making a memfd.
     pub fn new(file: OwnedFd) -> io::Result<Self> {
-        let granules = granules_of(&file)?;
+        let granules = granules_of(&file, GRANULE)?;
         let table = Lasting::new("slipway-granules", granules)?;
-        Self::with_table(file, table, granules)
+        Self::with_table(file, table, granules, None)
     }
 
-    /// Takes the file and the table that a process which has ended left. Granules that it was
-    /// zeroing are dirty.
+    /// Takes the file and the table that a process which has ended left, and the template with
+    /// whose bytes the memory begins, if it has one. Granules that it was writing are dirty, or
+    /// shared with the template.
     ///
     /// # Errors
-    /// As for [`LateMemory::new`]; `InvalidData` if the table is none or belongs to another size.
-    pub fn of_predecessor(file: OwnedFd, table: OwnedFd) -> io::Result<Self> {
-        let granules = granules_of(&file)?;
+    /// As for [`LateMemory::new`] and [`LateMemory::fork`]; `InvalidData` if the table is none,
+    /// belongs to another size, or to memory with a template where none is passed and the reverse.
+    pub fn of_predecessor(
+        file: OwnedFd,
+        table: OwnedFd,
+        template: Option<Arc<Template>>,
+    ) -> io::Result<Self> {
+        let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+        let (unit, before) = match &template {
+            Some(_) => (Template::GRANULE, states::SHARED),
+            None => (GRANULE, states::DIRTY),
+        };
+        let granules = granules_of(&file, unit)?;
         let table = Lasting::of(table)?;
         if table.len() != granules.next_multiple_of(rustix::param::page_size()) {
-            let text = "a table of the pages of another file";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            return Err(invalid("a table of the pages of another file"));
         }
-        let memory = Self::with_table(file, table, granules)?;
+        if template.as_ref().is_some_and(|one| one.len() != granules * unit) {
+            return Err(invalid("a template of another size"));
+        }
+        let of_template = [states::ABSENT, states::BUSY, states::CLEAN, states::SHARED];
+        let known = |state| match template {
+            Some(_) => of_template.contains(&state),
+            None => (states::ABSENT..=states::CLEAN).contains(&state),
+        };
+        let memory = Self::with_table(file, table, granules, template.clone())?;
         for state in memory.states() {
-            if !(states::ABSENT..=states::CLEAN).contains(&state.load(Ordering::Acquire)) {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "an unknown state"));
+            if !known(state.load(Ordering::Acquire)) {
+                return Err(invalid("an unknown state"));
             }
-            let (busy, dirty) = (states::BUSY, states::DIRTY);
-            let _ = state.compare_exchange(busy, dirty, Ordering::AcqRel, Ordering::Relaxed);
+            let busy = states::BUSY;
+            let _ = state.compare_exchange(busy, before, Ordering::AcqRel, Ordering::Relaxed);
         }
         Ok(memory)
     }
 
-    fn with_table(file: OwnedFd, table: Lasting, granules: usize) -> io::Result<Self> {
-        let (len, both) = (granules * GRANULE, Permissions::READ_WRITE);
+    fn with_table(
+        file: OwnedFd,
+        table: Lasting,
+        granules: usize,
+        template: Option<Arc<Template>>,
+    ) -> io::Result<Self> {
+        let unit = if template.is_some() { Template::GRANULE } else { GRANULE };
+        let (len, both) = (granules * unit, Permissions::READ_WRITE);
         let alias = Mapping::file(file.as_fd(), 0, len, both, pages::own())?;
-        Ok(Self { file, alias, table, granules, given: AtomicBool::new(false), home: None })
+        let given = AtomicBool::new(false);
+        Ok(Self { file, alias, table, granules, template, given, home: None })
     }
 
     /// Has the kernel make the pages of the memory on `home` from now on, as long as that node has
@@ -171,7 +211,14 @@ impl LateMemory {
 
     /// Returns the size in bytes.
     pub fn len(&self) -> usize {
-        self.granules * GRANULE
+        self.granules * self.granule()
+    }
+
+    /// Returns the size in bytes of a granule, a power of two: [`GRANULE`] or
+    /// [`Template::GRANULE`].
+    #[inline]
+    pub fn granule(&self) -> usize {
+        if self.template.is_some() { Template::GRANULE } else { GRANULE }
     }
 
     /// Returns whether the size is 0, which it never is.
@@ -200,6 +247,7 @@ impl LateMemory {
                 states::BUSY => &mut count.busy,
                 states::UNTOUCHED => &mut count.untouched,
                 states::CLEAN => &mut count.clean,
+                states::SHARED => &mut count.shared,
                 _ => &mut count.dirty,
             } += 1;
         }
@@ -209,8 +257,9 @@ impl LateMemory {
     /// Returns the numbers of the granules that hold any of the bytes, which must be within the
     /// memory.
     fn touched(&self, offset: usize, len: usize) -> Range<usize> {
-        let end = (offset + len).div_ceil(GRANULE).min(self.granules);
-        (offset / GRANULE).min(end)..end
+        let unit = self.granule();
+        let end = (offset + len).div_ceil(unit).min(self.granules);
+        (offset / unit).min(end)..end
     }
 
     /// Maps `len` bytes at `offset` as a region of a client's memory.
@@ -236,7 +285,7 @@ impl LateMemory {
     }
 
     /// Takes all granules of `offset..offset + len` for their user: writes zeros into those that
-    /// are dirty. Never waits.
+    /// are dirty, and the template's bytes into those that are shared with it. Never waits.
     ///
     /// # Errors
     /// [`NotYet`]; some of the granules may have been taken.
@@ -267,15 +316,27 @@ impl LateMemory {
 
     #[cold]
     fn take_slowly(&self, granules: Range<usize>) -> Result<(), NotYet> {
+        // The run of granules that this thread has made busy and not filled yet. Others wait for
+        // it, so it is short.
+        let (mut run, most) = (granules.start..granules.start, GRANULE / self.granule());
         for granule in granules {
-            let state = &self.states()[granule];
-            match states::take(state) {
-                Taken::Clean => {}
-                Taken::Mine => self.zero(granule, states::CLEAN)?,
-                Taken::Busy => return Err(NotYet::Busy),
+            match states::take(&self.states()[granule]) {
+                Taken::Clean => {
+                    self.fill(run, states::CLEAN)?;
+                    run = granule + 1..granule + 1;
+                }
+                Taken::Mine if run.len() + 1 == most => {
+                    self.fill(run.start..granule + 1, states::CLEAN)?;
+                    run = granule + 1..granule + 1;
+                }
+                Taken::Mine => run.end = granule + 1,
+                Taken::Busy => {
+                    self.fill(run, states::CLEAN)?;
+                    return Err(NotYet::Busy);
+                }
             }
         }
-        Ok(())
+        self.fill(run, states::CLEAN)
     }
 
     /// Zeroes granule `number` if it is dirty and nobody else is at it. Returns whether it did.
@@ -289,17 +350,27 @@ impl LateMemory {
         if !states::begin_ahead(&self.states()[number]) {
             return Ok(false);
         }
-        self.zero(number, states::UNTOUCHED).map(|()| true)
+        self.fill(number..number + 1, states::UNTOUCHED).map(|()| true)
     }
 
-    /// Writes the zeros of a granule that the caller made busy, which becomes `after`.
-    fn zero(&self, granule: usize, after: u8) -> Result<(), NotYet> {
-        let start = granule * GRANULE;
-        let mut pages = (start..start + GRANULE).step_by(ZEROS.len());
-        let there = pages.all(|page| self.alias.write(page, &ZEROS));
-        let state = if there { after } else { states::DIRTY };
-        states::finish(&self.states()[granule], state);
+    /// Writes the first bytes of granules that the caller made busy, which become `after`.
+    fn fill(&self, run: Range<usize>, after: u8) -> Result<(), NotYet> {
+        if run.is_empty() {
+            return Ok(());
+        }
+        let bytes = run.start * self.granule()..run.end * self.granule();
+        let (there, before) = match &self.template {
+            Some(template) => (template.write_to(self.file(), bytes), states::SHARED),
+            None => (self.zero(bytes), states::DIRTY),
+        };
+        let state = if there { after } else { before };
+        self.states()[run].iter().for_each(|one| states::finish(one, state));
         if there { Ok(()) } else { Err(NotYet::Gone) }
+    }
+
+    /// Writes zeros. Returns `false` if a page is gone.
+    fn zero(&self, bytes: Range<usize>) -> bool {
+        bytes.step_by(ZEROS.len()).all(|page| self.alias.write(page, &ZEROS))
     }
 
     /// Has the kernel make the pages of granule `number` if it has none.
@@ -312,7 +383,7 @@ impl LateMemory {
     pub fn populate(&self, number: usize) -> io::Result<()> {
         let state = &self.states()[number];
         if state.load(Ordering::Relaxed) == states::ABSENT {
-            let (at, len) = (number * GRANULE, GRANULE);
+            let (at, len) = (number * self.granule(), self.granule());
             if self.home.is_some() && self.alias.is_huge() {
                 // fallocate(2) knows no home of huge pages, which the alias has.
                 self.alias.populate(at, len)?;
@@ -328,7 +399,11 @@ impl LateMemory {
     /// Makes the memory ready for another user, after the last one and everything that it began are
     /// gone: what the last user was given is dirty. The exclusive borrow tells that no region and
     /// no thread of this process uses the memory; that no other process does is the caller's part.
+    ///
+    /// # Panics
+    /// If the memory began as a template: a programmer's error. Such memory is not recycled.
     pub fn recycle(&mut self) {
+        assert!(self.template.is_none(), "memory of a fork is not recycled");
         *self.given.get_mut() = false;
         self.states().iter().for_each(states::recycle);
     }
@@ -339,8 +414,22 @@ impl Gate for LateMemory {
         LateMemory::take(self, offset, len)
     }
 
-    fn is_taken(&self, number: usize) -> bool {
-        self.states().get(number).is_none_or(states::is_clean)
+    fn granule(&self) -> usize {
+        LateMemory::granule(self)
+    }
+
+    fn find(&self, number: usize) -> Found {
+        match self.states().get(number).map(|state| state.load(Ordering::Acquire)) {
+            None | Some(states::CLEAN) => Found::Own,
+            // An absent granule is a hole of the template; reading it would make a page there.
+            Some(states::ABSENT) => Found::Zeros,
+            Some(_) if self.template.is_some() => Found::Template,
+            Some(_) => Found::Zeros,
+        }
+    }
+
+    fn read_template(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.template.as_ref().is_some_and(|template| template.read(offset, into))
     }
 
     fn is_given(&self) -> bool {
@@ -348,12 +437,12 @@ impl Gate for LateMemory {
     }
 }
 
-/// Returns the number of granules of a file.
-fn granules_of(file: &OwnedFd) -> io::Result<usize> {
+/// Returns the number of granules of `unit` bytes of a file.
+fn granules_of(file: &OwnedFd, unit: usize) -> io::Result<usize> {
     let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
-    if size == 0 || !size.is_multiple_of(GRANULE) {
-        let text = format!("{size} bytes: late memory has whole granules of 64 KiB");
+    if size == 0 || !size.is_multiple_of(unit) {
+        let text = format!("{size} bytes: late memory has whole granules of {} KiB", unit >> 10);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    Ok(size / GRANULE)
+    Ok(size / unit)
 }

@@ -7,12 +7,18 @@
 //!      └────────────────────┼──── take ───────┤                        │ take, zero_ahead
 //!                           │                 │                        ▼
 //!                           └── zero_ahead ───┴──────── take ──────── Busy
+//!                                                                       ▲
+//!   Shared ───────────────────────── take ─────────────────────────────┘
 //! ```
+//!
+//! Memory that begins as a template has the states `Absent`, `Shared`, `Busy` and `Clean`. Other
+//! memory has all but `Shared`. The thread that made a granule busy writes the bytes with which its
+//! user begins: the template's if it was `Shared`, else zeros.
 //!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
 //! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
 //! in [`finish`] and the acquires in [`is_clean`] and [`take`], so that a thread that finds a
-//! granule clean sees zeros and not what was there before. A granule that is `Clean` stays so until
+//! granule clean sees the written bytes and not what was there before. A granule that is `Clean` stays so until
 //! its memory is recycled, which needs that nobody uses the memory.
 
 use super::outside::{AtomicU8, Ordering};
@@ -21,21 +27,24 @@ use super::outside::{AtomicU8, Ordering};
 pub(crate) const ABSENT: u8 = 0;
 /// The bytes are those of an earlier user.
 pub(crate) const DIRTY: u8 = 1;
-/// One thread is writing zeros.
+/// One thread is writing the bytes with which the user begins.
 pub(crate) const BUSY: u8 = 2;
 /// All bytes are zero and nobody has been given the granule.
 pub(crate) const UNTOUCHED: u8 = 3;
-/// The granule was all zeros when its present user was given it.
+/// The granule had the bytes with which its present user begins when it was given.
 pub(crate) const CLEAN: u8 = 4;
+/// The bytes with which the user begins are in the template only, and nobody has been given the
+/// granule.
+pub(crate) const SHARED: u8 = 5;
 
 /// The result of [`take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// The granule is clean.
     Clean,
-    /// The caller made the granule busy: it writes zeros, and calls [`finish`].
+    /// The caller made the granule busy: it writes the first bytes, and calls [`finish`].
     Mine,
-    /// Another thread is writing zeros.
+    /// Another thread is writing them.
     Busy,
 }
 
@@ -70,7 +79,7 @@ pub(crate) fn begin_ahead(state: &AtomicU8) -> bool {
 }
 
 /// Ends what the caller began: the granule is `state`, [`CLEAN`] or [`UNTOUCHED`] if the caller
-/// wrote all of its zeros, or [`DIRTY`] if it could not.
+/// wrote all of its bytes, or [`DIRTY`] or [`SHARED`], whichever it was, if it could not.
 pub(crate) fn finish(cell: &AtomicU8, state: u8) {
     cell.store(state, Ordering::Release);
 }

@@ -126,7 +126,7 @@ fn who_may_come_back_does_not_wait_for_a_busy_granule() {
     assert_eq!(byte, [0]);
     assert_eq!(late.zero_ahead(1), Ok(false), "another thread is at it");
     let other = std::thread::spawn(move || memory.write(GRANULE as u64, &[3]));
-    late.zero(1, states::UNTOUCHED).unwrap();
+    late.fill(1..2, states::UNTOUCHED).unwrap();
     assert_eq!(other.join().unwrap(), Ok(()));
     assert_eq!(view.pin(ranges(), Access::Write, &mut spans), Ok(()));
     spans[0].read(GRANULE, &mut byte).unwrap();
@@ -191,9 +191,9 @@ fn a_successor_goes_on_with_the_table() {
     let (file, table) = (again(late.file()), again(late.table().unwrap()));
     drop(late);
     let other = Lasting::new("table", 1 << 20).unwrap();
-    let wrong = LateMemory::of_predecessor(again(file.as_fd()), again(other.file().unwrap()));
+    let wrong = LateMemory::of_predecessor(again(file.as_fd()), again(other.file().unwrap()), None);
     assert_eq!(wrong.unwrap_err().kind(), io::ErrorKind::InvalidData);
-    let late = LateMemory::of_predecessor(file, table).unwrap();
+    let late = LateMemory::of_predecessor(file, table, None).unwrap();
     let count = Granules { dirty: 2, untouched: 1, clean: 1, ..Granules::default() };
     assert_eq!((late.count(), stale(&late)), (count, vec![1, 2]));
 }
@@ -224,7 +224,7 @@ fn memory_is_found_by_a_descriptor_that_cannot_read_it() {
     // Another's memory whose file has the same numbers.
     let (again, table) = (late.file().try_clone_to_owned(), late.table().unwrap());
     let table = table.try_clone_to_owned().unwrap();
-    let twin = Arc::new(LateMemory::of_predecessor(again.unwrap(), table).unwrap());
+    let twin = Arc::new(LateMemory::of_predecessor(again.unwrap(), table, None).unwrap());
     files.add(&twin);
     let outcome = map(token.as_fd(), 4096).map(drop);
     assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EACCES), "whose it is is unknown");
