@@ -77,8 +77,11 @@ impl Node {
     }
 
     fn lease(&self) -> Lease {
-        Lease::ask(&self.path("pool"), Request { bytes: BYTES, page: self.page, near: None })
-            .unwrap()
+        Lease::ask(
+            &self.path("pool"),
+            Request { bytes: BYTES, page: self.page, near: None, template: None },
+        )
+        .unwrap()
     }
 
     /// Runs a machine until its guest powers off.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::thread::CpuSet;
 use slipway_numa::Topology;
-use slipway_pool_wire::{Lease, Page, Request};
+use slipway_pool_wire::{Lease, Page, Request, TemplateName};
 
 use crate::{Error, Result, TemplateMemory, copy_pages};
 
@@ -64,9 +64,34 @@ impl GuestMemory {
     /// [`Error::Pool`]; [`WireError::Refused`](crate::WireError::Refused) within it has the pool's
     /// reason, such as that too few huge pages are free.
     pub fn of_pool(path: &Path, bytes: u64, page: Page, topology: &Topology) -> Result<Self> {
+        Self::leased(path, (bytes, page), None, topology)
+    }
+
+    /// Takes memory of the pool whose socket is at `path`, like [`GuestMemory::of_pool`], that
+    /// begins as the pool's template `template`, whose size is `bytes`: memory of a VM that was
+    /// saved. Its pages are copied when the VM or a device first needs them.
+    ///
+    /// # Errors
+    /// As for [`GuestMemory::of_pool`]; the pool has no template of this name or size.
+    pub fn of_template(
+        path: &Path,
+        bytes: u64,
+        template: TemplateName,
+        topology: &Topology,
+    ) -> Result<Self> {
+        Self::leased(path, (bytes, Page::Base), Some(template), topology)
+    }
+
+    fn leased(
+        path: &Path,
+        (bytes, page): (u64, Page),
+        template: Option<TemplateName>,
+        topology: &Topology,
+    ) -> Result<Self> {
         let allowed = topology.allowed_cpus();
         let near = allowed.and_then(|allowed| topology.node_of(&allowed));
-        let Lease { file, connection, home } = Lease::ask(path, Request { bytes, page, near })?;
+        let request = Request { bytes, page, near, template };
+        let Lease { file, connection, home } = Lease::ask(path, request)?;
         let lease = Some(Arc::new(Mutex::new(Some(connection))));
         let near = home.zip(allowed).map(|(home, allowed)| topology.cpus_among(home, &allowed));
         Ok(Self { file: Arc::new(file), bytes, lease, near })

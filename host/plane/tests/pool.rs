@@ -51,7 +51,8 @@ fn earlier() {
 }
 
 fn ask(path: &Path) -> Lease {
-    Lease::ask(path, Request { bytes: BYTES, page: Page::Base, near: None }).unwrap()
+    Lease::ask(path, Request { bytes: BYTES, page: Page::Base, near: None, template: None })
+        .unwrap()
 }
 
 /// Makes a plane with a keeper and a pool.

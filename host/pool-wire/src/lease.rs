@@ -37,7 +37,7 @@ impl Lease {
         let connection = connection.map_err(&failed)?;
         rustix::net::connect(&connection, &address).map_err(&failed)?;
         message::ask(connection.as_fd(), request)?;
-        let Given { file, home } = message::given(connection.as_fd(), &Bin::new())?;
+        let Given { file, home, .. } = message::given(connection.as_fd(), &Bin::new())?;
         Ok(Self { file, connection, home })
     }
 }
@@ -62,8 +62,8 @@ impl HandOver {
     }
 
     /// Hands the faults of `ranges` over: mappings of the file that nobody has touched. From its
-    /// return on, every page that this process touches is zero, and is made on the home of the
-    /// memory. Returns the connection, to be kept open as long as this process uses the memory, and
+    /// return on, every page that this process touches is zero, or that of the template, and is made
+    /// on the home of the memory. Returns the connection, to be kept open as long as this process uses the memory, and
     /// the token.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl HandOver {
                 // A process that may not use that node's memory has its pages farther away.
                 let _ = slipway_numa::prefer(range.address, range.len, home);
             }
-            let registered = self.faults.register(range.address, range.len);
+            let registered = self.faults.register(range.address, range.len, self.token.fork);
             registered.map_err(failed("registering the guest's memory for faults"))?;
         }
         message::send_faults(self.connection.as_fd(), self.faults.as_fd(), ranges)?;

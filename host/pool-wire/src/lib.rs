@@ -1,13 +1,16 @@
 //! The protocol by which a sandbox gets memory of a pool of recycled pages, for all three parties.
 //!
 //! 1. The launcher connects to the pool's socket and asks for memory ([`Lease::ask`]), of a NUMA
-//!    node if it likes. It gets the file of the memory, whose bytes may still be those of an
+//!    node, or as a copy of a template ([`TemplateName`]), if it likes. It gets the file of the memory, whose bytes may still be those of an
 //!    earlier user, with the node of its pages, and passes the file and the connection to the VMM.
 //! 2. The VMM maps the file, registers the mappings with userfaultfd(2), and hands the userfaultfd
-//!    over ([`HandOver`]). From the pool's answer on, a page that it touches is zero. It closes the
+//!    over ([`HandOver`]). From the pool's answer on, a page that it touches is zero, or
+//!    the template's. It closes the
 //!    file, which shows the earlier user's bytes, and keeps the *token* that came from the pool: a
 //!    descriptor that names the file to the servers of its functions, and can be neither read, nor
 //!    written, nor mapped.
+//!    Memory that begins as a template is a file without pages: its mappings are registered for
+//!    missing pages, too, and the template's bytes are never in the VMM's hands but through faults.
 //! 3. The pool serves the faults. It takes the memory back when the VMM's process is gone, whatever
 //!    becomes of the connection.
 //!
@@ -20,6 +23,7 @@
 
 mod lease;
 mod message;
+mod template;
 mod userfault;
 
 pub use lease::{HandOver, Lease};
@@ -27,4 +31,5 @@ pub use message::{
     Given, Page, Range, Request, WireError, accept, answer, confirm, receive_faults, send_token,
 };
 pub use slipway_numa::NumaNode;
+pub use template::TemplateName;
 pub use userfault::{Continued, Userfault};

@@ -9,8 +9,10 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use slipway_numa::NumaNode;
 use slipway_peer::{Bin, Foreign};
 
+use crate::template::{TemplateName, WORDS};
+
 /// First word of a request: the protocol and its version.
-const ASK: u64 = u64::from_be_bytes(*b"slippool") ^ 2;
+const ASK: u64 = u64::from_be_bytes(*b"slippool") ^ 3;
 /// First bytes of the pool's messages.
 const GIVEN: u8 = 1;
 const REFUSED: u8 = 2;
@@ -72,6 +74,9 @@ pub struct Request {
     /// The NUMA node that the memory should be on; `None` leaves the choice to the pool. The pool
     /// gives memory of another one where this one has none, or where the pool does not know it.
     pub near: Option<NumaNode>,
+    /// The template with whose bytes the memory begins, of the same size; `None` for zeros. Such
+    /// memory has pages of the base size.
+    pub template: Option<TemplateName>,
 }
 
 /// A part of the memory in the address space of the VMM.
@@ -143,16 +148,20 @@ fn node(number: u64) -> Result<Option<NumaNode>, WireError> {
     }
 }
 
-/// Returns the bytes of a message of the pool that names a NUMA node.
-fn with_home(kind: u8, home: Option<NumaNode>) -> [u8; 3] {
-    let [low, high] = number(home).to_le_bytes();
-    [kind, low, high]
+/// Returns the bytes of a message of the pool about memory.
+fn about<F>(kind: u8, memory: &Given<F>) -> [u8; 4] {
+    let [low, high] = number(memory.home).to_le_bytes();
+    [kind, low, high, u8::from(memory.fork)]
 }
 
-/// Returns the NUMA node that a message of the pool names, which must be of this kind.
-fn home(message: &[u8], kind: u8) -> Result<Option<NumaNode>, WireError> {
+/// Returns the memory, with this file, that a message of the pool is about, which must be of this
+/// kind.
+fn memory(message: &[u8], kind: u8, file: OwnedFd) -> Result<Given<OwnedFd>, WireError> {
     match *message {
-        [first, low, high] if first == kind => node(u16::from_le_bytes([low, high]).into()),
+        [first, low, high, fork @ (0 | 1)] if first == kind => {
+            let home = node(u16::from_le_bytes([low, high]).into())?;
+            Ok(Given { file, home, fork: fork == 1 })
+        }
         _ => Err(WireError::Malformed),
     }
 }
@@ -160,7 +169,8 @@ fn home(message: &[u8], kind: u8) -> Result<Option<NumaNode>, WireError> {
 /// Sends a request for memory.
 pub(crate) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<(), WireError> {
     let huge = u64::from(request.page == Page::Huge);
-    send(socket, &bytes(&[ASK, request.bytes, huge, number(request.near).into()]), &[])
+    let words = [ASK, request.bytes, huge, number(request.near).into()];
+    send(socket, &bytes(&[&words[..], &TemplateName::words(request.template)].concat()), &[])
 }
 
 /// Receives a request for memory.
@@ -169,13 +179,14 @@ pub(crate) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<(), WireEr
 /// [`WireError`].
 pub fn accept(socket: BorrowedFd<'_>, bin: &Bin) -> Result<Request, WireError> {
     let (message, _) = receive(socket, bin)?;
-    match words(&message).as_deref() {
-        Some(&[ASK, bytes, huge @ (0 | 1), near]) => {
-            let page = if huge == 1 { Page::Huge } else { Page::Base };
-            Ok(Request { bytes, page, near: node(near)? })
-        }
-        _ => Err(WireError::Malformed),
-    }
+    let words = words(&message).unwrap_or_default();
+    let Some((&[ASK, bytes, huge @ (0 | 1), near], name)) = words.split_first_chunk() else {
+        return Err(WireError::Malformed);
+    };
+    let name: &[u64; WORDS] = name.try_into().map_err(|_| WireError::Malformed)?;
+    let template = TemplateName::of_words(name).ok_or(WireError::Malformed)?;
+    let page = if huge == 1 { Page::Huge } else { Page::Base };
+    Ok(Request { bytes, page, near: node(near)?, template })
 }
 
 /// Memory that the pool gives.
@@ -186,6 +197,9 @@ pub struct Given<F> {
     /// The NUMA node on which the kernel makes its pages; `None` if it is that of the thread that
     /// touches a page first, as on a host with one node.
     pub home: Option<NumaNode>,
+    /// Whether it begins as a template. Then a page that its file lacks is not zeros, and the
+    /// faults of missing pages are handed over, too.
+    pub fork: bool,
 }
 
 /// Answers a request: sends the memory, or the reason for which there is none.
@@ -197,7 +211,7 @@ pub fn answer(
     given: Result<Given<BorrowedFd<'_>>, &str>,
 ) -> Result<(), WireError> {
     match given {
-        Ok(Given { file, home }) => send(socket, &with_home(GIVEN, home), &[file]),
+        Ok(given) => send(socket, &about(GIVEN, &given), &[given.file]),
         Err(text) => {
             let text = &text.as_bytes()[..text.len().min(MOST - 1)];
             send(socket, &[&[REFUSED], text].concat(), &[])
@@ -210,7 +224,7 @@ pub(crate) fn given(socket: BorrowedFd<'_>, bin: &Bin) -> Result<Given<OwnedFd>,
     let (message, mut files) = receive(socket, bin)?;
     match (message.split_first(), files.pop()) {
         (Some((&GIVEN, _)), Some(file)) if files.is_empty() => {
-            Ok(Given { home: home(&message, GIVEN)?, file: file.into_owned() })
+            memory(&message, GIVEN, file.into_owned())
         }
         (Some((&REFUSED, text)), None) => {
             Err(WireError::Refused(String::from_utf8_lossy(text).into_owned()))
@@ -219,8 +233,8 @@ pub(crate) fn given(socket: BorrowedFd<'_>, bin: &Bin) -> Result<Given<OwnedFd>,
     }
 }
 
-/// Sends the VMM its token of the file, the home of the memory, and the device that makes
-/// userfaultfds.
+/// Sends the VMM its token of the file, what else it must know of the memory, and the device that
+/// makes userfaultfds.
 ///
 /// # Errors
 /// [`WireError`].
@@ -229,19 +243,18 @@ pub fn send_token(
     token: Given<BorrowedFd<'_>>,
     device: BorrowedFd<'_>,
 ) -> Result<(), WireError> {
-    send(socket, &with_home(TOKEN, token.home), &[token.file, device])
+    send(socket, &about(TOKEN, &token), &[token.file, device])
 }
 
-/// Receives the token with the memory's home, and the device.
+/// Receives the token with what else there is to know of the memory, and the device.
 pub(crate) fn token(
     socket: BorrowedFd<'_>,
     bin: &Bin,
 ) -> Result<(Given<OwnedFd>, OwnedFd), WireError> {
     let (message, files) = receive(socket, bin)?;
     let files: Vec<OwnedFd> = files.into_iter().map(Foreign::into_owned).collect();
-    let home = home(&message, TOKEN)?;
     let [file, device] = files.try_into().map_err(|_| WireError::Malformed)?;
-    Ok((Given { file, home }, device))
+    Ok((memory(&message, TOKEN, file)?, device))
 }
 
 /// Hands a userfaultfd over.
@@ -316,15 +329,18 @@ mod tests {
     fn requests_and_answers_name_any_node_or_none() {
         let (here, there) = pair();
         let (bin, file) = (Bin::new(), pair().0);
-        for node in nodes() {
-            let request = Request { bytes: 1 << 20, page: Page::Huge, near: node };
+        for (node, fork) in nodes().into_iter().zip([false, true].into_iter().cycle()) {
+            let template = TemplateName::new("web").filter(|_| fork);
+            let request = Request { bytes: 1 << 20, page: Page::Huge, near: node, template };
             ask(here.as_fd(), request).unwrap();
             assert_eq!(accept(there.as_fd(), &bin).unwrap(), request);
-            let memory = Given { file: file.as_fd(), home: node };
+            let memory = Given { file: file.as_fd(), home: node, fork };
             answer(there.as_fd(), Ok(memory)).unwrap();
-            assert_eq!(given(here.as_fd(), &bin).unwrap().home, node);
+            let received = given(here.as_fd(), &bin).unwrap();
+            assert_eq!((received.home, received.fork), (node, fork));
             send_token(there.as_fd(), memory, file.as_fd()).unwrap();
-            assert_eq!(token(here.as_fd(), &bin).unwrap().0.home, node);
+            let received = token(here.as_fd(), &bin).unwrap().0;
+            assert_eq!((received.home, received.fork), (node, fork));
         }
     }
 
@@ -332,17 +348,23 @@ mod tests {
     fn requests_of_another_form_or_version_are_refused() {
         let (here, there) = pair();
         let nowhere = u64::from(NOWHERE);
-        for words in [
-            // Version 1 named no node.
-            &[ASK ^ 3, 1 << 20, 0][..],
-            &[ASK ^ 3, 1 << 20, 0, 0],
-            &[ASK, 1 << 20, 0],
-            &[ASK, 1 << 20, 2, 0],
-            &[ASK, 1 << 20, 0, 1024],
-            &[ASK, 1 << 20, 0, nowhere - 1],
-            &[ASK, 1 << 20, 0, nowhere + 1],
-            &[ASK, 1 << 20, 0, u64::MAX],
-            &[ASK, 1 << 20, 0, 0, 0],
+        let none = [0; WORDS];
+        let with = |first: &[u64], name: &[u64]| [first, name].concat();
+        for words in &[
+            // Version 1 named no node, and version 2 no template.
+            vec![ASK ^ 2, 1 << 20, 0],
+            vec![ASK ^ 1, 1 << 20, 0, 0],
+            vec![ASK, 1 << 20, 0, 0],
+            with(&[ASK ^ 1, 1 << 20, 0, 0], &none),
+            with(&[ASK, 1 << 20, 0], &none),
+            with(&[ASK, 1 << 20, 2, 0], &none),
+            with(&[ASK, 1 << 20, 0, 1024], &none),
+            with(&[ASK, 1 << 20, 0, nowhere - 1], &none),
+            with(&[ASK, 1 << 20, 0, nowhere + 1], &none),
+            with(&[ASK, 1 << 20, 0, u64::MAX], &none),
+            with(&[ASK, 1 << 20, 0, 0, 0], &none),
+            with(&[ASK, 1 << 20, 0, 0], &[u64::MAX; WORDS]),
+            with(&[ASK, 1 << 20, 0, 0], &[0, 0x61, 0, 0, 0, 0, 0, 0]),
         ] {
             send(here.as_fd(), &bytes(words), &[]).unwrap();
             let refused = accept(there.as_fd(), &Bin::new());
@@ -355,17 +377,26 @@ mod tests {
         let (here, there) = pair();
         let (bin, file) = (Bin::new(), pair().0);
         let file = file.as_fd();
-        for bytes in [&[GIVEN][..], &[GIVEN, 0], &[GIVEN, 0, 4], &[GIVEN, 0, 0, 0], &[TOKEN, 0, 0]]
-        {
+        for bytes in [
+            &[GIVEN][..],
+            &[GIVEN, 0],
+            &[GIVEN, 0, 0],
+            &[GIVEN, 0, 4, 0],
+            &[GIVEN, 0, 0, 2],
+            &[GIVEN, 0, 0, 0, 0],
+            &[TOKEN, 0, 0, 0],
+        ] {
             send(there.as_fd(), bytes, &[file]).unwrap();
             let refused = given(here.as_fd(), &bin);
             assert!(matches!(refused, Err(WireError::Malformed)), "{bytes:?}: {refused:?}");
         }
         for (bytes, files) in [
             (&[TOKEN][..], &[file, file][..]),
-            (&[TOKEN, 0, 4], &[file, file]),
-            (&[GIVEN, 0, 0], &[file, file]),
-            (&[TOKEN, 0, 0], &[file]),
+            (&[TOKEN, 0, 0], &[file, file]),
+            (&[TOKEN, 0, 4, 0], &[file, file]),
+            (&[TOKEN, 0, 0, 2], &[file, file]),
+            (&[GIVEN, 0, 0, 0], &[file, file]),
+            (&[TOKEN, 0, 0, 0], &[file]),
         ] {
             send(there.as_fd(), bytes, files).unwrap();
             let refused = token(here.as_fd(), &bin);

@@ -1,5 +1,5 @@
 //! userfaultfd(2): faults of one process that another one serves, in "minor" mode, where the page
-//! is there and only not mapped yet (*linux/userfaultfd.h*).
+//! is there and only not mapped yet, and in "missing" mode (*linux/userfaultfd.h*).
 #![allow(unsafe_code)] // ioctl(2)
 
 use std::io;
@@ -11,6 +11,10 @@ use rustix::io::Errno;
 const API: u64 = 0xaa;
 /// `UFFD_FEATURE_MINOR_HUGETLBFS` and `UFFD_FEATURE_MINOR_SHMEM` (Linux 5.13 and 5.14).
 const MINOR: u64 = 1 << 9 | 1 << 10;
+/// `UFFD_FEATURE_MISSING_SHMEM` (Linux 4.11).
+const MISSING: u64 = 1 << 5;
+/// `UFFDIO_REGISTER_MODE_MISSING`.
+const MODE_MISSING: u64 = 1;
 /// `UFFDIO_REGISTER_MODE_MINOR`.
 const MODE_MINOR: u64 = 1 << 2;
 /// `UFFD_EVENT_PAGEFAULT`.
@@ -26,6 +30,7 @@ mod request {
     pub const REGISTER: u64 = 0xc020_aa00;
     pub const UNREGISTER: u64 = 0x8010_aa01;
     pub const WAKE: u64 = 0x8010_aa02;
+    pub const ZEROPAGE: u64 = 0xc020_aa04;
     pub const CONTINUE: u64 = 0xc020_aa07;
 }
 
@@ -35,9 +40,10 @@ pub enum Continued {
     /// This number of bytes from the start of the range is mapped, all of it or up to a page that
     /// was mapped already.
     Mapped(u64),
-    /// The first page of the range is mapped already, or is in no file: its next touch is served by
-    /// the kernel.
+    /// The first page of the range is mapped already.
     Passed,
+    /// The first page of the range is not in the file.
+    Absent,
     /// The process has ended: none of its threads runs, and its mappings are gone or going.
     Ended,
 }
@@ -60,7 +66,7 @@ impl Userfault {
         }
         // SAFETY: the kernel has just made this descriptor for the caller.
         let this = Self(unsafe { OwnedFd::from_raw_fd(made) });
-        this.call(request::API, &mut [API, MINOR, 0])?;
+        this.call(request::API, &mut [API, MINOR | MISSING, 0])?;
         Ok(this)
     }
 
@@ -78,12 +84,31 @@ impl Userfault {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Registers a mapping of the calling process.
+    /// Registers a mapping of the calling process: pages of its file that are not mapped, and
+    /// with `missing` those that are not in the file either, which the kernel makes otherwise.
     ///
     /// # Errors
     /// The kernel refuses: the range is no shared mapping of a file in memory.
-    pub fn register(&self, address: u64, len: u64) -> io::Result<()> {
-        self.call(request::REGISTER, &mut [address, len, MODE_MINOR, 0])
+    pub fn register(&self, address: u64, len: u64, missing: bool) -> io::Result<()> {
+        let mode = if missing { MODE_MINOR | MODE_MISSING } else { MODE_MINOR };
+        self.call(request::REGISTER, &mut [address, len, mode, 0])
+    }
+
+    /// Makes and maps a page of zeros for each page of the range, none of which may be in the file,
+    /// and wakes who waits for them. Does nothing for a page that is there by now.
+    ///
+    /// # Errors
+    /// The kernel refuses: the range is not registered for missing pages, the process has ended, or
+    /// no memory is left.
+    pub fn zero(&self, address: u64, len: u64) -> io::Result<()> {
+        loop {
+            let outcome = self.call(request::ZEROPAGE, &mut [address, len, 0, 0]);
+            match outcome.err().map(|error| Errno::from_io_error(&error)) {
+                Some(Some(Errno::AGAIN)) => {}
+                None | Some(Some(Errno::EXIST)) => return Ok(()),
+                Some(errno) => return Err(errno.unwrap_or(Errno::IO).into()),
+            }
+        }
     }
 
     /// Ends the registration of a range: its later faults are the kernel's.
@@ -118,7 +143,8 @@ impl Userfault {
                 Some(_) if mapped > 0 => Ok(Continued::Mapped(mapped.unsigned_abs())),
                 // The process is changing its address space.
                 Some(Some(Errno::AGAIN)) => continue,
-                Some(Some(Errno::EXIST | Errno::FAULT)) => Ok(Continued::Passed),
+                Some(Some(Errno::EXIST)) => Ok(Continued::Passed),
+                Some(Some(Errno::FAULT)) => Ok(Continued::Absent),
                 Some(errno) => Err(errno.unwrap_or(Errno::IO).into()),
             };
         }

@@ -9,11 +9,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use slipway_peer::{Bin, Foreign};
-use slipway_pool_wire::{Continued, Given, Range, Userfault, WireError};
+use slipway_pool_wire::{Continued, Given, Range, Request, Userfault, WireError};
 use slipway_ram::{GRANULE, LateMemory, NotYet};
 use slipway_reactor::Bell;
 
-use crate::make::page_size;
+use crate::fork::{Fork, leave_holes};
+use crate::make::{at_home, page_size};
 use crate::shared::Shared;
 use crate::shelf::{Left, Place};
 
@@ -26,15 +27,17 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The memory of one sandbox.
 pub(crate) struct Lease {
-    shared: Arc<Shared>,
-    memory: Arc<LateMemory>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) memory: Arc<LateMemory>,
+    /// Set if the memory began as a template.
+    fork: Option<Fork>,
     /// The size of the memory's pages in bytes.
     page: u64,
     /// Rings when all of the memory was zeroed ahead.
     bell: Arc<Bell>,
     connection: OwnedFd,
-    faults: Userfault,
-    ranges: Vec<Range>,
+    pub(crate) faults: Userfault,
+    pub(crate) ranges: Vec<Range>,
     place: Option<Place>,
 }
 
@@ -66,11 +69,10 @@ impl Lease {
         };
         // Before anybody else has the file: a device that is given it must know what it is.
         shared.settings.files.add(&memory);
-        let home = memory.home();
-        let given = Given { file: memory.file(), home };
-        slipway_pool_wire::answer(connection.as_fd(), Ok(given))?;
+        let given = |file| Given { file, home: memory.home(), fork: memory.template().is_some() };
+        slipway_pool_wire::answer(connection.as_fd(), Ok(given(memory.file())))?;
         let token = token(&memory).map_err(failed("opening memory for its name"))?;
-        let token = Given { file: token.as_fd(), home };
+        let token = given(token.as_fd());
         slipway_pool_wire::send_token(connection.as_fd(), token, shared.device())?;
         let (faults, ranges) = slipway_pool_wire::receive_faults(connection.as_fd(), &bin)?;
         let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
@@ -84,22 +86,34 @@ impl Lease {
             let kept = place.put(&memory, &connection, &faults, &ranges);
             kept.map_err(failed("leaving memory with the keeper"))?;
         }
+        leave_holes(&memory, &faults, &ranges);
+        let fork = Self::fork(shared, &memory, request);
         let page = page_size(memory.file());
         let shared = Arc::clone(shared);
-        let lease = Self { shared, memory, page, bell, connection, faults, ranges, place };
-        slipway_pool_wire::confirm(lease.connection.as_fd()).or_else(|error| match error {
-            // The VMM has ended meanwhile, which is noticed later like any other end.
-            WireError::Ended => Ok(()),
-            other => Err(other),
-        })?;
+        let lease = Self { shared, memory, fork, page, bell, connection, faults, ranges, place };
         lease.shared.lend(&lease.memory, &lease.bell);
-        Ok(lease)
+        match slipway_pool_wire::confirm(lease.connection.as_fd()) {
+            // The VMM may have ended meanwhile, which is noticed later like any other end.
+            Ok(()) | Err(WireError::Ended) => Ok(lease),
+            Err(error) => {
+                lease.shared.unlend(&lease.memory);
+                Err(error)
+            }
+        }
     }
 
-    /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed now.
+    /// Returns what only memory with a template has.
+    fn fork(shared: &Shared, memory: &LateMemory, request: Request) -> Option<Fork> {
+        memory.template()?;
+        let named = request.template.and_then(|name| shared.templates.get(&name));
+        Some(Fork::new(named.as_ref().map_or(&[], |named| &named.ahead)))
+    }
+
+    /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed, or
+    /// copied from its template, now.
     fn choose(
         shared: &Shared,
-        request: slipway_pool_wire::Request,
+        request: Request,
     ) -> Result<(Arc<LateMemory>, Option<Place>), String> {
         let place = match &shared.settings.shelves {
             Some(shelves) => Some(shelves.place().ok_or("the keeper is full")?),
@@ -107,7 +121,7 @@ impl Lease {
         };
         let memory = shared.take(request)?;
         if place.is_none() {
-            settle_all(&memory);
+            settle_all(&memory).map_err(|_| "the host has no memory left")?;
         }
         Ok((memory, place))
     }
@@ -117,7 +131,7 @@ impl Lease {
         let shelves = shared.settings.shelves.as_ref();
         let shelves = shelves.ok_or_else(|| std::io::Error::other("there is no keeper"))?;
         let place = shelves.used(left.number);
-        let parts = match left.take_apart() {
+        let parts = match left.take_apart(&shared.templates) {
             Ok(parts) => parts,
             Err(error) => {
                 // The last close of the userfaultfd would show the sandbox what is not zeroed. Its
@@ -126,19 +140,18 @@ impl Lease {
                 return Err(error);
             }
         };
-        let mut memory = parts.memory;
-        if let Some(home) = parts.home.filter(|home| shared.topology.cpus(*home).is_some())
-            && let Err(error) = memory.set_home(home)
-        {
-            tracing::warn!(%error, %home, "memory of a sandbox is on any NUMA node");
-        }
-        let (memory, bell) = (Arc::new(memory), Arc::new(Bell::new()?));
+        let home = parts.home.filter(|home| shared.topology.cpus(*home).is_some());
+        let memory = Arc::new(at_home(parts.memory, home));
+        // What its predecessor copied ahead is copied, or is when it is needed.
+        let fork = memory.template().map(|_| Fork::new(&[]));
+        let bell = Arc::new(Bell::new()?);
         let page = page_size(memory.file());
         shared.settings.files.add(&memory);
         shared.lend(&memory, &bell);
         Ok(Self {
             shared: Arc::clone(shared),
             memory,
+            fork,
             page,
             bell,
             connection: parts.connection,
@@ -155,10 +168,12 @@ impl Lease {
     }
 
     /// Serves faults until the VMM's process is gone, and takes the memory back.
-    pub(crate) fn serve(self) {
+    pub(crate) fn serve(mut self) {
+        let mut fork = self.fork.take();
         let mut hung_up = false;
         loop {
-            match self.wait(hung_up) {
+            let more = fork.as_ref().is_some_and(Fork::has_more);
+            match self.wait(hung_up, more) {
                 Err(error) => {
                     tracing::error!(%error, "faults of a sandbox cannot be served");
                     std::thread::sleep(Duration::from_secs(1));
@@ -170,7 +185,9 @@ impl Lease {
                         self.release();
                     }
                     if ready.faults {
-                        self.serve_faults();
+                        self.serve_faults(fork.as_ref());
+                    } else if let Some(fork) = fork.as_mut().filter(|_| !hung_up) {
+                        self.copy_ahead(fork);
                     }
                 }
             }
@@ -180,8 +197,9 @@ impl Lease {
         }
     }
 
-    /// Waits until there is something to do, for a moment only once the connection has ended.
-    fn wait(&self, hung_up: bool) -> std::io::Result<Ready> {
+    /// Waits until there is something to do, for a moment only once the connection has ended, and
+    /// not at all if there is `more` to be copied ahead.
+    fn wait(&self, hung_up: bool, more: bool) -> std::io::Result<Ready> {
         let mut polled = [
             PollFd::new(&self.faults, PollFlags::IN),
             PollFd::new(&*self.bell, PollFlags::IN),
@@ -192,6 +210,7 @@ impl Lease {
             true => (&mut polled[..2], Some(&LOOK)),
             false => (&mut polled[..], None),
         };
+        let limit = if more && !hung_up { Some(&Timespec::default()) } else { limit };
         match rustix::event::poll(polled, limit) {
             Err(rustix::io::Errno::INTR) => {}
             other => drop(other?),
@@ -207,12 +226,15 @@ impl Lease {
         })
     }
 
-    fn serve_faults(&self) {
+    fn serve_faults(&self, fork: Option<&Fork>) {
         for address in self.faults.faults().unwrap_or_default() {
             self.shared.faults.fetch_add(1, Ordering::Relaxed);
             let holds = |one: &&Range| one.address <= address && address - one.address < one.len;
             if let Some(range) = self.ranges.iter().find(holds) {
-                self.serve_fault(range, address - range.address);
+                match fork {
+                    Some(fork) => self.serve_fork_fault(range, address - range.address, fork),
+                    None => self.serve_fault(range, address - range.address),
+                }
             }
         }
     }
@@ -225,7 +247,7 @@ impl Lease {
         let start = (offset - offset % unit).max(range.offset);
         let last = (offset - offset % BATCH + BATCH).min(range.offset + range.len);
         let mut end = (offset - offset % unit + unit).min(last);
-        settle(&self.memory, start as usize, (end - start) as usize);
+        let _ = settle(&self.memory, start as usize, (end - start) as usize);
         while end < last {
             let part = unit.min(last - end);
             if self.memory.take(end as usize, part as usize).is_err() {
@@ -233,35 +255,15 @@ impl Lease {
             }
             end += part;
         }
-        self.map(range, start - range.offset..end - range.offset);
-    }
-
-    /// Maps the pages of a part of a range, whose granules are clean.
-    fn map(&self, range: &Range, part: std::ops::Range<u64>) {
-        let (mut at, mut passed) = (part.start, false);
-        while at < part.end {
-            match self.faults.go_on(range.address + at, part.end - at) {
-                Ok(Continued::Mapped(bytes)) => at += bytes,
-                Ok(Continued::Passed) => {
-                    passed = true;
-                    at += self.page;
-                }
-                Ok(Continued::Ended) => return,
-                // Not registered (any more): the kernel serves what is touched there.
-                Err(_) => {
-                    passed = true;
-                    break;
-                }
-            }
-        }
-        if passed {
-            let _ = self.faults.wake(range.address + part.start, part.end - part.start);
-        }
+        let part = start - range.offset..end - range.offset;
+        map(&self.faults, range, part, self.page, |_| ());
     }
 
     /// Leaves further faults to the kernel: all of the memory is zeroed.
     fn release(&self) {
-        settle_all(&self.memory);
+        if settle_all(&self.memory).is_err() {
+            return;
+        }
         for range in &self.ranges {
             if let Err(error) = self.faults.unregister(range.address, range.len) {
                 tracing::debug!(%error, "memory of a sandbox stays registered");
@@ -274,7 +276,9 @@ impl Lease {
     fn is_gone(&self) -> bool {
         let Some(range) = self.ranges.first() else { return false };
         // What the kernel maps here must be clean.
-        settle(&self.memory, range.offset as usize, self.page as usize);
+        if settle(&self.memory, range.offset as usize, self.page as usize).is_err() {
+            return false;
+        }
         matches!(self.faults.go_on(range.address, self.page), Ok(Continued::Ended))
     }
 
@@ -286,6 +290,11 @@ impl Lease {
         let mut pause = Duration::from_millis(1);
         loop {
             if let Some(alone) = Arc::get_mut(&mut memory) {
+                if alone.template().is_some() {
+                    // Its few pages go to the kernel with the last of its descriptors.
+                    drop(place);
+                    return;
+                }
                 alone.recycle();
                 break;
             }
@@ -299,17 +308,63 @@ impl Lease {
     }
 }
 
-/// Takes granules, and waits for other threads that are zeroing any of them.
-fn settle(memory: &LateMemory, offset: usize, len: usize) {
-    while memory.take(offset, len) == Err(NotYet::Busy) {
-        std::thread::yield_now();
+/// Maps the pages of a part of a range, whose granules are clean, in pages of `page` bytes. Calls
+/// `absent` with the offset in the range of each page that is not in the file.
+pub(crate) fn map(
+    faults: &Userfault,
+    range: &Range,
+    part: std::ops::Range<u64>,
+    page: u64,
+    absent: impl Fn(u64),
+) {
+    let (mut at, mut most, mut passed) = (part.start, u64::MAX, false);
+    while at < part.end {
+        match faults.go_on(range.address + at, most.min(part.end - at)) {
+            Ok(Continued::Mapped(bytes)) => at += bytes,
+            Ok(found @ (Continued::Passed | Continued::Absent)) => {
+                if found == Continued::Absent {
+                    absent(at);
+                }
+                passed = true;
+                at += page;
+            }
+            Ok(Continued::Ended) => return,
+            // Some of it is not registered (any more): the kernel serves what is touched there.
+            Err(_) if most > page => most = page,
+            Err(_) => {
+                passed = true;
+                at += page;
+            }
+        }
+    }
+    if passed {
+        let _ = faults.wake(range.address + part.start, part.end - part.start);
+    }
+}
+
+/// Takes granules, and waits for other threads that are writing any of them.
+///
+/// # Errors
+/// [`NotYet::Gone`].
+pub(crate) fn settle(memory: &LateMemory, offset: usize, len: usize) -> Result<(), NotYet> {
+    loop {
+        match memory.take(offset, len) {
+            Err(NotYet::Busy) => std::thread::yield_now(),
+            other => return other,
+        }
     }
 }
 
 /// Takes all granules, like [`settle`]. Devices look at no granule after that.
-fn settle_all(memory: &LateMemory) {
-    while memory.take_all() == Err(NotYet::Busy) {
-        std::thread::yield_now();
+///
+/// # Errors
+/// As for [`settle`].
+fn settle_all(memory: &LateMemory) -> Result<(), NotYet> {
+    loop {
+        match memory.take_all() {
+            Err(NotYet::Busy) => std::thread::yield_now(),
+            other => return other,
+        }
     }
 }
 

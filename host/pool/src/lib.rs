@@ -18,6 +18,12 @@
 //! out when that one is full. A launcher asks for the node where its VMM is to run, and is told the
 //! memory's (`choose`).
 //!
+//! Memory may begin as a template ([`Template`]) instead of zeros: the memory of a VM that was
+//! saved, as a file that nobody can change. Such memory is a new file without pages. A page is
+//! copied from the template when its sandbox or a device first needs it (`fork`), or ahead of that
+//! if it was told which pages forks need ([`Pool::copy_ahead`], [`Pool::copied`]). Its sandbox
+//! never has the template itself. When it ends its pages go to the kernel.
+//!
 //! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
 //! made ([`Page`](slipway_pool_wire::Page)).
 //!
@@ -26,27 +32,36 @@
 //!
 //! If this process dies, nobody may close the last userfaultfd of memory that is not zeroed yet:
 //! the kernel would then show its bytes. So userfaultfd, file and table lie with a keeper, and a
-//! successor goes on ([`Pool::resume`]). Without a keeper, memory is zeroed before it is given.
+//! successor goes on ([`Pool::resume`]); with a fork lies its template. If a part is not there, the
+//! sandbox's faults wait until it is ended, and no page is shown. Without a keeper, memory is
+//! zeroed, or copied from its template, before it is given.
 //!
 //! Not here: pages that move to another NUMA node with their sandbox, memory for hardware
 //! functions.
 //!
 //! Dependencies: `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
-//! process, `slipway-ram` for the pages, `slipway-numa` for their nodes, `slipway-reactor` for its
-//! bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls, `tracing` for the daemon's
-//! log.
+//! process, `slipway-ram` for the pages and templates, `slipway-numa` for their nodes, `slipway-reactor` for its
+//! bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls, `thiserror` for
+//! the errors, `tracing` for the daemon's log.
 
 mod background;
 mod choose;
+mod fork;
 mod lease;
 mod make;
 mod pool;
+mod saved;
 mod server;
 mod shared;
 mod shelf;
+mod templates;
 
 pub use choose::NodeBytes;
 pub use pool::Pool;
+pub use saved::{load, save};
 pub use server::Server;
 pub use shared::{Settings, Stats};
 pub use shelf::{Left, SLOTS, Shelves};
+pub use slipway_pool_wire::TemplateName;
+pub use slipway_ram::Template;
+pub use templates::{NameTaken, TemplateStats};

@@ -9,10 +9,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use slipway_numa::{NumaNode, Topology};
 use slipway_pool_wire::{Page, Request};
-use slipway_ram::{GRANULE, LateMemory};
+use slipway_ram::{GRANULE, LateMemory, Template};
 
 /// The most memory of one sandbox in bytes.
-const MOST: u64 = 256 << 30;
+pub(crate) const MOST: u64 = 256 << 30;
 /// The size of a huge page in bytes.
 const HUGE: u64 = 2 << 20;
 
@@ -57,13 +57,41 @@ pub(crate) fn fresh(
         reserve_on(&file, bytes, home, topology)
             .map_err(|error| format!("{bytes} bytes of huge pages (vm.nr_hugepages): {error}"))?;
     }
-    let mut memory = LateMemory::new(file).map_err(failed)?;
+    let memory = LateMemory::new(file).map_err(failed)?;
+    Ok(Arc::new(at_home(memory, home)))
+}
+
+/// Makes memory that begins as `template`, without pages. Those that are made are on the NUMA node
+/// `home`, if there is one.
+pub(crate) fn fork(
+    request: Request,
+    template: &Arc<Template>,
+    home: Option<NumaNode>,
+) -> Result<Arc<LateMemory>, String> {
+    let (bytes, has) = (request.bytes, template.len());
+    if bytes != has as u64 || request.page == Page::Huge {
+        return Err(format!("{bytes} bytes: its template has {has}, in pages of 4 KiB"));
+    }
+    let file = sealed(request);
+    let memory = file.and_then(|file| LateMemory::fork(file, template));
+    let memory = memory.map_err(|error| format!("{bytes} bytes: {error}"))?;
+    Ok(Arc::new(at_home(memory, home)))
+}
+
+/// Has the pages of memory made on the NUMA node `home`, if there is one.
+pub(crate) fn at_home(mut memory: LateMemory, home: Option<NumaNode>) -> LateMemory {
     if let Some(home) = home
         && let Err(error) = memory.set_home(home)
     {
         tracing::warn!(%error, %home, "memory for a sandbox is on any NUMA node");
     }
-    Ok(Arc::new(memory))
+    memory
+}
+
+/// Returns the bytes of the pages that the file of a memory has.
+pub(crate) fn held(memory: &LateMemory) -> u64 {
+    // Blocks of 512 bytes (stat(2)).
+    rustix::fs::fstat(memory.file()).map_or(0, |status| status.st_blocks.unsigned_abs() * 512)
 }
 
 /// Reserves huge pages, of the NUMA node `home` if it has enough of them. Those that the kernel

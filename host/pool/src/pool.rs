@@ -1,12 +1,18 @@
 //! The pool as its process sees it.
 
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+
+use slipway_pool_wire::TemplateName;
+use slipway_ram::Template;
 
 use crate::background;
 use crate::lease::Lease;
 use crate::server::Server;
 use crate::shared::{Settings, Shared, Stats};
 use crate::shelf::Left;
+use crate::templates::NameTaken;
 
 /// A pool of memory. Dropping it ends its thread; memory that sandboxes have stays with them and is
 /// given to the kernel when they have ended.
@@ -54,6 +60,46 @@ impl Pool {
     /// sandbox asks. Granules without a page stay so.
     pub fn zero_free(&self, percent: usize) {
         self.0.zero_free(percent);
+    }
+
+    /// Makes a template of `file`, the memory of a VM that does not run: of this pool, by any
+    /// descriptor of it, or any other. Bytes that the VM has not seen are not in it. Waits for the
+    /// copy.
+    ///
+    /// # Errors
+    /// As for [`slipway_ram::LateFiles::template`].
+    pub fn freeze(&self, file: BorrowedFd<'_>) -> std::io::Result<Template> {
+        self.0.settings.files.template(file)
+    }
+
+    /// Gives `template` a name, by which launchers may ask for memory that begins as it.
+    ///
+    /// A successor of this process does not know it. Forks that run keep theirs.
+    ///
+    /// # Errors
+    /// [`NameTaken`].
+    pub fn add_template(&self, name: TemplateName, template: Template) -> Result<(), NameTaken> {
+        self.0.templates.add(name, template)
+    }
+
+    /// Removes a template: no more forks are made of it. Its pages go to the kernel with the last
+    /// of its forks. Returns `false` if there is none of this name.
+    pub fn remove_template(&self, name: TemplateName) -> bool {
+        self.0.templates.remove(&name)
+    }
+
+    /// Has these bytes of a template copied ahead for each fork to come, in their order, while its
+    /// VM begins. Returns `false` if there is no such template.
+    pub fn copy_ahead(&self, name: TemplateName, ranges: &[Range<u64>]) -> bool {
+        self.0.templates.copy_ahead(&name, ranges)
+    }
+
+    /// Returns the bytes of its template that a sandbox has of its own by now, for
+    /// [`Pool::copy_ahead`]; `identity` is the device and inode number of its memory. They are the
+    /// pages that it has touched, if nothing was copied ahead for it. Returns `None` if no sandbox
+    /// has this memory.
+    pub fn copied(&self, identity: (u64, u64)) -> Option<Vec<Range<u64>>> {
+        self.0.lent(identity).map(|memory| memory.copied())
     }
 
     /// Returns the present figures.

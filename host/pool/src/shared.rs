@@ -8,12 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use slipway_numa::{NumaNode, Topology};
 use slipway_pool_wire::Request;
-use slipway_ram::{Granules, LateFiles, LateMemory};
+use slipway_ram::{Granules, LateFiles, LateMemory, Template};
 use slipway_reactor::Bell;
 
 use crate::choose::{Candidate, Choice, NodeBytes, choose};
 use crate::make::{self, fresh, is_huge, is_like};
 use crate::shelf::Shelves;
+use crate::templates::{TemplateStats, Templates};
 
 /// The configuration of a pool. The default holds nothing and zeroes nothing ahead.
 #[derive(Clone, Default)]
@@ -46,8 +47,16 @@ pub struct Stats {
     pub zeroed_ahead: u64,
     /// Bytes of huge pages, of those that sandboxes use and those that nobody uses.
     pub huge_bytes: u64,
-    /// All granules by their states.
+    /// All granules of recycled memory by their states.
     pub granules: Granules,
+    /// The number of sandboxes whose memory began as a template.
+    pub forks: u64,
+    /// Bytes of pages that these sandboxes have of their own.
+    pub fork_bytes: u64,
+    /// The number of pages of 4 KiB that were copied for them ahead of their first use.
+    pub copied_ahead: u64,
+    /// The templates, by name.
+    pub templates: Vec<TemplateStats>,
     /// The bytes by NUMA node; empty on a host with one node.
     pub nodes: Vec<NodeBytes>,
 }
@@ -62,7 +71,9 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Tells the thread in the background that there is work, or that the pool has ended.
     work: Condvar,
+    pub(crate) templates: Templates,
     pub(crate) faults: AtomicU64,
+    pub(crate) copied_ahead: AtomicU64,
     zeroed_ahead: AtomicU64,
 }
 
@@ -109,7 +120,9 @@ impl Shared {
             device,
             state: Mutex::default(),
             work: Condvar::new(),
+            templates: Templates::default(),
             faults: AtomicU64::new(0),
+            copied_ahead: AtomicU64::new(0),
             zeroed_ahead: AtomicU64::new(0),
         })
     }
@@ -125,6 +138,10 @@ impl Shared {
         drop(state);
         let bytes = |all: &[Arc<LateMemory>]| all.iter().map(|one| one.len() as u64).sum();
         let huge = |one: &&Arc<LateMemory>| is_huge(one);
+        let (forks, recycled): (Vec<_>, Vec<_>) =
+            free.iter().chain(&lent).partition(|one| one.template().is_some());
+        let templates: Vec<Arc<Template>> =
+            forks.iter().filter_map(|one| one.template().cloned()).collect();
         Stats {
             free_bytes: bytes(&free),
             lent_bytes: bytes(&lent),
@@ -132,7 +149,11 @@ impl Shared {
             faults: self.faults.load(Ordering::Relaxed),
             zeroed_ahead: self.zeroed_ahead.load(Ordering::Relaxed),
             huge_bytes: free.iter().chain(&lent).filter(huge).map(|one| one.len() as u64).sum(),
-            granules: free.iter().chain(&lent).map(|one| one.count()).sum(),
+            granules: recycled.iter().map(|one| one.count()).sum(),
+            forks: forks.len() as u64,
+            fork_bytes: forks.iter().map(|one| make::held(one)).sum(),
+            copied_ahead: self.copied_ahead.load(Ordering::Relaxed),
+            templates: self.templates.stats(&templates),
             nodes,
         }
     }
@@ -168,6 +189,9 @@ impl Shared {
         // The host may have been given a node that the pool does not know.
         let near = request.near.filter(|node| self.topology.cpus(*node).is_some());
         let request = Request { near, ..request };
+        if request.template.is_some() {
+            return self.fork(request);
+        }
         let mut state = self.lock();
         let (home, recycled) = match state.choose(request, None, &self.topology) {
             Choice::Recycled(at) => (None, state.free.remove(at)),
@@ -182,6 +206,21 @@ impl Shared {
             self.top_up(request, &memory);
         }
         Ok(memory)
+    }
+
+    /// Makes memory that begins as the template that the request names.
+    fn fork(&self, request: Request) -> Result<Arc<LateMemory>, String> {
+        let named = request.template.and_then(|name| self.templates.get(&name));
+        let Some(named) = named else {
+            let name = request.template.map_or(String::new(), |name| name.to_string());
+            return Err(format!("the pool has no template {name}; make or load it first"));
+        };
+        let loads = self.lock().by_node(&self.topology, None);
+        let home = match choose(std::iter::empty(), request.near, &loads) {
+            Choice::New(home) => home,
+            Choice::Recycled(_) => None,
+        };
+        make::fork(request, &named.template, home)
     }
 
     /// Makes new memory if none is left for another such request, after `taken` was taken for one.
@@ -210,14 +249,25 @@ impl Shared {
 
     /// Notes that a sandbox has `memory`. The bell rings when all of it was zeroed ahead.
     pub(crate) fn lend(&self, memory: &Arc<LateMemory>, bell: &Arc<Bell>) {
+        // Nothing of a fork is zeroed ahead.
+        let next = memory.template().map_or(0, |_| memory.granules());
         let (memory, done) = (memory.clone(), Some(bell.clone()));
-        self.lock().lent.push(Zeroing { memory, next: 0, done });
+        self.lock().lent.push(Zeroing { memory, next, done });
         self.work.notify_all();
     }
 
     /// Notes that no sandbox has `memory`.
     pub(crate) fn unlend(&self, memory: &Arc<LateMemory>) {
         self.lock().lent.retain(|one| !Arc::ptr_eq(&one.memory, memory));
+    }
+
+    /// Returns the memory of a sandbox whose file has this device and inode number.
+    pub(crate) fn lent(&self, identity: (u64, u64)) -> Option<Arc<LateMemory>> {
+        let has = |one: &&Zeroing| {
+            let status = rustix::fs::fstat(one.memory.file());
+            status.is_ok_and(|status| (status.st_dev, status.st_ino) == identity)
+        };
+        self.lock().lent.iter().find(has).map(|one| one.memory.clone())
     }
 
     /// Takes memory whose user is gone and that was recycled, or new memory.

@@ -10,6 +10,8 @@ use slipway_numa::NumaNode;
 use slipway_pool_wire::{Range, Userfault};
 use slipway_ram::{Lasting, LateMemory};
 
+use crate::templates::Templates;
+
 /// The number of the keeper's slots for one sandbox's memory.
 pub const SLOTS: u32 = 8;
 const FILE: u32 = 0;
@@ -17,6 +19,7 @@ const TABLE: u32 = 1;
 const FAULTS: u32 = 2;
 const CONNECTION: u32 = 3;
 const RANGES: u32 = 4;
+const TEMPLATE: u32 = 5;
 
 /// First word of the ranges: their layout.
 const LAYOUT: u64 = u64::from_be_bytes(*b"slipmem1");
@@ -96,11 +99,15 @@ impl Place {
         ranges: &[Range],
     ) -> std::io::Result<()> {
         let parts = ranges.iter().flat_map(|one| [one.address, one.len, one.offset]);
-        let kept = Lasting::new("slipway-ranges", (3 + 3 * ranges.len()) * 8)?;
+        let kept = Lasting::new("slipway-ranges", (4 + 3 * ranges.len()) * 8)?;
         let words = [LAYOUT, ranges.len() as u64].into_iter().chain(parts);
-        let words = words.chain([home_word(memory.home())]);
+        let fork = u64::from(memory.template().is_some());
+        let words = words.chain([home_word(memory.home()), fork]);
         for (word, value) in kept.words().iter().zip(words) {
             word.store(value, Ordering::Relaxed);
+        }
+        if let Some(template) = memory.template() {
+            self.shelf.put(TEMPLATE, template.file())?;
         }
         self.shelf.put(FILE, memory.file())?;
         self.shelf.put(TABLE, memory.table()?)?;
@@ -126,34 +133,54 @@ impl Left {
     ///
     /// # Errors
     /// One is missing or has another layout.
-    pub(crate) fn take_apart(mut self) -> std::io::Result<Parts> {
+    pub(crate) fn take_apart(mut self, templates: &Templates) -> std::io::Result<Parts> {
         let mut part = |slot| {
             self.files.remove(&slot).ok_or_else(|| std::io::Error::other("a part was not kept"))
         };
         let faults = Userfault::of_peer(part(FAULTS)?)?;
-        let memory = LateMemory::of_predecessor(part(FILE)?, part(TABLE)?)?;
+        let (file, table) = (part(FILE)?, part(TABLE)?);
         let (connection, kept) = (part(CONNECTION)?, Lasting::of(part(RANGES)?)?);
         let words: Vec<u64> =
             kept.words().iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        let (ranges, home) =
+        let Words { ranges, home, fork } =
             parse(&words).ok_or_else(|| std::io::Error::other("another layout"))?;
+        // Without its template such memory would be shown as zeros.
+        let template = match fork {
+            true => Some(templates.of_predecessor(part(TEMPLATE)?)?),
+            false => None,
+        };
+        let memory = LateMemory::of_predecessor(file, table, template)?;
         Ok(Parts { memory, connection, faults, ranges, home })
     }
 }
 
-/// Returns the ranges and the home that a predecessor left, or `None` if the words have another
-/// layout.
-fn parse(words: &[u64]) -> Option<(Vec<Range>, Option<NumaNode>)> {
+/// The words that a predecessor left.
+#[derive(Debug, PartialEq, Eq)]
+struct Words {
+    ranges: Vec<Range>,
+    home: Option<NumaNode>,
+    /// Set if the memory began as a template.
+    fork: bool,
+}
+
+/// Returns what a predecessor left, or `None` if the words have another layout.
+fn parse(words: &[u64]) -> Option<Words> {
     let (&[LAYOUT, count], rest) = words.split_first_chunk()? else { return None };
     let (ranges, rest) = rest.split_at_checked(usize::try_from(count).ok()?.checked_mul(3)?)?;
     let range = |&[address, len, offset]: &[u64; 3]| Range { address, len, offset };
     let ranges = ranges.as_chunks().0.iter().map(range).collect();
     let home = rest.first().copied().unwrap_or(0).checked_sub(1).and_then(NumaNode::new);
-    Some((ranges, home))
+    let fork = match rest.get(1) {
+        None | Some(0) => false,
+        Some(1) => true,
+        Some(_) => return None,
+    };
+    Some(Words { ranges, home, fork })
 }
 
 /// Returns the word that stands for the home of memory: its number plus 1, or 0 if there is none.
-/// It lies behind the ranges, where the pages of a predecessor that knew no homes have zeros.
+/// It lies behind the ranges, where the pages of a predecessor that knew no homes have zeros, and
+/// before the word for a template, where those that knew no templates have zeros.
 fn home_word(home: Option<NumaNode>) -> u64 {
     home.map_or(0, |home| u64::from(home.number()) + 1)
 }
@@ -168,17 +195,23 @@ mod tests {
 
     #[test]
     fn ranges_are_read_with_a_home_and_without() {
-        let words = |home: &[u64]| [&[LAYOUT, 2, 1, 8192, 4096, 2, 8192, 4096], home].concat();
-        let both = vec![range(1), range(2)];
+        let words = |behind: &[u64]| [&[LAYOUT, 2, 1, 8192, 4096, 2, 8192, 4096], behind].concat();
+        let expected = |home, fork| Some(Words { ranges: vec![range(1), range(2)], home, fork });
         let (home, none) = (NumaNode::new(0), None);
-        for (behind, home) in [(&[][..], none), (&[0, 0], none), (&[1, 0], home)] {
-            assert_eq!(parse(&words(behind)), Some((both.clone(), home)), "{behind:?}");
+        for (behind, home, fork) in [
+            (&[][..], none, false),
+            (&[0, 0], none, false),
+            (&[1, 0], home, false),
+            (&[1, 1, 0], home, true),
+            (&[0, 1], none, true),
+        ] {
+            assert_eq!(parse(&words(behind)), expected(home, fork), "{behind:?}");
         }
         for number in [0, 1023] {
             let home = NumaNode::new(number);
-            assert_eq!(parse(&words(&[home_word(home)])), Some((both.clone(), home)));
+            assert_eq!(parse(&words(&[home_word(home)])), expected(home, false));
         }
-        assert_eq!(parse(&words(&[u64::MAX])), Some((both, None)));
+        assert_eq!(parse(&words(&[u64::MAX])), expected(None, false));
     }
 
     #[test]
@@ -190,6 +223,7 @@ mod tests {
             &[LAYOUT, 2, 1, 8192, 4096, 2, 8192],
             &[LAYOUT, u64::MAX, 0],
             &[LAYOUT, u64::MAX / 3 + 1, 0],
+            &[LAYOUT, 0, 0, 2],
         ] {
             assert_eq!(parse(words), None, "{words:?}");
         }

@@ -123,7 +123,8 @@ fn user() {
     let Some(path) = std::env::var_os("POOL") else { return };
     let page = if std::env::var_os("HUGE").is_some() { Page::Huge } else { Page::Base };
     let near = std::env::var("NEAR").ok().and_then(|near| NumaNode::new(near.parse().unwrap()));
-    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page, near }).unwrap();
+    let lease =
+        Lease::ask(Path::new(&path), Request { bytes: BYTES, page, near, template: None }).unwrap();
     let hand_over = HandOver::begin(lease.connection).unwrap();
     let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, BYTES as usize);
     let any = std::ptr::null_mut();
@@ -236,7 +237,7 @@ fn a_device_has_pages_made_on(wanted: NumaNode, page: Page, topology: &Topology)
     keep_away(topology, wanted);
     let pool = node.pool(false, true);
     let _server = pool.listen(&node.socket()).unwrap();
-    let request = Request { bytes: BYTES, page, near: Some(wanted) };
+    let request = Request { bytes: BYTES, page, near: Some(wanted), template: None };
     let lease = Lease::ask(&node.socket(), request).unwrap();
     let file = (lease.file.as_fd(), node.files.added());
     let region = node.files.region(file, 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap();
@@ -354,7 +355,7 @@ fn memory_of_a_host_with_one_node_has_no_home() {
     let pool = node.pool(false, false);
     let _server = pool.listen(&node.socket()).unwrap();
     for near in [None, NumaNode::new(0), NumaNode::new(7)] {
-        let request = Request { bytes: BYTES, page: Page::Base, near };
+        let request = Request { bytes: BYTES, page: Page::Base, near, template: None };
         assert_eq!(Lease::ask(&node.socket(), request).unwrap().home, None);
     }
 }

@@ -73,7 +73,9 @@ fn user() {
     let Some(path) = std::env::var_os("POOL") else { return };
     let huge = std::env::var_os("HUGE").is_some();
     let page = if huge { Page::Huge } else { Page::Base };
-    let lease = Lease::ask(Path::new(&path), Request { bytes: BYTES, page, near: None }).unwrap();
+    let lease =
+        Lease::ask(Path::new(&path), Request { bytes: BYTES, page, near: None, template: None })
+            .unwrap();
     let hand_over = HandOver::begin(lease.connection).unwrap();
     let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, BYTES as usize);
     // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -173,7 +175,7 @@ fn huge_pages_of_a_process_that_ended_are_zeros_for_the_next() {
         let Some(node) = Node::new() else { return };
         let pool = node.pool(ahead, true);
         let _server = pool.listen(&node.socket()).unwrap();
-        let request = Request { bytes: BYTES, page: Page::Huge, near: None };
+        let request = Request { bytes: BYTES, page: Page::Huge, near: None, template: None };
         if let Err(error) = Lease::ask(&node.socket(), request) {
             assert!(error.to_string().contains("of huge pages (vm.nr_hugepages)"), "{error}");
             eprintln!("needs huge pages: {error}");
@@ -202,8 +204,11 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     user.ask("fill");
     user.end();
     all_back(&pool);
-    let lease =
-        Lease::ask(&node.socket(), Request { bytes: BYTES, page: Page::Base, near: None }).unwrap();
+    let lease = Lease::ask(
+        &node.socket(),
+        Request { bytes: BYTES, page: Page::Base, near: None, template: None },
+    )
+    .unwrap();
     // The file shows what the last process wrote, so a lease whose VMM never came is not reused.
     let mut byte = [0];
     rustix::io::pread(&lease.file, &mut byte, 0).unwrap();
@@ -297,14 +302,22 @@ fn what_cannot_be_given_is_refused() {
     let pool = node.pool(false, false);
     let _server = pool.listen(&node.socket()).unwrap();
     for bytes in [0, 4096, 1 << 60] {
-        let refused = Lease::ask(&node.socket(), Request { bytes, page: Page::Base, near: None });
+        let refused = Lease::ask(
+            &node.socket(),
+            Request { bytes, page: Page::Base, near: None, template: None },
+        );
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("whole units of 64 KiB"), "{text}");
     }
-    let odd = Lease::ask(&node.socket(), Request { bytes: 3 << 20, page: Page::Huge, near: None });
+    let odd = Lease::ask(
+        &node.socket(),
+        Request { bytes: 3 << 20, page: Page::Huge, near: None, template: None },
+    );
     assert!(odd.unwrap_err().to_string().contains("whole units of 2048 KiB"));
-    let many =
-        Lease::ask(&node.socket(), Request { bytes: 128 << 30, page: Page::Huge, near: None });
+    let many = Lease::ask(
+        &node.socket(),
+        Request { bytes: 128 << 30, page: Page::Huge, near: None, template: None },
+    );
     let text = many.unwrap_err().to_string();
     assert!(text.contains("of huge pages (vm.nr_hugepages)"), "{text}");
     assert_eq!(pool.stats().lent, 0);

@@ -40,22 +40,27 @@ fn held(memory: &LateMemory) -> u64 {
     rustix::fs::fstat(memory.file()).unwrap().st_blocks.unsigned_abs() * 512
 }
 
-fn count(shared: usize, clean: usize, absent: usize) -> Granules {
-    Granules { shared, clean, absent, ..Granules::default() }
+/// The states of the template's five pages, of which one, a hole, is clean from the start.
+fn count(shared: usize, clean: usize) -> Granules {
+    Granules { shared, clean, ..Granules::default() }
 }
 
 #[test]
-fn a_read_finds_the_template_and_takes_no_memory() {
+fn a_read_finds_the_template_and_copies_nothing() {
     let template = template();
     let fork = fork(&template);
     let (_map, memory) = mapped(&fork);
     let mut bytes = vec![9; 5 * PAGE];
-    memory.read(0, &mut bytes).unwrap();
+    memory.read(0, &mut bytes[..2 * PAGE]).unwrap();
+    memory.read(3 * PAGE as u64, &mut bytes[3 * PAGE..]).unwrap();
+    assert_eq!(held(&fork), 0);
+    // Of a hole the kernel makes a page of zeros.
+    memory.read(2 * PAGE as u64, &mut bytes[2 * PAGE..3 * PAGE]).unwrap();
     assert!(bytes == template_bytes());
     let mut bytes = vec![9; PAGE + 2];
     memory.read(PAGE as u64 - 1, &mut bytes).unwrap();
     assert!(bytes == template_bytes()[PAGE - 1..][..PAGE + 2]);
-    assert_eq!((fork.count(), held(&fork)), (count(4, 0, 1), 0));
+    assert_eq!((fork.count(), held(&fork)), (count(4, 1), PAGE as u64));
     assert_eq!(template.held(), 4 * PAGE, "the hole was read and is one still");
     let blocks = rustix::fs::fstat(template.file()).unwrap().st_blocks;
     assert_eq!(blocks as usize * 512, 4 * PAGE);
@@ -74,7 +79,7 @@ fn a_write_copies_the_rest_of_its_pages_first() {
     let mut bytes = vec![9; 5 * PAGE];
     memory.read(0, &mut bytes).unwrap();
     assert!(bytes == expected);
-    assert_eq!((fork.count(), held(&fork)), (count(2, 3, 0), 3 * PAGE as u64));
+    assert_eq!((fork.count(), held(&fork)), (count(2, 3), 3 * PAGE as u64));
     let (_map, memory) = mapped(&other);
     memory.read(0, &mut bytes).unwrap();
     assert!(bytes == template_bytes(), "what one fork writes, no other sees");
@@ -93,7 +98,7 @@ fn words_entries_and_spans_are_copied_first() {
         .unwrap();
     let mut bytes = [0; 8];
     spans[0].read(0, &mut bytes).unwrap();
-    assert_eq!((bytes, fork.count()), ([15; 8], count(0, 4, 1)));
+    assert_eq!((bytes, fork.count()), ([15; 8], count(0, 5)));
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn a_successor_copies_again_what_was_being_copied() {
     assert!(LateMemory::of_predecessor(file, table, Some(Arc::new(sixteen))).is_err());
     let (file, table) = parts();
     let fork = LateMemory::of_predecessor(file, table, Some(template)).unwrap();
-    assert_eq!(fork.count(), count(3, 1, 1));
+    assert_eq!(fork.count(), count(3, 2));
     let fork = Arc::new(fork);
     let (_map, memory) = mapped(&fork);
     memory.write(3 * PAGE as u64 + 9, &[1]).unwrap();
@@ -167,7 +172,7 @@ fn all_of_it_can_be_copied_and_is_looked_up_no_more() {
     let fork = fork(&template());
     let (_map, memory) = mapped(&fork);
     fork.take_all().unwrap();
-    assert_eq!((fork.count(), held(&fork)), (count(0, 5, 0), 4 * PAGE as u64));
+    assert_eq!((fork.count(), held(&fork)), (count(0, 5), 4 * PAGE as u64));
     let mut bytes = vec![9; 5 * PAGE];
     for _ in 0..2 {
         memory.read(0, &mut bytes).unwrap();
@@ -188,6 +193,20 @@ fn the_pages_that_were_copied_are_told() {
     fork.take(0, 1).unwrap();
     fork.take(4 * PAGE, 1).unwrap();
     assert_eq!(fork.copied(), [0..page(2), page(4)..page(5)]);
+}
+
+#[test]
+fn what_its_process_wrote_in_a_hole_is_seen() {
+    let fork = fork(&template());
+    let (_map, memory) = mapped(&fork);
+    // No fault tells of it.
+    let its = crate::Span::file(fork.file(), 0, 5 * PAGE).unwrap();
+    its.write(2 * PAGE + 1, &[8]).unwrap();
+    let mut bytes = [9; 2];
+    memory.read(2 * PAGE as u64, &mut bytes).unwrap();
+    let mut saved = [9; 2];
+    assert!(fork.freeze().unwrap().read(2 * PAGE, &mut saved));
+    assert_eq!((bytes, saved), ([0, 8], [0, 8]));
 }
 
 #[test]

@@ -12,11 +12,12 @@ use crate::{Lasting, Template};
 impl LateMemory {
     /// Takes a new file of the size of `template`, which has no pages and which nobody else maps
     /// yet: memory whose user begins with the template's bytes. Each page is copied when somebody
-    /// needs it as memory of its own. A page that the template lacks is the kernel's page of zeros.
+    /// needs it as memory of its own. A page that the template lacks is the kernel's page of zeros,
+    /// and counts as taken.
     ///
-    /// The user's process must have its mapping registered for missing pages as well as for those
-    /// that are there (userfaultfd(2)), before it touches any: the kernel fills a page that is
-    /// missing with zeros otherwise.
+    /// Where the template has bytes, the user's process must have its mapping registered for
+    /// missing pages as well as for those that are there (userfaultfd(2)), before it touches any:
+    /// the kernel fills a page that is missing with zeros otherwise.
     ///
     /// # Errors
     /// `InvalidInput` for another size; those of [`Mapping::file`](crate::Mapping::file) and of
@@ -29,6 +30,8 @@ impl LateMemory {
         }
         let table = Lasting::new("slipway-granules", granules)?;
         let memory = Self::with_table(file, table, granules, Some(Arc::clone(template)))?;
+        // Of a hole, the file has the user's bytes from the start.
+        memory.states().iter().for_each(|state| state.store(states::CLEAN, Ordering::Release));
         for data in template.data() {
             let granules = data.start / Template::GRANULE..data.end / Template::GRANULE;
             for state in &memory.states()[granules] {

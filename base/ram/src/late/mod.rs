@@ -35,6 +35,7 @@
 #[cfg(test)]
 mod fork_tests;
 mod forked;
+mod granules;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -56,41 +57,13 @@ use slipway_numa::NumaNode;
 use slipway_peer::Bin;
 use states::Taken;
 
+pub use granules::Granules;
+
 use crate::gate::{Found, GRANULE, Gate, Late, NotYet};
 use crate::{Lasting, Mapping, Permissions, Template, pages};
 
 /// The bytes that fill a granule: a page of them, which stays in the processor's first cache.
 static ZEROS: [u8; 4096] = [0; 4096];
-
-/// The number of granules in each state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Granules {
-    /// Granules without a page.
-    pub absent: usize,
-    /// Granules with an earlier user's bytes.
-    pub dirty: usize,
-    /// Granules whose first bytes are being written.
-    pub busy: usize,
-    /// Granules of zeros that nobody was given.
-    pub untouched: usize,
-    /// Granules that the present user was given.
-    pub clean: usize,
-    /// Granules whose bytes are in the template only.
-    pub shared: usize,
-}
-
-impl std::iter::Sum for Granules {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), |sum, one| Self {
-            absent: sum.absent + one.absent,
-            dirty: sum.dirty + one.dirty,
-            busy: sum.busy + one.busy,
-            untouched: sum.untouched + one.untouched,
-            clean: sum.clean + one.clean,
-            shared: sum.shared + one.shared,
-        })
-    }
-}
 
 /// Pages of one file, recycled or new ones, and the state of each granule.
 pub struct LateMemory {
@@ -150,7 +123,7 @@ impl LateMemory {
         if template.as_ref().is_some_and(|one| one.len() != granules * unit) {
             return Err(invalid("a template of another size"));
         }
-        let of_template = [states::ABSENT, states::BUSY, states::CLEAN, states::SHARED];
+        let of_template = [states::BUSY, states::CLEAN, states::SHARED];
         let known = |state| match template {
             Some(_) => of_template.contains(&state),
             None => (states::ABSENT..=states::CLEAN).contains(&state),
@@ -236,22 +209,6 @@ impl LateMemory {
         // SAFETY: the words are bytes of shared memory that is valid as long as `self.table`, which
         // has at least a byte for each granule; nothing else uses them as words.
         unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU8>(), self.granules) }
-    }
-
-    /// Counts the granules by their states. Others may change them meanwhile.
-    pub fn count(&self) -> Granules {
-        let mut count = Granules::default();
-        for state in self.states() {
-            *match state.load(Ordering::Relaxed) {
-                states::ABSENT => &mut count.absent,
-                states::BUSY => &mut count.busy,
-                states::UNTOUCHED => &mut count.untouched,
-                states::CLEAN => &mut count.clean,
-                states::SHARED => &mut count.shared,
-                _ => &mut count.dirty,
-            } += 1;
-        }
-        count
     }
 
     /// Returns the numbers of the granules that hold any of the bytes, which must be within the
@@ -421,8 +378,6 @@ impl Gate for LateMemory {
     fn find(&self, number: usize) -> Found {
         match self.states().get(number).map(|state| state.load(Ordering::Acquire)) {
             None | Some(states::CLEAN) => Found::Own,
-            // An absent granule is a hole of the template; reading it would make a page there.
-            Some(states::ABSENT) => Found::Zeros,
             Some(_) if self.template.is_some() => Found::Template,
             Some(_) => Found::Zeros,
         }

@@ -11,8 +11,8 @@
 //!   Shared ───────────────────────── take ─────────────────────────────┘
 //! ```
 //!
-//! Memory that begins as a template has the states `Absent`, `Shared`, `Busy` and `Clean`. Other
-//! memory has all but `Shared`. The thread that made a granule busy writes the bytes with which its
+//! Memory that begins as a template has the states `Shared`, `Busy` and `Clean`: the last one from
+//! the start where the template has a hole. Other memory has all but `Shared`. The thread that made a granule busy writes the bytes with which its
 //! user begins: the template's if it was `Shared`, else zeros.
 //!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule

@@ -102,7 +102,8 @@ impl Mapped {
                     PageSize::Base => Page::Base,
                     PageSize::Huge => Page::Huge,
                 };
-                let lease = Lease::ask(path, Request { bytes: spec.bytes, page, near })?;
+                let lease =
+                    Lease::ask(path, Request { bytes: spec.bytes, page, near, template: None })?;
                 let hand_over = HandOver::begin(lease.connection)?;
                 let base = map(Some(&lease.file), len)?;
                 let range = Range { address: base.addr() as u64, len: spec.bytes, offset: 0 };

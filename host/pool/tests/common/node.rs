@@ -43,7 +43,8 @@ impl Node {
         Some(Self { directory, files: LateFiles::default() })
     }
 
-    fn keeper(&self) -> (Arc<Keeper>, Vec<Left>) {
+    /// Connects to the keeper. Returns what a predecessor left there, too.
+    pub fn keeper(&self) -> (Arc<Keeper>, Vec<Left>) {
         let keeper = connect(&self.directory.path().join("keeper"));
         let mut left: Vec<Left> = Vec::new();
         for (slot, file) in keeper.take(PATIENCE).unwrap() {
