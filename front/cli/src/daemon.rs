@@ -147,7 +147,8 @@ fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
     config.pool_page()?;
     config.shares_roots()?;
     config.check_cgroups()?;
-    let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget, pool };
+    let reactors = config.reactors;
+    let settings = slipway_plane::Settings { reactors, poll_budget, pool, templates: true };
     if !keeps {
         return Ok(Plane::new(settings)?);
     }

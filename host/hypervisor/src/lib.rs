@@ -36,7 +36,7 @@
 //! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
 //!
 //! A `slipway-vmm` saves its machine ([`Vm::save`]), and others begin with what was saved
-//! ([`VmSpec::restore`]) and with the same memory ([`TemplateMemory`]).
+//! ([`VmSpec::restore`]) and with the same memory ([`GuestMemory::of_template`]).
 //!
 //! Not implemented: removal of functions with QEMU, saving QEMU's machines. Limits: the exit
 //! status of a VM that was taken over is known to its parent only; console text beyond the capacity
@@ -96,10 +96,10 @@ pub use error::{Error, Result};
 pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
-pub use saved::{SavedMachine, TemplateMemory, copy_pages, for_each_page};
+pub use saved::SavedMachine;
 pub use shared::SharedPages;
 pub use slipway_numa::Topology;
-pub use slipway_pool_wire::{Page, WireError};
+pub use slipway_pool_wire::{Page, TemplateName, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 pub use tree::{Access, ENTRY, HelperFiles, Tree};
 

@@ -1,6 +1,5 @@
 //! The memory of a guest.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +9,7 @@ use rustix::thread::CpuSet;
 use slipway_numa::Topology;
 use slipway_pool_wire::{Lease, Page, Request, TemplateName};
 
-use crate::{Error, Result, TemplateMemory, copy_pages};
+use crate::{Error, Result};
 
 /// The memory of one guest: a file in memory whose size cannot be changed. Clones are the same
 /// memory, which is freed with the last descriptor and mapping of the file.
@@ -38,18 +37,6 @@ impl GuestMemory {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         Ok(Self { file: Arc::new(file), bytes, lease: None, near: None })
-    }
-
-    /// Makes memory that begins as a template's: a copy of all pages that are not zero.
-    ///
-    /// # Errors
-    /// [`Error::System`]: memory or descriptors are missing.
-    pub fn copy_of(template: &TemplateMemory) -> Result<Self> {
-        let memory = Self::new(template.bytes())?;
-        let file = File::from(memory.descriptor()?);
-        let copied = copy_pages(template.file(), template.bytes(), &file);
-        copied.map_err(|error| Error::system("copying a template's memory", error))?;
-        Ok(memory)
     }
 
     /// Takes memory of `bytes` bytes of the pool whose socket is at `path`: a multiple of 64 KiB,

@@ -36,6 +36,7 @@ mod plane;
 mod service;
 mod snoop;
 mod table;
+mod template;
 mod vf;
 mod wakes;
 

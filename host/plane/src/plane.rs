@@ -32,15 +32,19 @@ pub struct Settings {
     /// The longest time for which such a thread polls for more work before it sleeps: see
     /// [`slipway_reactor::Settings::poll_budget`].
     pub poll_budget: Duration,
-    /// The most bytes of memory that a pool holds for sandboxes to come; `None` makes no pool.
+    /// The most bytes of memory that a pool holds for sandboxes to come; `None` makes no pool,
+    /// unless it is for templates.
     pub pool: Option<u64>,
+    /// Set if there is a pool for memory that begins as a template, where the kernel has what it
+    /// needs.
+    pub templates: bool,
 }
 
 impl Default for Settings {
     /// Returns one thread, which polls for more work for 200 us.
     fn default() -> Self {
         let poll_budget = slipway_reactor::Settings::default().poll_budget;
-        Self { reactors: 1, poll_budget, pool: None }
+        Self { reactors: 1, poll_budget, pool: None, templates: false }
     }
 }
 
@@ -61,6 +65,8 @@ struct Shared {
     reactors: Vec<Reactor>,
     keep: Option<Keep>,
     pool: Option<Pool>,
+    /// Set if the pool holds memory for sandboxes to come.
+    recycles: bool,
     /// The files of the pool's memory.
     late: LateFiles,
     disks: Disks,
@@ -115,7 +121,7 @@ impl Plane {
 
     fn start(settings: Settings, keep: Option<Keep>, left: Vec<Left>) -> std::io::Result<Self> {
         let late = LateFiles::default();
-        let pool = pool(settings.pool, keep.as_ref(), &late, left)?;
+        let pool = pool(&settings, keep.as_ref(), &late, left)?;
         let reactors = (0..settings.reactors.max(1)).map(|number| {
             let name = format!("reactor-{number}");
             let on_panic = Arc::new(|what: &str| tracing::error!(what, "a device was dropped"));
@@ -147,6 +153,7 @@ impl Plane {
             fabric: Fabric::new(handles, keep.is_some()),
             keep,
             pool,
+            recycles: settings.pool.is_some(),
             late,
             disks: Disks::default(),
             sizes: RwLock::default(),
@@ -334,6 +341,11 @@ impl Plane {
         self.with_endpoint(id, |served| served.relocate(reactor, &handle))
     }
 
+    /// Returns whether the pool holds memory for sandboxes to come.
+    pub(crate) fn recycles(&self) -> bool {
+        self.shared.recycles
+    }
+
     /// Returns the pool of memory, or `None` if there is none.
     pub fn pool(&self) -> Option<&Pool> {
         self.shared.pool.as_ref()
@@ -423,17 +435,24 @@ impl Plane {
 /// Makes the pool, if there is to be one or a predecessor's sandboxes have memory of one, and goes
 /// on with that.
 fn pool(
-    limit: Option<u64>,
+    settings: &Settings,
     keep: Option<&Keep>,
     files: &LateFiles,
     left: Vec<Left>,
 ) -> std::io::Result<Option<Pool>> {
-    if limit.is_none() && left.is_empty() {
+    let needed = settings.pool.is_some() || !left.is_empty();
+    if !needed && !settings.templates {
         return Ok(None);
     }
-    let (limit, files) = (limit.unwrap_or(0), files.clone());
+    let (limit, files) = (settings.pool.unwrap_or(0), files.clone());
     let shelves = keep.map(Keep::memory_shelves);
-    let pool = Pool::new(slipway_pool::Settings { limit, ahead: true, files, shelves })?;
+    let pool = match Pool::new(slipway_pool::Settings { limit, ahead: true, files, shelves }) {
+        Err(error) if !needed => {
+            tracing::info!(%error, "there is no memory of templates");
+            return Ok(None);
+        }
+        made => made?,
+    };
     pool.resume(left)?;
     Ok(Some(pool))
 }

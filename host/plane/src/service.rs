@@ -7,7 +7,7 @@ use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_ram::GRANULE;
 
-use crate::{Error, Plane};
+use crate::{Error, Plane, template};
 
 /// The server of `slipway-plane-api`'s calls.
 pub struct Service {
@@ -171,8 +171,36 @@ impl v1::plane_server::Plane for Service {
         _: Request<v1::GetPoolRequest>,
     ) -> Result<Response<v1::GetPoolReply>, Status> {
         let plane = self.plane.clone();
-        let figures = move || plane.pool().map(|pool| pool_figures(&pool.stats()));
+        let figures = move || {
+            let stats = plane.pool()?.stats();
+            // A pool that is there for templates alone is shown while a sandbox has memory of it.
+            (plane.recycles() || stats.lent > 0).then(|| pool_figures(&stats))
+        };
         blocking::<_, Error>(move || Ok(v1::GetPoolReply { pool: figures() })).await
+    }
+
+    async fn add_template(
+        &self,
+        request: Request<v1::AddTemplateRequest>,
+    ) -> Result<Response<v1::AddTemplateReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || template::add(&plane, &request)).await
+    }
+
+    async fn remove_template(
+        &self,
+        request: Request<v1::RemoveTemplateRequest>,
+    ) -> Result<Response<v1::RemoveTemplateReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || template::remove(&plane, &request)).await
+    }
+
+    async fn learn_template(
+        &self,
+        request: Request<v1::LearnTemplateRequest>,
+    ) -> Result<Response<v1::LearnTemplateReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || template::learn(&plane, &request)).await
     }
 
     async fn create_switch(

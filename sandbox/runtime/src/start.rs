@@ -79,6 +79,8 @@ impl<'a> Stages<'a> {
 pub(crate) struct Booted {
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) agent: Agent,
+    /// The device and inode number of the file of its memory.
+    memory: (u64, u64),
     /// The template that the machine began with.
     template: Option<Arc<Template>>,
     /// The time at which the VMM ran.
@@ -91,7 +93,8 @@ pub(crate) struct Booted {
 /// The error of the first stage that failed. The caller releases what the sandbox holds.
 pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let stages = Stages::of(sandbox);
-    let Booted { vm, agent, template, at_ns } = boot_guest(node, sandbox, &stages).await?;
+    let booted = boot_guest(node, sandbox, &stages).await?;
+    let Booted { vm, agent, memory, template, at_ns } = booted;
     let record = sandbox.record();
     let saved_mac = template.as_ref().and_then(|template| template.manifest.mac.clone());
     let network = network::begin(sandbox, &agent, &record, saved_mac);
@@ -101,7 +104,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
     let carry = stages.run("container", or_end(&*vm, container)).await?;
-    if template.is_none() {
+    if let Some(template) = &template {
+        fork::learn(node, template, memory).await;
+    } else {
         // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
         guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns);
     }
@@ -209,7 +214,8 @@ pub(crate) async fn boot_guest(
         }
     };
     dma_stages(node, stages, &record.id).await?;
-    Ok(Booted { vm, agent, template, at_ns })
+    let memory = (client.device, client.inode);
+    Ok(Booted { vm, agent, memory, template, at_ns })
 }
 
 /// Returns the limits of a VMM that needs `overhead` bytes beside its guest's memory.
@@ -242,8 +248,10 @@ async fn guest_memory(
 ) -> Result<GuestMemory> {
     let bytes = record.memory_bytes;
     if let Some(template) = template {
-        let memory = template.memory.clone();
-        return sandbox.lane.run(move || Ok(GuestMemory::copy_of(&memory)?)).await;
+        let (path, name) = (node.config.pool_socket(), template.memory);
+        let topology = Arc::clone(&node.topology);
+        let forked = move || Ok(GuestMemory::of_template(&path, bytes, name, &topology)?);
+        return sandbox.lane.run(forked).await;
     }
     let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
     if !alone || !node.config.uses_pool()? {

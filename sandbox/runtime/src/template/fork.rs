@@ -2,6 +2,7 @@
 //! once its guest runs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use slipway_plane_api::v1 as plane_v1;
 
@@ -27,6 +28,20 @@ pub(crate) async fn template(node: &Node, record: &Record) -> Result<Option<Arc<
     let wanted = Shape::of(record, has.needs, &boot.kernel, &boot.initramfs);
     has.check(&wanted).map_err(no)?;
     Ok(Some(template))
+}
+
+/// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
+/// runs. The first fork after a start of the daemon does so.
+pub(crate) async fn learn(node: &Node, template: &Template, (device, inode): (u64, u64)) {
+    if template.learnt.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let name = template.memory.to_string();
+    let request = plane_v1::LearnTemplateRequest { name, device, inode };
+    if let Err(status) = node.plane.clone().learn_template(request).await {
+        // Later forks copy when they fault.
+        tracing::debug!(error = status.message(), "nothing is copied ahead");
+    }
 }
 
 /// Returns the first part of a sandbox that no template has.

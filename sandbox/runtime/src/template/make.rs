@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use slipway_agent_protocol::v1::PrepareRequest;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
-use slipway_hypervisor::{GuestMemory, SavedMachine, copy_pages};
+use slipway_hypervisor::{GuestMemory, SavedMachine};
 
 use super::manifest::Saved;
-use super::store::{Unfinished, digest, digest_pages};
+use super::pages::{copy_pages, digest_pages};
+use super::store::{Unfinished, digest};
 use super::{Manifest, Shape};
 use crate::boot::Needs;
 use crate::node::Node;

@@ -15,6 +15,7 @@
 pub(crate) mod fork;
 mod make;
 mod manifest;
+mod pages;
 mod store;
 
 pub(crate) use make::make;

@@ -9,13 +9,16 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use sha2::{Digest, Sha256};
-use slipway_hypervisor::{TemplateMemory, for_each_page};
+use slipway_hypervisor::TemplateName;
+use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
 use super::Manifest;
 use super::manifest::MOST_MANIFEST;
+use super::pages::digest_pages;
 use crate::files::Lane;
 use crate::lock::lock;
 use crate::{Error, Result, name};
@@ -31,8 +34,10 @@ pub(crate) struct Template {
     pub manifest: Manifest,
     /// The file with the machine's state.
     pub machine: PathBuf,
-    /// Its memory.
-    pub memory: TemplateMemory,
+    /// The name by which the plane's pool gives memory that begins as the template's: its digest.
+    pub memory: TemplateName,
+    /// Set once the pool copies ahead what forks need.
+    pub learnt: AtomicBool,
 }
 
 /// A template once it was checked and loaded. The lock is held while it is.
@@ -42,14 +47,15 @@ type Loaded = Arc<tokio::sync::Mutex<Option<Arc<Template>>>>;
 pub(crate) struct Templates {
     dir: PathBuf,
     lane: Lane,
+    plane: PlaneClient,
     /// The templates that were asked for, by their names.
     loaded: Mutex<BTreeMap<String, Loaded>>,
 }
 
 impl Templates {
     /// Returns the templates in the directory `dir`, which need not exist.
-    pub(crate) fn new(dir: PathBuf, lane: Lane) -> Self {
-        Self { dir, lane, loaded: Mutex::default() }
+    pub(crate) fn new(dir: PathBuf, lane: Lane, plane: PlaneClient) -> Self {
+        Self { dir, lane, plane, loaded: Mutex::default() }
     }
 
     /// Removes what earlier daemons left half made.
@@ -75,14 +81,25 @@ impl Templates {
         if let Some(template) = &*loaded {
             return Ok(Arc::clone(template));
         }
-        let (dir, its) = (self.dir.join(name), name.to_owned());
-        let template = self.lane.run(move || load(&dir, &its)).await.map(Arc::new);
+        let template = self.load(name).await.map(Arc::new);
         match &template {
             Ok(template) => *loaded = Some(Arc::clone(template)),
             // A name that nothing has is not remembered.
             Err(_) => drop(lock(&self.loaded).remove(name)),
         }
         template
+    }
+
+    /// Checks a template and has the plane's pool load its memory.
+    async fn load(&self, name: &str) -> Result<Template> {
+        let (dir, its) = (self.dir.join(name), name.to_owned());
+        let path = memory(&dir);
+        let template = self.lane.run(move || check(&dir, &its)).await?;
+        let (name, path) = (template.memory.to_string(), path.to_string_lossy().into_owned());
+        let request = plane_v1::AddTemplateRequest { name, path };
+        let added = self.plane.clone().add_template(request).await;
+        added.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        Ok(template)
     }
 
     /// Returns the manifests of all templates, by name. Damaged ones are left out, and logged.
@@ -111,7 +128,16 @@ impl Templates {
             fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", &gone))
         });
         let removed = removed.await;
-        lock(&self.loaded).remove(name);
+        let loaded = lock(&self.loaded).remove(name);
+        if let Some(loaded) = loaded
+            && let Some(template) = &*loaded.lock().await
+        {
+            let request = plane_v1::RemoveTemplateRequest { name: template.memory.to_string() };
+            // A pool that keeps it has less memory for others, and no fork begins with it.
+            if let Err(status) = self.plane.clone().remove_template(request).await {
+                tracing::warn!(template = name, error = status.message(), "its memory is kept");
+            }
+        }
         removed
     }
 
@@ -221,9 +247,8 @@ fn list(dir: &Path) -> Vec<Manifest> {
     names.iter().filter_map(read).collect()
 }
 
-/// Reads and checks a template. The bytes that are checked are those that forks get: the memory
-/// is copied first.
-fn load(dir: &Path, name: &str) -> Result<Template> {
+/// Reads and checks a template.
+fn check(dir: &Path, name: &str) -> Result<Template> {
     let manifest = read_manifest(dir, name)?;
     let no = |why: &str| Error::Template { name: name.to_owned(), why: why.to_owned() };
     let (machine, path) = (machine(dir), memory(dir));
@@ -236,12 +261,12 @@ fn load(dir: &Path, name: &str) -> Result<Template> {
     if file.metadata().map_err(failed)?.len() != manifest.shape.memory_bytes {
         return Err(no("its file \"memory\" has another length"));
     }
-    let memory = TemplateMemory::load(&file, manifest.shape.memory_bytes)?;
-    let digest = digest_pages(memory.file(), manifest.shape.memory_bytes).map_err(failed)?;
+    let digest = digest_pages(&file, manifest.shape.memory_bytes).map_err(failed)?;
     if digest != manifest.memory_sha256 {
         return Err(no("its file \"memory\" was changed"));
     }
-    Ok(Template { manifest, machine, memory })
+    let memory = TemplateName::new(&digest).ok_or_else(|| no("its digest is no name"))?;
+    Ok(Template { manifest, machine, memory, learnt: AtomicBool::new(false) })
 }
 
 /// Returns SHA-256 of all that `file` has, in hexadecimal digits.
@@ -255,23 +280,11 @@ pub(crate) fn digest(mut file: File) -> std::io::Result<String> {
     }
 }
 
-/// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
-/// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
-/// zeros.
-pub(crate) fn digest_pages(file: &File, len: u64) -> std::io::Result<String> {
-    let mut hash = Sha256::new();
-    hash.update(len.to_le_bytes());
-    for_each_page(file, len, |at, page| {
-        hash.update(at.to_le_bytes());
-        hash.update(page);
-        Ok(())
-    })?;
-    Ok(hex::encode(hash.finalize()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+
+    use tonic::transport::Endpoint;
 
     use super::super::manifest::tests::manifest;
     use super::*;
@@ -293,14 +306,16 @@ mod tests {
         unfinished.finish(&manifest).unwrap();
     }
 
+    /// Returns the templates of a node whose plane is not there.
     fn templates(dir: &Path) -> Templates {
-        Templates::new(dir.join("templates"), Files::start().unwrap().lane())
+        let plane = PlaneClient::new(Endpoint::from_static("http://[::1]:1").connect_lazy());
+        Templates::new(dir.join("templates"), Files::start().unwrap().lane(), plane)
     }
 
     #[tokio::test]
     async fn a_template_is_there_once_it_is_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let all = templates(dir.path());
+        let (all, place) = (templates(dir.path()), dir.path().join("templates/a"));
         assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
         let half = all.begin("a").await.unwrap();
         fs::write(half.machine(), "state").unwrap();
@@ -310,12 +325,11 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path().join("templates")).unwrap().count(), 0);
         make(&all, "a").await;
         assert!(matches!(all.begin("a").await, Err(Error::TemplateTaken(_))));
-        let one = all.get("a").await.unwrap();
-        assert!(Arc::ptr_eq(&one, &all.get("a").await.unwrap()));
-        let mut page = [0; 4];
-        one.memory.file().read_exact_at(&mut page, 8192).unwrap();
-        assert_eq!(&page, b"page");
+        let one = check(&place, "a").unwrap();
+        assert_eq!(one.memory.as_str(), one.manifest.memory_sha256);
         assert_eq!(all.list().await, std::slice::from_ref(&one.manifest));
+        // Without the plane nothing begins with it.
+        assert!(matches!(all.get("a").await, Err(Error::Plane(_))));
         all.remove("a").await.unwrap();
         assert!(matches!(all.get("a").await, Err(Error::NoTemplate(_))));
         assert!(matches!(all.remove("a").await, Err(Error::NoTemplate(_))));
@@ -325,20 +339,18 @@ mod tests {
     #[tokio::test]
     async fn a_template_with_a_changed_byte_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let all = templates(dir.path());
+        let (all, place) = (templates(dir.path()), dir.path().join("templates/a"));
+        let refused = || check(&place, "a").err().unwrap().to_string();
         for (file, at) in [("machine", 0), ("memory", 8192), ("memory", 0), ("template.json", 0)] {
             make(&all, "a").await;
-            let path = dir.path().join("templates/a").join(file);
-            let changed = File::options().write(true).open(path).unwrap();
+            let changed = File::options().write(true).open(place.join(file)).unwrap();
             changed.write_all_at(b"X", at).unwrap();
-            let refused = all.get("a").await.err().unwrap();
-            assert!(matches!(refused, Error::Template { .. }), "{file}: {refused}");
+            assert!(refused().contains("cannot be used"), "{file}: {}", refused());
             all.remove("a").await.unwrap();
         }
         make(&all, "a").await;
-        let memory = dir.path().join("templates/a/memory");
-        File::options().write(true).open(memory).unwrap().set_len(BYTES - 4096).unwrap();
-        let refused = all.get("a").await.err().unwrap().to_string();
-        assert!(refused.contains("another length"), "{refused}");
+        let memory = File::options().write(true).open(place.join("memory")).unwrap();
+        memory.set_len(BYTES - 4096).unwrap();
+        assert!(refused().contains("another length"), "{}", refused());
     }
 }

@@ -1,0 +1,65 @@
+//! Templates of sandboxes' memory, which the pool has.
+
+use std::path::Path;
+
+use slipway_plane_api::v1;
+use slipway_pool::{Pool, TemplateName, TemplateStats};
+use tonic::{Code, Status};
+
+use crate::Plane;
+
+/// Has the pool give memory that begins as a file. Waits for the file's disk.
+pub(crate) fn add(
+    plane: &Plane,
+    request: &v1::AddTemplateRequest,
+) -> Result<v1::AddTemplateReply, Status> {
+    let (pool, name) = (pool(plane)?, name(&request.name)?);
+    if stats(pool, name).is_none() {
+        let path = Path::new(&request.path);
+        let template = slipway_pool::load(path)
+            .map_err(|error| Status::internal(format!("{}: {error}", path.display())))?;
+        // If another call was quicker, the name has the same content.
+        let _ = pool.add_template(name, template);
+    }
+    let gone = || Status::aborted("the template was removed meanwhile");
+    let TemplateStats { bytes, held, .. } = stats(pool, name).ok_or_else(gone)?;
+    Ok(v1::AddTemplateReply { bytes, held_bytes: held })
+}
+
+/// Removes a template of the pool. One that it does not have is no error.
+pub(crate) fn remove(
+    plane: &Plane,
+    request: &v1::RemoveTemplateRequest,
+) -> Result<v1::RemoveTemplateReply, Status> {
+    pool(plane)?.remove_template(name(&request.name)?);
+    Ok(v1::RemoveTemplateReply {})
+}
+
+/// Has the pages that a sandbox has touched of its template copied ahead for later ones.
+pub(crate) fn learn(
+    plane: &Plane,
+    request: &v1::LearnTemplateRequest,
+) -> Result<v1::LearnTemplateReply, Status> {
+    let (pool, name) = (pool(plane)?, name(&request.name)?);
+    let absent = || Status::not_found("no sandbox has this memory");
+    let touched = pool.copied((request.device, request.inode)).ok_or_else(absent)?;
+    if !pool.copy_ahead(name, &touched) {
+        return Err(Status::not_found(format!("the pool has no template {name}")));
+    }
+    let ahead_bytes = touched.iter().map(|range| range.end - range.start).sum();
+    Ok(v1::LearnTemplateReply { ahead_bytes })
+}
+
+fn pool(plane: &Plane) -> Result<&Pool, Status> {
+    let absent = "this kernel has no userfaultfd for memory of templates (Linux 6.1)";
+    plane.pool().ok_or_else(|| Status::new(Code::FailedPrecondition, absent))
+}
+
+fn name(text: &str) -> Result<TemplateName, Status> {
+    let why = "a template's name has 1 to 64 visible characters of ASCII";
+    TemplateName::new(text).ok_or_else(|| Status::invalid_argument(why))
+}
+
+fn stats(pool: &Pool, name: TemplateName) -> Option<TemplateStats> {
+    pool.stats().templates.into_iter().find(|one| one.name == name)
+}

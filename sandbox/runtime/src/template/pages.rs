@@ -1,0 +1,124 @@
+//! Pages of memory in sparse files: holes and pages of zeros are passed over.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use sha2::{Digest, Sha256};
+
+/// The bytes that are read at once.
+const PIECE: usize = 1 << 20;
+/// A page, the unit in which memory is kept or left out.
+const PAGE: usize = 4096;
+
+/// Copies the pages among the first `len` bytes of `from` that have bytes other than zeros to the
+/// same places of `to`. Returns the number of bytes that were copied.
+///
+/// # Errors
+/// Those of reading and writing.
+pub(super) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<u64> {
+    let mut copied = 0;
+    for_each_page(from, len, |at, page| {
+        copied += page.len() as u64;
+        to.write_all_at(page, at)
+    })?;
+    Ok(copied)
+}
+
+/// Calls `each` for every page among the first `len` bytes of `file` that has bytes other than
+/// zeros, with its place, in their order. Holes of the file are passed over.
+///
+/// # Errors
+/// Those of reading, and of `each`.
+fn for_each_page(
+    file: &File,
+    len: u64,
+    mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (mut at, mut piece) = (0, vec![0; PIECE]);
+    while let Some(from) = next_data(file, at)?.filter(|from| *from < len) {
+        at = from / PAGE as u64 * PAGE as u64;
+        let most = usize::try_from(len - at).map_or(PIECE, |left| left.min(PIECE));
+        let read = file.read_at(&mut piece[..most], at)?;
+        if read == 0 {
+            break;
+        }
+        for page in piece[..read].chunks(PAGE) {
+            if page.iter().any(|byte| *byte != 0) {
+                each(at, page)?;
+            }
+            at += page.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the place of the next bytes of a sparse file from `at` on (lseek(2), SEEK_DATA).
+fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+        Ok(from) => Ok(Some(from)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
+/// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
+/// zeros.
+pub(super) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(len.to_le_bytes());
+    for_each_page(file, len, |at, page| {
+        hash.update(at.to_le_bytes());
+        hash.update(page);
+        Ok(())
+    })?;
+    Ok(hex::encode(hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn sparse() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 * MIB).unwrap();
+        file.write_all_at(b"first", 100).unwrap();
+        file.write_all_at(&[7; 3 * PAGE], 2 * MIB - 8).unwrap();
+        // Zeros that take memory are as good as a hole.
+        file.write_all_at(&[0; PAGE], 3 * MIB).unwrap();
+        file
+    }
+
+    #[test]
+    fn memory_is_copied_with_its_holes() {
+        let (from, to) = (sparse(), tempfile::tempfile().unwrap());
+        to.set_len(4 * MIB).unwrap();
+        assert_eq!(copy_pages(&from, 4 * MIB, &to).unwrap(), 5 * PAGE as u64);
+        let (mut one, mut two) = (vec![0; 4 << 20], vec![0; 4 << 20]);
+        from.read_exact_at(&mut one, 0).unwrap();
+        to.read_exact_at(&mut two, 0).unwrap();
+        assert!(one == two);
+        assert!(to.metadata().unwrap().blocks() * 512 < MIB);
+        let digests = [&from, &to].map(|file| digest_pages(file, 4 * MIB).unwrap());
+        assert_eq!(digests[0], digests[1]);
+        to.write_all_at(b"x", 3 * MIB).unwrap();
+        assert_ne!(digests[0], digest_pages(&to, 4 * MIB).unwrap());
+    }
+
+    #[test]
+    fn each_page_with_bytes_is_visited_once() {
+        let mut places = Vec::new();
+        let visited = for_each_page(&sparse(), 4 * MIB, |at, page| {
+            assert_eq!(page.len(), PAGE);
+            places.push(at / PAGE as u64);
+            Ok(())
+        });
+        visited.unwrap();
+        assert_eq!(places, [0, 511, 512, 513, 514]);
+    }
+}
