@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
-use slipway_vmm::{Ahead, Config, Machine, Running, plug};
+use slipway_vmm::{Ahead, Config, Machine, Running, Start, plug};
 
 use crate::args::Args;
 use crate::control::{Control, Incoming};
@@ -95,9 +95,11 @@ impl Process {
             memory: args.memory.ok_or(missing)?,
             lease: args.lease,
             shared: args.pmem,
-            kernel: args.kernel.ok_or(missing)?,
-            initramfs: args.initramfs,
-            command_line: args.command_line,
+            start: Start::Kernel {
+                kernel: args.kernel.ok_or(missing)?,
+                initramfs: args.initramfs,
+                command_line: args.command_line,
+            },
             console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
         let machine = Machine::new(config).map_err(text)?;

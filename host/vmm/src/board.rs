@@ -3,6 +3,8 @@
 //! Every access may be hostile. An access that nothing answers reads as all ones and writes
 //! nothing, as on a real bus.
 
+mod state;
+
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +20,8 @@ use crate::plug::{self, Bank};
 use crate::power::{self, Power};
 use crate::serial::SerialPort;
 use crate::{Error, Result, layout};
+
+pub use state::BoardState;
 
 /// The cause of a machine's end.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -138,6 +138,8 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: u32, cpus: u32, deadline_timer: bool
         0x8000_001e => {
             (entry.eax, entry.ebx, entry.ecx) = (cpu, cpu, 0);
         }
+        // Extended topology: without levels, but with the number of the host's CPU.
+        0x8000_0026 => entry.edx = cpu,
         _ => {}
     }
 }

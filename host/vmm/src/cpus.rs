@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::board::Board;
 use crate::cpu::Cpu;
+use crate::cpu::state::CpuState;
 use crate::seat::{Seats, Wanted};
 use crate::{Error, Result, kick};
 
@@ -37,8 +38,8 @@ impl Thread {
 }
 
 impl Cpus {
-    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused. Those behind
-    /// the first `present` are not there until they are [plugged](Cpus::plug).
+    /// Starts a thread for each CPU, which calls `begin` first. All CPUs are paused. Those that are
+    /// not in `present`, a bit each, are not there until they are [plugged](Cpus::plug).
     ///
     /// # Errors
     /// [`Error::System`]: no handler or thread can be made.
@@ -49,7 +50,7 @@ impl Cpus {
         begin: impl Fn() + Clone + Send + 'static,
     ) -> Result<Self> {
         kick::install()?;
-        let mut all = Self { seats: Seats::new(board, first(present)), threads: Vec::new() };
+        let mut all = Self { seats: Seats::new(board, present), threads: Vec::new() };
         for (number, cpu) in cpus.into_iter().enumerate() {
             let (seats, board) = (all.seats.clone(), Arc::clone(board));
             let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -100,6 +101,11 @@ impl Cpus {
         self.seats.is(Wanted::Running)
     }
 
+    /// Returns what saves the state of the CPUs.
+    pub fn saver(&self) -> CpuSaver {
+        CpuSaver { seats: self.seats.clone(), count: self.threads.len() as u32 }
+    }
+
     /// Adds CPU `cpu`: its thread enters the guest, which starts it by INIT and SIPI.
     pub fn plug(&self, cpu: u8) {
         self.seats.set_present(cpu.into(), true);
@@ -122,9 +128,20 @@ impl Cpus {
     }
 }
 
-/// Returns the bits of the first `count` CPUs, at most 32.
-fn first(count: u32) -> u32 {
-    u32::MAX.checked_shr(32 - count.min(32)).unwrap_or(0)
+/// Saves the state of all CPUs of a machine, on any thread.
+pub struct CpuSaver {
+    seats: Seats,
+    count: u32,
+}
+
+impl CpuSaver {
+    /// Returns the state of each CPU, in their order. Waits for the CPUs' threads.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the guest is not stopped, or is told to run meanwhile; [`Error::Kvm`].
+    pub fn save(&self) -> Result<Vec<CpuState>> {
+        self.seats.save(self.count)
+    }
 }
 
 impl Drop for Cpus {

@@ -38,6 +38,9 @@ pub enum Error {
     /// The initramfs cannot be loaded.
     #[error("the initramfs cannot be loaded: {0}")]
     Initramfs(String),
+    /// A saved state cannot be made or used.
+    #[error("the saved state: {0}")]
+    State(String),
     /// A function behind a vfio-user socket cannot be used.
     #[error("function {index}: {reason}")]
     Function {

@@ -2,11 +2,17 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use serde::{Deserialize, Serialize};
+
 use crate::ioapic::{Effect, Ioapic};
 use crate::layout::{self, PINS};
 use crate::routes::Routes;
+use crate::{Error, Result};
 
-struct State {
+/// The state of the lines; also their saved state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InterruptsState {
     ioapic: Ioapic,
     /// The PCI devices that assert INTA#, a bit each, for each pin: a pin is asserted while any is.
     asserted: [u32; PINS],
@@ -15,18 +21,39 @@ struct State {
 /// The interrupt lines of a machine.
 pub struct Interrupts {
     routes: Arc<Routes>,
-    state: Mutex<State>,
+    state: Mutex<InterruptsState>,
 }
 
 impl Interrupts {
     /// Makes the lines, with no pin asserted.
     pub fn new(routes: Arc<Routes>) -> Self {
-        let state = State { ioapic: Ioapic::default(), asserted: [0; PINS] };
+        let state = InterruptsState { ioapic: Ioapic::default(), asserted: [0; PINS] };
         Self { routes, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, InterruptsState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns the state for a successor.
+    pub fn save(&self) -> InterruptsState {
+        self.state().clone()
+    }
+
+    /// Takes over the state of a predecessor, and has KVM report the ends of its interrupts.
+    ///
+    /// # Errors
+    /// [`Error::State`], [`Error::Kvm`].
+    pub fn restore(&self, saved: &InterruptsState) -> Result<()> {
+        if !saved.ioapic.is_sound() {
+            return Err(Error::State("an IOAPIC that cannot be".into()));
+        }
+        let mut state = self.state();
+        *state = saved.clone();
+        for pin in 0..PINS {
+            self.routes.set(pin as u32, state.ioapic.route(pin))?;
+        }
+        Ok(())
     }
 
     /// Returns the routes of messages.
@@ -68,8 +95,8 @@ impl Interrupts {
     /// Writes a register of the IOAPIC. Returns the reason if KVM refused the new route.
     ///
     /// # Errors
-    /// [`crate::Error::Kvm`].
-    pub fn write(&self, offset: u64, from: &[u8]) -> crate::Result<()> {
+    /// [`Error::Kvm`].
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         let mut state = self.state();
         let Effect { message, route } = state.ioapic.write(offset, from);
         if let Some(pin) = route {

@@ -5,6 +5,7 @@
 //! whose vector belongs to a pin that is triggered by level. The kernel learns these vectors from
 //! the routes of the pins' interrupts, see [`crate::routes`].
 
+use serde::{Deserialize, Serialize};
 use slipway_pci::Message;
 
 use crate::layout::PINS;
@@ -20,6 +21,8 @@ const EOI: u64 = 0x40;
 const ID: u8 = 0;
 const VERSION: u8 = 1;
 const ARBITRATION: u8 = 2;
+/// The bits of the ID register that software can change.
+const ID_BITS: u32 = 0x0f00_0000;
 /// Two 32-bit registers for each pin from here on.
 const REDIRECTION: u8 = 0x10;
 
@@ -42,14 +45,17 @@ mod entry {
 /// The address of messages to local APICs (Intel SDM, volume 3, *Message Address Register*).
 const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Pin {
     entry: u64,
     /// The level of the pin, or of the last edge.
     asserted: bool,
 }
 
-/// The registers and pins of the IOAPIC.
+/// The registers and pins of the IOAPIC; also their saved state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Ioapic {
     select: u8,
     id: u32,
@@ -72,6 +78,16 @@ impl Default for Ioapic {
 }
 
 impl Ioapic {
+    /// Returns whether registers that were saved can be those of an IOAPIC.
+    pub fn is_sound(&self) -> bool {
+        let can_be = |pin: &Pin| {
+            let waits = pin.entry & entry::REMOTE_IRR != 0;
+            let is_level = pin.entry & entry::LEVEL != 0;
+            pin.entry & entry::READ_ONLY & !entry::REMOTE_IRR == 0 && (is_level || !waits)
+        };
+        self.id & !ID_BITS == 0 && self.pins.iter().all(can_be)
+    }
+
     /// Reads a register; accesses that are not 32 bits at a register's start read zeros.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let value = match offset {
@@ -120,7 +136,7 @@ impl Ioapic {
 
     fn write_register(&mut self, value: u32) -> Effect {
         if self.select == ID {
-            self.id = value & 0x0f00_0000;
+            self.id = value & ID_BITS;
         }
         let Some((number, high)) = self.selected_pin() else { return Effect::default() };
         let pin = &mut self.pins[number];

@@ -28,14 +28,18 @@
 //! Functions and CPUs come and go while the guest runs, by registers ([`plug`]) that the guest's
 //! byte code reads.
 //!
-//! Not implemented: hot plug of memory; saved state.
+//! A machine whose guest is stopped is saved, and any number of successors go on from its [`state`],
+//! each with a copy of its memory: [`Running::saver`], [`Start::Saved`].
+//!
+//! Not implemented: hot plug of memory.
 //!
 //! Dependencies, all of the rust-vmm project, which Firecracker and Cloud Hypervisor are made of:
 //! `kvm-ioctls` and `kvm-bindings` for KVM's interface, `vmm-sys-util` for the eventfds in that
 //! interface, `vm-superio` for the 16550, `acpi_tables` for tables and their byte code. Not used:
 //! `vm-memory`, `linux-loader` and `virtio-queue`, which bring a second contract for guest memory
 //! beside `slipway_ram`'s. `libc` for signals and reads into guest memory, `rustix` for the other
-//! system calls, `zerocopy` for the kernel's file format, `thiserror`.
+//! system calls, `zerocopy` for the kernel's file format, `thiserror`; for saved states `serde` and
+//! `serde_json`, `hex` for bytes in them, and `sha2` for checksums.
 //!
 //! Feature: `fuzz` has the bodies of the fuzz targets.
 //!
@@ -72,7 +76,8 @@ pub mod routes;
 pub mod seat;
 mod serial;
 pub mod shared;
+pub mod state;
 
 pub use ahead::Ahead;
 pub use error::{Error, Result};
-pub use machine::{Chassis, Config, Machine, Running};
+pub use machine::{Chassis, Config, Machine, Parts, Running, Saver, Start};

@@ -4,11 +4,12 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustix::event::EventfdFlags;
+use serde::{Deserialize, Serialize};
 use slipway_pci::{Access, Function, Interrupt, InterruptSink, Progress};
 use slipway_ram::Memory;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
+use crate::pci::{Backend, Bus, Notification, Shape, Slot, SlotState, VectorSource};
 use crate::{Error, Machine, Result};
 
 /// The way of a local function's interrupts to its slot, which is made after the function.
@@ -27,6 +28,17 @@ impl InterruptSink for Sink {
 /// backend polls it when [`Local::notified`] becomes readable.
 pub struct Local<F> {
     shared: Arc<Shared<F>>,
+    slot: Arc<Slot>,
+}
+
+/// The saved state of a function in this process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalState {
+    slot: SlotState,
+    /// The function's own state.
+    #[serde(with = "hex")]
+    function: Vec<u8>,
 }
 
 struct Shared<F> {
@@ -68,8 +80,8 @@ impl<F: Function + 'static> Local<F> {
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
         let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
         let _ = sink.0.set(Arc::downgrade(&slot));
-        machine.pci().add(slot)?;
-        Ok(Self { shared })
+        machine.pci().add(Arc::clone(&slot))?;
+        Ok(Self { shared, slot })
     }
 
     /// Returns the descriptor that becomes readable when the driver has announced work.
@@ -80,6 +92,28 @@ impl<F: Function + 'static> Local<F> {
     /// Makes [`Local::notified`] readable.
     pub fn announce(&self) {
         self.shared.announce();
+    }
+
+    /// Returns the state for a successor. The guest is stopped. The function does not touch the
+    /// guest's memory until it is polled again.
+    pub fn save(&self) -> LocalState {
+        let mut function = self.shared.function();
+        // Functions of this process have nothing in flight between two calls.
+        function.quiesce();
+        LocalState { slot: self.slot.save(), function: function.save() }
+    }
+
+    /// Takes over the state of a predecessor, on `bus`, and makes [`Local::notified`] readable.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn restore(&self, bus: &Bus, saved: &LocalState) -> Result<()> {
+        let number = self.slot.number();
+        let restored = self.shared.function().restore(&saved.function);
+        restored.map_err(|error| Error::State(format!("PCI device {number}: {error}")))?;
+        bus.restore(&self.slot, &saved.slot)?;
+        self.announce();
+        Ok(())
     }
 
     /// Clears [`Local::notified`], polls the function until it has nothing to do, and lets `serve`

@@ -1,5 +1,7 @@
 //! Makes a machine of its configuration, and holds it together.
 
+mod save;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use crate::ahead::Ahead;
 use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
+use crate::cpu::state::Registers;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
 use crate::loader::Kernel;
@@ -16,7 +19,10 @@ use crate::memory::GuestRam;
 use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
-use crate::{Error, Result, acpi, cpuid, layout, loader, plug};
+use crate::state::Saved;
+use crate::{Error, Result, acpi, cpuid, layout, loader, plug, seat};
+use save::Traits;
+pub use save::{Parts, Saver};
 
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
@@ -46,14 +52,26 @@ pub struct Config {
     pub lease: Option<OwnedFd>,
     /// A file whose pages the guest reads and shares with other guests ([`crate::shared`]).
     pub shared: Option<OwnedFd>,
-    /// The kernel: an uncompressed ELF with a PVH entry.
-    pub kernel: OwnedFd,
-    /// The initial RAM file system.
-    pub initramfs: Option<OwnedFd>,
-    /// The kernel's command line; words of the machine's own come before it.
-    pub command_line: String,
+    /// The state in which the guest begins.
+    pub start: Start,
     /// The destination of what the guest prints, by the serial port and its first console.
     pub console: OwnedFd,
+}
+
+/// The state in which a guest begins.
+#[derive(Debug)]
+pub enum Start {
+    /// At the entry of a kernel.
+    Kernel {
+        /// The kernel: an uncompressed ELF with a PVH entry.
+        kernel: OwnedFd,
+        /// The initial RAM file system.
+        initramfs: Option<OwnedFd>,
+        /// The kernel's command line; words of the machine's own come before it.
+        command_line: String,
+    },
+    /// Where a saved machine was stopped. The guest's memory is a copy of that machine's.
+    Saved(Arc<Saved>),
 }
 
 /// The parts of a machine that a function is attached to. Clones are of the same machine.
@@ -102,67 +120,76 @@ pub struct Machine {
     board: Arc<Board>,
     output: Arc<Output>,
     cpus: Vec<Cpu>,
-    /// The number of CPUs that are there from the start.
+    /// The CPUs that are there from the start, a bit each.
     present: u32,
-    kernel: Kernel,
+    /// The kernel that the guest begins with, if it begins with one.
+    kernel: Option<Kernel>,
+    /// The guest reads configuration space without leaving it, if KVM can.
+    shows_configuration: bool,
+    /// The machine goes on from a saved state.
+    is_copy: bool,
+    traits: Traits,
 }
 
 impl Machine {
     /// Makes the machine: memory with the kernel in it, interrupt controllers, CPUs, an empty PCI
-    /// bus.
+    /// bus; or all of these as they were saved.
     ///
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, kvm, memory, lease, console, .. } = config;
-        let Config { shared, kernel, initramfs, command_line, .. } = config;
-        if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
-            let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
-            return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
-        }
-        if max_cpus < cpus {
-            let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
-            return Err(Error::Config(what));
-        }
-        if slots > plug::MAX_FUNCTIONS {
-            let most = plug::MAX_FUNCTIONS;
-            return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
-        }
+        let Config { cpus, max_cpus, slots, kvm, memory, lease, console, start, shared } = config;
+        check_counts(cpus, max_cpus, slots)?;
         let kvm = check(kvm)?;
-        let mut ram = match lease {
-            Some(connection) => GuestRam::leased(memory, connection)?,
-            None => GuestRam::new(memory)?,
-        };
-        if let Some(file) = shared {
-            let able = kvm.check_extension(Cap::ReadonlyMem);
-            able.then_some(()).ok_or(Error::KvmLacks("KVM_CAP_READONLY_MEM"))?;
-            ram.share(file)?;
-        }
-        let ram = Arc::new(ram);
-        let parts = acpi::Parts { cpus, max_cpus, slots, generation: random()? };
-        let kernel = load(&ram, &kernel, initramfs.as_ref(), &command_line, &parts)?;
+        let ram = Arc::new(make_ram(&kvm, memory, lease, shared)?);
+        let features = cpuid::supported(&kvm)?;
+        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
+        let features = |cpu| cpuid::of_cpu(&features, cpu, max_cpus, deadline_timer);
+        let counts = [cpus, max_cpus, slots.into()];
+        let traits = Traits { features: Arc::new(features(0)?), cpus: counts };
+        let generation = random()?;
+        let parts = acpi::Parts { cpus, max_cpus, slots, generation };
+        let (kernel, saved) = begin(start, &ram, &parts, &traits)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
         ram.give_to(&vm)?;
-        let features = cpuid::supported(&kvm)?;
-        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
+        let registers = registers(&kvm, &vm)?;
         let make_cpu = |number: u32| {
             let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
-            let features = cpuid::of_cpu(&features, number, max_cpus, deadline_timer)?;
-            Cpu::new(fd, number, &features, kernel.entry)
+            let (features, registers) = (features(number)?, Arc::clone(&registers));
+            match saved.as_ref().and_then(|saved| saved.machine.cpus.get(number as usize)) {
+                Some(state) => Cpu::restore(fd, number, &features, state, registers),
+                None => {
+                    let entry = kernel.map_or(0, |kernel| kernel.entry);
+                    Cpu::new(fd, number, &features, entry, registers)
+                }
+            }
         };
+        let all = (0..max_cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
         let slots = Slots {
             functions: plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + slots,
             cpus: cpus as u8..max_cpus as u8,
         };
-        let all = (0..max_cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
         let interrupts = Arc::new(Interrupts::new(Arc::new(Routes::new(Arc::clone(&vm)))));
         let pci = Arc::new(Bus::default());
         let output = Arc::new(Output::new(console));
         let (its_interrupts, its_pci) = (Arc::clone(&interrupts), Arc::clone(&pci));
         let board = Board::new(its_interrupts, its_pci, slots, Arc::clone(&output))?;
-        let chassis = Chassis { vm, ram, interrupts, pci };
-        Ok(Self { chassis, board: Arc::new(board), output, cpus: all, present: cpus, kernel })
+        let mut machine = Self {
+            chassis: Chassis { vm, ram, interrupts, pci },
+            board: Arc::new(board),
+            output,
+            cpus: all,
+            present: seat::first(cpus),
+            kernel,
+            shows_configuration: true,
+            is_copy: false,
+            traits,
+        };
+        if let Some(saved) = saved {
+            machine.take_over(&saved.machine, &generation)?;
+        }
+        Ok(machine)
     }
 
     /// Returns the parts that functions are attached to.
@@ -204,19 +231,26 @@ impl Machine {
     /// whose kernel has several MiB, and its memory is not a pool's.
     pub fn ahead(&self) -> Option<Ahead> {
         let ram = self.ram();
-        let known = self.kernel.end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_leased();
-        known.then(|| Ahead::new(Arc::clone(ram), self.kernel.end))
+        let end = self.kernel.as_ref()?.end;
+        let known = end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_leased();
+        known.then(|| Ahead::new(Arc::clone(ram), end))
     }
 
     /// Starts the CPUs' threads, paused. Each thread calls `begin` first, for example to give up
-    /// rights.
+    /// rights. A guest that goes on from a saved state is told that it is in a copy.
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Kvm`].
     pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
-        self.pci().show(self.vm(), layout::OWN_DEVICES)?;
+        if self.shows_configuration {
+            self.pci().show(self.vm(), layout::OWN_DEVICES)?;
+        }
+        if self.is_copy {
+            self.board.generation_changed();
+        }
         let cpus = Cpus::start(self.cpus, self.present, &self.board, begin)?;
-        Ok(Running { cpus, board: self.board, chassis: self.chassis })
+        let Self { board, chassis, traits, .. } = self;
+        Ok(Running { cpus, board, chassis, traits })
     }
 }
 
@@ -229,6 +263,7 @@ pub struct Running {
     /// The parts that functions are attached to. The memory stays mapped for as long as the CPUs
     /// run: it is dropped after them.
     pub chassis: Chassis,
+    traits: Traits,
 }
 
 /// Checks that the descriptor is a KVM that can run the machine.
@@ -257,6 +292,71 @@ fn check(kvm: OwnedFd) -> Result<Kvm> {
         Some((_, name)) => Err(Error::KvmLacks(name)),
         None => Ok(kvm),
     }
+}
+
+/// Checks the numbers of CPUs at the start and at most, and of slots for functions.
+fn check_counts(cpus: u32, max_cpus: u32, slots: u8) -> Result<()> {
+    if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
+        let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
+        return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
+    }
+    if max_cpus < cpus {
+        let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
+        return Err(Error::Config(what));
+    }
+    if slots > plug::MAX_FUNCTIONS {
+        let most = plug::MAX_FUNCTIONS;
+        return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
+    }
+    Ok(())
+}
+
+/// Maps the guest's memory, and pages that it shares with others.
+fn make_ram(
+    kvm: &Kvm,
+    memory: OwnedFd,
+    lease: Option<OwnedFd>,
+    shared: Option<OwnedFd>,
+) -> Result<GuestRam> {
+    let mut ram = match lease {
+        Some(connection) => GuestRam::leased(memory, connection)?,
+        None => GuestRam::new(memory)?,
+    };
+    if let Some(file) = shared {
+        let able = kvm.check_extension(Cap::ReadonlyMem);
+        able.then_some(()).ok_or(Error::KvmLacks("KVM_CAP_READONLY_MEM"))?;
+        ram.share(file)?;
+    }
+    Ok(ram)
+}
+
+/// Puts into memory what a guest finds at its start, or checks that this machine can go on from the
+/// saved state. Returns the kernel's place, or the state.
+fn begin(
+    start: Start,
+    ram: &GuestRam,
+    parts: &acpi::Parts,
+    traits: &Traits,
+) -> Result<(Option<Kernel>, Option<Arc<Saved>>)> {
+    match start {
+        Start::Kernel { kernel, initramfs, command_line } => {
+            let kernel = load(ram, &kernel, initramfs.as_ref(), &command_line, parts)?;
+            Ok((Some(kernel), None))
+        }
+        Start::Saved(saved) => {
+            traits.identity(ram, Vec::new()).check(&saved.identity)?;
+            if saved.machine.cpus.len() != parts.max_cpus as usize {
+                return Err(Error::State("it has the state of too many or too few CPUs".into()));
+            }
+            Ok((None, Some(saved)))
+        }
+    }
+}
+
+/// Returns the requests by which KVM tells the state of a CPU.
+fn registers(kvm: &Kvm, vm: &VmFd) -> Result<Arc<Registers>> {
+    let listed = kvm.get_msr_index_list().map_err(Error::kvm("tell which registers it saves"))?;
+    Ok(Arc::new(Registers::new(vm, listed.as_slice())))
 }
 
 fn random() -> Result<[u8; 16]> {

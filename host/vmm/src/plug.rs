@@ -11,6 +11,10 @@
 //! | 8 | slots that the guest has been asked to give up since the last read; reading clears |
 //! | 12 | written: slots that the guest gives up. Only those count that it was asked for. |
 
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a bank.
 pub const BANK: u16 = 16;
 
@@ -26,8 +30,9 @@ const PLUGGED: u16 = 4;
 const LEAVING: u16 = 8;
 const EJECT: u16 = 12;
 
-/// A bank of 32 slots, a bit each.
-#[derive(Debug, Default)]
+/// A bank of 32 slots, a bit each; also its saved state.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Bank {
     taken: u32,
     /// Taken since the guest last read it.
@@ -41,6 +46,19 @@ pub struct Bank {
 }
 
 impl Bank {
+    /// Returns whether a bank that was saved can be one whose slots are `slots`.
+    pub fn is_sound(&self, slots: &Range<u8>) -> bool {
+        let all = slots.clone().fold(0, |bits, slot| bits | bit(slot));
+        let parts = [(self.taken, all), (self.plugged, self.taken), (self.leaving, self.taken)];
+        let within = parts.iter().all(|(bits, whole)| bits & !whole == 0);
+        within && self.untold & !self.leaving == 0 && self.ejected == 0
+    }
+
+    /// Returns the slots that are taken, a bit each.
+    pub fn taken(&self) -> u32 {
+        self.taken
+    }
+
     /// Takes a slot, 0 to 31, of which the guest learns otherwise.
     pub fn take(&mut self, slot: u8) {
         self.taken |= bit(slot);
@@ -148,6 +166,22 @@ mod tests {
         assert_eq!(read(&mut bank, TAKEN), 1 << 4);
         assert_eq!(read(&mut bank, PLUGGED), 1 << 4);
         assert!(!bank.is_taken(5) && !bank.ask(5));
+    }
+
+    #[test]
+    fn only_a_bank_of_its_slots_is_sound() {
+        let mut bank = Bank::default();
+        bank.plug(4);
+        bank.ask(4);
+        assert!(bank.is_sound(&(4..5)));
+        assert!(!bank.is_sound(&(5..8)) && !bank.is_sound(&(0..0)), "slots that are not there");
+        let unsound = [
+            Bank { plugged: 1 << 5, ..bank.clone() },
+            Bank { leaving: 1 << 5, ..bank.clone() },
+            Bank { untold: 1 << 5, ..bank.clone() },
+            Bank { ejected: 1 << 4, ..bank },
+        ];
+        assert!(unsound.iter().all(|bank| !bank.is_sound(&(4..8))));
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! | 0x602 | reset: [`RESET_VALUE`] resets |
 //! | 0x604 | pending events ([`EVENT_POWER_BUTTON`]…); reading clears them |
 
+use serde::{Deserialize, Serialize};
+
 use crate::layout::POWER;
 
 /// Offset of the sleep control register.
@@ -47,8 +49,9 @@ pub enum Effect {
     Reset,
 }
 
-/// The registers.
-#[derive(Debug, Default)]
+/// The registers; also their saved state.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Power {
     events: u8,
 }

@@ -34,12 +34,14 @@ struct Table {
     messages: Vec<Option<Message>>,
     /// GSIs that were reserved once and are no longer.
     free: Vec<u32>,
+    /// KVM is told of no change until [`Routes::tell`].
+    collects: bool,
 }
 
 impl Routes {
     /// Makes the table of `vm`, with no message behind any pin.
     pub fn new(vm: Arc<VmFd>) -> Self {
-        let table = Table { messages: vec![None; PINS], free: Vec::new() };
+        let table = Table { messages: vec![None; PINS], free: Vec::new(), collects: false };
         Self { vm, table: Mutex::new(table) }
     }
 
@@ -76,6 +78,26 @@ impl Routes {
         let entry = table.messages.get_mut(gsi as usize).filter(|entry| **entry != message);
         let Some(entry) = entry else { return Ok(()) };
         *entry = message;
+        if table.collects { Ok(()) } else { self.give(&table) }
+    }
+
+    /// Collects changes until [`Routes::tell`], so that many of them are one request. Nothing may
+    /// interrupt meanwhile.
+    pub fn collect(&self) {
+        self.table().collects = true;
+    }
+
+    /// Tells KVM of the changes since [`Routes::collect`].
+    ///
+    /// # Errors
+    /// [`Error::Kvm`].
+    pub fn tell(&self) -> Result<()> {
+        let mut table = self.table();
+        table.collects = false;
+        self.give(&table)
+    }
+
+    fn give(&self, table: &Table) -> Result<()> {
         let entries = table.messages.iter().zip(0..).filter_map(|(message, gsi)| {
             message.map(|message| kvm_irq_routing_entry {
                 gsi,

@@ -1,9 +1,12 @@
 //! The state of the CPUs, which their threads ask for before each entry to the guest.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::board::Board;
+use crate::cpu::state::CpuState;
+use crate::{Error, Result};
 
 /// The state that all CPUs are to be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +26,25 @@ struct Shared {
     wanted: AtomicU8,
     /// The CPUs that the machine has at present, a bit each; stored and read as `wanted` is.
     present: AtomicU32,
-    /// CPUs that are outside of the guest: they wait, are not there, or their threads have ended.
-    parked: Mutex<usize>,
+    parked: Mutex<Parked>,
     changed: Condvar,
 }
 
+/// The CPUs outside of the guest.
+#[derive(Default)]
+struct Parked {
+    /// CPUs that are outside of the guest: they wait, are not there, or their threads have ended.
+    count: usize,
+    /// A thread has ended.
+    left: bool,
+    /// CPUs that have to save their state, a bit each.
+    asked: u32,
+    /// The states that CPUs have saved, by the CPUs' numbers.
+    saved: BTreeMap<u32, Result<CpuState>>,
+}
+
 impl Shared {
-    fn parked(&self) -> MutexGuard<'_, usize> {
+    fn parked(&self) -> MutexGuard<'_, Parked> {
         self.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -48,7 +63,7 @@ impl Seats {
         let shared = Shared {
             wanted: AtomicU8::new(Wanted::Paused as u8),
             present: AtomicU32::new(present),
-            parked: Mutex::new(0),
+            parked: Mutex::default(),
             changed: Condvar::new(),
         };
         Self { shared: Arc::new(shared), board: Arc::clone(board) }
@@ -96,27 +111,71 @@ impl Seats {
 
     /// Returns the number of CPUs that are outside of the guest.
     pub fn parked(&self) -> usize {
-        *self.shared.parked()
+        self.shared.parked().count
     }
 
-    /// Waits, as CPU `cpu`, until it may be in the guest. Returns `false` if the state is `Ended`.
-    pub fn may_run(&self, cpu: u32) -> bool {
+    /// Waits, as CPU `cpu`, until it may be in the guest, and saves its state by `save` when it is
+    /// asked to meanwhile. Returns `false` if the state is `Ended`.
+    pub fn may_run(&self, cpu: u32, save: impl Fn() -> Result<CpuState>) -> bool {
         if self.is_running(cpu) {
             return true;
         }
+        let bit = 1 << (cpu & 31);
         let mut parked = self.shared.parked();
-        *parked += 1;
+        parked.count += 1;
         self.board.tell();
         while !self.is_running(cpu) && !self.is(Wanted::Ended) {
+            if parked.asked & bit == 0 {
+                parked = self.shared.changed.wait(parked).unwrap_or_else(|p| p.into_inner());
+                continue;
+            }
+            parked.asked &= !bit;
+            drop(parked);
+            let saved = save();
+            parked = self.shared.parked();
+            parked.saved.insert(cpu, saved);
+            self.shared.changed.notify_all();
+        }
+        parked.count -= 1;
+        self.is(Wanted::Running)
+    }
+
+    /// Has each of `count` CPUs save its state, and waits for all of them. A CPU is outside of the
+    /// guest, so none takes long.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the CPUs are not all paused, or are told to run meanwhile;
+    /// [`Error::Kvm`].
+    pub fn save(&self, count: u32) -> Result<Vec<CpuState>> {
+        let failed = |what: &str| Err(Error::State(what.into()));
+        let mut parked = self.shared.parked();
+        if !self.is(Wanted::Paused) || parked.count != count as usize || parked.left {
+            return failed("the guest is not stopped");
+        }
+        parked.saved.clear();
+        parked.asked = first(count);
+        self.shared.changed.notify_all();
+        while parked.saved.len() < count as usize {
+            if !self.is(Wanted::Paused) || parked.left {
+                parked.asked = 0;
+                return failed("the guest was told to run while it was saved");
+            }
             parked = self.shared.changed.wait(parked).unwrap_or_else(|p| p.into_inner());
         }
-        *parked -= 1;
-        self.is(Wanted::Running)
+        std::mem::take(&mut parked.saved).into_values().collect()
     }
 
     /// Counts a CPU as one that is outside of the guest for good.
     pub fn leave(&self) {
-        *self.shared.parked() += 1;
+        let mut parked = self.shared.parked();
+        (parked.count, parked.left) = (parked.count + 1, true);
+        drop(parked);
+        self.shared.changed.notify_all();
         self.board.tell();
     }
+}
+
+/// Returns the bits of the first `count` CPUs, at most 32.
+pub fn first(count: u32) -> u32 {
+    u32::MAX.checked_shr(32 - count.min(32)).unwrap_or(0)
 }

@@ -8,7 +8,7 @@ use kvm_ioctls::VmFd;
 use crate::layout::{DEVICE_SHIFT, FUNCTION_SHIFT, PCI_WINDOW};
 use crate::{Error, Result};
 
-use super::Slot;
+use super::{Slot, SlotState};
 use super::shadow::Shadow;
 
 /// Devices of a bus.
@@ -72,6 +72,20 @@ impl Bus {
         })?;
         *place = Some(slot);
         Ok(())
+    }
+
+    /// Lets a device of the bus go on as a predecessor's did. The function's configuration space has
+    /// its saved values already.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn restore(&self, slot: &Arc<Slot>, saved: &SlotState) -> Result<()> {
+        slot.restore(saved, &mut |bar, range| self.move_bar(slot, bar, range))
+    }
+
+    /// Returns whether the guest reads configuration space without leaving it.
+    pub fn is_shown(&self) -> bool {
+        self.shadow.get().is_some_and(Shadow::is_active)
     }
 
     /// Takes device `number` off the bus: no access that begins later reaches it. What KVM does for

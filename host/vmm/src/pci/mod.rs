@@ -19,5 +19,5 @@ mod slot;
 mod vectors;
 
 pub use bus::Bus;
-pub use slot::{Backend, Notification, Shape, Slot};
+pub use slot::{Backend, Notification, Shape, Slot, SlotState};
 pub use vectors::VectorSource;

@@ -58,6 +58,11 @@ impl Shadow {
         Ok(Some(shadow))
     }
 
+    /// Returns whether KVM has the copy.
+    pub(super) fn is_active(&self) -> bool {
+        *lock(&self.active)
+    }
+
     /// Follows a write of the guest to register `offset` of `slot`.
     pub(super) fn written(&self, slot: &Slot, offset: u16) {
         if !self.devices.contains(&slot.number()) {

@@ -1,5 +1,7 @@
 //! The part of a PCI function's host that every function needs: BARs, MSI-X, notifications.
 
+mod state;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +13,8 @@ use super::vectors::{VectorSource, Vectors};
 use crate::interrupts::Interrupts;
 use crate::layout::PCI_WINDOW;
 use crate::lock::lock;
+
+pub use state::SlotState;
 
 /// A place of a BAR to which the guest writes to announce work, whatever value it writes.
 pub struct Notification {
@@ -56,6 +60,8 @@ mod register {
     pub const COMMAND: u16 = 0x04;
     pub const BAR0: u16 = 0x10;
     pub const CAPABILITIES: u16 = 0x34;
+    /// Vendor and device, class and revision, subsystem.
+    pub const IDENTITY: [u16; 3] = [0x00, 0x08, 0x2c];
 }
 
 /// Command register, Memory Space.
@@ -173,16 +179,7 @@ impl Slot {
             return;
         }
         self.backend.config_write(offset, from);
-        for index in 0..self.bars.len() {
-            let range = self.wanted(index);
-            if decoder.ranges[index] != range {
-                let bar = self.bars[index].0;
-                self.unregister(&decoder, index);
-                decoder.ranges[index].clone_from(&range);
-                self.register(&decoder, index);
-                moved(bar, range);
-            }
-        }
+        self.follow(&mut decoder, moved);
         let Some(vectors) = &self.vectors else { return };
         let control = self.read_msix_control();
         let mut vectors = lock(vectors);
@@ -190,6 +187,20 @@ impl Slot {
             vectors.reset();
         }
         vectors.set_control(control);
+    }
+
+    /// Lets each BAR answer where configuration space says now.
+    fn follow(&self, decoder: &mut Decoder, moved: Moved<'_>) {
+        for index in 0..self.bars.len() {
+            let range = self.wanted(index);
+            if decoder.ranges[index] != range {
+                let bar = self.bars[index].0;
+                self.unregister(decoder, index);
+                decoder.ranges[index].clone_from(&range);
+                self.register(decoder, index);
+                moved(bar, range);
+            }
+        }
     }
 
     /// Returns whether a write to configuration space asks for a function-level reset.

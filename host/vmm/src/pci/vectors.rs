@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use slipway_pci::{Access, Message, Msix, MsixControl, MsixLayout, Route};
+use serde::{Deserialize, Serialize};
+use slipway_pci::state::MsixState;
+use slipway_pci::{Access, Message, Msix, MsixControl, MsixLayout, Route, StateError};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::routes::Routes;
@@ -26,6 +28,15 @@ struct Wired {
     attached: bool,
 }
 
+/// The saved state of MSI-X vectors. Message Control is in configuration space.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VectorsState {
+    table: MsixState,
+    /// The vectors that the guest has used, of a function whose server raises eventfds.
+    used: Vec<u16>,
+}
+
 /// The MSI-X vectors of a function.
 pub struct Vectors {
     msix: Msix,
@@ -42,6 +53,38 @@ impl Vectors {
         let control = MsixControl { enabled: false, masked: false };
         let routes = Arc::clone(routes);
         Self { msix: Msix::new(layout), control, source, wired: BTreeMap::new(), routes }
+    }
+
+    /// Returns the number of vectors.
+    pub fn count(&self) -> u16 {
+        self.msix.layout().vectors()
+    }
+
+    /// Returns the state for a successor.
+    pub fn save(&self) -> VectorsState {
+        VectorsState { table: self.msix.save(), used: self.wired.keys().copied().collect() }
+    }
+
+    /// Takes over the state of a predecessor, with Message Control as configuration space has it.
+    /// The guest is interrupted by every vector that it has used, since an interrupt may have been
+    /// on its way, and a driver tolerates one too many.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn restore(
+        &mut self,
+        saved: &VectorsState,
+        control: MsixControl,
+    ) -> Result<(), StateError> {
+        self.msix.restore(&saved.table)?;
+        self.control = control;
+        let count = self.count();
+        saved.used.iter().filter(|&&vector| vector < count).for_each(|&vector| self.wire(vector));
+        for vector in 0..count {
+            self.rewire(vector);
+        }
+        self.raise_all();
+        Ok(())
     }
 
     /// Returns whether byte `offset` of BAR `bar` belongs to the table or the pending bits.
@@ -119,19 +162,24 @@ impl Vectors {
         }
     }
 
+    /// Has the server interrupt by the vector, if it does not do so already.
+    fn wire(&mut self, vector: u16) {
+        if let VectorSource::Eventfds(make) = &self.source
+            && !self.wired.contains_key(&vector)
+            && let Some(eventfd) = make(vector)
+            && let Some(gsi) = self.routes.reserve()
+        {
+            self.wired.insert(vector, Wired { eventfd, gsi, attached: false });
+        }
+    }
+
     /// Attaches the vector's eventfd to its message, or detaches it. A count that comes while it is
     /// detached waits in the eventfd: that is the vector's pending bit. If KVM or the server has no
     /// resources left, the guest misses this vector's interrupts, as with a broken device.
     fn rewire(&mut self, vector: u16) {
-        let VectorSource::Eventfds(make) = &self.source else { return };
         match self.msix.route(vector, self.control) {
             Route::Deliver(message) => {
-                if !self.wired.contains_key(&vector)
-                    && let Some(eventfd) = make(vector)
-                    && let Some(gsi) = self.routes.reserve()
-                {
-                    self.wired.insert(vector, Wired { eventfd, gsi, attached: false });
-                }
+                self.wire(vector);
                 if let Some(wired) = self.wired.get_mut(&vector) {
                     attach(wired, message, &self.routes);
                 }

@@ -5,10 +5,14 @@
 //! vendor-specific capabilities (virtio's window to the BARs among them) and, for a function with a
 //! pin, the status register change by themselves, so these are read from the server each time.
 
+mod own;
+
 use std::sync::{Mutex, MutexGuard};
 
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
+
+pub use own::OwnRegisters;
 
 /// Bytes of configuration space.
 const SIZE: usize = 4096;

@@ -6,11 +6,13 @@
 //!   by the event loop ([`Attached::pin_raised`]).
 //! - Writes that only announce work go to the server in the kernel (ioeventfd), or by memory that
 //!   the server shares.
+//! - `saved` stops a function and moves its state to another server's.
 //!
 //! A server that does not answer holds up the CPU whose guest asked it, for as long as the patience
 //! at most; then its function is broken, and reads as all ones.
 
 mod config;
+mod saved;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use slipway_vfio_user_client::{ConnectionState, Continuity, RemoteFunction};
+use slipway_vfio_user_client::{ConnectionState, Continuity, FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -26,6 +28,7 @@ use crate::interrupts::Interrupts;
 use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
 use crate::{Chassis, Error, Machine, Result};
 use config::{Action, Config};
+pub use saved::{MAX_STATE, RemoteState};
 
 /// The longest time that an access waits for the function's server, a restart of the server
 /// included.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_vmm::board::End;
-use slipway_vmm::{Config, Machine, Running};
+use slipway_vmm::{Config, Machine, Running, Start};
 
 /// The guest-physical address that guests are loaded at; they are position independent.
 pub const CODE_AT: u32 = 0x10_0000;
@@ -102,6 +102,12 @@ pub fn elf(code: &[u8]) -> Vec<u8> {
     parts.concat()
 }
 
+/// Returns a start at the first byte of a program.
+pub fn kernel(code: &[u8]) -> Start {
+    let kernel = memfd(&elf(code));
+    Start::Kernel { kernel, initramfs: None, command_line: String::new() }
+}
+
 /// A machine with a tiny guest, and what it prints.
 pub struct Guest {
     pub running: Running,
@@ -125,9 +131,7 @@ pub fn sharing(code: &[u8], cpus: u32, shared: Option<OwnedFd>) -> (Machine, std
         memory: memory(64),
         lease: None,
         shared,
-        kernel: memfd(&elf(code)),
-        initramfs: None,
-        command_line: String::new(),
+        start: kernel(code),
         console: theirs,
     };
     (Machine::new(config).unwrap(), console.into())

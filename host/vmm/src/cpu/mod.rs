@@ -1,4 +1,7 @@
-//! A virtual CPU: its first state, and the thread that runs it.
+//! A virtual CPU: its first state, the thread that runs it, and its [`state`] for a successor.
+
+mod msrs;
+pub mod state;
 
 use std::io;
 use std::sync::Arc;
@@ -6,6 +9,7 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_run, kvm_segment};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
+use self::state::{CpuState, Registers};
 use crate::board::{Board, End, Exit};
 use crate::seat::Seats;
 use crate::{Error, Result, kick, layout};
@@ -26,6 +30,16 @@ const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 pub struct Cpu {
     fd: VcpuFd,
     number: u32,
+    registers: Arc<Registers>,
+}
+
+/// The way in which a CPU has left the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// By an exit, which was served. KVM completes the guest's instruction when it is entered next.
+    Served,
+    /// By a request to stop, or since the guest has not started the CPU. Nothing is incomplete.
+    Interrupted,
 }
 
 impl Cpu {
@@ -34,7 +48,13 @@ impl Cpu {
     ///
     /// # Errors
     /// [`Error::Kvm`].
-    pub fn new(fd: VcpuFd, number: u32, features: &CpuId, entry: u64) -> Result<Self> {
+    pub fn new(
+        fd: VcpuFd,
+        number: u32,
+        features: &CpuId,
+        entry: u64,
+        registers: Arc<Registers>,
+    ) -> Result<Self> {
         fd.set_cpuid2(features).map_err(Error::kvm("set a CPU's features"))?;
         let msr = |index, data| kvm_msr_entry { index, data, ..Default::default() };
         let msrs =
@@ -45,7 +65,23 @@ impl Cpu {
         if number == 0 {
             start_at(&fd, entry)?;
         }
-        Ok(Self { fd, number })
+        Ok(Self { fd, number, registers })
+    }
+
+    /// Gives a new CPU its features, and the state of a predecessor.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`], [`Error::State`].
+    pub fn restore(
+        fd: VcpuFd,
+        number: u32,
+        features: &CpuId,
+        state: &CpuState,
+        registers: Arc<Registers>,
+    ) -> Result<Self> {
+        fd.set_cpuid2(features).map_err(Error::kvm("set a CPU's features"))?;
+        registers.restore(&fd, state)?;
+        Ok(Self { fd, number, registers })
     }
 
     /// Runs the CPU on this thread until the machine ends.
@@ -53,51 +89,70 @@ impl Cpu {
         let run: *mut kvm_run = self.fd.get_kvm_run();
         // The structure stays mapped until `self` is dropped, behind the guard.
         let _guard = kick::Target::new(run);
-        while seats.may_run(self.number) {
-            self.fd.set_kvm_immediate_exit(0);
-            // A request that came before the line above has set the state that is read here; one
-            // that comes later makes `run` return at once.
-            if !seats.is_running(self.number) {
-                continue;
-            }
-            if let Err(end) = self.run_once(board) {
+        while seats.may_run(self.number, || self.registers.save(&self.fd)) {
+            if let Err(end) = self.stay(board, seats) {
                 board.end(end);
                 return;
             }
         }
     }
 
+    /// Runs the guest until the CPU is to leave it.
+    fn stay(&mut self, board: &Arc<Board>, seats: &Seats) -> Result<(), End> {
+        loop {
+            self.fd.set_kvm_immediate_exit(0);
+            // A request that came before the line above has set the state that is read here; one
+            // that comes later makes `run` return at once.
+            if !seats.is_running(self.number) {
+                return self.complete(board);
+            }
+            self.run_once(board)?;
+        }
+    }
+
+    /// Has KVM complete the instruction that the last exit belongs to, so that the CPU's registers
+    /// are those behind it (Linux, *Documentation/virt/kvm/api.rst*, 5, `immediate_exit`). An
+    /// instruction that is repeated may exit again; KVM interrupts it after 1024 times.
+    fn complete(&mut self, board: &Arc<Board>) -> Result<(), End> {
+        loop {
+            self.fd.set_kvm_immediate_exit(1);
+            if self.run_once(board)? == Left::Interrupted {
+                return Ok(());
+            }
+        }
+    }
+
     /// Runs the guest until its next exit, and serves the exit.
-    fn run_once(&mut self, board: &Arc<Board>) -> Result<(), End> {
+    fn run_once(&mut self, board: &Arc<Board>) -> Result<Left, End> {
         let number = self.number;
         let broken = |what: String| End::Failed(format!("CPU {number}: {what}"));
         match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => {
                 board.count(Exit::PortWrite);
-                board.port_write(port, data)
+                board.port_write(port, data).map(|()| Left::Served)
             }
             Ok(VcpuExit::IoIn(port, data)) => {
                 board.count(Exit::PortRead);
                 board.port_read(port, data);
-                Ok(())
+                Ok(Left::Served)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 board.count(Exit::MemoryRead);
                 board.memory_read(address, data);
-                Ok(())
+                Ok(Left::Served)
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 board.count(Exit::MemoryWrite);
-                board.memory_write(address, data)
+                board.memory_write(address, data).map(|()| Left::Served)
             }
             Ok(VcpuExit::IoapicEoi(vector)) => {
                 board.count(Exit::EndOfInterrupt);
                 board.end_of_interrupt(vector);
-                Ok(())
+                Ok(Left::Served)
             }
             // A triple fault: the way of a kernel without another one to reset the machine.
             Ok(VcpuExit::Shutdown) => Err(board.reset()),
-            Ok(VcpuExit::Intr) => Ok(()),
+            Ok(VcpuExit::Intr) => Ok(Left::Interrupted),
             Ok(VcpuExit::InternalError) => {
                 let at = self.fd.get_regs().map_or(0, |regs| regs.rip);
                 Err(broken(format!("KVM cannot emulate the guest's instruction at {at:#x}")))
@@ -108,8 +163,8 @@ impl Cpu {
             Ok(other) => Err(broken(format!("an exit that is not served: {other:?}"))),
             Err(error) => match io::Error::from_raw_os_error(error.errno()) {
                 // A request to stop, or a CPU that the guest has not started yet.
-                error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-                error if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(Left::Interrupted),
+                error if error.kind() == io::ErrorKind::WouldBlock => Ok(Left::Interrupted),
                 error => Err(broken(format!("KVM cannot run it: {error}"))),
             },
         }

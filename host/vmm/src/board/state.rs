@@ -1,0 +1,74 @@
+//! The saved state of a board.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+use super::Board;
+use crate::lock::lock;
+use crate::output::Output;
+use crate::plug::Bank;
+use crate::power::{self, Power};
+use crate::serial::{SerialPort, SerialRegisters};
+use crate::{Error, Result};
+
+/// The saved state of a board: its registers, and whether the guest has reported a panic.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BoardState {
+    serial: SerialRegisters,
+    power: Power,
+    functions: Bank,
+    cpus: Bank,
+    panicked: bool,
+}
+
+impl BoardState {
+    /// Returns the plugged CPUs, a bit each.
+    pub fn plugged_cpus(&self) -> u32 {
+        self.cpus.taken()
+    }
+
+    /// Returns the PCI devices in slots for hot plug, a bit each.
+    pub fn functions(&self) -> u32 {
+        self.functions.taken()
+    }
+}
+
+impl Board {
+    /// Returns the state for a successor. The guest is stopped.
+    pub fn save(&self) -> BoardState {
+        BoardState {
+            serial: lock(&self.serial).save(),
+            power: lock(&self.power).clone(),
+            functions: lock(&self.functions).clone(),
+            cpus: lock(&self.cpus).clone(),
+            panicked: self.has_panicked(),
+        }
+    }
+
+    /// Takes over the state of a predecessor. The interrupt lines have theirs; what the serial port
+    /// sends goes to `console`.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn restore(&self, saved: &BoardState, console: Arc<Output>) -> Result<()> {
+        let sound = saved.functions.is_sound(&self.slots.functions);
+        if !sound || !saved.cpus.is_sound(&self.slots.cpus) {
+            return Err(Error::State("slots for hot plug that cannot be".into()));
+        }
+        let interrupts = Arc::clone(&self.interrupts);
+        *lock(&self.serial) = SerialPort::restore(&saved.serial, interrupts, console)?;
+        lock(&self.power).clone_from(&saved.power);
+        lock(&self.functions).clone_from(&saved.functions);
+        lock(&self.cpus).clone_from(&saved.cpus);
+        self.panicked.store(saved.panicked, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Tells the guest that the VM generation ID has changed: it is in a copy of a machine.
+    pub fn generation_changed(&self) {
+        self.announce(power::EVENT_GENERATION);
+    }
+}

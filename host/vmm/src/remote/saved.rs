@@ -1,0 +1,94 @@
+//! The saved state of a function behind a socket: the machine's part of it, and the server's.
+
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use super::config::OwnRegisters;
+use super::{Attached, FunctionError, Remote};
+use crate::pci::SlotState;
+use crate::{Error, Machine, Result};
+
+/// The most bytes of a function's own state that a machine's state has room for: 1 MiB.
+pub const MAX_STATE: usize = 1 << 20;
+
+/// The saved state of a function behind a socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteState {
+    slot: SlotState,
+    registers: OwnRegisters,
+    /// The state that the server gave.
+    #[serde(with = "hex")]
+    function: Vec<u8>,
+}
+
+impl Attached {
+    /// Stops the function, and returns the state for a successor. The function stays stopped until
+    /// [`Attached::start`], also after an error. The guest is stopped. Waits for the server, so
+    /// call it on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Function`]; `index` is the function's number in it.
+    pub fn save(&self, index: usize) -> Result<RemoteState> {
+        let failed = |reason: String| Error::Function { index, reason };
+        let function = self.remote.function.save();
+        let function = function.map_err(|error| failed(format!("its state: {error}")))?;
+        if function.len() > MAX_STATE {
+            let what = format!("its state has {} bytes; at most {MAX_STATE}", function.len());
+            return Err(failed(what));
+        }
+        let registers = self.remote.config.save();
+        Ok(RemoteState { slot: self.slot.save(), registers, function })
+    }
+
+    /// Lets the function go on after [`Attached::save`]. Waits for the server, so call it on a
+    /// thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Function`]; `index` is the function's number in it.
+    pub fn start(&self, index: usize) -> Result<()> {
+        let started = self.remote.function.start();
+        started.map_err(|error| Error::Function { index, reason: error.to_string() })
+    }
+
+    /// Connects the function behind `socket`, as [`Attached::new`] does, in the place of the saved
+    /// one. The machine's CPUs have their state.
+    ///
+    /// # Errors
+    /// [`Error::Function`], [`Error::Config`], [`Error::State`].
+    pub fn succeed(
+        machine: &Machine,
+        number: u8,
+        index: usize,
+        socket: OwnedFd,
+        saved: &RemoteState,
+    ) -> Result<Self> {
+        let attached = Self::plug(machine.chassis(), number, index, socket)?;
+        attached.remote.config.restore_own(&saved.registers);
+        machine.pci().restore(&attached.slot, &saved.slot)?;
+        Ok(attached)
+    }
+
+    /// Lets the function go on where the saved one was stopped. Its interrupts are routed
+    /// ([`Machine::route_interrupts`]).
+    ///
+    /// # Errors
+    /// [`Error::Function`]; `index` is the function's number in it.
+    pub fn load(&self, index: usize, saved: &RemoteState) -> Result<()> {
+        let Remote { function, config, .. } = &*self.remote;
+        let load = || -> std::result::Result<(), FunctionError> {
+            function.load(&saved.function)?;
+            config.fetch_again(function)?;
+            if self.pin.is_some() {
+                // The server asserts the pin if the function still does.
+                function.unmask_pin()?;
+            }
+            Ok(())
+        };
+        load().map_err(|error| {
+            let reason = format!("it cannot take over the saved state: {error}");
+            Error::Function { index, reason }
+        })
+    }
+}

@@ -1,0 +1,281 @@
+//! The saved state of a machine, as a file.
+//!
+//! A machine whose guest is stopped is saved ([`crate::Running::saver`]) into bytes, from which any
+//! number of successors are made ([`crate::Start::Saved`]), each with a copy of the guest's memory:
+//! the memory is not part of the state.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0 to 7 | `SLIPWAYM` |
+//! | 8 to 11 | [`VERSION`], little-endian |
+//! | 12 to 15 | zero |
+//! | 16 to 23 | the number of bytes of the content, little-endian |
+//! | 24 to 55 | SHA-256 of the content |
+//! | from 56 on | the content: an [`Identity`] and a [`MachineState`], each a line of JSON |
+//!
+//! The checksum finds damage, and no intent: every byte is checked as hostile input. The identity
+//! comes first, so that a state of another build or processor is refused by what differs.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use kvm_bindings::CpuId;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::board::BoardState;
+use crate::cpu::state::CpuState;
+use crate::interrupts::InterruptsState;
+use crate::local::LocalState;
+use crate::memory::GuestRam;
+use crate::remote::RemoteState;
+use crate::{Error, Result};
+
+/// The version of the format. A state of another version is refused.
+pub const VERSION: u32 = 1;
+/// The largest state in bytes: 128 MiB, room for every function's largest state.
+pub const MAX_BYTES: usize = 128 << 20;
+
+const MAGIC: [u8; 8] = *b"SLIPWAYM";
+/// Bytes before the content.
+const HEADER: usize = 56;
+
+/// What a machine must have in common with a saved one to go on from its state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The version of `slipway-vmm`.
+    pub build: String,
+    /// The host's processor: vendor, family, model, stepping.
+    pub processor: String,
+    /// SHA-256 of the features that the guest was offered (CPUID), in hexadecimal.
+    pub features: String,
+    /// CPUs at the start, the most CPUs, and slots for hot plug.
+    pub cpus: [u32; 3],
+    /// Bytes of the guest's memory.
+    pub memory: u64,
+    /// The ranges of the memory: guest-physical address, bytes, offset in its file. Shared pages are
+    /// the last one, if there are any.
+    pub layout: Vec<[u64; 3]>,
+    /// Bytes of shared pages; 0 if there are none.
+    pub shared: u64,
+    /// The numbers of the functions behind sockets, ascending.
+    pub functions: Vec<usize>,
+}
+
+/// The saved state of a machine.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineState {
+    /// kvm-clock in nanoseconds.
+    pub(crate) clock: u64,
+    pub(crate) cpus: Vec<CpuState>,
+    pub(crate) interrupts: InterruptsState,
+    pub(crate) board: BoardState,
+    /// The guest reads configuration space without leaving it.
+    pub(crate) shows_configuration: bool,
+    /// The machine's own functions.
+    pub own: OwnState,
+    /// The functions behind sockets, ascending by their numbers.
+    pub functions: Vec<FunctionState>,
+    /// The names of plugged CPUs, by their numbers.
+    pub plugged_cpus: Vec<(u8, String)>,
+}
+
+/// The saved states of the machine's own functions.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnState {
+    /// The console.
+    pub console: LocalState,
+    /// The source of random numbers.
+    pub rng: LocalState,
+    /// The shared pages, if there are any.
+    pub pmem: Option<LocalState>,
+}
+
+/// The saved state of a function behind a socket, with what the program knows of it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionState {
+    /// The number of the function, from 0.
+    pub number: usize,
+    /// The name by which it can be removed.
+    pub name: String,
+    /// The state.
+    pub state: RemoteState,
+}
+
+/// A saved machine: its identity and its state.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Saved {
+    /// The identity.
+    pub identity: Identity,
+    /// The state.
+    pub machine: MachineState,
+}
+
+impl Identity {
+    /// Returns the identity of a machine on this host, whose CPUs were offered `features`.
+    pub fn new(ram: &GuestRam, features: &CpuId, cpus: [u32; 3], functions: Vec<usize>) -> Self {
+        let shared = ram.shared().map(|shared| shared.part());
+        let parts = ram.parts().iter().chain(shared);
+        Self {
+            build: env!("CARGO_PKG_VERSION").into(),
+            processor: processor(),
+            features: digest(features),
+            cpus,
+            memory: ram.bytes(),
+            layout: parts.map(|part| [part.start, part.len, part.offset]).collect(),
+            shared: shared.map_or(0, |part| part.len),
+            functions,
+        }
+    }
+
+    /// Checks that a machine of this identity can go on from a state of the identity `saved`.
+    ///
+    /// # Errors
+    /// [`Error::State`] with what differs.
+    pub fn check(&self, saved: &Self) -> Result<()> {
+        differs("slipway-vmm", &saved.build, &self.build)?;
+        differs("the processor", &saved.processor, &self.processor)?;
+        let ([cpus, most, slots], [own_cpus, own_most, own_slots]) = (saved.cpus, self.cpus);
+        differs("--cpus", cpus, own_cpus)?;
+        differs("--max-cpus", most, own_most)?;
+        differs("--slots", slots, own_slots)?;
+        differs("the features of the CPUs (digest)", &saved.features, &self.features)?;
+        differs("bytes of memory", saved.memory, self.memory)?;
+        differs("bytes of shared pages", saved.shared, self.shared)?;
+        if saved.layout != self.layout {
+            return Err(Error::State("it has another layout of memory than this machine".into()));
+        }
+        Ok(())
+    }
+
+    /// Checks that as many functions were given as were saved.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn check_functions(&self, given: usize) -> Result<()> {
+        differs("functions", self.functions.len(), given)
+    }
+}
+
+fn differs<T: PartialEq + Display>(what: &str, saved: T, own: T) -> Result<()> {
+    if saved == own {
+        return Ok(());
+    }
+    Err(Error::State(format!("{what}: it was saved with {saved}, and this machine has {own}")))
+}
+
+/// Returns vendor, family, model and stepping of the host's processor (Intel SDM, volume 2, CPUID
+/// leaves 0 and 1).
+fn processor() -> String {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
+    let signature = std::arch::x86_64::__cpuid(1).eax;
+    let base = signature >> 8 & 0xf;
+    let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
+    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
+    let vendor = String::from_utf8_lossy(&vendor).into_owned();
+    format!("{vendor} family {family} model {model} stepping {}", signature & 0xf)
+}
+
+fn digest(features: &CpuId) -> String {
+    let mut sum = Sha256::new();
+    for entry in features.as_slice() {
+        let words = [entry.function, entry.index, entry.flags];
+        let values = [entry.eax, entry.ebx, entry.ecx, entry.edx];
+        words.iter().chain(&values).for_each(|word| sum.update(word.to_le_bytes()));
+    }
+    hex::encode(sum.finalize())
+}
+
+impl Saved {
+    /// Returns the file.
+    ///
+    /// # Errors
+    /// [`Error::State`]: it would be larger than [`MAX_BYTES`].
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let failed = |error: serde_json::Error| Error::State(error.to_string());
+        let mut file = vec![0; HEADER];
+        serde_json::to_writer(&mut file, &self.identity).map_err(failed)?;
+        file.push(b'\n');
+        serde_json::to_writer(&mut file, &self.machine).map_err(failed)?;
+        file.push(b'\n');
+        if file.len() > MAX_BYTES {
+            return Err(Error::State(format!("{} bytes, more than {MAX_BYTES}", file.len())));
+        }
+        let header = header(&file[HEADER..]);
+        file[..HEADER].copy_from_slice(&header);
+        Ok(file)
+    }
+
+    /// Reads a file. Its parts are checked by those that go on from it.
+    ///
+    /// # Errors
+    /// [`Error::State`].
+    pub fn decode(file: &[u8]) -> Result<Self> {
+        let refused = |what: &str| Error::State(what.into());
+        let (start, content) =
+            file.split_at_checked(HEADER).ok_or_else(|| refused("it is cut off"))?;
+        if start[..8] != MAGIC {
+            return Err(refused("the file is none of slipway-vmm's"));
+        }
+        let expected = header(content);
+        if start[..16] != expected[..16] {
+            let text = "it has another format; save the machine again with this build";
+            return Err(refused(text));
+        }
+        if start[16..24] != expected[16..24] {
+            return Err(refused("it is cut off, or something is behind its end"));
+        }
+        if start != expected {
+            return Err(refused("it is damaged: its checksum differs"));
+        }
+        Self::parse(content)
+    }
+
+    /// Parses the content of a file whose header is right.
+    pub(crate) fn parse(content: &[u8]) -> Result<Self> {
+        let failed = |error: serde_json::Error| Error::State(format!("it cannot be read: {error}"));
+        let end = content.iter().position(|byte| *byte == b'\n').unwrap_or(content.len());
+        let (identity, machine) = content.split_at(end);
+        let identity: Identity = serde_json::from_slice(identity).map_err(failed)?;
+        differs("slipway-vmm", identity.build.as_str(), env!("CARGO_PKG_VERSION"))?;
+        Ok(Self { identity, machine: serde_json::from_slice(machine).map_err(failed)? })
+    }
+
+    /// Reads a file from its beginning. The position of the descriptor stays, so that several
+    /// processes can share it.
+    ///
+    /// # Errors
+    /// [`Error::State`], [`Error::System`].
+    pub fn read(file: BorrowedFd<'_>) -> Result<Self> {
+        let failed = |error: io::Error| Error::system("reading the saved state")(error);
+        let found = rustix::fs::fstat(file).map_err(|errno| failed(errno.into()))?;
+        let len = usize::try_from(found.st_size).unwrap_or(0);
+        if len > MAX_BYTES {
+            return Err(Error::State(format!("{len} bytes; it has at most {MAX_BYTES}")));
+        }
+        let mut bytes = vec![0; len];
+        let mut done = 0;
+        while done < len {
+            let read = rustix::io::pread(file, &mut bytes[done..], done as u64);
+            match read.map_err(|errno| failed(errno.into()))? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        Self::decode(&bytes[..done])
+    }
+}
+
+fn header(content: &[u8]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    header[16..24].copy_from_slice(&(content.len() as u64).to_le_bytes());
+    header[24..].copy_from_slice(&Sha256::digest(content));
+    header
+}
