@@ -97,10 +97,13 @@ impl<F: Function + 'static> Local<F> {
     /// Returns the state for a successor. The guest is stopped. The function does not touch the
     /// guest's memory until it is polled again.
     pub fn save(&self) -> LocalState {
-        let mut function = self.shared.function();
-        // Functions of this process have nothing in flight between two calls.
-        function.quiesce();
-        LocalState { slot: self.slot.save(), function: function.save() }
+        let function = {
+            let mut function = self.shared.function();
+            // Functions of this process have nothing in flight between two calls.
+            function.quiesce();
+            function.save()
+        };
+        LocalState { slot: self.slot.save(), function }
     }
 
     /// Takes over the state of a predecessor, on `bus`, and makes [`Local::notified`] readable.

@@ -9,5 +9,6 @@ mod hostile;
 mod pci;
 #[path = "../../../vfio-user/examples/ramdisk.rs"]
 mod ramdisk;
+mod saved;
 mod shared;
 mod tiny;
