@@ -16,7 +16,10 @@ use crate::{Abilities, Burst, Delivered, LinkSetting, MAX_FRAME, Mac, Offload, P
 /// The largest number of frames read at a time.
 const BATCH: usize = 32;
 /// Room for one frame, header included.
-const ROOM: usize = (HEADER + MAX_FRAME).next_multiple_of(64) + 64;
+const ROOM: usize = (HEADER + MAX_FRAME).next_multiple_of(64);
+/// Room for the frames that are read at a time: the last one may be of any length, and the others
+/// lie one behind the other before it. Each container has a port, so this is small.
+const AREA: usize = 2 * ROOM;
 /// The longest name of an interface.
 const NAME: usize = libc::IFNAMSIZ - 1;
 
@@ -38,7 +41,7 @@ const TUN_F_TSO_ECN: c_ulong = 8;
 pub struct TapPort {
     file: OwnedFd,
     name: String,
-    /// Frames read, [`ROOM`] bytes apart.
+    /// Frames read, one behind the other.
     memory: Span,
     /// The pieces of the frame that is being written.
     vectors: Vec<libc::iovec>,
@@ -135,7 +138,7 @@ impl TapPort {
         let offload = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
         // SAFETY: the request takes a number.
         check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD as _, offload) })?;
-        let memory = Span::heap(BATCH * ROOM);
+        let memory = Span::heap(AREA);
         Ok(Self {
             file,
             name: name.to_owned(),
@@ -178,9 +181,10 @@ impl TapPort {
         check(unsafe { libc::ioctl(file, SIOCSIFHWADDR as _, &raw mut request) })
     }
 
-    /// Reads a frame into slot `number` and returns its length, or `None` if there is no frame.
-    fn read(&mut self, number: usize) -> Option<usize> {
-        let place = self.memory.slice(number * ROOM, ROOM);
+    /// Reads a frame to offset `at` and returns its length with its header, or `None` if there is no
+    /// frame.
+    fn read(&mut self, at: usize) -> Option<usize> {
+        let place = self.memory.slice(at, ROOM);
         let (address, len) = place.io_vector();
         // SAFETY: memory of this process, of this length, which `self.memory` keeps.
         let read = unsafe { libc::read(self.file.as_raw_fd(), address.cast(), len) };
@@ -191,10 +195,9 @@ impl TapPort {
         usize::try_from(read).ok()
     }
 
-    /// Adds the frame in slot `number`, of `len` bytes with its header. Returns `false` if it is
+    /// Adds the frame at offset `at`, of `len` bytes with its header. Returns `false` if it is
     /// malformed.
-    fn add(&self, burst: &mut Burst, number: usize, len: usize) -> bool {
-        let at = number * ROOM;
+    fn add(&self, burst: &mut Burst, at: usize, len: usize) -> bool {
         let mut header = [0; HEADER];
         let frame = len.checked_sub(HEADER).filter(|frame| (1..=MAX_FRAME).contains(frame));
         let read = self.memory.read(at, &mut header);
@@ -242,9 +245,14 @@ impl Port for TapPort {
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let limit = limit.min(burst.room()).min(BATCH);
-        for number in 0..limit {
-            let Some(len) = self.read(number) else { return false };
-            self.malformed += u64::from(!self.add(burst, number, len));
+        let mut at = 0;
+        for _ in 0..limit {
+            if at + ROOM > AREA {
+                break;
+            }
+            let Some(len) = self.read(at) else { return false };
+            self.malformed += u64::from(!self.add(burst, at, len));
+            at += len.next_multiple_of(64);
         }
         true
     }
