@@ -144,10 +144,8 @@ impl Netlink {
         request.body(&[0; 16]);
         let mut links = Vec::new();
         self.exchange(request, |kind, body| {
-            if kind == RTM_NEWLINK
-                && let (Some(index), Some(flags)) = (u32_at(body, 4), u32_at(body, 8))
-            {
-                links.push(link::parse(index, flags, body.get(16..).unwrap_or_default()));
+            if kind == RTM_NEWLINK {
+                links.extend(parse_link(body));
             }
         })?;
         Ok(links)
@@ -158,7 +156,23 @@ impl Netlink {
     /// # Errors
     /// The kernel's.
     pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
-        Ok(self.links()?.into_iter().find(|link| link.name == name))
+        if !link::can_be_a_name(name) {
+            return Ok(None);
+        }
+        let mut request = Request::new(RTM_GETLINK);
+        link::named(&mut request, name);
+        let mut found = None;
+        let asked = self.exchange(request, |kind, body| {
+            if kind == RTM_NEWLINK {
+                found = found.take().or(parse_link(body));
+            }
+        });
+        match asked {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {
+                Ok(None)
+            }
+            asked => asked.map(|()| found.filter(|link| link.name == name)),
+        }
     }
 
     /// Changes a link.
@@ -297,7 +311,7 @@ impl Netlink {
     /// Sends a request and hands on each message of its answer, up to its end.
     fn exchange(&mut self, request: Request, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        let (bytes, dump) = request.finish(self.sequence);
+        let bytes = request.finish(self.sequence);
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
         loop {
@@ -314,12 +328,16 @@ impl Netlink {
                     (sequence, _) if sequence != self.sequence => {}
                     (_, Answer::End(0)) => return Ok(()),
                     (_, Answer::End(errno)) => return Err(io::Error::from_raw_os_error(errno)),
-                    (_, Answer::Message(kind, body)) if dump => each(kind, body),
-                    (_, Answer::Message(..)) => {}
+                    (_, Answer::Message(kind, body)) => each(kind, body),
                 }
             }
         }
     }
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let (index, flags) = (u32_at(body, 4)?, u32_at(body, 8)?);
+    Some(link::parse(index, flags, body.get(16..).unwrap_or_default()))
 }
 
 fn address_body(request: &mut Request, address: &Address) {

@@ -7,8 +7,12 @@ const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_EXT_MASK: u16 = 29;
+const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 const IFLA_INFO_KIND: u16 = 1;
 const IFF_UP: u32 = 1;
+/// The longest name of a link in bytes.
+const LONGEST_NAME: usize = 15;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +54,18 @@ pub fn change(request: &mut Request, index: u32, change: LinkChange) {
     if let Some(mac) = change.mac {
         request.attribute(IFLA_ADDRESS, &mac);
     }
+}
+
+/// Returns whether the kernel could have a link of this name.
+pub fn can_be_a_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len()) && !name.contains('\0')
+}
+
+/// Lays out the question for the link of this name, without its statistics.
+pub fn named(request: &mut Request, name: &str) {
+    request.body(&header(0, 0, 0));
+    request.attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+    request.attribute(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
 }
 
 /// Returns the header of a request about a link: flags, and those of them that change.

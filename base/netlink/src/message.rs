@@ -15,30 +15,29 @@ const KIND: u16 = 0x3fff;
 /// A request in the making.
 pub struct Request {
     bytes: Vec<u8>,
-    dump: bool,
 }
 
 impl Request {
-    fn with(kind: u16, flags: u16, dump: bool) -> Self {
+    fn with(kind: u16, flags: u16) -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
-        Self { bytes, dump }
+        Self { bytes }
     }
 
     /// One that is answered by success or failure.
     pub fn new(kind: u16) -> Self {
-        Self::with(kind, NLM_F_ACK, false)
+        Self::with(kind, NLM_F_ACK)
     }
 
     /// One that makes something, or puts it in the place of what is there.
     pub fn replace(kind: u16) -> Self {
-        Self::with(kind, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, false)
+        Self::with(kind, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE)
     }
 
     /// One that is answered by a list.
     pub fn dump(kind: u16) -> Self {
-        Self::with(kind, NLM_F_DUMP, true)
+        Self::with(kind, NLM_F_DUMP)
     }
 
     /// Appends to the fixed body; it must be whole before the first attribute.
@@ -55,12 +54,12 @@ impl Request {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// The message as it is sent, and whether a list answers it.
-    pub fn finish(mut self, sequence: u32) -> (Vec<u8>, bool) {
+    /// The message as it is sent.
+    pub fn finish(mut self, sequence: u32) -> Vec<u8> {
         let length = self.bytes.len() as u32;
         self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
         self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
-        (self.bytes, self.dump)
+        self.bytes
     }
 }
 
@@ -118,8 +117,7 @@ mod tests {
         let mut request = Request::new(16);
         request.body(&[1, 2, 3, 4]);
         request.attribute(3, b"lo\0");
-        let (bytes, dump) = request.finish(7);
-        assert!(!dump);
+        let bytes = request.finish(7);
         let whole: Vec<_> = answers(&bytes).collect();
         let [(7, Answer::Message(16, body))] = whole[..] else { panic!("{whole:?}") };
         assert_eq!(attributes(&body[4..]).collect::<Vec<_>>(), [(3, &b"lo\0"[..])]);
@@ -138,7 +136,7 @@ mod tests {
     fn an_error_is_an_errno() {
         let mut bytes = Request::new(NLMSG_ERROR);
         bytes.body(&(-17_i32).to_ne_bytes());
-        let (bytes, _) = bytes.finish(1);
+        let bytes = bytes.finish(1);
         assert_eq!(answers(&bytes).collect::<Vec<_>>(), [(1, Answer::End(17))]);
     }
 }

@@ -26,6 +26,9 @@ fn links_addresses_and_routes_as_root() {
         let mut netlink = Netlink::open().unwrap();
         let lo = netlink.link("lo").unwrap().unwrap();
         assert!(!lo.up);
+        for name in ["eth0", "", "l\0o", "a-name-of-17-bytes"] {
+            assert_eq!(netlink.link(name).unwrap(), None);
+        }
         netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
         netlink.change(lo.index, LinkChange { mtu: Some(9000), ..Default::default() }).unwrap();
         let lo = netlink.link("lo").unwrap().unwrap();
