@@ -30,7 +30,7 @@
 //!
 //! Dependencies: `slipway-netlink` for interfaces, `slipway-netns` for namespaces of others and the
 //! program `nft` for rules; `ipnet` for subnets; `simple-dns` for the wire format of names (small,
-//! without a resolver); `arc-swap` for the current zone; `serde` and `serde_json` for the ledger;
+//! without a resolver); `serde` and `serde_json` for the ledger;
 //! `rustix` for sockets and random numbers; `tokio` and `tonic` for servers; `thiserror` for
 //! [`Error`]; `tracing` for the daemon's log.
 

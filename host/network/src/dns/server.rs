@@ -7,16 +7,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use simple_dns::RCODE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
 use super::{Answer, MAX_UDP, Zone, answer, failure, upstream};
+use crate::ledger::Lease;
 use crate::shares::Shares;
 use crate::sockets::{self, SocketKind};
 use crate::{Error, Result};
@@ -30,12 +30,12 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// A network's name server. Dropping it ends all of its tasks.
 pub struct Server {
-    zone: Arc<ArcSwap<Zone>>,
+    zone: Arc<RwLock<Zone>>,
     tasks: JoinSet<()>,
 }
 
 struct Shared {
-    zone: Arc<ArcSwap<Zone>>,
+    zone: Arc<RwLock<Zone>>,
     resolv_conf: PathBuf,
     under_way: Arc<Shares>,
     connections: Arc<Shares>,
@@ -54,7 +54,7 @@ impl Server {
         on: &tokio::runtime::Handle,
     ) -> Result<Self> {
         let _entered = on.enter();
-        let zone = Arc::new(ArcSwap::from_pointee(zone));
+        let zone = Arc::new(RwLock::new(zone));
         let shared = Arc::new(Shared {
             zone: Arc::clone(&zone),
             resolv_conf,
@@ -81,13 +81,22 @@ impl Server {
 
     /// Replaces the zone.
     pub fn set(&self, zone: Zone) {
-        self.zone.store(Arc::new(zone));
+        *self.zone.write().unwrap_or_else(PoisonError::into_inner) = zone;
+    }
+
+    /// Adds the names of a new attachment's lease.
+    pub fn add(&self, id: &str, lease: &Lease) {
+        self.zone.write().unwrap_or_else(PoisonError::into_inner).add(id, lease);
     }
 }
 
 impl Shared {
     fn serves(&self, client: IpAddr) -> bool {
-        self.zone.load().serves(client)
+        self.zone.read().unwrap_or_else(PoisonError::into_inner).serves(client)
+    }
+
+    fn answer(&self, query: &[u8]) -> Answer {
+        answer(&self.zone.read().unwrap_or_else(PoisonError::into_inner), query)
     }
 }
 
@@ -107,7 +116,7 @@ async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
             continue;
         }
         let query = &buffer[..length];
-        match answer(&shared.zone.load(), query) {
+        match shared.answer(query) {
             Answer::Reply(reply) => drop(socket.try_send_to(&reply, client)),
             Answer::Nothing => {}
             Answer::Forward => {
@@ -162,7 +171,7 @@ async fn streams(shared: Arc<Shared>, listener: TcpListener) {
 async fn converse(shared: &Shared, mut stream: TcpStream) -> std::io::Result<()> {
     loop {
         let query = tokio::time::timeout(SILENCE, read(&mut stream)).await??;
-        let decided = answer(&shared.zone.load(), &query);
+        let decided = shared.answer(&query);
         let reply = match decided {
             Answer::Reply(reply) => reply,
             Answer::Nothing => return Ok(()),

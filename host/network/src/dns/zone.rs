@@ -61,20 +61,26 @@ impl Zone {
         let mut leases: Vec<_> = network.leases.iter().collect();
         leases.sort_by_key(|(_, lease)| (lease.attached, lease.sequence));
         for (id, lease) in leases {
-            zone.add(&lease.name, lease);
-            if let Some((_, container, _)) = attachments::parts(id).filter(|_| lease.attached) {
-                zone.add(container, lease);
-            }
+            zone.add(id, lease);
         }
         zone.addresses.insert(network.gateway.into(), HOST.to_owned());
         zone.addresses.insert(network.gateway6().into(), HOST.to_owned());
         zone
     }
 
+    /// Adds the names of a lease that comes after all others of its network, as that of a new
+    /// attachment does.
+    pub fn add(&mut self, id: &str, lease: &Lease) {
+        self.add_name(&lease.name, lease);
+        if let Some((_, container, _)) = attachments::parts(id).filter(|_| lease.attached) {
+            self.add_name(container, lease);
+        }
+    }
+
     /// Adds a name of a lease, unless another lease has it: whoever chooses the name of a new pod
     /// does not take over the name of a station that is there. The lease's addresses lead to the
     /// first name that it has.
-    fn add(&mut self, name: &str, lease: &Lease) {
+    fn add_name(&mut self, name: &str, lease: &Lease) {
         let name = name.to_ascii_lowercase();
         let full = format!("{name}{}", self.suffix);
         let Entry::Vacant(place) = self.names.entry(name) else { return };

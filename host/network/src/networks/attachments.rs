@@ -77,30 +77,19 @@ impl Networks {
         }
         let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving)?;
         self.attachments.save(id, &attachment)?;
-        let publishes = !lease.published.is_empty();
         enter(&mut state, id, &attachment, lease);
         if let Some(up) = state.up.get_mut(name) {
             up.ports.insert(id.to_owned(), served);
+            up.names.add(id, &attachment.lease);
         }
-        self.settle_attachment(&mut state, name, publishes).await.inspect_err(|_| {
+        if !attachment.lease.published.is_empty()
+            && let Err(error) = self.apply(&mut state).await
+        {
             forget(&mut state, id, name);
             let _ = self.attachments.remove(id);
-        })?;
-        Ok(attachment)
-    }
-
-    /// Updates names, and rules if a port is published.
-    async fn settle_attachment(
-        &self,
-        state: &mut NetworkTable,
-        name: &str,
-        publishes: bool,
-    ) -> Result<()> {
-        let network = find(state, name)?;
-        if let Some(up) = state.up.get(name) {
-            up.names.set(Zone::of(network));
+            return Err(error);
         }
-        if publishes { self.apply(state).await } else { Ok(()) }
+        Ok(attachment)
     }
 
     /// Makes an attachment's interface with its port, or gives the interface that is there its port
@@ -164,7 +153,7 @@ impl Networks {
         self.attachments.remove(id)?;
         let name = &attachment.network;
         forget(&mut state, id, name);
-        self.settle_attachment(&mut state, name, !attachment.lease.published.is_empty()).await
+        if attachment.lease.published.is_empty() { Ok(()) } else { self.apply(&mut state).await }
     }
 
     /// Makes the addresses of an attachment a lease of the sandbox that has a port of the switch
@@ -343,13 +332,13 @@ pub(super) fn enter(state: &mut NetworkTable, id: &str, attachment: &Attachment,
     state.attachments.insert(id.to_owned(), attachment.clone());
 }
 
-/// Takes an attachment out of the tables.
+/// Takes an attachment out of the tables, and its names out of the network's.
 fn forget(state: &mut NetworkTable, id: &str, network: &str) {
     state.attachments.remove(id);
-    if let Some(network) = state.networks.get_mut(network) {
-        network.leases.remove(id);
-    }
+    let Some(left) = state.networks.get_mut(network) else { return };
+    left.leases.remove(id);
     if let Some(up) = state.up.get_mut(network) {
         up.ports.remove(id);
+        up.names.set(Zone::of(left));
     }
 }
