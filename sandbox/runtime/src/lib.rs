@@ -26,7 +26,8 @@
 //!   ready;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
-//! - `template` saves machines whose guests have booted, and has sandboxes begin with them;
+//! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
+//!   with them;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
@@ -35,8 +36,8 @@
 //!
 //! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls
 //! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings, `hex` for
-//! bytes in records, `sha2` for the digests of templates' files; `rustix` and `libc` for system calls and signal numbers; `tracing` for the
-//! daemon's log.
+//! bytes in records, `sha2` for the digests of templates' files; `rustix` and `libc` for system
+//! calls and signal numbers; `tracing` for the daemon's log.
 
 mod adopt;
 pub mod agent;
@@ -51,6 +52,7 @@ mod cpus;
 mod create;
 mod error;
 pub mod files;
+mod fork;
 mod function;
 pub mod guests;
 mod life;
@@ -69,6 +71,7 @@ mod recover;
 mod root;
 mod running;
 pub mod sandbox;
+mod save;
 pub mod security;
 mod service;
 mod shared_root;
@@ -79,7 +82,7 @@ mod start;
 mod starts;
 pub mod stdio;
 mod target;
-mod template;
+mod templates;
 pub mod time;
 pub mod volume;
 

@@ -11,7 +11,7 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
-use crate::{Error, Result, function, network, sockets, template};
+use crate::{Error, Result, function, network, save, sockets};
 
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ impl Node {
 async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let saves = sandbox.look(|record| record.saves.clone());
     if let Some(name) = saves {
-        let made = template::make(&node, &sandbox, &name).await;
+        let made = save::template(&node, &sandbox, &name).await;
         end_life(&node, &sandbox, made.map(|()| 0)).await;
         return remove_ended(&node, &sandbox).await;
     }

@@ -25,7 +25,7 @@ use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
 use crate::starts::Starts;
 use crate::target::Target;
-use crate::template::Templates;
+use crate::templates::Templates;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 

@@ -27,9 +27,9 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Carry, Running, blame};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::template::{Template, fork};
+use crate::templates::Template;
 use crate::time::realtime_ns;
-use crate::{Error, Result, function, name, network, root, shares, sockets};
+use crate::{Error, Result, fork, function, name, network, root, shares, sockets};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
@@ -238,8 +238,8 @@ fn make_run_dir(dir: &Path) -> Result<()> {
 }
 
 /// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
-/// or as recycled pages. The memory of a template's machine is its own. The socket engine and the server of
-/// shares, other processes, know no memory of the pool.
+/// or as recycled pages. A machine that is to be saved has memory of its own. The socket engine and
+/// the server of shares, other processes, know no memory of the pool.
 async fn guest_memory(
     node: &Node,
     sandbox: &Sandbox,

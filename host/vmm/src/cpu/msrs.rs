@@ -62,7 +62,8 @@ pub fn write(cpu: &VcpuFd, all: &[Msr], deadline_interrupts: bool) -> Result<()>
         let count = cpu.set_msrs(&entries).map_err(Error::kvm("set the registers of a CPU"))?;
         match rest.get(count) {
             Some(&Msr(index, value)) if value != 0 => {
-                let what = format!("register {index:#x} of a CPU cannot be {value:#x} on this host");
+                let what =
+                    format!("register {index:#x} of a CPU cannot be {value:#x} on this host");
                 return Err(Error::State(what));
             }
             _ => rest = rest.get(count + 1..).unwrap_or_default(),

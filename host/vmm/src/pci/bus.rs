@@ -8,8 +8,8 @@ use kvm_ioctls::VmFd;
 use crate::layout::{DEVICE_SHIFT, FUNCTION_SHIFT, PCI_WINDOW};
 use crate::{Error, Result};
 
-use super::{Slot, SlotState};
 use super::shadow::Shadow;
+use super::{Slot, SlotState};
 
 /// Devices of a bus.
 pub const DEVICES: usize = 32;

@@ -59,11 +59,8 @@ impl Whole {
     }
 
     fn save(&self) -> Result<Vec<u8>, Error> {
-        let own = OwnState {
-            console: self.console_device.save(),
-            rng: self.rng.save(),
-            pmem: None,
-        };
+        let own =
+            OwnState { console: self.console_device.save(), rng: self.rng.save(), pmem: None };
         let parts = Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() };
         self.running.saver().save(parts)
     }

@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 
 use crate::node::Node;
 use crate::record::SandboxState;
-use crate::template::{Interface, Manifest};
+use crate::templates::{Interface, Manifest};
 use crate::{Error, Result, name, v1};
 
 /// The gRPC service for templates.

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use slipway_plane_api::v1 as plane_v1;
 
-use super::{Shape, Template};
 use crate::node::Node;
 use crate::record::{Device, Record};
+use crate::templates::{Shape, Template};
 use crate::{Error, Result};
 
 /// Returns the template that a sandbox is a fork of, or `None` if it boots.

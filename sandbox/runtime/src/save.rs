@@ -1,4 +1,4 @@
-//! Making a template: the machine of a pod without containers is saved, and ends.
+//! Saving a machine as a template: the machine of a pod without containers is saved, and ends.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,14 +9,12 @@ use slipway_agent_protocol::v1::PrepareRequest;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
 use slipway_hypervisor::{GuestMemory, SavedMachine};
 
-use super::manifest::Saved;
-use super::pages::{copy_pages, digest_pages};
-use super::store::{Unfinished, digest};
-use super::{Manifest, Shape};
 use crate::boot::Needs;
 use crate::node::Node;
 use crate::sandbox::Sandbox;
 use crate::start::{Booted, Stages, boot_guest, or_end};
+use crate::templates::pages::{copy_pages, digest_pages};
+use crate::templates::{Manifest, Saved, Shape, Unfinished, digest};
 use crate::{Error, Result, function};
 
 /// Boots the sandbox's guest, waits until its drivers are in place, and saves its machine as the
@@ -24,7 +22,7 @@ use crate::{Error, Result, function};
 ///
 /// # Errors
 /// The error of the first step that failed. Nothing of a template is left then.
-pub(crate) async fn make(node: &Node, sandbox: &Arc<Sandbox>, name: &str) -> Result<()> {
+pub(crate) async fn template(node: &Node, sandbox: &Arc<Sandbox>, name: &str) -> Result<()> {
     let stages = Stages::of(sandbox);
     let unfinished = node.templates.begin(name).await?;
     let booted = boot_guest(node, sandbox, &stages).await?;

@@ -13,7 +13,7 @@ const VERSION: u32 = 1;
 /// The most bytes of a manifest.
 pub(crate) const MOST_MANIFEST: u64 = 64 << 10;
 
-/// What a template is.
+/// The description of a template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {

@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 ///
 /// # Errors
 /// Those of reading and writing.
-pub(super) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<u64> {
+pub(crate) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<u64> {
     let mut copied = 0;
     for_each_page(from, len, |at, page| {
         copied += page.len() as u64;
@@ -65,7 +65,7 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
 /// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
 /// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
 /// zeros.
-pub(super) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
+pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(len.to_le_bytes());
     for_each_page(file, len, |at, page| {

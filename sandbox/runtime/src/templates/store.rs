@@ -30,7 +30,7 @@ const PIECE: usize = 1 << 20;
 
 /// A template that forks begin with.
 pub(crate) struct Template {
-    /// What it is.
+    /// Its description.
     pub manifest: Manifest,
     /// The file with the machine's state.
     pub machine: PathBuf,
