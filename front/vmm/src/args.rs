@@ -16,12 +16,17 @@ pub const HELP: &str = "\
 slipway-vmm runs one virtual machine on KVM, with PCI functions of vfio-user servers.
 
 usage: slipway-vmm --kernel FILE [OPTION]...
+       slipway-vmm --restore FILE [OPTION]...
 
 Each FILE is a path, or fd:N for the inherited descriptor N.
 
   --kernel FILE       the kernel: an uncompressed x86-64 ELF with a PVH entry (vmlinux)
   --initramfs FILE    the initial RAM file system
   --cmdline TEXT      the kernel's command line
+  --restore FILE      go on where a machine was saved (slipway-save of --control), instead of booting
+                      a kernel: with --memory fd:N, a copy of its memory; --cpus, --max-cpus, --slots
+                      and --pmem as it had them; and a --function for each of its functions, in their
+                      order
   --cpus N            virtual CPUs, 1 to 32 [1]
   --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
   --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]
@@ -61,6 +66,7 @@ pub struct Args {
     pub lease: Option<OwnedFd>,
     pub pmem: Option<OwnedFd>,
     pub kernel: Option<OwnedFd>,
+    pub restore: Option<OwnedFd>,
     pub initramfs: Option<OwnedFd>,
     pub command_line: String,
     pub control: Option<Socket>,
@@ -122,6 +128,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "pmem" => args.pmem = Some(open(&value()?, "the shared pages", false)?),
             "kvm" => args.kvm = Some(open(&value()?, "KVM", true)?),
             "kernel" => args.kernel = Some(open(&value()?, "the kernel", false)?),
+            "restore" => args.restore = Some(open(&value()?, "the saved state", false)?),
             "initramfs" => args.initramfs = Some(open(&value()?, "the initramfs", false)?),
             "cmdline" => args.command_line = text(value()?)?,
             "function" => args.functions.push(connect(&value()?)?),
@@ -136,9 +143,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             _ => return Err(format!("there is no option --{name}; --help lists the options")),
         }
     }
-    if args.kernel.is_none() {
-        return Err("--kernel is missing; --help lists the options".into());
-    }
+    check_start(&args)?;
     if args.max_cpus == 0 {
         args.max_cpus = args.cpus;
     }
@@ -149,6 +154,20 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
         args.memory = Some(make_memory(MEMORY_MIB)?);
     }
     Ok(Parsed::Run(Box::new(args)))
+}
+
+/// Checks that the guest begins with a kernel, or where a saved one was.
+fn check_start(args: &Args) -> Result<(), String> {
+    let kernels = args.initramfs.is_some() || !args.command_line.is_empty();
+    match (&args.kernel, &args.restore) {
+        (None, None) => Err("--kernel is missing; --help lists the options".into()),
+        (Some(_), Some(_)) => Err("--kernel and --restore exclude each other".into()),
+        (None, Some(_)) if kernels => Err("--restore takes no --initramfs and no --cmdline".into()),
+        (None, Some(_)) if args.memory.is_none() => {
+            Err("--restore needs --memory fd:N, a copy of the saved machine's memory".into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn text(value: OsString) -> Result<String, String> {
@@ -253,6 +272,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         assert!(refused(&[]).contains("--kernel is missing"));
+        assert!(refused(&["--restore", "/dev/null"]).contains("--restore needs --memory"));
+        let both = ["--restore", "/dev/null", "--kernel", "/dev/null"];
+        assert!(refused(&both).contains("exclude each other"));
+        let more = ["--restore", "/dev/null", "--cmdline", "quiet"];
+        assert!(refused(&more).contains("no --cmdline"));
         assert!(refused(&["--kernle", "x"]).contains("no option --kernle"));
         assert!(refused(&["--kernel", "/nonexistent/vmlinux"]).contains("/nonexistent/vmlinux"));
         assert!(refused(&["--kernel", "fd:999999"]).contains("999999 was not inherited"));

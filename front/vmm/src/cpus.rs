@@ -13,6 +13,24 @@ use crate::qmp;
 pub struct HotCpus(BTreeMap<u8, String>);
 
 impl HotCpus {
+    /// Returns the CPUs of a saved machine, which `board` has as well.
+    ///
+    /// # Errors
+    /// The reason why the machine cannot have had them.
+    pub fn restore(saved: &[(u8, String)], board: &Board) -> Result<Self, String> {
+        let all = Self(saved.iter().cloned().collect());
+        let bits = all.0.keys().fold(0, |bits, cpu| bits | 1u32.checked_shl((*cpu).into()).unwrap_or(0));
+        match bits == board.taken_cpus() && all.0.len() == bits.count_ones() as usize {
+            true => Ok(all),
+            false => Err("the saved state: names of CPUs that are not there".into()),
+        }
+    }
+
+    /// Returns number and name of each CPU, for a successor.
+    pub fn save(&self) -> Vec<(u8, String)> {
+        self.0.iter().map(|(&cpu, name)| (cpu, name.clone())).collect()
+    }
+
     /// Returns whether a CPU was plugged as `name` and has not left.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()

@@ -97,8 +97,19 @@ const EVENTS: [c_long; 12] = [
 /// Further calls of a CPU's thread: the eventfd of a vector that the guest uses for the first time.
 const CPU: [c_long; 3] = [libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_set_robust_list];
 
-/// KVM's requests after the start (linux/kvm.h).
+/// KVM's requests after the start (linux/kvm.h). Those of `GET` in their names only read.
 mod kvm {
+    pub const GET_CLOCK: u64 = 0x8030_ae7c;
+    pub const GET_SREGS: u64 = 0x8138_ae83;
+    pub const GET_MSRS: u64 = 0xc008_ae88;
+    pub const GET_LAPIC: u64 = 0x8400_ae8e;
+    pub const GET_MP_STATE: u64 = 0x8004_ae98;
+    pub const GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
+    pub const GET_DEBUGREGS: u64 = 0x8080_aea1;
+    pub const GET_TSC_KHZ: u64 = 0xaea3;
+    pub const GET_XSAVE: u64 = 0x9000_aea4;
+    pub const GET_XCRS: u64 = 0x8188_aea6;
+    pub const GET_XSAVE2: u64 = 0x9000_aecf;
     pub const RUN: u64 = 0xae80;
     pub const GET_REGS: u64 = 0x8090_ae81;
     pub const SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
@@ -115,6 +126,21 @@ const KVM_SHARED: [u64; 4] = [kvm::SET_GSI_ROUTING, kvm::IRQFD, kvm::IOEVENTFD, 
 /// from a guest that uses virtio's window. They add nothing to a process that can write to all of
 /// the guest's memory.
 const KVM_CPU: [u64; 3] = [kvm::RUN, kvm::GET_REGS, kvm::SET_USER_MEMORY_REGION];
+/// Further requests of a CPU's thread, which saves the CPU's state.
+const KVM_CPU_STATE: [u64; 10] = [
+    kvm::GET_SREGS,
+    kvm::GET_MSRS,
+    kvm::GET_LAPIC,
+    kvm::GET_MP_STATE,
+    kvm::GET_VCPU_EVENTS,
+    kvm::GET_DEBUGREGS,
+    kvm::GET_TSC_KHZ,
+    kvm::GET_XSAVE,
+    kvm::GET_XCRS,
+    kvm::GET_XSAVE2,
+];
+/// Further requests of the event loop and its threads, of which one saves the machine.
+const KVM_EVENTS: [u64; 1] = [kvm::GET_CLOCK];
 
 /// Applies the role's list to the calling thread for good. Threads that it starts later have it as
 /// well.
@@ -140,9 +166,9 @@ fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
 
 fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    let (calls, requests): (&[c_long], &[u64]) = match role {
-        Role::Cpu => (&CPU, &KVM_CPU),
-        Role::Events => (&EVENTS, &[]),
+    let (calls, requests): (&[c_long], &[&[u64]]) = match role {
+        Role::Cpu => (&CPU, &[&KVM_CPU, &KVM_CPU_STATE]),
+        Role::Events => (&EVENTS, &[&KVM_EVENTS]),
         Role::Memory => (&[], &[]),
     };
     for call in EVERYWHERE.iter().chain(calls) {
@@ -152,7 +178,7 @@ fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
         let width = SeccompCmpArgLen::Dword;
         SeccompRule::new(vec![SeccompCondition::new(argument, width, SeccompCmpOp::Eq, value)?])
     };
-    let requests = KVM_SHARED.iter().chain(requests);
+    let requests = KVM_SHARED.iter().chain(requests.iter().copied().flatten());
     let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, requests);
     let commands = DESCRIPTORS.iter().map(|command| equals(1, *command as u64));

@@ -1,6 +1,7 @@
 //! The functions behind vfio-user sockets, as the event loop serves them.
 
 mod plug;
+mod saved;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +17,7 @@ use slipway_vmm::{Chassis, Machine};
 use crate::qmp;
 use crate::watch::Watch;
 use plug::{Leaving, device_of};
+pub use saved::Named;
 
 /// An event of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,14 +108,19 @@ impl Functions {
             let count = sockets.len();
             return Err(format!("{count} functions: the bus has room for {MAX_FUNCTIONS}"));
         }
+        let text = |error: slipway_vmm::Error| error.to_string();
         let attach = sockets.into_iter().enumerate().map(|(number, socket)| {
             let attached = Attached::new(machine, device_of(number), number, socket);
-            let attached = attached.map_err(|error| error.to_string())?;
+            let attached = attached.map_err(text)?;
             machine.board().function_present(device_of(number));
             Ok((number, Function::new(format!("function-{number}"), attached)))
         });
+        Self::of(machine, attach.collect::<Result<_, String>>()?)
+    }
+
+    fn of(machine: &Machine, all: BTreeMap<usize, Function>) -> Result<Self, String> {
         Ok(Self {
-            all: attach.collect::<Result<_, String>>()?,
+            all,
             reserved: BTreeMap::new(),
             outcomes: Outcomes::new()?,
             chassis: machine.chassis().clone(),
@@ -121,14 +128,19 @@ impl Functions {
         })
     }
 
-    /// Adds to `watch` what the functions wait for.
-    pub fn watch<'a, T: Copy>(&'a self, watch: &mut Watch<'a, T>, token: impl Fn(Token) -> T) {
+    /// Adds to `watch` what the functions wait for; interrupts of pins if `pins` says so.
+    pub fn watch<'a, T: Copy>(
+        &'a self,
+        watch: &mut Watch<'a, T>,
+        pins: bool,
+        token: impl Fn(Token) -> T,
+    ) {
         watch.read(self.outcomes.pushed.as_fd(), token(Token::Outcome));
         for (&index, function) in &self.all {
             if !function.lost && !function.reconnecting {
                 watch.read(function.attached.ended(), token(Token::Ended(index)));
             }
-            if let Some(pin) = function.attached.pin() {
+            if let Some(pin) = function.attached.pin().filter(|_| pins) {
                 watch.read(pin, token(Token::Pin(index)));
             }
         }

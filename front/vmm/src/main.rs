@@ -19,6 +19,7 @@ mod filter;
 mod functions;
 mod ports;
 mod process;
+mod save;
 mod statistics;
 mod watch;
 

@@ -12,6 +12,7 @@ use slipway_vmm::Machine;
 use slipway_vmm::local::Local;
 use slipway_vmm::output::Output;
 use slipway_vmm::own::{self, AGENT_PORT, CONSOLE_PORT};
+use slipway_vmm::state::OwnState;
 
 use crate::stream::{Client, Ended};
 use crate::watch::Watch;
@@ -66,6 +67,45 @@ impl Ports {
         let pmem = own::pmem(machine).map_err(text)?;
         let output = Arc::clone(machine.output());
         Ok(Self { console, rng, pmem, output, listener, agent: None })
+    }
+
+    /// Moves what the guest has printed so far, and returns the state of the functions for a
+    /// successor. The guest is stopped. They do not touch its memory until they are served again.
+    pub fn save(&mut self) -> OwnState {
+        self.serve(Token::Console);
+        let (console, rng) = (self.console.save(), self.rng.save());
+        OwnState { console, rng, pmem: self.pmem.as_ref().map(Local::save) }
+    }
+
+    /// Has the functions served after [`Ports::save`], whatever has come meanwhile.
+    pub fn go_on(&self) {
+        self.console.announce();
+        self.rng.announce();
+        self.pmem.iter().for_each(Local::announce);
+    }
+
+    /// Lets the functions go on where those of a saved machine were. The guest finds the host's end
+    /// of the agent's port closed, even if a client comes at once: what the agent was told belongs
+    /// to another machine.
+    ///
+    /// # Errors
+    /// The reason in one line.
+    pub fn restore(&self, machine: &Machine, saved: &OwnState) -> Result<(), String> {
+        let text = |error: slipway_vmm::Error| error.to_string();
+        let bus = machine.pci();
+        self.console.restore(bus, &saved.console).map_err(text)?;
+        self.rng.restore(bus, &saved.rng).map_err(text)?;
+        match (&self.pmem, &saved.pmem) {
+            (Some(pmem), Some(saved)) => pmem.restore(bus, saved).map_err(text)?,
+            (None, None) => {}
+            _ => return Err("the saved state: shared pages that cannot be".into()),
+        }
+        self.console.serve(|console| {
+            // A close is told if the end was open before: for the guest, it was.
+            console.set_host_open(AGENT_PORT, true);
+            console.set_host_open(AGENT_PORT, false);
+        });
+        Ok(())
     }
 
     /// Adds to `watch` what the ports wait for.

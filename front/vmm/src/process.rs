@@ -1,10 +1,14 @@
 //! The process: one loop serves the control socket, the guest's ports and the machine's end.
 
+mod saved;
+
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::{Board, End};
+use slipway_vmm::state::Saved;
 use slipway_vmm::{Ahead, Config, Machine, Running, Start, plug};
 
 use crate::args::Args;
@@ -14,6 +18,7 @@ use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
 use crate::ports::{self, Ports};
 use crate::qmp::{self, Command};
+use crate::save::Saves;
 use crate::statistics;
 use crate::watch::Watch;
 
@@ -40,6 +45,8 @@ enum Token {
     Function(functions::Token),
     /// Something has happened to the guest's ports.
     Port(ports::Token),
+    /// The machine was saved, or goes on afterwards.
+    Saves,
 }
 
 /// Makes the machine and serves it until its end. Returns the exit status.
@@ -80,6 +87,7 @@ struct Process {
     stopping: Vec<Value>,
     /// The event GUEST_PANICKED was sent.
     panic_told: bool,
+    saves: Saves,
 }
 
 impl Process {
@@ -87,6 +95,16 @@ impl Process {
         let text = |error: slipway_vmm::Error| error.to_string();
         let missing = "the command line is incomplete";
         let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
+        let saved = args.restore.map(|file| Saved::read(file.as_fd()).map(Arc::new));
+        let saved = saved.transpose().map_err(text)?;
+        let start = match &saved {
+            Some(saved) => Start::Saved(Arc::clone(saved)),
+            None => Start::Kernel {
+                kernel: args.kernel.ok_or(missing)?,
+                initramfs: args.initramfs,
+                command_line: args.command_line,
+            },
+        };
         let config = Config {
             cpus: args.cpus,
             max_cpus: args.max_cpus,
@@ -95,11 +113,7 @@ impl Process {
             memory: args.memory.ok_or(missing)?,
             lease: args.lease,
             shared: args.pmem,
-            start: Start::Kernel {
-                kernel: args.kernel.ok_or(missing)?,
-                initramfs: args.initramfs,
-                command_line: args.command_line,
-            },
+            start,
             console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
         let machine = Machine::new(config).map_err(text)?;
@@ -114,7 +128,10 @@ impl Process {
         };
         let control = listener(args.control)?.map(Control::new);
         let ports = Ports::new(&machine, listener(args.agent)?)?;
-        let functions = Functions::new(&machine, args.functions)?;
+        let (functions, hot_cpus) = match &saved {
+            Some(saved) => saved::restore(&machine, &ports, args.functions, saved)?,
+            None => (Functions::new(&machine, args.functions)?, HotCpus::default()),
+        };
         if let Some(ahead) = machine.ahead() {
             make_ahead(ahead)?;
         }
@@ -130,13 +147,14 @@ impl Process {
         Ok(Self {
             running,
             functions,
-            hot_cpus: HotCpus::default(),
+            hot_cpus,
             ports,
             control,
             sockets,
             statistics: args.statistics,
             stopping: Vec::new(),
             panic_told: false,
+            saves: Saves::new()?,
         })
     }
 
@@ -165,6 +183,7 @@ impl Process {
                         }
                     }
                     Token::Port(token) => self.ports.serve(token),
+                    Token::Saves => self.finish_save(),
                     Token::Function(token) => {
                         for line in self.functions.serve(token) {
                             self.tell(&line);
@@ -186,8 +205,12 @@ impl Process {
                 watch.add(client.as_fd(), flags, Token::Control);
             }
         }
-        self.functions.watch(&mut watch, Token::Function);
-        self.ports.watch(&mut watch, Token::Port);
+        let frozen = self.saves.freezes();
+        watch.read(self.saves.finished(), Token::Saves);
+        self.functions.watch(&mut watch, !frozen, Token::Function);
+        if !frozen {
+            self.ports.watch(&mut watch, Token::Port);
+        }
         Ok(watch.wait()?.into_iter().map(|(token, _)| token).collect())
     }
 
@@ -204,6 +227,12 @@ impl Process {
             }
             self.tell(&qmp::event("STOP", json!({})));
         }
+        self.look_at_slots();
+        self.board().ended()
+    }
+
+    /// Follows what the guest has ejected.
+    fn look_at_slots(&mut self) {
         for device in plug::slots(self.board().ejected_functions()) {
             self.functions.ejected(device);
         }
@@ -212,7 +241,6 @@ impl Process {
                 self.tell(&line);
             }
         }
-        self.board().ended()
     }
 
     fn tell(&mut self, line: &[u8]) {
@@ -239,6 +267,10 @@ impl Process {
                 return false;
             }
         };
+        if let Err(reason) = self.permits(&command) {
+            self.answer(&request.id, Err(reason));
+            return false;
+        }
         let outcome = match command {
             Command::Capabilities => {
                 self.answer(&request.id, Ok(json!({})));
@@ -250,6 +282,18 @@ impl Process {
             Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
             Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
             Command::Statistics => Ok(statistics::collect(&self.running)),
+            Command::Save => match self.save(&request.id, socket()) {
+                // Answered when the machine is saved.
+                Ok(()) => return false,
+                Err(reason) => Err(reason),
+            },
+            Command::Continue if self.saves.freezes() => {
+                match self.saves.start(request.id.clone(), self.functions.named()) {
+                    // Answered when the functions go on.
+                    Ok(()) => return false,
+                    Err(reason) => Err(reason),
+                }
+            }
             Command::Continue => {
                 let was_running = self.running.cpus.is_running();
                 self.running.cpus.resume();

@@ -3,7 +3,7 @@
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
 //! `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`; of
-//! Slipway's own `slipway-functions`, `slipway-statistics` and `slipway-reconnect`. Events: `STOP`,
+//! Slipway's own `slipway-functions`, `slipway-statistics`, `slipway-reconnect` and `slipway-save`. Events: `STOP`,
 //! `RESUME`, `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own
 //! `SLIPWAY_FUNCTION_LOST`.
 
@@ -47,6 +47,8 @@ pub enum Command {
         /// Its name.
         name: String,
     },
+    /// Save the machine, which is stopped, into the file that came with the command.
+    Save,
     /// List the functions behind sockets.
     Functions,
     /// List the CPUs that the machine can have.
@@ -94,6 +96,7 @@ pub fn parse(line: &[u8]) -> Request {
         "system_powerdown" => Ok(Command::PowerDown),
         "quit" => Ok(Command::Quit),
         "slipway-functions" => Ok(Command::Functions),
+        "slipway-save" => Ok(Command::Save),
         "slipway-statistics" => Ok(Command::Statistics),
         "device_add" => device_add(&arguments),
         "query-hotpluggable-cpus" => Ok(Command::Cpus),
@@ -222,6 +225,7 @@ mod tests {
 
     #[test]
     fn commands_are_told_apart() {
+        assert_eq!(parse(br#"{"execute": "slipway-save"}"#).command, Ok(Command::Save));
         let request = parse(br#"{"execute": "cont", "id": 7}"#);
         assert_eq!((request.id, request.command), (json!(7), Ok(Command::Continue)));
         let line = br#"{"execute": "slipway-reconnect", "arguments": {"function": 2}}"#;

@@ -29,11 +29,6 @@ impl BoardState {
     pub fn plugged_cpus(&self) -> u32 {
         self.cpus.taken()
     }
-
-    /// Returns the PCI devices in slots for hot plug, a bit each.
-    pub fn functions(&self) -> u32 {
-        self.functions.taken()
-    }
 }
 
 impl Board {
@@ -65,6 +60,16 @@ impl Board {
         lock(&self.cpus).clone_from(&saved.cpus);
         self.panicked.store(saved.panicked, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Returns the PCI devices in slots for hot plug, a bit each.
+    pub fn taken_functions(&self) -> u32 {
+        lock(&self.functions).taken()
+    }
+
+    /// Returns the plugged CPUs, a bit each.
+    pub fn taken_cpus(&self) -> u32 {
+        lock(&self.cpus).taken()
     }
 
     /// Tells the guest that the VM generation ID has changed: it is in a copy of a machine.

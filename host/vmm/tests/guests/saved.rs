@@ -3,6 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::SeekFrom;
 use slipway_virtio_console::Console;
 use slipway_virtio_rng::Rng;
@@ -42,6 +43,12 @@ impl Whole {
 
     fn read(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
+        if count > 0 {
+            let mut poll = [PollFd::new(&self.console, PollFlags::IN)];
+            let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+            let ready = rustix::event::poll(&mut poll, Some(&minute)).unwrap();
+            assert_ne!(ready, 0, "it prints nothing; {:?}", self.running.board.ended());
+        }
         std::io::Read::read_exact(&mut self.console, &mut bytes).unwrap();
         self.taken += count;
         bytes
@@ -131,17 +138,18 @@ guest!(counts:
     "jmp 2b"
 );
 
-// Counts in a register of SSE.
+// Counts in a register of SSE, with moves that the kernel can emulate.
 guest!(counts_in_sse:
     "mov eax, cr4"
     "or eax, 0x200"
     "mov cr4, eax"
     "mov dx, 0x3f8"
-    "xor eax, eax"
-    "movd xmm5, eax"
-    "2: movd eax, xmm5"
-    "inc eax"
-    "movd xmm5, eax"
+    "movdqu xmm5, [0x9010]"
+    "2: movdqu [0x9010], xmm5"
+    "inc dword ptr [0x9010]"
+    "mov eax, [0x9010]"
+    "movdqu xmm5, [0x9010]"
+    "mov dword ptr [0x9010], 0"
     "out dx, al"
     "xor eax, eax"
     "jmp 2b"

@@ -1,0 +1,193 @@
+//! Saving a stopped machine for the control socket, and letting it go on afterwards.
+//!
+//! From the beginning of a save until the guest goes on, nothing of this process touches the guest's
+//! memory: the client copies it meanwhile. The functions' servers may take their time, so a thread
+//! of its own stops them, saves the machine and writes the file.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::event::EventfdFlags;
+use rustix::fs::FileType;
+use serde_json::Value;
+use slipway_vmm::state::FunctionState;
+use slipway_vmm::{Parts, Saver};
+
+use crate::functions::Named;
+
+/// The progress of a save.
+#[derive(Debug, Default)]
+enum Phase {
+    /// The machine is not saved.
+    #[default]
+    None,
+    /// A thread saves it, for the request with this identifier.
+    Saving(Value),
+    /// It was saved, or the attempt has failed. Its functions are stopped until the guest goes on.
+    Stopped,
+    /// A thread lets the functions go on, for the request with this identifier.
+    Starting(Value),
+}
+
+/// The end of what a thread has done, for the event loop.
+pub enum Finished {
+    /// The machine was saved in so many bytes, or not, for the request with this identifier.
+    Saved(Value, Result<usize, String>),
+    /// The functions go on, and the guest may, or not, for the request with this identifier.
+    Started(Value, Result<(), String>),
+}
+
+/// What a thread has done.
+enum Outcome {
+    Saved(Result<usize, String>),
+    Started(Result<(), String>),
+}
+
+/// The saves of a machine.
+pub struct Saves {
+    phase: Phase,
+    outcomes: (Sender<Outcome>, Receiver<Outcome>),
+    /// Counts outcomes.
+    pushed: OwnedFd,
+}
+
+/// What a save needs.
+pub struct Job {
+    /// Saves the machine.
+    pub saver: Saver,
+    /// The functions behind sockets, ascending by their numbers.
+    pub functions: Vec<Named>,
+    /// The other parts. Its functions are added by the save.
+    pub parts: Parts,
+    /// The file.
+    pub file: OwnedFd,
+}
+
+impl Saves {
+    /// Makes the saves of a machine that is not saved.
+    ///
+    /// # Errors
+    /// The reason in one line.
+    pub fn new() -> Result<Self, String> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let pushed = rustix::event::eventfd(0, flags).map_err(|e| format!("eventfd: {e}"))?;
+        Ok(Self { phase: Phase::None, outcomes: channel(), pushed })
+    }
+
+    /// Returns the descriptor that becomes readable when a thread has finished.
+    pub fn finished(&self) -> BorrowedFd<'_> {
+        self.pushed.as_fd()
+    }
+
+    /// Returns whether the guest's memory must not be touched.
+    pub fn freezes(&self) -> bool {
+        !matches!(self.phase, Phase::None)
+    }
+
+    /// Checks that no thread saves the machine, or lets it go on.
+    ///
+    /// # Errors
+    /// The reason why a client has to wait.
+    pub fn is_free(&self) -> Result<(), String> {
+        match self.phase {
+            Phase::None | Phase::Stopped => Ok(()),
+            Phase::Saving(_) => Err("the machine is being saved".into()),
+            Phase::Starting(_) => Err("the machine is about to go on after a save".into()),
+        }
+    }
+
+    /// Saves the machine on a thread of its own.
+    ///
+    /// # Errors
+    /// The reason why that cannot be tried.
+    pub fn begin(&mut self, id: Value, job: Job) -> Result<(), String> {
+        self.spawn("save", move || Outcome::Saved(save(job)))?;
+        self.phase = Phase::Saving(id);
+        Ok(())
+    }
+
+    /// Lets the functions of a saved machine go on, on a thread of its own.
+    ///
+    /// # Errors
+    /// The reason why that cannot be tried.
+    pub fn start(&mut self, id: Value, functions: Vec<Named>) -> Result<(), String> {
+        let start = move || {
+            let mut all = functions.iter();
+            all.try_for_each(|Named { number, attached, .. }| attached.start(*number))
+        };
+        let text = |error: slipway_vmm::Error| error.to_string();
+        self.spawn("start", move || Outcome::Started(start().map_err(text)))?;
+        self.phase = Phase::Starting(id);
+        Ok(())
+    }
+
+    /// Returns what threads have finished.
+    pub fn take(&mut self) -> Option<Finished> {
+        let outcome = self.outcomes.1.try_recv().ok()?;
+        // One outcome for each phase that waits for one.
+        let _ = rustix::io::read(&self.pushed, &mut [0; 8]);
+        match (std::mem::take(&mut self.phase), outcome) {
+            (Phase::Saving(id), Outcome::Saved(outcome)) => {
+                self.phase = Phase::Stopped;
+                Some(Finished::Saved(id, outcome))
+            }
+            (Phase::Starting(id), Outcome::Started(outcome)) => {
+                if outcome.is_err() {
+                    self.phase = Phase::Stopped;
+                }
+                Some(Finished::Started(id, outcome))
+            }
+            (phase, _) => {
+                self.phase = phase;
+                None
+            }
+        }
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> Outcome + Send + 'static,
+    ) -> Result<(), String> {
+        let pushed = self.pushed.try_clone().map_err(|error| error.to_string())?;
+        let outcomes = self.outcomes.0.clone();
+        let run = move || {
+            // The event loop has the other end as long as the process lives.
+            let _ = outcomes.send(work());
+            let _ = rustix::io::write(&pushed, &1u64.to_ne_bytes());
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+        thread.map(drop).map_err(|error| format!("a thread cannot be started: {error}"))
+    }
+}
+
+/// Checks that a client has sent a file whose writes do not wait for anybody.
+///
+/// # Errors
+/// What is wrong.
+pub fn check_file(file: Option<OwnedFd>) -> Result<OwnedFd, String> {
+    let file = file.ok_or("slipway-save needs a descriptor with its message")?;
+    let found = rustix::fs::fstat(&file).map_err(|errno| errno.to_string())?;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile => Ok(file),
+        _ => Err("slipway-save needs a file, such as a memfd".into()),
+    }
+}
+
+/// Stops the functions, and saves all into the file. Returns the number of bytes.
+fn save(job: Job) -> Result<usize, String> {
+    let Job { saver, functions, mut parts, file } = job;
+    let text = |error: slipway_vmm::Error| error.to_string();
+    for Named { number, name, attached } in functions {
+        let state = attached.save(number).map_err(text)?;
+        parts.functions.push(FunctionState { number, name, state });
+    }
+    let bytes = saver.save(parts).map_err(text)?;
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&file, rest));
+        let written = written.map_err(|errno| format!("writing the state: {errno}"))?;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    Ok(bytes.len())
+}
