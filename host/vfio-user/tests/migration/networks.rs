@@ -1,0 +1,247 @@
+//! Network functions on a switch.
+
+use std::path::PathBuf;
+
+use slipway_e1000_spec::register;
+use slipway_pci::{Function, Interrupt};
+use slipway_reactor::{Reactor, Settings as ReactorSettings};
+use slipway_switch::{Learning, LearningOptions, Mac, Port, PortConfig, Switch};
+use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
+use slipway_vfio_user_spec::region;
+use slipway_virtio_net::driver::{Arena, Driver, Options};
+use slipway_virtio_spec::net::{Header, config_status, control};
+
+use crate::common::*;
+
+struct World {
+    reactor: Reactor,
+    switch: slipway_switch::Handle,
+    directory: tempfile::TempDir,
+}
+
+struct Served {
+    path: PathBuf,
+    control: Control,
+}
+
+impl World {
+    fn new() -> Self {
+        let reactor = Reactor::spawn(ReactorSettings::default()).unwrap();
+        let lookup = Learning::new(LearningOptions::default(), 1);
+        let switch = Switch::new(Box::new(lookup));
+        let switch = slipway_switch::spawn(&reactor.handle(), switch).unwrap();
+        Self { reactor, switch, directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn serve(
+        &self,
+        name: &str,
+        make: impl FnOnce(&EndpointParts) -> (Box<dyn Function>, Box<dyn Port>),
+    ) -> Served {
+        let path = self.directory.path().join(name);
+        let config = Config::at(&path);
+        let parts = EndpointParts::new(&config);
+        let (function, port) = make(&parts);
+        let attached = self.switch.call(move |owner| owner.attach(port, PortConfig::default()));
+        attached.unwrap().unwrap();
+        let home = self.reactor.handle();
+        let endpoint = Endpoint::new(config, parts, function, Vec::new(), &home).unwrap();
+        let control = endpoint.control();
+        home.add(Box::new(endpoint)).unwrap();
+        Served { path, control }
+    }
+
+    fn virtio(&self, name: &str, mac: Mac) -> Served {
+        use slipway_virtio_net::{Device, Parts, Settings, vectors};
+        self.serve(name, |parts| {
+            let sink = parts.interrupts();
+            let interrupt = |vector| Interrupt::new(sink.clone(), vector);
+            let (device, port) = Device::new(Parts {
+                memory: parts.memory(),
+                interrupts: (0..vectors(1)).map(interrupt).collect(),
+                clock: parts.clock(),
+                settings: Settings::new(mac),
+                journal: None,
+            })
+            .unwrap();
+            (Box::new(device), Box::new(port))
+        })
+    }
+
+    fn e1000(&self, name: &str, mac: Mac) -> Served {
+        use slipway_e1000::{Device, Parts, Settings};
+        self.serve(name, |parts| {
+            let (device, port) = Device::new(Parts {
+                memory: parts.memory(),
+                interrupt: Interrupt::new(parts.interrupts(), 0),
+                clock: parts.clock(),
+                settings: Settings::new(mac),
+            })
+            .unwrap();
+            (Box::new(device), Box::new(port))
+        })
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.control.close();
+        assert!(self.control.wait_closed(PATIENCE));
+    }
+}
+
+/// Returns a frame of `len` bytes whose payload differs from place to place.
+fn frame(from: Mac, to: Mac, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
+    bytes[..6].copy_from_slice(&to.0);
+    bytes[6..12].copy_from_slice(&from.0);
+    // A type for experiments (IEEE 802, 9.2.3).
+    bytes[12..14].copy_from_slice(&[0x88, 0xb5]);
+    bytes
+}
+
+/// A virtio-net driver with its memory.
+struct Host {
+    driver: Driver<Registers>,
+    guest: Guest,
+}
+
+impl Host {
+    fn new(served: &Served) -> Self {
+        let guest = Guest::new(slipway_virtio_net::vectors(1));
+        let arena = Arena::new(guest.memory(), 0, MEMORY);
+        let options = Options { entries: 64, ..Options::default() };
+        let driver = Driver::new(guest.connect(&served.path), arena, options).unwrap();
+        Self { driver, guest }
+    }
+
+    fn queue(&mut self, frame: &[u8]) {
+        let driver = &mut self.driver;
+        driver.transmit[0].push(&mut driver.arena, &Header::default(), frame, &[]).unwrap();
+        driver.flush(0).unwrap();
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        let mut got = None;
+        eventually("a frame comes", || {
+            got = self.driver.receive[0].pop().unwrap();
+            got.is_some()
+        });
+        got.unwrap().frame
+    }
+}
+
+/// Sends a frame each way.
+fn talk(a: (&mut Host, Mac), b: (&mut Host, Mac), len: usize) {
+    a.0.queue(&frame(a.1, b.1, len));
+    assert_eq!(b.0.receive(), frame(a.1, b.1, len));
+    b.0.queue(&frame(b.1, a.1, len + 1));
+    assert_eq!(a.0.receive(), frame(b.1, a.1, len + 1));
+}
+
+#[test]
+fn frames_flow_through_another_virtio_function() {
+    let (world, [near, far]) = (World::new(), [1, 2].map(Mac::local));
+    let (one, first) = (world.virtio("one", near), world.virtio("first", far));
+    let (mut a, mut b) = (Host::new(&one), Host::new(&first));
+    talk((&mut a, near), (&mut b, far), 60);
+    b.driver.command(control::RX, control::RX_PROMISC, &[0]).unwrap();
+    b.driver.registers.0.stop().unwrap();
+    // The guest has queued frames that the stopped function does not look at.
+    for len in 100..110 {
+        b.queue(&frame(far, near, len));
+    }
+    let state = b.driver.registers.0.save().unwrap();
+    assert!(a.driver.receive[0].pop().unwrap().is_none());
+
+    drop(first);
+    let second = world.virtio("second", far);
+    b.driver.registers = b.guest.connect(&second.path);
+    b.driver.registers.0.load(&state).unwrap();
+    for len in 100..110 {
+        assert_eq!(a.receive(), frame(far, near, len));
+    }
+    let status = b.driver.config().unwrap().status.get();
+    assert_eq!(status, config_status::LINK_UP | config_status::ANNOUNCE);
+    b.driver.command(control::ANNOUNCE, control::ANNOUNCE_ACK, &[]).unwrap();
+    b.guest.interrupts.iter().enumerate().for_each(|(vector, _)| drop(b.guest.count(vector)));
+    talk((&mut a, near), (&mut b, far), 700);
+    eventually("it interrupts", || (0..2).any(|vector| b.guest.count(vector) > 0));
+    b.driver.needs_no_reset().unwrap();
+}
+
+/// A fork has the address of its own endpoint, not that of the template.
+#[test]
+fn a_virtio_function_keeps_its_own_address() {
+    let (world, [near, far, fork]) = (World::new(), [1, 2, 3].map(Mac::local));
+    let (one, first) = (world.virtio("one", near), world.virtio("first", far));
+    let (mut a, mut b) = (Host::new(&one), Host::new(&first));
+    b.driver.command(control::RX, control::RX_PROMISC, &[0]).unwrap();
+    let state = b.driver.registers.0.save().unwrap();
+    drop(first);
+    let second = world.virtio("second", fork);
+    b.driver.registers = b.guest.connect(&second.path);
+    b.driver.registers.0.load(&state).unwrap();
+    let config = b.driver.config().unwrap();
+    assert_eq!((config.mac, config.status.get()), (fork.0, config_status::LINK_UP));
+    talk((&mut a, near), (&mut b, fork), 60);
+    // An address that the guest has chosen goes with its state.
+    let chosen = Mac::local(9);
+    b.driver.command(control::MAC, control::MAC_ADDR_SET, &chosen.0).unwrap();
+    let state = b.driver.registers.0.save().unwrap();
+    drop(second);
+    let third = world.virtio("third", far);
+    b.driver.registers = b.guest.connect(&third.path);
+    b.driver.registers.0.load(&state).unwrap();
+    assert_eq!(b.driver.config().unwrap().mac, chosen.0);
+    talk((&mut a, near), (&mut b, chosen), 60);
+}
+
+#[test]
+fn an_e1000_goes_on_elsewhere_with_its_own_address() {
+    use slipway_e1000::driver::{Driver, Options, memory_len};
+    let (world, [far, other]) = (World::new(), [2, 3].map(Mac::local));
+    let (one, first) = (world.virtio("one", Mac::local(1)), world.e1000("first", far));
+    let (mut a, guest) = (Host::new(&one), Guest::new(1));
+    let registers = guest.connect(&first.path);
+    let enable = |registers: &Registers| registers.0.write(region::CONFIG, 4, &[6, 0]).unwrap();
+    enable(&registers);
+    let options = Options { descriptors: 64, throttle: 500, ..Options::default() };
+    let range = (0, memory_len(64) as u64);
+    let mut driver = Driver::new(registers, &guest.memory(), range, options).unwrap();
+    let send = |driver: &mut Driver<Registers>, from, len| {
+        driver.sending.clean().unwrap();
+        assert!(driver.sending.queue(&frame(from, Mac::local(1), len), 0).unwrap());
+        driver.flush().unwrap();
+    };
+    eventually("the link is up", || driver.get(register::STATUS).unwrap() & 2 != 0);
+    send(&mut driver, far, 60);
+    assert_eq!(a.receive(), frame(far, Mac::local(1), 60));
+    // To a function of the same address, and then to one of another address.
+    let (mut served, mut own) = (first, far);
+    for (name, mac) in [("second", far), ("third", other)] {
+        driver.registers.0.stop().unwrap();
+        send(&mut driver, own, 100);
+        let state = driver.registers.0.save().unwrap();
+        assert!(a.driver.receive[0].pop().unwrap().is_none());
+        drop(served);
+        (served, own) = (world.e1000(name, mac), mac);
+        driver.registers = guest.connect(&served.path);
+        driver.registers.0.load(&state).unwrap();
+        assert_eq!(a.receive().len(), 100, "queued before");
+        let address = [register::RAL, register::RAL + 4];
+        let [low, high] = address.map(|at| driver.get(at).unwrap().to_le_bytes());
+        assert_eq!([&low[..], &high[..2]].concat(), mac.0);
+        assert_eq!(driver.get(register::ITR).unwrap(), 500);
+        send(&mut driver, mac, 200);
+        assert_eq!(a.receive(), frame(mac, Mac::local(1), 200));
+        a.queue(&frame(Mac::local(1), mac, 300));
+        let mut got = Vec::new();
+        eventually("a frame comes", || {
+            got.extend(driver.received().unwrap());
+            !got.is_empty()
+        });
+        assert_eq!(got, [frame(Mac::local(1), mac, 300)]);
+        eventually("it interrupts", || guest.count(0) > 0);
+    }
+}
