@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The size in bytes of the parts of recycled memory that are zeroed as a whole. A power of two, and
-/// a divisor of the size of a huge page.
+/// The size in bytes of the parts of recycled memory that are zeroed as a whole. A power of two,
+/// and a divisor of the size of a huge page.
 pub const GRANULE: usize = 64 << 10;
 
 /// A reason for which bytes of late memory cannot be used now.
@@ -39,7 +39,8 @@ pub(crate) trait Gate: Send + Sync {
     /// Returns where the bytes of granule `number` are at this moment.
     fn find(&self, number: usize) -> Found;
 
-    /// Copies bytes of the template from `offset` of the file on. Returns `false` if there are none.
+    /// Copies bytes of the template from `offset` of the file on. Returns `false` if there are
+    /// none.
     fn read_template(&self, offset: usize, into: &mut [u8]) -> bool;
 
     /// Returns whether all granules were taken. They stay so as long as the gate exists.

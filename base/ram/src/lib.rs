@@ -148,7 +148,8 @@ pub enum Fault {
         /// First address of the access within its region.
         iova: u64,
     },
-    /// Another thread is writing the first bytes of late memory. Nobody is at fault: try again soon.
+    /// Another thread is writing the first bytes of late memory. Nobody is at fault: try again
+    /// soon.
     #[error("the memory at {iova:#x} is being prepared")]
     Busy {
         /// First address of the access within its region.

@@ -62,9 +62,9 @@ impl HandOver {
     }
 
     /// Hands the faults of `ranges` over: mappings of the file that nobody has touched. From its
-    /// return on, every page that this process touches is zero, or that of the template, and is made
-    /// on the home of the memory. Returns the connection, to be kept open as long as this process uses the memory, and
-    /// the token.
+    /// return on, every page that this process touches is zero, or that of the template, and is
+    /// made on the home of the memory. Returns the connection, to be kept open as long as this
+    /// process uses the memory, and the token.
     ///
     /// # Errors
     /// [`WireError`]; the mappings must not be used then.

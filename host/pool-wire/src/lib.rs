@@ -1,8 +1,9 @@
 //! The protocol by which a sandbox gets memory of a pool of recycled pages, for all three parties.
 //!
 //! 1. The launcher connects to the pool's socket and asks for memory ([`Lease::ask`]), of a NUMA
-//!    node, or as a copy of a template ([`TemplateName`]), if it likes. It gets the file of the memory, whose bytes may still be those of an
-//!    earlier user, with the node of its pages, and passes the file and the connection to the VMM.
+//!    node, or as a copy of a template ([`TemplateName`]), if it likes. It gets the file of the
+//!    memory, whose bytes may still be those of an earlier user, with the node of its pages, and
+//!    passes the file and the connection to the VMM.
 //! 2. The VMM maps the file, registers the mappings with userfaultfd(2), and hands the userfaultfd
 //!    over ([`HandOver`]). From the pool's answer on, a page that it touches is zero, or
 //!    the template's. It closes the

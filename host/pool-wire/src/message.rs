@@ -197,8 +197,8 @@ pub struct Given<F> {
     /// The NUMA node on which the kernel makes its pages; `None` if it is that of the thread that
     /// touches a page first, as on a host with one node.
     pub home: Option<NumaNode>,
-    /// Whether it begins as a template. Then a page that its file lacks is not zeros, and the
-    /// faults of missing pages are handed over, too.
+    /// Set if it begins as a template. Then a page that its file lacks is not zeros, and the faults
+    /// of missing pages are handed over, too.
     pub fork: bool,
 }
 

@@ -10,13 +10,12 @@
 //! too: half the time of a fault is the way to this process and back.
 
 use std::ops::Range as Bytes;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slipway_pool_wire::{Range, Userfault};
 use slipway_ram::{LateMemory, NotYet, Template};
 
-use crate::lease::{Lease, map, settle};
+use crate::settle::{map, settle};
 
 /// A page in bytes.
 const PAGE: u64 = Template::GRANULE as u64;
@@ -33,7 +32,7 @@ const HOLES: usize = 256;
 pub(crate) struct Fork {
     /// The bytes that a fault copies, aligned.
     around: u64,
-    /// What is to be copied ahead, the next at the end.
+    /// The bytes that are to be copied ahead, the next ones at the end.
     ahead: Vec<Bytes<u64>>,
 }
 
@@ -62,63 +61,69 @@ impl Fork {
     }
 }
 
-impl Lease {
-    /// Serves a fault at byte `at` of a range.
-    pub(crate) fn serve_fork_fault(&self, range: &Range, at: u64, fork: &Fork) {
-        let at = at - at % PAGE;
-        let offset = range.offset + at;
-        let start = (offset - offset % fork.around).max(range.offset);
-        let end = (offset - offset % fork.around + fork.around).min(range.offset + range.len);
-        let part = if self.memory.take(start as usize, (end - start) as usize).is_ok() {
-            start - range.offset..end - range.offset
-        } else {
-            // Another thread is at a neighbour, or the host has no memory for all of them.
-            if settle(&self.memory, offset as usize, PAGE as usize) == Err(NotYet::Gone) {
-                tracing::error!("the host has no memory left for a page of a sandbox");
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            at..at + PAGE
-        };
-        if !self.memory.is_taken(offset as usize, PAGE as usize) {
-            // The page has a template's bytes that it did not get: the touch is repeated.
-            let _ = self.faults.wake(range.address + at, PAGE);
-            return;
+/// Serves a fault at byte `at` of a range.
+pub(crate) fn serve(
+    memory: &LateMemory,
+    faults: &Userfault,
+    (range, at): (&Range, u64),
+    fork: &Fork,
+) {
+    let at = at - at % PAGE;
+    let offset = range.offset + at;
+    let start = (offset - offset % fork.around).max(range.offset);
+    let end = (offset - offset % fork.around + fork.around).min(range.offset + range.len);
+    let part = if memory.take(start as usize, (end - start) as usize).is_ok() {
+        start - range.offset..end - range.offset
+    } else {
+        // Another thread is at a neighbour, or the host has no memory for all of them.
+        if settle(memory, offset as usize, PAGE as usize) == Err(NotYet::Gone) {
+            tracing::error!("the host has no memory left for a page of a sandbox");
+            std::thread::sleep(Duration::from_millis(100));
         }
-        map(&self.faults, range, part, PAGE, |absent| {
-            // A page that nobody has made is one of zeros: a hole of the template, or a page that
-            // the sandbox has given back. Those around the fault are made when they are touched.
-            if absent == at
-                && let Err(error) = self.faults.zero(range.address + at, PAGE)
-            {
-                tracing::debug!(%error, "no page of zeros for a sandbox");
-            }
-        });
+        at..at + PAGE
+    };
+    if !memory.is_taken(offset as usize, PAGE as usize) {
+        // The page has a template's bytes that it did not get: the touch is repeated.
+        let _ = faults.wake(range.address + at, PAGE);
+        return;
     }
+    map(faults, range, part, PAGE, |absent| {
+        // A page that nobody has made is one of zeros: a hole of the template, or a page that the
+        // sandbox has given back. Those around the fault are made when they are touched.
+        if absent == at
+            && let Err(error) = faults.zero(range.address + at, PAGE)
+        {
+            tracing::debug!(%error, "no page of zeros for a sandbox");
+        }
+    });
+}
 
-    /// Copies some of what is to be copied ahead, and maps it.
-    pub(crate) fn copy_ahead(&self, fork: &mut Fork) {
-        let Some(part) = fork.next() else { return };
-        match self.memory.take(part.start as usize, (part.end - part.start) as usize) {
-            Ok(()) => {}
-            // A device or a fault copies a page of it: they copy the rest when it is needed.
-            Err(NotYet::Busy) => return,
-            Err(NotYet::Gone) => {
-                tracing::warn!("the host has no memory left to copy ahead for a sandbox");
-                fork.ahead.clear();
-                return;
-            }
-        }
-        let ahead = (part.end - part.start) / PAGE;
-        self.shared.copied_ahead.fetch_add(ahead, Ordering::Relaxed);
-        for range in &self.ranges {
-            let start = part.start.max(range.offset);
-            let end = part.end.min(range.offset + range.len);
-            if start < end {
-                let part = start - range.offset..end - range.offset;
-                map(&self.faults, range, part, PAGE, |_| ());
-            }
+/// Copies some of what is to be copied ahead, and maps it. Returns the number of pages.
+pub(crate) fn copy_ahead(
+    memory: &LateMemory,
+    faults: &Userfault,
+    ranges: &[Range],
+    fork: &mut Fork,
+) -> u64 {
+    let Some(part) = fork.next() else { return 0 };
+    match memory.take(part.start as usize, (part.end - part.start) as usize) {
+        Ok(()) => {}
+        // A device copies a page of it: the rest is copied when it is needed.
+        Err(NotYet::Busy) => return 0,
+        Err(NotYet::Gone) => {
+            tracing::warn!("the host has no memory left to copy ahead for a sandbox");
+            fork.ahead.clear();
+            return 0;
         }
     }
+    for range in ranges {
+        let start = part.start.max(range.offset);
+        let end = part.end.min(range.offset + range.len);
+        if start < end {
+            map(faults, range, start - range.offset..end - range.offset, PAGE, |_| ());
+        }
+    }
+    (part.end - part.start) / PAGE
 }
 
 /// Leaves the large holes of the template to the kernel: whoever touches one gets zeros at once.

@@ -10,11 +10,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use slipway_peer::{Bin, Foreign};
 use slipway_pool_wire::{Continued, Given, Range, Request, Userfault, WireError};
-use slipway_ram::{GRANULE, LateMemory, NotYet};
+use slipway_ram::{GRANULE, LateMemory};
 use slipway_reactor::Bell;
 
-use crate::fork::{Fork, leave_holes};
+use crate::fork::{self, Fork, leave_holes};
 use crate::make::{at_home, page_size};
+use crate::settle::{map, settle, settle_all};
 use crate::shared::Shared;
 use crate::shelf::{Left, Place};
 
@@ -27,8 +28,8 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The memory of one sandbox.
 pub(crate) struct Lease {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) memory: Arc<LateMemory>,
+    shared: Arc<Shared>,
+    memory: Arc<LateMemory>,
     /// Set if the memory began as a template.
     fork: Option<Fork>,
     /// The size of the memory's pages in bytes.
@@ -36,8 +37,8 @@ pub(crate) struct Lease {
     /// Rings when all of the memory was zeroed ahead.
     bell: Arc<Bell>,
     connection: OwnedFd,
-    pub(crate) faults: Userfault,
-    pub(crate) ranges: Vec<Range>,
+    faults: Userfault,
+    ranges: Vec<Range>,
     place: Option<Place>,
 }
 
@@ -187,7 +188,9 @@ impl Lease {
                     if ready.faults {
                         self.serve_faults(fork.as_ref());
                     } else if let Some(fork) = fork.as_mut().filter(|_| !hung_up) {
-                        self.copy_ahead(fork);
+                        let (faults, ranges) = (&self.faults, &self.ranges);
+                        let copied = fork::copy_ahead(&self.memory, faults, ranges, fork);
+                        self.shared.copied_ahead.fetch_add(copied, Ordering::Relaxed);
                     }
                 }
             }
@@ -231,9 +234,10 @@ impl Lease {
             self.shared.faults.fetch_add(1, Ordering::Relaxed);
             let holds = |one: &&Range| one.address <= address && address - one.address < one.len;
             if let Some(range) = self.ranges.iter().find(holds) {
+                let at = address - range.address;
                 match fork {
-                    Some(fork) => self.serve_fork_fault(range, address - range.address, fork),
-                    None => self.serve_fault(range, address - range.address),
+                    Some(fork) => fork::serve(&self.memory, &self.faults, (range, at), fork),
+                    None => self.serve_fault(range, at),
                 }
             }
         }
@@ -305,66 +309,6 @@ impl Lease {
         // From here on a successor knows nothing of the memory.
         drop(place);
         shared.put(memory);
-    }
-}
-
-/// Maps the pages of a part of a range, whose granules are clean, in pages of `page` bytes. Calls
-/// `absent` with the offset in the range of each page that is not in the file.
-pub(crate) fn map(
-    faults: &Userfault,
-    range: &Range,
-    part: std::ops::Range<u64>,
-    page: u64,
-    absent: impl Fn(u64),
-) {
-    let (mut at, mut most, mut passed) = (part.start, u64::MAX, false);
-    while at < part.end {
-        match faults.go_on(range.address + at, most.min(part.end - at)) {
-            Ok(Continued::Mapped(bytes)) => at += bytes,
-            Ok(found @ (Continued::Passed | Continued::Absent)) => {
-                if found == Continued::Absent {
-                    absent(at);
-                }
-                passed = true;
-                at += page;
-            }
-            Ok(Continued::Ended) => return,
-            // Some of it is not registered (any more): the kernel serves what is touched there.
-            Err(_) if most > page => most = page,
-            Err(_) => {
-                passed = true;
-                at += page;
-            }
-        }
-    }
-    if passed {
-        let _ = faults.wake(range.address + part.start, part.end - part.start);
-    }
-}
-
-/// Takes granules, and waits for other threads that are writing any of them.
-///
-/// # Errors
-/// [`NotYet::Gone`].
-pub(crate) fn settle(memory: &LateMemory, offset: usize, len: usize) -> Result<(), NotYet> {
-    loop {
-        match memory.take(offset, len) {
-            Err(NotYet::Busy) => std::thread::yield_now(),
-            other => return other,
-        }
-    }
-}
-
-/// Takes all granules, like [`settle`]. Devices look at no granule after that.
-///
-/// # Errors
-/// As for [`settle`].
-fn settle_all(memory: &LateMemory) -> Result<(), NotYet> {
-    loop {
-        match memory.take_all() {
-            Err(NotYet::Busy) => std::thread::yield_now(),
-            other => return other,
-        }
     }
 }
 

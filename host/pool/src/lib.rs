@@ -40,9 +40,9 @@
 //! functions.
 //!
 //! Dependencies: `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
-//! process, `slipway-ram` for the pages and templates, `slipway-numa` for their nodes, `slipway-reactor` for its
-//! bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls, `thiserror` for
-//! the errors, `tracing` for the daemon's log.
+//! process, `slipway-ram` for the pages and templates, `slipway-numa` for their nodes,
+//! `slipway-reactor` for its bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls,
+//! `thiserror` for the errors, `tracing` for the daemon's log.
 
 mod background;
 mod choose;
@@ -52,6 +52,7 @@ mod make;
 mod pool;
 mod saved;
 mod server;
+mod settle;
 mod shared;
 mod shelf;
 mod templates;

@@ -188,7 +188,7 @@ fn the_pages_that_were_copied_are_told() {
     fork.take(PAGE, 1).unwrap();
     // A hole, which is no byte of the template.
     fork.take(2 * PAGE, 1).unwrap();
-    assert_eq!(fork.copied(), [page(1)..page(2)]);
+    assert_eq!(fork.copied(), std::slice::from_ref(&(page(1)..page(2))));
     assert!(fork.is_taken(PAGE, 2 * PAGE) && !fork.is_taken(PAGE, 2 * PAGE + 1));
     fork.take(0, 1).unwrap();
     fork.take(4 * PAGE, 1).unwrap();
@@ -238,7 +238,7 @@ fn a_template_has_no_bytes_of_an_earlier_user() {
     let files = LateFiles::default();
     files.add(&late);
     let template = files.template(late.file()).unwrap();
-    assert_eq!(template.data(), [GRANULE..GRANULE + PAGE]);
+    assert_eq!(template.data(), std::slice::from_ref(&(GRANULE..GRANULE + PAGE)));
     let mut bytes = vec![9; 3 * GRANULE];
     assert!(template.read(0, &mut bytes));
     assert_eq!(bytes.iter().position(|byte| *byte != 0), Some(GRANULE + 5));

@@ -12,14 +12,15 @@
 //! ```
 //!
 //! Memory that begins as a template has the states `Shared`, `Busy` and `Clean`: the last one from
-//! the start where the template has a hole. Other memory has all but `Shared`. The thread that made a granule busy writes the bytes with which its
-//! user begins: the template's if it was `Shared`, else zeros.
+//! the start where the template has a hole. Other memory has all but `Shared`. The thread that made
+//! a granule busy writes the bytes with which its user begins: the template's if it was `Shared`,
+//! else zeros.
 //!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
 //! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
 //! in [`finish`] and the acquires in [`is_clean`] and [`take`], so that a thread that finds a
-//! granule clean sees the written bytes and not what was there before. A granule that is `Clean` stays so until
-//! its memory is recycled, which needs that nobody uses the memory.
+//! granule clean sees the written bytes and not what was there before. A granule that is `Clean`
+//! stays so until its memory is recycled, which needs that nobody uses the memory.
 
 use super::outside::{AtomicU8, Ordering};
 

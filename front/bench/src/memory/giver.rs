@@ -1,15 +1,16 @@
 //! Sources of a sandbox's memory.
 
 use std::ffi::OsString;
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail, ensure};
-use slipway_pool::{Pool, Settings};
+use slipway_pool::{Pool, Settings, TemplateName};
 
-use super::user::{ANSWER, Answer, Origin, Used, UserSpec};
-use super::{Keeping, MemoryLoad, MemoryMeasured, MemorySubject, PageSize, host};
+use super::user::{ANSWER, Answer, Origin, TEMPLATE, Used, UserSpec, touched};
+use super::{Keeping, MemoryLoad, MemoryMeasured, MemorySubject, PageSize, host, template};
 use crate::block::native::{Cpus, pinned};
 use crate::packet::process::Running;
 
@@ -35,7 +36,25 @@ pub enum Source {
     /// Recycled memory of which this part, in percent, was zeroed beforehand, and the rest before
     /// the memory is given: FastIOV's Pre10, Pre50 and Pre100.
     Pre(usize),
+    /// A private mapping of a template: no device can be given it.
+    Private,
+    /// Memory of the pool that begins as a template.
+    Fork,
+    /// The same, of which the pages that are touched are copied ahead while the program begins.
+    ForkAhead,
 }
+
+/// The memory that a program takes, and the pages that it touches.
+#[derive(Clone, Copy)]
+struct Wanted {
+    bytes: u64,
+    page: PageSize,
+    /// The number of pages of 4 KiB that are touched; `None` for all.
+    pages: Option<u64>,
+}
+
+/// The most memory that is begun as a template, all of whose pages are touched: each costs a fault.
+const MOST_OF_FORK: u64 = 512 << 20;
 
 /// A source of memory, and the program that takes it.
 pub struct Giver {
@@ -63,8 +82,11 @@ impl Giver {
     }
 
     /// Runs the program once. Returns its times.
-    fn use_once(&self, (bytes, page): (u64, PageSize), origin: Origin) -> Result<Used> {
-        let spec = UserSpec { origin, bytes, page, cpus: self.cpus.client.clone() };
+    fn use_once(&self, wanted: Wanted, origin: Origin) -> Result<Used> {
+        let Wanted { bytes, page, pages } = wanted;
+        let begins = if self.source.has_template() { template::FIRST } else { 0 };
+        let cpus = self.cpus.client.clone();
+        let spec = UserSpec { origin, bytes, page, cpus, pages, begins };
         let (first, rest) = self.program.split_first().context("no program")?;
         let mut command = Command::new(first);
         command.args(rest).arg(serde_json::to_string(&spec)?);
@@ -81,13 +103,13 @@ impl Giver {
         };
         let used = answer.map_err(Error::msg)?;
         running.finish(deadline)?;
-        ensure!(used.stale == 0, "{} pages were not zero", used.stale);
+        ensure!(used.stale == 0, "{} pages did not begin as they should", used.stale);
         Ok(used)
     }
 
     /// Has the program use recycled memory of a pool that is made for this turn.
-    fn recycled(&self, load: (u64, PageSize)) -> Result<Used> {
-        let (limit, origin) = (load.0, Origin::Pool(self.keeping.socket()));
+    fn recycled(&self, load: Wanted) -> Result<Used> {
+        let (limit, origin) = (load.bytes, Origin::Pool(self.keeping.socket()));
         let ahead = matches!(self.source, Source::PoolAhead | Source::PoolZeroed);
         // Without a place at a keeper, all is zeroed before it is given.
         let eager = matches!(self.source, Source::Pre(_));
@@ -97,11 +119,13 @@ impl Giver {
         let _server = pool.listen(&self.keeping.socket()).context("a pool's socket")?;
         // The first user leaves what the second one recycles.
         self.use_once(load, origin.clone())?;
-        let back = || wait_for(&pool, load.0, is_back, "the memory does not come back");
+        let back = || wait_for(&pool, load.bytes, is_back, "the memory does not come back");
         back()?;
         match self.source {
             Source::Pre(percent) => pool.zero_free(percent),
-            Source::PoolZeroed => wait_for(&pool, load.0, is_zeroed, "nothing zeroes the memory")?,
+            Source::PoolZeroed => {
+                wait_for(&pool, load.bytes, is_zeroed, "nothing zeroes the memory")?
+            }
             _ => {}
         }
         let used = self.use_once(load, origin)?;
@@ -109,13 +133,45 @@ impl Giver {
         Ok(used)
     }
 
-    fn turn(&self, load: (u64, PageSize)) -> Result<MemoryMeasured> {
-        let Used { ready_ns, touch_ns, .. } = match self.source {
+    /// Has the program use memory that begins as a template, of a pool that is made for this turn.
+    fn forked(&self, load: Wanted) -> Result<Used> {
+        let shelves = Some(self.keeping.shelves());
+        let pool = Pool::new(Settings { shelves, ..Settings::default() });
+        let pool = pool.context("a pool of memory")?;
+        let name = TemplateName::new(TEMPLATE).context("a name")?;
+        pool.add_template(name, template::make(load.bytes)?)?;
+        if self.source == Source::ForkAhead {
+            let pages = load.pages.unwrap_or(load.bytes >> 12);
+            let ranges = touched(load.bytes, pages).map(|at| at..at + 4096);
+            pool.copy_ahead(name, &ranges.collect::<Vec<_>>());
+        }
+        let _server = pool.listen(&self.keeping.socket()).context("a pool's socket")?;
+        let used = self.use_once(load, Origin::Fork(self.keeping.socket()))?;
+        let none = |pool: &Pool| pool.stats().lent == 0;
+        wait_for(&pool, load.bytes, none, "the memory does not come back")?;
+        Ok(used)
+    }
+
+    /// Has the program map a template privately.
+    fn private(&self, load: Wanted) -> Result<Used> {
+        let template = template::make(load.bytes)?;
+        let (process, number) = (std::process::id(), template.file().as_raw_fd());
+        let path = format!("/proc/{process}/fd/{number}");
+        self.use_once(load, Origin::Private(path.into()))
+    }
+
+    fn turn(&self, load: Wanted) -> Result<MemoryMeasured> {
+        let Used { ready_ns, touch_ns, fault_ns, own_bytes, .. } = match self.source {
             Source::New => self.use_once(load, Origin::New),
             Source::NewTransparent => self.use_once(load, Origin::Transparent),
+            Source::Private => self.private(load),
+            Source::Fork | Source::ForkAhead => self.forked(load),
             _ => self.recycled(load),
         }?;
-        Ok(MemoryMeasured::Given { ready_ns, touch_ns })
+        Ok(match load.pages {
+            None => MemoryMeasured::Given { ready_ns, touch_ns },
+            Some(_) => MemoryMeasured::Set { ready_ns, touch_ns, fault_ns, own_bytes },
+        })
     }
 }
 
@@ -129,16 +185,20 @@ impl MemorySubject for Giver {
     }
 
     fn takes(&self, load: &MemoryLoad) -> bool {
-        match load {
-            MemoryLoad::Give { page, .. } => {
-                self.source != Source::NewTransparent || *page == PageSize::Huge
+        match *load {
+            MemoryLoad::Give { bytes, page } if self.source.has_template() => {
+                page == PageSize::Base && bytes <= MOST_OF_FORK
             }
+            MemoryLoad::Give { page, .. } => {
+                self.source != Source::NewTransparent || page == PageSize::Huge
+            }
+            MemoryLoad::Set { .. } => self.source == Source::New || self.source.has_template(),
             MemoryLoad::Gate(_) => false,
         }
     }
 
     fn lacks(&self, load: &MemoryLoad) -> Option<String> {
-        let MemoryLoad::Give { bytes, page } = *load else { return None };
+        let Wanted { bytes, page, .. } = Wanted::of(load)?;
         match self.source {
             Source::NewTransparent if !host::has_transparent() => Some(
                 "needs transparent huge pages: `madvise` in \
@@ -147,6 +207,11 @@ impl MemorySubject for Giver {
             ),
             Source::NewTransparent => host::lacks(bytes, PageSize::Base),
             Source::New => host::lacks(bytes, page),
+            // The template, what it is made of, and the copy.
+            Source::Private => host::lacks(3 * bytes, page),
+            Source::Fork | Source::ForkAhead => {
+                host::lacks_pool().or_else(|| host::lacks(3 * bytes, page))
+            }
             Source::Pool | Source::Pre(_) => {
                 host::lacks_pool().or_else(|| host::lacks(bytes, page))
             }
@@ -158,9 +223,28 @@ impl MemorySubject for Giver {
     }
 
     fn run(&mut self, load: &MemoryLoad) -> Result<MemoryMeasured> {
-        let MemoryLoad::Give { bytes, page } = *load else { bail!("{load} is a device's load") };
+        let Some(wanted) = Wanted::of(load) else { bail!("{load} is a device's load") };
         // Threads that a pool starts stay on these processors.
-        pinned(&self.cpus.target, || self.turn((bytes, page)))
+        pinned(&self.cpus.target, || self.turn(wanted))
+    }
+}
+
+impl Source {
+    fn has_template(self) -> bool {
+        matches!(self, Self::Private | Self::Fork | Self::ForkAhead)
+    }
+}
+
+impl Wanted {
+    /// Returns what a program wants with a load, or `None` if it is a device's.
+    fn of(load: &MemoryLoad) -> Option<Self> {
+        match *load {
+            MemoryLoad::Give { bytes, page } => Some(Self { bytes, page, pages: None }),
+            MemoryLoad::Set { bytes, pages } => {
+                Some(Self { bytes, page: PageSize::Base, pages: Some(pages) })
+            }
+            MemoryLoad::Gate(_) => None,
+        }
     }
 }
 
@@ -233,6 +317,28 @@ mod tests {
     }
 
     #[test]
+    fn some_pages_of_a_template_are_touched_and_no_others_copied() {
+        if let Some(reason) = host::lacks_pool() {
+            println!(
+                "SKIPPED: some_pages_of_a_template_are_touched_and_no_others_copied: {reason}"
+            );
+            return;
+        }
+        use Source::{Fork, ForkAhead, New, Private};
+        for source in [New, Private, Fork, ForkAhead] {
+            let measured = run(source, "16M-64p").unwrap();
+            let MemoryMeasured::Set { ready_ns, touch_ns, fault_ns, own_bytes } = measured else {
+                panic!("{source:?}: {measured:?}");
+            };
+            assert!(ready_ns > 0 && fault_ns > 0 && touch_ns >= fault_ns, "{measured:?}");
+            // Anonymous pages of the program itself count with a private mapping.
+            let most = if source == Private { 4 << 20 } else { 64 << 12 };
+            assert!((64 << 12..=most).contains(&own_bytes), "{source:?}: {own_bytes}");
+        }
+        assert!(matches!(run(Fork, "16M-4k"), Ok(MemoryMeasured::Given { .. })));
+    }
+
+    #[test]
     fn memory_that_cannot_be_had_is_an_error_with_the_reason() {
         let error = run(Source::New, "1024G-2m").unwrap_err().to_string();
         // A kernel without hugetlbfs makes no such file.
@@ -250,5 +356,7 @@ mod tests {
         };
         assert!(takes(Source::Pool, "16M-4k") && takes(Source::NewTransparent, "16M-2m"));
         assert!(!takes(Source::NewTransparent, "16M-4k") && !takes(Source::New, "gate-pin"));
+        assert!(takes(Source::Fork, "16M-4k") && takes(Source::Fork, "16M-9p"));
+        assert!(!takes(Source::Fork, "16M-2m") && !takes(Source::Pool, "16M-9p"));
     }
 }

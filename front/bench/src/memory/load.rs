@@ -40,11 +40,19 @@ pub enum MemoryLoad {
         /// The size of its pages.
         page: PageSize,
     },
+    /// A sandbox takes memory in pages of 4 KiB, and touches some of them.
+    Set {
+        /// The size in bytes: 16 MiB to 1 TiB, whole MiB.
+        bytes: u64,
+        /// The number of pages that it touches, evenly apart: at least 1, at most all.
+        pages: u64,
+    },
     /// A device accesses memory again and again, all of which was touched before.
     Gate(Operation),
 }
 
 const HUGE: u64 = 2 << 20;
+const BASE: u64 = 4 << 10;
 
 impl PageSize {
     /// The names of all sizes.
@@ -68,6 +76,9 @@ impl fmt::Display for MemoryLoad {
             Self::Give { bytes, page } => {
                 write!(f, "{}-{}", VmmLoad { memory: bytes }, page.name())
             }
+            Self::Set { bytes, pages } => {
+                write!(f, "{}-{pages}p", VmmLoad { memory: bytes })
+            }
             Self::Gate(operation) => {
                 let name = Operation::NAMES.iter().find(|(one, _)| *one == operation);
                 f.write_str(name.map_or("", |(_, name)| name))
@@ -82,8 +93,8 @@ pub struct BadMemoryLoad(String);
 
 impl fmt::Display for BadMemoryLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let about = "128M-4k or 16G-2m (memory of 16M to 1024G, pages of 4k or 2m), gate-block, \
-                     gate-pin, gate-word";
+        let about = "128M-4k or 16G-2m (memory of 16M to 1024G, pages of 4k or 2m), 512M-3072p \
+                     (some pages are touched), gate-block, gate-pin, gate-word";
         write!(f, "\"{}\" is no load such as {about}", self.0)
     }
 }
@@ -104,6 +115,10 @@ fn parse(text: &str) -> Option<MemoryLoad> {
     }
     let (size, page) = text.split_once('-')?;
     let bytes = size.parse::<VmmLoad>().ok()?.memory;
+    if let Some(pages) = page.strip_suffix('p') {
+        let pages: u64 = pages.parse().ok()?;
+        return (1..=bytes / BASE).contains(&pages).then_some(MemoryLoad::Set { bytes, pages });
+    }
     let &(page, _) = PageSize::NAMES.iter().find(|(_, name)| *name == page)?;
     let whole = page == PageSize::Base || bytes.is_multiple_of(HUGE);
     whole.then_some(MemoryLoad::Give { bytes, page })
@@ -129,8 +144,16 @@ mod tests {
 
     #[test]
     fn a_load_reads_as_it_prints() {
-        for text in ["16M-4k", "17M-4k", "128M-2m", "16G-2m", "gate-block", "gate-pin", "gate-word"]
-        {
+        for text in [
+            "16M-4k",
+            "17M-4k",
+            "128M-2m",
+            "16G-2m",
+            "512M-3072p",
+            "gate-block",
+            "gate-pin",
+            "gate-word",
+        ] {
             assert_eq!(text.parse::<MemoryLoad>().unwrap().to_string(), text);
         }
         let load = MemoryLoad::Give { bytes: 1 << 30, page: PageSize::Huge };
@@ -139,8 +162,20 @@ mod tests {
 
     #[test]
     fn no_load_is_refused() {
-        for text in ["", "128M", "128M-", "128M-1g", "15M-4k", "17M-2m", "gate", "gate-tape", "-4k"]
-        {
+        for text in [
+            "",
+            "128M",
+            "128M-",
+            "128M-1g",
+            "15M-4k",
+            "17M-2m",
+            "gate",
+            "gate-tape",
+            "-4k",
+            "16M-p",
+            "16M-0p",
+            "16M-4097p",
+        ] {
             assert!(text.parse::<MemoryLoad>().is_err(), "{text}");
         }
     }

@@ -2,9 +2,9 @@
 //! AABB).
 //!
 //! - [`MemoryLoad`]: memory of a size, in pages of a size, that a sandbox's process takes and
-//!   touches; or accesses of a device to memory of the pool;
+//!   touches, all of it or some pages; or accesses of a device to memory of the pool;
 //! - [`MemorySubject`]: a subject. [`Giver`] is a source of a sandbox's memory: the kernel, the
-//!   pool, FastIOV's baselines. [`Gated`] is memory that a device accesses;
+//!   pool, FastIOV's baselines, a template. [`Gated`] is memory that a device accesses;
 //! - [`serve_user`] is the sandbox's process: this program again, which only takes memory as a VMM
 //!   does and writes to each page;
 //! - [`measure_memory`] runs a [`MemoryPlan`]; [`MemoryReport`] is everything measured, as JSON;
@@ -19,6 +19,7 @@ mod load;
 mod plot;
 mod report;
 mod table;
+mod template;
 mod user;
 
 pub use compare::compare_memory;

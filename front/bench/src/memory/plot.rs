@@ -26,7 +26,8 @@ fn group(report: &MemoryReport, load: &MemoryLoad, quantity: Quantity) -> Group 
     let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
     let what = match quantity {
         Quantity::Ready => "from the request until memory may be touched",
-        Quantity::Touch => "from then until each page was written to",
+        Quantity::Touch => "from then until all pages that are touched were written to",
+        Quantity::Fault => "the first touch of a page",
         Quantity::Access => "one access of a device",
     };
     Group { name: format!("{load}: {what}"), more_is_better: false, bars }

@@ -21,6 +21,17 @@ pub enum MemoryMeasured {
         /// Time from then until each page was written to, ns.
         touch_ns: u64,
     },
+    /// A sandbox took memory and touched some of it, which was as it is to begin.
+    Set {
+        /// Time from the request until the memory could be touched, ns.
+        ready_ns: u64,
+        /// Time from then until all of these pages were written to, ns.
+        touch_ns: u64,
+        /// The median of the times of a page's first touch, ns.
+        fault_ns: u64,
+        /// The memory that the sandbox had of its own then, bytes.
+        own_bytes: u64,
+    },
     /// A device accessed memory.
     Accessed {
         /// The number of accesses, at least 1.
@@ -37,6 +48,8 @@ pub enum Quantity {
     Ready,
     /// From then until each page was written to.
     Touch,
+    /// The first touch of one page.
+    Fault,
     /// One access of a device.
     Access,
 }
@@ -46,6 +59,7 @@ impl Quantity {
     pub(super) fn of(load: &MemoryLoad) -> &'static [Self] {
         match load {
             MemoryLoad::Give { .. } => &[Self::Ready, Self::Touch],
+            MemoryLoad::Set { .. } => &[Self::Ready, Self::Touch, Self::Fault],
             MemoryLoad::Gate(_) => &[Self::Access],
         }
     }
@@ -55,15 +69,18 @@ impl Quantity {
         match self {
             Self::Ready => "ready",
             Self::Touch => "touch",
+            Self::Fault => "fault",
             Self::Access => "access",
         }
     }
 
     /// Returns the time in a result in ns, or `None` if the result has no such time.
     fn ns(self, measured: &MemoryMeasured) -> Option<f64> {
+        use MemoryMeasured::{Given, Set};
         match (self, *measured) {
-            (Self::Ready, MemoryMeasured::Given { ready_ns, .. }) => Some(ready_ns as f64),
-            (Self::Touch, MemoryMeasured::Given { touch_ns, .. }) => Some(touch_ns as f64),
+            (Self::Ready, Given { ready_ns, .. } | Set { ready_ns, .. }) => Some(ready_ns as f64),
+            (Self::Touch, Given { touch_ns, .. } | Set { touch_ns, .. }) => Some(touch_ns as f64),
+            (Self::Fault, Set { fault_ns, .. }) => Some(fault_ns as f64),
             (Self::Access, MemoryMeasured::Accessed { count, elapsed_ns }) => {
                 Some(elapsed_ns as f64 / count.max(1) as f64)
             }
@@ -108,7 +125,7 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     fn rounds_of(&self, load: &MemoryLoad) -> u32 {
         match load {
-            MemoryLoad::Give { .. } => self.rounds,
+            MemoryLoad::Give { .. } | MemoryLoad::Set { .. } => self.rounds,
             MemoryLoad::Gate(_) => self.gate_rounds,
         }
     }
@@ -276,6 +293,18 @@ impl MemoryReport {
         Some(MemoryFigures { median_ns: median(times), range_ns: (least, most) })
     }
 
+    /// Returns the memory in bytes that sandboxes had of their own after they had touched some, the
+    /// median over the rounds, or `None` if it was not measured.
+    pub(super) fn own_bytes(&self, load: &MemoryLoad, subject: &str) -> Option<f64> {
+        let fits = |run: &&MemoryRun| run.subject == subject && run.load == *load;
+        let own = |run: &MemoryRun| match run.measured {
+            MemoryMeasured::Set { own_bytes, .. } => Some(own_bytes as f64),
+            _ => None,
+        };
+        let all: Vec<f64> = self.runs.iter().filter(fits).filter_map(own).collect();
+        (!all.is_empty()).then(|| median(all))
+    }
+
     /// Formats the report as JSON with a newline at the end.
     ///
     /// # Errors
@@ -310,6 +339,12 @@ pub(crate) mod tests {
                     MemoryLoad::Give { bytes, .. } => MemoryMeasured::Given {
                         ready_ns: us * 1000,
                         touch_ns: us * 10_000 * (bytes >> 20),
+                    },
+                    MemoryLoad::Set { pages, .. } => MemoryMeasured::Set {
+                        ready_ns: us * 1000,
+                        touch_ns: us * pages,
+                        fault_ns: *us,
+                        own_bytes: pages << 12,
                     },
                     MemoryLoad::Gate(_) => {
                         MemoryMeasured::Accessed { count: 1000, elapsed_ns: us * 1000 }

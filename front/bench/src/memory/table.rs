@@ -14,6 +14,7 @@ pub fn memory_table(report: &MemoryReport, colour: bool) -> String {
     for load in &report.plan.loads {
         text.push_str(&match load {
             MemoryLoad::Give { .. } => given(report, load, colour),
+            MemoryLoad::Set { .. } => set(report, load, colour),
             MemoryLoad::Gate(_) => accessed(report, load, colour),
         });
     }
@@ -28,6 +29,8 @@ pub fn memory_table(report: &MemoryReport, colour: bool) -> String {
 
 const GIVEN: [&str; 9] =
     ["", "ready", "least", "most", "of the first", "touch", "least", "most", "of the first"];
+const SET: [&str; 8] =
+    ["", "ready", "of the first", "touch", "of the first", "fault", "of the first", "own MiB"];
 const ACCESSED: [&str; 5] = ["", "access", "least", "most", "of the first"];
 const GROWTH: [&str; 3] = ["", "memory", "µs for a MiB"];
 
@@ -36,17 +39,31 @@ fn given(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
     let row = |name: &String| {
         let ready = report.figures(load, name, Quantity::Ready)?;
         let touch = report.figures(load, name, Quantity::Touch)?;
-        let [r0, r1, r2, r3] = cells(&ready, &mut first_ready);
-        let [t0, t1, t2, t3] = cells(&touch, &mut first_touch);
+        let [r0, r1, r2, r3] = cells_of(&ready, &mut first_ready);
+        let [t0, t1, t2, t3] = cells_of(&touch, &mut first_touch);
         Some([name.clone(), r0, r1, r2, r3, t0, t1, t2, t3])
     };
     table(report, load, &GIVEN, row, colour)
 }
 
+fn set(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
+    let mut firsts = [None; 3];
+    let row = |name: &String| {
+        let mut cells = vec![name.clone()];
+        for (quantity, first) in Quantity::of(load).iter().zip(&mut firsts) {
+            let [median, _, _, ratio] = cells_of(&report.figures(load, name, *quantity)?, first);
+            cells.extend([median, ratio]);
+        }
+        cells.push(format!("{:.2}", report.own_bytes(load, name)? / f64::from(1 << 20)));
+        cells.try_into().ok()
+    };
+    table(report, load, &SET, row, colour)
+}
+
 fn accessed(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
     let mut first = None;
     let row = |name: &String| {
-        let [a0, a1, a2, a3] = cells(&report.figures(load, name, Quantity::Access)?, &mut first);
+        let [a0, a1, a2, a3] = cells_of(&report.figures(load, name, Quantity::Access)?, &mut first);
         Some([name.clone(), a0, a1, a2, a3])
     };
     table(report, load, &ACCESSED, row, colour)
@@ -54,7 +71,7 @@ fn accessed(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
 
 /// Formats a median, its range, and its ratio to the median of the first row, which is in `first`
 /// from that row on.
-fn cells(figures: &MemoryFigures, first: &mut Option<f64>) -> [String; 4] {
+fn cells_of(figures: &MemoryFigures, first: &mut Option<f64>) -> [String; 4] {
     let MemoryFigures { median_ns, range_ns: (least, most) } = *figures;
     let ratio = median_ns / first.get_or_insert(median_ns).max(1.0);
     [time(median_ns), time(least), time(most), format!("{ratio:.3}")]
@@ -166,6 +183,16 @@ mod tests {
         let text = memory_table(&report, false);
         assert!(line(&text, "late").contains("303.0 ns"), "{text}");
         assert!(line(&text, "late").ends_with("1.010"), "{text}");
+    }
+
+    #[test]
+    fn a_working_set_has_its_own_memory() {
+        let report = report(&["512M-256p"], &[("private", &[2000]), ("fork", &[3000, 1000, 4000])]);
+        let text = memory_table(&report, false);
+        for part in ["3.00 ms", "768 µs", "3.00 µs", "1.500"] {
+            assert!(line(&text, "fork").contains(part), "{part}: {text}");
+        }
+        assert!(line(&text, "private").ends_with("1.00"), "{text}");
     }
 
     #[test]

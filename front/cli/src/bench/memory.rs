@@ -18,7 +18,7 @@ use crate::progress;
 
 /// The subjects to measure, with descriptions. The first of each kind is the one that others are
 /// compared with.
-const SUBJECTS: [(&str, &str); 11] = [
+const SUBJECTS: [(&str, &str); 14] = [
     ("new", "new pages of the kernel, in a file in memory; huge ones of hugetlbfs"),
     ("new-thp", "new transparent huge pages, which no device can be given"),
     ("pool", "recycled memory, zeroed when it is touched and not before"),
@@ -30,11 +30,14 @@ const SUBJECTS: [(&str, &str); 11] = [
     ("pre10", "FastIOV's baseline: 10 % zeroed beforehand, the rest before memory is given"),
     ("pre50", "the same with 50 %"),
     ("pre100", "the same with 100 %"),
+    ("private", "a private mapping of a template, which no device can be given"),
+    ("fork", "memory of the pool that begins as a template, copied when it is touched"),
+    ("fork-ahead", "the same; the pages that are touched are copied ahead, beside the touches"),
     ("plain", "a device's accesses to memory that is not the pool's"),
     ("late", "the same to memory of the pool, clean, of which the pool may still zero other parts"),
     ("given", "the same when all of the memory was given"),
 ];
-const LOADS: [&str; 14] = [
+const LOADS: [&str; 15] = [
     "128M-4k",
     "256M-4k",
     "512M-4k",
@@ -46,12 +49,13 @@ const LOADS: [&str; 14] = [
     "1G-2m",
     "4G-2m",
     "16G-2m",
+    "512M-3072p",
     "gate-block",
     "gate-pin",
     "gate-word",
 ];
 /// The loads of a quick run.
-const QUICK: [&str; 3] = ["32M-4k", "32M-2m", "gate-block"];
+const QUICK: [&str; 4] = ["32M-4k", "32M-2m", "32M-256p", "gate-block"];
 /// Turns with a device's load for each turn with memory.
 const GATE_ROUNDS: u32 = 6;
 
@@ -126,6 +130,9 @@ fn subjects(args: &MemoryArgs) -> Result<Vec<Box<dyn MemorySubject>>> {
         "pre10" => giver(named, Source::Pre(10)),
         "pre50" => giver(named, Source::Pre(50)),
         "pre100" => giver(named, Source::Pre(100)),
+        "private" => giver(named, Source::Private),
+        "fork" => giver(named, Source::Fork),
+        "fork-ahead" => giver(named, Source::ForkAhead),
         "plain" => gated(named, Gate::Absent),
         "late" => gated(named, Gate::Closed),
         _ => gated(named, Gate::Open),
