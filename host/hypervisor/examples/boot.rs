@@ -66,6 +66,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         cpus,
         plug_cpus: 0,
         shared: None,
+        restore: None,
         plug_slots: 0,
         kernel: kernel.to_owned(),
         initramfs: initramfs.to_owned(),

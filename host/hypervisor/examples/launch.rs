@@ -42,6 +42,7 @@ async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: Vec::new(),
         shared: None,
+        restore: None,
         plug_slots: 0,
         plug_cpus: 0,
         disks: Vec::new(),

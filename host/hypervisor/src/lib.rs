@@ -96,7 +96,6 @@ pub use error::{Error, Result};
 pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
-pub use saved::SavedMachine;
 pub use shared::SharedPages;
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
@@ -193,13 +192,12 @@ pub trait Vm: Send + Sync {
 
     /// Saves the machine of a guest that is [paused](Vm::pause): its CPUs, devices and functions,
     /// without its memory, which does not change until the VM ends or is resumed. Other VMs begin
-    /// with it ([`VmSpec::restore`]). The functions' servers serve this VM no more, so it is ended
-    /// afterwards.
+    /// with it ([`VmSpec::restore`]). The functions are stopped until the VM is resumed.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with a VMM that saves no machines; [`Error::Refused`] with the reason
     /// for which this one cannot be saved.
-    fn save(&self) -> BoxFuture<'_, Result<SavedMachine>> {
+    fn save(&self) -> BoxFuture<'_, Result<Vec<u8>>> {
         let what = "only slipway-vmm saves a machine";
         Box::pin(std::future::ready(Err(Error::Unsupported { what })))
     }

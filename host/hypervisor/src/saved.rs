@@ -1,6 +1,8 @@
-//! The state of a machine that was saved.
+//! The file into which a VMM saves its machine.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -8,41 +10,56 @@ use crate::{Error, Result};
 
 /// The most bytes of a machine's state without its memory. CPUs take some 20 KiB each, functions
 /// what they have in flight.
-pub(crate) const MOST_STATE: u64 = 64 << 20;
+const MOST_STATE: u64 = 64 << 20;
 
-/// The state of a machine without its memory, as [`Vm::save`](crate::Vm::save) has written it.
-#[derive(Debug)]
-pub struct SavedMachine {
-    /// The file, at its beginning. The VMM may still write to it.
-    pub file: OwnedFd,
-    /// The bytes of the state, at the beginning of the file.
-    pub bytes: u64,
-}
+/// A file for the state of a machine. A VMM cannot make it grow beyond what a state may have.
+pub(crate) struct StateFile(File);
 
-impl SavedMachine {
-    /// Makes an empty file for a state. It cannot grow beyond the most that a state has.
-    pub(crate) fn file() -> Result<OwnedFd> {
+impl StateFile {
+    /// Makes an empty file.
+    pub(crate) fn new() -> Result<Self> {
         let failed = |errno| Error::system("making a file for a machine's state", errno);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(c"machine-state", flags).map_err(failed)?;
         rustix::fs::ftruncate(&file, MOST_STATE).map_err(failed)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
-        Ok(file)
+        Ok(Self(file.into()))
+    }
+
+    /// Returns a descriptor for the VMM, which writes from the beginning of the file on.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
+        let copy = self.0.try_clone().map(OwnedFd::from);
+        copy.map_err(|source| Error::system("duplicating a descriptor", source))
+    }
+
+    /// Returns the first `bytes` bytes, as many as the VMM says that it has written.
+    pub(crate) fn read(&self, bytes: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from(bytes).ok().filter(|_| bytes <= MOST_STATE);
+        let len = len.ok_or_else(|| {
+            Error::Control(format!("a machine's state of {bytes} bytes: at most {MOST_STATE}"))
+        })?;
+        let mut state = vec![0; len];
+        let read = self.0.read_exact_at(&mut state, 0);
+        read.map_err(|source| Error::system("reading a machine's state", source))?;
+        Ok(state)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::unix::fs::FileExt;
+    use std::io::Write;
 
     use super::*;
 
     #[test]
     fn a_state_has_room_and_no_more() {
-        let file = File::from(SavedMachine::file().unwrap());
-        file.write_all_at(b"state", 0).unwrap();
-        assert!(file.write_at(b"x", MOST_STATE).is_err());
+        let file = StateFile::new().unwrap();
+        let mut theirs = File::from(file.descriptor().unwrap());
+        theirs.write_all(b"state").unwrap();
+        assert_eq!(file.read(5).unwrap(), b"state");
+        assert_eq!(file.read(MOST_STATE).unwrap().len() as u64, MOST_STATE);
+        assert!(file.read(MOST_STATE + 1).is_err() && file.read(u64::MAX).is_err());
+        assert!(theirs.write_at(b"x", MOST_STATE).is_err());
     }
 }

@@ -15,9 +15,10 @@ use crate::files::{connect, elsewhere, remove};
 use crate::process::Process;
 use crate::qmp::Qmp;
 use crate::reconnect::{Sockets, reconnect};
+use crate::saved::StateFile;
 use crate::{
-    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, SavedMachine, Vm, VmEvent, VmExit,
-    VmRecord, VmSpec, identity,
+    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec,
+    identity,
 };
 
 /// The time that a new function may take: the VMM waits for its server for up to a minute.
@@ -171,18 +172,15 @@ impl Vm for LaunchedVm {
         self.command("cont")
     }
 
-    fn save(&self) -> BoxFuture<'_, Result<SavedMachine>> {
+    fn save(&self) -> BoxFuture<'_, Result<Vec<u8>>> {
         Box::pin(async move {
             if self.functions.is_none() {
                 let what = "only slipway-vmm saves a machine";
                 return Err(Error::Unsupported { what });
             }
-            let file = SavedMachine::file()?;
-            let theirs = file.try_clone();
-            let theirs =
-                theirs.map_err(|source| Error::system("duplicating a descriptor", source))?;
-            let bytes = self.qmp.save(theirs, SAVE_DEADLINE).await?;
-            Ok(SavedMachine { file, bytes })
+            let file = StateFile::new()?;
+            let bytes = self.qmp.save(file.descriptor()?, SAVE_DEADLINE).await?;
+            elsewhere(move || file.read(bytes)).await
         })
     }
 

@@ -62,6 +62,7 @@ impl Machine {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
             shared: None,
+            restore: None,
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),

@@ -1,13 +1,13 @@
 //! Saving a machine as a template: the machine of a pod without containers is saved, and ends.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use slipway_agent_protocol::v1::PrepareRequest;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
-use slipway_hypervisor::{GuestMemory, SavedMachine};
+use slipway_hypervisor::GuestMemory;
 
 use crate::boot::Needs;
 use crate::node::Node;
@@ -61,17 +61,18 @@ async fn save(
     sandbox
         .lane
         .run(move || {
-            let saved = write(machine, &memory, &unfinished)?;
+            let saved = write(&machine, &memory, &unfinished)?;
             unfinished.finish(&Manifest::new(&record, &name, shape, saved))
         })
         .await
 }
 
 /// Writes the files of a template.
-fn write(machine: SavedMachine, memory: &GuestMemory, unfinished: &Unfinished) -> Result<Saved> {
+fn write(machine: &[u8], memory: &GuestMemory, unfinished: &Unfinished) -> Result<Saved> {
     let path = unfinished.machine();
-    let written = copy_machine(machine, &path).and_then(digest);
-    let machine_sha256 = written.map_err(Error::file("cannot write", &path))?;
+    let written = create(&path).and_then(|file| file.write_all_at(machine, 0));
+    written.map_err(Error::file("cannot write", &path))?;
+    let machine_sha256 = digest(machine);
     let path = unfinished.memory();
     let from = File::from(memory.descriptor()?);
     let copied = copy_memory(&from, memory.bytes(), &path);
@@ -90,13 +91,4 @@ fn copy_memory(from: &File, len: u64, path: &Path) -> std::io::Result<(u64, Stri
 fn create(path: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// Writes the machine's state to `path`. Returns the file, at its beginning.
-fn copy_machine(machine: SavedMachine, path: &Path) -> std::io::Result<File> {
-    let mut file = create(path)?;
-    std::io::copy(&mut File::from(machine.file).take(machine.bytes), &mut file)?;
-    file.flush()?;
-    file.seek(SeekFrom::Start(0))?;
-    Ok(file)
 }

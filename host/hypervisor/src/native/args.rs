@@ -20,15 +20,20 @@ use crate::{Accel, Error, Result, SharedPages, VmSpec};
 #[derive(Clone, Debug)]
 pub(super) struct Binary(pub(super) PathBuf);
 
+/// The descriptors with which the machine begins.
+enum Begin {
+    /// It boots a kernel with an initramfs.
+    Boot { kernel: RawFd, initramfs: RawFd },
+    /// It goes on from a state.
+    Restore(RawFd),
+}
+
 /// The numbers of the child's descriptors.
 struct Passed {
     common: Common,
-    kernel: RawFd,
-    initramfs: RawFd,
+    begin: Begin,
     /// The pages that guests share.
     shared: Option<RawFd>,
-    /// The state with which the machine begins.
-    restore: Option<RawFd>,
     /// Connections to the vfio-user servers.
     functions: Vec<RawFd>,
 }
@@ -68,13 +73,17 @@ impl Program for Binary {
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let shared = spec.shared.as_ref().map(SharedPages::descriptor).transpose()?;
-        let restore = spec.restore.as_ref().map(|path| open(path)).transpose()?;
+        let begin = match &spec.restore {
+            Some(state) => Begin::Restore(launch.pass(open(state)?)),
+            None => Begin::Boot {
+                kernel: launch.pass(open(&spec.kernel)?),
+                initramfs: launch.pass(open(&spec.initramfs)?),
+            },
+        };
         let passed = Passed {
             common,
-            kernel: launch.pass(open(&spec.kernel)?),
-            initramfs: launch.pass(open(&spec.initramfs)?),
+            begin,
             shared: shared.map(|fd| launch.pass(fd)),
-            restore: restore.map(|fd| launch.pass(fd)),
             functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
         };
         Ok(arguments(spec, &passed))
@@ -89,20 +98,16 @@ fn open(path: &Path) -> Result<OwnedFd> {
 /// Builds the command line for a checked spec.
 fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
     let Common { memory, lease, control, agent, kvm } = passed.common;
-    let some = [
-        ("--kvm", kvm),
-        ("--lease", lease),
-        ("--pmem", passed.shared),
-        ("--restore", passed.restore),
-    ];
+    let some = [("--kvm", kvm), ("--lease", lease), ("--pmem", passed.shared)];
     let some = some.into_iter().filter_map(|(option, fd)| Some((option, fd?)));
-    let descriptors = some.chain([
-        ("--memory", memory),
-        ("--kernel", passed.kernel),
-        ("--initramfs", passed.initramfs),
-        ("--control", control),
-        ("--agent", agent),
-    ]);
+    let begin = match passed.begin {
+        Begin::Boot { kernel, initramfs } => {
+            vec![("--kernel", kernel), ("--initramfs", initramfs)]
+        }
+        Begin::Restore(state) => vec![("--restore", state)],
+    };
+    let own = [("--memory", memory), ("--control", control), ("--agent", agent)];
+    let descriptors = some.chain(own).chain(begin);
     let functions = passed.functions.iter().map(|function| ("--function", *function));
     let mut arguments: Vec<OsString> = Vec::new();
     for (option, descriptor) in descriptors.chain(functions) {
@@ -118,7 +123,9 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         let most = spec.cpus + spec.plug_cpus;
         arguments.extend(["--max-cpus".into(), most.to_string().into()]);
     }
-    arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
+    if matches!(passed.begin, Begin::Boot { .. }) {
+        arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
+    }
     arguments.push("--paused".into());
     arguments
 }
@@ -133,8 +140,8 @@ mod tests {
     fn all_that_it_uses_is_a_descriptor() {
         let common = Common { memory: 3, lease: Some(4), control: 5, agent: 6, kvm: Some(9) };
         let (kernel, initramfs, functions) = (10, 11, vec![7, 8]);
-        let (shared, restore) = (Some(12), Some(13));
-        let passed = Passed { common, kernel, initramfs, shared, restore, functions };
+        let (begin, shared) = (Begin::Boot { kernel, initramfs }, Some(12));
+        let mut passed = Passed { common, begin, shared, functions };
         let arguments = arguments(&spec(), &passed);
         let words: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();
         let value = |option| {
@@ -148,7 +155,6 @@ mod tests {
             ("--kernel", "fd:10"),
             ("--initramfs", "fd:11"),
             ("--pmem", "fd:12"),
-            ("--restore", "fd:13"),
             ("--control", "fd:5"),
             ("--agent", "fd:6"),
             ("--name", "slipway-web-1"),
@@ -167,6 +173,12 @@ mod tests {
         let plugs = super::arguments(&plugs, &passed);
         for option in [["--slots", "5"], ["--max-cpus", "3"]] {
             assert!(plugs.windows(2).any(|pair| pair == option), "{plugs:?}");
+        }
+        passed.begin = Begin::Restore(13);
+        let fork = super::arguments(&spec(), &passed);
+        assert!(fork.windows(2).any(|pair| pair == ["--restore", "fd:13"]), "{fork:?}");
+        for option in ["--kernel", "--initramfs", "--cmdline"] {
+            assert!(!fork.iter().any(|word| word == option), "{fork:?}");
         }
     }
 

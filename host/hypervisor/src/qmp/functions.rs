@@ -59,7 +59,6 @@ impl Qmp {
         let command = Command { name: "slipway-save", arguments: None, descriptor: Some(file) };
         let answer = self.execute_within(&command, timeout).await?;
         let bytes = answer.get("bytes").and_then(Value::as_u64);
-        let bytes = bytes.filter(|bytes| *bytes <= crate::saved::MOST_STATE);
         bytes.ok_or_else(|| Error::Control("slipway-save did not answer with a number".into()))
     }
 

@@ -112,6 +112,7 @@ impl Host {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
             shared: None,
+            restore: None,
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),

@@ -68,6 +68,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
         shared: None,
+        restore: None,
         plug_slots: 0,
         plug_cpus: 0,
         disks: Vec::new(),

@@ -25,8 +25,8 @@ use crate::{Error, Result, name};
 
 /// The end of the name of a directory that is being filled.
 const UNFINISHED: &str = ".unfinished";
-/// The bytes that are read or written at once.
-const PIECE: usize = 1 << 20;
+/// The most bytes of a machine's state.
+const MOST_MACHINE: u64 = 64 << 20;
 
 /// A template that forks begin with.
 pub(crate) struct Template {
@@ -252,8 +252,11 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
     let manifest = read_manifest(dir, name)?;
     let no = |why: &str| Error::Template { name: name.to_owned(), why: why.to_owned() };
     let (machine, path) = (machine(dir), memory(dir));
-    let state = File::open(&machine).map_err(Error::file("cannot read", &machine))?;
-    if digest(state).map_err(Error::file("cannot read", &machine))? != manifest.machine_sha256 {
+    let state = File::open(&machine).map(|file| file.take(MOST_MACHINE));
+    let mut bytes = Vec::new();
+    let read = state.and_then(|mut state| state.read_to_end(&mut bytes));
+    read.map_err(Error::file("cannot read", &machine))?;
+    if digest(&bytes) != manifest.machine_sha256 {
         return Err(no("its file \"machine\" was changed"));
     }
     let failed = |error| Error::file("cannot read", &path)(error);
@@ -269,15 +272,9 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
     Ok(Template { manifest, machine, memory, learnt: AtomicBool::new(false) })
 }
 
-/// Returns SHA-256 of all that `file` has, in hexadecimal digits.
-pub(crate) fn digest(mut file: File) -> std::io::Result<String> {
-    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hex::encode(hash.finalize())),
-            read => hash.update(&piece[..read]),
-        }
-    }
+/// Returns SHA-256 of `bytes`, in hexadecimal digits.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
 }
 
 #[cfg(test)]
@@ -301,7 +298,7 @@ mod tests {
         memory.write_all_at(b"page", 8192).unwrap();
         let memory = File::open(unfinished.memory()).unwrap();
         let mut manifest = manifest(name);
-        manifest.machine_sha256 = digest(File::open(unfinished.machine()).unwrap()).unwrap();
+        manifest.machine_sha256 = digest(b"state");
         manifest.memory_sha256 = digest_pages(&memory, BYTES).unwrap();
         unfinished.finish(&manifest).unwrap();
     }
