@@ -45,14 +45,29 @@ said=$(timeout 120 "$slipway" run --rm --from web "$image" -- sh -c 'head -c 100
 [ "$(sed -n 2p <<<"$said")" = "$(head -c 1000000 /dev/zero | sha256sum)" ] || fail "a fork says: $said $(explain)"
 ok "a fork runs a container of its own image and gives its exit status"
 
+# The time from the VMM's start to the guest's agent, by the stages of the timeline.
+stages() { python3 - "$1" <<'END'
+import json, sys
+stages = json.load(open(sys.argv[1]))
+stages = stages[0]["stages"] if isinstance(stages, list) else stages["stages"]
+for one in stages: print("%s %.1f ms" % (one["name"], (one["end_ns"] - one["start_ns"]) / 1e6), end="; ")
+END
+}
+timeout 120 "$slipway" run --rm --timeline "$work/boot.json" "$image" -- true || fail "a boot: $(explain)"
+timeout 120 "$slipway" run --rm --from web --timeline "$work/fork.json" "$image" -- true || fail "a fork: $(explain)"
+say "a boot: $(stages "$work/boot.json")"
+say "a fork: $(stages "$work/fork.json")"
+
 # What tells a fork from the others: a line for each.
 who='read uuid </proc/sys/kernel/random/uuid; read mac </sys/class/net/eth0/address; echo "$(hostname) $uuid $mac $(head -c 16 /dev/urandom | od -An -tx1 | tr -d " ")"; exec sleep 10000'
 for name in a b c; do
     timeout 120 "$slipway" run --detach --name "$name" --wait-network --from web --volume data:64M "$image" -- sh -c "$who" >/dev/null ||
         fail "run $name: $(explain)"
 done
-lines=$(for name in a b c; do "$slipway" logs "$name"; done)
-[ "$(wc -l <<<"$lines")" = 3 ] || fail "three forks say: $lines"
+lines() { for name in a b c; do "$slipway" logs "$name"; done; }
+all_speak() { [ "$(lines | wc -l)" = 3 ]; }
+wait_until 60 all_speak || fail "three forks say: $(lines)"
+lines=$(lines)
 for field in 1 2 3 4; do
     [ "$(cut -d ' ' -f $field <<<"$lines" | sort -u | wc -l)" = 3 ] || fail "two forks agree: $lines"
 done
