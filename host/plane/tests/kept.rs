@@ -19,7 +19,8 @@ use slipway_nvme_spec::registers::offset;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_ram::Lasting;
-use slipway_vfio_user_client::{Client, ClientError, RemoteFunction};
+use slipway_vfio_user_client::{Client, ClientError, Continuity, RemoteFunction};
+use slipway_vfio_user_spec::device_state;
 
 use common::*;
 
@@ -338,6 +339,91 @@ fn a_function_is_reset_for_a_client_that_does_not_resume_it() {
     client.read(0, offset::CSTS, &mut bytes).unwrap();
     assert_eq!(bytes[0] & 1, 0);
     drop((client, first, other));
+    kill(child);
+    let child = start(dir.path(), "end");
+    kill(child);
+    wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
+}
+
+/// A connection that the keeper holds.
+#[test]
+fn a_function_that_was_stopped_is_stopped_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    slipway_block::create_sparse(&dir.path().join("disk"), MIB).unwrap();
+    serve_keeper(dir.path());
+    let child = start(dir.path(), "make");
+    let (arena, registers) = connect_driver(&dir.path().join("cntrl"));
+    let mut driver = Driver::new(registers, arena, 32).unwrap();
+    driver.create_pair(1, 64, None).unwrap();
+    let (nsid, _, lba) = EXPECTED[0];
+    byte(&mut driver, NvmOpcode::Write, nsid, lba, 0x51);
+    driver.registers.client.set_device_state(device_state::STOP).unwrap();
+    kill(child);
+    let child = start(dir.path(), "first");
+    let client = &mut driver.registers.client;
+    assert_eq!(client.device_state().unwrap(), device_state::STOP);
+    client.set_device_state(device_state::STOP_COPY).unwrap();
+    let begin = client.read_state_part(100).unwrap();
+    kill(child);
+    let child = start(dir.path(), "second");
+    assert_eq!(client.device_state().unwrap(), device_state::STOP);
+    client.set_device_state(device_state::STOP_COPY).unwrap();
+    let state = client.read_state().unwrap();
+    assert!(state.starts_with(&begin));
+    // Half a state is none.
+    client.set_device_state(device_state::RESUMING).unwrap();
+    client.write_state(&state[..state.len() / 2]).unwrap();
+    kill(child);
+    let child = start(dir.path(), "third");
+    assert_eq!(client.device_state().unwrap(), device_state::ERROR);
+    assert!(client.write_state(&state[state.len() / 2..]).is_err());
+    assert!(client.set_device_state(device_state::RUNNING).is_err());
+    client.reset().unwrap();
+    client.set_device_state(device_state::RESUMING).unwrap();
+    client.write_state(&state).unwrap();
+    client.set_device_state(device_state::RUNNING).unwrap();
+    assert_eq!(byte(&mut driver, NvmOpcode::Read, nsid, lba, 0), 0x51);
+    kill(child);
+    // And the state that was loaded is the function's own.
+    let child = start(dir.path(), "fourth");
+    assert_eq!(byte(&mut driver, NvmOpcode::Read, nsid, lba, 0), 0x51);
+    kill(child);
+    let child = start(dir.path(), "end");
+    kill(child);
+    wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
+}
+
+/// A client that connects again by itself.
+#[test]
+fn a_function_that_is_resumed_stays_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    slipway_block::create_sparse(&dir.path().join("disk"), MIB).unwrap();
+    serve_keeper(dir.path());
+    let socket = dir.path().join("cntrl");
+    let child = start(dir.path(), "make");
+    let function = enabled(&socket);
+    function.stop().unwrap();
+    let reconnect = || {
+        wait_for(|| {
+            let stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+            function.reconnect(stream.into()).ok()
+        })
+    };
+    kill(child);
+    let child = start(dir.path(), "first");
+    assert_eq!(reconnect(), Continuity::Resumed);
+    let state = function.save().unwrap();
+    kill(child);
+    let child = start(dir.path(), "second");
+    assert_eq!(reconnect(), Continuity::Resumed);
+    assert_eq!(status(&function) & 1, 1, "it is enabled");
+    function.start().unwrap();
+    function.load(&state).unwrap();
+    kill(child);
+    let child = start(dir.path(), "third");
+    assert_eq!(reconnect(), Continuity::Resumed);
+    assert_eq!(status(&function) & 1, 1);
+    drop(function);
     kill(child);
     let child = start(dir.path(), "end");
     kill(child);

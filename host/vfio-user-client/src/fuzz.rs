@@ -14,7 +14,7 @@ use rustix::net::{
 use slipway_vfio_user_spec::{self as spec, Command, HEADER_LEN, Header, U16, U32, U64};
 use zerocopy::IntoBytes;
 
-use crate::RemoteFunction;
+use crate::{MAX_STATE, RemoteFunction};
 
 /// The waits of the client, which end as soon as the input does.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -52,6 +52,10 @@ pub fn fuzz(data: &[u8]) {
     let _ = function.notifications(0);
     let _ = function.write(0, 0, &bytes);
     let _ = function.file(0);
+    if let Ok(state) = function.save() {
+        assert!(state.len() <= MAX_STATE);
+    }
+    let _ = function.load(&bytes);
     let _ = function.reset();
     let _ = function.state();
 }
@@ -67,6 +71,14 @@ fn replies(ours: &OwnedFd, mut data: &[u8]) {
         Command::RegionRead,
         Command::RegionWrite,
         Command::DeviceGetRegionInfo,
+        // It is saved, and a state is loaded.
+        Command::DeviceFeature,
+        Command::MigDataRead,
+        Command::DeviceFeature,
+        Command::DeviceFeature,
+        Command::MigDataWrite,
+        Command::DeviceFeature,
+        Command::DeviceFeature,
         Command::DeviceReset,
     ];
     let commands = first.iter().chain(&regions).chain(&irqs).chain(&read).chain(&last);
@@ -151,6 +163,8 @@ fn honest(command: Command, region: u32) -> Vec<u8> {
         }
         Command::DeviceGetRegionIoFds => spec::RegionIoFds::default().as_bytes().to_vec(),
         Command::RegionRead => vec![0; size_of::<spec::RegionAccess>() + 4],
+        Command::DeviceFeature => vec![0; 16],
+        Command::MigDataRead => [8, 0, 0, 0, 0, 0, 0, 0].to_vec(),
         _ => Vec::new(),
     }
 }
@@ -177,6 +191,8 @@ mod tests {
         assert_eq!(bytes, [0; 4]);
         function.write(0, 0, &bytes).unwrap();
         assert!(function.file(0).unwrap().is_none());
+        assert!(function.save().unwrap().is_empty());
+        function.load(&bytes).unwrap();
         function.reset().unwrap();
     }
 
@@ -193,7 +209,7 @@ mod tests {
             let len = (next() % 600) as usize;
             let mut data: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             // The first replies are honest, so that later ones are reached.
-            let honest = (next() % 24) as usize;
+            let honest = (next() % 32) as usize;
             data.splice(0..0, vec![0; honest]);
             data.insert(0, (round % 2) as u8);
             fuzz(&data);

@@ -49,11 +49,11 @@ impl Client {
         loop {
             let part = self.read_state_part(self.chunk())?;
             state.extend_from_slice(&part);
-            if part.len() < self.chunk() {
-                return Ok(state);
-            }
             if state.len() > MAX_STATE {
                 return Err(ClientError::Malformed("a state that is too long"));
+            }
+            if part.len() < self.chunk() {
+                return Ok(state);
             }
         }
     }

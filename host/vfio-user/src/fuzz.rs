@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use slipway_pci::Access;
 use slipway_peer::Foreign;
 use slipway_vfio_user_spec::{Command, HEADER_LEN, Header, U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
@@ -12,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::channel::Channel;
 use crate::device::Device;
 use crate::server::{Session, SessionTurn};
-use crate::testing::{DOORBELLS, Scratch};
+use crate::testing::{DOORBELLS, ID, Scratch};
 use crate::{Config, EndpointParts};
 use slipway_vfio_user_wire::Wire;
 
@@ -20,10 +21,11 @@ use slipway_vfio_user_wire::Wire;
 ///
 /// The first byte selects the mode. Bit 0: the client has negotiated already. Bit 1: `data` is a
 /// sequence of (length, command, payload), each sent as a well-formed message, instead of raw
-/// bytes. For any input, the server neither panics nor blocks, and every reply is well-formed.
+/// bytes. For any input, the server neither panics nor blocks, every reply is well-formed, and the
+/// next client finds a function that was reset and runs.
 ///
 /// # Panics
-/// If a reply is malformed, or no descriptors are left.
+/// If a reply is malformed, the function is not fit for another client, or no descriptors are left.
 pub fn fuzz(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else { return };
     let Ok((ours, theirs)) = rustix::net::socketpair(
@@ -66,6 +68,17 @@ pub fn fuzz(data: &[u8]) {
         }
         check_replies(&theirs, &mut unread);
     }
+    drop(session);
+    check_next(&mut device);
+}
+
+/// Checks that the function is fit for the next client.
+fn check_next(device: &mut Device) {
+    assert!(device.renew().is_ok() && device.runs(), "the function does not run");
+    let mut bytes = [0xff; 0x54];
+    assert_eq!(device.function.read(0, 0, &mut bytes), Access::Done);
+    assert_eq!(bytes[..8], u64::from(ID).to_le_bytes());
+    assert!(bytes[8..].iter().all(|byte| *byte == 0), "the function was not reset");
 }
 
 /// Takes turns until no message is left. Returns false if the connection has ended.

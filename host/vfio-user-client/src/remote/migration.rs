@@ -53,7 +53,8 @@ impl RemoteFunction {
 
     /// Replaces the state of the function by a saved one, and lets the function go on from there.
     /// RAM is mapped and interrupts are routed before. Doorbells that were rung on the saved
-    /// function, and not seen, are in the state.
+    /// function, and not seen, are in the state. Every routed MSI-X vector is raised once at the
+    /// end, since an interrupt may have been lost.
     ///
     /// # Errors
     /// [`FunctionError::Refused`] with `EFBIG` if the state is longer than such a function's can
@@ -68,7 +69,10 @@ impl RemoteFunction {
             client.write_state(state)?;
             client.set_device_state(device_state::STOP)
         })?;
-        self.start()
+        self.start()?;
+        // An interrupt may have been lost on the way. A driver tolerates one more.
+        lock(&self.inner).told.raise_vectors();
+        Ok(())
     }
 
     /// Carries out `request` so that a connection made meanwhile, or afterwards, finds the function
