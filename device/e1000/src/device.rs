@@ -267,7 +267,7 @@ impl Device {
     }
 
     /// Makes the shared heads those that the rings begin with.
-    fn store_heads(&self) {
+    pub(crate) fn store_heads(&self) {
         self.shared.tdh.store(self.heads[0], Ordering::Release);
         self.shared.rdh.store(self.heads[1], Ordering::Release);
     }
@@ -320,7 +320,7 @@ impl Device {
     }
 
     /// Follows a write to configuration space.
-    fn config_changed(&mut self) {
+    pub(crate) fn config_changed(&mut self) {
         self.shared.line.enable(self.config.pin_enabled());
         self.change();
     }
@@ -328,14 +328,6 @@ impl Device {
     /// Returns the time of the next work that no access announces, in nanoseconds.
     fn deadline(&self) -> Option<u64> {
         self.shared.line.deadline().into_iter().chain(self.phy.deadline()).min()
-    }
-
-    /// Ends a restore: the rings go on with `heads`.
-    pub(crate) fn restored(&mut self) {
-        self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
-        self.store_heads();
-        self.set_delays();
-        self.config_changed();
     }
 
     /// Returns the heads for a successor, after a reset that waits for the port.

@@ -130,3 +130,13 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     device.restored();
     Ok(())
 }
+
+impl Device {
+    /// Ends a restore: the rings go on with `heads`.
+    fn restored(&mut self) {
+        self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
+        self.store_heads();
+        self.set_delays();
+        self.config_changed();
+    }
+}

@@ -429,7 +429,7 @@ impl Function for Device {
     }
 
     fn max_state(&self) -> usize {
-        crate::state::max_len(self.settings.pairs)
+        crate::parts::max_state(self.settings.pairs)
     }
 
     fn save(&self) -> Vec<u8> {

@@ -61,7 +61,13 @@ pub const fn vectors(pairs: u16) -> u16 {
 /// Returns how many bytes the journal of a device with `pairs` queue pairs takes.
 pub const fn journal_len(pairs: u16) -> usize {
     // Two copies of the state.
-    2 * crate::state::max_len(pairs)
+    2 * max_state(pairs)
+}
+
+/// Returns the length in bytes of the longest state of a device with `pairs` queue pairs. The
+/// longest state of the tests has a third of it.
+pub(crate) const fn max_state(pairs: u16) -> usize {
+    65_536 + 1024 * pairs as usize
 }
 
 /// A mistake in the parts, made by the program or its configuration.

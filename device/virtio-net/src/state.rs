@@ -16,14 +16,11 @@ use slipway_virtio_spec::net::Features;
 
 use crate::Device;
 use crate::driven::Driven;
+use crate::parts::max_state;
 
 /// Version of the types in this module, and of a journal's contents. A state of another version is
 /// refused.
 pub const STATE_VERSION: u32 = 2;
-/// Longest state in bytes, without what each queue pair adds.
-const MAX_LEN: usize = 65_536;
-/// Most bytes that a queue pair adds to a state.
-const PAIR_LEN: usize = 1024;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,12 +45,6 @@ struct SavedState {
 
 /// The mark of a state of this kind of device.
 const DEVICE: &str = "virtio-net";
-
-/// Returns the length in bytes of the longest state of a device with `pairs` queue pairs. The
-/// longest state of the tests has a third of it.
-pub(crate) const fn max_len(pairs: u16) -> usize {
-    MAX_LEN + PAIR_LEN * pairs as usize
-}
 
 pub(crate) fn save(device: &Device) -> Vec<u8> {
     // For a successor, a reset that waits for the port is over: the successor's port never had the
@@ -88,7 +79,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
 }
 
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
-    if bytes.len() > max_len(device.settings.pairs) {
+    if bytes.len() > max_state(device.settings.pairs) {
         return Err(StateError::Unknown("too long".into()));
     }
     let state: SavedState =

@@ -240,11 +240,10 @@ impl Client {
     /// Has a function stay stopped that was stopped when the connection was lost. Returns `false`
     /// if the function is in its state after a reset.
     pub(crate) fn stay_stopped(&mut self) -> Result<bool, ClientError> {
-        if self.is_held()? {
-            return Ok(true);
-        }
+        let held = self.is_held()?;
         match self.set_device_state(device_state::STOP) {
-            Ok(()) | Err(ClientError::Refused(_)) => Ok(false),
+            Ok(()) => Ok(held),
+            Err(ClientError::Refused(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -58,7 +58,7 @@ pub(crate) struct Device {
     turn: TurnLength,
     /// Other threads poll parts of the function.
     pub(crate) has_lanes: bool,
-    /// Whether the function is polled.
+    /// The state of the function; only a running one is polled.
     pub(crate) run: RunState,
 }
 
@@ -165,8 +165,7 @@ impl Device {
     /// Has the function polled from now on.
     pub(crate) fn start(&mut self) {
         self.run = RunState::Running;
-        // Whatever the client has rung meanwhile.
-        self.note_event();
+        self.pace.kick();
     }
 
     /// Gives the function's state up: it is reset, and runs after another reset.
@@ -191,8 +190,9 @@ impl Device {
     /// The predecessor's state cannot be taken over. The function is then in its state after a
     /// reset.
     pub(crate) fn resume(&mut self) -> Result<(), StateError> {
-        // Whatever the client has rung meanwhile, or the predecessor took and did nothing about.
         self.start();
+        // Whatever the client has rung meanwhile, or the predecessor took and did nothing about.
+        self.note_event();
         self.function.recover()
     }
 

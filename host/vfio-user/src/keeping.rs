@@ -284,7 +284,7 @@ impl Keeping {
         self.changed = true;
     }
 
-    /// Stores whether the function runs.
+    /// Notes the function's state for a successor.
     pub fn run_changed(&mut self, run: &RunState) {
         let run = match run {
             RunState::Running | RunState::Held => KeptRun::Running,

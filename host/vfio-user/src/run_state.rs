@@ -1,4 +1,4 @@
-//! Whether an endpoint's function runs: the states of VFIO's migration, and those in between.
+//! The states of an endpoint's function: those of VFIO's migration, and those in between.
 
 use slipway_vfio_user_spec::device_state;
 

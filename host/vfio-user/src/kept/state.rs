@@ -23,13 +23,13 @@ pub(crate) struct SessionState {
     pub regions: Vec<RegionState>,
     /// Each interrupt: (it has a route, it is masked).
     pub lines: Vec<(bool, bool)>,
-    /// Whether the function runs.
+    /// The function's state for a successor.
     pub run: KeptRun,
     /// The message whose effect this state includes.
     pub applied: Option<Applied>,
 }
 
-/// What a successor does with the function.
+/// The state in which a successor takes the function over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeptRun {
     /// The function goes on.

@@ -104,7 +104,7 @@ impl Session {
         expired: bool,
     ) -> Result<Answer, Errno> {
         let Transition { to, flags } = transition;
-        while device.run.code() != to {
+        while device.is_held() || device.run.code() != to {
             match step(device, to) {
                 Ok(Walk::Next) => {}
                 Ok(Walk::Waits) if expired => {
@@ -197,7 +197,6 @@ fn check_target(device: &Device, to: u32) -> Result<(), Errno> {
     match to {
         device_state::RUNNING => Ok(()),
         device_state::STOP | device_state::STOP_COPY | device_state::RESUMING if migrates => Ok(()),
-        device_state::STOP if device.is_held() => Ok(()),
         device_state::STOP | device_state::STOP_COPY | device_state::RESUMING => Err(Errno::NOTSUP),
         _ => Err(Errno::INVAL),
     }

@@ -8,6 +8,8 @@
 //! 2. maps its memory and routes its interrupts, as it had before;
 //! 3. sets the device's state to RUNNING ([`super::migration`]), and the function goes on.
 //!
+//! A client that had stopped the function sets its state to STOP instead, and it stays stopped.
+//!
 //! A client that accesses the function before that gets it in its state after a reset, and so does
 //! a client of another user or one that does not resume.
 
