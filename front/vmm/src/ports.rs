@@ -84,28 +84,21 @@ impl Ports {
         self.pmem.iter().for_each(Local::announce);
     }
 
-    /// Lets the functions go on where those of a saved machine were. The guest finds the host's end
-    /// of the agent's port closed, even if a client comes at once: what the agent was told belongs
-    /// to another machine.
+    /// Lets the functions go on where those of a saved machine were. The host's end of the agent's
+    /// port is closed.
     ///
     /// # Errors
     /// The reason in one line.
     pub fn restore(&self, machine: &Machine, saved: &OwnState) -> Result<(), String> {
         let text = |error: slipway_vmm::Error| error.to_string();
         let bus = machine.pci();
-        self.console.restore(bus, &saved.console).map_err(text)?;
+        own::restore_console(&self.console, bus, &saved.console).map_err(text)?;
         self.rng.restore(bus, &saved.rng).map_err(text)?;
         match (&self.pmem, &saved.pmem) {
-            (Some(pmem), Some(saved)) => pmem.restore(bus, saved).map_err(text)?,
-            (None, None) => {}
-            _ => return Err("the saved state: shared pages that cannot be".into()),
+            (Some(pmem), Some(saved)) => pmem.restore(bus, saved).map_err(text),
+            (None, None) => Ok(()),
+            _ => Err("the saved state: shared pages that cannot be".into()),
         }
-        self.console.serve(|console| {
-            // A close is told if the end was open before: for the guest, it was.
-            console.set_host_open(AGENT_PORT, true);
-            console.set_host_open(AGENT_PORT, false);
-        });
-        Ok(())
     }
 
     /// Adds to `watch` what the ports wait for.

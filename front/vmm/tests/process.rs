@@ -10,9 +10,11 @@ mod common;
 mod plug;
 #[path = "../../../host/vfio-user/examples/ramdisk.rs"]
 mod ramdisk;
+#[path = "process/saved.rs"]
+mod saved;
 
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -231,9 +233,14 @@ impl Client {
         let arguments = json!({ "driver": "vfio-user-pci", "id": name });
         let command = json!({ "execute": "device_add", "arguments": arguments });
         let connection = UnixStream::connect(socket).unwrap();
+        self.send_with(&command, connection.as_fd());
+    }
+
+    /// Sends a command with a descriptor.
+    fn send_with(&mut self, command: &Value, file: BorrowedFd<'_>) {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut attached = SendAncillaryBuffer::new(&mut space);
-        let files = [connection.as_fd()];
+        let files = [file];
         attached.push(SendAncillaryMessage::ScmRights(&files));
         let line = format!("{command}\n");
         let (control, bytes) = (self.lines.get_ref(), [IoSlice::new(line.as_bytes())]);

@@ -11,6 +11,7 @@ use crate::loader::{load_initramfs, load_kernel};
 use crate::memory::GuestRam;
 use crate::plug::Bank;
 use crate::power::Power;
+use crate::state::Saved;
 
 fn memfd() -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -86,4 +87,22 @@ pub fn registers(data: &[u8]) {
         let _ = ioapic.route(high.into());
         let _ = ioapic.level_pins(low).count();
     }
+}
+
+/// Takes `data` for a file with a saved state, and for the content of one behind the right header.
+pub fn state(data: &[u8]) {
+    drop(Saved::decode(data));
+    let Ok(saved) = Saved::parse(data) else { return };
+    let file = saved.encode().expect("a state as small as the one that was read");
+    let again = Saved::decode(&file).expect("what was written can be read");
+    assert_eq!(again.encode().expect("the same size"), file);
+    let (interrupts, board) = (saved.machine.interrupts, saved.machine.board);
+    if let Some(mut ioapic) = interrupts.into_sound() {
+        for number in 0..=u8::MAX {
+            let _ = ioapic.end(number);
+            let _ = ioapic.set(number, number & 1 != 0);
+            let _ = ioapic.route(number.into());
+        }
+    }
+    let _ = (board.plugged_cpus(), board.is_sound(&(4..8), &(1..4)));
 }

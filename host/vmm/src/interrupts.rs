@@ -18,6 +18,14 @@ pub struct InterruptsState {
     asserted: [u32; PINS],
 }
 
+#[cfg(feature = "fuzz")]
+impl InterruptsState {
+    /// Returns the IOAPIC, or `None` if it cannot be one.
+    pub(crate) fn into_sound(self) -> Option<Ioapic> {
+        Some(self.ioapic).filter(Ioapic::is_sound)
+    }
+}
+
 /// The interrupt lines of a machine.
 pub struct Interrupts {
     routes: Arc<Routes>,

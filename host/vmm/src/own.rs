@@ -5,7 +5,8 @@ use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 
-use crate::local::Local;
+use crate::local::{Local, LocalState};
+use crate::pci::Bus;
 use crate::{Machine, Result};
 
 /// PCI device of the console.
@@ -36,6 +37,22 @@ pub fn console(machine: &Machine) -> Result<Local<Console>> {
         let ports = vec![PortSettings::console(), PortSettings::named(AGENT_NAME)];
         Console::new(slipway_virtio_console::Parts { memory, interrupts, ports })
     })
+}
+
+/// Lets the console go on where that of a saved machine was. The guest finds the host's end of the
+/// agent's port closed, even if the host opens it at once: what the agent was told belongs to another
+/// machine.
+///
+/// # Errors
+/// [`crate::Error::State`].
+pub fn restore_console(console: &Local<Console>, bus: &Bus, saved: &LocalState) -> Result<()> {
+    console.restore(bus, saved)?;
+    console.serve(|console| {
+        // A close is told if the end was open before. As far as the guest knows, it was.
+        console.set_host_open(AGENT_PORT, true);
+        console.set_host_open(AGENT_PORT, false);
+    });
+    Ok(())
 }
 
 /// Adds the source of random numbers, which are the host kernel's.

@@ -1,5 +1,6 @@
 //! The saved state of a board.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -25,6 +26,11 @@ pub struct BoardState {
 }
 
 impl BoardState {
+    /// Returns whether the state can be that of a board with these slots for functions and CPUs.
+    pub(crate) fn is_sound(&self, functions: &Range<u8>, cpus: &Range<u8>) -> bool {
+        self.functions.is_sound(functions) && self.cpus.is_sound(cpus)
+    }
+
     /// Returns the plugged CPUs, a bit each.
     pub fn plugged_cpus(&self) -> u32 {
         self.cpus.taken()
@@ -49,8 +55,7 @@ impl Board {
     /// # Errors
     /// [`Error::State`].
     pub fn restore(&self, saved: &BoardState, console: Arc<Output>) -> Result<()> {
-        let sound = saved.functions.is_sound(&self.slots.functions);
-        if !sound || !saved.cpus.is_sound(&self.slots.cpus) {
+        if !saved.is_sound(&self.slots.functions, &self.slots.cpus) {
             return Err(Error::State("slots for hot plug that cannot be".into()));
         }
         let interrupts = Arc::clone(&self.interrupts);

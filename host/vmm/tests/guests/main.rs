@@ -10,5 +10,6 @@ mod pci;
 #[path = "../../../vfio-user/examples/ramdisk.rs"]
 mod ramdisk;
 mod saved;
+mod saved_console;
 mod shared;
 mod tiny;

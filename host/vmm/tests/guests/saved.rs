@@ -19,14 +19,14 @@ use crate::common::{self, SLOTS, events, has_kvm, memory};
 pub struct Whole {
     pub running: Running,
     pub console: std::fs::File,
-    console_device: Local<Console>,
+    pub console_device: Local<Console>,
     rng: Local<Rng>,
     /// The bytes of `console` that were read.
     taken: usize,
 }
 
 impl Whole {
-    fn new(machine: Machine, console: std::fs::File) -> Self {
+    pub fn new(machine: Machine, console: std::fs::File) -> Self {
         let console_device = own::console(&machine).unwrap();
         let rng = own::rng(&machine).unwrap();
         let running = machine.start(|| ()).unwrap();
@@ -65,9 +65,12 @@ impl Whole {
         self.read(printed - self.taken)
     }
 
-    fn save(&self) -> Result<Vec<u8>, Error> {
-        let own =
-            OwnState { console: self.console_device.save(), rng: self.rng.save(), pmem: None };
+    pub fn save(&self) -> Result<Vec<u8>, Error> {
+        let own = OwnState {
+            console: self.console_device.save(),
+            rng: self.rng.save(),
+            pmem: None,
+        };
         let parts = Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() };
         self.running.saver().save(parts)
     }
@@ -102,7 +105,7 @@ fn copy_file(from: BorrowedFd<'_>, to: &OwnedFd) {
 }
 
 /// Makes a machine that goes on from a saved state, with this memory.
-fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error> {
+pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error> {
     let (console, theirs) = rustix::pipe::pipe().unwrap();
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let saved = Arc::new(Saved::decode(file)?);
@@ -120,7 +123,7 @@ fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error> {
     let machine = Machine::new(config)?;
     let (console_device, rng) = (own::console(&machine)?, own::rng(&machine)?);
     let OwnState { console: its_console, rng: its_rng, .. } = &saved.machine.own;
-    console_device.restore(machine.pci(), its_console)?;
+    own::restore_console(&console_device, machine.pci(), its_console)?;
     rng.restore(machine.pci(), its_rng)?;
     machine.route_interrupts()?;
     let running = machine.start(|| ())?;

@@ -1,0 +1,222 @@
+//! Machines that are saved by the control socket, and processes that go on from the file.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{ChildStdout, Command, Stdio};
+
+use rustix::fs::SeekFrom;
+use serde_json::{Value, json};
+use slipway_reactor::{Reactor, Settings};
+
+use crate::common::{has_kvm, memory};
+use crate::{Client, Place, Running, error_of, ramdisk, vmm};
+
+// Prints each number's low byte.
+guest!(counts:
+    "xor ecx, ecx"
+    "mov dx, 0x3f8"
+    "2: inc ecx"
+    "mov al, cl"
+    "out dx, al"
+    "jmp 2b"
+);
+
+// Writes the sizes of the admin queues to the NVMe controller that is device 4, and prints the low
+// byte of the register for ever.
+guest!(reads_a_controller:
+    "mov dword ptr [0xe0020004], 6"
+    "mov ebx, [0xe0020010]"
+    "and ebx, 0xfffffff0"
+    "mov dword ptr [ebx + 0x24], 0x00150015"
+    "mov dx, 0x3f8"
+    "2: mov eax, [ebx + 0x24]"
+    "out dx, al"
+    "jmp 2b"
+);
+
+/// A machine that runs, what it prints, and a client of its control socket.
+struct Vm {
+    _running: Running,
+    console: ChildStdout,
+    client: Client,
+    memory: OwnedFd,
+    /// The bytes of `console` that were read.
+    taken: u64,
+}
+
+impl Vm {
+    /// Starts `command` with `memory`, and a control socket at the path `control`.
+    fn start(mut command: Command, memory: OwnedFd, control: &PathBuf) -> Self {
+        command.args(["--memory", "fd:0"]).stdin(memory.try_clone().unwrap());
+        command.arg("--control").arg(control).stdout(Stdio::piped());
+        let mut running = Running(command.spawn().unwrap());
+        let console = running.0.stdout.take().unwrap();
+        let client = Client::connect(control);
+        Self { _running: running, console, client, memory, taken: 0 }
+    }
+
+    fn read(&mut self, count: u64) -> Vec<u8> {
+        let mut bytes = vec![0; count as usize];
+        self.console.read_exact(&mut bytes).unwrap();
+        self.taken += count;
+        bytes
+    }
+
+    /// Stops the guest, and returns what it has printed that was not read.
+    fn stop(&mut self) -> Vec<u8> {
+        self.client.execute("stop");
+        let printed = self.client.exits();
+        self.read(printed - self.taken)
+    }
+
+    fn save(&mut self, file: BorrowedFd<'_>) -> Value {
+        self.client.send_with(&json!({ "execute": "slipway-save" }), file);
+        self.client.answer()
+    }
+
+    /// Returns a copy of the guest's memory.
+    fn copy(&self) -> OwnedFd {
+        let copy = memory(64);
+        let mut at = 0;
+        while let Ok(start) = rustix::fs::seek(&self.memory, SeekFrom::Data(at)) {
+            at = rustix::fs::seek(&self.memory, SeekFrom::Hole(start)).unwrap();
+            let mut bytes = vec![0; (at - start) as usize];
+            assert_eq!(rustix::io::pread(&self.memory, &mut bytes, start).unwrap(), bytes.len());
+            assert_eq!(rustix::io::pwrite(&copy, &bytes, start).unwrap(), bytes.len());
+        }
+        copy
+    }
+}
+
+/// Returns the command that goes on from `state`.
+fn restore(state: &PathBuf) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slipway-vmm"));
+    command.arg("--restore").arg(state).stdin(Stdio::null());
+    command
+}
+
+/// Checks that each byte is the next number after the one before, first of all `last`.
+fn follow(printed: &[u8], last: u8) -> u8 {
+    printed.iter().fold(last, |last, &byte| {
+        assert_eq!(byte, last.wrapping_add(1));
+        byte
+    })
+}
+
+fn refused(answer: &Value, words: &str) {
+    let text = answer["error"]["desc"].as_str().unwrap_or_else(|| panic!("{answer}"));
+    assert!(text.contains(words), "{text}");
+}
+
+#[test]
+fn several_processes_go_on_from_one_file() {
+    if !has_kvm("several_processes_go_on_from_one_file") {
+        return;
+    }
+    let place = Place::new();
+    let command = vmm(&place.kernel(counts()));
+    let mut vm = Vm::start(command, memory(64), &place.path("control"));
+    let mut last = follow(&vm.read(10), 0);
+    let state = place.path("state");
+    let file = File::create(&state).unwrap();
+    refused(&vm.save(file.as_fd()), "stop it");
+    last = follow(&vm.stop(), last);
+    refused(&vm.client.ask(r#"{"execute": "slipway-save"}"#), "descriptor");
+    let (_, pipe) = rustix::pipe::pipe().unwrap();
+    refused(&vm.save(pipe.as_fd()), "needs a file");
+    let answer = vm.save(file.as_fd());
+    assert_eq!(answer["return"]["bytes"], file.metadata().unwrap().len(), "{answer}");
+    refused(&vm.client.ask(r#"{"execute": "system_powerdown"}"#), "let it go on");
+    let fork = |number: u32| {
+        let control = place.path(&format!("control-{number}"));
+        Vm::start(restore(&state), vm.copy(), &control)
+    };
+    let mut forks = [0, 1, 2].map(fork);
+    for fork in &mut forks {
+        let at = follow(&fork.read(10), last);
+        follow(&fork.stop(), at);
+    }
+    // The saved machine goes on as well, and can be saved again.
+    for _ in 0..2 {
+        vm.client.execute("cont");
+        last = follow(&vm.read(10), last);
+        last = follow(&vm.stop(), last);
+        let again = File::create(place.path("again")).unwrap();
+        assert!(vm.save(again.as_fd())["return"]["bytes"].is_u64());
+    }
+    // A successor that stays paused.
+    let mut command = restore(&place.path("again"));
+    command.arg("--paused");
+    let mut paused = Vm::start(command, vm.copy(), &place.path("control-3"));
+    assert_eq!(paused.client.execute("query-status")["running"], false);
+    paused.client.execute("cont");
+    follow(&paused.read(10), last);
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_one_clear_line() {
+    if !has_kvm("a_state_that_does_not_fit_is_one_clear_line") {
+        return;
+    }
+    let place = Place::new();
+    let command = vmm(&place.kernel(counts()));
+    let mut vm = Vm::start(command, memory(64), &place.path("control"));
+    vm.client.execute("stop");
+    let state = place.path("state");
+    vm.save(File::create(&state).unwrap().as_fd());
+    let fails = |command: &mut Command, memory: OwnedFd, words: &str| {
+        let output = command.args(["--memory", "fd:0"]).stdin(memory).output().unwrap();
+        let error = error_of(&output);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.starts_with("slipway-vmm: ") && error.contains(words), "{error}");
+    };
+    fails(&mut restore(&state), memory(65), "bytes of memory");
+    fails(restore(&state).args(["--cpus", "2"]), vm.copy(), "--cpus");
+    fails(restore(&state).args(["--slots", "2"]), vm.copy(), "--slots");
+    let whole = std::fs::read(&state).unwrap();
+    std::fs::write(&state, &whole[..whole.len() / 2]).unwrap();
+    fails(&mut restore(&state), vm.copy(), "cut off");
+    let mut changed = whole;
+    changed[100] ^= 1;
+    std::fs::write(&state, &changed).unwrap();
+    fails(&mut restore(&state), vm.copy(), "damaged");
+    let socket = place.path("control");
+    fails(&mut restore(&place.kernel(counts())), vm.copy(), "none of slipway-vmm's");
+    assert!(socket.exists());
+}
+
+#[test]
+fn a_function_behind_a_socket_goes_on() {
+    if !has_kvm("a_function_behind_a_socket_goes_on") {
+        return;
+    }
+    let place = Place::new();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let disks = ["a", "b", "c"].map(|name| place.path(name));
+    let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
+    let servers = disks.each_ref().map(serve);
+    let mut command = vmm(&place.kernel(reads_a_controller()));
+    command.arg("--function").arg(&disks[0]);
+    let mut vm = Vm::start(command, memory(64), &place.path("control"));
+    assert_eq!(vm.read(3), [0x15; 3]);
+    vm.client.execute("stop");
+    let state = place.path("state");
+    let answer = vm.save(File::create(&state).unwrap().as_fd());
+    assert!(answer["return"]["bytes"].is_u64(), "{answer}");
+    let mut fork = restore(&state);
+    fork.arg("--function").arg(&disks[1]);
+    let mut fork = Vm::start(fork, vm.copy(), &place.path("control-1"));
+    assert_eq!(fork.read(3), [0x15; 3], "the register as it was");
+    let listed = fork.client.execute("slipway-functions");
+    assert_eq!(listed[0]["id"], "function-0");
+    // The saved machine's function goes on as well.
+    vm.client.execute("cont");
+    let unread = vm.client.exits() - vm.taken;
+    assert!(vm.read(unread + 3).iter().all(|&byte| byte == 0x15));
+    // Another number of functions.
+    let output = restore(&state).args(["--memory", "fd:0"]).stdin(vm.copy()).output().unwrap();
+    assert!(error_of(&output).contains("1 functions; --function is given 0 times"));
+    servers.iter().for_each(|server| server.close());
+}
