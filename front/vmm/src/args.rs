@@ -23,10 +23,10 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --kernel FILE       the kernel: an uncompressed x86-64 ELF with a PVH entry (vmlinux)
   --initramfs FILE    the initial RAM file system
   --cmdline TEXT      the kernel's command line
-  --restore FILE      go on where a machine was saved (slipway-save of --control), instead of booting
-                      a kernel: with --memory fd:N, a copy of its memory; --cpus, --max-cpus, --slots
-                      and --pmem as it had them; and a --function for each of its functions, in their
-                      order
+  --restore FILE      go on where a machine was saved (slipway-save of --control), instead of
+                      booting a kernel: with --memory fd:N, a copy of its memory; --cpus,
+                      --max-cpus, --slots and --pmem as it had them; and a --function for each of
+                      its functions, in their order
   --cpus N            virtual CPUs, 1 to 32 [1]
   --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
   --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]

@@ -19,8 +19,8 @@ impl HotCpus {
     /// The reason why the machine cannot have had them.
     pub fn restore(saved: &[(u8, String)], board: &Board) -> Result<Self, String> {
         let all = Self(saved.iter().cloned().collect());
-        let bits =
-            all.0.keys().fold(0, |bits, cpu| bits | 1u32.checked_shl((*cpu).into()).unwrap_or(0));
+        let bit = |cpu: &u8| 1_u32.checked_shl((*cpu).into()).unwrap_or(0);
+        let bits = all.0.keys().fold(0, |bits, cpu| bits | bit(cpu));
         match bits == board.taken_cpus() && all.0.len() == bits.count_ones() as usize {
             true => Ok(all),
             false => Err("the saved state: names of CPUs that are not there".into()),

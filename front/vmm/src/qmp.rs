@@ -3,8 +3,8 @@
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
 //! `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`; of
-//! Slipway's own `slipway-functions`, `slipway-statistics`, `slipway-reconnect` and `slipway-save`. Events: `STOP`,
-//! `RESUME`, `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own
+//! Slipway's own `slipway-functions`, `slipway-statistics`, `slipway-reconnect` and `slipway-save`.
+//! Events: `STOP`, `RESUME`, `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own
 //! `SLIPWAY_FUNCTION_LOST`.
 
 use serde::Deserialize;

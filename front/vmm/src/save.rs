@@ -1,8 +1,8 @@
 //! Saving a stopped machine for the control socket, and letting it go on afterwards.
 //!
-//! From the beginning of a save until the guest goes on, nothing of this process touches the guest's
-//! memory: the client copies it meanwhile. The functions' servers may take their time, so a thread
-//! of its own stops them, saves the machine and writes the file.
+//! From the beginning of a save until the guest goes on, nothing of this process touches the
+//! guest's memory: the client copies it meanwhile. The functions' servers may take their time, so a
+//! thread of its own stops them, saves the machine and writes the file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -37,7 +37,7 @@ pub enum Finished {
     Started(Value, Result<(), String>),
 }
 
-/// What a thread has done.
+/// The outcome of a thread.
 enum Outcome {
     Saved(Result<usize, String>),
     Started(Result<(), String>),
@@ -51,7 +51,7 @@ pub struct Saves {
     pushed: OwnedFd,
 }
 
-/// What a save needs.
+/// The parts that a save needs.
 pub struct Job {
     /// Saves the machine.
     pub saver: Saver,
@@ -164,7 +164,7 @@ impl Saves {
 /// Checks that a client has sent a file whose writes do not wait for anybody.
 ///
 /// # Errors
-/// What is wrong.
+/// The reason why the file cannot be used, in one line.
 pub fn check_file(file: Option<OwnedFd>) -> Result<OwnedFd, String> {
     let file = file.ok_or("slipway-save needs a descriptor with its message")?;
     let found = rustix::fs::fstat(&file).map_err(|errno| errno.to_string())?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::board::Board;
 use crate::cpu::Cpu;
-use crate::cpu::state::CpuState;
+use crate::registers::CpuState;
 use crate::seat::{Seats, Wanted};
 use crate::{Error, Result, kick};
 

@@ -28,8 +28,9 @@
 //! Functions and CPUs come and go while the guest runs, by registers ([`plug`]) that the guest's
 //! byte code reads.
 //!
-//! A machine whose guest is stopped is saved, and any number of successors go on from its [`state`],
-//! each with a copy of its memory: [`Running::saver`], [`Start::Saved`].
+//! A machine whose guest is stopped is saved, and any number of successors go on from its
+//! [`state`], each with a copy of its memory: [`Running::saver`], [`Start::Saved`]. The state of a
+//! CPU is that of its [`registers`].
 //!
 //! Not implemented: hot plug of memory.
 //!
@@ -71,6 +72,7 @@ pub mod part;
 pub mod pci;
 pub mod plug;
 pub mod power;
+pub mod registers;
 pub mod remote;
 pub mod routes;
 pub mod seat;

@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustix::event::EventfdFlags;
-use serde::{Deserialize, Serialize};
 use slipway_pci::{Access, Function, Interrupt, InterruptSink, Progress};
 use slipway_ram::Memory;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::pci::{Backend, Bus, Notification, Shape, Slot, SlotState, VectorSource};
+use crate::pci::{Backend, Bus, Notification, Shape, Slot, VectorSource};
+use crate::state::LocalState;
 use crate::{Error, Machine, Result};
 
 /// The way of a local function's interrupts to its slot, which is made after the function.
@@ -29,16 +29,6 @@ impl InterruptSink for Sink {
 pub struct Local<F> {
     shared: Arc<Shared<F>>,
     slot: Arc<Slot>,
-}
-
-/// The saved state of a function in this process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LocalState {
-    slot: SlotState,
-    /// The function's own state.
-    #[serde(with = "hex")]
-    function: Vec<u8>,
 }
 
 struct Shared<F> {

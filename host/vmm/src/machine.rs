@@ -1,17 +1,16 @@
 //! Makes a machine of its configuration, and holds it together.
 
+mod make;
 mod save;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_ioctls::VmFd;
 
 use crate::ahead::Ahead;
 use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
-use crate::cpu::state::Registers;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
 use crate::loader::Kernel;
@@ -20,17 +19,11 @@ use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
 use crate::state::Saved;
-use crate::{Error, Result, acpi, cpuid, layout, loader, plug, seat};
+use crate::{Error, Result, acpi, layout, plug, seat};
+use make::split_interrupt_controller;
+use make::{Offer, Origin, begin, check, check_counts, make_cpus, make_ram, random};
 use save::Traits;
 pub use save::{Parts, Saver};
-
-/// The API version of every KVM since Linux 2.6.22.
-const KVM_API_VERSION: i32 = 12;
-
-/// Words of the kernel's command line that belong to the machine: it has one serial port, nothing
-/// that Linux would have to look for on the bus before ACPI tells where the bus is (two hundred
-/// exits), and no firmware that Linux could restart by.
-const MACHINE_WORDS: &str = "8250.nr_uarts=1 pci=noearly reboot=t";
 
 /// The configuration of a machine. Everything that it uses is an open descriptor.
 #[derive(Debug)]
@@ -142,30 +135,16 @@ impl Machine {
         check_counts(cpus, max_cpus, slots)?;
         let kvm = check(kvm)?;
         let ram = Arc::new(make_ram(&kvm, memory, lease, shared)?);
-        let features = cpuid::supported(&kvm)?;
-        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
-        let features = |cpu| cpuid::of_cpu(&features, cpu, max_cpus, deadline_timer);
+        let offer = Offer::new(&kvm, max_cpus)?;
         let counts = [cpus, max_cpus, slots.into()];
-        let traits = Traits { features: Arc::new(features(0)?), cpus: counts };
+        let traits = Traits { features: Arc::new(offer.to_cpu(0)?), cpus: counts };
         let generation = random()?;
         let parts = acpi::Parts { cpus, max_cpus, slots, generation };
-        let (kernel, saved) = begin(start, &ram, &parts, &traits)?;
+        let origin = begin(start, &ram, &parts, &traits)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
         ram.give_to(&vm)?;
-        let registers = registers(&kvm, &vm)?;
-        let make_cpu = |number: u32| {
-            let fd = vm.create_vcpu(number.into()).map_err(Error::kvm("make a CPU"))?;
-            let (features, registers) = (features(number)?, Arc::clone(&registers));
-            match saved.as_ref().and_then(|saved| saved.machine.cpus.get(number as usize)) {
-                Some(state) => Cpu::restore(fd, number, &features, state, registers),
-                None => {
-                    let entry = kernel.map_or(0, |kernel| kernel.entry);
-                    Cpu::new(fd, number, &features, entry, registers)
-                }
-            }
-        };
-        let all = (0..max_cpus).map(make_cpu).collect::<Result<Vec<_>>>()?;
+        let all = make_cpus(&kvm, &vm, &offer, &origin)?;
         let slots = Slots {
             functions: plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + slots,
             cpus: cpus as u8..max_cpus as u8,
@@ -181,13 +160,14 @@ impl Machine {
             output,
             cpus: all,
             present: seat::first(cpus),
-            kernel,
+            kernel: None,
             shows_configuration: true,
             is_copy: false,
             traits,
         };
-        if let Some(saved) = saved {
-            machine.take_over(&saved.machine, &generation)?;
+        match origin {
+            Origin::Kernel(kernel) => machine.kernel = Some(kernel),
+            Origin::Saved(saved) => machine.take_over(&saved.machine, &generation)?,
         }
         Ok(machine)
     }
@@ -264,131 +244,4 @@ pub struct Running {
     /// run: it is dropped after them.
     pub chassis: Chassis,
     traits: Traits,
-}
-
-/// Checks that the descriptor is a KVM that can run the machine.
-fn check(kvm: OwnedFd) -> Result<Kvm> {
-    use std::os::fd::{FromRawFd, IntoRawFd};
-    // SAFETY: the descriptor is open, and ownership passes to the object.
-    let kvm = unsafe { Kvm::from_raw_fd(kvm.into_raw_fd()) };
-    match kvm.get_api_version() {
-        KVM_API_VERSION => {}
-        ..0 => return Err(Error::NoKvm("the descriptor is not that of /dev/kvm".into())),
-        other => {
-            let what = format!("it speaks API version {other}, not {KVM_API_VERSION}");
-            return Err(Error::NoKvm(what));
-        }
-    }
-    let needed = [
-        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
-        (Cap::SplitIrqchip, "KVM_CAP_SPLIT_IRQCHIP"),
-        (Cap::Irqfd, "KVM_CAP_IRQFD"),
-        (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
-        (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
-        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
-        (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
-    ];
-    match needed.into_iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        Some((_, name)) => Err(Error::KvmLacks(name)),
-        None => Ok(kvm),
-    }
-}
-
-/// Checks the numbers of CPUs at the start and at most, and of slots for functions.
-fn check_counts(cpus: u32, max_cpus: u32, slots: u8) -> Result<()> {
-    if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
-        let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
-        return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
-    }
-    if max_cpus < cpus {
-        let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
-        return Err(Error::Config(what));
-    }
-    if slots > plug::MAX_FUNCTIONS {
-        let most = plug::MAX_FUNCTIONS;
-        return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
-    }
-    Ok(())
-}
-
-/// Maps the guest's memory, and pages that it shares with others.
-fn make_ram(
-    kvm: &Kvm,
-    memory: OwnedFd,
-    lease: Option<OwnedFd>,
-    shared: Option<OwnedFd>,
-) -> Result<GuestRam> {
-    let mut ram = match lease {
-        Some(connection) => GuestRam::leased(memory, connection)?,
-        None => GuestRam::new(memory)?,
-    };
-    if let Some(file) = shared {
-        let able = kvm.check_extension(Cap::ReadonlyMem);
-        able.then_some(()).ok_or(Error::KvmLacks("KVM_CAP_READONLY_MEM"))?;
-        ram.share(file)?;
-    }
-    Ok(ram)
-}
-
-/// Puts into memory what a guest finds at its start, or checks that this machine can go on from the
-/// saved state. Returns the kernel's place, or the state.
-fn begin(
-    start: Start,
-    ram: &GuestRam,
-    parts: &acpi::Parts,
-    traits: &Traits,
-) -> Result<(Option<Kernel>, Option<Arc<Saved>>)> {
-    match start {
-        Start::Kernel { kernel, initramfs, command_line } => {
-            let kernel = load(ram, &kernel, initramfs.as_ref(), &command_line, parts)?;
-            Ok((Some(kernel), None))
-        }
-        Start::Saved(saved) => {
-            traits.identity(ram, Vec::new()).check(&saved.identity)?;
-            if saved.machine.cpus.len() != parts.max_cpus as usize {
-                return Err(Error::State("it has the state of too many or too few CPUs".into()));
-            }
-            Ok((None, Some(saved)))
-        }
-    }
-}
-
-/// Returns the requests by which KVM tells the state of a CPU.
-fn registers(kvm: &Kvm, vm: &VmFd) -> Result<Arc<Registers>> {
-    let listed = kvm.get_msr_index_list().map_err(Error::kvm("tell which registers it saves"))?;
-    Ok(Arc::new(Registers::new(vm, listed.as_slice())))
-}
-
-fn random() -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(Error::system("getrandom"))?;
-    Ok(bytes)
-}
-
-/// Puts all that the guest finds at its start into its memory. Returns the kernel's place.
-fn load(
-    ram: &GuestRam,
-    kernel: &OwnedFd,
-    initramfs: Option<&OwnedFd>,
-    command_line: &str,
-    parts: &acpi::Parts,
-) -> Result<Kernel> {
-    let kernel = loader::load_kernel(ram, kernel.as_fd())?;
-    let initramfs = match initramfs {
-        Some(file) => Some(loader::load_initramfs(ram, file.as_fd(), kernel)?),
-        None => None,
-    };
-    loader::write_reset_vector(ram)?;
-    let rsdp = acpi::write_tables(&ram.memory(), parts)?;
-    let command_line = format!("{MACHINE_WORDS} {command_line}");
-    loader::write_start_info(ram, &command_line, initramfs, rsdp)?;
-    Ok(kernel)
-}
-
-/// Has the kernel emulate the local APICs alone: no IOAPIC, no PIC, no PIT.
-fn split_interrupt_controller(vm: &VmFd) -> Result<()> {
-    let mut cap = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, ..Default::default() };
-    cap.args[0] = layout::PINS as u64;
-    vm.enable_cap(&cap).map_err(Error::kvm("split its interrupt controller"))
 }

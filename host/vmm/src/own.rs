@@ -5,8 +5,9 @@ use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 
-use crate::local::{Local, LocalState};
+use crate::local::Local;
 use crate::pci::Bus;
+use crate::state::LocalState;
 use crate::{Machine, Result};
 
 /// PCI device of the console.
@@ -40,8 +41,9 @@ pub fn console(machine: &Machine) -> Result<Local<Console>> {
 }
 
 /// Lets the console go on where that of a saved machine was. The guest finds the host's end of the
-/// agent's port closed, even if the host opens it at once: what the agent was told belongs to another
-/// machine.
+/// agent's port closed, even if the host opens it at once: what the agent was told belongs to
+/// another machine. The host's end of the guest's console is open already, so that its bytes are not
+/// dropped.
 ///
 /// # Errors
 /// [`crate::Error::State`].

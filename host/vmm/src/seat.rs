@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::board::Board;
-use crate::cpu::state::CpuState;
+use crate::registers::CpuState;
 use crate::{Error, Result};
 
 /// The state that all CPUs are to be in.

@@ -12,7 +12,7 @@ use crate::memory::GuestRam;
 use crate::state::{FunctionState, Identity, MachineState, OwnState, Saved};
 use crate::{Error, Result, layout};
 
-/// What a machine's identity is made of, beside its memory and its functions.
+/// The parts of a machine's identity beside its memory and its functions.
 #[derive(Clone)]
 pub(super) struct Traits {
     /// The features that CPU 0 was offered.

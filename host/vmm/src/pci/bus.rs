@@ -74,8 +74,8 @@ impl Bus {
         Ok(())
     }
 
-    /// Lets a device of the bus go on as a predecessor's did. The function's configuration space has
-    /// its saved values already.
+    /// Lets a device of the bus go on as a predecessor's did. The function's configuration space
+    /// has its saved values already.
     ///
     /// # Errors
     /// [`Error::State`].

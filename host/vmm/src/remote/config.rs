@@ -12,8 +12,6 @@ use std::sync::{Mutex, MutexGuard};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
 
-pub use own::OwnRegisters;
-
 /// Bytes of configuration space.
 const SIZE: usize = 4096;
 

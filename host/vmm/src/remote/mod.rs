@@ -17,6 +17,7 @@ mod saved;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
@@ -28,7 +29,7 @@ use crate::interrupts::Interrupts;
 use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
 use crate::{Chassis, Error, Machine, Result};
 use config::{Action, Config};
-pub use saved::{MAX_STATE, RemoteState};
+pub use saved::MAX_STATE;
 
 /// The longest time that an access waits for the function's server, a restart of the server
 /// included.
@@ -61,6 +62,8 @@ pub struct Attached {
     slot: Arc<Slot>,
     /// The eventfd that the server raises for the pin.
     pin: Option<OwnedFd>,
+    /// The function was stopped to be saved.
+    stopped: AtomicBool,
 }
 
 impl Attached {
@@ -125,7 +128,7 @@ impl Attached {
         let shape = Shape { bars, vectors, notifications: notifications(&remote.function) };
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&remote));
         let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
-        Ok(Self { remote, slot, pin })
+        Ok(Self { remote, slot, pin, stopped: AtomicBool::new(false) })
     }
 
     /// Returns the descriptor that is readable while the function has no connection.

@@ -1,37 +1,27 @@
 //! The saved state of a function behind a socket: the machine's part of it, and the server's.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 
-use serde::{Deserialize, Serialize};
-
-use super::config::OwnRegisters;
 use super::{Attached, FunctionError, Remote};
-use crate::pci::SlotState;
+use crate::state::RemoteState;
 use crate::{Error, Machine, Result};
 
 /// The most bytes of a function's own state that a machine's state has room for: 1 MiB.
 pub const MAX_STATE: usize = 1 << 20;
 
-/// The saved state of a function behind a socket.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RemoteState {
-    slot: SlotState,
-    registers: OwnRegisters,
-    /// The state that the server gave.
-    #[serde(with = "hex")]
-    function: Vec<u8>,
-}
-
 impl Attached {
     /// Stops the function, and returns the state for a successor. The function stays stopped until
-    /// [`Attached::start`], also after an error. The guest is stopped. Waits for the server, so
-    /// call it on a thread of its own.
+    /// [`Attached::start`], unless its server refuses to stop it. The guest is stopped. Waits for
+    /// the server, so call it on a thread of its own.
     ///
     /// # Errors
     /// [`Error::Function`]; `index` is the function's number in it.
     pub fn save(&self, index: usize) -> Result<RemoteState> {
         let failed = |reason: String| Error::Function { index, reason };
+        let stopped = self.remote.function.stop();
+        stopped.map_err(|error| failed(format!("it cannot be stopped: {error}")))?;
+        self.stopped.store(true, Ordering::Relaxed);
         let function = self.remote.function.save();
         let function = function.map_err(|error| failed(format!("its state: {error}")))?;
         if function.len() > MAX_STATE {
@@ -42,14 +32,19 @@ impl Attached {
         Ok(RemoteState { slot: self.slot.save(), registers, function })
     }
 
-    /// Lets the function go on after [`Attached::save`]. Waits for the server, so call it on a
+    /// Lets the function go on if [`Attached::save`] has stopped it. Waits for the server, so call it on a
     /// thread of its own.
     ///
     /// # Errors
     /// [`Error::Function`]; `index` is the function's number in it.
     pub fn start(&self, index: usize) -> Result<()> {
+        if !self.stopped.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let started = self.remote.function.start();
-        started.map_err(|error| Error::Function { index, reason: error.to_string() })
+        started.map_err(|error| Error::Function { index, reason: error.to_string() })?;
+        self.stopped.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Connects the function behind `socket`, as [`Attached::new`] does, in the place of the saved

@@ -66,11 +66,8 @@ impl Whole {
     }
 
     pub fn save(&self) -> Result<Vec<u8>, Error> {
-        let own = OwnState {
-            console: self.console_device.save(),
-            rng: self.rng.save(),
-            pmem: None,
-        };
+        let own =
+            OwnState { console: self.console_device.save(), rng: self.rng.save(), pmem: None };
         let parts = Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() };
         self.running.saver().save(parts)
     }
@@ -122,6 +119,7 @@ pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error
     };
     let machine = Machine::new(config)?;
     let (console_device, rng) = (own::console(&machine)?, own::rng(&machine)?);
+    console_device.serve(|console| console.set_host_open(own::CONSOLE_PORT, true));
     let OwnState { console: its_console, rng: its_rng, .. } = &saved.machine.own;
     own::restore_console(&console_device, machine.pci(), its_console)?;
     rng.restore(machine.pci(), its_rng)?;

@@ -7,8 +7,8 @@ use crate::lock::lock;
 use crate::pci::vectors::VectorsState;
 use crate::{Error, Result};
 
-/// The saved state of a device of the bus. The addresses of BARs are in the function's configuration
-/// space.
+/// The saved state of a device of the bus. The addresses of BARs are in the function's
+/// configuration space.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlotState {
@@ -16,7 +16,7 @@ pub struct SlotState {
     vectors: Option<VectorsState>,
 }
 
-/// What a successor's function must have in common with the saved one.
+/// The properties that a successor's function must have in common with the saved one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedShape {

@@ -1,21 +1,10 @@
 //! The registers of configuration space that are the machine's own: saved with the machine, while a
 //! function's state has all others.
 
-use serde::{Deserialize, Serialize};
 use slipway_vfio_user_client::RemoteFunction;
 
 use super::{Config, Outcome, SIZE, State, dword, fetch, put, register, word};
-
-/// The saved registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OwnRegisters {
-    command: u16,
-    bars: [u32; 6],
-    interrupt_line: u8,
-    /// MSI-X's Message Control; 0 without MSI-X.
-    msix_control: u16,
-}
+use crate::state::OwnRegisters;
 
 impl Config {
     /// Returns the machine's own registers.

@@ -16,6 +16,8 @@
 //! The checksum finds damage, and no intent: every byte is checked as hostile input. The identity
 //! comes first, so that a state of another build or processor is refused by what differs.
 
+mod functions;
+
 use std::fmt::Display;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -25,12 +27,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::board::BoardState;
-use crate::cpu::state::CpuState;
 use crate::interrupts::InterruptsState;
-use crate::local::LocalState;
 use crate::memory::GuestRam;
-use crate::remote::RemoteState;
+use crate::registers::CpuState;
 use crate::{Error, Result};
+
+pub use functions::{FunctionState, LocalState, OwnRegisters, OwnState, RemoteState};
 
 /// The version of the format. A state of another version is refused.
 pub const VERSION: u32 = 1;
@@ -41,7 +43,7 @@ const MAGIC: [u8; 8] = *b"SLIPWAYM";
 /// Bytes before the content.
 const HEADER: usize = 56;
 
-/// What a machine must have in common with a saved one to go on from its state.
+/// The properties that a machine must have in common with a saved one to go on from its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The version of `slipway-vmm`.
@@ -54,8 +56,8 @@ pub struct Identity {
     pub cpus: [u32; 3],
     /// Bytes of the guest's memory.
     pub memory: u64,
-    /// The ranges of the memory: guest-physical address, bytes, offset in its file. Shared pages are
-    /// the last one, if there are any.
+    /// The ranges of the memory: guest-physical address, bytes, offset in its file. Shared pages
+    /// are the last one, if there are any.
     pub layout: Vec<[u64; 3]>,
     /// Bytes of shared pages; 0 if there are none.
     pub shared: u64,
@@ -80,30 +82,6 @@ pub struct MachineState {
     pub functions: Vec<FunctionState>,
     /// The names of plugged CPUs, by their numbers.
     pub plugged_cpus: Vec<(u8, String)>,
-}
-
-/// The saved states of the machine's own functions.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OwnState {
-    /// The console.
-    pub console: LocalState,
-    /// The source of random numbers.
-    pub rng: LocalState,
-    /// The shared pages, if there are any.
-    pub pmem: Option<LocalState>,
-}
-
-/// The saved state of a function behind a socket, with what the program knows of it.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FunctionState {
-    /// The number of the function, from 0.
-    pub number: usize,
-    /// The name by which it can be removed.
-    pub name: String,
-    /// The state.
-    pub state: RemoteState,
 }
 
 /// A saved machine: its identity and its state.

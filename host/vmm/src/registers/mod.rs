@@ -1,10 +1,12 @@
-//! The state of a CPU: all that KVM can tell of it, read on the CPU's own thread while it is outside
-//! of the guest, and set on a new CPU before it runs.
+//! The state of a CPU: all that KVM can tell of it, read on the CPU's own thread while it is
+//! outside of the guest, and set on a new CPU before it runs.
 //!
-//! The order of requests is that of their dependencies (Linux, *Documentation/virt/kvm/api.rst*):
-//! `mp_state` first when reading, since KVM takes waiting INIT and SIPI signals then; features before
-//! everything when writing, the mode and address of the local APIC (`sregs`) before its registers,
-//! the time-stamp counter before the deadline of its timer.
+//! The order of requests is that of their dependencies (Linux, *Documentation/virt/kvm/api.rst*).
+//! `mp_state` is read first, since KVM takes waiting INIT and SIPI signals then. Features are set
+//! before everything, the mode and address of the local APIC (`sregs`) before its registers, the
+//! time-stamp counter before the deadline of its timer.
+
+mod msrs;
 
 use kvm_bindings::{
     Xsave, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events,
@@ -13,8 +15,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-use super::msrs::{self, Msr};
 use crate::{Error, Result};
+use msrs::Msr;
 
 /// The saved state of a CPU.
 #[derive(Debug, Serialize, Deserialize)]

@@ -62,8 +62,7 @@ pub fn write(cpu: &VcpuFd, all: &[Msr], deadline_interrupts: bool) -> Result<()>
         let count = cpu.set_msrs(&entries).map_err(Error::kvm("set the registers of a CPU"))?;
         match rest.get(count) {
             Some(&Msr(index, value)) if value != 0 => {
-                let what =
-                    format!("register {index:#x} of a CPU cannot be {value:#x} on this host");
+                let what = format!("CPU register {index:#x} cannot be {value:#x} on this host");
                 return Err(Error::State(what));
             }
             _ => rest = rest.get(count + 1..).unwrap_or_default(),
@@ -75,9 +74,9 @@ pub fn write(cpu: &VcpuFd, all: &[Msr], deadline_interrupts: bool) -> Result<()>
 /// Returns registers in the order in which they are set: the deadline of the timer last, since KVM
 /// compares it with the time-stamp counter.
 ///
-/// A deadline of zero may be that of a timer that has expired, whose interrupt KVM had not delivered
-/// when the CPU was stopped, and tells nobody. It becomes the present time: the interrupt comes at
-/// once, and one too many does no harm.
+/// A deadline of zero may be that of a timer that has expired, whose interrupt KVM had not
+/// delivered when the CPU was stopped, and tells nobody. It becomes the present time: the interrupt
+/// comes at once, and one too many does no harm.
 fn in_order(all: &[Msr], deadline_interrupts: bool) -> Vec<Msr> {
     let now = all.iter().find(|Msr(index, _)| *index == TSC).map_or(0, |Msr(_, value)| *value);
     let (mut last, mut first): (Vec<_>, Vec<_>) =

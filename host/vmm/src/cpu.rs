@@ -1,7 +1,4 @@
-//! A virtual CPU: its first state, the thread that runs it, and its [`state`] for a successor.
-
-mod msrs;
-pub mod state;
+//! A virtual CPU: its first state, and the thread that runs it.
 
 use std::io;
 use std::sync::Arc;
@@ -9,8 +6,8 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_run, kvm_segment};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use self::state::{CpuState, Registers};
 use crate::board::{Board, End, Exit};
+use crate::registers::{CpuState, Registers};
 use crate::seat::Seats;
 use crate::{Error, Result, kick, layout};
 

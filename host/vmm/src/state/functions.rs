@@ -1,0 +1,62 @@
+//! The saved states of functions, as data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pci::SlotState;
+
+/// The saved state of a function in this process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalState {
+    pub(crate) slot: SlotState,
+    /// The function's own state.
+    #[serde(with = "hex")]
+    pub(crate) function: Vec<u8>,
+}
+
+/// The saved registers of configuration space that are the machine's own, of a function behind a
+/// socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnRegisters {
+    pub(crate) command: u16,
+    pub(crate) bars: [u32; 6],
+    pub(crate) interrupt_line: u8,
+    /// MSI-X's Message Control; 0 without MSI-X.
+    pub(crate) msix_control: u16,
+}
+
+/// The saved state of a function behind a socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteState {
+    pub(crate) slot: SlotState,
+    pub(crate) registers: OwnRegisters,
+    /// The state that the server gave.
+    #[serde(with = "hex")]
+    pub(crate) function: Vec<u8>,
+}
+
+/// The saved states of the machine's own functions.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnState {
+    /// The console.
+    pub console: LocalState,
+    /// The source of random numbers.
+    pub rng: LocalState,
+    /// The shared pages, if there are any.
+    pub pmem: Option<LocalState>,
+}
+
+/// The saved state of a function behind a socket, with what the program knows of it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionState {
+    /// The number of the function, from 0.
+    pub number: usize,
+    /// The name by which it can be removed.
+    pub name: String,
+    /// The state.
+    pub state: RemoteState,
+}
