@@ -10,7 +10,7 @@ use rustix::fs::SeekFrom;
 use serde_json::{Value, json};
 use slipway_reactor::{Reactor, Settings};
 
-use crate::common::{has_kvm, memory};
+use crate::common::{events, has_kvm, memory};
 use crate::{Client, Place, Running, error_of, ramdisk, vmm};
 
 // Prints each number's low byte.
@@ -218,5 +218,47 @@ fn a_function_behind_a_socket_goes_on() {
     // Another number of functions.
     let output = restore(&state).args(["--memory", "fd:0"]).stdin(vm.copy()).output().unwrap();
     assert!(error_of(&output).contains("1 functions; --function is given 0 times"));
+    servers.iter().for_each(|server| server.close());
+}
+
+#[test]
+fn what_was_plugged_goes_on_and_can_be_removed() {
+    if !has_kvm("what_was_plugged_goes_on_and_can_be_removed") {
+        return;
+    }
+    let place = Place::new();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let disks = ["a", "b"].map(|name| place.path(name));
+    let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
+    let servers = disks.each_ref().map(serve);
+    let room = ["--slots", "2", "--max-cpus", "2"];
+    let mut command = vmm(&place.kernel(events()));
+    command.args(room);
+    let mut vm = Vm::start(command, memory(64), &place.path("control"));
+    assert_eq!(vm.read(1), b"r");
+    assert_eq!(vm.client.plug("disk", &disks[0])["return"]["function"], 0);
+    assert_eq!(vm.read(4), b"4p\xf4.");
+    let arguments = json!({ "driver": "host-x86_64-cpu", "id": "second", "core-id": 1 });
+    let add = json!({ "execute": "device_add", "arguments": arguments });
+    assert_eq!(vm.client.ask(&add.to_string())["return"], json!({}));
+    assert_eq!(vm.read(3), b"8c.");
+    vm.client.execute("stop");
+    let state = place.path("state");
+    let answer = vm.save(File::create(&state).unwrap().as_fd());
+    assert!(answer["return"]["bytes"].is_u64(), "{answer}");
+    refused(&vm.client.ask(&add.to_string()), "already");
+    refused(&vm.client.unplug("disk"), "let it go on");
+    let mut fork = restore(&state);
+    fork.args(room).arg("--function").arg(&disks[1]);
+    let mut fork = Vm::start(fork, vm.copy(), &place.path("control-1"));
+    assert_eq!(fork.read(2), b"2.", "a new generation");
+    refused(&fork.client.ask(&add.to_string()), "already");
+    assert_eq!(fork.client.unplug("disk")["return"], json!({}));
+    assert_eq!(fork.read(4), b"4e\xff.");
+    assert_eq!(fork.client.unplug("second")["return"], json!({}));
+    assert_eq!(fork.read(3), b"8d.");
+    for _ in 0..2 {
+        assert_eq!(fork.client.event(), "DEVICE_DELETED");
+    }
     servers.iter().for_each(|server| server.close());
 }
