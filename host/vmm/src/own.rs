@@ -42,8 +42,8 @@ pub fn console(machine: &Machine) -> Result<Local<Console>> {
 
 /// Lets the console go on where that of a saved machine was. The guest finds the host's end of the
 /// agent's port closed, even if the host opens it at once: what the agent was told belongs to
-/// another machine. The host's end of the guest's console is open already, so that its bytes are not
-/// dropped.
+/// another machine. The host's end of the guest's console is open already, so that its bytes are
+/// not dropped.
 ///
 /// # Errors
 /// [`crate::Error::State`].

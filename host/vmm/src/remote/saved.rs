@@ -25,15 +25,16 @@ impl Attached {
         let function = self.remote.function.save();
         let function = function.map_err(|error| failed(format!("its state: {error}")))?;
         if function.len() > MAX_STATE {
-            let what = format!("its state has {} bytes; at most {MAX_STATE}", function.len());
+            let len = function.len();
+            let what = format!("its state has {len} bytes, of {MAX_STATE} at most");
             return Err(failed(what));
         }
         let registers = self.remote.config.save();
         Ok(RemoteState { slot: self.slot.save(), registers, function })
     }
 
-    /// Lets the function go on if [`Attached::save`] has stopped it. Waits for the server, so call it on a
-    /// thread of its own.
+    /// Lets the function go on if [`Attached::save`] has stopped it. Waits for the server, so call
+    /// it on a thread of its own.
     ///
     /// # Errors
     /// [`Error::Function`]; `index` is the function's number in it.
