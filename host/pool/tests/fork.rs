@@ -318,7 +318,7 @@ fn a_device_and_a_guest_see_the_same_bytes() {
 #[test]
 fn a_guest_and_devices_race_for_every_page() {
     let Some(node) = Node::new() else { return };
-    let (pool, _server) = pool(&node, true);
+    let (_pool, _server) = pool(&node, true);
     let own = Own::take(&node);
     let map = device(&node, &own.lease);
     let gate = std::sync::Barrier::new(3);
