@@ -246,7 +246,7 @@ fn what_was_plugged_goes_on_and_can_be_removed() {
     let state = place.path("state");
     let answer = vm.save(File::create(&state).unwrap().as_fd());
     assert!(answer["return"]["bytes"].is_u64(), "{answer}");
-    refused(&vm.client.ask(&add.to_string()), "already");
+    refused(&vm.client.ask(&add.to_string()), "let it go on");
     refused(&vm.client.unplug("disk"), "let it go on");
     let mut fork = restore(&state);
     fork.args(room).arg("--function").arg(&disks[1]);
