@@ -54,9 +54,11 @@ for one in stages: print("%s %.1f ms" % (one["name"], (one["end_ns"] - one["star
 END
 }
 timeout 120 "$slipway" run --rm --timeline "$work/boot.json" "$image" -- true || fail "a boot: $(explain)"
-timeout 120 "$slipway" run --rm --from web --timeline "$work/fork.json" "$image" -- true || fail "a fork: $(explain)"
 say "a boot: $(stages "$work/boot.json")"
-say "a fork: $(stages "$work/fork.json")"
+for _ in 1 2 3; do
+    timeout 120 "$slipway" run --rm --from web --timeline "$work/fork.json" "$image" -- true || fail "a fork: $(explain)"
+    say "a fork: $(stages "$work/fork.json")"
+done
 
 # What tells a fork from the others: a line for each.
 who='read uuid </proc/sys/kernel/random/uuid; read mac </sys/class/net/eth0/address; echo "$(hostname) $uuid $mac $(head -c 16 /dev/urandom | od -An -tx1 | tr -d " ")"; exec sleep 10000'
@@ -79,7 +81,7 @@ now=$(in_sandbox a date +%s) || fail "exec: $(explain)"
 [ $(($(date +%s) - now)) -lt 30 ] && [ $((now - $(date +%s))) -lt 30 ] || fail "a fork's clock: $now, $(date +%s)"
 for name in a b c; do
     in_sandbox "$name" sh -c 'head -c 33554432 /dev/urandom >/dev/shm/x && dd if=/dev/shm/x of=/dev/slipway/data bs=1M oflag=direct 2>/dev/null &&
-        echo 3 >/proc/sys/vm/drop_caches 2>/dev/null; head -c 33554432 /dev/slipway/data | cmp - /dev/shm/x' || fail "volume of $name: $(explain)"
+        dd if=/dev/slipway/data bs=1M count=32 iflag=direct 2>/dev/null | cmp - /dev/shm/x' || fail "volume of $name: $(explain)"
 done
 in_sandbox a ping -c 2 -W 10 b >/dev/null || fail "a does not reach b: $(explain)"
 in_sandbox c ping -c 2 -W 10 a >/dev/null || fail "c does not reach a: $(explain)"

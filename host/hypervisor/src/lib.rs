@@ -129,7 +129,8 @@ pub trait Hypervisor: Send + Sync {
     }
 
     /// Returns whether the VMM of such a VM can [save](Vm::save) its machine, and begin with one
-    /// that was saved ([`VmSpec::restore`]). The first call may boot the spec's kernel for a moment.
+    /// that was saved ([`VmSpec::restore`]). The first call may boot the spec's kernel for a
+    /// moment.
     ///
     /// # Errors
     /// There is no VMM for such a VM.

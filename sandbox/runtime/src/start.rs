@@ -208,9 +208,11 @@ pub(crate) async fn boot_guest(
             agent
         }
         Some(_) => {
+            // The guest looks at its disks once it has answered.
+            let agent = stages.run("resume", boot(node, sandbox, &*vm)).await?.0;
             let disks = function::ids(&record).collect::<Vec<_>>().into_iter().zip(later);
             stages.run("disks", fork::attach(node, disks)).await?;
-            stages.run("resume", boot(node, sandbox, &*vm)).await?.0
+            agent
         }
     };
     dma_stages(node, stages, &record.id).await?;

@@ -181,7 +181,7 @@ impl TapPort {
         check(unsafe { libc::ioctl(file, SIOCSIFHWADDR as _, &raw mut request) })
     }
 
-    /// Reads a frame to offset `at` and returns its length with its header, or `None` if there is no
+    /// Reads a frame to offset `at`. Returns its length with its header, or `None` if there is no
     /// frame.
     fn read(&mut self, at: usize) -> Option<usize> {
         let place = self.memory.slice(at, ROOM);

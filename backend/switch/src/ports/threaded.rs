@@ -60,7 +60,7 @@ pub struct PortThread {
     link: u8,
 }
 
-/// What both sides of a port share beside the rings.
+/// The parts that both sides of a port share, beside the rings.
 struct Shared {
     /// An eventfd on which the thread sleeps. Nobody else has it.
     bell: OwnedFd,
