@@ -181,8 +181,8 @@ impl TapPort {
         check(unsafe { libc::ioctl(file, SIOCSIFHWADDR as _, &raw mut request) })
     }
 
-    /// Reads a frame to offset `at`. Returns its length with its header, or `None` if there is no
-    /// frame.
+    /// Reads a frame to offset `at` and returns its length with its header. Returns `None` if there
+    /// is no frame.
     fn read(&mut self, at: usize) -> Option<usize> {
         let place = self.memory.slice(at, ROOM);
         let (address, len) = place.io_vector();

@@ -60,7 +60,7 @@ pub struct PortThread {
     link: u8,
 }
 
-/// The parts that both sides of a port share, beside the rings.
+/// The state that both sides of a port share beside the rings.
 struct Shared {
     /// An eventfd on which the thread sleeps. Nobody else has it.
     bell: OwnedFd,
@@ -231,13 +231,10 @@ impl PortThread {
         let mut events = Events { readable: true, failed: false };
         while !self.has_ended() && port.is_up() {
             self.pass_link(&mut *port);
-            let mut moved = self.outward(&mut *port);
-            if events.readable || events.failed {
-                let taken = self.inward(&mut *port);
-                if events.failed && !taken {
-                    break;
-                }
-                moved |= taken;
+            let moved = self.outward(&mut *port);
+            let taken = (events.readable || events.failed) && self.inward(&mut *port);
+            if events.failed && !taken {
+                break;
             }
             events = self.wait(&*port, moved);
         }
@@ -318,7 +315,8 @@ impl PortThread {
         }
     }
 
-    /// Waits for events, unless `moved` says that there may be more to move.
+    /// Waits for events, unless `moved` says that there may be more frames for the port. Poll(2)
+    /// returns at once if the port has more frames.
     fn wait(&mut self, port: &dyn Port, moved: bool) -> Events {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let patience = (moved || self.rings.input.arm()).then_some(&at_once);
