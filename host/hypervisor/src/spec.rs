@@ -1,6 +1,8 @@
 //! The description of a virtual machine.
 
+use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::{AccelChoice, Error, GuestMemory, Result, SharedPages, VmRecord};
 
@@ -50,7 +52,7 @@ pub struct VmSpec {
     /// begins in place of booting. It had the same CPUs, the same functions in the same order, and
     /// as much memory, whose content is that of [`VmSpec::memory`]. Only `slipway-vmm` runs such a
     /// VM.
-    pub restore: Option<PathBuf>,
+    pub restore: Option<Arc<File>>,
     /// The number of virtual CPUs: 1 to [`VmSpec::MAX_CPUS`].
     pub cpus: u32,
     /// The kernel image; an uncompressed ELF with a PVH entry starts fastest.

@@ -8,6 +8,10 @@ use tonic::{Code, Status};
 
 use crate::Plane;
 
+/// The part of a template, one in so many bytes, that may be copied ahead for each fork. One that
+/// touches all of its memory must not have all others take as much.
+const AHEAD: u64 = 2;
+
 /// Has the pool give memory that begins as a file. Waits for the file's disk.
 pub(crate) fn add(
     plane: &Plane,
@@ -43,10 +47,16 @@ pub(crate) fn learn(
     let (pool, name) = (pool(plane)?, name(&request.name)?);
     let absent = || Status::not_found("no sandbox has this memory");
     let touched = pool.copied((request.device, request.inode)).ok_or_else(absent)?;
-    if !pool.copy_ahead(name, &touched) {
-        return Err(Status::not_found(format!("the pool has no template {name}")));
-    }
+    let absent = || Status::not_found(format!("the pool has no template {name}"));
+    let most = stats(pool, name).ok_or_else(absent)?.held / AHEAD;
     let ahead_bytes = touched.iter().map(|range| range.end - range.start).sum();
+    if ahead_bytes > most {
+        let why = format!("{ahead_bytes} bytes were touched: at most {most} are copied ahead");
+        return Err(Status::failed_precondition(why));
+    }
+    if !pool.copy_ahead(name, &touched) {
+        return Err(absent());
+    }
     Ok(v1::LearnTemplateReply { ahead_bytes })
 }
 

@@ -132,6 +132,10 @@ impl Lease {
         let shelves = shared.settings.shelves.as_ref();
         let shelves = shelves.ok_or_else(|| std::io::Error::other("there is no keeper"))?;
         let place = shelves.used(left.number);
+        if !left.has_faults() {
+            // Its VMM was never told to begin: nobody waits, and all of it is freed.
+            return Err(std::io::Error::other("its sandbox had not begun"));
+        }
         let parts = match left.take_apart(&shared.templates) {
             Ok(parts) => parts,
             Err(error) => {

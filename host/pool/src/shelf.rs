@@ -129,6 +129,11 @@ pub(crate) struct Parts {
 }
 
 impl Left {
+    /// Returns whether the faults are there, which are left last.
+    pub(crate) fn has_faults(&self) -> bool {
+        self.files.contains_key(&FAULTS)
+    }
+
     /// Takes the parts.
     ///
     /// # Errors

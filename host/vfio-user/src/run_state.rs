@@ -50,6 +50,11 @@ impl Saved {
         Self { bytes, read: 0 }
     }
 
+    /// Returns the number of bytes of the whole state.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Returns the next bytes, at most `len`. Fewer are the last ones.
     pub fn take(&mut self, len: usize) -> &[u8] {
         let rest = self.bytes.get(self.read..).unwrap_or_default();

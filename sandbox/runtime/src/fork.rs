@@ -31,7 +31,7 @@ pub(crate) async fn template(node: &Node, record: &Record) -> Result<Option<Arc<
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
-/// runs. The first fork after a start of the daemon does so.
+/// runs. The first fork after a start of the daemon does so, or a later one if that fails.
 pub(crate) async fn learn(node: &Node, template: &Template, (device, inode): (u64, u64)) {
     if template.learnt.swap(true, Ordering::Relaxed) {
         return;
@@ -39,7 +39,7 @@ pub(crate) async fn learn(node: &Node, template: &Template, (device, inode): (u6
     let name = template.memory.to_string();
     let request = plane_v1::LearnTemplateRequest { name, device, inode };
     if let Err(status) = node.plane.clone().learn_template(request).await {
-        // Later forks copy when they fault.
+        template.learnt.store(false, Ordering::Relaxed);
         tracing::debug!(error = status.message(), "nothing is copied ahead");
     }
 }
@@ -50,10 +50,7 @@ fn cannot_fork(record: &Record) -> Option<&'static str> {
     let reasons = [
         (record.sockets.is_some(), "a sandbox with a socket function boots: leave --sockets out"),
         (own, "volumes of a fork are namespaces: leave out the volume's device"),
-        (
-            !record.pod && !record.shares.is_empty(),
-            "a sandbox with directories of the host boots: leave -v out, or make it a pod",
-        ),
+        (!record.shares.is_empty(), "a sandbox with directories of the host boots: leave -v out"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
 }

@@ -91,7 +91,7 @@ impl Node {
         let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
         let roots = SharedRoots::new(config.shared_root_bytes);
-        let templates = Templates::new(config.templates_dir(), files.lane(), parts.plane.clone());
+        let templates = Templates::new(config.templates_dir(), parts.plane.clone());
         Ok(Self {
             config,
             roots,

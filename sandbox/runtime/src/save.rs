@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::sandbox::Sandbox;
 use crate::start::{Booted, Stages, boot_guest, or_end};
 use crate::templates::pages::{copy_pages, digest_pages};
-use crate::templates::{Manifest, Saved, Shape, Unfinished, digest};
+use crate::templates::{Manifest, Saved, Shape, Unfinished, apart, digest};
 use crate::{Error, Result, function};
 
 /// Boots the sandbox's guest, waits until its drivers are in place, and saves its machine as the
@@ -58,13 +58,11 @@ async fn save(
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let shape = Shape::of(&record, needs, &boot.kernel, &boot.initramfs);
     let name = name.to_owned();
-    sandbox
-        .lane
-        .run(move || {
-            let saved = write(&machine, &memory, &unfinished)?;
-            unfinished.finish(&Manifest::new(&record, &name, shape, saved))
-        })
-        .await
+    apart(move || {
+        let saved = write(&machine, &memory, &unfinished)?;
+        unfinished.finish(&Manifest::new(&record, &name, shape, saved))
+    })
+    .await
 }
 
 /// Writes the files of a template.

@@ -151,7 +151,7 @@ pub(crate) async fn boot_guest(
         let why = "its VMM is QEMU; templates need slipway-vmm, and so KVM (`slipway doctor`)";
         return Err(Error::Template { name: name.clone(), why: why.to_owned() });
     }
-    spec.restore = template.as_ref().map(|template| template.machine.clone());
+    spec.restore = template.as_ref().map(|template| Arc::clone(&template.machine));
     let boots = name.is_none();
     if boots && !record.pod && node.config.shares_roots()? {
         stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;

@@ -350,10 +350,17 @@ pub(crate) fn take_over(
 /// Returns the namespaces that only one of the shapes has, or that differ in size. All else that
 /// the guest relies on must be equal, and with `kept` the identity as well.
 fn compare(saved: &Shape, own: &Shape, kept: bool) -> Result<BTreeSet<u32>, StateError> {
+    let ids = |shape: &Shape| shape.namespaces.iter().map(|one| one.nsid).collect::<Vec<_>>();
+    // Ascending numbers in the range are few, and are found quickly.
+    let sound = ids(saved).is_sorted_by(|one, next| one < next)
+        && ids(saved).iter().all(|nsid| (1..=MAX_NSID).contains(nsid));
+    require(sound, "namespaces")?;
     let mut different = BTreeSet::new();
     for namespace in saved.namespaces.iter().chain(&own.namespaces) {
-        let there =
-            |shape: &Shape| shape.namespaces.iter().find(|one| one.nsid == namespace.nsid).cloned();
+        let there = |shape: &Shape| {
+            let at = shape.namespaces.binary_search_by_key(&namespace.nsid, |one| one.nsid).ok()?;
+            shape.namespaces.get(at).cloned()
+        };
         let (before, now) = (there(saved), there(own));
         if before == now {
             continue;

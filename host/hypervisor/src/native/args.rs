@@ -74,7 +74,12 @@ impl Program for Binary {
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let shared = spec.shared.as_ref().map(SharedPages::descriptor).transpose()?;
         let begin = match &spec.restore {
-            Some(state) => Begin::Restore(launch.pass(open(state)?)),
+            Some(state) => {
+                // The VMM reads by position, so that many may have the description.
+                let state = state.try_clone();
+                let failed = |source| Error::system("duplicating a descriptor", source);
+                Begin::Restore(launch.pass(state.map_err(failed)?.into()))
+            }
             None => Begin::Boot {
                 kernel: launch.pass(open(&spec.kernel)?),
                 initramfs: launch.pass(open(&spec.initramfs)?),

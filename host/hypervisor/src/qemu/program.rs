@@ -72,7 +72,8 @@ mod tests {
         assert_eq!(unsupported(&spec()), None);
         let shared = VmSpec { shared: Some(pages(b"image")), ..spec() };
         assert!(unsupported(&shared).is_some_and(|what| what.contains("need slipway-vmm")));
-        let fork = VmSpec { restore: Some("/machine".into()), ..spec() };
+        let fork =
+            VmSpec { restore: Some(std::sync::Arc::new(tempfile::tempfile().unwrap())), ..spec() };
         assert!(unsupported(&fork).is_some_and(|what| what.contains("need slipway-vmm")));
     }
 }

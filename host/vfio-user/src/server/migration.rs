@@ -105,7 +105,11 @@ impl Session {
     ) -> Result<Answer, Errno> {
         let Transition { to, flags } = transition;
         while device.is_held() || device.run.code() != to {
-            match step(device, to) {
+            let before = state_len(&device.run);
+            let stepped = step(device, to);
+            // A state is made or understood as a whole.
+            self.cost += before.max(state_len(&device.run)) / BYTES_PER_COST;
+            match stepped {
                 Ok(Walk::Next) => {}
                 Ok(Walk::Waits) if expired => {
                     self.stuck = true;
@@ -242,6 +246,15 @@ fn step(device: &mut Device, to: u32) -> Result<Walk, Errno> {
         (RunState::Failed, _) => return Err(Errno::INVAL),
     }
     Ok(Walk::Next)
+}
+
+/// Returns the number of bytes of a state that the next step, or the last one, works on.
+fn state_len(run: &RunState) -> usize {
+    match run {
+        RunState::Saving(saved) => saved.len(),
+        RunState::Restoring(state) => state.len(),
+        _ => 0,
+    }
 }
 
 fn check_migrates(device: &Device) -> Result<(), Errno> {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::node::Node;
-use crate::record::SandboxState;
 use crate::templates::{Interface, Manifest};
 use crate::{Error, Result, name, v1};
 
@@ -57,13 +56,14 @@ async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<
     };
     let sandbox = node.create_saving(&spec, Some(name.clone())).await?;
     node.start(&sandbox);
-    let state = sandbox.wait_state(|state| !state.is_live()).await;
-    if state != SandboxState::Exited || sandbox.is_stopping() {
-        let why = sandbox.look(|record| record.reason.clone());
-        return Err(Error::Template { name, why: format!("it was not saved: {why}") });
+    sandbox.wait_state(|state| !state.is_live()).await;
+    let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.reason.clone()));
+    // Even if it was stopped a moment later.
+    let is_ours = |one: &Manifest| one.name == name && one.created_ns >= created_ns;
+    match node.templates.list().await.iter().find(|one| is_ours(one)) {
+        Some(manifest) => Ok(describe(manifest)),
+        None => Err(Error::Template { name, why: format!("it was not saved: {why}") }),
     }
-    let saved = node.templates.list().await.into_iter().find(|one| one.name == name);
-    saved.map(|manifest| describe(&manifest)).ok_or(Error::NoTemplate(name))
 }
 
 /// Describes a template.

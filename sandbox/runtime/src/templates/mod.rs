@@ -13,4 +13,4 @@ pub(crate) mod pages;
 mod store;
 
 pub(crate) use manifest::{Interface, Manifest, Saved, Shape};
-pub(crate) use store::{Template, Templates, Unfinished, digest};
+pub(crate) use store::{Template, Templates, Unfinished, apart, digest};

@@ -1,11 +1,14 @@
 //! The templates of a node on disk.
 //!
 //! A template is made in a directory with a name of its own, which gets the template's name once
-//! everything in it is written. A directory that was left half made has no manifest and is removed
-//! when the daemon begins. A template that is removed stays usable for forks that begin with it
-//! already, since they have its files open.
+//! everything in it is written. A directory that was left half made is removed when the daemon
+//! begins. A template that is removed stays usable for forks that begin with it already, since they
+//! have its files open. One call at a time makes or removes a template of a name.
+//!
+//! Reading or writing all of a template takes a while with much memory. That runs on a thread of
+//! its own, and never on those that write the sandboxes' records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,7 +22,6 @@ use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 use super::Manifest;
 use super::manifest::MOST_MANIFEST;
 use super::pages::digest_pages;
-use crate::files::Lane;
 use crate::lock::lock;
 use crate::{Error, Result, name};
 
@@ -32,8 +34,8 @@ const MOST_MACHINE: u64 = 64 << 20;
 pub(crate) struct Template {
     /// Its description.
     pub manifest: Manifest,
-    /// The file with the machine's state.
-    pub machine: PathBuf,
+    /// The file with the machine's state, as it was checked.
+    pub machine: Arc<File>,
     /// The name by which the plane's pool gives memory that begins as the template's: its digest.
     pub memory: TemplateName,
     /// Set once the pool copies ahead what forks need.
@@ -46,16 +48,17 @@ type Loaded = Arc<tokio::sync::Mutex<Option<Arc<Template>>>>;
 /// The templates of a node.
 pub(crate) struct Templates {
     dir: PathBuf,
-    lane: Lane,
     plane: PlaneClient,
+    /// The names of those that are being made or removed.
+    busy: Arc<Mutex<BTreeSet<String>>>,
     /// The templates that were asked for, by their names.
     loaded: Mutex<BTreeMap<String, Loaded>>,
 }
 
 impl Templates {
     /// Returns the templates in the directory `dir`, which need not exist.
-    pub(crate) fn new(dir: PathBuf, lane: Lane, plane: PlaneClient) -> Self {
-        Self { dir, lane, plane, loaded: Mutex::default() }
+    pub(crate) fn new(dir: PathBuf, plane: PlaneClient) -> Self {
+        Self { dir, plane, busy: Arc::default(), loaded: Mutex::default() }
     }
 
     /// Removes what earlier daemons left half made.
@@ -82,10 +85,15 @@ impl Templates {
             return Ok(Arc::clone(template));
         }
         let template = self.load(name).await.map(Arc::new);
-        match &template {
-            Ok(template) => *loaded = Some(Arc::clone(template)),
-            // A name that nothing has is not remembered.
-            Err(_) => drop(lock(&self.loaded).remove(name)),
+        if let Ok(template) = &template {
+            *loaded = Some(Arc::clone(template));
+            return Ok(Arc::clone(template));
+        }
+        drop(loaded);
+        let mut all = lock(&self.loaded);
+        // A name that nothing has is not remembered, unless another call waits for it.
+        if Arc::strong_count(&place) == 2 {
+            all.remove(name);
         }
         template
     }
@@ -94,7 +102,7 @@ impl Templates {
     async fn load(&self, name: &str) -> Result<Template> {
         let (dir, its) = (self.dir.join(name), name.to_owned());
         let path = memory(&dir);
-        let template = self.lane.run(move || check(&dir, &its)).await?;
+        let template = apart(move || check(&dir, &its)).await?;
         let (name, path) = (template.memory.to_string(), path.to_string_lossy().into_owned());
         let request = plane_v1::AddTemplateRequest { name, path };
         let added = self.plane.clone().add_template(request).await;
@@ -105,7 +113,7 @@ impl Templates {
     /// Returns the manifests of all templates, by name. Damaged ones are left out, and logged.
     pub(crate) async fn list(&self) -> Vec<Manifest> {
         let dir = self.dir.clone();
-        self.lane.run(move || list(&dir)).await
+        apart(move || Ok(list(&dir))).await.unwrap_or_default()
     }
 
     /// Removes a template.
@@ -115,8 +123,9 @@ impl Templates {
     pub(crate) async fn remove(&self, name: &str) -> Result<()> {
         name::check_template(name)?;
         let (dir, gone) = (self.dir.join(name), self.dir.join(format!("{name}{UNFINISHED}")));
-        let its = name.to_owned();
-        let removed = self.lane.run(move || {
+        let (its, busy) = (name.to_owned(), self.take_name(name)?);
+        let removed = apart(move || {
+            let _busy = busy;
             let _ = fs::remove_dir_all(&gone);
             // Renamed first: a daemon that is killed leaves all of it or what `clean` removes.
             match fs::rename(&dir, &gone) {
@@ -144,15 +153,17 @@ impl Templates {
     /// Makes the directory for a new template.
     ///
     /// # Errors
-    /// [`Error::TemplateTaken`] if there is one with this name, [`Error::File`].
+    /// [`Error::TemplateTaken`] if there is one with this name; [`Error::Template`] if one is being
+    /// made or removed; [`Error::File`].
     pub(crate) async fn begin(&self, name: &str) -> Result<Unfinished> {
         name::check_template(name)?;
         let unfinished = Unfinished {
             dir: self.dir.join(format!("{name}{UNFINISHED}")),
             place: self.dir.join(name),
+            _busy: self.take_name(name)?,
         };
         let its = name.to_owned();
-        let made = self.lane.run(move || {
+        let made = apart(move || {
             if unfinished.place.exists() {
                 return Err(Error::TemplateTaken(its));
             }
@@ -163,12 +174,43 @@ impl Templates {
         });
         made.await
     }
+
+    /// Keeps other calls from making or removing a template of this name.
+    fn take_name(&self, name: &str) -> Result<Busy> {
+        if !lock(&self.busy).insert(name.to_owned()) {
+            let why = "it is being made or removed by another call".to_owned();
+            return Err(Error::Template { name: name.to_owned(), why });
+        }
+        Ok(Busy { name: name.to_owned(), all: Arc::clone(&self.busy) })
+    }
+}
+
+/// Runs work that takes a while on a thread of its own.
+pub(crate) async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    // The work panicked, or the daemon is about to end.
+    done.unwrap_or(Err(Error::Closed))
+}
+
+/// The name of a template that is being made or removed.
+struct Busy {
+    name: String,
+    all: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        lock(&self.all).remove(&self.name);
+    }
 }
 
 /// The directory of a template that is being made. It is removed if it does not get its name.
 pub(crate) struct Unfinished {
     dir: PathBuf,
     place: PathBuf,
+    _busy: Busy,
 }
 
 impl Unfinished {
@@ -252,9 +294,9 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
     let manifest = read_manifest(dir, name)?;
     let no = |why: &str| Error::Template { name: name.to_owned(), why: why.to_owned() };
     let (machine, path) = (machine(dir), memory(dir));
-    let state = File::open(&machine).map(|file| file.take(MOST_MACHINE));
+    let state = File::open(&machine).map_err(Error::file("cannot read", &machine))?;
     let mut bytes = Vec::new();
-    let read = state.and_then(|mut state| state.read_to_end(&mut bytes));
+    let read = (&state).take(MOST_MACHINE).read_to_end(&mut bytes);
     read.map_err(Error::file("cannot read", &machine))?;
     if digest(&bytes) != manifest.machine_sha256 {
         return Err(no("its file \"machine\" was changed"));
@@ -269,7 +311,7 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
         return Err(no("its file \"memory\" was changed"));
     }
     let memory = TemplateName::new(&digest).ok_or_else(|| no("its digest is no name"))?;
-    Ok(Template { manifest, machine, memory, learnt: AtomicBool::new(false) })
+    Ok(Template { manifest, machine: Arc::new(state), memory, learnt: AtomicBool::new(false) })
 }
 
 /// Returns SHA-256 of `bytes`, in hexadecimal digits.
@@ -285,7 +327,6 @@ mod tests {
 
     use super::super::manifest::tests::manifest;
     use super::*;
-    use crate::files::Files;
 
     const BYTES: u64 = 128 << 20;
 
@@ -306,7 +347,7 @@ mod tests {
     /// Returns the templates of a node whose plane is not there.
     fn templates(dir: &Path) -> Templates {
         let plane = PlaneClient::new(Endpoint::from_static("http://[::1]:1").connect_lazy());
-        Templates::new(dir.join("templates"), Files::start().unwrap().lane(), plane)
+        Templates::new(dir.join("templates"), plane)
     }
 
     #[tokio::test]
@@ -317,7 +358,13 @@ mod tests {
         let half = all.begin("a").await.unwrap();
         fs::write(half.machine(), "state").unwrap();
         assert!(all.list().await.is_empty());
+        for refused in [all.begin("a").await.err(), all.remove("a").await.err()] {
+            assert!(refused.unwrap().to_string().contains("another call"));
+        }
+        assert!(half.machine().exists());
+        // As if the daemon was killed.
         std::mem::forget(half);
+        let all = templates(dir.path());
         all.clean();
         assert_eq!(fs::read_dir(dir.path().join("templates")).unwrap().count(), 0);
         make(&all, "a").await;
