@@ -1,11 +1,13 @@
 //! Boots one VM on KVM, as a sandbox is booted, and measures the time to its agent:
-//! `boot agent|init q35|PROGRAM KERNEL INITRAMFS CPUS`.
+//! `boot agent|init|fork q35|PROGRAM KERNEL INITRAMFS CPUS`.
 //!
 //! `q35` is QEMU; PROGRAM is a `slipway-vmm`. With `agent` the microseconds from the start of the
 //! VMM's process to the first byte from the agent's port are printed, and the VM is killed. With
-//! `init` the guest has to end its VM by itself. Status: 3 if the guest took longer than
-//! [`LIMIT`] allows.
+//! `init` the guest has to end its VM by itself. With `fork` the VM is saved, and others begin with
+//! it (`fork`). Status: 3 if a guest took longer than [`LIMIT`] allows.
 #![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
+
+mod fork;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,7 +26,10 @@ const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// guest that hangs is slow to emulate.
 const LIMIT: Duration = Duration::from_secs(4);
 
-const USAGE: &str = "usage: boot agent|init q35|PROGRAM KERNEL INITRAMFS CPUS";
+/// The number of forks that are measured.
+const FORKS: usize = 6;
+
+const USAGE: &str = "usage: boot agent|init|fork q35|PROGRAM KERNEL INITRAMFS CPUS";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -34,8 +39,14 @@ async fn main() {
     std::fs::create_dir(&directory).unwrap();
     let cpus = cpus.to_str().unwrap().parse().unwrap();
     let spec = spec(&directory, Path::new(kernel), Path::new(initramfs), cpus);
-    let vm = hypervisor(Path::new(vmm), &directory).launch(&spec).await.unwrap();
+    let hypervisor = hypervisor(Path::new(vmm), &directory);
     let limit = LIMIT * cpus;
+    if until.to_str() == Some("fork") {
+        let measured = fork::measure(&*hypervisor, spec, FORKS, limit).await;
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::process::exit(if measured { 0 } else { 3 });
+    }
+    let vm = hypervisor.launch(&spec).await.unwrap();
     let booted = match until.to_str() {
         Some("agent") => tokio::time::timeout(limit, agent(&spec.agent_socket)).await.is_ok(),
         Some("init") => tokio::time::timeout(limit, vm.wait()).await.is_ok(),

@@ -1,0 +1,97 @@
+//! Forks of a VM whose guest has booted.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slipway_hypervisor::{GuestMemory, Hypervisor, TemplateName, Topology, Vm, VmSpec};
+use slipway_keeper::Keeper;
+use slipway_pool::{Pool, SLOTS, Settings, Shelves};
+
+/// Boots a VM, saves it once its agent has answered, and starts `count` VMs that begin with it, one
+/// after the other. Prints the microseconds from asking for memory to the agent's first byte, of
+/// the boot and of each fork. Pages that the first fork has touched are copied ahead for the next
+/// ones, as a node has it. Returns `false` if an agent did not answer within `limit`.
+pub async fn measure(
+    hypervisor: &dyn Hypervisor,
+    spec: VmSpec,
+    count: usize,
+    limit: Duration,
+) -> bool {
+    let bytes = spec.memory.bytes();
+    let begun = Instant::now();
+    let booted = VmSpec { memory: GuestMemory::new(bytes).unwrap(), ..spec.clone() };
+    let vm = hypervisor.launch(&booted).await.unwrap();
+    if !answers(&spec.agent_socket, limit).await {
+        return false;
+    }
+    println!("boot={}", begun.elapsed().as_micros());
+    vm.pause().await.unwrap();
+    let mut state = memory_file();
+    state.write_all(&vm.save().await.unwrap()).unwrap();
+    // Without a place at a keeper, all of a fork's memory would be copied before it begins.
+    let shelves = Some(Shelves::new(Arc::new(keeper(&spec.run_dir)), 0..2 * SLOTS));
+    let pool = Pool::new(Settings { limit: 0, shelves, ..Settings::default() }).unwrap();
+    let socket = spec.run_dir.with_extension("pool");
+    let _server = pool.listen(&socket).unwrap();
+    let name = TemplateName::new("booted").unwrap();
+    let memory = File::from(booted.memory.descriptor().unwrap());
+    let template = pool.freeze(std::os::fd::AsFd::as_fd(&memory)).unwrap();
+    println!("touched={}", template.held());
+    pool.add_template(name, template).unwrap();
+    end(&*vm).await;
+    let (state, topology) = (Arc::new(state), Topology::of_host());
+    for number in 0..count {
+        let begun = Instant::now();
+        let memory = GuestMemory::of_template(&socket, bytes, name, &topology).unwrap();
+        let identity = memory.identity().unwrap();
+        let fork = VmSpec { memory, restore: Some(Arc::clone(&state)), ..spec.clone() };
+        let vm = hypervisor.launch(&fork).await.unwrap();
+        let launched = begun.elapsed();
+        if !answers(&spec.agent_socket, limit).await {
+            return false;
+        }
+        let name_of = if number == 0 { "first" } else { "fork" };
+        println!("{name_of}={}", begun.elapsed().as_micros());
+        println!("{name_of}-vmm={}", launched.as_micros());
+        if number == 0 {
+            let touched = pool.copied(identity).unwrap();
+            let sum: u64 = touched.iter().map(|range| range.end - range.start).sum();
+            println!("first-copied={sum}");
+            assert!(pool.copy_ahead(name, &touched));
+        }
+        end(&*vm).await;
+    }
+    true
+}
+
+async fn answers(socket: &Path, limit: Duration) -> bool {
+    tokio::time::timeout(limit, super::agent(socket)).await.is_ok()
+}
+
+async fn end(vm: &dyn Vm) {
+    vm.kill().unwrap();
+    vm.wait().await;
+}
+
+/// Starts a keeper on a thread of this process.
+fn keeper(run_dir: &Path) -> Keeper {
+    let path = run_dir.with_extension("keeper");
+    let theirs = path.clone();
+    std::thread::spawn(move || slipway_keeper::serve(&theirs));
+    let keeper = loop {
+        if let Ok(keeper) = Keeper::connect(&path) {
+            break keeper;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    keeper.take(Duration::from_secs(10)).unwrap();
+    keeper
+}
+
+/// Makes an empty file in memory.
+fn memory_file() -> File {
+    rustix::fs::memfd_create(c"state", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into()
+}
