@@ -60,7 +60,7 @@ for _ in 1 2 3; do
     say "a fork: $(stages "$work/fork.json")"
 done
 
-# What tells a fork from the others: a line for each.
+# Each fork prints a line of its name, MAC address and random numbers.
 who='read uuid </proc/sys/kernel/random/uuid; read mac </sys/class/net/eth0/address; echo "$(hostname) $uuid $mac $(head -c 16 /dev/urandom | od -An -tx1 | tr -d " ")"; exec sleep 10000'
 for name in a b c; do
     timeout 120 "$slipway" run --detach --name "$name" --wait-network --from web --volume data:64M "$image" -- sh -c "$who" >/dev/null ||

@@ -147,7 +147,7 @@ impl Lease {
         };
         let home = parts.home.filter(|home| shared.topology.cpus(*home).is_some());
         let memory = Arc::new(at_home(parts.memory, home));
-        // What its predecessor copied ahead is copied, or is when it is needed.
+        // Pages that the predecessor had not copied ahead are copied when they are needed.
         let fork = memory.template().map(|_| Fork::new(&[]));
         let bell = Arc::new(Bell::new()?);
         let page = page_size(memory.file());

@@ -90,7 +90,7 @@ pub async fn await_interfaces(sysfs: &Path, count: u32) -> Result<()> {
     tokio::task::spawn_blocking(machine::load_network_modules).await?;
     let probe = || {
         let there = std::fs::read_dir(sysfs.join("class/net"))?;
-        // Those of a device: not the loopback interface.
+        // The loopback interface has no device.
         let real = there.flatten().filter(|entry| entry.path().join("device").exists()).count();
         Ok::<_, std::io::Error>((real >= count as usize).then_some(()))
     };

@@ -315,7 +315,7 @@ fn a_function_that_does_not_get_quiet_goes_on() {
     }
     served.knobs.restless.store(false, Ordering::SeqCst);
     set(&mut raw, STOP).unwrap();
-    // What was not saved stays stopped, and what was not loaded is in ERROR.
+    // A save that is given up leaves the function stopped; a load leaves it in ERROR.
     served.knobs.restless.store(true, Ordering::SeqCst);
     assert_eq!(state_call(&mut raw, feature::SET, STOP_COPY).err(), Errno::BUSY);
     assert_eq!(state(&mut raw), STOP);

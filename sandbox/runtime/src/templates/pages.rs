@@ -12,17 +12,18 @@ const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
 
 /// Copies the pages among the first `len` bytes of `from` that have bytes other than zeros to the
-/// same places of `to`. Returns the number of bytes that were copied.
+/// same places of `to`. Returns the number of bytes that were copied, and their
+/// [digest](digest_pages).
 ///
 /// # Errors
 /// Those of reading and writing.
-pub(crate) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<u64> {
+pub(crate) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<(u64, String)> {
     let mut copied = 0;
-    for_each_page(from, len, |at, page| {
+    let digest = visit(from, len, |at, page| {
         copied += page.len() as u64;
         to.write_all_at(page, at)
     })?;
-    Ok(copied)
+    Ok((copied, digest))
 }
 
 /// Calls `each` for every page among the first `len` bytes of `file` that has bytes other than
@@ -66,12 +67,21 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
 /// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
 /// zeros.
 pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
+    visit(file, len, |_, _| Ok(()))
+}
+
+/// Calls `each` as [`for_each_page`] does, and returns the digest of the pages.
+fn visit(
+    file: &File,
+    len: u64,
+    mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<String> {
     let mut hash = Sha256::new();
     hash.update(len.to_le_bytes());
     for_each_page(file, len, |at, page| {
         hash.update(at.to_le_bytes());
         hash.update(page);
-        Ok(())
+        each(at, page)
     })?;
     Ok(hex::encode(hash.finalize()))
 }
@@ -98,14 +108,15 @@ mod tests {
     fn memory_is_copied_with_its_holes() {
         let (from, to) = (sparse(), tempfile::tempfile().unwrap());
         to.set_len(4 * MIB).unwrap();
-        assert_eq!(copy_pages(&from, 4 * MIB, &to).unwrap(), 5 * PAGE as u64);
+        let (copied, digest) = copy_pages(&from, 4 * MIB, &to).unwrap();
+        assert_eq!(copied, 5 * PAGE as u64);
         let (mut one, mut two) = (vec![0; 4 << 20], vec![0; 4 << 20]);
         from.read_exact_at(&mut one, 0).unwrap();
         to.read_exact_at(&mut two, 0).unwrap();
         assert!(one == two);
         assert!(to.metadata().unwrap().blocks() * 512 < MIB);
         let digests = [&from, &to].map(|file| digest_pages(file, 4 * MIB).unwrap());
-        assert_eq!(digests[0], digests[1]);
+        assert_eq!(digests, [digest.clone(), digest]);
         to.write_all_at(b"x", 3 * MIB).unwrap();
         assert_ne!(digests[0], digest_pages(&to, 4 * MIB).unwrap());
     }
