@@ -1,4 +1,5 @@
-//! Memory that a device accesses: of the pool, all of it clean, and other memory.
+//! Memory that a device accesses: of the pool, all of it clean, and other memory. All subjects have
+//! the same pages, since an access to some pages takes longer than to others.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -46,13 +47,31 @@ pub struct Gated {
 }
 
 impl Gated {
-    /// Makes memory, and touches all of it. Accesses run on the client's processors of `cpus`.
+    /// Makes the file of the pages that the subjects of a run share.
     ///
     /// # Errors
     /// The host has no memory left.
-    pub fn new((name, about): (&'static str, &str), gate: Gate, cpus: &Cpus) -> Result<Self> {
+    pub fn pages() -> Result<OwnedFd> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("slipway-bench", flags).context("a file in memory")?;
+        rustix::fs::ftruncate(&file, LEN as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(file)
+    }
+
+    /// Maps the `pages` of [`Gated::pages`], and touches all of them. Accesses run on the client's
+    /// processors of `cpus`.
+    ///
+    /// # Errors
+    /// The host has no memory left.
+    pub fn new(
+        (name, about): (&'static str, &str),
+        gate: Gate,
+        pages: &OwnedFd,
+        cpus: &Cpus,
+    ) -> Result<Self> {
         let mut map = DmaMap::new();
-        map.add(0, region(gate)?)?;
+        map.add(0, region(gate, pages)?)?;
         let memory = map.memory();
         memory.write(0, &vec![1; LEN])?;
         Ok(Self { name, about: about.to_owned(), cpus: cpus.clone(), memory, _map: map })
@@ -76,27 +95,20 @@ impl Gated {
     }
 }
 
-fn region(gate: Gate) -> Result<Region> {
-    let (file, len) = (file()?, LEN as u64);
+fn region(gate: Gate, pages: &OwnedFd) -> Result<Region> {
+    let len = LEN as u64;
     if gate == Gate::Absent {
-        let region = Region::mapped(file.as_fd(), 0, len, Permissions::READ_WRITE);
+        let region = Region::mapped(pages.as_fd(), 0, len, Permissions::READ_WRITE);
         return region.context("mapping memory");
     }
-    let late = Arc::new(LateMemory::new(file).context("memory of a pool")?);
+    // The table of a pool's memory is the subject's own.
+    let late = Arc::new(LateMemory::new(pages.try_clone()?).context("memory of a pool")?);
     let region = Region::late(&late, 0, len, Permissions::READ_WRITE, &Bin::new());
     let region = region.context("mapping memory of a pool")?;
     if gate == Gate::Open {
         late.take_all().map_err(|_| anyhow!("memory that nobody else has is busy"))?;
     }
     Ok(region)
-}
-
-fn file() -> Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("slipway-bench", flags).context("a file in memory")?;
-    rustix::fs::ftruncate(&file, LEN as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-    Ok(file)
 }
 
 /// A device's view of memory, and its own buffers.
@@ -159,9 +171,9 @@ mod tests {
 
     #[test]
     fn every_gate_and_access_is_measured() {
-        let cpus = Cpus::split(1).unwrap();
+        let (cpus, pages) = (Cpus::split(1).unwrap(), Gated::pages().unwrap());
         for gate in [Gate::Absent, Gate::Closed, Gate::Open] {
-            let mut gated = Gated::new(("name", "about"), gate, &cpus).unwrap();
+            let mut gated = Gated::new(("name", "about"), gate, &pages, &cpus).unwrap();
             for load in ["gate-block", "gate-pin", "gate-word"] {
                 match gated.run(&load.parse().unwrap()).unwrap() {
                     MemoryMeasured::Accessed { count, elapsed_ns } => {

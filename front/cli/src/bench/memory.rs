@@ -113,13 +113,14 @@ fn loads(args: &MemoryArgs) -> Result<Vec<MemoryLoad>> {
 fn subjects(args: &MemoryArgs) -> Result<Vec<Box<dyn MemorySubject>>> {
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let (keeping, cpus) = (Arc::new(Keeping::start()?), Cpus::split(1)?);
+    let pages = Gated::pages()?;
     let program = slipway_bench::slipway().context("which program this is")?;
     let program: [OsString; 3] = [program.into(), "bench".into(), "memory-user".into()];
     let giver = |named, source| -> Result<Box<dyn MemorySubject>> {
         Ok(Box::new(Giver::new(named, source, &keeping, &program, &cpus)))
     };
     let gated = |named, gate| -> Result<Box<dyn MemorySubject>> {
-        Ok(Box::new(Gated::new(named, gate, &cpus)?))
+        Ok(Box::new(Gated::new(named, gate, &pages, &cpus)?))
     };
     let subject = |named: (&'static str, &'static str)| match named.0 {
         "new" => giver(named, Source::New),
