@@ -1,7 +1,7 @@
 //! The gate before memory whose bytes may not be those with which its user begins yet.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// The size in bytes of the parts of recycled memory that are zeroed as a whole. A power of two,
 /// and a divisor of the size of a huge page.
@@ -27,8 +27,21 @@ pub(crate) enum Found {
     Template,
 }
 
+/// The table of a gate. It stays at its place as long as the gate exists.
+pub(crate) struct Table<'a> {
+    /// The state of each granule.
+    pub states: &'a [AtomicU8],
+    /// The state of a granule that was taken, in which it stays.
+    pub clean: u8,
+    /// Set once all granules were taken. It stays so.
+    pub given: &'a AtomicBool,
+}
+
 /// The state of the granules of a file.
 pub(crate) trait Gate: Send + Sync {
+    /// Returns the table, at which each access looks without a call.
+    fn table(&self) -> Table<'_>;
+
     /// Takes all granules of `offset..offset + len` of the file for their user: writes the bytes
     /// with which the user begins into those that have others. Never waits.
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet>;
@@ -42,14 +55,17 @@ pub(crate) trait Gate: Send + Sync {
     /// Copies bytes of the template from `offset` of the file on. Returns `false` if there are
     /// none.
     fn read_template(&self, offset: usize, into: &mut [u8]) -> bool;
-
-    /// Returns whether all granules were taken. They stay so as long as the gate exists.
-    fn is_given(&self) -> bool;
 }
 
 /// The gate before a mapping.
 pub(crate) struct Late {
     gate: Arc<dyn Gate>,
+    /// The parts of the gate's table, and the granule's size as a power of two: a device's access
+    /// reads them here, and one state, and makes no call.
+    states: *const [AtomicU8],
+    given: *const AtomicBool,
+    clean: u8,
+    shift: u32,
     /// The offset in the file of the mapping's first byte.
     offset: usize,
     /// Set once all of the memory was given. It stays so: memory is recycled only when no mapping
@@ -58,10 +74,18 @@ pub(crate) struct Late {
     open: AtomicBool,
 }
 
+// SAFETY: the pointers are to atomics of `gate`, which is Send and Sync and lives as long.
+unsafe impl Send for Late {}
+// SAFETY: as above.
+unsafe impl Sync for Late {}
+
 impl Late {
     /// Makes the gate before a mapping that begins at byte `offset` of the file.
     pub(crate) fn new(gate: Arc<dyn Gate>, offset: usize) -> Self {
-        Self { gate, offset, open: AtomicBool::new(false) }
+        let Table { states, clean, given } = gate.table();
+        let (states, given): (*const _, *const _) = (states, given);
+        let (shift, open) = (gate.granule().ilog2(), AtomicBool::new(false));
+        Self { gate, states, given, clean, shift, offset, open }
     }
 
     /// Returns whether no access needs to take anything.
@@ -71,16 +95,38 @@ impl Late {
         self.open.load(Ordering::Acquire)
     }
 
+    /// Returns whether all of the file was taken, which `pass` has to note.
+    #[inline]
+    fn is_given(&self) -> bool {
+        // SAFETY: `gate`, which lives as long as this value, has the flag at this place.
+        unsafe { &*self.given }.load(Ordering::Acquire)
+    }
+
+    /// Returns whether nothing has to be done before an access to a range of the mapping.
+    #[inline]
+    fn is_ready(&self, offset: usize, len: usize) -> bool {
+        let start = self.offset + offset;
+        let granules = start >> self.shift..(start + len).div_ceil(1 << self.shift);
+        // SAFETY: as for the flag.
+        let states = unsafe { &*self.states }.get(granules);
+        // Pairs with the release of the thread that wrote a granule's bytes.
+        let is_clean = |state: &AtomicU8| state.load(Ordering::Acquire) == self.clean;
+        states.is_some_and(|states| states.iter().all(is_clean)) && !self.is_given()
+    }
+
     /// Takes the granules of a range of the mapping. Never waits.
     #[inline]
     pub(crate) fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
-        if self.is_open() { Ok(()) } else { self.pass(offset, len) }
+        if self.is_open() || self.is_ready(offset, len) {
+            return Ok(());
+        }
+        self.pass(offset, len)
     }
 
     #[inline(never)]
     fn pass(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         self.gate.take(self.offset + offset, len)?;
-        if self.gate.is_given() {
+        if self.is_given() {
             self.open.store(true, Ordering::Release);
         }
         Ok(())
@@ -89,7 +135,10 @@ impl Late {
     /// Does what [`Late::take`] does, and lets other threads finish what they are writing.
     #[inline]
     pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> Result<(), NotYet> {
-        if self.is_open() { Ok(()) } else { self.pass_patiently(offset, len) }
+        if self.is_open() || self.is_ready(offset, len) {
+            return Ok(());
+        }
+        self.pass_patiently(offset, len)
     }
 
     #[inline(never)]

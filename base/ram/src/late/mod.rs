@@ -59,7 +59,7 @@ use states::Taken;
 
 pub use granules::Granules;
 
-use crate::gate::{Found, GRANULE, Gate, Late, NotYet};
+use crate::gate::{Found, GRANULE, Gate, Late, NotYet, Table};
 use crate::{Lasting, Mapping, Permissions, Template, pages};
 
 /// The bytes that fill a granule: a page of them, which stays in the processor's first cache.
@@ -266,7 +266,7 @@ impl LateMemory {
     /// As for [`LateMemory::take`].
     pub fn take_all(&self) -> Result<(), NotYet> {
         self.take(0, self.len())?;
-        // Pairs with the acquire in `is_given`.
+        // Pairs with the acquire in `Late::is_given`.
         self.given.store(true, Ordering::Release);
         Ok(())
     }
@@ -367,6 +367,10 @@ impl LateMemory {
 }
 
 impl Gate for LateMemory {
+    fn table(&self) -> Table<'_> {
+        Table { states: self.states(), clean: states::CLEAN, given: &self.given }
+    }
+
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         LateMemory::take(self, offset, len)
     }
@@ -385,10 +389,6 @@ impl Gate for LateMemory {
 
     fn read_template(&self, offset: usize, into: &mut [u8]) -> bool {
         self.template.as_ref().is_some_and(|template| template.read(offset, into))
-    }
-
-    fn is_given(&self) -> bool {
-        self.given.load(Ordering::Acquire)
     }
 }
 
