@@ -77,7 +77,7 @@ async fn end(vm: &dyn Vm) {
 }
 
 /// Starts a keeper on a thread of this process.
-fn keeper(run_dir: &Path) -> Keeper {
+pub(crate) fn keeper(run_dir: &Path) -> Keeper {
     let path = run_dir.with_extension("keeper");
     let theirs = path.clone();
     std::thread::spawn(move || slipway_keeper::serve(&theirs));

@@ -1,13 +1,14 @@
 //! Boots one VM on KVM, as a sandbox is booted, and measures the time to its agent:
-//! `boot agent|init|fork q35|PROGRAM KERNEL INITRAMFS CPUS`.
+//! `boot agent|init|fork|memory q35|PROGRAM KERNEL INITRAMFS CPUS`.
 //!
 //! `q35` is QEMU; PROGRAM is a `slipway-vmm`. With `agent` the microseconds from the start of the
 //! VMM's process to the first byte from the agent's port are printed, and the VM is killed. With
 //! `init` the guest has to end its VM by itself. With `fork` the VM is saved, and others begin with
-//! it (`fork`). Status: 3 if a guest took longer than [`LIMIT`] allows.
+//! it (`fork`); with `memory` it is printed how much memory they take (`memory`). Status: 3 if a guest took longer than [`LIMIT`] allows.
 #![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
 
 mod fork;
+mod memory;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(4);
 /// The number of forks that are measured.
 const FORKS: usize = 6;
 
-const USAGE: &str = "usage: boot agent|init|fork q35|PROGRAM KERNEL INITRAMFS CPUS";
+const USAGE: &str = "usage: boot agent|init|fork|memory q35|PROGRAM KERNEL INITRAMFS CPUS";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -41,8 +42,11 @@ async fn main() {
     let spec = spec(&directory, Path::new(kernel), Path::new(initramfs), cpus);
     let hypervisor = hypervisor(Path::new(vmm), &directory);
     let limit = LIMIT * cpus;
-    if until.to_str() == Some("fork") {
-        let measured = fork::measure(&*hypervisor, spec, FORKS, limit).await;
+    if let Some(what @ ("fork" | "memory")) = until.to_str() {
+        let measured = match what {
+            "fork" => fork::measure(&*hypervisor, spec, FORKS, limit).await,
+            _ => memory::measure(&*hypervisor, spec, limit).await,
+        };
         std::fs::remove_dir_all(&directory).unwrap();
         std::process::exit(if measured { 0 } else { 3 });
     }
