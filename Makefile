@@ -62,10 +62,12 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --total 1800
 
-soak: build ## fuzz every target for half an hour each; pods under kills for ten minutes; memory of huge pages, whose limit on this host it raises
+soak: build ## fuzz every target for half an hour each; pods under kills for ten minutes; fifty forks, twenty at once, and kills of forks; memory of huge pages, whose limit on this host it raises
 	@deploy/setup/setup.sh build run fuzz
 	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
 	lab/churn $(TARGET)/release/slipway || [ $$? = 77 ]
+	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --test 14-forks --test 15-fork-kills --set SLIPWAY_FORKS_IN_ROW=50 \
+	    --set SLIPWAY_FORKS_AT_ONCE=20 --set SLIPWAY_KILLS=40 $(TARGET)/release/slipway || [ $$? = 77 ]
 	fuzz/run --each 1800
 
 bench: build ## start-up of sandboxes, stage by stage; disks under load

@@ -11,36 +11,40 @@ row=${SLIPWAY_FORKS_IN_ROW:-6} once=${SLIPWAY_FORKS_AT_ONCE:-4}
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1
+end_all() { "$slipway" template rm web >/dev/null 2>&1; }
 start_keeper
 start_daemon
 
 program=$(cat "$here/fork.py") volume=$work/before.img state=$work/marks
 mkdir "$state"
-truncate -s 8M "$volume"
+truncate -s 4M "$volume"
 timeout 120 "$slipway" run --rm --volume "file:$volume" "$image" -- python3 -c "$program" fill || fail "fill: $(explain)"
-expected=$(timeout 120 "$slipway" run --rm --volume "file:$volume:ro" "$image" -- python3 -c "$program" digest) && [ ${#expected} = 64 ] ||
+expected=$(timeout 120 "$slipway" run --rm --volume "file:$volume:ro" "$image" -- python3 -c "$program" digest) ||
     fail "digest: $expected $(explain)"
 timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
 used=$(awk '/^Shmem:/ { print $2 }' /proc/meminfo)
 ok "a volume is written, a template made: $("$slipway" template ls | tail -n 1)"
 
-# fork NAME PEER: starts one in the background.
+# fork NAME PEER: starts one, whose output goes to the state. A line of input has it go on.
+declare -A input=() client=()
 fork() {
-    timeout 300 "$slipway" run --detach --name "$1" --wait-network --privileged --from web --volume "file:$volume:ro" \
-        --volume own:8M "$image" -- python3 -c "$program" fork "$1" "$2" "$expected" >"$state/$1.run" 2>&1 || fail "run $1: $(cat "$state/$1.run"; explain)"
+    local pipe
+    mkfifo "$state/$1.in"
+    exec {pipe}<>"$state/$1.in"
+    input[$1]=$pipe
+    timeout 900 "$slipway" run --interactive --rm --name "$1" --wait-network --privileged --from web --volume "file:$volume:ro" \
+        --volume own:4M "$image" -- python3 -c "$program" fork "$1" "$2" "$expected" <"$state/$1.in" >"$state/$1.log" 2>&1 & client[$1]=$!
 }
-# says NAME WORD: true when the fork has said the word, and what follows is then in the state.
-says() {
-    "$slipway" logs "$1" >"$state/$1.log" 2>&1
-    ! grep -E 'FAILED|Error|Traceback' "$state/$1.log" || fail "$1: $(cat "$state/$1.log")"
-    grep -q "^$2: " "$state/$1.log" || return
-    sed -n "s/^$2: //p" "$state/$1.log" >"$state/$1.$2"
-}
-# all_say WORD NAME...
+# all_say WORD NAME...: waits until each has said the word, and notes what follows it.
 all_say() {
-    local name
+    local name deadline=$((SECONDS + 60 * slower))
     for name in "${@:2}"; do
-        wait_until 60 says "$name" "$1" || fail "$name does not say $1: $(cat "$state/$name.log"; explain)"
+        until grep -q "^$1: .*}" "$state/$name.log"; do
+            runs "${client[$name]}" || fail "$name has ended: $(cat "$state/$name.log"; explain)"
+            [ "$SECONDS" -lt "$deadline" ] || fail "$name does not say $1: $(cat "$state/$name.log"; explain)"
+            sleep 0.5
+        done
+        sed -n "s/^$1: //p" "$state/$name.log" >"$state/$name.$1"
     done
 }
 # look WHAT NAME=PEER...
@@ -48,49 +52,49 @@ look() {
     local wrong
     wrong=$(python3 "$here/marks.py" "$1" "$state" "${@:2}" 2>&1) || fail "$1: $wrong"
 }
-# goes_on NAME...: has forks check again what they have filled, and waits for their ends.
+# go_on NAME...: has forks check again what they have filled.
 go_on() {
     local name
-    for name in "$@"; do timeout 60 "$slipway" exec "$name" -- touch /go || fail "exec $name: $(explain)"; done
+    for name in "$@"; do echo go >&"${input[$name]}"; done
     all_say "done" "$@"
 }
-# ends NAME...
+# end NAME...: waits for their ends.
 end() {
-    local name
+    local name pipe
     for name in "$@"; do
-        [ "$(timeout 60 "$slipway" wait "$name")" = 0 ] || fail "$name ends with an error: $("$slipway" logs "$name")"
+        pipe=${input[$name]}
+        exec {pipe}>&-
+        wait "${client[$name]}" || fail "$name ends with an error: $(cat "$state/$name.log")"
     done
-    "$slipway" rm --force "$@" >/dev/null || fail "rm: $(explain)"
 }
 
 # One that stays, for the others to talk with: it asks itself.
 fork stays stays
 all_say ready stays
+look look stays=stays
 begin=$SECONDS
 for ((number = 1; number <= row; number++)); do
     name=row-$number
     fork "$name" stays
     all_say ready "$name"
-    look look "$name=stays" "stays=stays"
+    look look "$name=stays"
     go_on "$name"
     look frames "$name=stays"
     end "$name"
 done
+look look stays=stays
 ok "$row forks in a row in $((SECONDS - begin)) s: roots, volumes, names, peers, identities; no byte of another"
 
-begin=$SECONDS names=() pairs=() clients=()
+begin=$SECONDS names=() pairs=()
 for ((number = 1; number <= once; number++)); do
     names+=("once-$number")
     pairs+=("once-$number=once-$((number % once + 1))")
 done
-for pair in "${pairs[@]}"; do
-    fork "${pair%%=*}" "${pair##*=}" & clients+=($!)
-done
-for client in "${clients[@]}"; do wait "$client" || exit 1; done
+for pair in "${pairs[@]}"; do fork "${pair%%=*}" "${pair##*=}"; done
 all_say ready "${names[@]}"
-look look "${pairs[@]}" "stays=stays"
+look look "${pairs[@]}"
 go_on "${names[@]}"
-look look "${pairs[@]}" "stays=stays"
+look look "${pairs[@]}" stays=stays
 look frames "${pairs[@]}"
 end "${names[@]}"
 ok "$once forks at once in $((SECONDS - begin)) s: the same"
@@ -99,7 +103,8 @@ import json, sys
 with open(sys.argv[1]) as file:
     boxes = json.load(file).values()
 for field in ("stack", "boot_id", "machine_id", "serial_of_driver"):
-    print(f"of {len(boxes)} forks: {len({box[field] for box in boxes})} different values of {field}")
+    values = {box[field] for box in boxes}
+    print(f"of {len(boxes)} forks: {len(values)} different values of {field}, such as {min(values)}")
 PYTHON
 
 go_on stays

@@ -10,6 +10,7 @@ kills=${SLIPWAY_KILLS:-8}
 RANDOM=${SLIPWAY_SEED:-1}
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
+end_all() { "$slipway" template rm web cut >/dev/null 2>&1; }
 start_keeper
 start_daemon
 
@@ -88,11 +89,11 @@ judge_client() {
 
 for ((number = 0; number < kills; number++)); do
     what=$([ $((number % 2)) = 0 ] && echo save || echo fork) victim=$([ $((number / 2 % 2)) = 0 ] && echo VMM || echo daemon)
-    most=$([ $what = save ] && echo "$save_ms" || echo "$fork_ms")
+    most=$([ "$what" = save ] && echo "$save_ms" || echo "$fork_ms")
     delay=$(((RANDOM * 32768 + RANDOM) % most))
     $what >"$work/said" 2>&1 & client=$!
     sleep "$((delay / 1000)).$(printf %03d $((delay % 1000)))"
-    if [ $victim = VMM ]; then
+    if [ "$victim" = VMM ]; then
         kill_vmm
     else
         end_daemon KILL

@@ -2,8 +2,8 @@
 
     python3 -c PROGRAM digest                              prints the digest of the root's files and of the volume `before`
     python3 -c PROGRAM fill                                fills the volume `before`
-    python3 -c PROGRAM fork NAME PEER DIGEST               a fork: checks, marks, says "ready: JSON", waits for /go, checks
-                                                           again and says "done: JSON"
+    python3 -c PROGRAM fork NAME PEER DIGEST               a fork: checks, marks, says "ready: JSON", waits for a line of
+                                                           input, checks again and says "done: JSON"
 
 A mark is PREFIX and a digest of the sandbox's name and of the kind of place: `memory`, `disk` or `frame`. Neither is
 written anywhere as it is, so that only what carries a mark has it.
@@ -23,9 +23,9 @@ PREFIX = hashlib.sha256(b"a mark of a sandbox").digest()
 PORT = 7000
 PAGE = 4096
 # Bytes that a fork fills with its mark, of each kind of place.
-FILLED = 8 << 20
+FILLED = 4 << 20
 # Bytes of the start of the device below the root's writable layer that are searched.
-SEARCHED = 8 << 20
+SEARCHED = 4 << 20
 ROOT_FILES = ["/usr/bin/perl", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/etc/passwd", "/usr/sbin/nvme"]
 
 
@@ -193,8 +193,7 @@ def fork(name, peer, expected):
     held = bytearray(page(name, "memory") * (FILLED // PAGE))
     frames.ask(peer)
     print("ready:", json.dumps(identity()), flush=True)
-    while not os.path.exists("/go"):
-        time.sleep(0.1)
+    sys.stdin.readline()
     check_marks(name, held)
     frames.ask(peer)
     print("done:", json.dumps({"frames": sorted(frames.seen), "count": frames.count}), flush=True)

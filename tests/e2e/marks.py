@@ -82,11 +82,12 @@ class Known:
             json.dump(self.boxes, file)
 
     def owner(self, digest):
+        """The kind and the sandbox of a mark. None if it is the prefix alone, as programs have it before they add a digest."""
         for name in self.boxes:
             for kind in KINDS:
                 if mark(name, kind)[32:].hex() == digest:
                     return kind, name
-        return "some", "unknown"
+        return None
 
 
 def alike(boxes, names):
@@ -109,7 +110,7 @@ def foreign(known, name, peer, found, where, wanted):
     """Marks in `found` that are neither the sandbox's nor of frames that its peers sent it."""
     talks = {name} | {peer} | {one for one, box in known.boxes.items() if box["peer"] == name}
     for digest, count in found.items():
-        kind, owner = known.owner(digest)
+        kind, owner = known.owner(digest) or ("own", name)
         if owner != name and not (kind == "frame" and owner in talks and where == "memory"):
             yield f"{where} of {name} has {count} times the {kind} mark of {owner}"
     for kind, least in wanted.items():
@@ -152,7 +153,7 @@ def frames(state, pairs):
     for name, peer in pairs:
         seen = said(state, name, "done")
         talks = {peer} | {one for one, box in known.boxes.items() if box["peer"] == name}
-        owners = [known.owner(digest) for digest in seen["frames"]]
+        owners = [known.owner(digest) or ("some", "unknown") for digest in seen["frames"]]
         if ("frame", peer) not in owners:
             yield f"{name} has seen no frame of {peer} among {seen['count']}: nothing was searched"
         for kind, owner in owners:

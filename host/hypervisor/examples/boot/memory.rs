@@ -38,11 +38,11 @@ pub async fn measure(hypervisor: &dyn Hypervisor, spec: VmSpec, limit: Duration)
     print("boot-vmm", own.private);
     print("boot-vmm-tables", own.tables);
     vm.pause().await.unwrap();
-    let mut state = File::from(
-        rustix::fs::memfd_create(c"state", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
-    );
+    let mut state =
+        File::from(rustix::fs::memfd_create(c"state", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     state.write_all(&vm.save().await.unwrap()).unwrap();
-    let shelves = Some(Shelves::new(Arc::new(keeper(&spec.run_dir)), 0..(FORKS as u32 + 2) * SLOTS));
+    let shelves =
+        Some(Shelves::new(Arc::new(keeper(&spec.run_dir)), 0..(FORKS as u32 + 2) * SLOTS));
     let pool = Pool::new(Settings { limit: 0, shelves, ..Settings::default() }).unwrap();
     let socket = spec.run_dir.with_extension("pool");
     let _server = pool.listen(&socket).unwrap();
@@ -54,7 +54,8 @@ pub async fn measure(hypervisor: &dyn Hypervisor, spec: VmSpec, limit: Duration)
     pool.add_template(name, template).unwrap();
     end(vm).await;
     drop((memory, booted));
-    let forks = Forks { hypervisor, spec, pool: &pool, socket, name, state: Arc::new(state), limit };
+    let forks =
+        Forks { hypervisor, spec, pool: &pool, socket, name, state: Arc::new(state), limit };
     let Some((vm, memory)) = forks.start(0).await else { return false };
     let at_hello = pool.copied(memory.identity().unwrap()).unwrap();
     print("hello-touched", at_hello.iter().map(|range| range.end - range.start).sum());
@@ -108,7 +109,10 @@ impl Forks<'_> {
         }
         tokio::time::sleep(IDLE).await;
         let after = (available(), Process::of(std::process::id().cast_signed()));
-        let mean = |of: &dyn Fn(&(Box<dyn Vm>, GuestMemory)) -> u64| all.iter().map(of).sum::<u64>() / FORKS;
+        let mean = |of: &dyn Fn(&(Box<dyn Vm>, GuestMemory)) -> u64| {
+            all.iter().map(of).sum::<u64>() / FORKS
+        };
+        print("forks", FORKS);
         print("fork-memory", mean(&|(_, memory)| held(memory)));
         print("fork-written", mean(&|(_, memory)| Pages::count(original, memory).written()));
         print("fork-vmm", mean(&|(vm, _)| Process::of(vm.record().pid).private));
@@ -228,8 +232,8 @@ fn available() -> u64 {
     text.lines().find(|line| line.starts_with("MemAvailable:")).map_or(0, kib)
 }
 
-fn print(name: &str, bytes: u64) {
-    println!("{name}={bytes}");
+fn print(name: &str, value: u64) {
+    println!("{name}={value}");
 }
 
 async fn answers(socket: &Path, limit: Duration) -> bool {
