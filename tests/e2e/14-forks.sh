@@ -3,11 +3,11 @@
 # sandbox wrote before and one of its own that is empty; is reached and reaches its peer by name; and differs from
 # all others in name, addresses, random numbers and keys. No byte of one is in another's memory, disks or frames:
 # each fills some of all three with marks, and they and the host search for those of others (fork.py, marks.py).
-#   SLIPWAY_FORKS_IN_ROW   forks one after the other, 6 unless told otherwise
-#   SLIPWAY_FORKS_AT_ONCE  forks at once, 4 unless told otherwise
+#   SLIPWAY_FORKS_IN_ROW   forks one after the other, 3 unless told otherwise
+#   SLIPWAY_FORKS_AT_ONCE  forks at once, 3 unless told otherwise
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-row=${SLIPWAY_FORKS_IN_ROW:-6} once=${SLIPWAY_FORKS_AT_ONCE:-4}
+row=${SLIPWAY_FORKS_IN_ROW:-3} once=${SLIPWAY_FORKS_AT_ONCE:-3}
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1
@@ -17,7 +17,7 @@ start_daemon
 
 program=$(cat "$here/fork.py") volume=$work/before.img state=$work/marks
 mkdir "$state"
-truncate -s 4M "$volume"
+truncate -s 1M "$volume"
 timeout 120 "$slipway" run --rm --volume "file:$volume" "$image" -- python3 -c "$program" fill || fail "fill: $(explain)"
 expected=$(timeout 120 "$slipway" run --rm --volume "file:$volume:ro" "$image" -- python3 -c "$program" digest) ||
     fail "digest: $expected $(explain)"
@@ -33,7 +33,7 @@ fork() {
     exec {pipe}<>"$state/$1.in"
     input[$1]=$pipe
     timeout 900 "$slipway" run --interactive --rm --name "$1" --wait-network --privileged --from web --volume "file:$volume:ro" \
-        --volume own:4M "$image" -- python3 -c "$program" fork "$1" "$2" "$expected" <"$state/$1.in" >"$state/$1.log" 2>&1 & client[$1]=$!
+        --volume own:1M "$image" -- python3 -c "$program" fork "$1" "$2" "$expected" <"$state/$1.in" >"$state/$1.log" 2>&1 & client[$1]=$!
 }
 # all_say WORD NAME...: waits until each has said the word, and notes what follows it.
 all_say() {

@@ -2,11 +2,11 @@
 # kill -9 of the VMM or of the daemon at random moments of the save of a template and of the start of a fork: what
 # `slipway ps` and `slipway template ls` say afterwards is true, and no process, memory, file, port, address, endpoint
 # or descriptor is lost. A template that was cut is not there, and one that is there is whole.
-#   SLIPWAY_KILLS  how often something is killed, 8 unless told otherwise
+#   SLIPWAY_KILLS  how often something is killed, 4 unless told otherwise
 #   SLIPWAY_SEED   another choice of moments
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-kills=${SLIPWAY_KILLS:-8}
+kills=${SLIPWAY_KILLS:-4}
 RANDOM=${SLIPWAY_SEED:-1}
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"

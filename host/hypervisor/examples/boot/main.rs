@@ -4,7 +4,8 @@
 //! `q35` is QEMU; PROGRAM is a `slipway-vmm`. With `agent` the microseconds from the start of the
 //! VMM's process to the first byte from the agent's port are printed, and the VM is killed. With
 //! `init` the guest has to end its VM by itself. With `fork` the VM is saved, and others begin with
-//! it (`fork`); with `memory` it is printed how much memory they take (`memory`). Status: 3 if a guest took longer than [`LIMIT`] allows.
+//! it (`fork`); with `memory` the memory that they take is printed (`memory`). Status: 3 if a guest
+//! took longer than [`LIMIT`] allows.
 #![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
 
 mod fork;

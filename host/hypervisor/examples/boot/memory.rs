@@ -69,7 +69,7 @@ pub async fn measure(hypervisor: &dyn Hypervisor, spec: VmSpec, limit: Duration)
     forks.together(&original).await
 }
 
-/// What starts forks.
+/// The parts that all forks begin with.
 struct Forks<'a> {
     hypervisor: &'a dyn Hypervisor,
     spec: VmSpec,
