@@ -12,8 +12,7 @@ use crate::{Lasting, Template};
 impl LateMemory {
     /// Takes a new file of the size of `template`, which has no pages and which nobody else maps
     /// yet: memory whose user begins with the template's bytes. Each page is copied when somebody
-    /// needs it as memory of its own. A page that the template lacks is the kernel's page of zeros,
-    /// and counts as taken.
+    /// needs it as memory of its own. A page that the template lacks is the kernel's page of zeros.
     ///
     /// Where the template has bytes, the user's process must have its mapping registered for
     /// missing pages as well as for those that are there (userfaultfd(2)), before it touches any:
@@ -30,8 +29,8 @@ impl LateMemory {
         }
         let table = Lasting::new("slipway-granules", granules)?;
         let memory = Self::with_table(file, table, granules, Some(Arc::clone(template)))?;
-        // Of a hole, the file has the user's bytes from the start.
-        memory.states().iter().for_each(|state| state.store(states::CLEAN, Ordering::Release));
+        // A new table has all granules absent, which is right for holes: making memory takes no
+        // longer the more of it is a hole.
         for data in template.data() {
             let granules = data.start / Template::GRANULE..data.end / Template::GRANULE;
             for state in &memory.states()[granules] {
@@ -46,13 +45,15 @@ impl LateMemory {
         self.template.as_ref()
     }
 
-    /// Returns whether all granules of `offset..offset + len` were taken, so that the bytes in the
-    /// file are the memory's. A page that is missing there is one of zeros.
+    /// Returns whether the memory's bytes of `offset..offset + len` are those in the file: all
+    /// granules were taken, or are holes of the template. A page that is missing there is one of
+    /// zeros. Memory without a template has not taken granules that are absent.
     ///
     /// # Panics
     /// If the end of the range overflows.
     pub fn is_taken(&self, offset: usize, len: usize) -> bool {
-        self.states()[self.touched(offset, len)].iter().all(states::is_clean)
+        let own = if self.template.is_some() { states::is_own } else { states::is_clean };
+        self.states()[self.touched(offset, len)].iter().all(own)
     }
 
     /// Returns the bytes of the template that were copied by now, since somebody touched them or a
@@ -85,8 +86,8 @@ impl LateMemory {
         let unit = self.granule();
         let parts = self.states().iter().enumerate().map(|(granule, state)| {
             let from = match (state.load(Ordering::Acquire), &self.template) {
-                (states::CLEAN, _) => Some(self.file.as_fd()),
-                (states::ABSENT, _) | (_, None) => None,
+                (states::CLEAN, _) | (states::ABSENT, Some(_)) => Some(self.file.as_fd()),
+                (_, None) => None,
                 (_, Some(template)) => Some(template.file()),
             };
             (granule * unit..(granule + 1) * unit, from)

@@ -6,7 +6,7 @@ use super::{LateMemory, states};
 /// The number of granules in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Granules {
-    /// Granules without a page.
+    /// Granules without a page, and a template's holes, which may have one.
     pub absent: usize,
     /// Granules with an earlier user's bytes.
     pub dirty: usize,

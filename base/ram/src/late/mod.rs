@@ -123,7 +123,7 @@ impl LateMemory {
         if template.as_ref().is_some_and(|one| one.len() != granules * unit) {
             return Err(invalid("a template of another size"));
         }
-        let of_template = [states::BUSY, states::CLEAN, states::SHARED];
+        let of_template = [states::ABSENT, states::BUSY, states::CLEAN, states::SHARED];
         let known = |state| match template {
             Some(_) => of_template.contains(&state),
             None => (states::ABSENT..=states::CLEAN).contains(&state),
@@ -382,6 +382,7 @@ impl Gate for LateMemory {
     fn find(&self, number: usize) -> Found {
         match self.states().get(number).map(|state| state.load(Ordering::Acquire)) {
             None | Some(states::CLEAN) => Found::Own,
+            Some(states::ABSENT) if self.template.is_some() => Found::Own,
             Some(_) if self.template.is_some() => Found::Template,
             Some(_) => Found::Zeros,
         }

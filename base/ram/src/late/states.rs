@@ -11,10 +11,11 @@
 //!   Shared ───────────────────────── take ─────────────────────────────┘
 //! ```
 //!
-//! Memory that begins as a template has the states `Shared`, `Busy` and `Clean`: the last one from
-//! the start where the template has a hole. Other memory has all but `Shared`. The thread that made
-//! a granule busy writes the bytes with which its user begins: the template's if it was `Shared`,
-//! else zeros.
+//! Memory that begins as a template has the states `Absent`, `Shared`, `Busy` and `Clean`. Its
+//! `Absent` granules are the template's holes: the user's process has them from the kernel without
+//! a fault, so that the file has their bytes as it has those of `Clean` ones. Other memory has all
+//! states but `Shared`. The thread that made a granule busy writes the bytes with which its user
+//! begins: the template's if it was `Shared`, else zeros.
 //!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
 //! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
@@ -53,6 +54,13 @@ pub(crate) enum Taken {
 #[inline]
 pub(crate) fn is_clean(state: &AtomicU8) -> bool {
     state.load(Ordering::Acquire) == CLEAN
+}
+
+/// Returns whether the bytes of a granule of memory with a template are in the file: the granule
+/// was taken, or it is a hole of the template.
+#[inline]
+pub(crate) fn is_own(state: &AtomicU8) -> bool {
+    matches!(state.load(Ordering::Acquire), CLEAN | ABSENT)
 }
 
 /// Takes the granule for its user.
