@@ -82,6 +82,7 @@ pub mod qemu;
 mod qmp;
 mod reap;
 mod reconnect;
+mod rest;
 mod saved;
 mod shared;
 mod spec;
@@ -184,6 +185,15 @@ pub trait Vm: Send + Sync {
 
     /// Ends the VM in an orderly way without involving its guest.
     fn quit(&self) -> BoxFuture<'_, Result<()>>;
+
+    /// Waits until the guest has nothing to do, for some seconds at most, since it may never rest.
+    /// A machine that is saved then has nothing left to do when others begin with it.
+    ///
+    /// # Errors
+    /// [`Error::System`]: the kernel does not tell the VM's processor time.
+    fn rest(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Stops the guest's CPUs.
     fn pause(&self) -> BoxFuture<'_, Result<()>>;

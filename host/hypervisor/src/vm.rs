@@ -15,6 +15,7 @@ use crate::files::{connect, elsewhere, remove};
 use crate::process::Process;
 use crate::qmp::Qmp;
 use crate::reconnect::{Sockets, reconnect};
+use crate::rest::await_rest;
 use crate::saved::StateFile;
 use crate::{
     Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec,
@@ -162,6 +163,17 @@ impl Vm for LaunchedVm {
 
     fn quit(&self) -> BoxFuture<'_, Result<()>> {
         self.command("quit")
+    }
+
+    fn rest(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let (pid, failed) = (self.record.pid, "reading the processor time of a VM");
+            let rests = await_rest(pid).await.map_err(|source| Error::system(failed, source))?;
+            if !rests {
+                tracing::info!(pid, "the guest does not rest");
+            }
+            Ok(())
+        })
     }
 
     fn pause(&self) -> BoxFuture<'_, Result<()>> {

@@ -62,7 +62,9 @@ impl Agent {
             there.await.map_err(failed)?;
         }
         let ready = crate::nvme::await_ready(&self.places.sysfs, request.nvme_controllers);
-        ready.await.map_err(failed)
+        ready.await.map_err(failed)?;
+        self.stages.prepare();
+        Ok(())
     }
 
     /// Keeps the settings of the sandbox that its containers get each.

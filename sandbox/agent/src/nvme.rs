@@ -61,11 +61,15 @@ fn is_live(controller: &Path) -> bool {
     std::fs::read_to_string(controller.join("state")).is_ok_and(|state| state.trim() == "live")
 }
 
-/// Waits for the first namespace and records its time.
+/// Waits for the first namespace and records its time. Ends without one when the machine is about
+/// to be saved: its forks would look for namespaces again and again, and the time of theirs is no
+/// time of a boot.
 pub async fn record_first(stages: &Stages, sysfs: PathBuf) {
     let probe = || Ok::<_, Infallible>(any(&sysfs).then(stages::now));
-    let Ok(at) = uevent::wait_for(RECORD_PATIENCE, probe).await;
-    stages.driver_ends(at);
+    tokio::select! {
+        Ok(at) = uevent::wait_for(RECORD_PATIENCE, probe) => stages.driver_ends(at),
+        () = stages.prepared() => {}
+    }
 }
 
 /// Returns whether any namespace exists.
@@ -217,6 +221,19 @@ mod tests {
         };
         let (ready, ()) = tokio::join!(wait, live);
         ready.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nobody_looks_for_a_namespace_of_a_machine_that_is_saved() {
+        let (root, stages) = (sysfs(&[]), Stages::new(0));
+        let looking = record_first(&stages, root.path().to_owned());
+        tokio::pin!(looking);
+        tokio::select! {
+            () = &mut looking => panic!("there is no namespace"),
+            () = tokio::task::yield_now() => stages.prepare(),
+        }
+        tokio::time::timeout(RECORD_PATIENCE / 2, looking).await.unwrap();
+        assert!(stages.list().iter().all(|stage| stage.name != "vf-driver"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub struct Stages {
     modules_from: OnceLock<u64>,
     modules: watch::Sender<bool>,
     namespaces_at: Mutex<Option<u64>>,
+    prepared: watch::Sender<bool>,
     serving_at: OnceLock<u64>,
     network_from: OnceLock<u64>,
     network_at: OnceLock<u64>,
@@ -32,6 +33,7 @@ impl Stages {
             modules_from: OnceLock::new(),
             modules: watch::Sender::new(false),
             namespaces_at: Mutex::new(None),
+            prepared: watch::Sender::new(false),
             serving_at: OnceLock::new(),
             network_from: OnceLock::new(),
             network_at: OnceLock::new(),
@@ -53,6 +55,18 @@ impl Stages {
         let mut modules = self.modules.subscribe();
         // The sender lives in `self`.
         let _ = modules.wait_for(|loaded| *loaded).await;
+    }
+
+    /// Records that the machine is about to be saved.
+    pub fn prepare(&self) {
+        self.prepared.send_replace(true);
+    }
+
+    /// Waits for [`Stages::prepare`].
+    pub async fn prepared(&self) {
+        let mut prepared = self.prepared.subscribe();
+        // The sender lives in `self`.
+        let _ = prepared.wait_for(|prepared| *prepared).await;
     }
 
     /// Records that requests can be answered. Later calls change nothing.

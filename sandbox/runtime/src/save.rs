@@ -50,6 +50,8 @@ async fn save(
     let Booted { vm, agent, .. } = booted;
     // The connection is the host's. A fork's agent sees the next one begin.
     drop(agent);
+    // What the guest has not done yet, each fork would do again.
+    vm.rest().await?;
     vm.pause().await?;
     let machine = vm.save().await?;
     let memory = sandbox.memory().ok_or(Error::Stopped)?;

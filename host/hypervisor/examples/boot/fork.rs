@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 use slipway_hypervisor::{GuestMemory, Hypervisor, TemplateName, Topology, Vm, VmSpec};
 use slipway_keeper::Keeper;
 use slipway_pool::{Pool, SLOTS, Settings, Shelves};
+use tokio::net::UnixStream;
 
-/// Boots a VM, saves it once its agent has answered, and starts `count` VMs that begin with it, one
-/// after the other. Prints the microseconds from asking for memory to the agent's first byte, of
+use super::agent;
+
+/// Boots a VM, saves it once its agent has prepared the guest for that and the guest rests, and
+/// starts `count` VMs that begin with it, one after the other. Prints the microseconds from asking for memory to the agent's first byte, of
 /// the boot and of each fork. Pages that the first fork has touched are copied ahead for the next
 /// ones, as a node has it. Returns `false` if an agent did not answer within `limit`.
 pub async fn measure(
@@ -24,10 +27,11 @@ pub async fn measure(
     let begun = Instant::now();
     let booted = VmSpec { memory: GuestMemory::new(bytes).unwrap(), ..spec.clone() };
     let vm = hypervisor.launch(&booted).await.unwrap();
-    if !answers(&spec.agent_socket, limit).await {
-        return false;
-    }
+    let Some(mut agent) = answer(&spec.agent_socket, limit).await else { return false };
     println!("boot={}", begun.elapsed().as_micros());
+    agent::prepare(&mut agent).await;
+    drop(agent);
+    vm.rest().await.unwrap();
     vm.pause().await.unwrap();
     let mut state = memory_file();
     state.write_all(&vm.save().await.unwrap()).unwrap();
@@ -50,7 +54,7 @@ pub async fn measure(
         let fork = VmSpec { memory, restore: Some(Arc::clone(&state)), ..spec.clone() };
         let vm = hypervisor.launch(&fork).await.unwrap();
         let launched = begun.elapsed();
-        if !answers(&spec.agent_socket, limit).await {
+        if answer(&spec.agent_socket, limit).await.is_none() {
             return false;
         }
         let name_of = if number == 0 { "first" } else { "fork" };
@@ -67,8 +71,9 @@ pub async fn measure(
     true
 }
 
-async fn answers(socket: &Path, limit: Duration) -> bool {
-    tokio::time::timeout(limit, super::agent(socket)).await.is_ok()
+/// Returns the connection to the agent after its first byte, or `None` if it comes too late.
+async fn answer(socket: &Path, limit: Duration) -> Option<UnixStream> {
+    tokio::time::timeout(limit, agent::greet(socket)).await.ok()
 }
 
 async fn end(vm: &dyn Vm) {

@@ -8,6 +8,7 @@
 //! took longer than [`LIMIT`] allows.
 #![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
 
+mod agent;
 mod fork;
 mod memory;
 
@@ -17,12 +18,6 @@ use std::time::Duration;
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, VmSpec};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
-
-/// The first bytes of an HTTP/2 client: its preface and empty SETTINGS (RFC 9113, section 3.4). The
-/// agent answers with its own.
-const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// The time that a guest may take for each of its CPUs: twice what QEMU's takes, in virtual time. A
 /// guest that hangs is slow to emulate.
@@ -53,7 +48,9 @@ async fn main() {
     }
     let vm = hypervisor.launch(&spec).await.unwrap();
     let booted = match until.to_str() {
-        Some("agent") => tokio::time::timeout(limit, agent(&spec.agent_socket)).await.is_ok(),
+        Some("agent") => {
+            tokio::time::timeout(limit, agent::greet(&spec.agent_socket)).await.is_ok()
+        }
         Some("init") => tokio::time::timeout(limit, vm.wait()).await.is_ok(),
         _ => panic!("{USAGE}"),
     };
@@ -96,11 +93,4 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         cgroup_procs: Vec::new(),
         accel: AccelChoice::Only(Accel::Kvm),
     }
-}
-
-/// Waits for the agent's first byte.
-async fn agent(socket: &Path) {
-    let mut stream = UnixStream::connect(socket).await.unwrap();
-    stream.write_all(HELLO).await.unwrap();
-    stream.read_exact(&mut [0]).await.unwrap();
 }
