@@ -48,10 +48,11 @@ impl Fork {
         !self.ahead.is_empty()
     }
 
-    /// Takes the next bytes to be copied ahead.
-    fn next(&mut self) -> Option<Bytes<u64>> {
-        let range = self.ahead.last_mut()?;
-        let end = range.end.min(range.start + BATCH);
+    /// Takes the next bytes to be copied ahead, at most `most` of them. Returns `None` if there are
+    /// none left, or none are wanted.
+    fn next(&mut self, most: u64) -> Option<Bytes<u64>> {
+        let range = self.ahead.last_mut().filter(|_| most > 0)?;
+        let end = range.end.min(range.start + most);
         let part = range.start..end;
         range.start = end;
         if range.is_empty() {
@@ -98,32 +99,40 @@ pub(crate) fn serve(
     });
 }
 
-/// Copies some of what is to be copied ahead, and maps it. Returns the number of pages.
+/// Copies the next [`BATCH`] bytes of what is to be copied ahead, and maps them. Returns the number
+/// of pages.
 pub(crate) fn copy_ahead(
     memory: &LateMemory,
     faults: &Userfault,
     ranges: &[Range],
     fork: &mut Fork,
 ) -> u64 {
-    let Some(part) = fork.next() else { return 0 };
-    match memory.take(part.start as usize, (part.end - part.start) as usize) {
-        Ok(()) => {}
-        // A device copies a page of it: the rest is copied when it is needed.
-        Err(NotYet::Busy) => return 0,
-        Err(NotYet::Gone) => {
-            tracing::warn!("the host has no memory left to copy ahead for a sandbox");
-            fork.ahead.clear();
-            return 0;
+    // Ranges are a page or two as a rule: a look at faults between any two of them would take as
+    // long as the copies.
+    let (mut left, mut pages) = (BATCH, 0);
+    while let Some(part) = fork.next(left) {
+        let len = part.end - part.start;
+        left -= len;
+        match memory.take(part.start as usize, len as usize) {
+            Ok(()) => {}
+            // A device copies a page of it: the rest is copied when it is needed.
+            Err(NotYet::Busy) => continue,
+            Err(NotYet::Gone) => {
+                tracing::warn!("the host has no memory left to copy ahead for a sandbox");
+                fork.ahead.clear();
+                break;
+            }
         }
-    }
-    for range in ranges {
-        let start = part.start.max(range.offset);
-        let end = part.end.min(range.offset + range.len);
-        if start < end {
-            map(faults, range, start - range.offset..end - range.offset, PAGE, |_| ());
+        for range in ranges {
+            let start = part.start.max(range.offset);
+            let end = part.end.min(range.offset + range.len);
+            if start < end {
+                map(faults, range, start - range.offset..end - range.offset, PAGE, |_| ());
+            }
         }
+        pages += len / PAGE;
     }
-    (part.end - part.start) / PAGE
+    pages
 }
 
 /// Leaves the large holes of the template to the kernel: whoever touches one gets zeros at once.
@@ -165,7 +174,8 @@ mod tests {
     #[test]
     fn what_is_copied_ahead_comes_in_parts_in_its_order() {
         let mut fork = Fork::new(&[BATCH..BATCH + PAGE, 0..BATCH + 1]);
-        let parts: Vec<_> = std::iter::from_fn(|| fork.next()).collect();
+        assert_eq!(fork.next(0), None);
+        let parts: Vec<_> = std::iter::from_fn(|| fork.next(BATCH)).collect();
         assert_eq!(parts, [BATCH..BATCH + PAGE, 0..BATCH, BATCH..BATCH + 1]);
         assert!(!fork.has_more());
         assert_eq!((fork.around, Fork::new(&[]).around), (AROUND, PAGE));
