@@ -9,13 +9,11 @@
 //! copy of them, in a child process or moved by mremap(2), would show what pages held before, and
 //! so would pages that madvise(2) collapses into a huge one: no thread can do any of this.
 
-use std::collections::BTreeMap;
+mod program;
 
 use libc::c_long;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
-};
+
+use program::{Rule, Rules};
 
 /// A thread's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +28,8 @@ pub enum Role {
 
 /// Calls of every thread: locks, memory, signals, its end, messages to the functions' servers, and
 /// threads that close what servers have sent.
-const EVERYWHERE: [c_long; 30] = [
+const EVERYWHERE: [c_long; 29] = [
     libc::SYS_brk,
-    libc::SYS_clone3,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_close,
@@ -148,63 +145,39 @@ const KVM_EVENTS: [u64; 1] = [kvm::GET_CLOCK];
 /// # Errors
 /// The reason in one line.
 pub fn apply(role: Role) -> Result<(), String> {
-    let failed = |error: &dyn std::fmt::Display| format!("the filter of system calls: {error}");
-    for program in [no_clone3(), program(role)] {
-        let program = program.map_err(|error| failed(&error))?;
-        seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
-    }
-    Ok(())
+    let applied = program::apply(&rules(role));
+    applied.map_err(|error| format!("the filter of system calls: {error}"))
 }
 
-/// Refuses clone3(2), whose flags lie in memory and cannot be checked. After ENOSYS the C library
-/// uses clone(2).
-fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32));
-    SeccompFilter::new(rules, allow, refuse, TargetArch::x86_64)?.try_into()
-}
-
-fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+fn rules(role: Role) -> Rules {
     let (calls, requests): (&[c_long], &[&[u64]]) = match role {
         Role::Cpu => (&CPU, &[&KVM_CPU, &KVM_CPU_STATE]),
         Role::Events => (&EVENTS, &[&KVM_EVENTS]),
         Role::Memory => (&[], &[]),
     };
-    for call in EVERYWHERE.iter().chain(calls) {
-        rules.insert(*call, Vec::new());
-    }
-    let equals = |argument, value| {
-        let width = SeccompCmpArgLen::Dword;
-        SeccompRule::new(vec![SeccompCondition::new(argument, width, SeccompCmpOp::Eq, value)?])
-    };
+    let allowed = EVERYWHERE.iter().chain(calls).map(|call| (*call, Rule::Allow));
     let requests = KVM_SHARED.iter().chain(requests.iter().copied().flatten());
-    let requests = requests.map(|request| equals(1, *request)).collect::<Result<_, _>>()?;
-    rules.insert(libc::SYS_ioctl, requests);
-    let commands = DESCRIPTORS.iter().map(|command| equals(1, *command as u64));
-    rules.insert(libc::SYS_fcntl, commands.collect::<Result<_, _>>()?);
     let mut advice = ADVICE.to_vec();
     if role == Role::Memory {
         // In memory of a pool this would show what pages held before.
         advice.extend([libc::MADV_POPULATE_WRITE, libc::MADV_COLLAPSE]);
     }
-    let advice = advice.iter().map(|advice| equals(2, *advice as u64)).collect::<Result<_, _>>()?;
-    rules.insert(libc::SYS_madvise, advice);
-    // A new thread shares all memory.
-    let shares = SeccompCmpOp::MaskedEq(libc::CLONE_VM as u64);
-    let width = SeccompCmpArgLen::Dword;
-    let condition = SeccompCondition::new(0, width, shares, libc::CLONE_VM as u64)?;
-    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![condition])?]);
+    let values = |all: &[libc::c_int]| all.iter().map(|value| value.cast_unsigned()).collect();
     // Memory may be readable and writable, and nothing else.
-    let executable = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        let width = SeccompCmpArgLen::Dword;
-        let condition = SeccompCondition::new(2, width, executable.clone(), 0)?;
-        rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
-    }
-    let refuse = SeccompAction::Errno(libc::EPERM as u32);
-    let filter = SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?;
-    filter.try_into()
+    let not_executable = Rule::Bits(2, libc::PROT_EXEC.cast_unsigned(), 0);
+    let vm = libc::CLONE_VM.cast_unsigned();
+    let others = [
+        (libc::SYS_ioctl, Rule::OneOf(1, requests.map(|request| *request as u32).collect())),
+        (libc::SYS_fcntl, Rule::OneOf(1, values(&DESCRIPTORS))),
+        (libc::SYS_madvise, Rule::OneOf(2, values(&advice))),
+        // A new thread shares all memory.
+        (libc::SYS_clone, Rule::Bits(0, vm, vm)),
+        // Its flags lie in memory and cannot be checked. The C library uses clone(2) then.
+        (libc::SYS_clone3, Rule::Fail(libc::ENOSYS)),
+        (libc::SYS_mmap, not_executable.clone()),
+        (libc::SYS_mprotect, not_executable),
+    ];
+    allowed.chain(others).map(|(call, rule)| (call as u32, rule)).collect()
 }
 
 #[cfg(test)]
