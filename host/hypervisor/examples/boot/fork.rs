@@ -13,6 +13,11 @@ use tokio::net::UnixStream;
 
 use super::agent;
 
+/// The time between the end of a VM and the begin of the next one: the kernel takes namespaces and
+/// memory of a process apart when it is gone already, and a server of one processor would do so
+/// while the next VM begins.
+const AFTERMATH: Duration = Duration::from_millis(500);
+
 /// Boots a VM, saves it once its agent has prepared the guest for that and the guest rests, and
 /// starts `count` VMs that begin with it, one after the other. Prints the microseconds from asking for memory to the agent's first byte, of
 /// the boot and of each fork. Pages that the first fork has touched are copied ahead for the next
@@ -48,6 +53,7 @@ pub async fn measure(
     end(&*vm).await;
     let (state, topology) = (Arc::new(state), Topology::of_host());
     for number in 0..count {
+        tokio::time::sleep(AFTERMATH).await;
         let begun = Instant::now();
         let memory = GuestMemory::of_template(&socket, bytes, name, &topology).unwrap();
         let identity = memory.identity().unwrap();
