@@ -28,7 +28,9 @@
 //! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for the work of two
 //! socket engines on each byte, `tempfile` for a peer's socket and for a guest's kernel;
 //! `kvm-ioctls` and `kvm-bindings` for KVM without a VMM; `slipway-pool` with its wire and
-//! `slipway-keeper` for memory of a pool; `slipway-vf-pool` for virtual functions.
+//! `slipway-keeper` for memory of a pool; `slipway-vf-pool` for virtual functions;
+//! `slipway-hypervisor` for VMMs as sandboxes have them, which needs `tokio`, and `slipway-vmm` for
+//! an address of its machine.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!

@@ -187,12 +187,10 @@ pub trait Vm: Send + Sync {
     fn quit(&self) -> BoxFuture<'_, Result<()>>;
 
     /// Waits until the guest has nothing to do, for some seconds at most, since it may never rest.
-    /// A machine that is saved then has nothing left to do when others begin with it.
-    ///
-    /// # Errors
-    /// [`Error::System`]: the kernel does not tell the VM's processor time.
-    fn rest(&self) -> BoxFuture<'_, Result<()>> {
-        Box::pin(std::future::ready(Ok(())))
+    /// A machine that is saved then has nothing left to do when others begin with it. Does not wait
+    /// where the kernel does not tell the VM's processor time.
+    fn rest(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
     }
 
     /// Stops the guest's CPUs.

@@ -51,7 +51,7 @@ async fn save(
     // The connection is the host's. A fork's agent sees the next one begin.
     drop(agent);
     // What the guest has not done yet, each fork would do again.
-    vm.rest().await?;
+    vm.rest().await;
     vm.pause().await?;
     let machine = vm.save().await?;
     let memory = sandbox.memory().ok_or(Error::Stopped)?;

@@ -47,12 +47,12 @@ impl Keeping {
     }
 
     /// Returns the places for the memory of a pool.
-    pub(super) fn shelves(&self) -> Shelves {
+    pub(crate) fn shelves(&self) -> Shelves {
         Shelves::new(Arc::clone(&self.keeper), 0..SANDBOXES * SLOTS)
     }
 
     /// Returns the path of a pool's socket.
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("pool")
     }
 }

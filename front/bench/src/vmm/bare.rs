@@ -49,7 +49,13 @@ impl Subject for Bare {
         let ending = Instant::now();
         drop((processor, vm, kvm, slots, memory));
         let end_ns = ending.elapsed().as_nanos() as u64;
-        Ok(VmmMeasured { byte_ns, end_ns, private_bytes: None, slot_ns: Some(slot_ns) })
+        Ok(VmmMeasured {
+            byte_ns,
+            end_ns,
+            private_bytes: None,
+            cpu_ns: None,
+            slot_ns: Some(slot_ns),
+        })
     }
 }
 

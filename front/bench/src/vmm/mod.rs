@@ -7,13 +7,15 @@
 //!
 //! - [`VmmLoad`]: the size of the guest's memory;
 //! - [`VmmSubject`]: a subject. [`Vmm`] is a VMM's program, [`Caged`] the same within the
-//!   namespaces that Slipway starts VMMs in, and [`Bare`] is KVM alone, which no VMM can beat;
+//!   namespaces that Slipway starts VMMs in, [`Fork`] is Slipway's own with a saved machine in place
+//!   of a boot, and [`Bare`] is KVM alone, which no VMM can beat;
 //! - [`measure`](crate::measure) runs a [`VmmPlan`]; [`VmmReport`] is everything measured, as JSON,
 //!   with percentiles over the rounds; [`vmm_table`] and [`vmm_plot`] show it; [`compare_vmms`]
 //!   compares two.
 
 mod bare;
 mod compare;
+mod fork;
 mod load;
 mod plot;
 mod process;
@@ -24,6 +26,7 @@ mod table;
 
 pub use bare::Bare;
 pub use compare::compare_vmms;
+pub use fork::Fork;
 pub use load::{BadVmmLoad, VmmLoad};
 pub use plot::vmm_plot;
 pub use programs::{Caged, Program, Vmm};

@@ -7,8 +7,8 @@ use super::{VmmFigures, VmmLoad, VmmReport};
 use crate::duration::human;
 use crate::groups::{Bar, Group, groups};
 
-/// Draws `report`: for each load the time to the guest's first byte and the private memory of the
-/// process, with a bar for each subject.
+/// Draws `report`: for each load the time to the guest's first byte, the processor time until then
+/// and the private memory of the process, with a bar for each subject.
 ///
 /// # Errors
 /// If nothing was measured.
@@ -16,6 +16,7 @@ pub fn vmm_plot(report: &VmmReport, title: &str) -> Result<String> {
     let of_load = |load: &VmmLoad| {
         [
             group(report, load, "from start to the guest's first byte", time),
+            group(report, load, "processor time until then", processor),
             group(report, load, "private memory of the process, guest memory left out", private),
         ]
     };
@@ -30,6 +31,11 @@ fn time(figures: &VmmFigures) -> Option<Shown> {
     let VmmFigures { p50_ns, p90_ns, range_ns, .. } = *figures;
     let text = format!("{}, p90 {}", human(p50_ns), human(p90_ns));
     Some((p50_ns as f64, (range_ns.0 as f64, range_ns.1 as f64), text))
+}
+
+fn processor(figures: &VmmFigures) -> Option<Shown> {
+    let ns = figures.cpu_ns?;
+    Some((ns as f64, (ns as f64, ns as f64), human(ns)))
 }
 
 fn private(figures: &VmmFigures) -> Option<Shown> {
@@ -64,7 +70,7 @@ mod tests {
         for part in ["bare", "&lt;native&gt;", "a &amp; b", "128M", "8.00 ms", "1.50 MiB"] {
             assert!(text.contains(part), "{part}");
         }
-        assert_eq!(text.matches("less is better").count(), 2);
+        assert_eq!(text.matches("less is better").count(), 3);
         assert!(vmm_plot(&report(&[]), "x").is_err());
     }
 }

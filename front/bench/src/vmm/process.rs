@@ -102,11 +102,9 @@ impl Started {
         Ok((program, words.skip(1).map(|word| OsString::from_vec(word.to_vec())).collect()))
     }
 
-    /// Returns the process's private dirty memory in bytes, without that of a guest with `guest`
-    /// bytes.
-    pub fn private_bytes(&self, guest: u64) -> Result<u64> {
-        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id()))?;
-        Ok(private_dirty(&text, guest))
+    /// Returns the process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Kills the process. Returns the time until nothing is left of it.
@@ -123,6 +121,38 @@ impl Drop for Started {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns the private dirty memory in bytes of the process `id`, without that of a guest with
+/// `guest` bytes.
+pub(super) fn private_bytes(id: u32, guest: u64) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/smaps"))?;
+    Ok(private_dirty(&text, guest))
+}
+
+/// Returns the processor time in nanoseconds that this process has used.
+pub(super) fn own_cpu_ns() -> u64 {
+    nanoseconds(rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime))
+}
+
+/// Returns the processor time in nanoseconds that the process `id` has used, in user space and in
+/// the kernel, its guest's included.
+pub(super) fn process_cpu_ns(id: u32) -> Result<u64> {
+    let (mut clock, id) = (0, libc::pid_t::try_from(id)?);
+    #[allow(unsafe_code)] // rustix has no clocks of other processes
+    // SAFETY: the number is written during the call only.
+    let errno = unsafe { libc::clock_getcpuclockid(id, &raw mut clock) };
+    anyhow::ensure!(errno == 0, "the clock of process {id}: errno {errno}");
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    #[allow(unsafe_code)]
+    // SAFETY: the time is written during the call only.
+    let told = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    anyhow::ensure!(told == 0, "the clock of process {id}: {}", std::io::Error::last_os_error());
+    Ok(nanoseconds(Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }))
+}
+
+fn nanoseconds(time: Timespec) -> u64 {
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 /// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. Dirty
@@ -193,7 +223,8 @@ Anonymous:             0 kB
         let mut command = Command::new("/bin/sh");
         let started = Started::start(command.args(["-c", script]), || Ok(())).unwrap();
         assert!(started.byte_ns > 0);
-        assert!(started.private_bytes(1 << 30).unwrap() > 0);
+        assert!(private_bytes(started.id(), 1 << 30).unwrap() > 0);
+        assert!(process_cpu_ns(started.id()).unwrap() > 0);
         assert!(started.end().unwrap() > 0);
     }
 

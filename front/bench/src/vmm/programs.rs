@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use slipway_hypervisor::Cage;
 use tempfile::TempDir;
 
-use super::process::Started;
+use super::process::{Started, private_bytes, process_cpu_ns};
 use super::{VmmLoad, VmmMeasured, stub};
 use crate::measurement::Subject;
 
@@ -193,10 +193,11 @@ impl Subject for Caged {
 }
 
 fn measured(started: Started, load: &VmmLoad) -> Result<VmmMeasured> {
-    let private_bytes = Some(started.private_bytes(load.memory)?);
+    let cpu_ns = Some(process_cpu_ns(started.id())?);
+    let private_bytes = Some(private_bytes(started.id(), load.memory)?);
     let byte_ns = started.byte_ns;
     let end_ns = started.end()?;
-    Ok(VmmMeasured { byte_ns, end_ns, private_bytes, slot_ns: None })
+    Ok(VmmMeasured { byte_ns, end_ns, private_bytes, cpu_ns, slot_ns: None })
 }
 
 #[cfg(test)]

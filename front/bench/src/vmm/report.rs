@@ -17,6 +17,10 @@ pub struct VmmMeasured {
     /// in no process of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_bytes: Option<u64>,
+    /// Processor time until the guest's byte, ns: of the process, and of a fork's driver and pool.
+    /// `None` if the VM is in no process of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ns: Option<u64>,
     /// Time that KVM took for the memory slots, ns. `None` if that was not seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot_ns: Option<u64>,
@@ -48,6 +52,8 @@ pub struct VmmFigures {
     pub end_ns: u64,
     /// Median of the private memory in bytes, if the subject has a process.
     pub private_bytes: Option<u64>,
+    /// Median of the processor time until the guest's byte, ns, if the subject has a process.
+    pub cpu_ns: Option<u64>,
     /// Median of KVM's own time for the memory slots, ns, if that was seen.
     pub slot_ns: Option<u64>,
 }
@@ -63,6 +69,7 @@ impl VmmReport {
             range_ns: (*times.first()?, *times.last()?),
             end_ns: percentile(&sorted(turns.clone().map(|one| one.end_ns)), 50),
             private_bytes: median(turns.clone().filter_map(|one| one.private_bytes)),
+            cpu_ns: median(turns.clone().filter_map(|one| one.cpu_ns)),
             slot_ns: median(turns.filter_map(|one| one.slot_ns)),
         })
     }
@@ -102,6 +109,7 @@ pub(crate) mod tests {
                     byte_ns: ms * 1_000_000,
                     end_ns: 500_000,
                     private_bytes: (!is_bare).then_some(3 << 19),
+                    cpu_ns: (!is_bare).then_some(2_500_000),
                     slot_ns: is_bare.then_some(1_000_000),
                 };
                 runs.push(VmmRun { subject: (*name).to_owned(), load, round, measured });
@@ -128,6 +136,7 @@ pub(crate) mod tests {
         assert_eq!((native.p50_ns, native.p90_ns), (20_000_000, 30_000_000));
         assert_eq!(native.range_ns, (10_000_000, 30_000_000));
         assert_eq!((native.private_bytes, native.slot_ns), (Some(3 << 19), None));
+        assert_eq!(native.cpu_ns, Some(2_500_000));
         let bare = report.figures(&load, "bare").unwrap();
         assert_eq!((bare.private_bytes, report.slot_ns(&load)), (None, Some(1_000_000)));
         assert_eq!(report.figures(&load, "none"), None);

@@ -13,6 +13,9 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 /// The address of the guest's first instruction: the start of memory that no firmware uses.
 pub const ENTRY: u64 = 0x10_0000;
 
+/// The byte that a guest which waits writes when it is a fork.
+pub const FORK_BYTE: u8 = 2;
+
 /// The guest's instructions. The write to port 0xf4 ends a VMM that has a device for that there.
 pub const CODE: [u8; 13] = [
     0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
@@ -23,6 +26,32 @@ pub const CODE: [u8; 13] = [
     0xf4, // again: hlt
     0xeb, 0xfd, // jmp again
 ];
+
+/// The address of the VM generation ID as the instructions of [`waiting`] have it.
+const GENERATION: [u8; 4] = (slipway_vmm::layout::GENERATION_ID as u32).to_le_bytes();
+
+/// Returns the instructions of a guest that waits until it is a fork: `slipway-vmm` gives each fork
+/// another VM generation ID, in the guest's memory.
+fn waiting() -> Vec<u8> {
+    let first = [
+        0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xb0, BYTE, // mov al, 1
+        0xee, // out dx, al
+        0xbb, // mov ebx, GENERATION
+    ];
+    let rest = [
+        0x8b, 0x0b, // mov ecx, [ebx]
+        0xf3, 0x90, // again: pause
+        0x39, 0x0b, // cmp [ebx], ecx
+        0x74, 0xfa, // je again
+        0xb0, FORK_BYTE, // mov al, 2
+        0xee,      // out dx, al
+        0xfa,      // cli
+        0xf4,      // stop: hlt
+        0xeb, 0xfd, // jmp stop
+    ];
+    [&first[..], &GENERATION, &rest].concat()
+}
 
 /// Bytes of an ELF header, and of a program header (*System V ABI*, ELF-64 object file format).
 const HEADER: usize = 64;
@@ -38,16 +67,26 @@ const READ_EXECUTE: u32 = 5;
 const READ: u32 = 4;
 const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
-/// Returns the kernel file.
+/// Returns the kernel file of a guest that writes its byte and halts.
 pub fn elf() -> Vec<u8> {
+    elf_of(&CODE)
+}
+
+/// Returns the kernel file of a guest that writes [`BYTE`], waits until it is a fork, and then
+/// writes [`FORK_BYTE`] and halts. It is for `slipway-vmm`.
+pub fn waiting_elf() -> Vec<u8> {
+    elf_of(&waiting())
+}
+
+fn elf_of(code: &[u8]) -> Vec<u8> {
     let note = note();
-    let mut file = Vec::with_capacity(TEXT + CODE.len());
+    let mut file = Vec::with_capacity(TEXT + code.len());
     file.extend(header());
-    file.extend(program_header(PT_LOAD, READ_EXECUTE, TEXT, ENTRY, CODE.len(), 0x1000));
+    file.extend(program_header(PT_LOAD, READ_EXECUTE, TEXT, ENTRY, code.len(), 0x1000));
     file.extend(program_header(PT_NOTE, READ, NOTE, 0, note.len(), 4));
     file.extend(note);
     file.resize(TEXT, 0);
-    file.extend(CODE);
+    file.extend(code);
     file
 }
 
@@ -132,6 +171,17 @@ mod tests {
         let fields = (number(note, 0, 4), number(note, 4, 4), number(note, 8, 4));
         assert_eq!(fields, (4, 8, 18));
         assert_eq!((&note[12..16], number(note, 16, 8)), (&b"Xen\0"[..], ENTRY));
+    }
+
+    #[test]
+    fn a_guest_that_waits_looks_at_the_generation_and_jumps_where_it_should() {
+        let code = waiting();
+        assert_eq!(code[8..12], GENERATION);
+        let target = |at: usize| at as i64 + 2 + i64::from(code[at + 1] as i8);
+        // The pause, and the halt.
+        assert_eq!((code[18], target(18)), (0x74, 14));
+        assert_eq!((code[25], target(25)), (0xeb, 24));
+        assert_eq!((code[14..16].to_vec(), code[24]), (vec![0xf3, 0x90], 0xf4));
     }
 
     #[test]

@@ -5,8 +5,8 @@ use crate::duration::human;
 use crate::table::titled;
 use crate::turns::fault_lines;
 
-const HEADINGS: [&str; 8] =
-    ["", "p50", "p90", "least", "without slots", "memory", "end", "of the first"];
+const HEADINGS: [&str; 9] =
+    ["", "p50", "p90", "least", "without slots", "CPU time", "memory", "end", "of the first"];
 
 /// Formats one table for each load of `report`: percentiles over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
@@ -30,7 +30,7 @@ pub fn vmm_table(report: &VmmReport, colour: bool) -> String {
     text
 }
 
-fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 8]> {
+fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 9]> {
     let slots = report.slot_ns(load);
     let mut first = None;
     let row = |name: &String| {
@@ -44,6 +44,7 @@ fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 8]> {
             human(figures.p90_ns),
             human(figures.range_ns.0),
             without.unwrap_or_default(),
+            figures.cpu_ns.map_or(String::new(), human),
             memory(&figures),
             human(figures.end_ns),
             format!("{:.2}", figures.p50_ns as f64 / base.max(1) as f64),
@@ -68,7 +69,7 @@ mod tests {
     fn rows_are_subjects() {
         let text = vmm_table(&report(&[("native", &[10]), ("bare", &[5])]), false);
         let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
-        for part in ["10.0 ms", "9.00 ms", "1.50 MiB", "500 µs", "1.00"] {
+        for part in ["10.0 ms", "9.00 ms", "2.50 ms", "1.50 MiB", "500 µs", "1.00"] {
             assert!(line("native").contains(part), "{part}: {text}");
         }
         let noisy = vmm_table(&report(&[("native", &[0]), ("bare", &[5])]), false);

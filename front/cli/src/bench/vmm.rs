@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use slipway_bench::vmm::{
-    Bare, Caged, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject, compare_vmms,
-    vmm_plot, vmm_table,
+    Bare, Caged, Fork, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject,
+    compare_vmms, vmm_plot, vmm_table,
 };
 use slipway_bench::{Fault, Subject, measure};
 
@@ -15,9 +15,10 @@ use crate::args::VmmArgs;
 use crate::progress;
 
 /// The subjects to measure, with descriptions. Those from the second line on need a program.
-const SUBJECTS: [(&str, &str); 7] = [
+const SUBJECTS: [(&str, &str); 8] = [
     ("native", "Slipway's own VMM"),
     ("native-caged", "the same, in the namespaces that sandboxes' VMMs have, as root"),
+    ("fork", "the same, with a saved machine in place of a boot, by the driver of sandboxes"),
     ("firecracker", "Firecracker, where it is in PATH"),
     ("cloud-hypervisor", "Cloud Hypervisor, where it is in PATH"),
     ("qemu-microvm", "QEMU's machine for microVMs"),
@@ -101,7 +102,9 @@ fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<VmmSubject>, &'stati
         Box::new(subject)
     }
     let (program, found, needs) = match name {
-        "native" | "native-caged" => (Program::Native, own_vmm(), "slipway-vmm: `make build`"),
+        "native" | "native-caged" | "fork" => {
+            (Program::Native, own_vmm(), "slipway-vmm: `make build`")
+        }
         "firecracker" => (Program::Firecracker, in_path("firecracker"), "--program or PATH"),
         "cloud-hypervisor" => {
             (Program::CloudHypervisor, in_path("cloud-hypervisor"), "--program or PATH")
@@ -111,13 +114,15 @@ fn subject(name: &str, args: &VmmArgs) -> Result<Result<Box<VmmSubject>, &'stati
         _ => return Ok(Ok(boxed(Bare))),
     };
     let named = |name: &str| args.program.iter().find(|one| one.name == name);
-    // Both ways to start it have the same program, unless the user says otherwise.
-    let said = named(name).or_else(|| named(name.strip_suffix("-caged")?));
+    // All ways to start it have the same program, unless the user says otherwise.
+    let same = if name == "fork" { Some("native") } else { name.strip_suffix("-caged") };
+    let said = named(name).or_else(|| named(same?));
     let Some(path) = said.map(|one| one.path.clone()).or(found) else {
         return Ok(Err(needs));
     };
     Ok(match name {
         "native-caged" => Caged::new(program, &path)?.map(boxed).ok_or("root"),
+        "fork" => Ok(boxed(Fork::new(&path)?)),
         _ => Ok(boxed(Vmm::new(program, &path)?)),
     })
 }

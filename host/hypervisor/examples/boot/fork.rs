@@ -36,7 +36,7 @@ pub async fn measure(
     println!("boot={}", begun.elapsed().as_micros());
     agent::prepare(&mut agent).await;
     drop(agent);
-    vm.rest().await.unwrap();
+    vm.rest().await;
     vm.pause().await.unwrap();
     let mut state = memory_file();
     state.write_all(&vm.save().await.unwrap()).unwrap();

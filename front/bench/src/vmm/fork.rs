@@ -1,0 +1,246 @@
+//! Forks: VMs that begin with the state and the memory of one that was saved, through the driver
+//! that starts sandboxes' VMMs.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use slipway_hypervisor::native::SlipwayVmm;
+use slipway_hypervisor::{
+    Accel, AccelChoice, Cage, Credentials, GuestMemory, Hypervisor, TemplateName, Topology, Vm,
+    VmSpec,
+};
+use slipway_pool::{Pool, Server, Settings, Template};
+use tempfile::TempDir;
+use tokio::io::unix::AsyncFd;
+
+use super::process::{own_cpu_ns, private_bytes, process_cpu_ns};
+use super::{VmmLoad, VmmMeasured, stub};
+use crate::measurement::Subject;
+use crate::memory::Keeping;
+
+/// The longest time from the start of a VMM to its guest's byte.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The user that a VMM runs as if this process is root: nobody.
+const NOBODY: Credentials = Credentials { uid: 65534, gid: 65534 };
+
+/// Forks of a VM whose guest waits until it is a fork. The time is from asking for memory to the
+/// guest's first byte; the processor time is that of the VMM, the driver and the pool.
+pub struct Fork {
+    vmm: SlipwayVmm,
+    folder: TempDir,
+    source: Source,
+    topology: Topology,
+    /// The machines that were saved, one for each load met so far.
+    saved: HashMap<VmmLoad, Saved>,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// The source of a fork's memory.
+enum Source {
+    /// A pool, which copies pages late. The server ends before the pool, and the pool before its
+    /// keeper.
+    Pool { _server: Server, pool: Pool, socket: PathBuf, _keeping: Keeping },
+    /// A file that is copied before the fork begins, since this host serves no pool.
+    Plain,
+}
+
+/// A machine that was saved.
+struct Saved {
+    state: Arc<File>,
+    name: TemplateName,
+    /// The memory, if no pool has it.
+    memory: Option<Template>,
+}
+
+impl Fork {
+    /// Makes a subject of `slipway-vmm` at `path`.
+    ///
+    /// # Errors
+    /// If there is no place for the guest's files, or no keeper for a pool.
+    pub fn new(path: &Path) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
+        std::fs::write(folder.path().join("kernel"), stub::waiting_elf())?;
+        std::fs::write(folder.path().join("initramfs"), [0; 4096])?;
+        let vmm = SlipwayVmm::new(std::path::absolute(path)?, folder.path());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (topology, saved) = (Topology::of_host(), HashMap::new());
+        Ok(Self { vmm, folder, source: Source::new()?, topology, saved, runtime })
+    }
+
+    /// Boots a VM with the load's memory, saves it, and keeps its memory as a template.
+    fn save(&mut self, load: &VmmLoad) -> Result<()> {
+        let memory = GuestMemory::new(load.memory)?;
+        let spec = self.spec(memory.clone(), None);
+        let bytes = self.runtime.block_on(async {
+            let (vm, _) = start(&self.vmm, &spec, stub::BYTE).await?;
+            vm.pause().await?;
+            let bytes = vm.save().await?;
+            end(&*vm).await?;
+            anyhow::Ok(bytes)
+        })?;
+        let mut state = tempfile::tempfile_in(self.folder.path())?;
+        state.write_all(&bytes)?;
+        let name = TemplateName::new(&load.to_string()).context("a template's name")?;
+        let memory = memory.descriptor()?;
+        let memory = match &self.source {
+            Source::Pool { pool, .. } => {
+                pool.add_template(name, pool.freeze(memory.as_fd())?)?;
+                None
+            }
+            Source::Plain => Some(Template::copy_of(memory.as_fd())?),
+        };
+        self.saved.insert(*load, Saved { state: Arc::new(state), name, memory });
+        Ok(())
+    }
+
+    fn spec(&self, memory: GuestMemory, restore: Option<Arc<File>>) -> VmSpec {
+        let folder = self.folder.path();
+        VmSpec {
+            name: "bench".into(),
+            memory,
+            shared: None,
+            restore,
+            cpus: 1,
+            kernel: folder.join("kernel"),
+            initramfs: folder.join("initramfs"),
+            cmdline: Vec::new(),
+            agent_socket: folder.join("agent"),
+            vfio_user_sockets: Vec::new(),
+            plug_slots: 0,
+            plug_cpus: 0,
+            disks: Vec::new(),
+            console_log: folder.join("console"),
+            run_dir: folder.to_owned(),
+            credentials: Cage::of_launcher().map(|_| NOBODY),
+            cgroup_procs: Vec::new(),
+            accel: AccelChoice::Only(Accel::Kvm),
+        }
+    }
+
+    /// Starts a fork, and ends it when it has been measured.
+    fn turn(&self, load: &VmmLoad, saved: &Saved) -> Result<VmmMeasured> {
+        let (begun, before) = (Instant::now(), own_cpu_ns());
+        let memory = self.source.memory(load.memory, saved, &self.topology)?;
+        let spec = self.spec(memory, Some(Arc::clone(&saved.state)));
+        self.runtime.block_on(async {
+            let (vm, at) = start(&self.vmm, &spec, stub::FORK_BYTE).await?;
+            let byte_ns = at.duration_since(begun).as_nanos() as u64;
+            let pid = vm.record().pid.unsigned_abs();
+            let cpu_ns = Some(own_cpu_ns() - before + process_cpu_ns(pid)?);
+            let private_bytes = Some(private_bytes(pid, load.memory)?);
+            let end_ns = end(&*vm).await?;
+            Ok(VmmMeasured { byte_ns, end_ns, private_bytes, cpu_ns, slot_ns: None })
+        })
+    }
+}
+
+impl Source {
+    fn new() -> Result<Self> {
+        let keeping = Keeping::start()?;
+        let shelves = Some(keeping.shelves());
+        let Ok(pool) = Pool::new(Settings { shelves, ..Settings::default() }) else {
+            return Ok(Self::Plain);
+        };
+        let socket = keeping.socket();
+        let server = pool.listen(&socket).context("a pool's socket")?;
+        Ok(Self::Pool { _server: server, pool, socket, _keeping: keeping })
+    }
+
+    fn memory(&self, bytes: u64, saved: &Saved, topology: &Topology) -> Result<GuestMemory> {
+        match (self, &saved.memory) {
+            (Self::Pool { socket, .. }, _) => {
+                Ok(GuestMemory::of_template(socket, bytes, saved.name, topology)?)
+            }
+            (Self::Plain, template) => {
+                let memory = GuestMemory::new(bytes)?;
+                let template = template.as_ref().context("the memory that was saved")?;
+                template.write(memory.descriptor()?.as_fd())?;
+                Ok(memory)
+            }
+        }
+    }
+}
+
+impl Subject for Fork {
+    type Load = VmmLoad;
+    type Measured = VmmMeasured;
+
+    fn name(&self) -> &str {
+        "fork"
+    }
+
+    fn about(&self) -> String {
+        let memory = match self.source {
+            Source::Pool { .. } => "a pool copies late",
+            Source::Plain => "is copied before",
+        };
+        let path = self.vmm.path().display();
+        format!(
+            "{path}, beginning with a saved machine, whose memory {memory}; started by the \
+                 driver, in a cage if this is root"
+        )
+    }
+
+    fn run(&mut self, load: &VmmLoad) -> Result<VmmMeasured> {
+        if !self.saved.contains_key(load) {
+            self.save(load)?;
+            // Its files are in the page cache then.
+            self.turn(load, self.saved.get(load).context("a saved machine")?)?;
+        }
+        self.turn(load, self.saved.get(load).context("a saved machine")?)
+    }
+}
+
+/// Starts a VM. Returns it with the time of the guest's byte.
+async fn start(vmm: &SlipwayVmm, spec: &VmSpec, byte: u8) -> Result<(Box<dyn Vm>, Instant)> {
+    File::create(&spec.console_log)?;
+    let watch = Watch::new(&spec.console_log)?;
+    let vm = vmm.launch(spec).await?;
+    match tokio::time::timeout(PATIENCE, watch.byte(&spec.console_log, byte)).await {
+        Ok(at) => Ok((vm, at?)),
+        Err(_) => {
+            end(&*vm).await?;
+            anyhow::bail!("the guest sent nothing within {PATIENCE:?}")
+        }
+    }
+}
+
+/// Kills a VM. Returns the time in nanoseconds until nothing is left of it.
+async fn end(vm: &dyn Vm) -> Result<u64> {
+    let begun = Instant::now();
+    vm.kill()?;
+    vm.wait().await;
+    Ok(begun.elapsed().as_nanos() as u64)
+}
+
+/// Waits for changes of the guest's log, into which the driver copies what the guest writes.
+struct Watch(AsyncFd<OwnedFd>);
+
+impl Watch {
+    fn new(log: &Path) -> Result<Self> {
+        let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&events, log, WatchFlags::MODIFY)?;
+        Ok(Self(AsyncFd::new(events)?))
+    }
+
+    /// Waits for `byte` in the log. Returns the time at which it was seen.
+    async fn byte(&self, log: &Path, byte: u8) -> Result<Instant> {
+        loop {
+            if std::fs::read(log)?.contains(&byte) {
+                return Ok(Instant::now());
+            }
+            let mut guard = self.0.readable().await?;
+            let mut events = [0; 4096];
+            let read = rustix::io::read(self.0.get_ref(), &mut events);
+            ensure!(read != Ok(0), "the log of the guest is gone");
+            guard.clear_ready();
+        }
+    }
+}
