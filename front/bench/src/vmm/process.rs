@@ -15,6 +15,8 @@ use super::stub::BYTE;
 
 /// The longest time from the start of a VMM to its guest's byte.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The file of a guest's memory that Slipway's driver or a pool has made, in `/proc/PID/smaps`.
+const GUEST_FILE: &str = " /memfd:guest-memory";
 /// The most bytes of a failed VMM's messages that are shown.
 const MOST_SAID: u64 = 2000;
 
@@ -158,14 +160,16 @@ fn nanoseconds(time: Timespec) -> u64 {
 /// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. Dirty
 /// pages of a program's file in the page cache are not the process's, and do not count. A mapping
 /// of an eighth of the guest's memory or more is the guest's, and does not count: VMMs map guest
-/// memory in one to three parts, and have nothing else of that size but their heap.
+/// memory in one to three parts, and have nothing else of that size but their heap. That of a fork
+/// is in many parts, known by their file.
 fn private_dirty(smaps: &str, guest: u64) -> u64 {
     let (mut sum, mut counts, mut shared, mut dirty) = (0, true, false, 0);
     for line in smaps.lines() {
         let mut words = line.split_ascii_whitespace();
         let first = words.next().unwrap_or_default();
         if let Some((start, end)) = range(first) {
-            counts = end.saturating_sub(start) < guest / 8 || line.ends_with("[heap]");
+            let guests = line.contains(GUEST_FILE) || end.saturating_sub(start) >= guest / 8;
+            counts = !guests || line.ends_with("[heap]");
             shared = words.next().is_some_and(|access| access.ends_with('s'));
             continue;
         }
@@ -205,6 +209,9 @@ Anonymous:             0 kB
 Private_Clean:         4 kB
 Private_Dirty:         8 kB
 Anonymous:            12 kB
+7f0018000000-7f0018001000 rw-s 00000000 00:01 6                          /memfd:guest-memory (deleted)
+Private_Dirty:         4 kB
+Anonymous:             0 kB
 7f0020000000-7f0020100000 r-xp 00000000 00:01 9                          /usr/bin/vmm
 Private_Dirty:       900 kB
 Anonymous:             0 kB
