@@ -47,6 +47,7 @@ mod compare;
 mod duration;
 mod groups;
 mod json;
+mod keeping;
 mod measurement;
 pub mod memory;
 pub mod packet;

@@ -14,7 +14,6 @@ mod compare;
 mod gated;
 mod giver;
 mod host;
-mod keeping;
 mod load;
 mod plot;
 mod report;
@@ -22,10 +21,10 @@ mod table;
 mod template;
 mod user;
 
+pub use crate::keeping::Keeping;
 pub use compare::compare_memory;
 pub use gated::{Gate, Gated};
 pub use giver::{Giver, Source};
-pub use keeping::Keeping;
 pub use load::{BadMemoryLoad, MemoryLoad, Operation, PageSize};
 pub use plot::memory_plot;
 pub use report::{

@@ -22,8 +22,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::process::{own_cpu_ns, private_bytes, process_cpu_ns};
 use super::{VmmLoad, VmmMeasured, stub};
+use crate::keeping::Keeping;
 use crate::measurement::Subject;
-use crate::memory::Keeping;
 
 /// The longest time from the start of a VMM to its guest's byte.
 const PATIENCE: Duration = Duration::from_secs(60);

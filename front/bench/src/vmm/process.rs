@@ -209,7 +209,7 @@ Anonymous:             0 kB
 Private_Clean:         4 kB
 Private_Dirty:         8 kB
 Anonymous:            12 kB
-7f0018000000-7f0018001000 rw-s 00000000 00:01 6                          /memfd:guest-memory (deleted)
+7f0018000000-7f0018001000 rw-s 00000000 00:01 6                 /memfd:guest-memory (deleted)
 Private_Dirty:         4 kB
 Anonymous:             0 kB
 7f0020000000-7f0020100000 r-xp 00000000 00:01 9                          /usr/bin/vmm

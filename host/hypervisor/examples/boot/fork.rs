@@ -19,9 +19,10 @@ use super::agent;
 const AFTERMATH: Duration = Duration::from_millis(500);
 
 /// Boots a VM, saves it once its agent has prepared the guest for that and the guest rests, and
-/// starts `count` VMs that begin with it, one after the other. Prints the microseconds from asking for memory to the agent's first byte, of
-/// the boot and of each fork. Pages that the first fork has touched are copied ahead for the next
-/// ones, as a node has it. Returns `false` if an agent did not answer within `limit`.
+/// starts `count` VMs that begin with it, one after the other. Prints the microseconds from asking
+/// for memory to the agent's first byte, of the boot and of each fork. Pages that the first fork
+/// has touched are copied ahead for the next ones, as a node has it. Returns `false` if an agent
+/// did not answer within `limit`.
 pub async fn measure(
     hypervisor: &dyn Hypervisor,
     spec: VmSpec,
