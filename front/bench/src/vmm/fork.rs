@@ -18,6 +18,7 @@ use slipway_hypervisor::{
 };
 use slipway_pool::{Pool, Server, Settings, Template};
 use tempfile::TempDir;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::process::{own_cpu_ns, private_bytes, process_cpu_ns};
@@ -227,7 +228,11 @@ impl Watch {
     fn new(log: &Path) -> Result<Self> {
         let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&events, log, WatchFlags::MODIFY)?;
-        Ok(Self(AsyncFd::new(events)?))
+        #[allow(unsafe_code)] // the driver of asynchronous I/O polls it as long as this has it
+        // SAFETY: the descriptor moves into the object, which hands out shared references only, so
+        // it stays open and the same until the object is dropped.
+        let events = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) };
+        Ok(Self(events?))
     }
 
     /// Waits for `byte` in the log. Returns the time at which it was seen.
