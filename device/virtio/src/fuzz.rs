@@ -19,6 +19,8 @@ pub trait Guest: Sized {
     const MEMORY: usize;
     /// Bytes from address 0 on that an input writes to; the rings of [`Guest::start`] lie there.
     const WRITABLE: u64 = Self::MEMORY as u64;
+    /// Features of the device type that [`drive`] accepts.
+    const FEATURES: u64 = 0;
 
     /// Makes the device, which has `memory`, in its state after power-on.
     fn new(memory: &Memory) -> Self;
@@ -124,7 +126,7 @@ pub fn interrupts(count: u16) -> Vec<Interrupt> {
 /// When the device does not work.
 pub fn drive<D: Guest + Function>(device: D, memory: &Memory) -> SingleQueue<Direct<D>> {
     let arena = Arena::new(memory.clone(), 0, D::MEMORY as u64);
-    let driver = SingleQueue::new(Direct::new(device), arena, 8);
+    let driver = SingleQueue::with_features(Direct::new(device), arena, 8, D::FEATURES);
     let Ok(driver) = driver else { unreachable!("the device works") };
     driver
 }

@@ -1,0 +1,257 @@
+//! The device.
+
+use slipway_pci::{Access, Description, Function, Progress, StateError, TurnLength};
+use slipway_ram::Memory;
+use slipway_virtio::layout::Kind;
+use slipway_virtio::queue::{Broken, Chain};
+use slipway_virtio::registers::Offer;
+use slipway_virtio::{Configured, Local, Transport};
+use slipway_virtio_spec::RingFeatures;
+use slipway_virtio_spec::mem::{Config, DEVICE_TYPE, Features, REQUEST_QUEUE, Request, Response};
+use zerocopy::IntoBytes;
+
+use crate::region::{Decision, GiveBack, Region};
+use crate::state::Loaded;
+use crate::{Geometry, Parts, PartsError, RequestError};
+
+/// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
+pub const VECTORS: u16 = 2;
+/// The bytes that one poll gives back: 2 MiB, some 100 us of the kernel's time.
+pub const PIECE: u64 = 2 << 20;
+/// Most requests that one poll answers.
+const REQUESTS: usize = 16;
+/// Most entries of the queue. A request of Linux takes two, and it has one at a time.
+const QUEUE_SIZE: u16 = 16;
+
+/// A memory controller of no class of its own.
+const KIND: Kind =
+    Kind { device_type: DEVICE_TYPE, class: 0x05_80_00, config_size: size_of::<Config>() };
+
+/// A request whose blocks are given back.
+struct Work {
+    head: u16,
+    /// The request's buffers.
+    chain: Chain,
+    blocks: GiveBack,
+}
+
+/// A memory device; the crate's head describes it.
+pub struct Mem {
+    local: Local,
+    region: Region,
+    work: Option<Work>,
+}
+
+impl Mem {
+    /// Makes a device in its state after power-on, without plugged blocks.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<Self, PartsError> {
+        parts.check()?;
+        let rings = RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX;
+        let offer = Offer {
+            queues: 1,
+            queue_size: QUEUE_SIZE,
+            features: rings.bits() | Features::all().bits(),
+            accepts: |bits| {
+                Features::from_bits_truncate(bits).contains(Features::UNPLUGGED_INACCESSIBLE)
+            },
+        };
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+        Ok(Self { local, region: Region::new(parts.geometry, parts.host), work: None })
+    }
+
+    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
+    /// addresses of BARs.
+    pub fn transport(&mut self) -> &mut Transport {
+        &mut self.local.transport
+    }
+
+    /// Returns the place of the region.
+    pub fn geometry(&self) -> &Geometry {
+        self.region.geometry()
+    }
+
+    /// Asks the driver to have `bytes` bytes plugged, a number of whole blocks; tells it at once.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing has changed.
+    pub fn request(&mut self, bytes: u64) -> Result<(), RequestError> {
+        if self.region.request(bytes)? {
+            self.local.transport.config_changed();
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that the driver is asked to have plugged.
+    pub fn requested(&self) -> u64 {
+        self.region.requested()
+    }
+
+    /// Returns the bytes of the blocks that are plugged.
+    pub fn plugged(&self) -> u64 {
+        self.region.plugged()
+    }
+
+    /// Goes on with the request under way, or answers the waiting ones, as much as one poll may.
+    /// Returns whether there were any. If not, the driver will notify of the next one.
+    fn serve(&mut self) -> Result<bool, Broken> {
+        if self.work.is_some() {
+            return self.give_back();
+        }
+        let Some((memory, queue)) = self.local.queue(REQUEST_QUEUE) else { return Ok(false) };
+        let mut chain = Chain::default();
+        let mut answered = 0;
+        while answered < REQUESTS
+            && let Some(head) = queue.queue.take(memory, &mut chain)?
+        {
+            answered += 1;
+            match self.region.decide(&read(memory, &chain)?) {
+                Decision::Answer(kind, state) => {
+                    let written = respond(memory, &chain, kind, state)?;
+                    queue.queue.report(memory, head, written)?;
+                }
+                Decision::GiveBack(blocks) => {
+                    self.work = Some(Work { head, chain, blocks });
+                    break;
+                }
+            }
+        }
+        queue.publish(memory)?;
+        Ok(answered > 0)
+    }
+
+    /// Gives back a piece of the request under way, and answers it after the last one. Returns
+    /// `false` if there is no such request.
+    fn give_back(&mut self) -> Result<bool, Broken> {
+        let Some(work) = &mut self.work else { return Ok(false) };
+        let Some(kind) = self.region.give_back(&mut work.blocks) else { return Ok(true) };
+        if let Some(Work { head, chain, .. }) = self.work.take()
+            && let Some((memory, queue)) = self.local.queue(REQUEST_QUEUE)
+        {
+            let written = respond(memory, &chain, kind, 0)?;
+            queue.queue.report(memory, head, written)?;
+            queue.publish(memory)?;
+        }
+        Ok(true)
+    }
+
+    /// Ends the request under way without an answer.
+    fn forget(&mut self) {
+        if let Some(work) = self.work.take() {
+            self.region.abandon(work.blocks);
+        }
+    }
+
+    /// Takes over a saved state. After an error the device is as after a reset, or has plugged
+    /// blocks without a driver.
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let Loaded { transport, requested, plugged } =
+            crate::state::load(state, self.region.geometry())?;
+        if self.region.blocks.plugged() != 0 {
+            return Err(StateError::Inconsistent("blocks are plugged already".into()));
+        }
+        self.local.restore(transport)?;
+        if !self.region.restore(&plugged, requested) {
+            return Err(StateError::Inconsistent("blocks that cannot be plugged".into()));
+        }
+        Ok(())
+    }
+}
+
+/// Reads the request in `chain`, all of it whatever its type.
+fn read(memory: &Memory, chain: &Chain) -> Result<Request, Broken> {
+    let mut request = Request::default();
+    let whole = chain.gather(memory, request.as_mut_bytes())? == size_of::<Request>();
+    if !whole || chain.writable_len() < size_of::<Response>() as u64 {
+        return Err(Broken::Chain);
+    }
+    Ok(request)
+}
+
+/// Writes the response to the request in `chain`. Returns its bytes.
+fn respond(memory: &Memory, chain: &Chain, kind: u16, state: u16) -> Result<u32, Broken> {
+    let response = Response { kind: kind.into(), state: state.into(), ..Response::default() };
+    Ok(chain.scatter(memory, response.as_bytes())? as u32)
+}
+
+impl Function for Mem {
+    fn description(&self) -> &Description {
+        self.local.transport.description()
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
+            self.read(0, at, &mut into[..len]);
+        }
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.local.transport.config_write(offset, from) {
+            Configured::Done => {}
+            Configured::Reset => self.reset(),
+            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
+        }
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        self.local.read(bar, offset, into, self.region.config().as_bytes())
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        let access = self.local.write(bar, offset, from);
+        if self.local.is_reset() {
+            self.forget();
+        }
+        access
+    }
+
+    fn notified(&mut self) {
+        // Each poll looks at all queues.
+    }
+
+    fn set_turn(&mut self, _: TurnLength) {}
+
+    fn poll(&mut self) -> Progress {
+        if !self.local.begin() {
+            self.forget();
+            return Progress::Idle(None);
+        }
+        let served = self.serve();
+        match self.local.checked(served) {
+            Some(true) => Progress::Busy,
+            _ => Progress::Idle(None),
+        }
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
+    fn reset(&mut self) {
+        self.local.reset();
+        self.forget();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        // A successor takes no request that is half done.
+        while self.work.is_some() {
+            let gave = self.give_back();
+            self.local.checked(gave);
+        }
+        self.local.quiesce()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self.local.transport.save(), &self.region)
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = self.take_over(state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}

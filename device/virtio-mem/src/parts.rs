@@ -1,0 +1,108 @@
+//! The parts that a host hands to the device, and the host's side of the memory.
+
+use std::ops::Range;
+
+use slipway_pci::Interrupt;
+use slipway_ram::Memory;
+
+/// The smallest block in bytes: a huge page of x86-64, so that blocks are given back whole.
+pub const MIN_BLOCK: u64 = 2 << 20;
+/// The most blocks of a region.
+pub const MAX_BLOCKS: u64 = 1 << 16;
+
+/// The host of a region's memory. Ranges are offsets in the region, multiples of
+/// [`PIECE`](crate::PIECE). No call waits for a peer.
+pub trait MemoryHost: Send {
+    /// Makes an unplugged range accessible to the guest.
+    ///
+    /// # Errors
+    /// [`Refused`]: nothing has changed, and the driver may try again.
+    fn plug(&mut self, range: Range<u64>) -> Result<(), Refused>;
+
+    /// Takes the access to a range of [`PIECE`](crate::PIECE) bytes away from the guest, and gives
+    /// back its pages. The range may be unplugged already.
+    ///
+    /// # Errors
+    /// [`Refused`]: the access is as it was, and the driver may try again.
+    fn unplug(&mut self, piece: Range<u64>) -> Result<(), Refused>;
+}
+
+/// The host cannot change a range now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+/// The place of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The guest-physical address of the first byte, a multiple of the block.
+    pub address: u64,
+    /// The bytes of the region, a multiple of the block; 1 to [`MAX_BLOCKS`] blocks.
+    pub bytes: u64,
+    /// The bytes of a block: a power of two, at least [`MIN_BLOCK`].
+    pub block: u64,
+    /// The region's NUMA node: a proximity domain of the guest's ACPI tables.
+    pub node: u16,
+}
+
+impl Geometry {
+    /// Returns whether a device can have this geometry.
+    fn is_sound(&self) -> bool {
+        let Self { address, bytes, block, .. } = *self;
+        block.is_power_of_two()
+            && block >= MIN_BLOCK
+            && address.is_multiple_of(block)
+            && bytes.is_multiple_of(block)
+            && (1..=MAX_BLOCKS).contains(&(bytes / block))
+            && address.checked_add(bytes).is_some()
+    }
+}
+
+/// The parts that a host hands to [`Mem::new`](crate::Mem::new).
+pub struct Parts {
+    /// The guest's memory, by guest-physical addresses: where the queue is.
+    pub memory: Memory,
+    /// One handle per MSI-X vector, in order, 1 to 256; [`VECTORS`](crate::VECTORS) suffice.
+    pub interrupts: Vec<Interrupt>,
+    /// The place of the region.
+    pub geometry: Geometry,
+    /// The host of the region's memory, in which nothing is plugged.
+    pub host: Box<dyn MemoryHost>,
+}
+
+impl Parts {
+    /// Checks that the parts fit together.
+    pub(crate) fn check(&self) -> Result<(), PartsError> {
+        if !(1..=slipway_virtio::MAX_VECTORS).contains(&self.interrupts.len()) {
+            return Err(PartsError::Interrupts);
+        }
+        self.geometry.is_sound().then_some(()).ok_or(PartsError::Geometry)
+    }
+}
+
+/// A mistake in the parts, made by the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError {
+    /// There is no interrupt, or there are more than the MSI-X table has room for.
+    #[error("a memory device needs 1 to 256 interrupts")]
+    Interrupts,
+    /// The region is not made of whole blocks, or of too many.
+    #[error("a memory device needs a region of 1 to 65536 whole blocks of at least 2 MiB")]
+    Geometry,
+}
+
+/// The reason why a device cannot ask for a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The region is smaller.
+    #[error("the region has {most} bytes")]
+    TooLarge {
+        /// The bytes of the region.
+        most: u64,
+    },
+    /// The size is not a number of whole blocks.
+    #[error("the size is no multiple of the block's, {block} bytes")]
+    PartOfABlock {
+        /// The bytes of a block.
+        block: u64,
+    },
+}

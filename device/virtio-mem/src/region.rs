@@ -1,0 +1,194 @@
+//! The region: its blocks, the size that the device asks for, and the decisions on requests.
+
+use std::ops::Range;
+
+use slipway_virtio_spec::mem::{Config, Request, request, response, state};
+
+use crate::blocks::Blocks;
+use crate::{Geometry, MemoryHost, PIECE, RequestError};
+
+/// The decision on a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// The request is answered: the type of the response, and the state of the range.
+    Answer(u16, u16),
+    /// The blocks are given back piece by piece, and then the request is answered.
+    GiveBack(GiveBack),
+}
+
+/// A request whose blocks are given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GiveBack {
+    /// The bytes of the request, as offsets in the region.
+    bytes: Range<u64>,
+    /// The first byte that was not given back yet.
+    next: u64,
+    /// All blocks were plugged, and are again if the host refuses.
+    whole: bool,
+}
+
+/// Returns an answer without a state.
+fn answer(kind: u16) -> Decision {
+    Decision::Answer(kind, 0)
+}
+
+/// A region and the host of its memory.
+pub(crate) struct Region {
+    geometry: Geometry,
+    pub(crate) blocks: Blocks,
+    requested: u64,
+    host: Box<dyn MemoryHost>,
+}
+
+impl Region {
+    /// Makes a region without plugged blocks. The geometry is sound.
+    pub fn new(geometry: Geometry, host: Box<dyn MemoryHost>) -> Self {
+        let blocks = Blocks::new((geometry.bytes / geometry.block) as usize);
+        Self { geometry, blocks, requested: 0, host }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Returns the bytes of the plugged blocks.
+    pub fn plugged(&self) -> u64 {
+        self.blocks.plugged() as u64 * self.geometry.block
+    }
+
+    /// Returns the bytes that the device asks the driver to have plugged.
+    pub fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    /// Asks for `bytes`. Returns whether that is something else than before.
+    pub fn request(&mut self, bytes: u64) -> Result<bool, RequestError> {
+        let Geometry { bytes: most, block, .. } = self.geometry;
+        if bytes > most {
+            return Err(RequestError::TooLarge { most });
+        }
+        if !bytes.is_multiple_of(block) {
+            return Err(RequestError::PartOfABlock { block });
+        }
+        Ok(std::mem::replace(&mut self.requested, bytes) != bytes)
+    }
+
+    pub fn config(&self) -> Config {
+        let Geometry { address, bytes, block, node } = self.geometry;
+        Config {
+            block_size: block.into(),
+            node_id: node.into(),
+            padding: [0; 6],
+            addr: address.into(),
+            region_size: bytes.into(),
+            usable_region_size: bytes.into(),
+            plugged_size: self.plugged().into(),
+            requested_size: self.requested.into(),
+        }
+    }
+
+    /// Returns the blocks that a request names. Returns `None` if the region does not have them
+    /// all, or there are none (section 5.15.6.1).
+    fn range(&self, request: &Request) -> Option<Range<usize>> {
+        let offset = request.addr.get().checked_sub(self.geometry.address)?;
+        let first = usize::try_from(offset / self.geometry.block).ok()?;
+        let end = first.checked_add(usize::from(request.blocks.get()))?;
+        let sound = offset.is_multiple_of(self.geometry.block) && first < end;
+        (sound && end <= self.blocks.count()).then_some(first..end)
+    }
+
+    /// Returns the bytes of blocks, as offsets in the region.
+    fn bytes_of(&self, blocks: &Range<usize>) -> Range<u64> {
+        blocks.start as u64 * self.geometry.block..blocks.end as u64 * self.geometry.block
+    }
+
+    /// Decides on a request (section 5.15.6).
+    pub fn decide(&mut self, request: &Request) -> Decision {
+        let kind = request.kind.get();
+        if kind == request::UNPLUG_ALL {
+            return self.given_back(0..self.blocks.count(), false);
+        }
+        let Some(range) = self.range(request) else { return answer(response::ERROR) };
+        let plugged = self.blocks.plugged_in(&range);
+        match kind {
+            request::PLUG if plugged == 0 => answer(self.plug(&range)),
+            request::UNPLUG if plugged == range.len() => self.given_back(range, true),
+            request::STATE => {
+                let found = match plugged {
+                    0 => state::UNPLUGGED,
+                    all if all == range.len() => state::PLUGGED,
+                    _ => state::MIXED,
+                };
+                Decision::Answer(response::ACK, found)
+            }
+            _ => answer(response::ERROR),
+        }
+    }
+
+    fn given_back(&self, blocks: Range<usize>, whole: bool) -> Decision {
+        let bytes = self.bytes_of(&blocks);
+        Decision::GiveBack(GiveBack { next: bytes.start, bytes, whole })
+    }
+
+    /// Plugs unplugged blocks. Returns the type of the response.
+    fn plug(&mut self, range: &Range<usize>) -> u16 {
+        let bytes = self.bytes_of(range);
+        if self.plugged() + (bytes.end - bytes.start) > self.requested {
+            return response::NACK;
+        }
+        if self.host.plug(bytes).is_err() {
+            return response::BUSY;
+        }
+        self.blocks.set(range, true);
+        response::ACK
+    }
+
+    /// Gives back the next piece of a request. Returns the type of the response if it is over.
+    pub fn give_back(&mut self, work: &mut GiveBack) -> Option<u16> {
+        let piece = work.next..work.next + PIECE;
+        if self.host.unplug(piece.clone()).is_err() {
+            self.undo(work);
+            return Some(response::BUSY);
+        }
+        // The guest can touch all of a plugged block, so the first piece unplugs it.
+        let block = (piece.start / self.geometry.block) as usize;
+        self.blocks.set(&(block..block + 1), false);
+        work.next = piece.end;
+        (work.next >= work.bytes.end).then_some(response::ACK)
+    }
+
+    /// Plugs again what a request has unplugged whose blocks were all plugged before.
+    fn undo(&mut self, work: &GiveBack) {
+        let (start, end, block) = (work.bytes.start, work.next, self.geometry.block);
+        // If even that is refused, the blocks stay unplugged, as the driver can find out.
+        if work.whole && start < end && self.host.plug(start..end).is_ok() {
+            self.blocks.set(&((start / block) as usize..end.div_ceil(block) as usize), true);
+        }
+    }
+
+    /// Ends a request whose driver is gone: the block that was begun is given back whole.
+    pub fn abandon(&mut self, mut work: GiveBack) {
+        while !work.next.is_multiple_of(self.geometry.block) {
+            // A piece that the host keeps is given back with the next request for its block.
+            let _ = self.host.unplug(work.next..work.next + PIECE);
+            work.next += PIECE;
+        }
+    }
+
+    /// Goes on with the blocks `runs` plugged and `requested` bytes asked for, in place of a region
+    /// without plugged blocks. Returns `false` if that cannot be.
+    pub fn restore(&mut self, runs: &[Range<usize>], requested: u64) -> bool {
+        let mut end = 0;
+        for run in runs {
+            if run.start < end || run.end <= run.start || run.end > self.blocks.count() {
+                return false;
+            }
+            if self.host.plug(self.bytes_of(run)).is_err() {
+                return false;
+            }
+            self.blocks.set(run, true);
+            end = run.end + 1;
+        }
+        self.request(requested).is_ok()
+    }
+}
