@@ -16,8 +16,6 @@ use crate::{Geometry, Parts, PartsError, RequestError};
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
 pub const VECTORS: u16 = 2;
-/// The bytes that one poll gives back: 2 MiB, some 100 us of the kernel's time.
-pub const PIECE: u64 = 2 << 20;
 /// Most requests that one poll answers.
 const REQUESTS: usize = 16;
 /// Most entries of the queue. A request of Linux takes two, and it has one at a time.

@@ -1,5 +1,5 @@
-//! A virtio memory device: a PCI function by which a guest is given memory, and gives it back, while
-//! it runs.
+//! A virtio memory device: a PCI function by which a guest is given memory, and gives it back,
+//! while it runs.
 //!
 //! It follows section 5.15 of *Virtual I/O Device (VIRTIO) Version 1.2*; section numbers in this
 //! crate are of that document. [`Mem`] is the [`slipway_pci::Function`]; registers and the queue
@@ -44,9 +44,9 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Mem, PIECE, VECTORS};
+pub use device::{Mem, VECTORS};
 pub use parts::{
-    Geometry, MAX_BLOCKS, MIN_BLOCK, MemoryHost, Parts, PartsError, Refused, RequestError,
+    Geometry, MAX_BLOCKS, MIN_BLOCK, MemoryHost, PIECE, Parts, PartsError, Refused, RequestError,
 };
 pub use slipway_virtio::layout;
 pub use state::STATE_VERSION;

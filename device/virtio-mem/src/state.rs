@@ -1,5 +1,6 @@
-//! Saved state: the transport's, the place of the region, which a successor has to be made with, the
-//! size that was asked for, and the plugged blocks. The bytes of the blocks are the host's to save.
+//! Saved state: the transport's, the place of the region, which a successor has to be made with,
+//! the size that was asked for, and the plugged blocks. The bytes of the blocks are the host's to
+//! save.
 
 use std::ops::Range;
 

@@ -25,7 +25,7 @@ const BLOCKS: u64 = 100;
 const GEOMETRY: Geometry =
     Geometry { address: 5 << 30, bytes: BLOCKS * BLOCK, block: BLOCK, node: 2 };
 
-/// What was asked of the host, in pieces, and whether it refuses.
+/// The calls of the host, in pieces, and its answer to the next ones.
 #[derive(Default)]
 struct Host {
     plugged: Vec<(u64, u64)>,

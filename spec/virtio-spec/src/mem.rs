@@ -1,5 +1,5 @@
-//! The memory device (section 5.15): a region of guest-physical addresses, in blocks that the driver
-//! plugs and unplugs at the device's request, and one queue for these requests.
+//! The memory device (section 5.15): a region of guest-physical addresses, in blocks that the
+//! driver plugs and unplugs at the device's request, and one queue for these requests.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
