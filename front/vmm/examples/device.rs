@@ -1,7 +1,9 @@
-//! Plugs functions and CPUs into a running `slipway-vmm`, and removes them, by its control socket:
+//! Plugs functions, CPUs and memory into a running `slipway-vmm`, and removes them, by its control socket:
 //! - `device CONTROL function ID SOCKET` plugs what the vfio-user server at the socket serves;
 //! - `device CONTROL cpu ID NUMBER` plugs a CPU;
 //! - `device CONTROL remove ID` waits until the guest has given the device up;
+//! - `device CONTROL memory NUMBER BYTES` waits until the guest has so much of a device of hot-plug
+//!   memory plugged, and prints the machine's statistics then;
 //! - `device CONTROL cont` lets a machine run that was started with `--paused`.
 //!
 //! Prints the VMM's answers.
@@ -64,11 +66,16 @@ fn main() -> Outcome<()> {
             let command = json!({ "execute": "device_del", "arguments": { "id": id } });
             (path, command, None)
         }
+        [path, "memory", device, bytes] => {
+            let (device, bytes): (u8, u64) = (device.parse()?, bytes.parse()?);
+            let arguments = json!({ "device": device, "bytes": bytes });
+            (path, json!({ "execute": "slipway-memory", "arguments": arguments }), None)
+        }
         [path, "cont"] => (path, json!({ "execute": "cont" }), None),
         _ => {
-            return Err(
-                "device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID | cont".into()
-            );
+            return Err("device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID | \
+                 memory NUMBER BYTES | cont"
+                .into());
         }
     };
     let control = UnixStream::connect(path)?;
@@ -80,6 +87,12 @@ fn main() -> Outcome<()> {
     println!("{}", wait(&mut lines, "return")?);
     if words[1] == "remove" {
         println!("{}", wait(&mut lines, "event")?);
+    }
+    if words[1] == "memory" {
+        let wanted = command.pointer("/arguments/bytes");
+        while wait(&mut lines, "event")?.pointer("/data/plugged") != wanted {}
+        send(&control, &json!({ "execute": "slipway-statistics" }), None)?;
+        println!("{}", wait(&mut lines, "return")?);
     }
     Ok(())
 }

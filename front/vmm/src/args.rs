@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use lexopt::ValueExt;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::FdFlags;
+use slipway_vmm::hot_memory::HotRegion;
 
 /// The help text.
 pub const HELP: &str = "\
@@ -25,11 +26,16 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --cmdline TEXT      the kernel's command line
   --restore FILE      go on where a machine was saved (slipway-save of --control), instead of
                       booting a kernel: with --memory fd:N, a copy of its memory; --cpus,
-                      --max-cpus, --slots and --pmem as it had them; and a --function for each of
-                      its functions, in their order
+                      --max-cpus, --slots, --hotplug-memory and --pmem as it had them; and a
+                      --function for each of its functions, in their order
   --cpus N            virtual CPUs, 1 to 32 [1]
   --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
-  --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size [256]
+  --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size and of
+                      all --hotplug-memory [256]
+  --hotplug-memory SIZE[,NODE]
+                      a region of memory that the guest is given, and gives back, while it runs: a
+                      multiple of 128 MiB, in a NUMA node of the guest's, 0 to 15 [the region's
+                      number, from 1]; up to 8 regions; those of a memfd are at its end
   --lease fd:N        the connection to the pool that gave the memory, which serves its faults
   --pmem FILE         pages that the guest reads and shares with other guests, such as an image's
                       file system: a memfd sealed against shrinking and writing, of a multiple of
@@ -63,6 +69,7 @@ pub struct Args {
     pub slots: u8,
     pub kvm: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
+    pub hot_memory: Vec<HotRegion>,
     pub lease: Option<OwnedFd>,
     pub pmem: Option<OwnedFd>,
     pub kernel: Option<OwnedFd>,
@@ -113,6 +120,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
     use lexopt::Arg::Long;
     let mut parser = lexopt::Parser::from_iter(words);
     let mut args = Args { name: "vm".into(), cpus: 1, ..Args::default() };
+    let mut memory = Memory::Mib(MEMORY_MIB);
     while let Some(arg) = parser.next().map_err(|error| error.to_string())? {
         let Long(name) = arg else { return Err(arg.unexpected().to_string()) };
         let name = name.to_owned();
@@ -122,7 +130,11 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "cpus" => args.cpus = number(value()?, "--cpus")?,
             "max-cpus" => args.max_cpus = number(value()?, "--max-cpus")?,
             "slots" => args.slots = number(value()?, "--slots")?,
-            "memory" => args.memory = Some(memory(value()?)?),
+            "memory" => memory = Memory::parse(value()?)?,
+            "hotplug-memory" => {
+                let number = args.hot_memory.len() + 1;
+                args.hot_memory.push(hot_region(value()?, number)?);
+            }
             "lease" => args.lease = Some(lease(&value()?)?),
             "pmem" if args.pmem.is_some() => return Err("--pmem is given more than once".into()),
             "pmem" => args.pmem = Some(open(&value()?, "the shared pages", false)?),
@@ -143,27 +155,25 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             _ => return Err(format!("there is no option --{name}; --help lists the options")),
         }
     }
-    check_start(&args)?;
+    check_start(&args, &memory)?;
     if args.max_cpus == 0 {
         args.max_cpus = args.cpus;
     }
     if args.kvm.is_none() {
         args.kvm = Some(open(&"/dev/kvm".into(), "KVM", true)?);
     }
-    if args.memory.is_none() {
-        args.memory = Some(make_memory(MEMORY_MIB)?);
-    }
+    args.memory = Some(memory.open(&args.hot_memory)?);
     Ok(Parsed::Run(Box::new(args)))
 }
 
 /// Checks that the guest begins with a kernel, or where a saved one was.
-fn check_start(args: &Args) -> Result<(), String> {
+fn check_start(args: &Args, memory: &Memory) -> Result<(), String> {
     let kernels = args.initramfs.is_some() || !args.command_line.is_empty();
     match (&args.kernel, &args.restore) {
         (None, None) => Err("--kernel is missing; --help lists the options".into()),
         (Some(_), Some(_)) => Err("--kernel and --restore exclude each other".into()),
         (None, Some(_)) if kernels => Err("--restore takes no --initramfs and no --cmdline".into()),
-        (None, Some(_)) if args.memory.is_none() => {
+        (None, Some(_)) if matches!(memory, Memory::Mib(_)) => {
             Err("--restore needs --memory fd:N, a copy of the saved machine's memory".into())
         }
         _ => Ok(()),
@@ -215,11 +225,45 @@ fn open(value: &OsString, what: &str, write: bool) -> Result<OwnedFd, String> {
     Ok(file.into())
 }
 
-fn memory(value: OsString) -> Result<OwnedFd, String> {
-    match inherited(&value)? {
-        Some(file) => Ok(file),
-        None => make_memory(number(value, "--memory")?),
+/// The guest's memory.
+enum Memory {
+    /// A file of this process's own is made, with so many MiB of RAM.
+    Mib(u64),
+    /// The launcher has made the file.
+    Given(OwnedFd),
+}
+
+impl Memory {
+    fn parse(value: OsString) -> Result<Self, String> {
+        match inherited(&value)? {
+            Some(file) => Ok(Self::Given(file)),
+            None => Ok(Self::Mib(number(value, "--memory")?)),
+        }
     }
+
+    /// Returns the file, with room for `regions` at its end.
+    fn open(self, regions: &[HotRegion]) -> Result<OwnedFd, String> {
+        match self {
+            Self::Given(file) => Ok(file),
+            Self::Mib(mib) => {
+                let hot =
+                    regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.bytes));
+                make_memory(mib.saturating_add(hot >> 20))
+            }
+        }
+    }
+}
+
+/// Parses a region of hot-plug memory, `SIZE[,NODE]`, which is the `number`th.
+fn hot_region(value: OsString, number: usize) -> Result<HotRegion, String> {
+    let value = text(value)?;
+    let wrong = || format!("--hotplug-memory: {value} is not SIZE[,NODE], in MiB and a number");
+    let (size, node) = match value.split_once(',') {
+        Some((size, node)) => (size, node.parse().ok()),
+        None => (value.as_str(), u8::try_from(number).ok()),
+    };
+    let mib: u64 = size.parse().map_err(|_| wrong())?;
+    Ok(HotRegion { bytes: mib.saturating_mul(1 << 20), node: node.ok_or_else(wrong)? })
 }
 
 fn lease(value: &OsString) -> Result<OwnedFd, String> {
@@ -284,6 +328,10 @@ mod tests {
         assert!(refused(&["--kernel", "fd:x"]).contains("is no descriptor"));
         assert!(refused(&["--cpus", "two"]).contains("--cpus"));
         assert!(refused(&["--kernel"]).contains("kernel"));
+        for bad in ["", "1G", "128,", "128,256", "128,1,2", "-128"] {
+            let text = refused(&["--hotplug-memory", bad]);
+            assert!(text.contains("is not SIZE[,NODE]"), "{text}");
+        }
         assert!(refused(&["--kvm", "/nonexistent/kvm"]).contains("load kvm_intel or kvm_amd"));
     }
 

@@ -74,7 +74,8 @@ impl Ports {
     pub fn save(&mut self) -> OwnState {
         self.serve(Token::Console);
         let (console, rng) = (self.console.save(), self.rng.save());
-        OwnState { console, rng, pmem: self.pmem.as_ref().map(Local::save) }
+        let pmem = self.pmem.as_ref().map(Local::save);
+        OwnState { console, rng, pmem, memory: Vec::new() }
     }
 
     /// Has the functions served after [`Ports::save`], whatever has come meanwhile.

@@ -16,6 +16,7 @@ use crate::control::{Control, Incoming};
 use crate::cpus::HotCpus;
 use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
+use crate::memory::{self, HotMemory};
 use crate::ports::{self, Ports};
 use crate::qmp::{self, Command};
 use crate::save::Saves;
@@ -45,6 +46,8 @@ enum Token {
     Function(functions::Token),
     /// Something has happened to the guest's ports.
     Port(ports::Token),
+    /// The guest plugs or unplugs memory.
+    Memory(memory::Token),
     /// The machine was saved, or goes on afterwards.
     Saves,
 }
@@ -79,6 +82,7 @@ struct Process {
     functions: Functions,
     hot_cpus: HotCpus,
     ports: Ports,
+    memory: HotMemory,
     control: Option<Control>,
     /// Removes the paths of sockets at the end.
     sockets: Vec<crate::args::Socket>,
@@ -113,6 +117,7 @@ impl Process {
             memory: args.memory.ok_or(missing)?,
             lease: args.lease,
             shared: args.pmem,
+            hot_memory: args.hot_memory,
             start,
             console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
@@ -128,8 +133,12 @@ impl Process {
         };
         let control = listener(args.control)?.map(Control::new);
         let ports = Ports::new(&machine, listener(args.agent)?)?;
+        let mut memory = HotMemory::new(&machine)?;
         let (functions, hot_cpus) = match &saved {
-            Some(saved) => saved::restore(&machine, &ports, args.functions, saved)?,
+            Some(saved) => {
+                memory.restore(&machine, &saved.machine.own.memory)?;
+                saved::restore(&machine, &ports, args.functions, saved)?
+            }
             None => (Functions::new(&machine, args.functions)?, HotCpus::default()),
         };
         if let Some(ahead) = machine.ahead() {
@@ -149,6 +158,7 @@ impl Process {
             functions,
             hot_cpus,
             ports,
+            memory,
             control,
             sockets,
             statistics: args.statistics,
@@ -183,6 +193,7 @@ impl Process {
                         }
                     }
                     Token::Port(token) => self.ports.serve(token),
+                    Token::Memory(token) => self.memory.serve(token),
                     Token::Saves => self.finish_save(),
                     Token::Function(token) => {
                         for line in self.functions.serve(token) {
@@ -190,6 +201,9 @@ impl Process {
                         }
                     }
                 }
+            }
+            for line in self.memory.events() {
+                self.tell(&line);
             }
         }
     }
@@ -210,8 +224,9 @@ impl Process {
         self.functions.watch(&mut watch, !frozen, Token::Function);
         if !frozen {
             self.ports.watch(&mut watch, Token::Port);
+            self.memory.watch(&mut watch, Token::Memory);
         }
-        Ok(watch.wait()?.into_iter().map(|(token, _)| token).collect())
+        Ok(watch.wait(self.memory.due())?.into_iter().map(|(token, _)| token).collect())
     }
 
     /// Reports what has happened to the guest. Returns the cause if the machine has ended.
@@ -281,7 +296,7 @@ impl Process {
             }
             Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
             Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
-            Command::Statistics => Ok(statistics::collect(&self.running)),
+            Command::Statistics => Ok(statistics::collect(&self.running, self.memory.plugged())),
             Command::Save => match self.save(&request.id, socket()) {
                 // Answered when the machine is saved.
                 Ok(()) => return false,
@@ -324,6 +339,10 @@ impl Process {
                 Ok(json!({}))
             }
             Command::Functions => Ok(self.functions.list()),
+            Command::Memory => Ok(self.memory.list()),
+            Command::RequestMemory { device, bytes } => {
+                self.memory.request(device, bytes).map(|()| json!({}))
+            }
             Command::Cpus => Ok(self.hot_cpus.list(self.board())),
             Command::Plug { name } | Command::PlugCpu { name, .. } if self.has_device(&name) => {
                 Err(format!("there is a device {name:?} already"))
@@ -365,7 +384,7 @@ impl Process {
             self.tell(&line);
         }
         if self.statistics {
-            eprintln!("{}", statistics::collect(&self.running));
+            eprintln!("{}", statistics::collect(&self.running, self.memory.plugged()));
         }
         match end {
             End::PowerOff => Ok(status::POWER_OFF),

@@ -3,9 +3,9 @@
 //!
 //! One JSON object per line. Commands: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
 //! `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`; of
-//! Slipway's own `slipway-functions`, `slipway-statistics`, `slipway-reconnect` and `slipway-save`.
-//! Events: `STOP`, `RESUME`, `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of Slipway's own
-//! `SLIPWAY_FUNCTION_LOST`.
+//! Slipway's own `slipway-functions`, `slipway-memory`, `slipway-statistics`, `slipway-reconnect`
+//! and `slipway-save`. Events: `STOP`, `RESUME`, `GUEST_PANICKED`, `DEVICE_DELETED`, `SHUTDOWN`; of
+//! Slipway's own `SLIPWAY_FUNCTION_LOST` and `SLIPWAY_MEMORY_CHANGED`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -51,6 +51,15 @@ pub enum Command {
     Save,
     /// List the functions behind sockets.
     Functions,
+    /// List the devices of hot-plug memory.
+    Memory,
+    /// Ask the guest to have so much of a device of hot-plug memory plugged.
+    RequestMemory {
+        /// The device's number, from 0.
+        device: usize,
+        /// The bytes.
+        bytes: u64,
+    },
     /// List the CPUs that the machine can have.
     Cpus,
     /// Use the connection that came with the command for this function, which has lost its own.
@@ -96,6 +105,7 @@ pub fn parse(line: &[u8]) -> Request {
         "system_powerdown" => Ok(Command::PowerDown),
         "quit" => Ok(Command::Quit),
         "slipway-functions" => Ok(Command::Functions),
+        "slipway-memory" => memory(&arguments),
         "slipway-save" => Ok(Command::Save),
         "slipway-statistics" => Ok(Command::Statistics),
         "device_add" => device_add(&arguments),
@@ -111,6 +121,19 @@ pub fn parse(line: &[u8]) -> Request {
         _ => Err(format!("there is no command {execute:?}")),
     };
     Request { id, command }
+}
+
+fn memory(arguments: &Value) -> Result<Command, String> {
+    let wrong = || "slipway-memory takes no arguments, or 'device' and 'bytes', two numbers".into();
+    match arguments {
+        Value::Null => return Ok(Command::Memory),
+        Value::Object(given) if given.is_empty() => return Ok(Command::Memory),
+        Value::Object(given) if given.len() == 2 => {}
+        _ => return Err(wrong()),
+    }
+    let number = |name| arguments.get(name).and_then(Value::as_u64).ok_or_else(wrong);
+    let device = usize::try_from(number("device")?).map_err(|_| wrong())?;
+    Ok(Command::RequestMemory { device, bytes: number("bytes")? })
 }
 
 /// The driver of a function behind a vfio-user socket, as QEMU calls it.
@@ -238,8 +261,22 @@ mod tests {
         assert_eq!(parse(line).command, Ok(Command::PlugCpu { name: "c".into(), cpu: 3 }));
         let line = br#"{"execute": "device_del", "arguments": {"id": "a-1"}}"#;
         assert_eq!(parse(line).command, Ok(Command::Unplug { name: "a-1".into() }));
+        let line = br#"{"execute": "slipway-memory", "arguments": {"device": 1, "bytes": 4096}}"#;
+        let command = Command::RequestMemory { device: 1, bytes: 4096 };
+        assert_eq!(parse(line).command, Ok(command));
+        for line in [
+            &br#"{"execute": "slipway-memory"}"#[..],
+            br#"{"execute": "slipway-memory", "arguments": {}}"#,
+        ] {
+            assert_eq!(parse(line).command, Ok(Command::Memory));
+        }
         for bad in [
             &b"{}"[..],
+            br#"{"execute": "slipway-memory", "arguments": 1}"#,
+            br#"{"execute": "slipway-memory", "arguments": {"device": 0}}"#,
+            br#"{"execute": "slipway-memory", "arguments": {"device": -1, "bytes": 0}}"#,
+            br#"{"execute": "slipway-memory", "arguments": {"device": 0, "bytes": 0.5}}"#,
+            br#"{"execute": "slipway-memory", "arguments": {"device": 0, "bytes": 0, "a": 0}}"#,
             br#"{"execute": "device_add", "arguments": {"driver": "nvme", "id": "a"}}"#,
             br#"{"execute": "device_add", "arguments": {"driver": "vfio-user-pci"}}"#,
             br#"{"execute": "device_add", "arguments": {"driver": "host-x86_64-cpu", "id": "c"}}"#,

@@ -8,8 +8,8 @@ use slipway_vmm::board::Exit;
 
 /// Returns what the machine has used since its start: exits by kind, the time of each CPU's thread
 /// in microseconds (guest and exits), page faults of the process, and the guest's memory in bytes,
-/// in all and the part that somebody has touched.
-pub fn collect(running: &Running) -> Value {
+/// without and with what is `plugged`, and the part that somebody has touched.
+pub fn collect(running: &Running, plugged: u64) -> Value {
     let exits = Exit::ALL.iter().zip(running.board.exits());
     let exits: BTreeMap<_, _> = exits.map(|((_, name), count)| (*name, count)).collect();
     let times = running.cpus.times().into_iter().map(|time| time.as_micros() as u64);
@@ -17,7 +17,11 @@ pub fn collect(running: &Running) -> Value {
     let (minor, major) = faults();
     let faults = json!({ "minor": minor, "major": major });
     let ram = running.chassis.ram();
-    let memory = json!({ "bytes": ram.bytes(), "touched": running.chassis.touched() });
+    let memory = json!({
+        "bytes": ram.bytes(),
+        "plugged": plugged,
+        "touched": running.chassis.touched(),
+    });
     json!({ "exits": exits, "cpu_us": times, "faults": faults, "memory": memory })
 }
 

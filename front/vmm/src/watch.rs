@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 /// A wait for any of several descriptors, each with a token that says what it stands for. It is
 /// made anew for each wait: there are a few dozen at most, and waits are rare.
@@ -28,12 +28,13 @@ impl<'a, T: Copy> Watch<'a, T> {
         self.tokens.push(token);
     }
 
-    /// Waits, and returns what has become ready.
+    /// Waits, for `timeout` at most if there is one, and returns what has become ready.
     ///
     /// # Errors
     /// An error of poll(2).
-    pub fn wait(mut self) -> rustix::io::Result<Vec<(T, PollFlags)>> {
-        rustix::io::retry_on_intr(|| rustix::event::poll(&mut self.fds, None))?;
+    pub fn wait(mut self, timeout: Option<Timespec>) -> rustix::io::Result<Vec<(T, PollFlags)>> {
+        let timeout = timeout.as_ref();
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut self.fds, timeout))?;
         let ready = self.fds.iter().zip(&self.tokens);
         let ready = ready.filter(|(fd, _)| !fd.revents().is_empty());
         Ok(ready.map(|(fd, token)| (*token, fd.revents())).collect())

@@ -6,6 +6,8 @@
 #[allow(dead_code)] // shared with the library's tests
 #[path = "../../../host/vmm/tests/guests/common.rs"]
 mod common;
+#[path = "process/memory.rs"]
+mod memory;
 #[path = "process/plug.rs"]
 mod plug;
 #[path = "../../../host/vfio-user/examples/ramdisk.rs"]
@@ -146,6 +148,10 @@ fn bad_input_is_one_clear_line() {
     fails(vmm(&kernel).args(["--max-cpus", "33"]), 1, "1 to 32");
     fails(vmm(&kernel).args(["--cpus", "3", "--max-cpus", "2"]), 1, "at most 2");
     fails(vmm(&kernel).args(["--memory", "32"]), 1, "64 MiB to 256 GiB");
+    fails(vmm(&kernel).args(["--hotplug-memory", "100"]), 1, "multiple of 128 MiB");
+    fails(vmm(&kernel).args(["--hotplug-memory", "128,16"]), 1, "0 to 15");
+    fails(vmm(&kernel).args(["--hotplug-memory", "1G"]), 2, "is not SIZE[,NODE]");
+    fails(vmm(&kernel).args(["--slots", "28", "--hotplug-memory", "128"]), 1, "room for 27");
     fails(vmm(&kernel).args(["--cmdline", &"x".repeat(3000)]), 1, "command line");
     fails(vmm(&kernel).args(["--kvm", "/dev/null"]), 1, "not that of /dev/kvm");
     fails(vmm(&kernel).args(["--kvm", "/nonexistent"]), 2, "load kvm_intel or kvm_amd");

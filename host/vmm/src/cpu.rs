@@ -157,15 +157,25 @@ impl Cpu {
             Ok(VcpuExit::FailEntry(reason, _)) => {
                 Err(broken(format!("the processor refused the guest's state ({reason:#x})")))
             }
+            Ok(VcpuExit::MemoryFault { gpa, .. }) => Err(broken(no_memory(Some(gpa)))),
             Ok(other) => Err(broken(format!("an exit that is not served: {other:?}"))),
             Err(error) => match io::Error::from_raw_os_error(error.errno()) {
                 // A request to stop, or a CPU that the guest has not started yet.
                 error if error.kind() == io::ErrorKind::Interrupted => Ok(Left::Interrupted),
                 error if error.kind() == io::ErrorKind::WouldBlock => Ok(Left::Interrupted),
+                error if error.raw_os_error() == Some(libc::EFAULT) => Err(broken(no_memory(None))),
                 error => Err(broken(format!("KVM cannot run it: {error}"))),
             },
         }
     }
+}
+
+/// Returns the text for a guest that KVM cannot give a page, at this guest-physical address if KVM
+/// says so.
+fn no_memory(address: Option<u64>) -> String {
+    let place = address.map_or(String::new(), |address| format!(" at {address:#x}"));
+    let why = "hot-plug memory that it has not plugged, or the host has none left";
+    format!("the guest touched memory that is not there{place}: {why}")
 }
 
 /// Sets the registers of the PVH boot protocol: 32-bit protected mode, flat segments, the address

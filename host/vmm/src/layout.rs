@@ -10,6 +10,7 @@
 //! 0xfee0_0000 + 4 KiB       local APICs, in the kernel
 //!     4 GiB ..              the rest of the RAM
 //! whole GiB ..              shared pages, see [`shared_pages`]
+//! whole 2 GiB ..            regions of hot-plug memory, see [`hot_memory`]
 //! ```
 
 use std::ops::Range;
@@ -107,6 +108,36 @@ pub fn shared_pages(bytes: u64) -> u64 {
     end.max(RAM_ABOVE_4G).next_multiple_of(GIB)
 }
 
+/// The unit of the size of a region of hot-plug memory: a block of Linux's memory hot plug.
+pub const HOT_MEMORY_UNIT: u64 = 128 * MIB;
+/// The unit of the start of a region of hot-plug memory: the largest block of Linux's memory hot
+/// plug, which guests of 64 GiB and more use.
+pub const HOT_MEMORY_ALIGN: u64 = 2 * GIB;
+/// The most bytes of hot-plug memory in all regions.
+pub const MAX_HOT_MEMORY: u64 = 256 * GIB;
+/// The most regions of hot-plug memory.
+pub const MAX_HOT_REGIONS: usize = 8;
+/// The largest number of a NUMA node.
+pub const MAX_NODE: u8 = 15;
+
+/// Returns the guest-physical addresses of regions of hot-plug memory of these sizes, in a guest of
+/// `bytes` bytes of RAM: behind the place of shared pages, whether or not there are any.
+pub fn hot_memory(bytes: u64, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut next = shared_pages(bytes) + MAX_SHARED_PAGES;
+    let mut place = |size| {
+        let start = next.next_multiple_of(HOT_MEMORY_ALIGN);
+        next = start + size;
+        start
+    };
+    sizes.map(&mut place).collect()
+}
+
+/// Returns the PCI device of region `index` of hot-plug memory. They are at the end of the bus, so
+/// that functions have the same numbers with and without them.
+pub fn hot_memory_device(index: usize) -> u8 {
+    31 - index.min(MAX_HOT_REGIONS) as u8
+}
+
 /// Returns the ranges of guest-physical addresses that hold RAM, each with its offset in the file
 /// of the guest's memory, for a guest of `bytes` bytes.
 pub fn ram(bytes: u64) -> Vec<(Range<u64>, u64)> {
@@ -135,6 +166,15 @@ mod tests {
         assert_eq!(shared_pages(3 * GIB), 4 * GIB);
         assert_eq!(shared_pages(3 * GIB + MIB), 5 * GIB);
         assert_eq!(shared_pages(MAX_MEMORY), 257 * GIB);
+    }
+
+    #[test]
+    fn regions_of_hot_plug_memory_are_behind_shared_pages() {
+        let places = |bytes, sizes: &[u64]| hot_memory(bytes, sizes.iter().copied());
+        assert_eq!(places(64 * MIB, &[GIB, 3 * GIB, GIB]), [68 * GIB, 70 * GIB, 74 * GIB]);
+        assert_eq!(places(8 * GIB, &[GIB]), [74 * GIB]);
+        let last = hot_memory_device(MAX_HOT_REGIONS - 1);
+        assert_eq!((hot_memory_device(0), last), (31, 24));
     }
 
     #[test]

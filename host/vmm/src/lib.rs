@@ -9,6 +9,7 @@
 //!   own.
 //! - A guest may share read-only pages with other guests ([`shared`]): one file in the host's
 //!   memory, however many machines read it.
+//! - It may be given memory, and give it back, while it runs ([`hot_memory`]).
 //! - Each CPU has a thread that runs the guest until its next exit; [`cpus`] pauses and ends all of
 //!   them, by the state in [`seat`].
 //! - An exit goes to the [`board`]: serial port, power management, IOAPIC ([`interrupts`]), and the
@@ -31,8 +32,6 @@
 //! A machine whose guest is stopped is saved, and any number of successors go on from its
 //! [`state`], each with a copy of its memory: [`Running::saver`], [`Start::Saved`]. The state of a
 //! CPU is that of its [`registers`].
-//!
-//! Not implemented: hot plug of memory.
 //!
 //! Dependencies, all of the rust-vmm project, which Firecracker and Cloud Hypervisor are made of:
 //! `kvm-ioctls` and `kvm-bindings` for KVM's interface, `vmm-sys-util` for the eventfds in that
@@ -57,6 +56,8 @@ pub mod cpus;
 mod error;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod hot_host;
+pub mod hot_memory;
 pub mod interrupts;
 mod ioapic;
 mod kick;

@@ -126,6 +126,25 @@ impl<F: Function + 'static> Local<F> {
     }
 }
 
+impl<F: Function + 'static> Local<F> {
+    /// Clears [`Local::notified`] and polls the function once, so that work which takes many polls
+    /// holds up no CPU that accesses its registers. Makes [`Local::notified`] readable if there may
+    /// be more to do.
+    pub fn step(&self) {
+        let _ = rustix::io::read(&self.shared.notified, &mut [0; 8]);
+        let mut function = self.shared.function();
+        function.notified();
+        if function.poll().is_busy() || !matches!(function.rest(), Progress::Idle(_)) {
+            self.shared.announce();
+        }
+    }
+
+    /// Lets `act` use the function between two polls.
+    pub fn with<T>(&self, act: impl FnOnce(&mut F) -> T) -> T {
+        act(&mut self.shared.function())
+    }
+}
+
 impl<F> Shared<F> {
     /// Makes [`Local::notified`] readable.
     fn announce(&self) {

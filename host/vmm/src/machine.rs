@@ -12,6 +12,7 @@ use crate::ahead::Ahead;
 use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
 use crate::cpus::Cpus;
+use crate::hot_memory::HotRegion;
 use crate::interrupts::Interrupts;
 use crate::loader::Kernel;
 use crate::memory::GuestRam;
@@ -39,12 +40,15 @@ pub struct Config {
     /// The KVM device.
     pub kvm: OwnedFd,
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
-    /// memory.
+    /// RAM and of the regions of hot-plug memory.
     pub memory: OwnedFd,
     /// The connection to the pool that gave the memory, if a pool did.
     pub lease: Option<OwnedFd>,
     /// A file whose pages the guest reads and shares with other guests ([`crate::shared`]).
     pub shared: Option<OwnedFd>,
+    /// The regions of hot-plug memory ([`crate::hot_memory`]), up to [`layout::MAX_HOT_REGIONS`].
+    /// Their bytes are the last ones of `memory`, which no pool has given.
+    pub hot_memory: Vec<HotRegion>,
     /// The state in which the guest begins.
     pub start: Start,
     /// The destination of what the guest prints, by the serial port and its first console.
@@ -131,15 +135,18 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, kvm, memory, lease, console, start, shared } = config;
-        check_counts(cpus, max_cpus, slots)?;
+        let Config { cpus, max_cpus, slots, kvm, console, start, .. } = config;
+        let hot = &config.hot_memory;
+        check_counts(cpus, max_cpus, slots, hot.len())?;
         let kvm = check(kvm)?;
-        let ram = Arc::new(make_ram(&kvm, memory, lease, shared)?);
+        let source = (config.memory, config.lease);
+        let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
         let offer = Offer::new(&kvm, max_cpus)?;
         let counts = [cpus, max_cpus, slots.into()];
         let traits = Traits { features: Arc::new(offer.to_cpu(0)?), cpus: counts };
         let generation = random()?;
-        let parts = acpi::Parts { cpus, max_cpus, slots, generation };
+        let nodes = acpi::ranges(&ram);
+        let parts = acpi::Parts { cpus, max_cpus, slots, generation, nodes };
         let origin = begin(start, &ram, &parts, &traits)?;
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;

@@ -10,6 +10,7 @@ use kvm_ioctls::VmFd;
 use slipway_pool_wire::{HandOver, Range};
 use slipway_ram::{DmaMap, Memory, Permissions};
 
+use crate::hot_memory::{self, HotMemory, HotRegion};
 use crate::layout::{self, GIB, HUGE_PAGE as HUGE, MIB};
 use crate::part::Part;
 use crate::shared::SharedPages;
@@ -23,6 +24,8 @@ pub struct GuestRam {
     parts: Vec<Part>,
     /// Pages behind the RAM that the guest can only read.
     shared: Option<SharedPages>,
+    /// Regions of which the guest plugs and unplugs blocks.
+    hot: Vec<HotMemory>,
     /// The connection to the pool that gave the memory and serves its faults. Its end tells the
     /// pool to look whether this process is gone.
     lease: Option<OwnedFd>,
@@ -35,7 +38,24 @@ impl GuestRam {
     /// [`Error::Memory`]: the file has a size that the machine does not support, is not sealed
     /// against shrinking, or cannot be mapped.
     pub fn new(file: OwnedFd) -> Result<Self> {
-        let ram = Self::map(file)?;
+        Self::with_hot_memory(file, &[])
+    }
+
+    /// Maps `file`, at whose end are the bytes of `regions`, in their order; the bytes before are
+    /// the RAM.
+    ///
+    /// # Errors
+    /// As for [`GuestRam::new`]; [`Error::Config`] for regions that no machine can have.
+    pub fn with_hot_memory(file: OwnedFd, regions: &[HotRegion]) -> Result<Self> {
+        let mut ram = Self::map(file, hot_memory::check(regions)?)?;
+        let failed = |error: io::Error| Error::Memory(error.to_string());
+        let starts = layout::hot_memory(ram.bytes, regions.iter().map(|region| region.bytes));
+        let mut offset = ram.bytes;
+        for (region, start) in regions.iter().zip(starts) {
+            let hot = HotMemory::new(&mut ram.map, ram.file.as_fd(), (start, offset), *region);
+            ram.hot.push(hot.map_err(failed)?);
+            offset += region.bytes;
+        }
         let map = ram.map.regions();
         if map.iter().any(|(_, region)| region.is_guarded()) {
             let what = "its file is not a memfd that is sealed against shrinking";
@@ -44,10 +64,11 @@ impl GuestRam {
         Ok(ram)
     }
 
-    fn map(file: OwnedFd) -> Result<Self> {
+    /// Maps the RAM of `file`: all of it but the last `hot` bytes.
+    fn map(file: OwnedFd, hot: u64) -> Result<Self> {
         let failed = |error: io::Error| Error::Memory(error.to_string());
         let found = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?;
-        let bytes = u64::try_from(found.st_size).unwrap_or(0);
+        let bytes = u64::try_from(found.st_size).unwrap_or(0).saturating_sub(hot);
         if !(layout::MIN_MEMORY..=layout::MAX_MEMORY).contains(&bytes) || bytes % MIB != 0 {
             return Err(Error::Memory(format!(
                 "{bytes} bytes; a machine has {} MiB to {} GiB, in whole MiB",
@@ -63,7 +84,7 @@ impl GuestRam {
             let part = Part::new(&mut map, file.as_fd(), place, Permissions::READ_WRITE);
             parts.push(part.map_err(failed)?);
         }
-        Ok(Self { file, map, bytes, parts, shared: None, lease: None })
+        Ok(Self { file, map, bytes, parts, shared: None, hot: Vec::new(), lease: None })
     }
 
     /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
@@ -76,7 +97,7 @@ impl GuestRam {
     pub fn leased(file: OwnedFd, connection: OwnedFd) -> Result<Self> {
         let failed = |error: slipway_pool_wire::WireError| Error::Memory(error.to_string());
         let hand_over = HandOver::begin(connection).map_err(failed)?;
-        let ram = Self::map(file)?;
+        let ram = Self::map(file, 0)?;
         let range = |part: &Part| Range {
             address: part.span.io_vector().0.addr() as u64,
             len: part.len,
@@ -87,7 +108,7 @@ impl GuestRam {
         Ok(Self { file: token, lease: Some(connection), ..ram })
     }
 
-    /// Returns the size of the guest's memory in bytes.
+    /// Returns the size of the guest's RAM in bytes, which is there from the start.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -117,6 +138,12 @@ impl GuestRam {
         self.shared.as_ref()
     }
 
+    /// Returns the regions of which the guest plugs and unplugs blocks, in the order of the
+    /// configuration.
+    pub fn hot_memory(&self) -> &[HotMemory] {
+        &self.hot
+    }
+
     /// Returns a descriptor that names the file of the memory. That of a pool can be neither read
     /// nor mapped.
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -128,13 +155,15 @@ impl GuestRam {
         self.lease.is_some()
     }
 
-    /// Gives each part, and shared pages, to KVM as a memory slot of `vm`, numbered from 0.
+    /// Gives each part, shared pages, and each region of hot-plug memory to KVM as a memory slot of
+    /// `vm`, numbered from 0.
     ///
     /// # Errors
     /// [`Error::Kvm`].
     pub fn give_to(&self, vm: &VmFd) -> Result<()> {
         let shared = self.shared.iter().map(SharedPages::part);
-        for (slot, part) in self.parts.iter().chain(shared).enumerate() {
+        let hot = self.hot.iter().map(HotMemory::guest);
+        for (slot, part) in self.parts.iter().chain(shared).chain(hot).enumerate() {
             // SAFETY: `self` has the part, and a `Machine` owns it together with all CPUs.
             unsafe { part.give_to(vm, slot) }?;
         }

@@ -1,14 +1,17 @@
 //! The functions that a machine has in its own process: a console with the agent's port, a source
-//! of random numbers, and one that tells where shared pages are, if there are any.
+//! of random numbers, one that tells where shared pages are, if there are any, and one for each
+//! region of hot-plug memory.
 
 use slipway_virtio_console::{Console, PortSettings};
+use slipway_virtio_mem::Mem;
 use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 
+use crate::hot_host::HotHost;
 use crate::local::Local;
 use crate::pci::Bus;
 use crate::state::LocalState;
-use crate::{Machine, Result};
+use crate::{Error, Machine, Result, layout};
 
 /// PCI device of the console.
 pub const CONSOLE_DEVICE: u8 = 1;
@@ -87,4 +90,23 @@ pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
         Pmem::new(slipway_virtio_pmem::Parts { memory, interrupts, start, bytes })
     };
     Local::new(machine, PMEM_DEVICE, vectors, notifications, make).map(Some)
+}
+
+/// Adds the devices by which the guest plugs and unplugs hot-plug memory, one for each region.
+///
+/// # Errors
+/// [`crate::Error`].
+pub fn memory(machine: &Machine) -> Result<Vec<Local<Mem>>> {
+    let device = |index| {
+        let number = layout::hot_memory_device(index);
+        let notifications = std::iter::once(slipway_virtio_mem::layout::notification(0));
+        let vectors = slipway_virtio_mem::VECTORS;
+        let region = machine.ram().hot_memory().get(index).zip(HotHost::new(machine.ram(), index));
+        let (hot, host) = region.ok_or_else(|| Error::Config("there is no such region".into()))?;
+        let (geometry, host) = (hot.geometry(), Box::new(host));
+        Local::new(machine, number, vectors, notifications, |memory, interrupts| {
+            Mem::new(slipway_virtio_mem::Parts { memory, interrupts, geometry, host })
+        })
+    };
+    (0..machine.ram().hot_memory().len()).map(device).collect()
 }

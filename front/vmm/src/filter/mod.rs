@@ -14,6 +14,7 @@ mod program;
 use libc::c_long;
 
 use program::{Rule, Rules};
+use slipway_virtio_mem::PIECE;
 
 /// A thread's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +178,16 @@ fn rules(role: Role) -> Rules {
         (libc::SYS_mmap, not_executable.clone()),
         (libc::SYS_mprotect, not_executable),
     ];
-    allowed.chain(others).map(|(call, rule)| (call as u32, rule)).collect()
+    let gives_back = (role == Role::Events).then(|| (libc::SYS_fallocate, gives_back()));
+    let all = allowed.chain(others).chain(gives_back);
+    all.map(|(call, rule)| (call as u32, rule)).collect()
+}
+
+/// Returns the rule for fallocate(2): it gives back at most a piece of hot-plug memory. A process
+/// that copies from the guest's memory waits while a hole is made there.
+fn gives_back() -> Rule {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    Rule::Bounded { mode: (1, mode.cast_unsigned()), most: (3, PIECE as u32) }
 }
 
 #[cfg(test)]
@@ -234,6 +244,27 @@ mod tests {
                 let collapsed = unsafe { libc::madvise(std::ptr::null_mut(), 4096, advice) };
                 collapsed < 0 && denied(std::io::Error::last_os_error())
             }));
+        }
+    }
+
+    /// Returns which of four calls of fallocate(2) the calling thread can do.
+    fn makes_holes(file: &std::os::fd::OwnedFd) -> [bool; 4] {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let calls =
+            [(punch, PIECE), (punch, PIECE + 1), (punch, 1 << 33), (FallocateFlags::empty(), 1)];
+        calls.map(|(flags, len)| fallocate(file, flags, 0, len).is_ok())
+    }
+
+    #[test]
+    fn holes_are_small_and_made_by_the_event_loop_alone() {
+        let file = || rustix::fs::memfd_create(c"file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(makes_holes(&file()), [true; 4]);
+        for (role, expected) in
+            [(Role::Events, [true, false, false, false]), (Role::Cpu, [false; 4])]
+        {
+            let file = file();
+            assert_eq!(filtered(role, move || makes_holes(&file)), expected, "{role:?}");
         }
     }
 

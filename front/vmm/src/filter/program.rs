@@ -20,8 +20,8 @@ const FAR: usize = u8::MAX as usize;
 const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
 const REFUSED: u32 = fails_with(libc::EPERM);
 
-/// The treatment of a system call. Arguments are compared by their lower 32 bits, which is all that
-/// the kernel uses of flags, modes and requests. What is not allowed fails with EPERM.
+/// The treatment of a system call. Flags, modes and requests are compared by their lower 32 bits,
+/// which is all that the kernel uses of them. What is not allowed fails with EPERM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// The call is allowed.
@@ -32,6 +32,9 @@ pub enum Rule {
     OneOf(usize, Vec<u32>),
     /// The call is allowed if the bits of this mask have this value in this argument, 0 to 5.
     Bits(usize, u32, u32),
+    /// The call is allowed if an argument, 0 to 5, has this value, and if another one, of which all
+    /// 64 bits are compared, is at most this one.
+    Bounded { mode: (usize, u32), most: (usize, u32) },
 }
 
 /// The rules by the numbers of calls. Calls without a rule fail with EPERM.
@@ -109,6 +112,16 @@ fn judge(rule: &Rule) -> Vec<sock_filter> {
             answer(REFUSED),
             answer(ALLOWED),
         ],
+        Rule::Bounded { mode: (argument, value), most: (bounded, most) } => vec![
+            load(place(*argument)),
+            jump(libc::BPF_JEQ, *value, 0, 4),
+            load(place(*bounded) + size_of::<u32>()),
+            jump(libc::BPF_JEQ, 0, 0, 2),
+            load(place(*bounded)),
+            jump(libc::BPF_JGT, *most, 0, 1),
+            answer(REFUSED),
+            answer(ALLOWED),
+        ],
     }
 }
 
@@ -167,6 +180,7 @@ mod tests {
                 0x05 => at += k as usize,
                 0x15 => at += usize::from(if loaded == k { jt } else { jf }),
                 0x35 => at += usize::from(if loaded >= k { jt } else { jf }),
+                0x25 => at += usize::from(if loaded > k { jt } else { jf }),
                 0x06 => return (k, steps),
                 other => panic!("instruction {other:#x}"),
             }
@@ -179,11 +193,12 @@ mod tests {
 
     /// Rules for every third call, of each kind in turn, and many enough for long jumps.
     fn rules() -> Rules {
-        let rule = |number: u32| match number % 4 {
+        let rule = |number: u32| match number % 5 {
             0 => Rule::Allow,
             1 => Rule::Fail(libc::ENOSYS),
             2 => Rule::OneOf(1, (0..40).map(|value| number * 100 + value).collect()),
-            _ => Rule::Bits(5, 0xf0, 0x30),
+            3 => Rule::Bits(5, 0xf0, 0x30),
+            _ => Rule::Bounded { mode: (1, 3), most: (5, 40) },
         };
         (0..120).map(|number| number * 3).map(|number| (number, rule(number))).collect()
     }
@@ -213,6 +228,12 @@ mod tests {
                         assert_eq!(answer_to(0, value), expected(allowed), "{number}");
                     }
                 }
+                Some(Rule::Bounded { .. }) => {
+                    for (len, allowed) in [(0, true), (40, true), (41, false), (1 << 32, false)] {
+                        assert_eq!(answer_to(3, len), expected(allowed), "{number}");
+                        assert_eq!(answer_to(2, len), REFUSED, "{number}");
+                    }
+                }
             }
         }
     }
@@ -229,7 +250,7 @@ mod tests {
         let steps = (0..400).map(|number| run(&program, &call(number, [0; 6])).1);
         // Four at the start, two for each of seven halves, the last few, and an argument's.
         assert!(steps.max().unwrap() <= 4 + 14 + 3 + 44);
-        let plain = (0..400).filter(|number| number % 12 == 0);
+        let plain = (0..400).filter(|number| number % 15 == 0);
         let steps = plain.map(|number| run(&program, &call(number, [0; 6])).1);
         assert!(steps.max().unwrap() <= 4 + 14 + 3);
     }

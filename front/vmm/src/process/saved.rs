@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use serde_json::{Value, json};
-use slipway_vmm::state::Saved;
+use slipway_vmm::state::{OwnState, Saved};
 use slipway_vmm::{Machine, Parts};
 
 use super::Process;
@@ -34,6 +34,7 @@ impl Process {
             | Command::Plug { .. }
             | Command::PlugCpu { .. }
             | Command::Unplug { .. }
+            | Command::RequestMemory { .. }
                 if self.saves.freezes() =>
             {
                 Err("the machine was saved: let it go on before".into())
@@ -51,7 +52,7 @@ impl Process {
         self.look_at_slots();
         self.functions.are_settled()?;
         let parts = Parts {
-            own: self.ports.save(),
+            own: OwnState { memory: self.memory.save(), ..self.ports.save() },
             functions: Vec::new(),
             plugged_cpus: self.hot_cpus.save(),
         };
@@ -67,6 +68,7 @@ impl Process {
             }
             Some(Finished::Started(id, Ok(()))) => {
                 self.ports.go_on();
+                self.memory.go_on();
                 self.running.cpus.resume();
                 self.answer(&id, Ok(json!({})));
                 self.tell(&qmp::event("RESUME", json!({})));

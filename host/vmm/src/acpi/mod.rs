@@ -4,6 +4,7 @@
 //! The byte code (AML) only names devices, and reads registers when the generic event device
 //! interrupts: which event it was, and which slots it concerns ([`crate::plug`]).
 
+mod numa;
 mod plug;
 
 use std::ops::Range;
@@ -30,6 +31,8 @@ use crate::layout::{self, EVENT_PIN, SERIAL_PIN};
 use crate::loader::put;
 use crate::{Error, Result, power};
 
+pub use numa::{NodeRange, ranges};
+
 const OEM: [u8; 6] = *b"SLIPWY";
 const TABLE: [u8; 8] = *b"SLIPWVMM";
 const REVISION: u32 = 1;
@@ -38,7 +41,7 @@ const REVISION: u32 = 1;
 const DEVICES: u8 = 32;
 
 /// The parts of the machine that the tables describe, as far as they differ from one to another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Parts {
     /// The number of CPUs that are there from the start.
     pub cpus: u32,
@@ -50,6 +53,8 @@ pub struct Parts {
     pub slots: u8,
     /// The VM generation ID.
     pub generation: [u8; 16],
+    /// The memory of each NUMA node; empty for a machine without nodes.
+    pub nodes: Vec<NodeRange>,
 }
 
 /// `IAPC_BOOT_ARCH` (ACPI 6.4, table 5.10): there is no VGA, no real-time clock.
@@ -68,6 +73,9 @@ pub fn write_tables(memory: &Memory, parts: &Parts) -> Result<u64> {
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
     for table in [fadt, madt, mcfg] {
         xsdt.add_entry(table);
+    }
+    if !parts.nodes.is_empty() {
+        xsdt.add_entry(writer.append(&numa::srat(parts.max_cpus, &parts.nodes))?);
     }
     let xsdt = writer.append(&bytes_of(&xsdt))?;
     put(memory, layout::GENERATION_ID, &parts.generation)?;

@@ -9,6 +9,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::Start;
 use super::save::Traits;
 use crate::cpu::Cpu;
+use crate::hot_memory::HotRegion;
 use crate::loader::{self, Kernel};
 use crate::memory::GuestRam;
 use crate::registers::Registers;
@@ -51,8 +52,9 @@ pub(super) fn check(kvm: OwnedFd) -> Result<Kvm> {
     }
 }
 
-/// Checks the numbers of CPUs at the start and at most, and of slots for functions.
-pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8) -> Result<()> {
+/// Checks the numbers of CPUs at the start and at most, of slots for functions, and of devices of
+/// hot-plug memory, which take their places on the bus.
+pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8, regions: usize) -> Result<()> {
     if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
         let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
         return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
@@ -61,23 +63,27 @@ pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8) -> Result<()> {
         let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
         return Err(Error::Config(what));
     }
-    if slots > plug::MAX_FUNCTIONS {
-        let most = plug::MAX_FUNCTIONS;
+    let most = usize::from(plug::MAX_FUNCTIONS).saturating_sub(regions);
+    if usize::from(slots) > most {
         return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
     }
     Ok(())
 }
 
-/// Maps the guest's memory, and pages that it shares with others.
+/// Maps the guest's memory, which a pool may have given, and pages that it shares with others.
 pub(super) fn make_ram(
     kvm: &Kvm,
-    memory: OwnedFd,
-    lease: Option<OwnedFd>,
+    (memory, lease): (OwnedFd, Option<OwnedFd>),
     shared: Option<OwnedFd>,
+    hot: &[HotRegion],
 ) -> Result<GuestRam> {
     let mut ram = match lease {
+        Some(_) if !hot.is_empty() => {
+            let what = "memory of a pool has no regions of hot-plug memory: leave one of the two";
+            return Err(Error::Config(what.into()));
+        }
         Some(connection) => GuestRam::leased(memory, connection)?,
-        None => GuestRam::new(memory)?,
+        None => GuestRam::with_hot_memory(memory, hot)?,
     };
     if let Some(file) = shared {
         let able = kvm.check_extension(Cap::ReadonlyMem);

@@ -25,6 +25,7 @@ use slipway_vfio_user_client::{ConnectionState, Continuity, FunctionError, Remot
 use slipway_vfio_user_spec::region;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::hot_memory::HotMemory;
 use crate::interrupts::Interrupts;
 use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
 use crate::{Chassis, Error, Machine, Result};
@@ -101,6 +102,11 @@ impl Attached {
         let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
         let function = Arc::new(function);
         for part in machine.ram().parts() {
+            let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
+            mapped.map_err(|error| failed(&error))?;
+        }
+        // What the guest plugs later is within, and no server waits while it does.
+        for part in machine.ram().hot_memory().iter().map(HotMemory::devices) {
             let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
         }

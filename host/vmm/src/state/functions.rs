@@ -47,6 +47,9 @@ pub struct OwnState {
     pub rng: LocalState,
     /// The shared pages, if there are any.
     pub pmem: Option<LocalState>,
+    /// The devices of hot-plug memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<LocalState>,
 }
 
 /// The saved state of a function behind a socket, with what the program knows of it.

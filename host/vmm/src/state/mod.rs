@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::board::BoardState;
+use crate::hot_memory::HotMemory;
 use crate::interrupts::InterruptsState;
 use crate::memory::GuestRam;
 use crate::registers::CpuState;
@@ -61,6 +62,9 @@ pub struct Identity {
     pub layout: Vec<[u64; 3]>,
     /// Bytes of shared pages; 0 if there are none.
     pub shared: u64,
+    /// The regions of hot-plug memory: guest-physical address, bytes, node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hot_memory: Vec<[u64; 3]>,
     /// The numbers of the functions behind sockets, ascending.
     pub functions: Vec<usize>,
 }
@@ -98,6 +102,10 @@ impl Identity {
     pub fn new(ram: &GuestRam, features: &CpuId, cpus: [u32; 3], functions: Vec<usize>) -> Self {
         let shared = ram.shared().map(|shared| shared.part());
         let parts = ram.parts().iter().chain(shared);
+        let region = |hot: &HotMemory| {
+            let geometry = hot.geometry();
+            [geometry.address, geometry.bytes, geometry.node.into()]
+        };
         Self {
             build: env!("CARGO_PKG_VERSION").into(),
             processor: processor(),
@@ -106,6 +114,7 @@ impl Identity {
             memory: ram.bytes(),
             layout: parts.map(|part| [part.start, part.len, part.offset]).collect(),
             shared: shared.map_or(0, |part| part.len),
+            hot_memory: ram.hot_memory().iter().map(region).collect(),
             functions,
         }
     }
@@ -124,6 +133,10 @@ impl Identity {
         differs("the features of the CPUs (digest)", &saved.features, &self.features)?;
         differs("bytes of memory", saved.memory, self.memory)?;
         differs("bytes of shared pages", saved.shared, self.shared)?;
+        if saved.hot_memory != self.hot_memory {
+            let what = "--hotplug-memory: it was saved with other regions than this machine has";
+            return Err(Error::State(what.into()));
+        }
         if saved.layout != self.layout {
             return Err(Error::State("it has another layout of memory than this machine".into()));
         }

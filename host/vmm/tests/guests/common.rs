@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_vmm::board::End;
+use slipway_vmm::hot_memory::HotRegion;
 use slipway_vmm::{Config, Machine, Running, Start};
 
 /// The guest-physical address that guests are loaded at; they are position independent.
@@ -119,8 +120,23 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
     sharing(code, cpus, None)
 }
 
+/// Makes the machine, with hot-plug memory behind its RAM.
+pub fn hot_memory(code: &[u8], regions: Vec<HotRegion>) -> (Machine, std::fs::File) {
+    make(code, 1, None, regions)
+}
+
 /// Makes the machine, and shares the pages of `shared` with it.
 pub fn sharing(code: &[u8], cpus: u32, shared: Option<OwnedFd>) -> (Machine, std::fs::File) {
+    make(code, cpus, shared, Vec::new())
+}
+
+fn make(
+    code: &[u8],
+    cpus: u32,
+    shared: Option<OwnedFd>,
+    hot_memory: Vec<HotRegion>,
+) -> (Machine, std::fs::File) {
+    let hot: u64 = hot_memory.iter().map(|region| region.bytes).sum();
     let (console, theirs) = rustix::pipe::pipe().unwrap();
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let config = Config {
@@ -128,9 +144,10 @@ pub fn sharing(code: &[u8], cpus: u32, shared: Option<OwnedFd>) -> (Machine, std
         max_cpus: cpus,
         slots: SLOTS,
         kvm: kvm.into(),
-        memory: memory(64),
+        memory: memory(64 + (hot >> 20)),
         lease: None,
         shared,
+        hot_memory,
         start: kernel(code),
         console: theirs,
     };

@@ -6,6 +6,7 @@
 mod common;
 mod events;
 mod hostile;
+mod hot_memory;
 mod pci;
 #[path = "../../../vfio-user/examples/ramdisk.rs"]
 mod ramdisk;

@@ -66,8 +66,8 @@ impl Whole {
     }
 
     pub fn save(&self) -> Result<Vec<u8>, Error> {
-        let own =
-            OwnState { console: self.console_device.save(), rng: self.rng.save(), pmem: None };
+        let (console, rng) = (self.console_device.save(), self.rng.save());
+        let own = OwnState { console, rng, pmem: None, memory: Vec::new() };
         let parts = Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() };
         self.running.saver().save(parts)
     }
@@ -114,6 +114,7 @@ pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error
         memory,
         lease: None,
         shared: None,
+        hot_memory: Vec::new(),
         start: Start::Saved(Arc::clone(&saved)),
         console: theirs,
     };

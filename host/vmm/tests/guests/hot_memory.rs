@@ -1,0 +1,161 @@
+//! Memory that a guest plugs and unplugs, as guests and devices meet it. The driver of the device
+//! is this test's.
+
+use std::sync::Arc;
+
+use slipway_pci::Function;
+use slipway_virtio_mem::driver::{
+    AccessError, Arena, FEATURES, RegisterAccess, SingleQueue, ask, request as request_of,
+};
+use slipway_virtio_mem::{MIN_BLOCK, Mem};
+use slipway_virtio_spec::mem::{request, response};
+use slipway_vmm::board::End;
+use slipway_vmm::hot_memory::HotRegion;
+use slipway_vmm::local::Local;
+use slipway_vmm::own;
+
+use crate::common::{Guest, has_kvm, hot_memory};
+
+// Maps 4 MiB at 68 GiB at 1 GiB, prints the first byte, writes to both blocks, and prints the byte in
+// the second one. When the host has written to 0xc000, prints the first byte again, reads the second
+// block, prints `x`, and powers off.
+guest!(touches_both_blocks:
+    "mov dword ptr [0x8000], 0x9003"     // the table of tables of directories
+    "mov dword ptr [0x9000], 0xa003"     // the directories of the first and the second GiB
+    "mov dword ptr [0x9008], 0xb003"
+    "mov dword ptr [0xa000], 0x83"       // the first 2 MiB
+    "mov dword ptr [0xb000], 0x83"       // 4 MiB at 68 GiB
+    "mov dword ptr [0xb004], 0x11"
+    "mov dword ptr [0xb008], 0x200083"
+    "mov dword ptr [0xb00c], 0x11"
+    "mov eax, cr4"
+    "or eax, 0x20"                       // physical address extension
+    "mov cr4, eax"
+    "mov eax, 0x8000"
+    "mov cr3, eax"
+    "mov ecx, 0xc0000080"                // EFER: long mode, in which this code is compatible
+    "rdmsr"
+    "or eax, 0x100"
+    "wrmsr"
+    "mov eax, cr0"
+    "or eax, 0x80000000"                 // paging
+    "mov cr0, eax"
+    "mov ebx, 0x40000000"
+    "mov dx, 0x3f8"
+    "mov al, [ebx]"
+    "out dx, al"
+    "mov byte ptr [ebx], 'a'"
+    "mov byte ptr [ebx + 0x200000], 'b'"
+    "mov al, [ebx + 0x200000]"
+    "out dx, al"
+    "2: cmp byte ptr [0xc000], 0"
+    "je 2b"
+    "mov al, [ebx]"
+    "out dx, al"
+    "mov eax, [ebx + 0x200000]"          // gone
+    "mov dx, 0x3f8"
+    "mov al, 'x'"
+    "out dx, al"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "4: hlt"
+    "jmp 4b"
+);
+
+const REGION: HotRegion = HotRegion { bytes: 128 << 20, node: 1 };
+/// The region's guest-physical address.
+const START: u64 = 68 << 30;
+
+/// The registers of the device in the machine.
+struct Registers(Arc<Local<Mem>>);
+
+impl RegisterAccess for Registers {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.0.with(|mem| drop(mem.read(0, offset, into)));
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.0.with(|mem| drop(mem.write(0, offset, from)));
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<(), AccessError> {
+        self.0.step();
+        Ok(())
+    }
+}
+
+/// A machine whose device has a driver.
+struct Plugging {
+    guest: Guest,
+    device: Arc<Local<Mem>>,
+    driver: SingleQueue<Registers>,
+}
+
+impl Plugging {
+    /// Starts the guest with two blocks plugged.
+    fn start() -> Self {
+        let (machine, console) = hot_memory(touches_both_blocks(), vec![REGION]);
+        let device = Arc::new(own::memory(&machine).unwrap().pop().unwrap());
+        let memory = machine.ram().memory();
+        let arena = Arena::new(memory, 32 << 20, 1 << 20);
+        let registers = Registers(Arc::clone(&device));
+        let mut driver = SingleQueue::with_features(registers, arena, 8, FEATURES).unwrap();
+        device.with(|mem| mem.request(2 * MIN_BLOCK)).unwrap();
+        let plugged = ask(&mut driver, &request_of(request::PLUG, START, 2)).unwrap();
+        assert_eq!(plugged.0, response::ACK);
+        let running = machine.start(|| ()).unwrap();
+        running.cpus.resume();
+        Self { guest: Guest { running, console }, device, driver }
+    }
+
+    /// Lets the guest go on.
+    fn go_on(&self) {
+        self.guest.running.chassis.ram().memory().write(0xc000, &[1]).unwrap();
+    }
+}
+
+#[test]
+fn a_guest_uses_what_is_plugged_and_loses_what_is_not() {
+    if !has_kvm("a_guest_uses_what_is_plugged_and_loses_what_is_not") {
+        return;
+    }
+    let mut machine = Plugging::start();
+    assert_eq!(machine.guest.read(2), b"\0b");
+    let chassis = machine.guest.running.chassis.clone();
+    let mut byte = [0];
+    chassis.ram().memory().read(START, &mut byte).unwrap();
+    assert_eq!(&byte, b"a", "devices see it");
+    let before = chassis.touched();
+    let unplug = request_of(request::UNPLUG, START + MIN_BLOCK, 1);
+    assert_eq!(ask(&mut machine.driver, &unplug).unwrap().0, response::ACK);
+    assert_eq!(machine.device.with(|mem| mem.plugged()), MIN_BLOCK);
+    assert_eq!(before - chassis.touched(), 4096, "its page is the host's again");
+    machine.go_on();
+    assert_eq!(machine.guest.read(1), b"a", "its neighbour is as it was");
+    match machine.guest.end() {
+        End::Failed(reason) => assert!(reason.contains("memory that is not there"), "{reason}"),
+        // A KVM that emulates the guest's instructions takes the block for a device.
+        End::PowerOff => assert_eq!(machine.guest.read(1), b"x"),
+        end => panic!("{end:?}"),
+    }
+    assert_eq!(before - chassis.touched(), 4096, "the guest has got no page back");
+}
+
+#[test]
+fn a_block_that_is_plugged_again_is_zero() {
+    if !has_kvm("a_block_that_is_plugged_again_is_zero") {
+        return;
+    }
+    let mut machine = Plugging::start();
+    assert_eq!(machine.guest.read(2), b"\0b");
+    for (kind, blocks) in [(request::UNPLUG, 2), (request::PLUG, 2)] {
+        let asked = request_of(kind, START, blocks);
+        assert_eq!(ask(&mut machine.driver, &asked).unwrap().0, response::ACK);
+    }
+    machine.go_on();
+    assert_eq!(machine.guest.read(2), b"\0x");
+    assert_eq!(machine.guest.end(), End::PowerOff);
+}
