@@ -41,6 +41,7 @@ async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
         cmdline: Vec::new(),
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: Vec::new(),
+        hot_memory: Vec::new(),
         shared: None,
         restore: None,
         plug_slots: 0,

@@ -33,7 +33,8 @@
 //! A process that serves functions of one VM alone is started in the same way, as a [`Helper`].
 //! Files of the host come to it as [`Tree`]s.
 //!
-//! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM.
+//! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM;
+//! memory is added and given back with `slipway-vmm` ([`Vm::set_memory`]).
 //!
 //! A `slipway-vmm` saves its machine ([`Vm::save`]), and others begin with what was saved
 //! ([`VmSpec::restore`]) and with the same memory ([`GuestMemory::of_template`]).
@@ -100,7 +101,7 @@ pub use memory::GuestMemory;
 pub use shared::SharedPages;
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
-pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
+pub use spec::{Credentials, DiskModel, EmulatedDisk, HotRegion, LeftVm, VmSpec};
 pub use tree::{Access, ENTRY, HelperFiles, Tree};
 
 /// A future that may cross threads. With it, the traits can be used as objects.
@@ -260,6 +261,26 @@ pub trait Vm: Send + Sync {
         Box::pin(std::future::ready(no_hot_plug()))
     }
 
+    /// Returns the devices of hot-plug memory, in the order of [`VmSpec::hot_memory`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no such memory; [`Error::Control`] or
+    /// [`Error::Timeout`] if the VMM does not answer as one.
+    fn memory_devices(&self) -> BoxFuture<'_, Result<Vec<MemoryDevice>>> {
+        Box::pin(std::future::ready(no_hot_memory()))
+    }
+
+    /// Asks the guest to have `bytes` bytes of device `device` plugged, a number of whole blocks.
+    /// The guest may take its time, or do less; [`VmEvent::MemoryChanged`] says what it has done.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a VMM that has no such memory; [`Error::Refused`] if there is no
+    /// such device, or it cannot have this size.
+    fn set_memory(&self, device: usize, bytes: u64) -> BoxFuture<'_, Result<()>> {
+        let _ = (device, bytes);
+        Box::pin(std::future::ready(no_hot_memory()))
+    }
+
     /// Kills the process at once. Succeeds if it has ended already.
     fn kill(&self) -> Result<()>;
 
@@ -270,6 +291,24 @@ pub trait Vm: Send + Sync {
 fn no_hot_plug<T>() -> Result<T> {
     let what = "only slipway-vmm adds functions to a running VM";
     Err(Error::Unsupported { what })
+}
+
+fn no_hot_memory<T>() -> Result<T> {
+    let what = "only slipway-vmm adds memory to a running VM";
+    Err(Error::Unsupported { what })
+}
+
+/// A device of hot-plug memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryDevice {
+    /// The size of its region in bytes.
+    pub bytes: u64,
+    /// The guest's NUMA node.
+    pub node: u8,
+    /// The bytes that the guest is asked to have plugged.
+    pub requested: u64,
+    /// The bytes that it has plugged.
+    pub plugged: u64,
 }
 
 /// A CPU that a machine has or can be given.
@@ -311,6 +350,13 @@ pub enum VmEvent {
     Resumed,
     /// The guest has given up the function or CPU of this name; a function's connection has ended.
     Unplugged(String),
+    /// The guest has plugged or unplugged memory.
+    MemoryChanged {
+        /// The number of the device, from 0.
+        device: usize,
+        /// The bytes that are plugged now.
+        plugged: u64,
+    },
     /// The control channel is closed, because the VM has ended or is broken.
     ControlLost,
 }

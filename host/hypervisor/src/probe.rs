@@ -121,6 +121,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
     let spec = VmSpec {
         name: "probe".into(),
         memory: GuestMemory::new(256 << 20).map_err(|error| error.to_string())?,
+        hot_memory: Vec::new(),
         shared: None,
         restore: None,
         cpus: 1,

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::CpuSet;
 use tokio::io::unix::AsyncFd;
 
-use crate::cage::{Cage, Filter, Spawned};
+use crate::cage::{Cage, Filter, Holes, Spawned};
 use crate::reap::reap_elsewhere;
 use crate::{Credentials, Error, Result, identity};
 
@@ -29,6 +29,7 @@ pub(crate) struct Launch {
     passed: Vec<OwnedFd>,
     cage: Option<Cage>,
     io_uring: bool,
+    holes: Holes,
     filtered: bool,
 }
 
@@ -45,6 +46,7 @@ impl Launch {
             passed: Vec::new(),
             cage: Cage::of_launcher(),
             io_uring: false,
+            holes: Holes::None,
             filtered: true,
         }
     }
@@ -57,6 +59,11 @@ impl Launch {
     /// Sets whether the process may use io_uring, which bypasses a cage's filter.
     pub(crate) fn allow_io_uring(&mut self, io_uring: bool) {
         self.io_uring = io_uring;
+    }
+
+    /// Sets the holes that the process may punch into files.
+    pub(crate) fn allow_holes(&mut self, holes: Holes) {
+        self.holes = holes;
     }
 
     /// Leaves out the cage's filter of system calls: the process sets a stricter one itself, once
@@ -112,7 +119,8 @@ impl Launch {
             .stdout(stdout)
             .stderr(stderr);
         let Self { program, credentials, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
-        let caged = cage.map(|cage| (cage, self.filtered.then(|| Filter::new(io_uring))));
+        let caged =
+            cage.map(|cage| (cage, self.filtered.then(|| Filter::new(io_uring, self.holes))));
         let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
         // allowed. `ChildSteps::run` makes system calls only, on data prepared before the fork; it

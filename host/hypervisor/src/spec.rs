@@ -37,6 +37,15 @@ pub enum DiskModel {
     VirtioBlk,
 }
 
+/// A region of memory that a guest is given, and gives back, while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotRegion {
+    /// The size in bytes, a multiple of 128 MiB.
+    pub bytes: u64,
+    /// The guest's NUMA node, 0 to 15; its CPUs and the rest of its memory are in node 0.
+    pub node: u8,
+}
+
 /// The complete description of a VM that a hypervisor starts.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -44,6 +53,11 @@ pub struct VmSpec {
     pub name: String,
     /// The guest memory: a multiple of 1 MiB, at least [`VmSpec::MIN_MEMORY`] bytes.
     pub memory: GuestMemory,
+    /// The regions of memory that the guest is given, and gives back, while it runs
+    /// ([`crate::Vm::set_memory`]), up to [`VmSpec::MAX_HOT_REGIONS`]. Their bytes are the last
+    /// ones of [`VmSpec::memory`], which no pool has given; the bytes before are the guest's from
+    /// the start. Only `slipway-vmm` runs a VM with regions.
+    pub hot_memory: Vec<HotRegion>,
     /// Pages that the guest reads in place and shares with others, as the persistent memory
     /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Hypervisor::shares_pages) runs such
     /// a VM.
@@ -137,7 +151,13 @@ impl VmSpec {
     pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::BadSpec { what });
         let mib = 1 << 20;
-        let bytes = self.memory.bytes();
+        let hot = self.hot_memory.iter().map(|region| region.bytes);
+        let hot = hot.fold(0, |sum: u64, bytes| sum.saturating_add(bytes));
+        if self.hot_memory.len() > Self::MAX_HOT_REGIONS {
+            let most = Self::MAX_HOT_REGIONS;
+            return bad(format!("more than {most} regions of hot-plug memory"));
+        }
+        let bytes = self.memory.bytes().saturating_sub(hot);
         if bytes < Self::MIN_MEMORY || !bytes.is_multiple_of(mib) {
             let least = Self::MIN_MEMORY / mib;
             return bad(format!(
@@ -170,6 +190,9 @@ impl VmSpec {
     /// The largest number of functions and disks: the root bus has 32 slots, some of which are
     /// taken.
     pub(crate) const MAX_FUNCTIONS: usize = 24;
+
+    /// The most regions of hot-plug memory.
+    pub const MAX_HOT_REGIONS: usize = 8;
 
     /// The least memory in bytes in which Debian's kernel boots together with an agent.
     pub const MIN_MEMORY: u64 = 96 << 20;
@@ -205,6 +228,7 @@ pub(crate) mod tests {
         VmSpec {
             name: "web-1".into(),
             memory: GuestMemory::new(256 << 20).unwrap(),
+            hot_memory: Vec::new(),
             shared: None,
             restore: None,
             cpus: 2,
@@ -224,9 +248,19 @@ pub(crate) mod tests {
         }
     }
 
+    fn spec_with(hot_memory: Vec<HotRegion>) -> VmSpec {
+        VmSpec { hot_memory, ..spec() }
+    }
+
     #[test]
     fn impossible_machines_are_refused() {
         spec().check().unwrap();
+        let region = |bytes| HotRegion { bytes, node: 1 };
+        spec_with(vec![region(128 << 20)]).check().unwrap();
+        for regions in [vec![region(161 << 20)], vec![region(u64::MAX); 2], vec![region(0); 9]] {
+            let checked = spec_with(regions).check();
+            assert!(matches!(checked, Err(Error::BadSpec { .. })), "{checked:?}");
+        }
         let refused: [fn(&mut VmSpec); 12] = [
             |s| s.memory = GuestMemory::new(1).unwrap(),
             |s| s.memory = GuestMemory::new((96 << 20) - (1 << 20)).unwrap(),

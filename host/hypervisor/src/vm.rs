@@ -18,8 +18,8 @@ use crate::reconnect::{Sockets, reconnect};
 use crate::rest::await_rest;
 use crate::saved::StateFile;
 use crate::{
-    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, VmSpec,
-    identity,
+    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, MemoryDevice, Result, Vm, VmEvent, VmExit,
+    VmRecord, VmSpec, identity, no_hot_memory,
 };
 
 /// The time that a new function may take: the VMM waits for its server for up to a minute.
@@ -215,6 +215,24 @@ impl Vm for LaunchedVm {
 
     fn plug_cpu<'a>(&'a self, name: &'a str, cpu: u32) -> BoxFuture<'a, Result<()>> {
         Box::pin(self.qmp.plug_cpu(name, cpu, COMMAND_DEADLINE))
+    }
+
+    fn memory_devices(&self) -> BoxFuture<'_, Result<Vec<MemoryDevice>>> {
+        Box::pin(async move {
+            match self.functions {
+                Some(_) => self.qmp.memory_devices(COMMAND_DEADLINE).await,
+                None => no_hot_memory(),
+            }
+        })
+    }
+
+    fn set_memory(&self, device: usize, bytes: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            match self.functions {
+                Some(_) => self.qmp.set_memory(device, bytes, COMMAND_DEADLINE).await,
+                None => no_hot_memory(),
+            }
+        })
     }
 
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<()>> {

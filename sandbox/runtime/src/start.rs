@@ -287,6 +287,7 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
     Ok(VmSpec {
         name: record.name.clone(),
         memory,
+        hot_memory: Vec::new(),
         shared: None,
         restore: None,
         cpus: record.cpus,

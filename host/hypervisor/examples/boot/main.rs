@@ -78,6 +78,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         memory: GuestMemory::new(256 << 20).unwrap(),
         cpus,
         plug_cpus: 0,
+        hot_memory: Vec::new(),
         shared: None,
         restore: None,
         plug_slots: 0,

@@ -6,8 +6,9 @@
 //! needs none of this.
 //!
 //! io_uring makes sockets that no filter sees, so only a VMM that emulates disks may use it. Only
-//! such a VMM may punch holes into files: a hole in guest memory makes a process that copies from
-//! it wait until the kernel has made the hole.
+//! such a VMM may punch holes into files as it likes: a hole in guest memory makes a process that
+//! copies from it wait until the kernel has made the hole. A VMM that gives hot-plug memory back
+//! may punch holes that are made soon, of [`PIECE`] bytes at most.
 //!
 //! This filter belongs to the cage, independently of any filter that a VMM adds itself: the kernel
 //! takes the stricter answer of the two.
@@ -58,6 +59,21 @@ const TAKES_PAGES: u32 = (libc::FALLOC_FL_PUNCH_HOLE
     | libc::FALLOC_FL_COLLAPSE_RANGE
     | libc::FALLOC_FL_ZERO_RANGE) as u32;
 
+/// The mode of fallocate(2) that gives pages back.
+const GIVES_BACK: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+/// The most bytes that a VMM gives back at once: 2 MiB.
+const PIECE: u32 = 2 << 20;
+
+/// The holes that a VMM may punch into files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Holes {
+    /// The VMM must not punch any.
+    #[default]
+    None,
+    /// Of [`PIECE`] bytes at most: the VMM gives hot-plug memory back.
+    Small,
+}
+
 /// Returns the offset of an argument of a call. Flags of clone, families of sockets, modes and
 /// advice are 32 bits for the kernel as well: it ignores the upper half of the register, which is
 /// stored after the lower one.
@@ -72,8 +88,9 @@ const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
 pub(crate) struct Filter(Vec<sock_filter>);
 
 impl Filter {
-    /// Builds the filter of a cage. With `own_disks`, the VMM emulates disks itself.
-    pub(crate) fn new(own_disks: bool) -> Self {
+    /// Builds the filter of a cage. With `own_disks`, the VMM emulates disks itself, and may do
+    /// more than `holes` says.
+    pub(crate) fn new(own_disks: bool, holes: Holes) -> Self {
         let mut filter = Self(Vec::new());
         filter.load(offset_of!(seccomp_data, arch));
         filter.answer_unless(ARCHITECTURE, libc::SECCOMP_RET_KILL_PROCESS);
@@ -85,8 +102,10 @@ impl Filter {
         if !own_disks {
             let call = libc::SYS_io_uring_setup as u32;
             filter.answer_if(libc::BPF_JEQ, call, fails_with(libc::ENOSYS));
-            filter.with_argument((libc::SYS_fallocate, 1), |filter| {
-                filter.answer_if(libc::BPF_JSET, TAKES_PAGES, fails_with(libc::EOPNOTSUPP));
+            let refuse = fails_with(libc::EOPNOTSUPP);
+            filter.with_argument((libc::SYS_fallocate, 1), |filter| match holes {
+                Holes::None => filter.answer_if(libc::BPF_JSET, TAKES_PAGES, refuse),
+                Holes::Small => filter.small_holes(refuse),
             });
             filter.with_argument((libc::SYS_madvise, 2), |filter| {
                 for advice in [libc::MADV_REMOVE, libc::MADV_COLD, libc::MADV_PAGEOUT] {
@@ -123,6 +142,19 @@ impl Filter {
             libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
         };
         if applied < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Ends with `refuse` for a call of fallocate(2), whose mode is loaded, that takes pages from a
+    /// file and is not a hole of [`PIECE`] bytes at most.
+    fn small_holes(&mut self, refuse: u32) {
+        self.push(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, TAKES_PAGES, (1, 0));
+        self.answer(ALLOWED);
+        self.answer_unless(GIVES_BACK, refuse);
+        // The length has 64 bits, lower half first.
+        self.load(argument(3) + size_of::<u32>());
+        self.answer_unless(0, refuse);
+        self.load(argument(3));
+        self.answer_if(libc::BPF_JGT, PIECE, refuse);
     }
 
     fn push(&mut self, code: u32, k: u32, (jt, jf): (u8, u8)) {
@@ -165,4 +197,34 @@ impl Filter {
 
 fn fails_with(errno: i32) -> u32 {
     libc::SECCOMP_RET_ERRNO | errno as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+
+    use super::*;
+
+    /// Returns which of these lengths can be made holes of by a thread with the filter, and whether
+    /// the thread can collapse a range.
+    fn holes(allowed: Holes) -> (Vec<bool>, bool) {
+        let run = move || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            Filter::new(false, allowed).apply().unwrap();
+            let file = memfd_create(c"file", MemfdFlags::CLOEXEC).unwrap();
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let lengths = [1, 2 << 20, (2 << 20) + 1, 1 << 32];
+            assert!(fallocate(&file, FallocateFlags::empty(), 0, 4096).is_ok(), "takes no page");
+            let done = lengths.map(|len| fallocate(&file, punch, 0, len).is_ok()).to_vec();
+            let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            (done, fallocate(&file, zero, 0, 4096).is_ok())
+        };
+        std::thread::spawn(run).join().unwrap()
+    }
+
+    #[test]
+    fn holes_are_small_if_there_are_any() {
+        assert_eq!(holes(Holes::None), (vec![false; 4], false));
+        assert_eq!(holes(Holes::Small), (vec![true, true, false, false], false));
+    }
 }

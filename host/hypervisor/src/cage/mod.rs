@@ -44,7 +44,7 @@ use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 
-pub(crate) use filter::Filter;
+pub(crate) use filter::{Filter, Holes};
 pub(crate) use place::PLACE;
 
 use crate::reap::reap_elsewhere;

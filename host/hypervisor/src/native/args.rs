@@ -10,11 +10,12 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use crate::cache::file_identity;
+use crate::cage::Holes;
 use crate::files::connect;
 use crate::identity::SLIPWAY_VMM;
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, Error, Result, SharedPages, VmSpec};
+use crate::{Accel, Error, HotRegion, Result, SharedPages, VmSpec};
 
 /// A program `slipway-vmm`.
 #[derive(Clone, Debug)]
@@ -70,6 +71,9 @@ impl Program for Binary {
         common: Common,
         launch: &mut Launch,
     ) -> Result<Vec<OsString>> {
+        if !spec.hot_memory.is_empty() {
+            launch.allow_holes(Holes::Small);
+        }
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let shared = spec.shared.as_ref().map(SharedPages::descriptor).transpose()?;
@@ -123,6 +127,10 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         let slots = spec.vfio_user_sockets.len() + spec.plug_slots;
         arguments.extend(["--slots".into(), slots.to_string().into()]);
     }
+    for HotRegion { bytes, node } in &spec.hot_memory {
+        let region = format!("{},{node}", bytes >> 20);
+        arguments.extend(["--hotplug-memory".into(), region.into()]);
+    }
     arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
     if spec.plug_cpus > 0 {
         let most = spec.cpus + spec.plug_cpus;
@@ -174,9 +182,10 @@ mod tests {
         assert_eq!(words.last(), Some(&"--paused"));
         assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
         assert_eq!(value("--slots"), None);
-        let plugs = VmSpec { plug_slots: 3, plug_cpus: 1, ..spec() };
+        let hot_memory = vec![HotRegion { bytes: 128 << 20, node: 2 }];
+        let plugs = VmSpec { plug_slots: 3, plug_cpus: 1, hot_memory, ..spec() };
         let plugs = super::arguments(&plugs, &passed);
-        for option in [["--slots", "5"], ["--max-cpus", "3"]] {
+        for option in [["--slots", "5"], ["--max-cpus", "3"], ["--hotplug-memory", "128,2"]] {
             assert!(plugs.windows(2).any(|pair| pair == option), "{plugs:?}");
         }
         passed.begin = Begin::Restore(13);

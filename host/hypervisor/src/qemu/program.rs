@@ -57,6 +57,9 @@ fn unsupported(spec: &VmSpec) -> Option<&'static str> {
     if spec.restore.is_some() {
         return Some("templates need slipway-vmm, and so KVM: QEMU's machine is another one");
     }
+    if !spec.hot_memory.is_empty() {
+        return Some("hot-plug memory needs slipway-vmm: QEMU's is not driven");
+    }
     let shared = "shared pages need slipway-vmm: QEMU is not given any";
     spec.shared.is_some().then_some(shared)
 }
@@ -68,10 +71,13 @@ mod tests {
     use crate::spec::tests::spec;
 
     #[test]
-    fn shared_pages_are_refused() {
+    fn what_only_slipway_vmm_has_is_refused() {
         assert_eq!(unsupported(&spec()), None);
         let shared = VmSpec { shared: Some(pages(b"image")), ..spec() };
         assert!(unsupported(&shared).is_some_and(|what| what.contains("need slipway-vmm")));
+        let hot_memory = vec![crate::HotRegion { bytes: 128 << 20, node: 1 }];
+        let hot = VmSpec { hot_memory, ..spec() };
+        assert!(unsupported(&hot).is_some_and(|what| what.contains("needs slipway-vmm")));
         let fork =
             VmSpec { restore: Some(std::sync::Arc::new(tempfile::tempfile().unwrap())), ..spec() };
         assert!(unsupported(&fork).is_some_and(|what| what.contains("need slipway-vmm")));

@@ -75,6 +75,12 @@ fn event(name: &str, data: &Value) -> Option<VmEvent> {
         "RESUME" => VmEvent::Resumed,
         // A device without a name was not added by a command.
         "DEVICE_DELETED" => VmEvent::Unplugged(data.get("device")?.as_str()?.to_owned()),
+        "SLIPWAY_MEMORY_CHANGED" => {
+            let device = usize::try_from(data.get("device")?.as_u64()?).ok()?;
+            let known = device < VmSpec::MAX_HOT_REGIONS;
+            let plugged = data.get("plugged")?.as_u64().filter(|_| known)?;
+            VmEvent::MemoryChanged { device, plugged }
+        }
         _ => return None,
     })
 }
@@ -110,6 +116,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn changes_of_memory_name_a_device() {
+        let changed = |data| event("SLIPWAY_MEMORY_CHANGED", &data);
+        let expected = VmEvent::MemoryChanged { device: 7, plugged: 4096 };
+        assert_eq!(
+            changed(json!({ "device": 7, "plugged": 4096, "requested": 0 })),
+            Some(expected)
+        );
+        for bad in [json!({ "device": 8, "plugged": 0 }), json!({ "device": 0 }), Value::Null] {
+            assert_eq!(changed(bad), None);
+        }
+    }
 
     #[test]
     fn shutdown_reasons_are_told_apart() {

@@ -4,19 +4,21 @@
 //! carries an `id` that is returned with its result, and events arrive at any time (QEMU,
 //! *docs/interop/qmp-spec.rst*).
 //!
-//! `slipway-vmm` speaks the part of QMP that is used here, with a command and an event of its own:
+//! `slipway-vmm` speaks the part of QMP that is used here, with commands and events of its own:
 //! - `slipway-reconnect` gives it a new connection of a function; a descriptor comes with the
 //!   command;
 //! - `SLIPWAY_FUNCTION_LOST` says that the connection of a function has ended. Each new client is
 //!   told so of every function that has none, so that the loss may happen while there is no client.
 //!   With `"final": true` the function is broken for good; this is logged once for each function
-//!   until another is plugged in its place, whatever the VMM repeats.
+//!   until another is plugged in its place, whatever the VMM repeats;
+//! - `slipway-memory` and `SLIPWAY_MEMORY_CHANGED` are about hot-plug memory.
 //!
 //! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
 
 mod cpus;
 mod functions;
+mod memory;
 mod message;
 
 use std::collections::{BTreeSet, HashMap};

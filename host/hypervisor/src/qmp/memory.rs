@@ -1,0 +1,85 @@
+//! Hot-plug memory of a running `slipway-vmm`: `slipway-memory`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Command, Qmp};
+use crate::{Error, MemoryDevice, Result, VmSpec};
+
+const COMMAND: &str = "slipway-memory";
+
+impl Qmp {
+    /// Returns the devices of hot-plug memory, in the order of their numbers.
+    pub(crate) async fn memory_devices(&self, timeout: Duration) -> Result<Vec<MemoryDevice>> {
+        let answer = self.execute(COMMAND, timeout).await?;
+        let invalid = || Error::Control("slipway-memory answered with no devices".into());
+        devices(&answer).ok_or_else(invalid)
+    }
+
+    /// Has the VMM ask its guest for a size of a device.
+    pub(crate) async fn set_memory(
+        &self,
+        device: usize,
+        bytes: u64,
+        timeout: Duration,
+    ) -> Result<()> {
+        let arguments = Some(json!({ "device": device, "bytes": bytes }));
+        let command = Command { name: COMMAND, arguments, descriptor: None };
+        self.execute_within(&command, timeout).await.map(drop)
+    }
+}
+
+/// Parses the answer to `slipway-memory`. Returns `None` unless it has at most
+/// [`VmSpec::MAX_HOT_REGIONS`] devices with ascending numbers from 0 on.
+fn devices(answer: &Value) -> Option<Vec<MemoryDevice>> {
+    let entries = answer.as_array().filter(|all| all.len() <= VmSpec::MAX_HOT_REGIONS)?;
+    entries.iter().enumerate().map(|(number, entry)| device(number, entry)).collect()
+}
+
+fn device(number: usize, entry: &Value) -> Option<MemoryDevice> {
+    let field = |name: &str| entry.get(name).and_then(Value::as_u64);
+    let found = usize::try_from(field("device")?).ok()?;
+    let device = MemoryDevice {
+        bytes: field("bytes")?,
+        node: u8::try_from(field("node")?).ok()?,
+        requested: field("requested")?,
+        plugged: field("plugged")?,
+    };
+    let sound = found == number && device.requested.max(device.plugged) <= device.bytes;
+    sound.then_some(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(number: u64, plugged: u64) -> Value {
+        json!({ "device": number, "node": 1, "address": 68u64 << 30, "bytes": 1 << 30,
+                "block": 2 << 20, "requested": 4 << 20, "plugged": plugged })
+    }
+
+    #[test]
+    fn devices_are_listed() {
+        let found = devices(&json!([entry(0, 2 << 20), entry(1, 0)])).unwrap();
+        let first = MemoryDevice { bytes: 1 << 30, node: 1, requested: 4 << 20, plugged: 2 << 20 };
+        assert_eq!(found, [first, MemoryDevice { plugged: 0, ..first }]);
+        assert_eq!(devices(&json!([])), Some(vec![]));
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_is_refused() {
+        let many: Vec<_> = (0..9).map(|number| entry(number, 0)).collect();
+        let no_node = json!([{ "device": 0, "bytes": 1, "requested": 0, "plugged": 0 }]);
+        for answer in [
+            json!({}),
+            json!(many),
+            json!([entry(1, 0)]),
+            json!([entry(0, 2 << 30)]),
+            json!([entry(0, 0), entry(0, 0)]),
+            no_node,
+        ] {
+            assert_eq!(devices(&answer), None, "{answer}");
+        }
+    }
+}
