@@ -146,6 +146,7 @@ fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
     config.pool_page()?;
     config.shares_roots()?;
+    config.cpu_template()?;
     config.check_cgroups()?;
     let reactors = config.reactors;
     let settings = slipway_plane::Settings { reactors, poll_budget, pool, templates: true };

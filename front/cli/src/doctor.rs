@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Result;
-use slipway_hypervisor::{Hypervisor, Page, accel};
+use slipway_hypervisor::{CpuTemplate, Hypervisor, Page, accel};
 use slipway_runtime::Config;
 
 use crate::args::DoctorArgs;
@@ -50,6 +50,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         vmm,
         qemu,
         accelerator(),
+        cpu_templates(config),
         memory(config),
         huge_pages(config),
         kernel(config),
@@ -151,6 +152,38 @@ fn accelerator() -> Finding {
     };
     let mend = "a machine, or a VM with nested virtualisation, that has VT-x or AMD-V";
     Finding { what: "accelerator", verdict, detail, mend }
+}
+
+/// Returns the finding about the CPU templates that this host can give.
+fn cpu_templates(config: &Config) -> Finding {
+    let mend = "cpu_template = \"host\" in the settings";
+    let outcome = config
+        .cpu_template()
+        .map_err(|error| error.to_string())
+        .and_then(|wanted| given_templates(wanted, slipway_hypervisor::cpu_templates()));
+    needed("CPU templates", outcome, mend)
+}
+
+/// A template, and the reason for which this host cannot give it.
+type Offered = (CpuTemplate, Result<(), String>);
+
+/// Returns the names of the templates that can be had, if the wanted one is among them.
+fn given_templates(
+    wanted: CpuTemplate,
+    all: Result<Vec<Offered>, String>,
+) -> Result<String, String> {
+    let all = match all {
+        Ok(all) => all,
+        // Software emulation has none, and needs none.
+        Err(reason) if wanted == CpuTemplate::Host => return Ok(format!("host; no KVM: {reason}")),
+        Err(reason) => return Err(format!("{wanted} needs KVM: {reason}")),
+    };
+    if let Some((_, Err(reason))) = all.iter().find(|(template, _)| *template == wanted) {
+        return Err(reason.clone());
+    }
+    let given = all.iter().filter(|(_, outcome)| outcome.is_ok());
+    let given: Vec<_> = given.map(|(template, _)| template.as_str()).collect();
+    Ok(format!("{} (in use: {wanted})", given.join(", ")))
 }
 
 fn kernel(config: &Config) -> Finding {
@@ -283,6 +316,21 @@ fn daemon(config: &Config) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_template_that_cannot_be_had_is_missing() {
+        let level = |name: &str| name.parse::<CpuTemplate>().unwrap();
+        let (v2, v3) = (level("x86-64-v2"), level("x86-64-v3"));
+        let all = || {
+            Ok(vec![(CpuTemplate::Host, Ok(())), (v2, Ok(())), (v3, Err("it lacks avx2".into()))])
+        };
+        let given = Ok("host, x86-64-v2 (in use: x86-64-v2)".to_owned());
+        assert_eq!(given_templates(v2, all()), given);
+        assert_eq!(given_templates(v3, all()), Err("it lacks avx2".to_owned()));
+        let none = || Err("/dev/kvm: it is not there".to_owned());
+        assert!(given_templates(CpuTemplate::Host, none()).is_ok());
+        assert!(given_templates(v2, none()).unwrap_err().starts_with("x86-64-v2 needs KVM: "));
+    }
 
     #[test]
     fn a_directory_that_is_closed_to_others_is_found() {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use lexopt::ValueExt;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::FdFlags;
+use slipway_vmm::Template;
 use slipway_vmm::hot_memory::HotRegion;
 
 /// The help text.
@@ -26,10 +27,12 @@ Each FILE is a path, or fd:N for the inherited descriptor N.
   --cmdline TEXT      the kernel's command line
   --restore FILE      go on where a machine was saved (slipway-save of --control), instead of
                       booting a kernel: with --memory fd:N, a copy of its memory; --cpus,
-                      --max-cpus, --slots, --hotplug-memory and --pmem as it had them; and a
-                      --function for each of its functions, in their order
+                      --max-cpus, --cpu-template, --slots, --hotplug-memory and --pmem as it had
+                      them; and a --function for each of its functions, in their order
   --cpus N            virtual CPUs, 1 to 32 [1]
   --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
+  --cpu-template NAME the processor that the guest sees: host (what KVM offers on this host),
+                      x86-64-v2, x86-64-v3 or x86-64-v4 (the same on all hosts of a kind) [host]
   --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size and of
                       all --hotplug-memory [256]
   --hotplug-memory SIZE[,NODE]
@@ -67,6 +70,7 @@ pub struct Args {
     pub cpus: u32,
     pub max_cpus: u32,
     pub slots: u8,
+    pub template: Template,
     pub kvm: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
     pub hot_memory: Vec<HotRegion>,
@@ -129,6 +133,10 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "name" => args.name = text(value()?)?,
             "cpus" => args.cpus = number(value()?, "--cpus")?,
             "max-cpus" => args.max_cpus = number(value()?, "--max-cpus")?,
+            "cpu-template" => {
+                args.template =
+                    text(value()?)?.parse().map_err(|why| format!("--cpu-template: {why}"))?;
+            }
             "slots" => args.slots = number(value()?, "--slots")?,
             "memory" => memory = Memory::parse(value()?)?,
             "hotplug-memory" => {
@@ -327,6 +335,8 @@ mod tests {
         assert!(refused(&["--kernel", "fd:-1"]).contains("is no descriptor"));
         assert!(refused(&["--kernel", "fd:x"]).contains("is no descriptor"));
         assert!(refused(&["--cpus", "two"]).contains("--cpus"));
+        let template = refused(&["--cpu-template", "v9"]);
+        assert!(template.starts_with("--cpu-template: \"v9\" is no CPU template"), "{template}");
         assert!(refused(&["--kernel"]).contains("kernel"));
         for bad in ["", "1G", "128,", "128,256", "128,1,2", "-128"] {
             let text = refused(&["--hotplug-memory", bad]);

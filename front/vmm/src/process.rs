@@ -113,6 +113,7 @@ impl Process {
             cpus: args.cpus,
             max_cpus: args.max_cpus,
             slots: args.slots,
+            template: args.template,
             kvm: args.kvm.ok_or(missing)?,
             memory: args.memory.ok_or(missing)?,
             lease: args.lease,

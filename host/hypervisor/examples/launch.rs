@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
-use slipway_hypervisor::{Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, VmSpec};
+use slipway_hypervisor::{
+    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, VmSpec,
+};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -36,6 +38,7 @@ async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
         name: "launch".into(),
         memory: GuestMemory::new(128 << 20).unwrap(),
         cpus: 1,
+        cpu_template: CpuTemplate::Host,
         kernel: kernel.to_owned(),
         initramfs,
         cmdline: Vec::new(),

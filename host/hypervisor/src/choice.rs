@@ -12,8 +12,8 @@ use crate::identity::SLIPWAY_VMM;
 use crate::native::{self, SlipwayVmm};
 use crate::qemu::{self, Qemu};
 use crate::{
-    Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, LeftVm, Result, Vm, VmSpec,
-    accel,
+    Accel, AccelChoice, AccelReport, BoxFuture, Capabilities, Error, Hypervisor, LeftVm, Result,
+    Vm, VmSpec, accel,
 };
 
 /// The VMM that a node is to use.
@@ -206,12 +206,8 @@ impl Hypervisor for Vmms {
         Box::pin(async move { self.choose(spec).await?.overhead(spec).await })
     }
 
-    fn shares_pages<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(async move { self.choose(spec).await?.shares_pages(spec).await })
-    }
-
-    fn saves_machines<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(async move { self.choose(spec).await?.saves_machines(spec).await })
+    fn capabilities<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Capabilities>> {
+        Box::pin(async move { self.choose(spec).await?.capabilities(spec).await })
     }
 
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {

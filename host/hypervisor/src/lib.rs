@@ -43,9 +43,13 @@
 //! status of a VM that was taken over is known to its parent only; console text beyond the capacity
 //! of a FIFO (64 KiB) waits in the guest while it has no reader.
 //!
-//! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
-//! user of a forked child, `close_range`, `keyctl`, `mount_setattr`, KVM's ioctl), `tokio` for the
-//! control channel and for waiting on processes, `serde`/`serde_json` for QMP and the records,
+//! The processor that a guest of `slipway-vmm` sees is that of a template of `slipway-machine`;
+//! [`cpu_templates`] says which ones this host can give.
+//!
+//! Dependencies: `kvm-ioctls` for the question what KVM offers, `rustix` for system calls, `libc`
+//! for the few that it lacks (dropping groups and user of a forked child, `close_range`, `keyctl`,
+//! `mount_setattr`, KVM's ioctl), `tokio` for the control channel and for waiting on processes,
+//! `serde`/`serde_json` for QMP and the records,
 //! `thiserror` for errors at the crate's edge, `tracing` for the log.
 //!
 //! `unsafe` is allowed for `pre_exec`, since a child must give up its rights between fork and exec,
@@ -66,6 +70,7 @@ mod cage;
 mod choice;
 mod console;
 mod control;
+mod cpu_templates;
 mod error;
 mod exit;
 mod files;
@@ -94,11 +99,13 @@ pub use accel::{Accel, AccelChoice, AccelReport};
 pub use cage::Cage;
 pub use choice::{Preview, VmmChoice, Vmms};
 pub use console::STDERR_TAIL;
+pub use cpu_templates::cpu_templates;
 pub use error::{Error, Result};
 pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
 pub use shared::SharedPages;
+pub use slipway_machine::{MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, HotRegion, LeftVm, VmSpec};
@@ -106,6 +113,16 @@ pub use tree::{Access, ENTRY, HelperFiles, Tree};
 
 /// A future that may cross threads. With it, the traits can be used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The abilities that some VMMs have, and others have not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// A VM can be given pages that guests share, [`VmSpec::shared`].
+    pub shares_pages: bool,
+    /// A machine can be [saved](Vm::save), and begin with one that was saved
+    /// ([`VmSpec::restore`]).
+    pub saves_machines: bool,
+}
 
 /// A program that can run virtual machines.
 pub trait Hypervisor: Send + Sync {
@@ -120,26 +137,12 @@ pub trait Hypervisor: Send + Sync {
     /// There is no VMM for such a VM.
     fn overhead<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<u64>>;
 
-    /// Returns whether the VMM of such a VM can be given [`VmSpec::shared`]. The first call may
-    /// boot the spec's kernel for a moment.
-    ///
-    /// # Errors
-    /// There is no VMM for such a VM.
-    fn shares_pages<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
-        let _ = spec;
-        Box::pin(std::future::ready(Ok(false)))
-    }
-
-    /// Returns whether the VMM of such a VM can [save](Vm::save) its machine, and begin with one
-    /// that was saved ([`VmSpec::restore`]). The first call may boot the spec's kernel for a
+    /// Returns what the VMM of such a VM can do. The first call may boot the spec's kernel for a
     /// moment.
     ///
     /// # Errors
     /// There is no VMM for such a VM.
-    fn saves_machines<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
-        let _ = spec;
-        Box::pin(std::future::ready(Ok(false)))
-    }
+    fn capabilities<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Capabilities>>;
 
     /// Starts a VM and returns once it answers on its control channel; its guest has begun to run
     /// by then.

@@ -10,7 +10,8 @@ use tokio::sync::OnceCell;
 use crate::cache::{file_identity, read_cached, write_cached};
 use crate::launch::{Program, launch};
 use crate::{
-    Accel, AccelChoice, AccelReport, GuestMemory, ShutdownReason, Vm, VmSpec, accel, identity,
+    Accel, AccelChoice, AccelReport, CpuTemplate, GuestMemory, ShutdownReason, Vm, VmSpec, accel,
+    identity,
 };
 
 /// The time that the boot may take, unless `SLIPWAY_PROBE_TIMEOUT_S` gives another in seconds. A
@@ -125,6 +126,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         shared: None,
         restore: None,
         cpus: 1,
+        cpu_template: CpuTemplate::Host,
         kernel: kernel.to_owned(),
         initramfs,
         cmdline: Vec::new(),

@@ -8,9 +8,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::{Error, Result};
 
-/// The most bytes of a machine's state without its memory. CPUs take some 20 KiB each, functions
-/// what they have in flight.
-const MOST_STATE: u64 = 64 << 20;
+/// The most bytes of a machine's state without its memory.
+const MOST_STATE: u64 = slipway_machine::MAX_STATE_BYTES as u64;
 
 /// A file for the state of a machine. A VMM cannot make it grow beyond what a state may have.
 pub(crate) struct StateFile(File);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{AccelChoice, Error, GuestMemory, Result, SharedPages, VmRecord};
+use crate::{AccelChoice, CpuTemplate, Error, GuestMemory, Result, SharedPages, VmRecord};
 
 /// The user and group that a VM's process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub struct VmSpec {
     /// the start. Only `slipway-vmm` runs a VM with regions.
     pub hot_memory: Vec<HotRegion>,
     /// Pages that the guest reads in place and shares with others, as the persistent memory
-    /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Hypervisor::shares_pages) runs such
-    /// a VM.
+    /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Capabilities::shares_pages) runs
+    /// such a VM.
     pub shared: Option<SharedPages>,
     /// The file with the state of a machine that was [saved](crate::Vm::save), with which this one
     /// begins in place of booting. It had the same CPUs, the same functions in the same order, and
@@ -69,6 +69,8 @@ pub struct VmSpec {
     pub restore: Option<Arc<File>>,
     /// The number of virtual CPUs: 1 to [`VmSpec::MAX_CPUS`].
     pub cpus: u32,
+    /// The processor that the guest sees. Only `slipway-vmm` gives another than that of the host.
+    pub cpu_template: CpuTemplate,
     /// The kernel image; an uncompressed ELF with a PVH entry starts fastest.
     pub kernel: PathBuf,
     /// The initial RAM file system.
@@ -232,6 +234,7 @@ pub(crate) mod tests {
             shared: None,
             restore: None,
             cpus: 2,
+            cpu_template: CpuTemplate::Host,
             kernel: "/k/vmlinux".into(),
             initramfs: "/k/initramfs,with comma.cpio".into(),
             cmdline: vec!["slipway.debug=1".into()],

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Error, GuestMemory, Hypervisor,
-    LeftVm, ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
+    Accel, AccelChoice, CpuTemplate, Credentials, DiskModel, EmulatedDisk, Error, GuestMemory,
+    Hypervisor, LeftVm, ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
 };
 use tempfile::TempDir;
 
@@ -56,6 +56,7 @@ impl Machine {
             name: name.into(),
             memory: GuestMemory::new(128 << 20).unwrap(),
             cpus: 1,
+            cpu_template: CpuTemplate::Host,
             kernel: self.kernel.clone(),
             initramfs,
             cmdline: Vec::new(),

@@ -26,6 +26,9 @@ pub enum Error {
         /// KVM's error.
         source: io::Error,
     },
+    /// The host cannot give the CPUs their features.
+    #[error(transparent)]
+    Features(#[from] slipway_machine::Error),
     /// The guest's memory cannot be used.
     #[error("the guest's memory: {0}")]
     Memory(String),

@@ -4,7 +4,7 @@
 //! How the pieces meet:
 //! - [`Machine::new`] makes everything of a [`Config`]: the guest's memory ([`memory`]) with the
 //!   kernel in it ([`loader`]) and the tables that describe the machine ([`acpi`]), KVM's virtual
-//!   machine, the CPUs ([`cpuid`]).
+//!   machine, the CPUs, whose features `slipway-machine` makes of a template.
 //! - [`Ahead`] makes huge pages of the memory that the guest will touch first, on a thread of its
 //!   own.
 //! - A guest may share read-only pages with other guests ([`shared`]): one file in the host's
@@ -51,7 +51,6 @@ pub mod acpi;
 mod ahead;
 pub mod board;
 pub mod cpu;
-pub mod cpuid;
 pub mod cpus;
 mod error;
 #[cfg(feature = "fuzz")]
@@ -84,3 +83,4 @@ pub mod state;
 pub use ahead::Ahead;
 pub use error::{Error, Result};
 pub use machine::{Chassis, Config, Machine, Parts, Running, Saver, Start};
+pub use slipway_machine::Template;

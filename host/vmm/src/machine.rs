@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
+use slipway_machine::Template;
 
 use crate::ahead::Ahead;
 use crate::board::{Board, Slots};
@@ -37,6 +38,8 @@ pub struct Config {
     /// The number of PCI devices, from [`plug::FIRST_FUNCTION`] on, that can be plugged and removed
     /// while the guest runs: 0 to [`plug::MAX_FUNCTIONS`].
     pub slots: u8,
+    /// The processor that the guest sees.
+    pub template: Template,
     /// The KVM device.
     pub kvm: OwnedFd,
     /// The guest's memory: a memfd that is sealed against shrinking; its size is the size of the
@@ -135,15 +138,15 @@ impl Machine {
     /// # Errors
     /// [`Error`]; nothing is left.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { cpus, max_cpus, slots, kvm, console, start, .. } = config;
+        let Config { cpus, max_cpus, slots, template, kvm, console, start, .. } = config;
         let hot = &config.hot_memory;
         check_counts(cpus, max_cpus, slots, hot.len())?;
         let kvm = check(kvm)?;
         let source = (config.memory, config.lease);
         let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
-        let offer = Offer::new(&kvm, max_cpus)?;
+        let offer = Offer::new(&kvm, template, max_cpus)?;
         let counts = [cpus, max_cpus, slots.into()];
-        let traits = Traits { features: Arc::new(offer.to_cpu(0)?), cpus: counts };
+        let traits = Traits { shown: Arc::new(offer.shown()?), cpus: counts };
         let generation = random()?;
         let nodes = acpi::ranges(&ram);
         let parts = acpi::Parts { cpus, max_cpus, slots, generation, nodes };

@@ -4,7 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use slipway_hypervisor::Page;
+use slipway_hypervisor::{CpuTemplate, Page};
 
 use crate::{Error, Result};
 
@@ -72,6 +72,10 @@ pub struct Config {
     /// The VMM: "auto", "native" (Slipway's own, which needs KVM) or "qemu". "auto" is Slipway's
     /// own where guests run on KVM with it, and QEMU elsewhere.
     pub vmm: String,
+    /// The processor that guests see: "host", all that KVM offers on this host, or "x86-64-v2",
+    /// "x86-64-v3" or "x86-64-v4", a level of the x86-64 psABI, the same on all hosts of a kind.
+    /// A level needs `vmm = "native"`, or "auto" where that is used.
+    pub cpu_template: String,
     /// The number of threads that serve devices.
     pub reactors: u32,
     /// The most microseconds that a thread that serves devices polls after its last work before it
@@ -120,6 +124,7 @@ impl Default for Config {
             boot_timeout_s: 120,
             accelerator: "auto".into(),
             vmm: "auto".into(),
+            cpu_template: "host".into(),
             reactors: 1,
             poll_budget_us: 200,
             keeper: false,
@@ -190,6 +195,15 @@ impl Config {
             "on" => Ok(true),
             other => Err(Error::Invalid(format!("shared_root = \"{other}\": off or on"))),
         }
+    }
+
+    /// Returns the processor that guests see.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting names no CPU template.
+    pub fn cpu_template(&self) -> Result<CpuTemplate> {
+        let parsed = self.cpu_template.parse();
+        parsed.map_err(|why: String| Error::Invalid(format!("cpu_template: {why}")))
     }
 
     /// Checks the settings of control groups.

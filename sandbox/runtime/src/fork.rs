@@ -8,7 +8,7 @@ use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
 use crate::record::{Device, Record};
-use crate::templates::{Shape, Template};
+use crate::templates::{Boots, Shape, Template};
 use crate::{Error, Result};
 
 /// Returns the template that a sandbox is a fork of, or `None` if it boots.
@@ -25,7 +25,9 @@ pub(crate) async fn template(node: &Node, record: &Record) -> Result<Option<Arc<
     let template = node.templates.get(name).await?;
     let has = &template.manifest.shape;
     let boot = node.boot.files(record.kernel.as_deref(), has.needs).await?;
-    let wanted = Shape::of(record, has.needs, &boot.kernel, &boot.initramfs);
+    let (needs, cpu_template) = (has.needs, node.config.cpu_template()?);
+    let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
+    let wanted = Shape::of(record, &boots);
     has.check(&wanted).map_err(no)?;
     Ok(Some(template))
 }

@@ -33,7 +33,7 @@ async fn try_share(
     if record.sockets.is_some() {
         return no("a socket engine takes the memory of its sandbox alone");
     }
-    if !node.hypervisor.shares_pages(spec).await? {
+    if !node.hypervisor.capabilities(spec).await?.shares_pages {
         return no("its VMM is QEMU; slipway-vmm can share roots");
     }
     let needs = Needs { shared_root: true, ..Needs::of(record) };

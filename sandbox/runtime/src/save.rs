@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::sandbox::Sandbox;
 use crate::start::{Booted, Stages, boot_guest, or_end};
 use crate::templates::pages::copy_pages;
-use crate::templates::{Manifest, Saved, Shape, Unfinished, apart, digest};
+use crate::templates::{Boots, Manifest, Saved, Shape, Unfinished, apart, digest};
 use crate::{Error, Result, function};
 
 /// Boots the sandbox's guest, waits until its drivers are in place, and saves its machine as the
@@ -58,7 +58,9 @@ async fn save(
     let record = sandbox.record();
     let needs = Needs::of(&record);
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
-    let shape = Shape::of(&record, needs, &boot.kernel, &boot.initramfs);
+    let cpu_template = node.config.cpu_template()?;
+    let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
+    let shape = Shape::of(&record, &boots);
     let name = name.to_owned();
     apart(move || {
         let saved = write(&machine, &memory, &unfinished)?;

@@ -146,7 +146,7 @@ pub(crate) async fn boot_guest(
     let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
     let name = record.saves.as_ref().or(record.template.as_ref());
     if let Some(name) = name
-        && !node.hypervisor.saves_machines(&spec).await?
+        && !node.hypervisor.capabilities(&spec).await?.saves_machines
     {
         let why = "its VMM is QEMU; templates need slipway-vmm, and so KVM (`slipway doctor`)";
         return Err(Error::Template { name: name.clone(), why: why.to_owned() });
@@ -291,6 +291,7 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         shared: None,
         restore: None,
         cpus: record.cpus,
+        cpu_template: node.config.cpu_template()?,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
         cmdline: Vec::new(),

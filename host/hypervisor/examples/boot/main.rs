@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
-use slipway_hypervisor::{Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, VmSpec};
+use slipway_hypervisor::{
+    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, VmSpec,
+};
 
 /// The time that a guest may take for each of its CPUs: twice what QEMU's takes, in virtual time. A
 /// guest that hangs is slow to emulate.
@@ -77,6 +79,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         name: "boot".into(),
         memory: GuestMemory::new(256 << 20).unwrap(),
         cpus,
+        cpu_template: CpuTemplate::Host,
         plug_cpus: 0,
         hot_memory: Vec::new(),
         shared: None,

@@ -15,7 +15,7 @@ use crate::files::connect;
 use crate::identity::SLIPWAY_VMM;
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, Error, HotRegion, Result, SharedPages, VmSpec};
+use crate::{Accel, CpuTemplate, Error, HotRegion, Result, SharedPages, VmSpec};
 
 /// A program `slipway-vmm`.
 #[derive(Clone, Debug)]
@@ -136,6 +136,9 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         let most = spec.cpus + spec.plug_cpus;
         arguments.extend(["--max-cpus".into(), most.to_string().into()]);
     }
+    if spec.cpu_template != CpuTemplate::Host {
+        arguments.extend(["--cpu-template".into(), spec.cpu_template.as_str().into()]);
+    }
     if matches!(passed.begin, Begin::Boot { .. }) {
         arguments.extend(["--cmdline".into(), spec.kernel_words(&[]).into()]);
     }
@@ -188,6 +191,10 @@ mod tests {
         for option in [["--slots", "5"], ["--max-cpus", "3"], ["--hotplug-memory", "128,2"]] {
             assert!(plugs.windows(2).any(|pair| pair == option), "{plugs:?}");
         }
+        assert_eq!(value("--cpu-template"), None);
+        let level = "x86-64-v3".parse().unwrap();
+        let level = super::arguments(&VmSpec { cpu_template: level, ..spec() }, &passed);
+        assert!(level.windows(2).any(|pair| pair == ["--cpu-template", "x86-64-v3"]), "{level:?}");
         passed.begin = Begin::Restore(13);
         let fork = super::arguments(&spec(), &passed);
         assert!(fork.windows(2).any(|pair| pair == ["--restore", "fd:13"]), "{fork:?}");

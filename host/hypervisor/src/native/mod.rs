@@ -9,8 +9,8 @@ use args::Binary;
 use crate::launch::Program;
 use crate::probe::Probe;
 use crate::{
-    Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, LeftVm, Result, Vm, VmSpec,
-    accel, launch,
+    Accel, AccelChoice, AccelReport, BoxFuture, Capabilities, Error, Hypervisor, LeftVm, Result,
+    Vm, VmSpec, accel, launch,
 };
 
 /// Host memory in bytes that a `slipway-vmm` needs beside its guest's memory, page tables included.
@@ -68,12 +68,9 @@ impl Hypervisor for SlipwayVmm {
         Box::pin(std::future::ready(Ok(OVERHEAD)))
     }
 
-    fn shares_pages<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(std::future::ready(Ok(true)))
-    }
-
-    fn saves_machines<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<bool>> {
-        Box::pin(std::future::ready(Ok(true)))
+    fn capabilities<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<Capabilities>> {
+        let all = Capabilities { shares_pages: true, saves_machines: true };
+        Box::pin(std::future::ready(Ok(all)))
     }
 
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {

@@ -11,8 +11,8 @@ pub use find::{Binary, MINIMUM_VERSION, TOOL_ROOT, Version};
 use crate::launch::Program;
 use crate::probe::Probe;
 use crate::{
-    Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, LeftVm, Result, Vm, VmSpec,
-    launch,
+    Accel, AccelChoice, AccelReport, BoxFuture, Capabilities, Error, Hypervisor, LeftVm, Result,
+    Vm, VmSpec, launch,
 };
 
 /// Host memory in bytes that a QEMU needs beside its guest's memory: its own, the translator's
@@ -81,6 +81,10 @@ impl Hypervisor for Qemu {
 
     fn overhead<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<u64>> {
         Box::pin(std::future::ready(Ok(OVERHEAD)))
+    }
+
+    fn capabilities<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<Capabilities>> {
+        Box::pin(std::future::ready(Ok(Capabilities::default())))
     }
 
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {

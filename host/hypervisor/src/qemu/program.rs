@@ -9,7 +9,7 @@ use super::find::Binary;
 use crate::files::{open_disk, open_socket};
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, Error, Result, VmSpec};
+use crate::{Accel, CpuTemplate, Error, Result, VmSpec};
 
 impl Program for Binary {
     const NAME: &'static str = "qemu";
@@ -54,6 +54,11 @@ fn unsupported(spec: &VmSpec) -> Option<&'static str> {
     if spec.memory.is_of_pool() {
         return Some("memory = \"pool\" needs slipway-vmm: QEMU's faults cannot be served");
     }
+    if spec.cpu_template != CpuTemplate::Host {
+        return Some(
+            "cpu_template needs slipway-vmm, and so KVM: QEMU's guests see the host's CPU",
+        );
+    }
     if spec.restore.is_some() {
         return Some("templates need slipway-vmm, and so KVM: QEMU's machine is another one");
     }
@@ -80,6 +85,8 @@ mod tests {
         assert!(unsupported(&hot).is_some_and(|what| what.contains("needs slipway-vmm")));
         let fork =
             VmSpec { restore: Some(std::sync::Arc::new(tempfile::tempfile().unwrap())), ..spec() };
+        let level = VmSpec { cpu_template: "x86-64-v2".parse().unwrap(), ..spec() };
+        assert!(unsupported(&level).is_some_and(|what| what.contains("cpu_template needs")));
         assert!(unsupported(&fork).is_some_and(|what| what.contains("need slipway-vmm")));
     }
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, VmSpec, reap_leftover,
+    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, VmSpec, reap_leftover,
 };
 
 use attacks::Targets;
@@ -106,6 +106,7 @@ impl Host {
             name: "taken-over".into(),
             memory: GuestMemory::new(128 << 20).unwrap(),
             cpus: 1,
+            cpu_template: CpuTemplate::Host,
             kernel: "/dev/null".into(),
             initramfs: "/dev/null".into(),
             cmdline: self.targets.words(),

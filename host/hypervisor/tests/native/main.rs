@@ -16,8 +16,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, GuestMemory, Hypervisor, LeftVm, ShutdownReason, VmEvent,
-    VmRecord, VmSpec, Vmms,
+    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, LeftVm, ShutdownReason,
+    VmEvent, VmRecord, VmSpec, Vmms,
 };
 use tempfile::TempDir;
 
@@ -62,6 +62,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         name: "native".into(),
         memory: GuestMemory::new(MEMORY).unwrap(),
         cpus: 1,
+        cpu_template: CpuTemplate::Host,
         kernel,
         initramfs,
         cmdline: Vec::new(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
+use slipway_machine::{Host, Template};
 
 use super::Start;
 use super::save::Traits;
@@ -13,8 +14,8 @@ use crate::hot_memory::HotRegion;
 use crate::loader::{self, Kernel};
 use crate::memory::GuestRam;
 use crate::registers::Registers;
-use crate::state::Saved;
-use crate::{Error, Result, acpi, cpuid, layout, plug};
+use crate::state::{Saved, Shown};
+use crate::{Error, Result, acpi, layout, plug};
 
 /// The API version of every KVM since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
@@ -125,19 +126,25 @@ pub(super) fn begin(
 
 /// The features that the CPUs of a machine are offered.
 pub(super) struct Offer {
-    supported: CpuId,
-    deadline_timer: bool,
+    host: Host,
+    template: Template,
     max_cpus: u32,
 }
 
 impl Offer {
-    pub fn new(kvm: &Kvm, max_cpus: u32) -> Result<Self> {
-        let deadline_timer = kvm.check_extension(Cap::TscDeadlineTimer);
-        Ok(Self { supported: cpuid::supported(kvm)?, deadline_timer, max_cpus })
+    pub fn new(kvm: &Kvm, template: Template, max_cpus: u32) -> Result<Self> {
+        Ok(Self { host: Host::of(kvm)?, template, max_cpus })
     }
 
     pub fn to_cpu(&self, cpu: u32) -> Result<CpuId> {
-        cpuid::of_cpu(&self.supported, cpu, self.max_cpus, self.deadline_timer)
+        Ok(self.host.features(self.template, cpu, self.max_cpus)?)
+    }
+
+    /// Returns what CPU 0 is shown.
+    pub fn shown(&self) -> Result<Shown> {
+        let features = self.to_cpu(0)?;
+        let flaws = self.host.arch_capabilities(&features);
+        Ok(Shown::new(self.template, &features, flaws))
     }
 }
 

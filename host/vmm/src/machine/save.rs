@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{CpuId, kvm_clock_data};
+use kvm_bindings::kvm_clock_data;
 
 use super::{Chassis, Machine, Running};
 use crate::board::Board;
 use crate::cpus::CpuSaver;
 use crate::loader::put;
 use crate::memory::GuestRam;
-use crate::state::{FunctionState, Identity, MachineState, OwnState, Saved};
+use crate::state::{FunctionState, Identity, MachineState, OwnState, Saved, Shown};
 use crate::{Error, Result, layout};
 
 /// The parts of a machine's identity beside its memory and its functions.
 #[derive(Clone)]
 pub(super) struct Traits {
-    /// The features that CPU 0 was offered.
-    pub features: Arc<CpuId>,
+    /// The processor that CPU 0 shows the guest.
+    pub shown: Arc<Shown>,
     /// CPUs at the start, the most CPUs, and slots for hot plug.
     pub cpus: [u32; 3],
 }
@@ -24,7 +24,7 @@ pub(super) struct Traits {
 impl Traits {
     /// Returns the identity of a machine with this memory, and functions of these numbers.
     pub fn identity(&self, ram: &GuestRam, functions: Vec<usize>) -> Identity {
-        Identity::new(ram, &self.features, self.cpus, functions)
+        Identity::new(ram, &self.shown, self.cpus, functions)
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Registers {
     /// Words of the extended state behind the first 4096 bytes. `None` if KVM has the older request
     /// alone, for 4096 bytes.
     extra: Option<usize>,
+    /// KVM can scale a CPU's time-stamp counter.
+    scales: bool,
 }
 
 const SAVE: &str = "tell the state of a CPU";
@@ -54,7 +56,8 @@ impl Registers {
     pub fn new(vm: &VmFd, msrs: &[u32]) -> Self {
         let bytes = usize::try_from(vm.check_extension_int(Cap::Xsave2)).unwrap_or(0);
         let extra = bytes.saturating_sub(size_of::<kvm_xsave>()).div_ceil(size_of::<u32>());
-        Self { msrs: msrs::wanted(msrs), extra: (bytes > 0).then_some(extra) }
+        let scales = vm.check_extension(Cap::TscControl);
+        Self { msrs: msrs::wanted(msrs), extra: (bytes > 0).then_some(extra), scales }
     }
 
     /// Returns the state of `cpu`, which is outside of the guest, with no exit that waits for its
@@ -84,7 +87,7 @@ impl Registers {
     /// [`Error::Kvm`], or [`Error::State`] if this host cannot run such a CPU.
     pub fn restore(&self, cpu: &VcpuFd, state: &CpuState) -> Result<()> {
         let failed = || Error::kvm(RESTORE);
-        set_frequency(cpu, state.tsc_khz)?;
+        set_frequency(cpu, state.tsc_khz, self.scales)?;
         cpu.set_mp_state(state.mp_state).map_err(failed())?;
         cpu.set_regs(&state.regs).map_err(failed())?;
         cpu.set_sregs(&state.sregs).map_err(failed())?;
@@ -141,15 +144,30 @@ impl Registers {
     }
 }
 
-/// Sets the frequency of the time-stamp counter, if it is another one than the host's.
-fn set_frequency(cpu: &VcpuFd, khz: u32) -> Result<()> {
-    if khz == 0 || cpu.get_tsc_khz().unwrap_or(0) == khz {
+/// Sets the frequency of the time-stamp counter, if it is another one than the host's. A host whose
+/// processor cannot scale its counter gives its own frequency, and those that KVM takes for the
+/// same, since each boot of a host measures another one.
+fn set_frequency(cpu: &VcpuFd, khz: u32, scales: bool) -> Result<()> {
+    let own = cpu.get_tsc_khz().unwrap_or(0);
+    if khz == 0 || own == khz {
         return Ok(());
     }
-    cpu.set_tsc_khz(khz).map_err(|_| {
-        let what = format!("a time-stamp counter of {khz} kHz, which this host cannot give");
+    let refused = || {
+        let what = format!(
+            "a time-stamp counter of {khz} kHz, and this host's has {own} kHz and cannot be scaled"
+        );
         Error::State(what)
-    })
+    };
+    if !scales && !is_close(khz, own) {
+        return Err(refused());
+    }
+    cpu.set_tsc_khz(khz).map_err(|_| refused())
+}
+
+/// Returns whether KVM takes two frequencies for the same: they differ by at most 250 parts per
+/// million (its parameter `tsc_tolerance_ppm`).
+fn is_close(khz: u32, own: u32) -> bool {
+    u64::from(khz.abs_diff(own)) * 1_000_000 <= u64::from(own) * 250
 }
 
 /// Returns whether the local APIC's timer interrupts at a deadline of the time-stamp counter: its
@@ -167,6 +185,13 @@ fn deadline_interrupts(lapic: &kvm_lapic_state) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frequencies_that_two_boots_measure_are_the_same() {
+        assert!(is_close(2_596_130, 2_596_131) && is_close(2_596_131, 2_596_130));
+        assert!(is_close(2_000_500, 2_000_000) && !is_close(2_000_501, 2_000_000));
+        assert!(!is_close(1, 0) && !is_close(3_000_000, 2_000_000));
+    }
 
     #[test]
     fn only_an_unmasked_timer_with_a_deadline_interrupts() {

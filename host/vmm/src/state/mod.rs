@@ -14,17 +14,19 @@
 //! | from 56 on | the content: an [`Identity`] and a [`MachineState`], each a line of JSON |
 //!
 //! The checksum finds damage, and no intent: every byte is checked as hostile input. The identity
-//! comes first, so that a state of another build or processor is refused by what differs.
+//! comes first, so that a state of another build or processor is refused by what differs. The
+//! limit of the whole is [`MAX_STATE_BYTES`].
 
 mod functions;
+mod shown;
 
 use std::fmt::Display;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use kvm_bindings::CpuId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use slipway_machine::MAX_STATE_BYTES;
 
 use crate::board::BoardState;
 use crate::hot_memory::HotMemory;
@@ -34,12 +36,10 @@ use crate::registers::CpuState;
 use crate::{Error, Result};
 
 pub use functions::{FunctionState, LocalState, OwnRegisters, OwnState, RemoteState};
+pub use shown::Shown;
 
 /// The version of the format. A state of another version is refused.
-pub const VERSION: u32 = 1;
-/// The largest state in bytes: 128 MiB, room for every function's largest state.
-pub const MAX_BYTES: usize = 128 << 20;
-
+pub const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"SLIPWAYM";
 /// Bytes before the content.
 const HEADER: usize = 56;
@@ -49,10 +49,8 @@ const HEADER: usize = 56;
 pub struct Identity {
     /// The version of `slipway-vmm`.
     pub build: String,
-    /// The host's processor: vendor, family, model, stepping.
-    pub processor: String,
-    /// SHA-256 of the features that the guest was offered (CPUID), in hexadecimal.
-    pub features: String,
+    /// The CPUs that the guest sees.
+    pub shown: Shown,
     /// CPUs at the start, the most CPUs, and slots for hot plug.
     pub cpus: [u32; 3],
     /// Bytes of the guest's memory.
@@ -98,8 +96,8 @@ pub struct Saved {
 }
 
 impl Identity {
-    /// Returns the identity of a machine on this host, whose CPUs were offered `features`.
-    pub fn new(ram: &GuestRam, features: &CpuId, cpus: [u32; 3], functions: Vec<usize>) -> Self {
+    /// Returns the identity of a machine on this host, whose CPUs are `shown`.
+    pub fn new(ram: &GuestRam, shown: &Shown, cpus: [u32; 3], functions: Vec<usize>) -> Self {
         let shared = ram.shared().map(|shared| shared.part());
         let parts = ram.parts().iter().chain(shared);
         let region = |hot: &HotMemory| {
@@ -108,8 +106,7 @@ impl Identity {
         };
         Self {
             build: env!("CARGO_PKG_VERSION").into(),
-            processor: processor(),
-            features: digest(features),
+            shown: shown.clone(),
             cpus,
             memory: ram.bytes(),
             layout: parts.map(|part| [part.start, part.len, part.offset]).collect(),
@@ -125,12 +122,12 @@ impl Identity {
     /// [`Error::State`] with what differs.
     pub fn check(&self, saved: &Self) -> Result<()> {
         differs("slipway-vmm", &saved.build, &self.build)?;
-        differs("the processor", &saved.processor, &self.processor)?;
         let ([cpus, most, slots], [own_cpus, own_most, own_slots]) = (saved.cpus, self.cpus);
         differs("--cpus", cpus, own_cpus)?;
         differs("--max-cpus", most, own_most)?;
         differs("--slots", slots, own_slots)?;
-        differs("the features of the CPUs (digest)", &saved.features, &self.features)?;
+        // The features depend on the number of CPUs.
+        self.shown.check(&saved.shown)?;
         differs("bytes of memory", saved.memory, self.memory)?;
         differs("bytes of shared pages", saved.shared, self.shared)?;
         if saved.hot_memory != self.hot_memory {
@@ -159,34 +156,11 @@ fn differs<T: PartialEq + Display>(what: &str, saved: T, own: T) -> Result<()> {
     Err(Error::State(format!("{what}: it was saved with {saved}, and this machine has {own}")))
 }
 
-/// Returns vendor, family, model and stepping of the host's processor (Intel SDM, volume 2, CPUID
-/// leaves 0 and 1).
-fn processor() -> String {
-    let vendor = std::arch::x86_64::__cpuid(0);
-    let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
-    let signature = std::arch::x86_64::__cpuid(1).eax;
-    let base = signature >> 8 & 0xf;
-    let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
-    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
-    let vendor = String::from_utf8_lossy(&vendor).into_owned();
-    format!("{vendor} family {family} model {model} stepping {}", signature & 0xf)
-}
-
-fn digest(features: &CpuId) -> String {
-    let mut sum = Sha256::new();
-    for entry in features.as_slice() {
-        let words = [entry.function, entry.index, entry.flags];
-        let values = [entry.eax, entry.ebx, entry.ecx, entry.edx];
-        words.iter().chain(&values).for_each(|word| sum.update(word.to_le_bytes()));
-    }
-    hex::encode(sum.finalize())
-}
-
 impl Saved {
     /// Returns the file.
     ///
     /// # Errors
-    /// [`Error::State`]: it would be larger than [`MAX_BYTES`].
+    /// [`Error::State`]: it would be larger than [`MAX_STATE_BYTES`].
     pub fn encode(&self) -> Result<Vec<u8>> {
         let failed = |error: serde_json::Error| Error::State(error.to_string());
         let mut file = vec![0; HEADER];
@@ -194,8 +168,8 @@ impl Saved {
         file.push(b'\n');
         serde_json::to_writer(&mut file, &self.machine).map_err(failed)?;
         file.push(b'\n');
-        if file.len() > MAX_BYTES {
-            return Err(Error::State(format!("{} bytes, more than {MAX_BYTES}", file.len())));
+        if file.len() > MAX_STATE_BYTES {
+            return Err(Error::State(format!("{} bytes, more than {MAX_STATE_BYTES}", file.len())));
         }
         let header = header(&file[HEADER..]);
         file[..HEADER].copy_from_slice(&header);
@@ -246,8 +220,8 @@ impl Saved {
         let failed = |error: io::Error| Error::system("reading the saved state")(error);
         let found = rustix::fs::fstat(file).map_err(|errno| failed(errno.into()))?;
         let len = usize::try_from(found.st_size).unwrap_or(0);
-        if len > MAX_BYTES {
-            return Err(Error::State(format!("{len} bytes; it has at most {MAX_BYTES}")));
+        if len > MAX_STATE_BYTES {
+            return Err(Error::State(format!("{len} bytes; it has at most {MAX_STATE_BYTES}")));
         }
         let mut bytes = vec![0; len];
         let mut done = 0;

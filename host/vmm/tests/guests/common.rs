@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_vmm::board::End;
 use slipway_vmm::hot_memory::HotRegion;
-use slipway_vmm::{Config, Machine, Running, Start};
+use slipway_vmm::{Config, Machine, Running, Start, Template};
 
 /// The guest-physical address that guests are loaded at; they are position independent.
 pub const CODE_AT: u32 = 0x10_0000;
@@ -122,36 +122,36 @@ pub fn machine(code: &[u8], cpus: u32) -> (Machine, std::fs::File) {
 
 /// Makes the machine, with hot-plug memory behind its RAM.
 pub fn hot_memory(code: &[u8], regions: Vec<HotRegion>) -> (Machine, std::fs::File) {
-    make(code, 1, None, regions)
+    let (config, console) = config(code, 1);
+    let hot: u64 = regions.iter().map(|region| region.bytes).sum();
+    let config = Config { memory: memory(64 + (hot >> 20)), hot_memory: regions, ..config };
+    (Machine::new(config).unwrap(), console)
 }
 
 /// Makes the machine, and shares the pages of `shared` with it.
 pub fn sharing(code: &[u8], cpus: u32, shared: Option<OwnedFd>) -> (Machine, std::fs::File) {
-    make(code, cpus, shared, Vec::new())
+    let (config, console) = config(code, cpus);
+    (Machine::new(Config { shared, ..config }).unwrap(), console)
 }
 
-fn make(
-    code: &[u8],
-    cpus: u32,
-    shared: Option<OwnedFd>,
-    hot_memory: Vec<HotRegion>,
-) -> (Machine, std::fs::File) {
-    let hot: u64 = hot_memory.iter().map(|region| region.bytes).sum();
+/// Returns the configuration of the machine, and what its guest prints.
+pub fn config(code: &[u8], cpus: u32) -> (Config, std::fs::File) {
     let (console, theirs) = rustix::pipe::pipe().unwrap();
     let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").unwrap();
     let config = Config {
         cpus,
         max_cpus: cpus,
         slots: SLOTS,
+        template: Template::Host,
         kvm: kvm.into(),
-        memory: memory(64 + (hot >> 20)),
+        memory: memory(64),
         lease: None,
-        shared,
-        hot_memory,
+        shared: None,
+        hot_memory: Vec::new(),
         start: kernel(code),
         console: theirs,
     };
-    (Machine::new(config).unwrap(), console.into())
+    (config, console.into())
 }
 
 /// Makes the machine and runs it.

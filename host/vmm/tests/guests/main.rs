@@ -13,4 +13,5 @@ mod ramdisk;
 mod saved;
 mod saved_console;
 mod shared;
+mod templates;
 mod tiny;

@@ -11,7 +11,7 @@ use slipway_vmm::board::{End, Exit};
 use slipway_vmm::layout::GENERATION_ID;
 use slipway_vmm::local::Local;
 use slipway_vmm::state::{OwnState, Saved};
-use slipway_vmm::{Config, Error, Machine, Parts, Running, Start, own};
+use slipway_vmm::{Config, Error, Machine, Parts, Running, Start, Template, own};
 
 use crate::common::{self, SLOTS, events, has_kvm, memory};
 
@@ -110,6 +110,7 @@ pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error
         cpus,
         max_cpus: cpus,
         slots: SLOTS,
+        template: Template::Host,
         kvm: kvm.into(),
         memory,
         lease: None,
@@ -420,9 +421,13 @@ fn a_state_that_is_damaged_or_of_another_machine_is_refused() {
     };
     let build = other(|saved| saved.identity.build = "0.0.1".into());
     refused(&build, guest.copy(), 1, "slipway-vmm: it was saved with 0.0.1");
-    let processor = other(|saved| saved.identity.processor = "another".into());
+    let template = other(|saved| saved.identity.shown.template = "x86-64-v3".into());
+    refused(&template, guest.copy(), 1, "--cpu-template: it was saved with x86-64-v3, and this");
+    let flaws = other(|saved| saved.identity.shown.speculation.push('1'));
+    refused(&flaws, guest.copy(), 1, "speculative execution (processor, microcode): it was saved");
+    let processor = other(|saved| saved.identity.shown.processor = "another".into());
     refused(&processor, guest.copy(), 1, "the processor: it was saved with another");
-    let features = other(|saved| saved.identity.features.clear());
+    let features = other(|saved| saved.identity.shown.features.clear());
     refused(&features, guest.copy(), 1, "features of the CPUs");
     assert!(successor(&other(|_| ()), guest.copy(), 1).is_ok());
 }

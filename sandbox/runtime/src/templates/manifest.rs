@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use slipway_hypervisor::CpuTemplate;
 
 use crate::boot::Needs;
 use crate::record::{Nic, Record};
 use crate::{Error, Result};
 
 /// The version of the layout of a template's directory.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The most bytes of a manifest.
 pub(crate) const MOST_MANIFEST: u64 = 64 << 10;
 
@@ -51,6 +52,8 @@ pub(crate) struct Shape {
     pub cpus: u32,
     /// The most CPUs that it can be given while it runs.
     pub max_cpus: u32,
+    /// The name of the CPU template.
+    pub cpu_template: String,
     /// Its interface.
     pub interface: Option<Interface>,
 }
@@ -106,6 +109,19 @@ impl Manifest {
     }
 }
 
+/// The files that a sandbox boots, and the processor for them.
+#[derive(Clone, Copy)]
+pub(crate) struct Boots<'a> {
+    /// The parts of the initramfs.
+    pub needs: Needs,
+    /// The kernel.
+    pub kernel: &'a Path,
+    /// The initramfs.
+    pub initramfs: &'a Path,
+    /// The processor that the guest sees.
+    pub cpu_template: CpuTemplate,
+}
+
 /// The figures of files that were saved.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
@@ -119,7 +135,8 @@ pub(crate) struct Saved {
 
 impl Shape {
     /// Returns the shape of a sandbox that boots these files.
-    pub(crate) fn of(record: &Record, needs: Needs, kernel: &Path, initramfs: &Path) -> Self {
+    pub(crate) fn of(record: &Record, boots: &Boots<'_>) -> Self {
+        let Boots { needs, kernel, initramfs, cpu_template } = *boots;
         let interface = record.network.as_ref().map(|network| Interface {
             nic: network.nic,
             queues: network.queues,
@@ -132,6 +149,7 @@ impl Shape {
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             max_cpus: record.max_cpus,
+            cpu_template: cpu_template.to_string(),
             interface,
         }
     }
@@ -154,6 +172,9 @@ impl Shape {
             let [has, asked] =
                 [self, wanted].map(|shape| format!("{} of {}", shape.cpus, shape.max_cpus));
             return differs("CPUs:", &has, &asked);
+        }
+        if self.cpu_template != wanted.cpu_template {
+            return differs("cpu_template =", &self.cpu_template, &wanted.cpu_template);
         }
         if self.kernel != wanted.kernel {
             return differs("the kernel", &self.kernel.display(), &wanted.kernel.display());
@@ -192,6 +213,7 @@ pub(crate) mod tests {
             memory_bytes: 128 << 20,
             cpus: 1,
             max_cpus: 2,
+            cpu_template: "host".to_owned(),
             interface: Some(Interface { nic: Nic::Virtio, queues: 0, mtu: 1500 }),
         }
     }
@@ -220,6 +242,8 @@ pub(crate) mod tests {
         };
         assert!(refused(|shape| shape.memory_bytes *= 2).contains("128 MiB, and 256 MiB"));
         assert!(refused(|shape| shape.cpus = 2).contains("1 of 2, and 2 of 2"));
+        let other = refused(|shape| shape.cpu_template = "x86-64-v2".to_owned());
+        assert_eq!(other, "it has cpu_template = host, and x86-64-v2 is asked for");
         assert!(refused(|shape| shape.kernel = "/l".into()).contains("/l"));
         assert!(refused(|shape| shape.initramfs = "/j".into()).contains("another agent"));
         assert!(refused(|shape| shape.interface = None).contains("none is asked for"));

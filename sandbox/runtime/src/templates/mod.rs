@@ -12,5 +12,5 @@ pub(crate) mod manifest;
 pub(crate) mod pages;
 mod store;
 
-pub(crate) use manifest::{Interface, Manifest, Saved, Shape};
+pub(crate) use manifest::{Boots, Interface, Manifest, Saved, Shape};
 pub(crate) use store::{Template, Templates, Unfinished, apart, digest};

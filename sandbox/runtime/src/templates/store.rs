@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use sha2::{Digest, Sha256};
-use slipway_hypervisor::TemplateName;
+use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
 use super::Manifest;
@@ -27,8 +27,6 @@ use crate::{Error, Result, name};
 
 /// The end of the name of a directory that is being filled.
 const UNFINISHED: &str = ".unfinished";
-/// The most bytes of a machine's state.
-const MOST_MACHINE: u64 = 64 << 20;
 
 /// A template that forks begin with.
 pub(crate) struct Template {
@@ -296,7 +294,7 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
     let (machine, path) = (machine(dir), memory(dir));
     let state = File::open(&machine).map_err(Error::file("cannot read", &machine))?;
     let mut bytes = Vec::new();
-    let read = (&state).take(MOST_MACHINE).read_to_end(&mut bytes);
+    let read = (&state).take(MAX_STATE_BYTES as u64).read_to_end(&mut bytes);
     read.map_err(Error::file("cannot read", &machine))?;
     if digest(&bytes) != manifest.machine_sha256 {
         return Err(no("its file \"machine\" was changed"));

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_hypervisor::{
-    Accel, BoxFuture, CpuSlot, Hypervisor, LaunchTimes, LeftVm, Vm, VmEvent, VmExit, VmRecord,
-    VmSpec,
+    Accel, BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, LeftVm, Vm, VmEvent, VmExit,
+    VmRecord, VmSpec,
 };
 use slipway_image::{Cache, ImageConfig, Limits, Tools};
 use slipway_plane_api::{NetworkClient, PlaneClient};
@@ -275,6 +275,13 @@ impl Hypervisor for StandIn {
 
     fn overhead<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, slipway_hypervisor::Result<u64>> {
         Box::pin(std::future::ready(Ok(0)))
+    }
+
+    fn capabilities<'a>(
+        &'a self,
+        _: &'a VmSpec,
+    ) -> BoxFuture<'a, slipway_hypervisor::Result<Capabilities>> {
+        Box::pin(std::future::ready(Ok(Capabilities::default())))
     }
 
     fn launch<'a>(

@@ -1,0 +1,30 @@
+//! The CPU templates that this host can give.
+
+use kvm_ioctls::Kvm;
+use slipway_machine::{Host, Template};
+
+/// Returns each template, and the reason for which this host cannot give it, in one line.
+///
+/// # Errors
+/// KVM cannot be asked, in one line.
+pub fn cpu_templates() -> Result<Vec<(Template, Result<(), String>)>, String> {
+    let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}"))?;
+    let host = Host::of(&kvm).map_err(|error| error.to_string())?;
+    let check = |template| (template, host.check(template).map_err(|error| error.to_string()));
+    Ok(Template::ALL.map(check).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kvm_can_give_its_own_processor() {
+        match cpu_templates() {
+            Ok(all) => assert!(all.iter().any(|one| *one == (Template::Host, Ok(())))),
+            Err(reason) => {
+                println!("SKIPPED: every_kvm_can_give_its_own_processor: needs /dev/kvm ({reason})")
+            }
+        }
+    }
+}
