@@ -14,6 +14,8 @@ use crate::{Error, Host, Result, Template, speculation, xsave};
 pub const PHYSICAL_BITS: u32 = 40;
 /// Bits of a linear address: four levels of page tables.
 const LINEAR_BITS: u32 = 48;
+/// Both, as in leaf 0x8000_0008, EAX.
+const ADDRESSES: u32 = PHYSICAL_BITS | LINEAR_BITS << 8;
 
 /// The last basic leaf, and the last extended ones.
 const LAST: u32 = 0x0d;
@@ -126,52 +128,51 @@ impl Cpu<'_> {
     }
 
     fn of_kvm(&self) -> [kvm_cpuid_entry2; 2] {
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| SIGNATURE[at + i]));
         const SIGNATURE: &[u8; 12] = b"KVMKVMKVM\0\0\0";
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| SIGNATURE[at + i]));
         let mut own = features::bits(KVM, self.level, self.vendor());
         if self.host.is_emulated {
             own &= !PV_EOI;
         }
-        [leaf(0x4000_0000, [LAST_KVM, word(0), word(4), word(8)]), leaf(LAST_KVM, [own, 0, 0, 0])]
+        let first = leaf(0x4000_0000, [LAST_KVM, word(0), word(4), word(8)]);
+        [first, leaf(LAST_KVM, [own, 0, 0, 0])]
     }
 
     /// The extended leaves.
     fn extended(&self) -> Vec<kvm_cpuid_entry2> {
-        let sizes = PHYSICAL_BITS | LINEAR_BITS << 8;
-        let flaws = self.bits(0x8000_0008, 0, Ebx);
-        let [ecx, edx] = [Ecx, Edx].map(|register| self.bits(0x8000_0001, 0, register));
-        let named = self.name();
         match self.vendor() {
-            Vendor::Intel => {
-                let mut all = vec![
-                    leaf(0x8000_0000, [LAST_INTEL, 0, 0, 0]),
-                    leaf(0x8000_0001, [0, 0, ecx, edx]),
-                ];
-                all.extend(named);
-                all.extend([intel_cache(), leaf(LAST_INTEL, [sizes, flaws, 0, 0])]);
-                all
-            }
-            Vendor::Amd => {
-                let several = if self.cpus > 1 { CMP_LEGACY } else { 0 };
-                let signature = self.kind.signature(self.level);
-                let ecx = ecx | several | TOPOLOGY_EXTENSIONS;
-                let mut all = vec![
-                    self.zero(LAST_AMD, 0x8000_0000),
-                    leaf(0x8000_0001, [signature, 0, ecx, edx]),
-                ];
-                all.extend(named);
-                all.extend(amd_caches());
-                // Number of CPUs less one, and bits of an APIC ID.
-                let numbers = (self.cpus - 1) | bits(self.cpus) << 12;
-                all.push(leaf(0x8000_0008, [sizes, flaws, numbers, 0]));
-                all.extend(caches(0x8000_001d, self.cpus, false));
-                // APIC ID; core, with one thread; node 0 of one.
-                all.push(leaf(0x8000_001e, [self.cpu, self.cpu, 0, 0]));
-                let [eax, ecx] = [Eax, Ecx].map(|register| self.bits(LAST_AMD, 0, register));
-                all.push(leaf(LAST_AMD, [eax, 0, ecx, 0]));
-                all
-            }
+            Vendor::Intel => self.extended_of_intel(),
+            Vendor::Amd => self.extended_of_amd(),
         }
+    }
+
+    fn extended_of_intel(&self) -> Vec<kvm_cpuid_entry2> {
+        let [ecx, edx] = [Ecx, Edx].map(|register| self.bits(0x8000_0001, 0, register));
+        let flaws = self.bits(LAST_INTEL, 0, Ebx);
+        let mut all = vec![leaf(0x8000_0000, [LAST_INTEL, 0, 0, 0])];
+        all.push(leaf(0x8000_0001, [0, 0, ecx, edx]));
+        all.extend(self.name());
+        all.extend([intel_cache(), leaf(LAST_INTEL, [ADDRESSES, flaws, 0, 0])]);
+        all
+    }
+
+    fn extended_of_amd(&self) -> Vec<kvm_cpuid_entry2> {
+        let signature = self.kind.signature(self.level);
+        let several = if self.cpus > 1 { CMP_LEGACY } else { 0 };
+        let ecx = self.bits(0x8000_0001, 0, Ecx) | several | TOPOLOGY_EXTENSIONS;
+        let mut all = vec![self.zero(LAST_AMD, 0x8000_0000)];
+        all.push(leaf(0x8000_0001, [signature, 0, ecx, self.bits(0x8000_0001, 0, Edx)]));
+        all.extend(self.name());
+        all.extend(amd_caches());
+        // Number of CPUs less one, and bits of an APIC ID.
+        let numbers = (self.cpus - 1) | bits(self.cpus) << 12;
+        all.push(leaf(0x8000_0008, [ADDRESSES, self.bits(0x8000_0008, 0, Ebx), numbers, 0]));
+        all.extend(caches(0x8000_001d, self.cpus, false));
+        // APIC ID; core, with one thread; node 0 of one.
+        all.push(leaf(0x8000_001e, [self.cpu, self.cpu, 0, 0]));
+        let [eax, ecx] = [Eax, Ecx].map(|register| self.bits(LAST_AMD, 0, register));
+        all.push(leaf(LAST_AMD, [eax, 0, ecx, 0]));
+        all
     }
 
     /// The name of the processor: that of the template.
