@@ -21,8 +21,8 @@ truncate -s 1M "$volume"
 timeout 120 "$slipway" run --rm --volume "file:$volume" "$image" -- python3 -c "$program" fill || fail "fill: $(explain)"
 expected=$(timeout 120 "$slipway" run --rm --volume "file:$volume:ro" "$image" -- python3 -c "$program" digest) ||
     fail "digest: $expected $(explain)"
-timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
 used=$(awk '/^Shmem:/ { print $2 }' /proc/meminfo)
+timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
 ok "a volume is written, a template made: $("$slipway" template ls | tail -n 1)"
 
 # fork NAME PEER: starts one, whose output goes to the state. A line of input has it go on.
@@ -110,9 +110,9 @@ PYTHON
 go_on stays
 look frames "stays=stays"
 end stays
-freed() { [ "$(awk '/^Shmem:/ { print $2 }' /proc/meminfo)" -le "$((used + 1024))" ]; }
-wait_until 30 freed || fail "shared memory: $used KiB before the forks, $(awk '/^Shmem:/ { print $2 }' /proc/meminfo) after them"
 "$slipway" template rm web >/dev/null || fail "template rm: $(explain)"
+freed() { [ "$(awk '/^Shmem:/ { print $2 }' /proc/meminfo)" -le "$((used + 1024))" ]; }
+wait_until 30 freed || fail "shared memory: $used KiB before the template, $(awk '/^Shmem:/ { print $2 }' /proc/meminfo) after them"
 left=$(leftovers)
 [ -z "$left" ] || fail "left: $left"
-ok "nothing is left, and the memory of all forks is the kernel's again"
+ok "nothing is left, and the memory of all forks and of the template is the kernel's again"
