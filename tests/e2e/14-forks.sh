@@ -63,6 +63,7 @@ end() {
     local name pipe
     for name in "$@"; do
         pipe=${input[$name]}
+        echo end >&"$pipe"
         exec {pipe}>&-
         wait "${client[$name]}" || fail "$name ends with an error: $(cat "$state/$name.log")"
     done

@@ -3,7 +3,7 @@
     python3 -c PROGRAM digest                              prints the digest of the root's files and of the volume `before`
     python3 -c PROGRAM fill                                fills the volume `before`
     python3 -c PROGRAM fork NAME PEER DIGEST               a fork: checks, marks, says "ready: JSON", waits for a line of
-                                                           input, checks again and says "done: JSON"
+                                                           input, checks again, says "done: JSON" and waits for another
 
 A mark is PREFIX and a digest of the sandbox's name and of the kind of place: `memory`, `disk` or `frame`. Neither is
 written anywhere as it is, so that only what carries a mark has it.
@@ -197,6 +197,8 @@ def fork(name, peer, expected):
     check_marks(name, held)
     frames.ask(peer)
     print("done:", json.dumps({"frames": sorted(frames.seen), "count": frames.count}), flush=True)
+    # Its peers may not be done yet.
+    sys.stdin.readline()
 
 
 if __name__ == "__main__":
