@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Result;
-use slipway_hypervisor::{CpuTemplate, Hypervisor, Page, accel};
+use slipway_hypervisor::{CpuTemplate, Hypervisor, OfferedTemplate, Page, accel};
 use slipway_runtime::Config;
 
 use crate::args::DoctorArgs;
@@ -164,13 +164,10 @@ fn cpu_templates(config: &Config) -> Finding {
     needed("CPU templates", outcome, mend)
 }
 
-/// A template, and the reason for which this host cannot give it.
-type Offered = (CpuTemplate, Result<(), String>);
-
 /// Returns the names of the templates that can be had, if the wanted one is among them.
 fn given_templates(
     wanted: CpuTemplate,
-    all: Result<Vec<Offered>, String>,
+    all: Result<Vec<OfferedTemplate>, String>,
 ) -> Result<String, String> {
     let all = match all {
         Ok(all) => all,

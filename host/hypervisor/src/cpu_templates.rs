@@ -3,11 +3,14 @@
 use kvm_ioctls::Kvm;
 use slipway_machine::{Host, Template};
 
-/// Returns each template, and the reason for which this host cannot give it, in one line.
+/// A template, and the reason for which a host cannot give it, in one line.
+pub type OfferedTemplate = (Template, Result<(), String>);
+
+/// Returns each template with whether this host can give it.
 ///
 /// # Errors
 /// KVM cannot be asked, in one line.
-pub fn cpu_templates() -> Result<Vec<(Template, Result<(), String>)>, String> {
+pub fn cpu_templates() -> Result<Vec<OfferedTemplate>, String> {
     let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}"))?;
     let host = Host::of(&kvm).map_err(|error| error.to_string())?;
     let check = |template| (template, host.check(template).map_err(|error| error.to_string()));

@@ -99,7 +99,7 @@ pub use accel::{Accel, AccelChoice, AccelReport};
 pub use cage::Cage;
 pub use choice::{Preview, VmmChoice, Vmms};
 pub use console::STDERR_TAIL;
-pub use cpu_templates::cpu_templates;
+pub use cpu_templates::{OfferedTemplate, cpu_templates};
 pub use error::{Error, Result};
 pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
