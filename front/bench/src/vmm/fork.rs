@@ -13,8 +13,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Cage, Credentials, GuestMemory, Hypervisor, TemplateName, Topology, Vm,
-    VmSpec,
+    Accel, AccelChoice, Cage, CpuTemplate, Credentials, GuestMemory, Hypervisor, TemplateName,
+    Topology, Vm, VmSpec,
 };
 use slipway_pool::{Pool, Server, Settings, Template};
 use tempfile::TempDir;
@@ -109,6 +109,8 @@ impl Fork {
             shared: None,
             restore,
             cpus: 1,
+            cpu_template: CpuTemplate::Host,
+            hot_memory: Vec::new(),
             kernel: folder.join("kernel"),
             initramfs: folder.join("initramfs"),
             cmdline: Vec::new(),
