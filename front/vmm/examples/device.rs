@@ -1,4 +1,5 @@
-//! Plugs functions, CPUs and memory into a running `slipway-vmm`, and removes them, by its control socket:
+//! Plugs functions, CPUs and memory into a running `slipway-vmm`, and removes them, by its control
+//! socket:
 //! - `device CONTROL function ID SOCKET` plugs what the vfio-user server at the socket serves;
 //! - `device CONTROL cpu ID NUMBER` plugs a CPU;
 //! - `device CONTROL remove ID` waits until the guest has given the device up;

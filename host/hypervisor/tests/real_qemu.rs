@@ -62,6 +62,7 @@ impl Machine {
             cmdline: Vec::new(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
+            hot_memory: Vec::new(),
             shared: None,
             restore: None,
             plug_slots: 0,

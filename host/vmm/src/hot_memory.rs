@@ -1,5 +1,5 @@
-//! Memory that a guest is given, and gives back, while it runs: regions behind the RAM, of which the
-//! guest has what it has plugged ([`crate::own::memory`]).
+//! Memory that a guest is given, and gives back, while it runs: regions behind the RAM, of which
+//! the guest has what it has plugged ([`crate::own::memory`]).
 //!
 //! The bytes of the regions are the end of the file of the guest's memory, so that servers of
 //! functions, which know that file and take no other, do DMA there. Everything is mapped when the
@@ -8,13 +8,14 @@
 //!
 //! KVM has a mapping of each region for itself. Of that, the blocks that are not plugged allow no
 //! access (mprotect(2)): a guest that touches one ends, and cannot keep pages that it has given
-//! back. A region has at most [`MAX_BLOCKS`] blocks, and so at most as many mappings of the kernel's
-//! whichever of them a guest plugs: eight regions stay below half of `vm.max_map_count`.
+//! back. A region has at most [`MAX_BLOCKS`] blocks, and so at most as many mappings of the
+//! kernel's whichever of them a guest plugs: eight regions have about half of what
+//! `vm.max_map_count` allows.
 //!
-//! The devices of this process, and the servers of functions, have other mappings, in which all of a
-//! region can be accessed. A device that a guest lets write to an unplugged block makes a page there
-//! that the host does not get back before the block is plugged and unplugged again: at most the
-//! region's bytes, which the guest could have plugged.
+//! The devices of this process, and the servers of functions, have other mappings, in which all of
+//! a region can be accessed. A device that a guest lets write to an unplugged block makes a page
+//! there that the host does not get back before the block is plugged and unplugged again: at most
+//! the region's bytes, which the guest could have plugged.
 //!
 //! An unplugged block is a hole in the file: the host has its pages at once.
 

@@ -112,6 +112,7 @@ impl Host {
             cmdline: self.targets.words(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
+            hot_memory: Vec::new(),
             shared: None,
             restore: None,
             plug_slots: 0,

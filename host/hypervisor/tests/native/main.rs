@@ -68,6 +68,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         cmdline: Vec::new(),
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
+        hot_memory: Vec::new(),
         shared: None,
         restore: None,
         plug_slots: 0,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use slipway_pci::Function;
+use slipway_pci::{Access, Function};
 use slipway_virtio_mem::driver::{
     AccessError, Arena, FEATURES, RegisterAccess, SingleQueue, ask, request as request_of,
 };
@@ -16,9 +16,9 @@ use slipway_vmm::own;
 
 use crate::common::{Guest, has_kvm, hot_memory};
 
-// Maps 4 MiB at 68 GiB at 1 GiB, prints the first byte, writes to both blocks, and prints the byte in
-// the second one. When the host has written to 0xc000, prints the first byte again, reads the second
-// block, prints `x`, and powers off.
+// Maps 4 MiB at 68 GiB at 1 GiB, prints the first byte, writes to both blocks, and prints the byte
+// in the second one. When the host has written to 0xc000, prints the first byte again, reads the
+// second block, prints `x`, and powers off.
 guest!(touches_both_blocks:
     "mov dword ptr [0x8000], 0x9003"     // the table of tables of directories
     "mov dword ptr [0x9000], 0xa003"     // the directories of the first and the second GiB
@@ -72,12 +72,14 @@ struct Registers(Arc<Local<Mem>>);
 
 impl RegisterAccess for Registers {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.0.with(|mem| drop(mem.read(0, offset, into)));
+        let access = self.0.with(|mem| mem.read(0, offset, into));
+        assert_eq!(access, Access::Done);
         Ok(())
     }
 
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.0.with(|mem| drop(mem.write(0, offset, from)));
+        let access = self.0.with(|mem| mem.write(0, offset, from));
+        assert_eq!(access, Access::Done);
         Ok(())
     }
 
@@ -100,6 +102,8 @@ impl Plugging {
         let (machine, console) = hot_memory(touches_both_blocks(), vec![REGION]);
         let device = Arc::new(own::memory(&machine).unwrap().pop().unwrap());
         let memory = machine.ram().memory();
+        // The guest's polls of this byte make no page later.
+        memory.write(0xc000, &[0]).unwrap();
         let arena = Arena::new(memory, 32 << 20, 1 << 20);
         let registers = Registers(Arc::clone(&device));
         let mut driver = SingleQueue::with_features(registers, arena, 8, FEATURES).unwrap();
