@@ -106,7 +106,6 @@ impl Fork {
         VmSpec {
             name: "bench".into(),
             memory,
-            hot_memory: Vec::new(),
             shared: None,
             restore,
             cpus: 1,
