@@ -25,7 +25,7 @@ shmem() { awk '/^Shmem:/ { print $2 }' /proc/meminfo; }
 held() {
     "$slipway" ps --quiet
     "$slipway" endpoint ls --json
-    "$slipway" port ls --json | grep -E '"(network|name|number|port|mac|kind)"'
+    "$slipway" port ls --json | grep -E '"(network|name|mac)"'
     "$slipway" network inspect default
     "$slipway" pool --json
     nft list ruleset

@@ -237,7 +237,7 @@ fn print(name: &str, value: u64) {
 }
 
 async fn answers(socket: &Path, limit: Duration) -> bool {
-    tokio::time::timeout(limit, super::agent(socket)).await.is_ok()
+    tokio::time::timeout(limit, super::agent::greet(socket)).await.is_ok()
 }
 
 async fn end(vm: Box<dyn Vm>) {
