@@ -69,6 +69,9 @@ pub async fn measure(hypervisor: &dyn Hypervisor, spec: VmSpec, limit: Duration)
     forks.together(&original).await
 }
 
+/// A fork that runs, and its memory.
+type Running = (Box<dyn Vm>, GuestMemory);
+
 /// The parts that all forks begin with.
 struct Forks<'a> {
     hypervisor: &'a dyn Hypervisor,
@@ -82,7 +85,7 @@ struct Forks<'a> {
 
 impl Forks<'_> {
     /// Starts the fork of a number, and waits until its agent answers.
-    async fn start(&self, number: u64) -> Option<(Box<dyn Vm>, GuestMemory)> {
+    async fn start(&self, number: u64) -> Option<Running> {
         let (bytes, topology) = (self.spec.memory.bytes(), Topology::of_host());
         let memory = GuestMemory::of_template(&self.socket, bytes, self.name, &topology).unwrap();
         let run_dir = self.spec.run_dir.join(format!("fork-{number}"));
@@ -109,9 +112,7 @@ impl Forks<'_> {
         }
         tokio::time::sleep(IDLE).await;
         let after = (available(), Process::of(std::process::id().cast_signed()));
-        let mean = |of: &dyn Fn(&(Box<dyn Vm>, GuestMemory)) -> u64| {
-            all.iter().map(of).sum::<u64>() / FORKS
-        };
+        let mean = |of: &dyn Fn(&Running) -> u64| all.iter().map(of).sum::<u64>() / FORKS;
         print("forks", FORKS);
         print("fork-memory", mean(&|(_, memory)| held(memory)));
         print("fork-written", mean(&|(_, memory)| Pages::count(original, memory).written()));
