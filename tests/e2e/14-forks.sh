@@ -3,11 +3,11 @@
 # sandbox wrote before and one of its own that is empty; is reached and reaches its peer by name; and differs from
 # all others in name, addresses, random numbers and keys. No byte of one is in another's memory, disks or frames:
 # each fills some of all three with marks, and they and the host search for those of others (fork.py, marks.py).
-#   SLIPWAY_FORKS_IN_ROW   forks one after the other, 3 unless told otherwise
-#   SLIPWAY_FORKS_AT_ONCE  forks at once, 3 unless told otherwise
+#   SLIPWAY_FORKS_IN_ROW   forks one after the other, 1 unless told otherwise
+#   SLIPWAY_FORKS_AT_ONCE  forks at once, 2 unless told otherwise
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-row=${SLIPWAY_FORKS_IN_ROW:-3} once=${SLIPWAY_FORKS_AT_ONCE:-3}
+row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2}
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1
