@@ -27,9 +27,8 @@ const KIND: Kind =
 
 /// A request whose blocks are given back.
 struct Work {
-    head: u16,
-    /// The request's buffers.
-    chain: Chain,
+    /// The request's entry and buffers. `None` if its driver has reset the device.
+    asked: Option<(u16, Chain)>,
     blocks: GiveBack,
 }
 
@@ -111,7 +110,7 @@ impl Mem {
                     queue.queue.report(memory, head, written)?;
                 }
                 Decision::GiveBack(blocks) => {
-                    self.work = Some(Work { head, chain, blocks });
+                    self.work = Some(Work { asked: Some((head, chain)), blocks });
                     break;
                 }
             }
@@ -124,21 +123,29 @@ impl Mem {
     /// `false` if there is no such request.
     fn give_back(&mut self) -> Result<bool, Broken> {
         let Some(work) = &mut self.work else { return Ok(false) };
-        let Some(kind) = self.region.give_back(&mut work.blocks) else { return Ok(true) };
-        if let Some(Work { head, chain, .. }) = self.work.take()
+        if let Some(kind) = self.region.give_back(&mut work.blocks) {
+            self.end(kind)?;
+        }
+        Ok(true)
+    }
+
+    /// Ends the request under way with a response of type `kind`, if anybody waits for it.
+    fn end(&mut self, kind: u16) -> Result<(), Broken> {
+        if let Some((head, chain)) = self.work.take().and_then(|work| work.asked)
             && let Some((memory, queue)) = self.local.queue(REQUEST_QUEUE)
         {
             let written = respond(memory, &chain, kind, 0)?;
             queue.queue.report(memory, head, written)?;
             queue.publish(memory)?;
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// Ends the request under way without an answer.
+    /// Has the request under way go on without an answer. Its blocks are given back by polls, not
+    /// by the thread that resets the device.
     fn forget(&mut self) {
-        if let Some(work) = self.work.take() {
-            self.region.abandon(work.blocks);
+        if let Some(work) = &mut self.work {
+            work.asked = None;
         }
     }
 
@@ -212,11 +219,12 @@ impl Function for Mem {
     fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {
-        if !self.local.begin() {
+        let served = if self.local.begin() {
+            self.serve()
+        } else {
             self.forget();
-            return Progress::Idle(None);
-        }
-        let served = self.serve();
+            self.give_back()
+        };
         match self.local.checked(served) {
             Some(true) => Progress::Busy,
             _ => Progress::Idle(None),
@@ -233,10 +241,12 @@ impl Function for Mem {
     }
 
     fn quiesce(&mut self) -> bool {
-        // A successor takes no request that is half done.
-        while self.work.is_some() {
-            let gave = self.give_back();
-            self.local.checked(gave);
+        // A successor takes no request that is half done, and the rest of it may take seconds: the
+        // driver asks again.
+        if let Some(work) = &self.work {
+            let kind = self.region.give_up(&work.blocks);
+            let ended = self.end(kind);
+            self.local.checked(ended);
         }
         self.local.quiesce()
     }

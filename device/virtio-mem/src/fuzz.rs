@@ -22,7 +22,14 @@ const GEOMETRY: Geometry =
 struct Watched {
     /// The guest may touch the piece.
     accessible: Vec<bool>,
-    unplugs: usize,
+    calls: usize,
+}
+
+impl Watched {
+    fn refuse(&mut self) -> Result<(), Refused> {
+        self.calls += 1;
+        if self.calls.is_multiple_of(200) { Err(Refused) } else { Ok(()) }
+    }
 }
 
 /// Checks that a range is within the region, and of whole pieces. Returns these.
@@ -35,24 +42,22 @@ fn pieces(range: &Range<u64>) -> Range<usize> {
 
 impl MemoryHost for Watched {
     fn plug(&mut self, range: Range<u64>) -> Result<(), Refused> {
-        let per_block = (GEOMETRY.block / PIECE) as usize;
         let found = &mut self.accessible[pieces(&range)];
-        // A block may have been given back in part.
-        let twice = found.chunks(per_block).any(|block| block.iter().all(|&piece| piece));
-        assert!(!twice, "{range:?} is plugged twice");
+        assert!(!found.contains(&true), "{range:?} is plugged twice");
         found.fill(true);
         Ok(())
     }
 
-    fn unplug(&mut self, piece: Range<u64>) -> Result<(), Refused> {
-        let found = pieces(&piece);
-        assert_eq!(found.len(), 1);
-        self.unplugs += 1;
-        if self.unplugs.is_multiple_of(200) {
-            return Err(Refused);
-        }
-        self.accessible[found].fill(false);
+    fn unplug(&mut self, range: Range<u64>) -> Result<(), Refused> {
+        self.refuse()?;
+        self.accessible[pieces(&range)].fill(false);
         Ok(())
+    }
+
+    fn discard(&mut self, piece: Range<u64>) -> Result<(), Refused> {
+        let found = &self.accessible[pieces(&piece)];
+        assert!(found == [false], "{piece:?} can be accessed");
+        self.refuse()
     }
 }
 
@@ -63,7 +68,7 @@ impl Guest for Mem {
     const FEATURES: u64 = FEATURES;
 
     fn new(memory: &Memory) -> Self {
-        let host = Watched { accessible: vec![false; PIECES], unplugs: 0 };
+        let host = Watched { accessible: vec![false; PIECES], calls: 0 };
         let made = Self::new(Parts {
             memory: memory.clone(),
             interrupts: fuzz::interrupts(VECTORS),

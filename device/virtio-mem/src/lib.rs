@@ -15,9 +15,10 @@
 //! ([`layout::notification`]). A poll answers a bounded number of requests, or gives back
 //! [`PIECE`] bytes: a large request takes many polls, and is answered when all bytes are back.
 //!
-//! A reset of the device leaves the blocks as they are: a driver that begins finds
-//! them, and can unplug all. A request that was under way is forgotten: some of its blocks are
-//! unplugged, and the others are not.
+//! Requests are served by polls, and the host may poll on one thread only: register accesses give
+//! back nothing. A reset of the device leaves the blocks as they are: a driver that begins finds
+//! them, and can unplug all. The blocks of an unplug request that was under way are given back all
+//! the same, before the next driver's requests are answered.
 //!
 //! A hostile driver can harm only itself: an invalid ring, descriptor, chain or address, a request
 //! that is cut short, and one without room for its response end in DEVICE_NEEDS_RESET. A request

@@ -21,12 +21,17 @@ pub trait MemoryHost: Send {
     /// [`Refused`]: nothing has changed, and the driver may try again.
     fn plug(&mut self, range: Range<u64>) -> Result<(), Refused>;
 
-    /// Takes the access to a range of [`PIECE`] bytes away from the guest, and gives
-    /// back its pages. The range may be unplugged already.
+    /// Takes the access to a range away from the guest. Parts of it may be unplugged already.
     ///
     /// # Errors
-    /// [`Refused`]: the access is as it was, and the driver may try again.
-    fn unplug(&mut self, piece: Range<u64>) -> Result<(), Refused>;
+    /// [`Refused`]: nothing has changed, and the driver may try again.
+    fn unplug(&mut self, range: Range<u64>) -> Result<(), Refused>;
+
+    /// Gives back the pages of [`PIECE`] bytes to which the guest has no access.
+    ///
+    /// # Errors
+    /// [`Refused`]: nothing has changed, and the driver may try again.
+    fn discard(&mut self, piece: Range<u64>) -> Result<(), Refused>;
 }
 
 /// The host cannot change a range now.

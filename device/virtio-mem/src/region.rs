@@ -16,14 +16,15 @@ pub(crate) enum Decision {
     GiveBack(GiveBack),
 }
 
-/// A request whose blocks are given back.
+/// A request whose blocks are given back. The guest has no access to any of them; those of which a
+/// piece is left count as plugged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GiveBack {
     /// The bytes of the request, as offsets in the region.
     bytes: Range<u64>,
     /// The first byte that was not given back yet.
     next: u64,
-    /// All blocks were plugged, and are again if the host refuses.
+    /// All blocks were plugged, and are again if the request fails.
     whole: bool,
 }
 
@@ -106,13 +107,13 @@ impl Region {
     pub fn decide(&mut self, request: &Request) -> Decision {
         let kind = request.kind.get();
         if kind == request::UNPLUG_ALL {
-            return self.given_back(0..self.blocks.count(), false);
+            return self.unplug(0..self.blocks.count(), false);
         }
         let Some(range) = self.range(request) else { return answer(response::ERROR) };
         let plugged = self.blocks.plugged_in(&range);
         match kind {
             request::PLUG if plugged == 0 => answer(self.plug(&range)),
-            request::UNPLUG if plugged == range.len() => self.given_back(range, true),
+            request::UNPLUG if plugged == range.len() => self.unplug(range, true),
             request::STATE => {
                 let found = match plugged {
                     0 => state::UNPLUGGED,
@@ -125,8 +126,12 @@ impl Region {
         }
     }
 
-    fn given_back(&self, blocks: Range<usize>, whole: bool) -> Decision {
+    /// Takes the access to blocks away.
+    fn unplug(&mut self, blocks: Range<usize>, whole: bool) -> Decision {
         let bytes = self.bytes_of(&blocks);
+        if self.host.unplug(bytes.clone()).is_err() {
+            return answer(response::BUSY);
+        }
         Decision::GiveBack(GiveBack { next: bytes.start, bytes, whole })
     }
 
@@ -146,33 +151,34 @@ impl Region {
     /// Gives back the next piece of a request. Returns the type of the response if it is over.
     pub fn give_back(&mut self, work: &mut GiveBack) -> Option<u16> {
         let piece = work.next..work.next + PIECE;
-        if self.host.unplug(piece.clone()).is_err() {
-            self.undo(work);
-            return Some(response::BUSY);
+        if self.host.discard(piece.clone()).is_err() {
+            return Some(self.give_up(work));
         }
-        // The guest can touch all of a plugged block, so the first piece unplugs it.
-        let block = (piece.start / self.geometry.block) as usize;
-        self.blocks.set(&(block..block + 1), false);
         work.next = piece.end;
+        if work.next.is_multiple_of(self.geometry.block) {
+            let block = (piece.start / self.geometry.block) as usize;
+            self.blocks.set(&(block..block + 1), false);
+        }
         (work.next >= work.bytes.end).then_some(response::ACK)
     }
 
-    /// Plugs again what a request has unplugged whose blocks were all plugged before.
-    fn undo(&mut self, work: &GiveBack) {
-        let (start, end, block) = (work.bytes.start, work.next, self.geometry.block);
-        // If even that is refused, the blocks stay unplugged, as the driver can find out.
-        if work.whole && start < end && self.host.plug(start..end).is_ok() {
-            self.blocks.set(&((start / block) as usize..end.div_ceil(block) as usize), true);
+    /// Ends a request that is not over: the guest has all blocks again that count as plugged, and
+    /// if all were plugged before, it has all of them. What was given back holds zeros. Returns the
+    /// type of the response.
+    pub fn give_up(&mut self, work: &GiveBack) -> u16 {
+        let block = self.geometry.block;
+        let range = (work.bytes.start / block) as usize..(work.bytes.end / block) as usize;
+        if work.whole {
+            self.blocks.set(&range, true);
         }
-    }
-
-    /// Ends a request whose driver is gone: the block that was begun is given back whole.
-    pub fn abandon(&mut self, mut work: GiveBack) {
-        while !work.next.is_multiple_of(self.geometry.block) {
-            // A piece that the host keeps is given back with the next request for its block.
-            let _ = self.host.unplug(work.next..work.next + PIECE);
-            work.next += PIECE;
+        for run in self.blocks.runs() {
+            let run = run.start.max(range.start)..run.end.min(range.end);
+            // If even that is refused, the blocks are unplugged, as the driver can find out.
+            if run.start < run.end && self.host.plug(self.bytes_of(&run)).is_err() {
+                self.blocks.set(&run, false);
+            }
         }
+        response::BUSY
     }
 
     /// Goes on with the blocks `runs` plugged and `requested` bytes asked for, in place of a region

@@ -1,5 +1,6 @@
 //! A driver on a device, on heap memory.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -32,6 +33,8 @@ struct Host {
     unplugged: Vec<u64>,
     refuses_to_plug: bool,
     refuses_to_unplug: bool,
+    /// The guest has access to these pieces.
+    accessible: BTreeSet<u64>,
 }
 
 #[derive(Clone, Default)]
@@ -48,7 +51,12 @@ impl Handle {
         std::mem::take(&mut self.0.lock().unwrap().plugged)
     }
 
-    /// Returns the pieces that were unplugged since the last call.
+    /// Returns the number of pieces to which the guest has access.
+    fn accessible(&self) -> usize {
+        self.0.lock().unwrap().accessible.len()
+    }
+
+    /// Returns the pieces that were given back since the last call.
     fn unplugged(&self) -> Vec<u64> {
         std::mem::take(&mut self.0.lock().unwrap().unplugged)
     }
@@ -61,12 +69,25 @@ impl MemoryHost for Handle {
             return Err(Refused);
         }
         host.plugged.push((range.start / PIECE, range.end / PIECE));
+        for piece in range.start / PIECE..range.end / PIECE {
+            assert!(host.accessible.insert(piece), "{piece} is plugged twice");
+        }
         Ok(())
     }
 
-    fn unplug(&mut self, piece: Range<u64>) -> Result<(), Refused> {
+    fn unplug(&mut self, range: Range<u64>) -> Result<(), Refused> {
+        let mut host = self.0.lock().unwrap();
+        if host.refuses_to_unplug {
+            return Err(Refused);
+        }
+        host.accessible.retain(|piece| !range.contains(&(piece * PIECE)));
+        Ok(())
+    }
+
+    fn discard(&mut self, piece: Range<u64>) -> Result<(), Refused> {
         assert_eq!(piece.end - piece.start, PIECE);
         let mut host = self.0.lock().unwrap();
+        assert!(!host.accessible.contains(&(piece.start / PIECE)));
         if host.refuses_to_unplug {
             return Err(Refused);
         }
@@ -264,33 +285,44 @@ fn refused_on_the_way(request: &Request) -> (Driver, Handle) {
     (driver, host)
 }
 
+/// The blocks that count as plugged are those to which the guest has access.
+fn is_consistent(driver: &Driver, host: &Handle) -> bool {
+    driver.registers.function.plugged() == host.accessible() as u64 * PIECE
+}
+
 #[test]
 fn a_range_that_is_refused_on_the_way_stays_plugged_whole() {
     let request = range(request::UNPLUG, 0, 3);
     let (mut driver, host) = refused_on_the_way(&request);
+    assert_eq!(host.accessible(), 2, "nothing of the range, from the start");
     host.refuses(false, true);
     driver.registers.function.poll();
-    assert_eq!(host.plugged(), [(0, 3)], "what was given back");
+    assert_eq!(host.plugged(), [(0, 6)], "the range");
     assert_eq!(driver.registers.function.plugged(), 4 * BLOCK);
+    assert!(is_consistent(&driver, &host));
     let (mut driver, host) = refused_on_the_way(&request);
     host.refuses(true, true);
     driver.registers.function.poll();
-    assert_eq!(driver.registers.function.plugged(), 2 * BLOCK, "nothing helps");
+    assert_eq!(driver.registers.function.plugged(), BLOCK, "nothing helps");
+    assert!(is_consistent(&driver, &host));
     host.refuses(false, false);
     assert_eq!(kind(&mut driver, &request), response::ERROR);
-    assert_eq!(kind(&mut driver, &range(request::PLUG, 0, 2)), response::ACK);
+    assert_eq!(kind(&mut driver, &range(request::PLUG, 0, 3)), response::ACK);
 }
 
 #[test]
 fn a_refusal_on_the_way_leaves_whole_blocks() {
-    let (mut driver, host) = refused_on_the_way(&unplug_all());
-    host.refuses(true, true);
-    driver.registers.function.poll();
-    assert_eq!(driver.registers.function.plugged(), 2 * BLOCK);
-    host.refuses(false, false);
-    assert_eq!(driver.ring.pop().unwrap().unwrap().len, 10);
-    assert_eq!(kind(&mut driver, &unplug_all()), response::ACK);
-    assert_eq!(driver.registers.function.plugged(), 0);
+    for (refuses_to_plug, left) in [(false, 3), (true, 0)] {
+        let (mut driver, host) = refused_on_the_way(&unplug_all());
+        host.refuses(refuses_to_plug, true);
+        driver.registers.function.poll();
+        assert_eq!(driver.registers.function.plugged(), left * BLOCK);
+        assert!(is_consistent(&driver, &host));
+        host.refuses(false, false);
+        assert_eq!(driver.ring.pop().unwrap().unwrap().len, 10);
+        assert_eq!(kind(&mut driver, &unplug_all()), response::ACK);
+        assert_eq!((driver.registers.function.plugged(), host.accessible()), (0, 0));
+    }
 }
 
 #[test]
@@ -307,7 +339,7 @@ fn a_poll_gives_back_one_piece_and_the_answer_comes_after_the_last() {
         assert_eq!(driver.ring.pop().unwrap(), None, "before piece {piece}");
         assert_eq!(driver.registers.function.poll(), Progress::Busy);
         assert_eq!(host.unplugged(), if piece == 0 { vec![] } else { vec![piece - 1] });
-        let left = 4 - piece.div_ceil(BLOCK / PIECE);
+        let left = 4 - piece / (BLOCK / PIECE);
         assert_eq!(driver.registers.function.plugged(), left * BLOCK);
     }
     assert_eq!(driver.ring.pop().unwrap().unwrap().len, 10);
@@ -336,18 +368,21 @@ fn a_poll_answers_a_bounded_number_of_requests() {
 }
 
 #[test]
-fn a_reset_forgets_the_request_and_leaves_whole_blocks() {
+fn a_reset_forgets_the_request_and_its_blocks_are_given_back() {
     let by_status = |mem: &mut Mem| {
         mem.write(0, common::DEVICE_STATUS, &[0]);
     };
     for reset in [by_status, Mem::reset] {
-        let (mut driver, host) = refused_on_the_way(&range(request::UNPLUG, 0, 4));
+        let (mut driver, host) = refused_on_the_way(&range(request::UNPLUG, 0, 3));
         reset(&mut driver.registers.function);
-        assert_eq!(host.unplugged(), [3], "the rest of the block that was begun");
+        assert_eq!(host.unplugged(), [0; 0], "a register access gives back nothing");
+        assert_eq!(driver.registers.function.poll(), Progress::Busy);
+        assert_eq!(host.unplugged(), [3], "there is no driver");
         driver.start().unwrap();
-        assert_eq!(state_of(&mut driver, 0, 2), state::UNPLUGGED);
-        assert_eq!(state_of(&mut driver, 2, 2), state::PLUGGED);
-        assert_eq!(host.unplugged(), [0; 0]);
+        assert_eq!(state_of(&mut driver, 0, 3), state::UNPLUGGED);
+        assert_eq!(host.unplugged(), [4, 5], "before the next driver's request");
+        assert_eq!(state_of(&mut driver, 3, 1), state::PLUGGED);
+        assert!(is_consistent(&driver, &host));
     }
 }
 
@@ -390,13 +425,14 @@ fn a_successor_goes_on() {
     let last = submit(&mut driver, &range(request::STATE, 4, 1)).unwrap();
     driver.ring.publish().unwrap();
     driver.registers.function.poll();
+    driver.registers.function.poll();
     assert!(driver.registers.function.quiesce());
-    assert_eq!(driver.registers.function.plugged(), 7 * BLOCK, "it was finished");
+    assert_eq!(driver.registers.function.plugged(), 8 * BLOCK, "the driver has to ask again");
     let state = driver.registers.function.save();
     let (mut successor, host, sink) = device(&memory, GEOMETRY);
     successor.restore(&state).unwrap();
-    assert_eq!(host.plugged(), [(4, 8), (10, 14), (194, 200)]);
-    assert_eq!((successor.requested(), successor.plugged()), (9 * BLOCK, 7 * BLOCK));
+    assert_eq!(host.plugged(), [(4, 14), (194, 200)]);
+    assert_eq!((successor.requested(), successor.plugged()), (9 * BLOCK, 8 * BLOCK));
     assert!(successor.save() == state);
     driver.registers.function = successor;
     driver.registers.function.poll();
@@ -404,7 +440,7 @@ fn a_successor_goes_on() {
     assert_eq!(driver.ring.pop().unwrap().unwrap().len, 10);
     assert_eq!(driver.ring.pop().unwrap().unwrap().len, 10);
     let found = crate::driver::response(&driver, last).unwrap();
-    assert_eq!(found, (response::ACK, state::UNPLUGGED));
+    assert_eq!(found, (response::ACK, state::PLUGGED));
     assert_eq!(kind(&mut driver, &range(request::UNPLUG, 97, 3)), response::ACK);
 }
 

@@ -35,11 +35,13 @@ impl MemoryHost for HotHost {
         self.region()?.protect(&range, access).map_err(|_| Refused)
     }
 
-    fn unplug(&mut self, piece: Range<u64>) -> Result<(), Refused> {
-        let region = self.region()?;
-        region.protect(&piece, MprotectFlags::empty()).map_err(|_| Refused)?;
+    fn unplug(&mut self, range: Range<u64>) -> Result<(), Refused> {
+        self.region()?.protect(&range, MprotectFlags::empty()).map_err(|_| Refused)
+    }
+
+    fn discard(&mut self, piece: Range<u64>) -> Result<(), Refused> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let offset = region.devices().offset + piece.start;
+        let offset = self.region()?.devices().offset + piece.start;
         debug_assert!(piece.end - piece.start <= PIECE, "the filters allow no more");
         let punch = || rustix::fs::fallocate(self.ram.file(), flags, offset, PIECE);
         rustix::io::retry_on_intr(punch).map_err(|_| Refused)
@@ -89,11 +91,13 @@ mod tests {
         ram.memory().write(at, &vec![7; 3 * PIECE as usize]).unwrap();
         assert_eq!(touched(&ram), 3 * PIECE);
         host.unplug(PIECE..2 * PIECE).unwrap();
+        host.discard(PIECE..2 * PIECE).unwrap();
         assert_eq!(touched(&ram), 2 * PIECE);
         let mut bytes = [1; 2];
         ram.memory().read(at + PIECE - 1, &mut bytes).unwrap();
         assert_eq!(bytes, [7, 0]);
-        host.unplug(PIECE..2 * PIECE).unwrap();
+        host.unplug(0..2 * PIECE).unwrap();
+        host.plug(0..PIECE).unwrap();
         host.plug(PIECE..2 * PIECE).unwrap();
     }
 
@@ -116,6 +120,7 @@ mod tests {
         let piece = PIECE as usize;
         assert!(!accessible(piece - 1) && accessible(piece) && accessible(3 * piece - 1));
         host.unplug(2 * PIECE..3 * PIECE).unwrap();
+        host.discard(2 * PIECE..3 * PIECE).unwrap();
         assert!(accessible(2 * piece - 1) && !accessible(2 * piece));
         assert_eq!(touched(&ram), 2 * 4096, "of three pages that were touched");
     }

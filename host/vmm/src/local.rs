@@ -24,6 +24,16 @@ impl InterruptSink for Sink {
     }
 }
 
+/// The threads that poll a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The one that serves its backend, and each CPU's thread after a register write.
+    Anywhere,
+    /// Only the one that serves its backend, by [`Local::step`]: the function does what CPUs'
+    /// threads must not, or may not by their filters of system calls.
+    InSteps,
+}
+
 /// A function in this process. The CPUs' threads access its registers; the thread that serves its
 /// backend polls it when [`Local::notified`] becomes readable.
 pub struct Local<F> {
@@ -33,6 +43,7 @@ pub struct Local<F> {
 
 struct Shared<F> {
     function: Mutex<F>,
+    work: Work,
     /// Raised by the kernel for a notification, and by a CPU's thread after another register write.
     notified: OwnedFd,
 }
@@ -40,12 +51,26 @@ struct Shared<F> {
 impl<F: Function + 'static> Local<F> {
     /// Makes a function with `make`, which gets the guest's memory and one interrupt for each of
     /// `vectors` vectors, and adds it to the machine's bus as device `number`. `notifications` are
-    /// offsets in BAR 0 to which the driver writes to announce work.
+    /// offsets in BAR 0 to which the driver writes to announce work. All threads poll it.
     ///
     /// # Errors
     /// [`Error::Config`], [`Error::System`].
     pub fn new<E: ToString>(
         machine: &Machine,
+        number: u8,
+        vectors: u16,
+        notifications: impl Iterator<Item = u64>,
+        make: impl FnOnce(Memory, Vec<Interrupt>) -> Result<F, E>,
+    ) -> Result<Self> {
+        Self::working((machine, Work::Anywhere), number, vectors, notifications, make)
+    }
+
+    /// Makes a function like [`Local::new`], of which `work` says the threads that poll it.
+    ///
+    /// # Errors
+    /// As for [`Local::new`].
+    pub fn working<E: ToString>(
+        (machine, work): (&Machine, Work),
         number: u8,
         vectors: u16,
         notifications: impl Iterator<Item = u64>,
@@ -66,7 +91,7 @@ impl<F: Function + 'static> Local<F> {
         let place = |offset| Notification { bar: 0, offset, eventfd: Arc::clone(&eventfd) };
         let notifications = notifications.map(place).collect();
         let shape = Shape { bars, vectors: VectorSource::Calls, notifications };
-        let shared = Arc::new(Shared { function: Mutex::new(function), notified });
+        let shared = Arc::new(Shared { function: Mutex::new(function), work, notified });
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
         let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
         let _ = sink.0.set(Arc::downgrade(&slot));
@@ -197,7 +222,9 @@ impl<F: Function> Backend for Arc<Shared<F>> {
     fn write(&self, bar: u8, offset: u64, from: &[u8]) {
         let mut function = self.function();
         let _ = function.write(bar, offset, from);
-        function.poll();
+        if self.work == Work::Anywhere {
+            function.poll();
+        }
         drop(function);
         self.announce();
     }

@@ -150,6 +150,17 @@ fn a_successor_copies_again_what_was_being_copied() {
 }
 
 #[test]
+fn a_table_of_zeros_is_refused() {
+    let template = template();
+    let fork = fork(&template);
+    let empty = Lasting::new("test", fork.granules()).unwrap();
+    let again = |file: BorrowedFd<'_>| file.try_clone_to_owned().unwrap();
+    let table = again(empty.file().unwrap());
+    let error = LateMemory::of_predecessor(again(fork.file()), table, Some(template)).unwrap_err();
+    assert_eq!(error.to_string(), "the state of a hole for bytes of the template");
+}
+
+#[test]
 fn a_table_with_shared_granules_needs_its_template() {
     let saved = vec![1; 16 * PAGE];
     let file = empty(16 * PAGE);

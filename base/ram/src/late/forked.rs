@@ -45,6 +45,14 @@ impl LateMemory {
         self.template.as_ref()
     }
 
+    /// Returns whether the table has a hole where the template has bytes, which the user would find
+    /// to be zeros.
+    pub(super) fn lacks_bytes(&self) -> bool {
+        let data = self.template.iter().flat_map(|template| template.data());
+        let mut states = data.flat_map(|data| &self.states()[self.touched(data.start, data.len())]);
+        states.any(|state| state.load(Ordering::Acquire) == states::ABSENT)
+    }
+
     /// Returns whether the memory's bytes of `offset..offset + len` are those in the file: all
     /// granules were taken, or are holes of the template. A page that is missing there is one of
     /// zeros. Memory without a template has not taken granules that are absent.

@@ -136,6 +136,9 @@ impl LateMemory {
             let busy = states::BUSY;
             let _ = state.compare_exchange(busy, before, Ordering::AcqRel, Ordering::Relaxed);
         }
+        if memory.lacks_bytes() {
+            return Err(invalid("the state of a hole for bytes of the template"));
+        }
         Ok(memory)
     }
 
@@ -330,7 +333,8 @@ impl LateMemory {
         bytes.step_by(ZEROS.len()).all(|page| self.alias.write(page, &ZEROS))
     }
 
-    /// Has the kernel make the pages of granule `number` if it has none.
+    /// Has the kernel make the pages of granule `number` if it has none. Does nothing in memory
+    /// with a template.
     ///
     /// # Errors
     /// The errors of fallocate(2) and madvise(2): the host has no memory left.
@@ -339,7 +343,8 @@ impl LateMemory {
     /// If there is no such granule.
     pub fn populate(&self, number: usize) -> io::Result<()> {
         let state = &self.states()[number];
-        if state.load(Ordering::Relaxed) == states::ABSENT {
+        // A hole of a template may have a page with its user's bytes, which the table does not say.
+        if self.template.is_none() && state.load(Ordering::Relaxed) == states::ABSENT {
             let (at, len) = (number * self.granule(), self.granule());
             if self.home.is_some() && self.alias.is_huge() {
                 // fallocate(2) knows no home of huge pages, which the alias has.

@@ -14,6 +14,7 @@ const BLOCK: u64 = 2 << 20;
 
 // The driver of the memory device that is PCI device 31, whose region is at 68 GiB: plugs the first
 // block that is not plugged, or unplugs the last one, until as much is plugged as was asked for.
+// Writes another register while it waits for the answer. Ends if a request fails.
 guest!(follows_requests:
     "mov ebx, 0xe00f8000"
     "mov word ptr [ebx + 4], 6"
@@ -58,11 +59,14 @@ guest!(follows_requests:
     "add eax, 0x10000"
     "mov [0x31000], eax"
     "mov word ptr [ebp + 0x3000], 0"
-    "5: mov ecx, [0x32000]"
+    "5: mov dword ptr [ebp], 0"              // a register: no CPU does the device's work
+    "mov ecx, [0x32000]"
     "xor ecx, eax"
     "shr ecx, 16"
     "jnz 5b"
-    "jmp 2b"
+    "cmp word ptr [0x33100], 0"              // the response: done
+    "je 2b"
+    "ud2"
 );
 
 /// Starts `command` with two regions of hot-plug memory.
