@@ -1,4 +1,6 @@
 //! A driver on a device, on heap memory.
+//!
+//! Over 500 lines: a test for each rule of the requests, each short.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
