@@ -151,8 +151,9 @@ def missing_commits(figures):
         return
     for figure in figures:
         for commit in figure["commit"]:
-            if git("cat-file", "-e", commit + "^{commit}").returncode:
-                yield figure["id"], f"commit {commit} does not exist"
+            # A commit of a branch that was not merged is in no other clone.
+            if git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
+                yield figure["id"], f"commit {commit} is not in the history"
 
 
 def wrong_stories(figures):
