@@ -69,7 +69,7 @@ end() {
     done
 }
 
-# One that stays, for the others to talk with: it asks itself.
+# The fork `stays` is the peer of the forks in a row. Its own peer is itself.
 fork stays stays
 all_say ready stays
 look look stays=stays

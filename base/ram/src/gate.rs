@@ -33,6 +33,8 @@ pub(crate) struct Table<'a> {
     pub states: &'a [AtomicU8],
     /// The state of a granule that was taken, in which it stays.
     pub clean: u8,
+    /// The size of a granule in bytes, a power of two.
+    pub granule: usize,
     /// Set once all granules were taken. It stays so.
     pub given: &'a AtomicBool,
 }
@@ -45,9 +47,6 @@ pub(crate) trait Gate: Send + Sync {
     /// Takes all granules of `offset..offset + len` of the file for their user: writes the bytes
     /// with which the user begins into those that have others. Never waits.
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet>;
-
-    /// Returns the size of a granule in bytes, a power of two.
-    fn granule(&self) -> usize;
 
     /// Returns where the bytes of granule `number` are at this moment.
     fn find(&self, number: usize) -> Found;
@@ -82,9 +81,9 @@ unsafe impl Sync for Late {}
 impl Late {
     /// Makes the gate before a mapping that begins at byte `offset` of the file.
     pub(crate) fn new(gate: Arc<dyn Gate>, offset: usize) -> Self {
-        let Table { states, clean, given } = gate.table();
+        let Table { states, clean, granule, given } = gate.table();
         let (states, given): (*const _, *const _) = (states, given);
-        let (shift, open) = (gate.granule().ilog2(), AtomicBool::new(false));
+        let (shift, open) = (granule.ilog2(), AtomicBool::new(false));
         Self { gate, states, given, clean, shift, offset, open }
     }
 
@@ -165,7 +164,7 @@ impl Late {
         own: impl Fn(usize, &mut [u8]) -> bool,
     ) -> bool {
         let (start, mut done) = (self.offset + offset, 0);
-        let granule = self.gate.granule();
+        let granule = 1 << self.shift;
         while done < into.len() {
             let at = start + done;
             let end = into.len().min(done + granule - at % granule);

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 use lexopt::ValueExt;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::FdFlags;
-use slipway_vmm::Template;
-use slipway_vmm::hot_memory::HotRegion;
+use slipway_vmm::{HotRegion, Template};
 
 /// The help text.
 pub const HELP: &str = "\

@@ -105,10 +105,10 @@ pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
 pub use shared::SharedPages;
-pub use slipway_machine::{MAX_STATE_BYTES, Template as CpuTemplate};
+pub use slipway_machine::{HotRegion, MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
-pub use spec::{Credentials, DiskModel, EmulatedDisk, HotRegion, LeftVm, VmSpec};
+pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 pub use tree::{Access, ENTRY, HelperFiles, Tree};
 
 /// A future that may cross threads. With it, the traits can be used as objects.

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use slipway_machine::{HotRegion, MAX_HOT_REGIONS};
+
 use crate::{AccelChoice, CpuTemplate, Error, GuestMemory, Result, SharedPages, VmRecord};
 
 /// The user and group that a VM's process runs as.
@@ -37,15 +39,6 @@ pub enum DiskModel {
     VirtioBlk,
 }
 
-/// A region of memory that a guest is given, and gives back, while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HotRegion {
-    /// The size in bytes, a multiple of 128 MiB.
-    pub bytes: u64,
-    /// The guest's NUMA node, 0 to 15; its CPUs and the rest of its memory are in node 0.
-    pub node: u8,
-}
-
 /// The complete description of a VM that a hypervisor starts.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -54,7 +47,7 @@ pub struct VmSpec {
     /// The guest memory: a multiple of 1 MiB, at least [`VmSpec::MIN_MEMORY`] bytes.
     pub memory: GuestMemory,
     /// The regions of memory that the guest is given, and gives back, while it runs
-    /// ([`crate::Vm::set_memory`]), up to [`VmSpec::MAX_HOT_REGIONS`]. Their bytes are the last
+    /// ([`crate::Vm::set_memory`]), up to [`MAX_HOT_REGIONS`]. Their bytes are the last
     /// ones of [`VmSpec::memory`], which no pool has given; the bytes before are the guest's from
     /// the start. Only `slipway-vmm` runs a VM with regions.
     pub hot_memory: Vec<HotRegion>,
@@ -155,9 +148,8 @@ impl VmSpec {
         let mib = 1 << 20;
         let hot = self.hot_memory.iter().map(|region| region.bytes);
         let hot = hot.fold(0, |sum: u64, bytes| sum.saturating_add(bytes));
-        if self.hot_memory.len() > Self::MAX_HOT_REGIONS {
-            let most = Self::MAX_HOT_REGIONS;
-            return bad(format!("more than {most} regions of hot-plug memory"));
+        if self.hot_memory.len() > MAX_HOT_REGIONS {
+            return bad(format!("more than {MAX_HOT_REGIONS} regions of hot-plug memory"));
         }
         let bytes = self.memory.bytes().saturating_sub(hot);
         if bytes < Self::MIN_MEMORY || !bytes.is_multiple_of(mib) {
@@ -192,9 +184,6 @@ impl VmSpec {
     /// The largest number of functions and disks: the root bus has 32 slots, some of which are
     /// taken.
     pub(crate) const MAX_FUNCTIONS: usize = 24;
-
-    /// The most regions of hot-plug memory.
-    pub const MAX_HOT_REGIONS: usize = 8;
 
     /// The least memory in bytes in which Debian's kernel boots together with an agent.
     pub const MIN_MEMORY: u64 = 96 << 20;

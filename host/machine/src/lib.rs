@@ -1,6 +1,6 @@
 //! The agreement between `slipway-vmm`, the programs that start it, and the runtime of sandboxes:
-//! the processor that a guest sees ([`Template`]), and the size of a saved machine
-//! ([`MAX_STATE_BYTES`]).
+//! the processor that a guest sees ([`Template`]), regions of hot-plug memory ([`HotRegion`]), and
+//! the size of a saved machine ([`MAX_STATE_BYTES`]).
 //!
 //! A [`Host`] is what KVM offers on a machine. [`Host::features`] makes of it the CPUID leaves of
 //! one virtual CPU. It is a pure function of the host, the template, and the number of the CPU, so
@@ -21,6 +21,7 @@
 mod error;
 mod features;
 mod host;
+mod hot_memory;
 mod leaves;
 mod level;
 mod offer;
@@ -32,9 +33,11 @@ mod xsave;
 
 pub use error::{Error, Result};
 pub use host::Host;
+pub use hot_memory::{HotRegion, MAX_HOLE, MAX_HOT_REGIONS, MAX_NODE};
 pub use level::PHYSICAL_BITS;
 pub use speculation::speculation;
 pub use template::{Level, Template};
+pub use vendor::processor;
 
 /// The most bytes of a saved machine without its memory: 64 MiB. CPUs take some 20 KiB each,
 /// functions what they have in flight, at most 2 MiB each.

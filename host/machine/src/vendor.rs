@@ -72,6 +72,18 @@ impl Kind {
     }
 }
 
+/// Returns vendor, family, model and stepping of this processor (Intel SDM, volume 2, CPUID leaves
+/// 0 and 1).
+pub fn processor() -> String {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
+    let vendor = String::from_utf8_lossy(&vendor);
+    let signature = std::arch::x86_64::__cpuid(1).eax;
+    let (family, stepping) = (family(signature), signature & 0xf);
+    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
+    format!("{vendor} family {family} model {model} stepping {stepping}")
+}
+
 /// Returns the family of a processor with this value of leaf 1, EAX.
 fn family(signature: u32) -> u32 {
     let base = signature >> 8 & 0xf;

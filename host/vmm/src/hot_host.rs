@@ -50,11 +50,11 @@ impl MemoryHost for HotHost {
 
 #[cfg(test)]
 mod tests {
+    use slipway_machine::HotRegion;
     use slipway_virtio_mem::MIN_BLOCK;
 
     use super::*;
     use crate::Result;
-    use crate::hot_memory::HotRegion;
     use crate::layout::{GIB, MIB};
     use crate::memory::tests::sealed;
 

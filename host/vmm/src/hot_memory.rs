@@ -24,6 +24,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use rustix::mm::MprotectFlags;
+use slipway_machine::{HotRegion, MAX_HOT_REGIONS, MAX_NODE};
 use slipway_ram::{DmaMap, Permissions};
 use slipway_virtio_mem::{Geometry, MIN_BLOCK};
 
@@ -34,20 +35,11 @@ use crate::{Error, Result};
 /// The most blocks of a region.
 pub const MAX_BLOCKS: u64 = 4096;
 
-/// A region, as a machine's configuration has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HotRegion {
-    /// The bytes: a multiple of [`layout::HOT_MEMORY_UNIT`].
-    pub bytes: u64,
-    /// The NUMA node of the guest, 0 to [`layout::MAX_NODE`]. RAM and CPUs are in node 0.
-    pub node: u8,
-}
+const _: () = assert!(slipway_virtio_mem::PIECE == slipway_machine::MAX_HOLE);
 
-impl HotRegion {
-    /// Returns the bytes of a block: 2 MiB, or more if that would be more than [`MAX_BLOCKS`].
-    pub fn block(&self) -> u64 {
-        (self.bytes / MAX_BLOCKS).next_power_of_two().max(MIN_BLOCK)
-    }
+/// Returns the bytes of a region's block: 2 MiB, or more if that would be more than [`MAX_BLOCKS`].
+fn block(region: &HotRegion) -> u64 {
+    (region.bytes / MAX_BLOCKS).next_power_of_two().max(MIN_BLOCK)
 }
 
 /// Checks the regions of a machine. Returns their bytes in all.
@@ -55,7 +47,7 @@ impl HotRegion {
 /// # Errors
 /// [`Error::Config`].
 pub fn check(regions: &[HotRegion]) -> Result<u64> {
-    let most = layout::MAX_HOT_REGIONS;
+    let most = MAX_HOT_REGIONS;
     if regions.len() > most {
         let count = regions.len();
         return Err(Error::Config(format!("{count} regions of hot-plug memory: at most {most}")));
@@ -69,8 +61,8 @@ pub fn check(regions: &[HotRegion]) -> Result<u64> {
             let what = format!("a region of {mib} MiB of hot-plug memory: its size is a multiple");
             return Err(Error::Config(format!("{what} of {unit} MiB, and all have {most} GiB")));
         }
-        if *node > layout::MAX_NODE {
-            let most = layout::MAX_NODE;
+        if *node > MAX_NODE {
+            let most = MAX_NODE;
             return Err(Error::Config(format!("hot-plug memory in node {node}: 0 to {most}")));
         }
     }
@@ -122,7 +114,7 @@ impl HotMemory {
     /// Returns the region's place, blocks and node.
     pub fn geometry(&self) -> Geometry {
         let (address, HotRegion { bytes, node, .. }) = (self.devices.start, self.region);
-        Geometry { address, bytes, block: self.region.block(), node: node.into() }
+        Geometry { address, bytes, block: block(&self.region), node: node.into() }
     }
 
     /// Sets the access that the guest has to a range, as offsets in the region.
@@ -155,10 +147,10 @@ mod tests {
 
     #[test]
     fn a_region_has_a_bounded_number_of_blocks() {
-        for (gib, block) in [(1, 2), (8, 2), (9, 4), (16, 4), (17, 8), (256, 64)] {
+        for (gib, expected) in [(1, 2), (8, 2), (9, 4), (16, 4), (17, 8), (256, 64)] {
             let region = HotRegion { bytes: gib * GIB, node: 1 };
-            assert_eq!(region.block(), block * MIB, "{gib} GiB");
-            assert!(region.bytes / region.block() <= MAX_BLOCKS);
+            assert_eq!(block(&region), expected * MIB, "{gib} GiB");
+            assert!(region.bytes / block(&region) <= MAX_BLOCKS);
         }
     }
 }

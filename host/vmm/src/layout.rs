@@ -15,6 +15,8 @@
 
 use std::ops::Range;
 
+use slipway_machine::MAX_HOT_REGIONS;
+
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
 /// Bytes of a GiB.
@@ -115,10 +117,6 @@ pub const HOT_MEMORY_UNIT: u64 = 128 * MIB;
 pub const HOT_MEMORY_ALIGN: u64 = 2 * GIB;
 /// The most bytes of hot-plug memory in all regions.
 pub const MAX_HOT_MEMORY: u64 = 256 * GIB;
-/// The most regions of hot-plug memory.
-pub const MAX_HOT_REGIONS: usize = 8;
-/// The largest number of a NUMA node.
-pub const MAX_NODE: u8 = 15;
 
 /// Returns the guest-physical addresses of regions of hot-plug memory of these sizes, in a guest of
 /// `bytes` bytes of RAM: behind the place of shared pages, whether or not there are any.

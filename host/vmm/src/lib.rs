@@ -83,4 +83,4 @@ pub mod state;
 pub use ahead::Ahead;
 pub use error::{Error, Result};
 pub use machine::{Chassis, Config, Machine, Parts, Running, Saver, Start};
-pub use slipway_machine::Template;
+pub use slipway_machine::{HotRegion, Template};

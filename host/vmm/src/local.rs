@@ -26,7 +26,7 @@ impl InterruptSink for Sink {
 
 /// The threads that poll a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum Polling {
     /// The one that serves its backend, and each CPU's thread after a register write.
     Anywhere,
     /// Only the one that serves its backend, by [`Local::step`]: the function does what CPUs'
@@ -43,7 +43,7 @@ pub struct Local<F> {
 
 struct Shared<F> {
     function: Mutex<F>,
-    work: Work,
+    polling: Polling,
     /// Raised by the kernel for a notification, and by a CPU's thread after another register write.
     notified: OwnedFd,
 }
@@ -62,15 +62,15 @@ impl<F: Function + 'static> Local<F> {
         notifications: impl Iterator<Item = u64>,
         make: impl FnOnce(Memory, Vec<Interrupt>) -> Result<F, E>,
     ) -> Result<Self> {
-        Self::working((machine, Work::Anywhere), number, vectors, notifications, make)
+        Self::polled((machine, Polling::Anywhere), number, vectors, notifications, make)
     }
 
-    /// Makes a function like [`Local::new`], of which `work` says the threads that poll it.
+    /// Makes a function like [`Local::new`], of which `polling` says the threads that poll it.
     ///
     /// # Errors
     /// As for [`Local::new`].
-    pub fn working<E: ToString>(
-        (machine, work): (&Machine, Work),
+    pub fn polled<E: ToString>(
+        (machine, polling): (&Machine, Polling),
         number: u8,
         vectors: u16,
         notifications: impl Iterator<Item = u64>,
@@ -91,7 +91,7 @@ impl<F: Function + 'static> Local<F> {
         let place = |offset| Notification { bar: 0, offset, eventfd: Arc::clone(&eventfd) };
         let notifications = notifications.map(place).collect();
         let shape = Shape { bars, vectors: VectorSource::Calls, notifications };
-        let shared = Arc::new(Shared { function: Mutex::new(function), work, notified });
+        let shared = Arc::new(Shared { function: Mutex::new(function), polling, notified });
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
         let slot = Slot::new(number, backend, shape, machine.vm(), machine.interrupts());
         let _ = sink.0.set(Arc::downgrade(&slot));
@@ -222,7 +222,7 @@ impl<F: Function> Backend for Arc<Shared<F>> {
     fn write(&self, bar: u8, offset: u64, from: &[u8]) {
         let mut function = self.function();
         let _ = function.write(bar, offset, from);
-        if self.work == Work::Anywhere {
+        if self.polling == Polling::Anywhere {
             function.poll();
         }
         drop(function);

@@ -7,13 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
-use slipway_machine::Template;
+use slipway_machine::{HotRegion, Template};
 
 use crate::ahead::Ahead;
 use crate::board::{Board, Slots};
 use crate::cpu::Cpu;
 use crate::cpus::Cpus;
-use crate::hot_memory::HotRegion;
 use crate::interrupts::Interrupts;
 use crate::loader::Kernel;
 use crate::memory::GuestRam;
@@ -49,7 +48,8 @@ pub struct Config {
     pub lease: Option<OwnedFd>,
     /// A file whose pages the guest reads and shares with other guests ([`crate::shared`]).
     pub shared: Option<OwnedFd>,
-    /// The regions of hot-plug memory ([`crate::hot_memory`]), up to [`layout::MAX_HOT_REGIONS`].
+    /// The regions of hot-plug memory ([`crate::hot_memory`]), up to
+    /// [`slipway_machine::MAX_HOT_REGIONS`].
     /// Their bytes are the last ones of `memory`, which no pool has given.
     pub hot_memory: Vec<HotRegion>,
     /// The state in which the guest begins.

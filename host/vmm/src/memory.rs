@@ -7,10 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use kvm_ioctls::VmFd;
+use slipway_machine::HotRegion;
 use slipway_pool_wire::{HandOver, Range};
 use slipway_ram::{DmaMap, Memory, Permissions};
 
-use crate::hot_memory::{self, HotMemory, HotRegion};
+use crate::hot_memory::{self, HotMemory};
 use crate::layout::{self, GIB, HUGE_PAGE as HUGE, MIB};
 use crate::part::Part;
 use crate::shared::SharedPages;

@@ -8,7 +8,7 @@ use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 
 use crate::hot_host::HotHost;
-use crate::local::{Local, Work};
+use crate::local::{Local, Polling};
 use crate::pci::Bus;
 use crate::state::LocalState;
 use crate::{Error, Machine, Result, layout};
@@ -105,8 +105,8 @@ pub fn memory(machine: &Machine) -> Result<Vec<Local<Mem>>> {
         let (hot, host) = region.ok_or_else(|| Error::Config("there is no such region".into()))?;
         let (geometry, host) = (hot.geometry(), Box::new(host));
         // To give back pages is nothing for a CPU's thread, whose filter refuses it.
-        let place = (machine, Work::InSteps);
-        Local::working(place, number, vectors, notifications, |memory, interrupts| {
+        let place = (machine, Polling::InSteps);
+        Local::polled(place, number, vectors, notifications, |memory, interrupts| {
             Mem::new(slipway_virtio_mem::Parts { memory, interrupts, geometry, host })
         })
     };

@@ -50,7 +50,7 @@ async fn save(
     let Booted { vm, agent, .. } = booted;
     // The connection is the host's. A fork's agent sees the next one begin.
     drop(agent);
-    // What the guest has not done yet, each fork would do again.
+    // Work that the guest has not finished would be done again by each fork.
     vm.rest().await;
     vm.pause().await?;
     let machine = vm.save().await?;

@@ -373,15 +373,12 @@ impl LateMemory {
 
 impl Gate for LateMemory {
     fn table(&self) -> Table<'_> {
-        Table { states: self.states(), clean: states::CLEAN, given: &self.given }
+        let (states, granule) = (self.states(), self.granule());
+        Table { states, clean: states::CLEAN, granule, given: &self.given }
     }
 
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         LateMemory::take(self, offset, len)
-    }
-
-    fn granule(&self) -> usize {
-        LateMemory::granule(self)
     }
 
     fn find(&self, number: usize) -> Found {

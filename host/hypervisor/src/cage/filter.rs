@@ -8,7 +8,7 @@
 //! io_uring makes sockets that no filter sees, so only a VMM that emulates disks may use it. Only
 //! such a VMM may punch holes into files as it likes: a hole in guest memory makes a process that
 //! copies from it wait until the kernel has made the hole. A VMM that gives hot-plug memory back
-//! may punch holes that are made soon, of [`PIECE`] bytes at most.
+//! may punch holes that are made soon, of [`MAX_HOLE`] bytes at most.
 //!
 //! This filter belongs to the cage, independently of any filter that a VMM adds itself: the kernel
 //! takes the stricter answer of the two.
@@ -17,6 +17,7 @@ use std::io;
 use std::mem::offset_of;
 
 use libc::{c_long, seccomp_data, sock_filter};
+use slipway_machine::MAX_HOLE;
 
 /// The calls that fail with EPERM.
 const DENIED: [c_long; 17] = [
@@ -61,8 +62,6 @@ const TAKES_PAGES: u32 = (libc::FALLOC_FL_PUNCH_HOLE
 
 /// The mode of fallocate(2) that gives pages back.
 const GIVES_BACK: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-/// The most bytes that a VMM gives back at once: 2 MiB.
-const PIECE: u32 = 2 << 20;
 
 /// The holes that a VMM may punch into files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +69,7 @@ pub(crate) enum Holes {
     /// The VMM must not punch any.
     #[default]
     None,
-    /// Of [`PIECE`] bytes at most: the VMM gives hot-plug memory back.
+    /// Of [`MAX_HOLE`] bytes at most: the VMM gives hot-plug memory back.
     Small,
 }
 
@@ -145,7 +144,7 @@ impl Filter {
     }
 
     /// Ends with `refuse` for a call of fallocate(2), whose mode is loaded, that takes pages from a
-    /// file and is not a hole of [`PIECE`] bytes at most.
+    /// file and is not a hole of [`MAX_HOLE`] bytes at most.
     fn small_holes(&mut self, refuse: u32) {
         self.push(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, TAKES_PAGES, (1, 0));
         self.answer(ALLOWED);
@@ -154,7 +153,7 @@ impl Filter {
         self.load(argument(3) + size_of::<u32>());
         self.answer_unless(0, refuse);
         self.load(argument(3));
-        self.answer_if(libc::BPF_JGT, PIECE, refuse);
+        self.answer_if(libc::BPF_JGT, MAX_HOLE as u32, refuse);
     }
 
     fn push(&mut self, code: u32, k: u32, (jt, jf): (u8, u8)) {

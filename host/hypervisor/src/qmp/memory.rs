@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use slipway_machine::MAX_HOT_REGIONS;
 
 use super::{Command, Qmp};
-use crate::{Error, MemoryDevice, Result, VmSpec};
+use crate::{Error, MemoryDevice, Result};
 
 const COMMAND: &str = "slipway-memory";
 
@@ -31,9 +32,9 @@ impl Qmp {
 }
 
 /// Parses the answer to `slipway-memory`. Returns `None` unless it has at most
-/// [`VmSpec::MAX_HOT_REGIONS`] devices with ascending numbers from 0 on.
+/// [`MAX_HOT_REGIONS`] devices with ascending numbers from 0 on.
 fn devices(answer: &Value) -> Option<Vec<MemoryDevice>> {
-    let entries = answer.as_array().filter(|all| all.len() <= VmSpec::MAX_HOT_REGIONS)?;
+    let entries = answer.as_array().filter(|all| all.len() <= MAX_HOT_REGIONS)?;
     entries.iter().enumerate().map(|(number, entry)| device(number, entry)).collect()
 }
 

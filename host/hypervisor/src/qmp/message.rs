@@ -1,6 +1,7 @@
 //! The messages of QMP that come from a VMM.
 
 use serde_json::Value;
+use slipway_machine::MAX_HOT_REGIONS;
 
 use crate::{ShutdownReason, VmEvent, VmSpec};
 
@@ -77,7 +78,7 @@ fn event(name: &str, data: &Value) -> Option<VmEvent> {
         "DEVICE_DELETED" => VmEvent::Unplugged(data.get("device")?.as_str()?.to_owned()),
         "SLIPWAY_MEMORY_CHANGED" => {
             let device = usize::try_from(data.get("device")?.as_u64()?).ok()?;
-            let known = device < VmSpec::MAX_HOT_REGIONS;
+            let known = device < MAX_HOT_REGIONS;
             let plugged = data.get("plugged")?.as_u64().filter(|_| known)?;
             VmEvent::MemoryChanged { device, plugged }
         }

@@ -75,8 +75,9 @@ fn memory(range: &NodeRange) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use slipway_machine::HotRegion;
+
     use super::*;
-    use crate::hot_memory::HotRegion;
     use crate::layout::{GIB, MIB};
     use crate::memory::tests::sealed;
 

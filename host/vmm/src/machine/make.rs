@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
-use slipway_machine::{Host, Template};
+use slipway_machine::{Host, HotRegion, Template};
 
 use super::Start;
 use super::save::Traits;
 use crate::cpu::Cpu;
-use crate::hot_memory::HotRegion;
 use crate::loader::{self, Kernel};
 use crate::memory::GuestRam;
 use crate::registers::Registers;

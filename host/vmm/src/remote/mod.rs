@@ -105,7 +105,7 @@ impl Attached {
             let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
         }
-        // What the guest plugs later is within, and no server waits while it does.
+        // All of a region is mapped now: blocks that the guest plugs later change no DMA map.
         for part in machine.ram().hot_memory().iter().map(HotMemory::devices) {
             let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
             mapped.map_err(|error| failed(&error))?;

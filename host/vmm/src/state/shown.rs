@@ -4,7 +4,7 @@
 use kvm_bindings::CpuId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use slipway_machine::{Template, speculation};
+use slipway_machine::{Template, processor, speculation};
 
 use super::differs;
 use crate::Result;
@@ -48,19 +48,6 @@ impl Shown {
         differs(what, &saved.speculation, &self.speculation)?;
         differs("the features of the CPUs (digest)", &saved.features, &self.features)
     }
-}
-
-/// Returns vendor, family, model and stepping of the host's processor (Intel SDM, volume 2, CPUID
-/// leaves 0 and 1).
-fn processor() -> String {
-    let vendor = std::arch::x86_64::__cpuid(0);
-    let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
-    let signature = std::arch::x86_64::__cpuid(1).eax;
-    let base = signature >> 8 & 0xf;
-    let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
-    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
-    let vendor = String::from_utf8_lossy(&vendor).into_owned();
-    format!("{vendor} family {family} model {model} stepping {}", signature & 0xf)
 }
 
 fn digest(features: &CpuId) -> String {

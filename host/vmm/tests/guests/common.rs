@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_vmm::board::End;
-use slipway_vmm::hot_memory::HotRegion;
-use slipway_vmm::{Config, Machine, Running, Start, Template};
+use slipway_vmm::{Config, HotRegion, Machine, Running, Start, Template};
 
 /// The guest-physical address that guests are loaded at; they are position independent.
 pub const CODE_AT: u32 = 0x10_0000;

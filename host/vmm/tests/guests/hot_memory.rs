@@ -10,9 +10,8 @@ use slipway_virtio_mem::driver::{
 use slipway_virtio_mem::{MIN_BLOCK, Mem};
 use slipway_virtio_spec::mem::{request, response};
 use slipway_vmm::board::End;
-use slipway_vmm::hot_memory::HotRegion;
 use slipway_vmm::local::Local;
-use slipway_vmm::own;
+use slipway_vmm::{HotRegion, own};
 
 use crate::common::{Guest, has_kvm, hot_memory};
 
