@@ -5,13 +5,8 @@
 //! beneath the process's root, which has the shares alone. Device nodes cannot be made, for lack of
 //! the capability.
 
-use std::collections::BTreeMap;
-
 use libc::c_long;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
-};
+use slipway_syscall_filter::{Action, Comparison, Decision, Rules};
 
 /// Calls of any thread: locks, memory, signals, its end.
 const THREADS: [c_long; 24] = [
@@ -141,56 +136,30 @@ const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
 /// # Errors
 /// The kernel has no filters of system calls.
 pub fn apply() -> Result<(), String> {
-    let failed = |error: &dyn std::fmt::Display| format!("no list of system calls: {error}");
-    let programs = [no_clone3(), program()];
-    for program in programs {
-        let program = program.map_err(|error| failed(&error))?;
-        seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
-    }
-    Ok(())
+    let applied = rustix::thread::set_no_new_privs(true).map_err(Into::into);
+    let applied = applied.and_then(|()| rules().assemble().apply());
+    applied.map_err(|error| format!("no list of system calls: {error}"))
 }
 
-/// Refuses clone3(2), whose flags lie in memory and cannot be checked. After ENOSYS the C library
-/// uses clone(2).
-fn no_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32));
-    SeccompFilter::new(rules, allow, refuse, TargetArch::x86_64)?.try_into()
-}
-
-fn program() -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for call in THREADS.iter().chain(&SOCKETS).chain(&FILES).chain(&USERS) {
-        rules.insert(*call, Vec::new());
-    }
-    let where_masked = |argument, mask: libc::c_int, value: u64| {
-        let masked = SeccompCmpOp::MaskedEq(mask as u64);
-        let width = SeccompCmpArgLen::Dword;
-        SeccompRule::new(vec![SeccompCondition::new(argument, width, masked, value)?])
-    };
-    let where_kept = |arguments: &[u8]| {
-        let kept = |argument: &u8| {
-            let (width, all) = (SeccompCmpArgLen::Dword, u64::from(u32::MAX));
-            SeccompCondition::new(*argument, width, SeccompCmpOp::Eq, all)
-        };
-        SeccompRule::new(arguments.iter().map(kept).collect::<Result<_, _>>()?)
-    };
+fn rules() -> Rules {
+    let mut rules = Rules::new(Action::REFUSE);
+    let calls = THREADS.iter().chain(&SOCKETS).chain(&FILES).chain(&USERS);
+    rules.set(calls, &Decision::Always(Action::ALLOW));
+    // Its flags lie in memory and cannot be checked. After ENOSYS the C library uses clone(2).
+    rules.set(&[libc::SYS_clone3], &Decision::Always(Action::MISSING));
     // A new thread is one of this process, in its namespaces: a new process could have a user
     // namespace of its own, and all rights there.
     let thread = libc::CLONE_VM | libc::CLONE_THREAD;
-    let thread = where_masked(0, thread | NEW_NAMESPACES, thread as u64)?;
-    rules.insert(libc::SYS_clone, vec![thread]);
+    let thread = Comparison::bits(0, thread | NEW_NAMESPACES, thread);
+    rules.set(&[libc::SYS_clone], &Decision::allow_if([thread]));
     // Only the effective user changes: by the real one the daemon finds the process.
-    for call in [libc::SYS_setresuid, libc::SYS_setresgid] {
-        rules.insert(call, vec![where_kept(&[0, 2])?]);
-    }
-    rules.insert(libc::SYS_clone3, Vec::new());
+    let kept = [0, 2].map(|argument| Comparison::word(argument, -1));
+    let kept = Decision::Cases(vec![(kept.to_vec(), Action::ALLOW)]);
+    rules.set(&[libc::SYS_setresuid, libc::SYS_setresgid], &kept);
     // Memory may be readable and writable, and nothing else.
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(call, vec![where_masked(2, libc::PROT_EXEC, 0)?]);
-    }
-    let refuse = SeccompAction::Errno(libc::EPERM as u32);
-    SeccompFilter::new(rules, refuse, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
+    let plain = Decision::allow_if([Comparison::bits(2, libc::PROT_EXEC, 0)]);
+    rules.set(&[libc::SYS_mmap, libc::SYS_mprotect], &plain);
+    rules
 }
 
 #[cfg(test)]
@@ -200,7 +169,6 @@ mod tests {
     /// Runs `work` on a thread that has the list.
     fn listed<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let thread = || {
-            rustix::thread::set_no_new_privs(true).unwrap();
             apply().unwrap();
             work()
         };

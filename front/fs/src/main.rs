@@ -24,7 +24,7 @@
 //!
 //! Dependencies: `virtiofsd` for operations on files, with `virtio-queue`, `vm-memory` and
 //! `vhost-user-backend`, in whose types its messages are; `lexopt` for the command line;
-//! `seccompiler` for the list of system calls; `rustix` for system calls, `libc` for their numbers.
+//! `rustix` for system calls, `libc` for their numbers.
 //!
 //! `unsafe` is allowed to take over inherited descriptors by their numbers.
 #![allow(unsafe_code)]

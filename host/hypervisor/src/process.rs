@@ -11,9 +11,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::CpuSet;
+use slipway_syscall_filter::Program;
 use tokio::io::unix::AsyncFd;
 
-use crate::cage::{Cage, Filter, Holes, Spawned};
+use crate::cage::{Cage, Holes, Spawned, filter};
 use crate::reap::reap_elsewhere;
 use crate::{Credentials, Error, Result, identity};
 
@@ -119,8 +120,7 @@ impl Launch {
             .stdout(stdout)
             .stderr(stderr);
         let Self { program, credentials, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
-        let caged =
-            cage.map(|cage| (cage, self.filtered.then(|| Filter::new(io_uring, self.holes))));
+        let caged = cage.map(|cage| (cage, self.filtered.then(|| filter(io_uring, self.holes))));
         let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
         // allowed. `ChildSteps::run` makes system calls only, on data prepared before the fork; it
@@ -140,7 +140,7 @@ struct ChildSteps {
     cgroup_procs: Vec<File>,
     cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
-    caged: Option<(Cage, Option<Filter>)>,
+    caged: Option<(Cage, Option<Program>)>,
 }
 
 impl ChildSteps {

@@ -2,8 +2,7 @@
 //! the filters that Linux loads (seccomp(2)): classic BPF for x86-64.
 //!
 //! A [`Profile`] is read from JSON. [`Profile::compile`] resolves it to a decision for each number
-//! of a system call (`rules`), and turns the decisions into a program (`bpf`): a check of the
-//! architecture, a binary search for the number, comparisons of arguments.
+//! of a system call (`rules`), which [`slipway_syscall_filter`] turns into a program.
 //!
 //! # What a profile means
 //!
@@ -24,16 +23,12 @@
 //! # Dependencies
 //!
 //! `serde` reads profiles, `syscalls` has the numbers of system calls, `thiserror` writes errors.
-//! `seccompiler`, which `slipway-hypervisor` uses, has one action for all rules of a filter.
 
-mod bpf;
 mod profile;
 mod rules;
 
 pub use profile::{Arg, Filter, MinKernel, Operator, Profile, Rule};
-
-/// The most instructions of a program, `BPF_MAXINSNS` of *linux/bpf_common.h*.
-pub const MOST_INSTRUCTIONS: usize = 4096;
+use slipway_syscall_filter::MOST_INSTRUCTIONS;
 
 /// The reason why a profile cannot be compiled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -72,11 +67,10 @@ impl Profile {
     /// # Errors
     /// [`Error`].
     pub fn compile(&self, capabilities: &[String]) -> Result<Vec<u8>, Error> {
-        let rules = rules::Rules::of(self, capabilities)?;
-        let program = bpf::assemble(&rules);
-        if program.len() > MOST_INSTRUCTIONS {
+        let program = rules::resolve(self, capabilities)?.assemble();
+        if program.instructions().len() > MOST_INSTRUCTIONS {
             return Err(Error::TooLarge);
         }
-        Ok(program.iter().flat_map(bpf::Instruction::bytes).collect())
+        Ok(program.bytes())
     }
 }

@@ -62,28 +62,33 @@ pub struct Arg {
 
 /// How an argument is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Operator {
-    /// Not equal.
-    #[serde(rename = "SCMP_CMP_NE")]
-    NotEqual,
-    /// Less.
-    #[serde(rename = "SCMP_CMP_LT")]
-    Less,
-    /// Less or equal.
-    #[serde(rename = "SCMP_CMP_LE")]
-    LessOrEqual,
-    /// Equal.
-    #[serde(rename = "SCMP_CMP_EQ")]
-    Equal,
-    /// Greater or equal.
-    #[serde(rename = "SCMP_CMP_GE")]
-    GreaterOrEqual,
-    /// Greater.
-    #[serde(rename = "SCMP_CMP_GT")]
-    Greater,
-    /// Equal under a mask.
-    #[serde(rename = "SCMP_CMP_MASKED_EQ")]
+    /// With the value.
+    Compare(slipway_syscall_filter::Operator),
+    /// Under the mask [`Arg::value`], with [`Arg::value_two`].
     MaskedEqual,
+}
+
+impl TryFrom<String> for Operator {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        use slipway_syscall_filter::Operator as Op;
+        Ok(match name.as_str() {
+            "SCMP_CMP_NE" => Self::Compare(Op::NotEqual),
+            "SCMP_CMP_LT" => Self::Compare(Op::Less),
+            "SCMP_CMP_LE" => Self::Compare(Op::LessOrEqual),
+            "SCMP_CMP_EQ" => Self::Compare(Op::Equal),
+            "SCMP_CMP_GE" => Self::Compare(Op::GreaterOrEqual),
+            "SCMP_CMP_GT" => Self::Compare(Op::Greater),
+            "SCMP_CMP_MASKED_EQ" => Self::MaskedEqual,
+            other => {
+                let other: String = other.chars().take(32).collect();
+                return Err(format!("unknown comparison {other:?}"));
+            }
+        })
+    }
 }
 
 /// Conditions of a rule in docker's profiles.

@@ -12,7 +12,7 @@
 //! - IPC, UTS and control group namespaces of its own, and a session keyring of its own;
 //! - a mount namespace of its own that holds one empty read-only file system, with one file for
 //!   sockets of functions if it can be given some (module `place`);
-//! - a system call filter ([`Filter`]) for everything that reaches beyond namespaces.
+//! - a system call filter ([`filter()`]) for everything that reaches beyond namespaces.
 //!
 //! The cage closes in two steps. [`Cage::spawn`] and [`Cage::enter`] start the process in its
 //! namespaces, where it still sees the host's files: a dynamically linked VMM needs its libraries,
@@ -44,7 +44,7 @@ use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 
-pub(crate) use filter::{Filter, Holes};
+pub(crate) use filter::{Holes, filter};
 pub(crate) use place::PLACE;
 
 use crate::reap::reap_elsewhere;

@@ -9,11 +9,8 @@
 //! copy of them, in a child process or moved by mremap(2), would show what pages held before, and
 //! so would pages that madvise(2) collapses into a huge one: no thread can do any of this.
 
-mod program;
-
 use libc::c_long;
-
-use program::{Rule, Rules};
+use slipway_syscall_filter::{Action, Comparison, Decision, Operator, Rules};
 use slipway_virtio_mem::PIECE;
 
 /// A thread's role.
@@ -146,48 +143,54 @@ const KVM_EVENTS: [u64; 1] = [kvm::GET_CLOCK];
 /// # Errors
 /// The reason in one line.
 pub fn apply(role: Role) -> Result<(), String> {
-    let applied = program::apply(&rules(role));
+    let applied = rustix::thread::set_no_new_privs(true).map_err(Into::into);
+    let applied = applied.and_then(|()| rules(role).assemble().apply());
     applied.map_err(|error| format!("the filter of system calls: {error}"))
 }
 
 fn rules(role: Role) -> Rules {
     let (calls, requests): (&[c_long], &[&[u64]]) = match role {
-        Role::Cpu => (&CPU, &[&KVM_CPU, &KVM_CPU_STATE]),
-        Role::Events => (&EVENTS, &[&KVM_EVENTS]),
-        Role::Memory => (&[], &[]),
+        Role::Cpu => (&CPU, &[&KVM_CPU, &KVM_SHARED, &KVM_CPU_STATE]),
+        Role::Events => (&EVENTS, &[&KVM_SHARED, &KVM_EVENTS]),
+        Role::Memory => (&[], &[&KVM_SHARED]),
     };
-    let allowed = EVERYWHERE.iter().chain(calls).map(|call| (*call, Rule::Allow));
-    let requests = KVM_SHARED.iter().chain(requests.iter().copied().flatten());
+    let requests: Vec<_> = requests.concat().iter().map(|request| *request as i32).collect();
     let mut advice = ADVICE.to_vec();
     if role == Role::Memory {
         // In memory of a pool this would show what pages held before.
         advice.extend([libc::MADV_POPULATE_WRITE, libc::MADV_COLLAPSE]);
     }
-    let values = |all: &[libc::c_int]| all.iter().map(|value| value.cast_unsigned()).collect();
+    let mut rules = Rules::new(Action::REFUSE);
+    rules.set(EVERYWHERE.iter().chain(calls), &Decision::Always(Action::ALLOW));
+    rules.set(&[libc::SYS_ioctl], &one_of(1, &requests));
+    rules.set(&[libc::SYS_fcntl], &one_of(1, &DESCRIPTORS));
+    rules.set(&[libc::SYS_madvise], &one_of(2, &advice));
+    // A new thread shares all memory.
+    let thread = Comparison::bits(0, libc::CLONE_VM, libc::CLONE_VM);
+    rules.set(&[libc::SYS_clone], &Decision::allow_if([thread]));
+    // Its flags lie in memory and cannot be checked. The C library uses clone(2) then.
+    rules.set(&[libc::SYS_clone3], &Decision::Always(Action::MISSING));
     // Memory may be readable and writable, and nothing else.
-    let not_executable = Rule::Bits(2, libc::PROT_EXEC.cast_unsigned(), 0);
-    let vm = libc::CLONE_VM.cast_unsigned();
-    let others = [
-        (libc::SYS_ioctl, Rule::OneOf(1, requests.map(|request| *request as u32).collect())),
-        (libc::SYS_fcntl, Rule::OneOf(1, values(&DESCRIPTORS))),
-        (libc::SYS_madvise, Rule::OneOf(2, values(&advice))),
-        // A new thread shares all memory.
-        (libc::SYS_clone, Rule::Bits(0, vm, vm)),
-        // Its flags lie in memory and cannot be checked. The C library uses clone(2) then.
-        (libc::SYS_clone3, Rule::Fail(libc::ENOSYS)),
-        (libc::SYS_mmap, not_executable.clone()),
-        (libc::SYS_mprotect, not_executable),
-    ];
-    let gives_back = (role == Role::Events).then(|| (libc::SYS_fallocate, gives_back()));
-    let all = allowed.chain(others).chain(gives_back);
-    all.map(|(call, rule)| (call as u32, rule)).collect()
+    let plain = Decision::allow_if([Comparison::bits(2, libc::PROT_EXEC, 0)]);
+    rules.set(&[libc::SYS_mmap, libc::SYS_mprotect], &plain);
+    if role == Role::Events {
+        rules.set(&[libc::SYS_fallocate], &gives_back());
+    }
+    rules
+}
+
+/// Returns the rule for a call that is allowed if an argument is one of these values.
+fn one_of(index: u32, values: &[i32]) -> Decision {
+    Decision::allow_if(values.iter().map(|value| Comparison::word(index, *value)))
 }
 
 /// Returns the rule for fallocate(2): it gives back at most a piece of hot-plug memory. A process
 /// that copies from the guest's memory waits while a hole is made there.
-fn gives_back() -> Rule {
+fn gives_back() -> Decision {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    Rule::Bounded { mode: (1, mode.cast_unsigned()), most: (3, PIECE as u32) }
+    let mode = Comparison::word(1, mode);
+    let len = Comparison::new(3, Operator::LessOrEqual, PIECE);
+    Decision::Cases(vec![(vec![mode, len], Action::ALLOW)])
 }
 
 #[cfg(test)]

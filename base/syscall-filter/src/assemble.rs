@@ -4,65 +4,33 @@
 //! A program is a binary search for the number of the call. Its leaves are actions, or comparisons
 //! of arguments, which are 64 bits wide and are loaded in halves.
 
-use crate::Operator;
-use crate::rules::{Action, Case, Comparison, Decision, Rules};
+use std::mem::offset_of;
 
-/// Offsets in the kernel's `seccomp_data`, bytes.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const ARGUMENTS: u32 = 16;
+use libc::{seccomp_data, sock_filter};
+
+use crate::{Action, Case, Comparison, Decision, Operator, Rules};
+
 /// `AUDIT_ARCH_X86_64` of *linux/audit.h*.
-const X86_64: u32 = 0xc000_003e;
+pub(crate) const X86_64: u32 = 0xc000_003e;
 /// The first number of a call of x32.
-const X32: u32 = 0x4000_0000;
+pub(crate) const X32: u32 = 0x4000_0000;
 
 /// Codes of instructions (*linux/bpf_common.h*).
-const LOAD: u16 = 0x20;
-const JUMP: u16 = 0x05;
-const JUMP_EQUAL: u16 = 0x15;
-const JUMP_GREATER: u16 = 0x25;
-const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
-const AND: u16 = 0x54;
-const RETURN: u16 = 0x06;
-
-/// An instruction, the kernel's `sock_filter`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Instruction {
-    /// The operation.
-    pub code: u16,
-    /// Instructions to skip if its test holds.
-    pub jt: u8,
-    /// Instructions to skip if its test does not hold.
-    pub jf: u8,
-    /// A constant.
-    pub k: u32,
-}
-
-impl Instruction {
-    const fn new(code: u16, k: u32) -> Self {
-        Self { code, jt: 0, jf: 0, k }
-    }
-
-    const fn test(code: u16, k: u32, jt: u8, jf: u8) -> Self {
-        Self { code, jt, jf, k }
-    }
-
-    /// Returns its 8 bytes, little-endian.
-    pub fn bytes(&self) -> [u8; 8] {
-        let ([c0, c1], [k0, k1, k2, k3]) = (self.code.to_le_bytes(), self.k.to_le_bytes());
-        [c0, c1, self.jt, self.jf, k0, k1, k2, k3]
-    }
-}
+pub(crate) const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+pub(crate) const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
+pub(crate) const JUMP_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+pub(crate) const JUMP_GREATER: u32 = libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K;
+pub(crate) const JUMP_GREATER_OR_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
+pub(crate) const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
+pub(crate) const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
 /// Returns the program for `rules`.
-pub fn assemble(rules: &Rules) -> Vec<Instruction> {
+pub(crate) fn assemble(rules: &Rules) -> Vec<sock_filter> {
     let mut program = vec![
-        Instruction::new(LOAD, ARCHITECTURE),
-        Instruction::test(JUMP_EQUAL, X86_64, 1, 0),
-        ret(Action::KILL),
-        Instruction::new(LOAD, NUMBER),
-        Instruction::test(JUMP_GREATER_OR_EQUAL, X32, 0, 1),
-        ret(Action::MISSING),
+        plain(LOAD, offset_of!(seccomp_data, arch) as u32),
+        test(JUMP_EQUAL, X86_64, 1, 0),
+        ret(Action::KILL_PROCESS),
+        plain(LOAD, offset_of!(seccomp_data, nr) as u32),
     ];
     program.extend(search(&ranges(rules), rules.default));
     program
@@ -80,6 +48,13 @@ enum Leaf<'a> {
     Cases(&'a [Case]),
 }
 
+fn leaf(decision: &Decision) -> Leaf<'_> {
+    match decision {
+        Decision::Always(action) => Leaf::Action(*action),
+        Decision::Cases(cases) => Leaf::Cases(cases),
+    }
+}
+
 /// Returns the ranges of numbers, in order. The first begins with 0.
 fn ranges<'a>(rules: &'a Rules) -> Vec<Range<'a>> {
     let mut ranges: Vec<Range<'a>> = Vec::new();
@@ -91,28 +66,25 @@ fn ranges<'a>(rules: &'a Rules) -> Vec<Range<'a>> {
         }
     };
     let mut next = 0;
-    for (number, decision) in &rules.calls {
-        if *number > next {
+    let end = (X32, Leaf::Action(Action::MISSING));
+    for (number, leaf) in
+        rules.calls.range(..X32).map(|(number, one)| (*number, leaf(one))).chain([end])
+    {
+        // Numbers without a decision.
+        if next < number.min(rules.above.0) {
             add(next, Leaf::Action(rules.default));
         }
-        add(
-            *number,
-            match decision {
-                Decision::Always(action) => Leaf::Action(*action),
-                Decision::Cases(cases) => Leaf::Cases(cases),
-            },
-        );
+        if next.max(rules.above.0) < number {
+            add(next.max(rules.above.0), Leaf::Action(rules.above.1));
+        }
+        add(number, leaf);
         next = number + 1;
     }
-    if next <= rules.last {
-        add(next, Leaf::Action(rules.default));
-    }
-    add(next.max(rules.last + 1), Leaf::Action(rules.above));
     ranges
 }
 
 /// Returns code that searches the number, which is loaded, in `ranges`, and returns the action.
-fn search(ranges: &[Range<'_>], default: Action) -> Vec<Instruction> {
+fn search(ranges: &[Range<'_>], default: Action) -> Vec<sock_filter> {
     match ranges {
         [] => vec![ret(default)],
         [Range { leaf: Leaf::Action(action), .. }] => vec![ret(*action)],
@@ -122,12 +94,11 @@ fn search(ranges: &[Range<'_>], default: Action) -> Vec<Instruction> {
             let first = upper.first().map_or(0, |range| range.first);
             let lower = search(lower, default);
             let mut code = match u8::try_from(lower.len()) {
-                Ok(length) => vec![Instruction::test(JUMP_GREATER_OR_EQUAL, first, length, 0)],
+                Ok(length) => vec![test(JUMP_GREATER_OR_EQUAL, first, length, 0)],
                 // A test skips at most 255 instructions, a jump any number.
-                Err(_) => vec![
-                    Instruction::test(JUMP_GREATER_OR_EQUAL, first, 0, 1),
-                    Instruction::new(JUMP, lower.len() as u32),
-                ],
+                Err(_) => {
+                    vec![test(JUMP_GREATER_OR_EQUAL, first, 0, 1), plain(JUMP, lower.len() as u32)]
+                }
             };
             code.extend(lower);
             code.extend(search(upper, default));
@@ -137,7 +108,7 @@ fn search(ranges: &[Range<'_>], default: Action) -> Vec<Instruction> {
 }
 
 /// Returns code that returns the action of the first case that holds.
-fn cases(all: &[Case], default: Action) -> Vec<Instruction> {
+fn cases(all: &[Case], default: Action) -> Vec<sock_filter> {
     let case = |(all, action): &Case| {
         // From the last comparison to the first: each skips those behind it if it does not hold.
         let mut code = vec![ret(*action)];
@@ -160,16 +131,20 @@ enum To {
 }
 
 /// A test of a half of an argument: its code, and where it leads if it holds and if it does not.
-type Test = (u16, To, To);
+type Test = (u32, To, To);
 
 /// Returns code that goes on behind itself if the comparison holds, and else skips `behind`
 /// instructions more: the rest of the case, which has at most six comparisons of six instructions.
-fn comparison(one: Comparison, behind: usize) -> Vec<Instruction> {
+fn comparison(one: Comparison, behind: usize) -> Vec<sock_filter> {
     let (upper, lower) = tests(one.op);
+    let argument = offset_of!(seccomp_data, args) as u32 + one.index * 8;
     let mut draft = Draft(Vec::with_capacity(6));
     for (half, tests) in [(1, upper.as_slice()), (0, &[lower])] {
-        draft.plain(LOAD, ARGUMENTS + one.index * 8 + half * 4);
-        let [value, mask] = [one.value, one.mask].map(|whole| halves(whole)[half as usize]);
+        let [value, mask] = [one.value, one.mask].map(|whole| (whole >> (32 * half)) as u32);
+        if mask == 0 && one.op == Operator::Equal {
+            continue;
+        }
+        draft.plain(LOAD, argument + half * 4);
         if mask != u32::MAX {
             draft.plain(AND, mask);
         }
@@ -183,9 +158,7 @@ fn tests(op: Operator) -> (Vec<Test>, Test) {
     use To::{Fails, Holds, Next};
     let ordered = |more, less| vec![(JUMP_GREATER, more, Next), (JUMP_EQUAL, Next, less)];
     match op {
-        Operator::Equal | Operator::MaskedEqual => {
-            (vec![(JUMP_EQUAL, Next, Fails)], (JUMP_EQUAL, Holds, Fails))
-        }
+        Operator::Equal => (vec![(JUMP_EQUAL, Next, Fails)], (JUMP_EQUAL, Holds, Fails)),
         Operator::NotEqual => (vec![(JUMP_EQUAL, Next, Holds)], (JUMP_EQUAL, Fails, Holds)),
         Operator::Greater => (ordered(Holds, Fails), (JUMP_GREATER, Holds, Fails)),
         Operator::GreaterOrEqual => (ordered(Holds, Fails), (JUMP_GREATER_OR_EQUAL, Holds, Fails)),
@@ -196,36 +169,36 @@ fn tests(op: Operator) -> (Vec<Test>, Test) {
 
 /// Instructions whose jumps lead to places that are not known yet: code, constant, and where it
 /// leads.
-struct Draft(Vec<(u16, u32, To, To)>);
+struct Draft(Vec<(u32, u32, To, To)>);
 
 impl Draft {
-    fn plain(&mut self, code: u16, k: u32) {
+    fn plain(&mut self, code: u32, k: u32) {
         self.0.push((code, k, To::Next, To::Next));
     }
 
     /// Returns the instructions, with `behind` more behind them that a failed test skips.
-    fn resolve(self, behind: usize) -> Vec<Instruction> {
-        let instruction = |(left, &(code, k, holds, fails)): (usize, &(u16, u32, To, To))| {
+    fn resolve(self, behind: usize) -> Vec<sock_filter> {
+        let instruction = |(left, &(code, k, holds, fails)): (usize, &(u32, u32, To, To))| {
             let skip = |to: To| match to {
                 To::Next => 0,
                 To::Holds => left as u8,
                 To::Fails => (left + behind) as u8,
             };
-            Instruction { code, jt: skip(holds), jf: skip(fails), k }
+            test(code, k, skip(holds), skip(fails))
         };
         (0..self.0.len()).rev().zip(&self.0).map(instruction).collect()
     }
 }
 
-/// Returns the lower and the upper half.
-fn halves(value: u64) -> [u32; 2] {
-    [value as u32, (value >> 32) as u32]
+const fn plain(code: u32, k: u32) -> sock_filter {
+    test(code, k, 0, 0)
 }
 
-fn ret(action: Action) -> Instruction {
-    Instruction::new(RETURN, action.0)
+/// Returns an instruction that skips `jt` others if its test holds, else `jf`.
+const fn test(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: code as u16, jt, jf, k }
 }
 
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;
+const fn ret(action: Action) -> sock_filter {
+    plain(RETURN, action.0)
+}
