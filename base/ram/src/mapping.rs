@@ -259,6 +259,13 @@ impl Mapping {
         unsafe { copy::write(to, from, self.guarded) }
     }
 
+    /// Writes `len` zeros from `offset` on. Returns `false` if the memory is gone.
+    pub(crate) fn zero(&self, offset: usize, len: usize) -> bool {
+        let to = self.address(offset, len);
+        // SAFETY: as for `write`.
+        unsafe { copy::zero(to, len, self.guarded) }
+    }
+
     /// Copies `len` bytes from `offset` to `into`. Returns `false` if the memory is gone.
     ///
     /// # Safety

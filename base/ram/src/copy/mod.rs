@@ -19,12 +19,12 @@ mod x86_64;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use portable::{
     between, load_u16, load_u32, prepare, publish, read, read_raw, store_u16, store_u32, write,
-    write_raw,
+    write_raw, zero,
 };
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{
     between, load_u16, load_u32, prepare, publish, read, read_raw, store_u16, store_u32, write,
-    write_raw,
+    write_raw, zero,
 };
 
 #[cfg(test)]

@@ -67,6 +67,19 @@ pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], guarded: bool) -> bool {
     true
 }
 
+/// Writes `len` zeros to guest memory. Returns `false` if any of it is gone.
+///
+/// # Safety
+/// As for [`write`].
+pub(crate) unsafe fn zero(guest: *mut u8, len: usize, guarded: bool) -> bool {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    (0..len).step_by(ZEROS.len()).all(|at| {
+        let part = &ZEROS[..ZEROS.len().min(len - at)];
+        // SAFETY: within the range that this function's contract names.
+        unsafe { write(guest.add(at), part, guarded) }
+    })
+}
+
 /// Copies between two mappings. Returns `false` if any of either is gone.
 ///
 /// # Safety

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
-use crate::{Access, DmaMap, Fault, Memory, Permissions, Region};
+use crate::{Access, DmaMap, Fault, Mapping, Memory, Permissions, Region};
 
 const PAGE: usize = 4096;
 
@@ -42,6 +42,23 @@ fn every_length_is_copied_and_nothing_around_it() {
         assert_eq!((back[0], back[len + 1]), (0, 0), "around the copy of {len}");
         assert_eq!(back[1..=len], data);
     }
+}
+
+#[test]
+fn zeros_are_written_and_nothing_around_them() {
+    let file = unsealed(4 * PAGE, MemfdFlags::empty()).unwrap();
+    let (both, bin) = (Permissions::READ_WRITE, crate::pages::own());
+    let mapping = Mapping::file(file.as_fd(), 0, 4 * PAGE, both, bin).unwrap();
+    for (at, len) in [(1, 0), (7, 1), (PAGE - 3, 500), (PAGE, 2 * PAGE)] {
+        assert!(mapping.write(0, &[9; 4 * PAGE]));
+        assert!(mapping.zero(at, len));
+        let mut all = vec![0; 4 * PAGE];
+        assert!(mapping.read(0, &mut all));
+        let zeros = |byte: usize| (at..at + len).contains(&byte);
+        assert!(all.iter().enumerate().all(|(at, byte)| *byte == if zeros(at) { 0 } else { 9 }));
+    }
+    rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
+    assert!(mapping.zero(0, PAGE) && !mapping.zero(0, PAGE + 1));
 }
 
 #[test]

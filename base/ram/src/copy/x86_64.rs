@@ -125,6 +125,19 @@ std::arch::global_asm!(
     "ret",
     ".cfi_endproc",
     ".size slipway_ram_copy, . - slipway_ram_copy",
+    // slipway_ram_zero(rdi: to, rsi: bytes) -> rax: 0 or 1.
+    ".p2align 4",
+    ".globl slipway_ram_zero",
+    ".hidden slipway_ram_zero",
+    ".type slipway_ram_zero,@function",
+    "slipway_ram_zero:",
+    ".cfi_startproc",
+    "mov rcx, rsi",
+    "xor eax, eax",
+    "rep stosb",
+    "ret",
+    ".cfi_endproc",
+    ".size slipway_ram_zero, . - slipway_ram_zero",
     // slipway_ram_load(rdi: from) -> rax: 0 or 1, rdx: the 32-bit word.
     ".p2align 4",
     ".globl slipway_ram_load",
@@ -211,6 +224,7 @@ unsafe extern "C" {
     static slipway_ram_guest_first: u8;
     static slipway_ram_guest_gone: u8;
     fn slipway_ram_copy(to: *mut u8, from: *const u8, len: usize) -> u64;
+    fn slipway_ram_zero(to: *mut u8, len: usize) -> u64;
     fn slipway_ram_load(from: *const u8) -> Loaded;
     fn slipway_ram_store(to: *mut u8, word: u32) -> u64;
     fn slipway_ram_load_half(from: *const u8) -> Loaded;
@@ -272,6 +286,17 @@ pub(crate) unsafe fn between(to: *mut u8, from: *const u8, len: usize, _: bool) 
 pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], _guarded: bool) -> bool {
     // SAFETY: as for `read`, with the roles exchanged.
     unsafe { slipway_ram_copy(guest, from.as_ptr(), from.len()) == 0 }
+}
+
+/// Writes `len` zeros to guest memory, in one instruction, with which processors do not read what
+/// they overwrite. Returns `false` if any of it is gone.
+///
+/// # Safety
+/// As for [`write`].
+#[inline]
+pub(crate) unsafe fn zero(guest: *mut u8, len: usize, _guarded: bool) -> bool {
+    // SAFETY: as for `write`.
+    unsafe { slipway_ram_zero(guest, len) == 0 }
 }
 
 /// Loads a 32-bit word in one access, with acquire ordering: x86-64 does not reorder a load with

@@ -62,9 +62,6 @@ pub use granules::Granules;
 use crate::gate::{Found, GRANULE, Gate, Late, NotYet, Table};
 use crate::{Lasting, Mapping, Permissions, Template, pages};
 
-/// The bytes that fill a granule: a page of them, which stays in the processor's first cache.
-static ZEROS: [u8; 4096] = [0; 4096];
-
 /// Pages of one file, recycled or new ones, and the state of each granule.
 pub struct LateMemory {
     file: OwnedFd,
@@ -321,16 +318,11 @@ impl LateMemory {
         let bytes = run.start * self.granule()..run.end * self.granule();
         let (there, before) = match &self.template {
             Some(template) => (template.write_to(self.file(), bytes), states::SHARED),
-            None => (self.zero(bytes), states::DIRTY),
+            None => (self.alias.zero(bytes.start, bytes.len()), states::DIRTY),
         };
         let state = if there { after } else { before };
         self.states()[run].iter().for_each(|one| states::finish(one, state));
         if there { Ok(()) } else { Err(NotYet::Gone) }
-    }
-
-    /// Writes zeros. Returns `false` if a page is gone.
-    fn zero(&self, bytes: Range<usize>) -> bool {
-        bytes.step_by(ZEROS.len()).all(|page| self.alias.write(page, &ZEROS))
     }
 
     /// Has the kernel make the pages of granule `number` if it has none. Does nothing in memory
