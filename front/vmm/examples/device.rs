@@ -5,6 +5,8 @@
 //! - `device CONTROL remove ID` waits until the guest has given the device up;
 //! - `device CONTROL memory NUMBER BYTES` waits until the guest has so much of a device of hot-plug
 //!   memory plugged, and prints the machine's statistics then;
+//! - `device CONTROL qemu-memory ID BYTES` does the same with a `virtio-mem-pci` of QEMU's, and
+//!   prints QEMU's memory devices then;
 //! - `device CONTROL cont` lets a machine run that was started with `--paused`.
 //!
 //! Prints the VMM's answers.
@@ -13,6 +15,7 @@ use std::io::{BufRead, BufReader, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
@@ -50,6 +53,32 @@ fn wait(lines: &mut impl BufRead, key: &str) -> Outcome<Value> {
     }
 }
 
+/// The time between two looks at QEMU's memory devices: QEMU tells of a change once in a second at
+/// most. That of `slipway-vmm` is told as often.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Waits until `id` of QEMU's memory devices has `bytes` bytes plugged. Returns the devices.
+fn wait_for_qemu(
+    control: &UnixStream,
+    lines: &mut impl BufRead,
+    id: &str,
+    bytes: u64,
+) -> Outcome<Value> {
+    let is_there = |device: &Value| {
+        let field = |name: &str| device.pointer(&format!("/data/{name}"));
+        field("id") == Some(&json!(id)) && field("size") == Some(&json!(bytes))
+    };
+    loop {
+        send(control, &json!({ "execute": "query-memory-devices" }), None)?;
+        let answer = wait(lines, "return")?;
+        let devices = answer["return"].as_array().ok_or("QEMU has answered with no devices")?;
+        if devices.iter().any(is_there) {
+            return Ok(answer);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
 fn main() -> Outcome<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -72,10 +101,17 @@ fn main() -> Outcome<()> {
             let arguments = json!({ "device": device, "bytes": bytes });
             (path, json!({ "execute": "slipway-memory", "arguments": arguments }), None)
         }
+        [path, "qemu-memory", id, bytes] => {
+            let bytes: u64 = bytes.parse()?;
+            let path_of = format!("/machine/peripheral/{id}");
+            let property = "requested-size";
+            let arguments = json!({ "path": path_of, "property": property, "value": bytes });
+            (path, json!({ "execute": "qom-set", "arguments": arguments }), None)
+        }
         [path, "cont"] => (path, json!({ "execute": "cont" }), None),
         _ => {
             return Err("device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID | \
-                 memory NUMBER BYTES | cont"
+                 memory NUMBER BYTES | qemu-memory ID BYTES | cont"
                 .into());
         }
     };
@@ -94,6 +130,9 @@ fn main() -> Outcome<()> {
         while wait(&mut lines, "event")?.pointer("/data/plugged") != wanted {}
         send(&control, &json!({ "execute": "slipway-statistics" }), None)?;
         println!("{}", wait(&mut lines, "return")?);
+    }
+    if let [_, "qemu-memory", id, bytes] = words[..] {
+        println!("{}", wait_for_qemu(&control, &mut lines, id, bytes.parse()?)?);
     }
     Ok(())
 }
