@@ -454,6 +454,19 @@ impl View {
         Ok(())
     }
 
+    /// Prefetches the cache line at `iova`, which an access of this kind is about to touch. Ignored
+    /// if nothing is cached, or no memory of this process is there.
+    #[inline]
+    pub fn prefetch(&self, iova: u64, access: Access) {
+        let found = self.table.as_deref().map(|table| find(table, iova, 1));
+        let Some(Ok(Piece { region, offset, .. })) = found else { return };
+        let Backing::Mapped(mapping) = &region.backing else { return };
+        match access {
+            Access::Read => mapping.prefetch(offset),
+            Access::Write => mapping.prefetch_to_write(offset),
+        }
+    }
+
     /// Drops the cached table.
     pub fn release(&mut self) {
         self.table = None;

@@ -7,7 +7,9 @@ use slipway_ethernet_spec::Mac;
 /// The receive filter, as the registers describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Filter {
-    addresses: [Option<Mac>; ADDRESSES],
+    /// The driver's addresses as numbers, of which the first `count` are in use.
+    addresses: [u64; ADDRESSES],
+    count: usize,
     multicast: [u32; TABLE],
     /// `None` if frames of every VLAN pass.
     vlans: Option<[u32; TABLE]>,
@@ -33,17 +35,17 @@ impl Filter {
         multicast: &[u32; TABLE],
         vlans: &[u32; TABLE],
     ) -> Self {
-        let mut own = [None; ADDRESSES];
-        for (place, pair) in own.iter_mut().zip(addresses.as_chunks::<2>().0) {
-            let [low, high] = *pair;
-            let [a, b, c, d] = low.to_le_bytes();
-            let [e, f, ..] = high.to_le_bytes();
-            // Sources are not selected by: no driver asks for that.
-            let valid = high & rah::AV != 0 && high & rah::AS == 0;
-            *place = valid.then_some(Mac([a, b, c, d, e, f]));
+        // Sources are not selected by: no driver asks for that.
+        let valid = |high: u32| high & rah::AV != 0 && high & rah::AS == 0;
+        let pairs = addresses.as_chunks::<2>().0.iter().filter(|[_, high]| valid(*high));
+        let (mut own, mut count) = ([0; ADDRESSES], 0);
+        for (place, [low, high]) in own.iter_mut().zip(pairs) {
+            *place = u64::from(*low) | u64::from(high & 0xffff) << 32;
+            count += 1;
         }
         let filters_vlans = rctl & rctl::VFE != 0;
-        Self { addresses: own, multicast: *multicast, vlans: filters_vlans.then_some(*vlans), rctl }
+        let vlans = filters_vlans.then_some(*vlans);
+        Self { addresses: own, count, multicast: *multicast, vlans, rctl }
     }
 
     /// Judges a frame to `to`, of VLAN `vlan` if it has a tag.
@@ -54,7 +56,7 @@ impl Filter {
         {
             return Verdict::Rejected;
         }
-        if self.addresses.contains(&Some(to)) {
+        if self.addresses[..self.count].contains(&number(to)) {
             return Verdict::Exact;
         }
         let (set, otherwise) = match to {
@@ -75,6 +77,13 @@ impl Filter {
         let hash = last >> shift & 0xfff;
         self.multicast[usize::from(hash >> 5) % TABLE] >> (hash & 31) & 1 != 0
     }
+}
+
+/// Returns an address as a number, in the order of RAL and RAH.
+#[inline]
+fn number(mac: Mac) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
 #[cfg(test)]

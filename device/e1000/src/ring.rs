@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use slipway_e1000_spec::DESCRIPTOR;
-use slipway_ram::{Access, Memory, Window};
+use slipway_ram::{Access, Memory, View, Window};
 
 use crate::rules::RingRules;
 
@@ -13,6 +13,8 @@ pub(crate) type Raw = [u8; DESCRIPTOR];
 
 /// Descriptors that are read at once.
 const AHEAD: usize = 32;
+/// Bytes of a cache line.
+const LINE: u16 = 64;
 
 pub(crate) struct Ring {
     rules: RingRules,
@@ -80,12 +82,31 @@ impl Ring {
 
     /// Reads descriptors ahead until there are `count`. Returns `false` if fewer wait before
     /// `tail`, or the ring is not in one region of memory.
+    ///
+    /// The buffers of descriptors that were read are prefetched, for an access of the kind `access`
+    /// by `view`.
     #[inline]
-    pub fn look(&mut self, memory: &Memory, tail: u32, count: usize) -> bool {
+    pub fn look(
+        &mut self,
+        (memory, view): (&Memory, &View),
+        (tail, count): (u32, usize),
+        access: Access,
+    ) -> bool {
         if self.ahead.len() >= count {
             return true;
         }
-        self.fetch(memory, tail, count)
+        let before = self.ahead.len();
+        let found = self.fetch(memory, tail, count);
+        for raw in self.ahead.range(before..) {
+            // The address of a buffer, except in a context: a wrong one prefetches nothing.
+            let address = raw.first_chunk().map_or(0, |address| u64::from_le_bytes(*address));
+            view.prefetch(address, access);
+            // A frame is read up to the end of its head, and written by streams of stores.
+            if access == Access::Read && u16::from_le_bytes([raw[8], raw[9]]) > LINE {
+                view.prefetch(address.wrapping_add(LINE.into()), access);
+            }
+        }
+        found
     }
 
     fn fetch(&mut self, memory: &Memory, tail: u32, count: usize) -> bool {

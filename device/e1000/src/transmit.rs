@@ -146,7 +146,8 @@ impl Transmitter {
             if left == 0 {
                 return self.ring.waiting(tail) > 0;
             }
-            if !self.ring.look(&common.memory, tail, 1) {
+            let memory = (&common.memory, &common.view);
+            if !self.ring.look(memory, (tail, 1), Access::Read) {
                 return false;
             }
             let before = burst.len();
