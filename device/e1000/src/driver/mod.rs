@@ -11,7 +11,13 @@
 //! - for each interrupt ([`Driver::interrupt`]): a read of ICR, a write of IMC, a read of STATUS
 //!   that flushes it; after the poll a write of IMS and another read of STATUS.
 //!
-//! With the communication status block there is none of these while both sides are busy.
+//! With the communication status block there is none of these while both sides are busy. A driver
+//! that takes the device's heads from the block as well ([`Options::heads`]) asks for no reports
+//! and looks at no status: a descriptor is written by one side only.
+//!
+//! Two further techniques of *Speeding Up Packet I/O in Virtual Machines* need no more of a device
+//! than that it delays its interrupts: moderation ([`Options::throttle`], section 3.1) and send
+//! combining ([`Driver::combine`], section 3.2).
 
 mod rings;
 
@@ -20,7 +26,7 @@ use slipway_e1000_spec::{
 };
 use slipway_ram::{Access, Fault, Memory, Span};
 
-pub use rings::{Received, Receiving, Sending};
+pub use rings::{Received, Receiving, Sending, Unread};
 pub use slipway_pci::driver::{AccessError, Direct, RegisterAccess};
 
 /// The causes that the driver enables: the ones that Linux's does.
@@ -54,6 +60,9 @@ pub struct Options {
     /// The communication status block is used, if the device has one. The driver asks for
     /// interrupts only by its words.
     pub csb: bool,
+    /// With the block: frames are found by the heads in it, and received unread. Each must fit one
+    /// buffer.
+    pub heads: bool,
     /// ITR, in units of 256 ns.
     pub throttle: u32,
     /// RDTR, RADV, TIDV and TADV, in units of 1024 ns.
@@ -66,7 +75,15 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { descriptors: 256, csb: false, throttle: 0, delays: [0; 4], receive: 0, vlans: false }
+        Self {
+            descriptors: 256,
+            csb: false,
+            heads: false,
+            throttle: 0,
+            delays: [0; 4],
+            receive: 0,
+            vlans: false,
+        }
     }
 }
 
@@ -86,6 +103,8 @@ pub struct Driver<R> {
     options: Options,
     /// The communication status block, if it is in use.
     block: Option<Span>,
+    /// The tail that the device was told last.
+    told: u32,
 }
 
 /// Pieces of one region of memory, one after the other.
@@ -131,6 +150,7 @@ impl<R: RegisterAccess> Driver<R> {
         (base, len): (u64, u64),
         options: Options,
     ) -> Result<Self, DriverError> {
+        let options = Options { heads: options.heads && options.csb, ..options };
         reset(&mut registers)?;
         let mac = read_address(&mut registers)?;
         let end = base.saturating_add(len);
@@ -144,10 +164,11 @@ impl<R: RegisterAccess> Driver<R> {
         let mut driver = Self {
             registers,
             mac,
-            sending: Sending::new(sending.0, sending.1, options.descriptors),
-            receiving: Receiving::new(receiving.0, receiving.1, options.descriptors),
+            sending: Sending::new(sending, options.descriptors, options.heads),
+            receiving: Receiving::new(receiving, options.descriptors, options.heads),
             options,
             block,
+            told: 0,
         };
         driver.start()?;
         Ok(driver)
@@ -186,6 +207,7 @@ impl<R: RegisterAccess> Driver<R> {
             self.set(offset, value)?;
         }
         self.sending.restart();
+        self.told = 0;
         let tail = self.receiving.fill()?;
         self.start_block(tail)?;
         self.set(register::TCTL, tctl::EN)?;
@@ -223,6 +245,11 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(self.registers.write32(offset.into(), value)?)
     }
 
+    /// Writes a register without waiting for it, as every write of a PCI driver.
+    fn post(&mut self, offset: u32, value: u32) -> Result<(), DriverError> {
+        Ok(self.registers.post(offset.into(), &value.to_le_bytes())?)
+    }
+
     /// Hands the queued descriptors to the device. With the communication status block, a register
     /// is written only if the device sleeps.
     ///
@@ -230,6 +257,7 @@ impl<R: RegisterAccess> Driver<R> {
     /// [`DriverError`].
     pub fn flush(&mut self) -> Result<(), DriverError> {
         let tail = self.sending.tail();
+        self.told = tail;
         if let Some(block) = &self.block {
             block.store_u32(csb::TDT, tail)?;
             // Pairs with the device's barrier between its store of the word and its load of the
@@ -239,14 +267,41 @@ impl<R: RegisterAccess> Driver<R> {
                 return Ok(());
             }
         }
-        Ok(self.registers.post(register::TDT.into(), &tail.to_le_bytes())?)
+        self.post(register::TDT, tail)
+    }
+
+    /// Hands the queued descriptors to the device unless it still has some: these will end with an
+    /// interrupt, and all that was queued until then goes with one register write (send combining).
+    /// The caller calls this again after each interrupt.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn combine(&mut self) -> Result<(), DriverError> {
+        let waits = self.told != self.sending.first();
+        if waits || self.told == self.sending.tail() {
+            return Ok(());
+        }
+        self.flush()
+    }
+
+    /// Takes back the descriptors that the device has done. Returns their number; without the
+    /// heads, that of the reports.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    #[inline]
+    pub fn clean(&mut self) -> Result<u32, DriverError> {
+        match &self.block {
+            Some(block) if self.options.heads => self.sending.take_back(block.load_u32(csb::TDH)?),
+            _ => self.sending.clean(),
+        }
     }
 
     /// Gives used receive buffers back to the device.
     fn refill(&mut self, tail: u32) -> Result<(), DriverError> {
         match &self.block {
             Some(block) => Ok(block.store_u32(csb::RDT, tail)?),
-            None => Ok(self.registers.post(register::RDT.into(), &tail.to_le_bytes())?),
+            None => self.post(register::RDT, tail),
         }
     }
 
@@ -260,10 +315,45 @@ impl<R: RegisterAccess> Driver<R> {
         budget: usize,
         mut take: impl FnMut(Received<'_>),
     ) -> Result<usize, DriverError> {
+        if self.options.heads {
+            return Err(DriverError::Device("with the block's heads, frames are received unread"));
+        }
         let mut count = 0;
         while count < budget && self.receiving.next(&mut take)? {
             count += 1;
             if self.receiving.used() >= rings::REFILL {
+                let tail = self.receiving.give_back()?;
+                self.refill(tail)?;
+            }
+        }
+        if self.receiving.used() > 0 {
+            let tail = self.receiving.give_back()?;
+            self.refill(tail)?;
+        }
+        Ok(count)
+    }
+
+    /// Passes received frames to `take` unread, up to `budget`, and returns their number. Buffers
+    /// are given back as in [`Driver::receive`]; with the heads, all at the end.
+    ///
+    /// # Errors
+    /// [`DriverError`], also those of `take`; a frame in several buffers.
+    #[inline]
+    pub fn receive_unread(
+        &mut self,
+        budget: usize,
+        mut take: impl FnMut(Unread<'_>) -> Result<(), DriverError>,
+    ) -> Result<usize, DriverError> {
+        let most = match &self.block {
+            Some(block) if self.options.heads => {
+                self.receiving.arrived(block.load_u32(csb::RDH)?)?.min(budget)
+            }
+            _ => budget,
+        };
+        let mut count = 0;
+        while count < most && self.receiving.next_unread(&mut take)? {
+            count += 1;
+            if !self.options.heads && self.receiving.used() >= rings::REFILL {
                 let tail = self.receiving.give_back()?;
                 self.refill(tail)?;
             }
@@ -291,15 +381,33 @@ impl<R: RegisterAccess> Driver<R> {
     /// # Errors
     /// [`DriverError`].
     pub fn interrupt(&mut self, take: impl FnMut(Received<'_>)) -> Result<u32, DriverError> {
+        self.serve(|driver| driver.receive(usize::MAX, take))
+    }
+
+    /// Serves an interrupt as [`Driver::interrupt`] does, with unread frames.
+    ///
+    /// # Errors
+    /// [`DriverError`], also those of `take`.
+    pub fn interrupt_unread(
+        &mut self,
+        take: impl FnMut(Unread<'_>) -> Result<(), DriverError>,
+    ) -> Result<u32, DriverError> {
+        self.serve(|driver| driver.receive_unread(usize::MAX, take))
+    }
+
+    fn serve(
+        &mut self,
+        receive: impl FnOnce(&mut Self) -> Result<usize, DriverError>,
+    ) -> Result<u32, DriverError> {
         let causes = self.get(register::ICR)?;
         if causes == 0 {
             return Ok(0);
         }
-        self.set(register::IMC, u32::MAX)?;
+        self.post(register::IMC, u32::MAX)?;
         self.get(register::STATUS)?;
-        self.sending.clean()?;
-        self.receive(usize::MAX, take)?;
-        self.set(register::IMS, ENABLED)?;
+        self.clean()?;
+        receive(self)?;
+        self.post(register::IMS, ENABLED)?;
         self.get(register::STATUS)?;
         Ok(causes)
     }

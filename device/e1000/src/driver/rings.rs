@@ -7,8 +7,22 @@ use slipway_ram::Span;
 
 use super::{BUFFER, DriverError};
 
+/// Buffers by which the memory of frames is prefetched.
+const AHEAD: usize = 8;
 /// Receive buffers that are given back at once.
 pub(super) const REFILL: u32 = 16;
+
+/// Returns the index behind `at` in a ring.
+#[inline]
+fn after(at: u32, entries: u32) -> u32 {
+    if at + 1 == entries { 0 } else { at + 1 }
+}
+
+/// Returns the number of steps from one index of a ring to another.
+#[inline]
+fn steps(from: u32, to: u32, entries: u32) -> u32 {
+    if to >= from { to - from } else { to + entries - from }
+}
 
 /// The transmit ring, with a buffer for each descriptor.
 pub struct Sending {
@@ -20,6 +34,31 @@ pub struct Sending {
     first: u32,
     /// Descriptors between the two that ask for a report, by their places.
     reports: std::collections::VecDeque<u32>,
+    /// Bits of the command of every frame's last descriptor.
+    last: u8,
+}
+
+/// A received frame in one buffer, of which nothing was read yet.
+pub struct Unread<'a> {
+    buffers: &'a Span,
+    at: usize,
+    /// The descriptor.
+    pub descriptor: Receive,
+}
+
+impl Unread<'_> {
+    /// Copies the first bytes of the frame, at most 2048. Bytes behind its end are those of earlier
+    /// frames.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    #[inline]
+    pub fn read(&self, into: &mut [u8]) -> Result<(), DriverError> {
+        if into.len() > BUFFER {
+            return Err(DriverError::Memory("a buffer is shorter than that".into()));
+        }
+        Ok(self.buffers.read(self.at, into)?)
+    }
 }
 
 /// A received frame.
@@ -31,8 +70,11 @@ pub struct Received<'a> {
 }
 
 impl Sending {
-    pub(super) fn new(ring: Span, buffers: Span, entries: u32) -> Self {
-        Self { ring, buffers, entries, next: 0, first: 0, reports: Default::default() }
+    /// Makes the ring. With `heads`, no frame asks for a report.
+    pub(super) fn new((ring, buffers): (Span, Span), entries: u32, heads: bool) -> Self {
+        let report = if heads { 0 } else { command::RS };
+        let last = command::EOP | command::IFCS | report;
+        Self { ring, buffers, entries, next: 0, first: 0, reports: Default::default(), last }
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -49,10 +91,25 @@ impl Sending {
         self.next
     }
 
+    /// Returns the index of the first descriptor that was not taken back.
+    pub fn first(&self) -> u32 {
+        self.first
+    }
+
     /// Returns the number of descriptors that are free.
+    #[inline]
     pub fn free(&self) -> u32 {
-        let used = (self.next + self.entries - self.first) % self.entries;
-        self.entries - 1 - used
+        self.entries - 1 - steps(self.first, self.next, self.entries)
+    }
+
+    /// Takes back the descriptors up to the device's head. Returns their number.
+    pub(super) fn take_back(&mut self, head: u32) -> Result<u32, DriverError> {
+        let count = steps(self.first, head, self.entries);
+        if head >= self.entries || count > steps(self.first, self.next, self.entries) {
+            return Err(DriverError::Device("its transmit head is not in the ring"));
+        }
+        self.first = head;
+        Ok(count)
     }
 
     /// Writes a descriptor. Returns `false` if the ring is full.
@@ -63,11 +120,12 @@ impl Sending {
         if self.free() == 0 {
             return Ok(false);
         }
-        self.ring.write(self.next as usize * DESCRIPTOR, &descriptor.bytes())?;
+        let bits = u128::from_le_bytes(descriptor.bytes());
+        self.ring.publish(self.next as usize * DESCRIPTOR, bits)?;
         if descriptor.command() & command::RS != 0 {
             self.reports.push_back(self.next);
         }
-        self.next = (self.next + 1) % self.entries;
+        self.next = after(self.next, self.entries);
         Ok(true)
     }
 
@@ -80,6 +138,7 @@ impl Sending {
         if bytes.len() > BUFFER {
             return Err(DriverError::Memory("a piece is longer than a buffer".into()));
         }
+        self.buffers.prefetch_to_write(at + AHEAD * BUFFER);
         self.buffers.write(at, bytes)?;
         Ok(self.buffers.iova() + at as u64)
     }
@@ -94,7 +153,7 @@ impl Sending {
             return Ok(false);
         }
         let address = self.fill(frame)?;
-        let command = command::EOP | command::IFCS | command::RS | more;
+        let command = self.last | more;
         let length = frame.len() as u16;
         self.push(&Transmit::Legacy(Legacy { address, length, command, ..Legacy::default() }))
     }
@@ -144,7 +203,7 @@ impl Sending {
                 break;
             }
             self.reports.pop_front();
-            self.first = (at + 1) % self.entries;
+            self.first = after(at, self.entries);
             count += 1;
         }
         Ok(count)
@@ -160,12 +219,14 @@ pub struct Receiving {
     next: u32,
     /// Descriptors that were used and not given back.
     used: u32,
+    /// Frames are found by the device's head, not by their descriptors' status.
+    heads: bool,
     frame: Vec<u8>,
 }
 
 impl Receiving {
-    pub(super) fn new(ring: Span, buffers: Span, entries: u32) -> Self {
-        Self { ring, buffers, entries, next: 0, used: 0, frame: Vec::new() }
+    pub(super) fn new((ring, buffers): (Span, Span), entries: u32, heads: bool) -> Self {
+        Self { ring, buffers, entries, next: 0, used: 0, heads, frame: Vec::new() }
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -192,14 +253,51 @@ impl Receiving {
         self.used
     }
 
-    /// Gives used buffers back. Returns the new tail.
+    /// Gives used buffers back. Returns the new tail. Descriptors whose status nobody looks at need
+    /// not be written anew: each keeps its buffer.
     pub(super) fn give_back(&mut self) -> Result<u32, DriverError> {
-        let first = (self.next + self.entries - self.used) % self.entries;
-        for step in 0..self.used {
-            self.renew((first + step) % self.entries)?;
+        if !self.heads {
+            let mut at = steps(self.used, self.next, self.entries);
+            for _ in 0..self.used {
+                self.renew(at)?;
+                at = after(at, self.entries);
+            }
         }
         self.used = 0;
-        Ok((self.next + self.entries - 1) % self.entries)
+        Ok(steps(1, self.next, self.entries))
+    }
+
+    /// Returns the number of descriptors up to the device's head that were not looked at.
+    pub(super) fn arrived(&self, head: u32) -> Result<usize, DriverError> {
+        if head >= self.entries {
+            return Err(DriverError::Device("its receive head is not in the ring"));
+        }
+        Ok(steps(self.next, head, self.entries) as usize)
+    }
+
+    /// Passes the next frame to `take`, unread. Returns `false` if none has come. With heads, the
+    /// caller knows that one has.
+    #[inline]
+    pub(super) fn next_unread(
+        &mut self,
+        take: &mut impl FnMut(Unread<'_>) -> Result<(), DriverError>,
+    ) -> Result<bool, DriverError> {
+        let offset = self.next as usize * DESCRIPTOR;
+        // The status first, with acquire ordering: the device writes it last.
+        let is_done = |word: u32| self.heads || word & u32::from(receive_status::DD) != 0;
+        if self.used >= self.entries - 1 || !is_done(self.ring.load_u32(offset + DESCRIPTOR - 4)?) {
+            return Ok(false);
+        }
+        let mut bytes = [0; DESCRIPTOR];
+        self.ring.read(offset, &mut bytes)?;
+        let descriptor = Receive::read(&bytes);
+        if descriptor.status & receive_status::EOP == 0 {
+            return Err(DriverError::Device("a frame is in several buffers"));
+        }
+        self.buffers.prefetch((self.next as usize + AHEAD) * BUFFER);
+        take(Unread { buffers: &self.buffers, at: self.next as usize * BUFFER, descriptor })?;
+        (self.next, self.used) = (after(self.next, self.entries), self.used + 1);
+        Ok(true)
     }
 
     /// Passes the next frame to `take`. Returns `false` if none has come.
@@ -223,7 +321,7 @@ impl Receiving {
             let (from, len) = (self.frame.len(), usize::from(descriptor.length));
             self.frame.resize(from + len.min(BUFFER), 0);
             self.buffers.read(at as usize * BUFFER, &mut self.frame[from..])?;
-            (at, count) = ((at + 1) % self.entries, count + 1);
+            (at, count) = (after(at, self.entries), count + 1);
             if descriptor.status & receive_status::EOP != 0 {
                 let len = self.frame.len().saturating_sub(slipway_e1000_spec::FCS);
                 take(Received { bytes: &self.frame[..len], descriptor });

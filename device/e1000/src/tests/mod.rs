@@ -10,3 +10,4 @@ mod offloads;
 mod rig;
 mod saved;
 mod traffic;
+mod ways;

@@ -110,7 +110,7 @@ impl Setup {
         let mut host =
             Host { driver, port, sink, mac: self.settings.mac, memory, world: world.clone() };
         host.device().poll();
-        host.driver.interrupt(|_| ()).unwrap();
+        host.driver.interrupt_unread(|_| Ok(())).unwrap();
         host
     }
 }
