@@ -256,5 +256,28 @@ fn as_json(Port { network, port, sandbox }: &Port) -> serde_json::Value {
         "dropped_out": port.dropped_out,
         "impairment": port.impairment.as_ref().map(port_tools::describe),
         "socket": (!port.socket_path.is_empty()).then_some(&port.socket_path),
+        "e1000": port.e1000.as_ref().map(e1000_json),
+    })
+}
+
+/// Describes the work of an e1000: its guest's exits by register, and what each frame has cost.
+fn e1000_json(counters: &v1::E1000Counters) -> serde_json::Value {
+    let accesses = |one: &v1::RegisterAccesses| {
+        (one.register.clone(), serde_json::json!({ "reads": one.reads, "writes": one.writes }))
+    };
+    let exits: u64 = counters.registers.iter().map(|one| one.reads + one.writes).sum();
+    let frames = counters.frames_sent + counters.frames_received;
+    let each = |count: u64| (frames > 0).then(|| count as f64 / frames as f64);
+    serde_json::json!({
+        "exits": exits,
+        "exits_by_register":
+            counters.registers.iter().map(accesses).collect::<serde_json::Map<_, _>>(),
+        "kicks": counters.kicks,
+        "interrupts": counters.interrupts,
+        "frames_sent": counters.frames_sent,
+        "frames_received": counters.frames_received,
+        "exits_per_frame": each(exits),
+        "kicks_per_frame": each(counters.kicks),
+        "interrupts_per_frame": each(counters.interrupts),
     })
 }

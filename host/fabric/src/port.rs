@@ -45,6 +45,8 @@ pub fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPor
         dropped_in: stats.causes_in().map(named).collect(),
         dropped_out: stats.causes_out().map(named).collect(),
         impairment,
+        // The plane has the functions.
+        e1000: None,
         socket_path: String::new(),
         trust: config.trust,
         vlan: match config.vlans {

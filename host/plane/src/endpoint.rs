@@ -50,8 +50,8 @@ pub struct Served {
 /// The kind of an endpoint's function.
 enum FunctionKind {
     Nvme(Nvme),
-    /// A network function. Held for its drop, which detaches the port.
-    Network(#[allow(dead_code)] Attached),
+    /// A network function. Its drop detaches the port.
+    Network(Attached),
 }
 
 /// An NVMe controller.
@@ -114,6 +114,14 @@ impl Served {
         match &self.kind {
             FunctionKind::Nvme(nvme) => Ok(nvme),
             FunctionKind::Network(_) => Err(Error::Network(self.id.clone())),
+        }
+    }
+
+    /// Returns the counters of an e1000, or `None` for another function.
+    pub fn e1000(&self) -> Option<v1::E1000Counters> {
+        match &self.kind {
+            FunctionKind::Network(attached) => attached.e1000(),
+            FunctionKind::Nvme(_) => None,
         }
     }
 

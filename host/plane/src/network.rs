@@ -22,6 +22,31 @@ const MTU: u16 = 1500;
 pub struct Attached {
     switch: Handle,
     port: PortIndex,
+    /// The device, if it is an e1000.
+    e1000: Option<slipway_e1000::Control>,
+}
+
+impl Attached {
+    /// Returns the counters of an e1000, or `None` for another device.
+    pub fn e1000(&self) -> Option<v1::E1000Counters> {
+        self.e1000.as_ref().map(|device| e1000_counters(&device.counters()))
+    }
+}
+
+fn e1000_counters(counters: &slipway_e1000::Counters) -> v1::E1000Counters {
+    let named = slipway_e1000::COUNTED.iter().map(|(_, name)| *name).zip(counters.registers);
+    let all = named.chain([("other", counters.other_registers)]);
+    let used = all.filter(|(_, accesses)| *accesses != slipway_e1000::Accesses::default());
+    let registers = used.map(|(name, slipway_e1000::Accesses { reads, writes })| {
+        v1::RegisterAccesses { register: name.to_owned(), reads, writes }
+    });
+    v1::E1000Counters {
+        registers: registers.collect(),
+        kicks: counters.kicks,
+        interrupts: counters.interrupts,
+        frames_sent: counters.sent,
+        frames_received: counters.received,
+    }
 }
 
 impl Drop for Attached {
@@ -49,17 +74,22 @@ pub fn make(
 ) -> Result<(Box<dyn Function>, Attached), Error> {
     let mac = address(wanted)?;
     let config = port_config(id, wanted, mac)?;
-    let (mut device, port) = match wanted.model() {
+    let Made { mut device, port, e1000 } = match wanted.model() {
         v1::NetworkModel::Virtio => virtio(wanted, mac, parts, place)?,
         model => e1000(wanted, mac, parts, model == v1::NetworkModel::E1000Csb)?,
     };
     let handed = parts.hand_down(&mut *device);
     handed.map_err(|error| Error::Resources(error.to_string()))?;
-    Ok((device, attach(port, config, switch)?))
+    let (switch, port) = attach(port, config, switch)?;
+    Ok((device, Attached { switch, port, e1000 }))
 }
 
-/// A function, and its end at the switch.
-type Made = (Box<dyn Function>, Box<dyn Port>);
+/// A function, its end at the switch, and the handle of an e1000.
+struct Made {
+    device: Box<dyn Function>,
+    port: Box<dyn Port>,
+    e1000: Option<slipway_e1000::Control>,
+}
 
 fn virtio(
     wanted: &v1::VirtioNet,
@@ -81,7 +111,7 @@ fn virtio(
         journal: place.map(|place| place.journal.clone()),
     });
     let (device, port) = made.map_err(|error| Error::Invalid(error.to_string()))?;
-    Ok((Box::new(device), Box::new(port)))
+    Ok(Made { device: Box::new(device), port: Box::new(port), e1000: None })
 }
 
 /// Makes an e1000. It has one queue pair, and its driver chooses the MTU.
@@ -99,19 +129,21 @@ fn e1000(
         settings: slipway_e1000::Settings { mac, csb, interval },
     });
     let (device, port) = made.map_err(|error| Error::Invalid(error.to_string()))?;
-    Ok((Box::new(device), Box::new(port)))
+    let e1000 = Some(device.control());
+    Ok(Made { device: Box::new(device), port: Box::new(port), e1000 })
 }
 
 fn attach(
     port: Box<dyn Port>,
     config: PortConfig,
     switch: &SwitchHandle,
-) -> Result<Attached, Error> {
+) -> Result<(Handle, PortIndex), Error> {
     let switch = switch.handle.clone();
     let attached = switch.call(move |owner| owner.attach(port, config));
     let attached: Result<PortIndex, BadConfig> =
         attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
-    Ok(Attached { port: attached.map_err(slipway_fabric::Error::Port)?, switch })
+    let port = attached.map_err(slipway_fabric::Error::Port)?;
+    Ok((switch, port))
 }
 
 fn address(wanted: &v1::VirtioNet) -> Result<Mac, Error> {

@@ -320,6 +320,18 @@ impl Plane {
         snoop::start(target, clock, request).await
     }
 
+    /// Returns all switches, by name, with the counters of the e1000s at their ports; blocks.
+    pub fn list_switches(&self) -> Vec<v1::Switch> {
+        let mut switches = self.fabric().list_switches();
+        let endpoints = self.lock();
+        for port in switches.iter_mut().flat_map(|switch| &mut switch.ports) {
+            if let Some(Slot::Served(served)) = endpoints.get(&port.name) {
+                port.e1000 = served.e1000();
+            }
+        }
+        switches
+    }
+
     /// Returns all endpoints, by id.
     pub fn list(&self) -> Vec<v1::Endpoint> {
         let endpoints = self.lock();

@@ -257,8 +257,7 @@ impl v1::plane_server::Plane for Service {
         _: Request<v1::ListSwitchesRequest>,
     ) -> Result<Response<v1::ListSwitchesReply>, Status> {
         let plane = self.plane.clone();
-        let switches =
-            move || Ok(v1::ListSwitchesReply { switches: plane.fabric().list_switches() });
+        let switches = move || Ok(v1::ListSwitchesReply { switches: plane.list_switches() });
         blocking::<_, Error>(switches).await
     }
 

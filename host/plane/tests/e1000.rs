@@ -110,6 +110,28 @@ fn plane() -> (Plane, tempfile::TempDir) {
     (plane, tempfile::tempdir().unwrap())
 }
 
+/// Checks the counters of both ports after frames both ways.
+fn look_at_counters(plane: &Plane, csb: bool) {
+    for port in plane.list_switches().remove(0).ports {
+        let counters = port.e1000.unwrap();
+        let of = |name: &str| {
+            let found = counters.registers.iter().find(|one| one.register == name);
+            found.map(|one| (one.reads, one.writes)).unwrap_or_default()
+        };
+        let interrupts = counters.interrupts;
+        assert!(counters.frames_sent >= 20 && counters.frames_received >= 20, "{counters:?}");
+        assert_eq!(of("TDT").0, 0, "{counters:?}");
+        // The last interrupt may not be served yet.
+        assert!(interrupts > 0 && of("ICR").0 + 1 >= interrupts, "{counters:?}");
+        match csb {
+            // One when the driver starts; without the block, one for each frame, too.
+            false => assert_eq!(of("TDT").1, 1 + counters.frames_sent, "{counters:?}"),
+            true => assert!(of("TDT").1 <= 1 + counters.frames_sent, "{counters:?}"),
+        }
+        assert!((1..=of("TDT").1).contains(&counters.kicks), "{counters:?}");
+    }
+}
+
 #[test]
 fn drivers_reach_each_other_with_interrupts_of_the_pin() {
     let kinds = [(v1::NetworkModel::E1000, false), (v1::NetworkModel::E1000Csb, true)];
@@ -126,6 +148,7 @@ fn drivers_reach_each_other_with_interrupts_of_the_pin() {
         }
         let ports = &plane.fabric().list_switches()[0].ports;
         assert!(ports.iter().all(|port| port.up && port.frames_in >= 20 && port.frames_out >= 20));
+        look_at_counters(&plane, csb);
         // Memory is unmapped under a running device.
         let file = rustix::fs::memfd_create("more", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();

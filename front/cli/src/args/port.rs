@@ -77,7 +77,8 @@ pub enum PortCommand {
     Capture(CaptureArgs),
     /// Count what passes a port by kind, and print the headers of some of it, until Ctrl-C
     Trace(TraceArgs),
-    /// Print all that is known of ports, as JSON: addresses, settings, what passed
+    /// Print all that is known of ports, as JSON: addresses, settings, what passed; of an e1000
+    /// also exits by register, kicks and interrupts
     Inspect {
         /// Ports: sandboxes, or names or numbers as `port ls` prints them; NETWORK/PORT if one is
         /// in several
