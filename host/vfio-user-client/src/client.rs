@@ -91,6 +91,8 @@ pub struct Client {
     timeout: Duration,
     /// The time at which every wait ends, instead of `timeout` after the wait's begin.
     until: Option<Instant>,
+    /// The time for which a wait for a reply looks before it sleeps.
+    spin: Duration,
     server: Capabilities,
     /// Message-only memory, by its address.
     remote: BTreeMap<u64, Vec<u8>>,
@@ -156,6 +158,7 @@ impl Client {
             next_id: 0,
             timeout,
             until: None,
+            spin: Duration::ZERO,
             server: Capabilities::default(),
             remote: BTreeMap::new(),
             bin,
@@ -182,6 +185,12 @@ impl Client {
     /// Ends every later wait at `until` at the latest.
     pub(crate) fn limit(&mut self, until: Instant) {
         self.until = Some(until);
+    }
+
+    /// Makes a wait for a reply look for it again and again for `time` before the thread sleeps:
+    /// for a driver that has its processor for itself. Zero, as at first, sleeps at once.
+    pub fn spin(&mut self, time: Duration) {
+        self.spin = time;
     }
 
     /// Returns the largest number of descriptors that the server takes with one message, at least
@@ -525,6 +534,7 @@ impl Client {
         request: Option<&Header>,
     ) -> Result<Message, ClientError> {
         let mut refusals = 0;
+        let begin = (!self.spin.is_zero()).then(Instant::now);
         loop {
             let sent = self.wire.flush()?;
             match self.wire.receive()? {
@@ -539,6 +549,9 @@ impl Client {
                     return Ok(message);
                 }
                 Some(message) => self.take_command(&message, deadline, &mut refusals)?,
+                None if begin.is_some_and(|begin| begin.elapsed() < self.spin) => {
+                    std::hint::spin_loop();
+                }
                 None if sent => self.wait(deadline, PollFlags::IN)?,
                 None => self.wait(deadline, PollFlags::IN | PollFlags::OUT)?,
             }
