@@ -18,7 +18,8 @@ mod vf;
 
 pub use bench::{
     AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, MemoryArgs, MemoryUserArgs, PacketArgs,
-    PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs, StartupArgs, TargetArgs, VmmArgs,
+    PacketModelArg, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs, StartupArgs,
+    TargetArgs, VmmArgs,
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};

@@ -1,24 +1,21 @@
 //! Two virtio-net functions over vfio-user sockets, in another process, with the switch between
 //! them and our own driver on both.
 
-use std::any::Any;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use slipway_ram::{DmaMap, Permissions, Region, Span};
+use anyhow::{Context, Result, ensure};
+use slipway_ram::{DmaMap, Span};
 use slipway_switch::Mac;
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::Registers;
 use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, notification};
 
+use super::served::{Model, Serve, Wanted, drive_apart, guest};
 use super::{PacketLoad, PacketMeasured, PacketSubject};
-use crate::block::native::{Cpus, pin};
+use crate::block::native::Cpus;
 
 /// The longest wait for a function.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of each driver's memory.
-const MEMORY: u64 = 8 << 20;
 /// Entries of each queue.
 const ENTRIES: u16 = 256;
 /// The most frames that a driver gives or takes at once.
@@ -29,10 +26,6 @@ const HEADER: usize = 12;
 const LOOKED_AT: usize = 22;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
-
-/// Starts a process that serves two functions on the sockets `1` and `2` of a folder, with the MAC
-/// addresses of [`Devices::mac`]. Dropping the result ends the process.
-pub type Serve = dyn FnMut(&Path, &Cpus) -> Result<Box<dyn Any>>;
 
 /// A path from driver to driver: functions and switch on the target's processors, both drivers on
 /// the client's.
@@ -75,16 +68,10 @@ impl PacketSubject for Devices {
         time: Duration,
     ) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
-        let served = (self.serve)(directory.path(), &self.cpus)?;
-        let (path, cpus) = (directory.path(), &self.cpus.client);
-        // A thread of its own, since another subject may have bound this one to other processors.
-        let measured = std::thread::scope(|scope| {
-            let driving = scope.spawn(|| {
-                pin(cpus)?;
-                drive(path, load, warm_up, time)
-            });
-            driving.join().unwrap_or_else(|_| bail!("the drivers' thread panicked"))
-        });
+        let (path, cpus) = (directory.path(), &self.cpus);
+        let wanted = Wanted { directory: path, cpus, model: Model::Virtio, source: None };
+        let served = (self.serve)(&wanted)?;
+        let measured = drive_apart(cpus, || drive(path, load, warm_up, time));
         drop(served);
         measured
     }
@@ -98,15 +85,9 @@ struct Host {
 
 impl Host {
     fn new(socket: &Path) -> Result<Self> {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&file, MEMORY)?;
-        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
-        let mut map = DmaMap::new();
-        map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
-        let mut client = Client::connect(socket, PATIENCE)?;
-        client.map(0, MEMORY, file.as_fd(), 0, true)?;
+        let (client, map, len) = guest(socket)?;
         let options = Options { entries: ENTRIES, ..Options::default() };
-        let arena = Arena::new(map.memory(), 0, MEMORY);
+        let arena = Arena::new(map.memory(), 0, len);
         Ok(Self {
             driver: Driver::new(Registers::new(client, PATIENCE), arena, options)?,
             _map: map,
@@ -229,6 +210,6 @@ fn drive(
         sent: sent - sent_before,
         delivered: delivered - before,
         elapsed_ns: elapsed.as_nanos() as u64,
-        neighbour: None,
+        ..PacketMeasured::default()
     })
 }

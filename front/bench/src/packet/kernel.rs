@@ -109,7 +109,7 @@ impl Bridge {
                 let (sent, elapsed) = run(time);
                 let delivered = received.load(Ordering::Relaxed) - before;
                 let elapsed_ns = elapsed.as_nanos() as u64;
-                PacketMeasured { sent, delivered, elapsed_ns, neighbour: None }
+                PacketMeasured { sent, delivered, elapsed_ns, ..PacketMeasured::default() }
             });
             stop.store(true, Ordering::Relaxed);
             drained.join().map_err(|_| anyhow::anyhow!("the sink's thread panicked"))??;

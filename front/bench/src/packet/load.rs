@@ -23,11 +23,14 @@ pub struct PacketLoad {
     /// Frames per second that a neighbour offers, one at a time, from a port of its own to another;
     /// 0: there is no neighbour.
     pub neighbour: u64,
+    /// Frames on their way at a time, each of which comes back before the next; 0: as many as fit,
+    /// one way.
+    pub window: u32,
 }
 
 impl Default for PacketLoad {
     fn default() -> Self {
-        Self { bytes: 64, ports: 2, row: 1, offered: 0, ring: None, neighbour: 0 }
+        Self { bytes: 64, ports: 2, row: 1, offered: 0, ring: None, neighbour: 0, window: 0 }
     }
 }
 
@@ -35,7 +38,10 @@ impl PacketLoad {
     /// Returns whether any subject can carry the load: from one port to another, as fast as
     /// possible, in rings of the default shape and without a neighbour.
     pub fn is_plain(&self) -> bool {
-        self.ports == 2 && self.offered == 0 && self.ring.is_none() && self.neighbour == 0
+        self.ports == 2
+            && self.ring.is_none()
+            && (self.offered, self.neighbour) == (0, 0)
+            && self.window == 0
     }
 }
 
@@ -48,7 +54,8 @@ impl fmt::Display for PacketLoad {
         if let Some((slots, payload)) = self.ring {
             write!(f, "-s{slots}x{payload}")?;
         }
-        for (letter, rate) in [('o', self.offered), ('n', self.neighbour)] {
+        let window = u64::from(self.window);
+        for (letter, rate) in [('o', self.offered), ('n', self.neighbour), ('w', window)] {
             match rate {
                 0 => {}
                 _ if rate.is_multiple_of(1_000_000) => write!(f, "-{letter}{}M", rate / 1_000_000)?,
@@ -69,7 +76,7 @@ impl fmt::Display for BadPacketLoad {
         let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than \
                      two ports -r32, frames in a row to one of them; -s64x256, slots of a ring \
                      (16 to 32768) and bytes of each (64 to 65536); -o5M, frames offered a second; \
-                     -n100k, frames that a neighbour offers";
+                     -n100k, frames that a neighbour offers; -w1, frames that go there and back";
         write!(f, "\"{}\" is no load such as {about}", self.0)
     }
 }
@@ -98,6 +105,7 @@ fn parse(text: &str) -> Option<PacketLoad> {
             "o" => load.offered = count(value)?,
             "s" => load.ring = Some(ring(value)?),
             "n" => load.neighbour = count(value)?,
+            "w" => load.window = value.parse().ok().filter(|one| (1..=64).contains(one))?,
             _ => return None,
         }
     }
@@ -157,6 +165,7 @@ mod tests {
             "64b-p2-s64x256-o5M",
             "64b-p2-n100k",
             "64b-p2-o20M-n5k",
+            "64b-p2-w1",
         ] {
             assert_eq!(text.parse::<PacketLoad>().unwrap().to_string(), text);
         }
@@ -182,6 +191,8 @@ mod tests {
             "65b-s64x64",
             "64b-s64",
             "64b-n0",
+            "64b-w0",
+            "64b-w65",
         ] {
             assert!(text.parse::<PacketLoad>().is_err(), "{text}");
         }

@@ -88,6 +88,6 @@ impl PacketSubject for Memif {
         let _client = self.start("client", folder.path(), &sends)?;
         let (sum, count) = listen(&rates, 1, deadline, time)?;
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
-        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, neighbour: None })
+        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, ..PacketMeasured::default() })
     }
 }

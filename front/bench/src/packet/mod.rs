@@ -5,7 +5,7 @@
 //! - [`PacketSubject`]: a subject. [`native`] has a link of packet rings without any switch, which
 //!   is the floor, and the switch with memory ports; [`Memif`], [`OvsDpdk`] and [`Bridge`] are
 //!   peers, where they are installed; [`Devices`] are two virtio-net functions in another process,
-//!   with our own driver on both;
+//!   with our own driver on both, and [`E1000`] two e1000 functions;
 //! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON,
 //!   with medians over the rounds; [`packet_table`] and [`packet_plot`] show it;
 //!   [`compare_packets`] compares two.
@@ -16,6 +16,7 @@
 
 mod compare;
 mod devices;
+mod e1000;
 mod kernel;
 mod load;
 mod memif;
@@ -24,10 +25,14 @@ mod ovs;
 mod plot;
 pub(crate) mod process;
 mod report;
+mod served;
+mod source;
 mod table;
+mod work;
 
 pub use compare::compare_packets;
-pub use devices::{Devices, Serve};
+pub use devices::Devices;
+pub use e1000::{E1000, Mode};
 pub use kernel::{Bridge, Ends};
 pub use load::PacketLoad;
 pub use memif::Memif;
@@ -35,6 +40,8 @@ pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
 pub use report::{
     Neighbour, PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject,
-    measure_packets,
+    Work, measure_packets,
 };
+pub use served::{FunctionCounts, Model, Serve, Served, TargetCounts, Wanted};
+pub use source::Source;
 pub use table::packet_table;

@@ -240,7 +240,7 @@ fn timed(
         sent: sent - before,
         delivered: sinks.count() - delivered,
         elapsed_ns: elapsed.as_nanos() as u64,
-        neighbour: None,
+        ..PacketMeasured::default()
     })
 }
 
@@ -257,7 +257,7 @@ impl PacketSubject for RawLink {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.offered == 0 && load.neighbour == 0
+        (load.offered, load.neighbour, load.window) == (0, 0, 0)
     }
 
     fn run(
@@ -318,8 +318,8 @@ impl PacketSubject for Switched {
         "Slipway's switch between memory ports, sharing a processor with the source".to_owned()
     }
 
-    fn takes(&self, _: &PacketLoad) -> bool {
-        true
+    fn takes(&self, load: &PacketLoad) -> bool {
+        load.window == 0
     }
 
     fn run(

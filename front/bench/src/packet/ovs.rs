@@ -69,7 +69,7 @@ impl OvsDpdk {
         let (sum, count) = listen(&rates, 2, deadline + PATIENCE, time)
             .context("Open vSwitch forwards nothing")?;
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
-        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, neighbour: None })
+        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, ..PacketMeasured::default() })
     }
 
     /// Makes a command that finds Open vSwitch's and DPDK's files in `folder`.

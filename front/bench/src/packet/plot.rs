@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 
-use super::{PacketLoad, PacketReport};
+use super::{Mode, PacketLoad, PacketReport};
 use crate::duration::rate;
 use crate::groups::{Bar, Group, groups};
 
 /// Draws `report`, with a row for each subject of each load, with a bar for its frames per second.
+/// Below those with e1000 functions are the rates of *Speeding Up Packet I/O in Virtual Machines*.
 ///
 /// # Errors
 /// If nothing was measured.
@@ -16,7 +17,14 @@ pub fn packet_plot(report: &PacketReport, title: &str) -> Result<String> {
         more_is_better: true,
         bars: bars(report, load),
     };
-    let all = report.plan.loads.iter().map(group).filter(|group| !group.bars.is_empty());
+    let paper = |load: &PacketLoad| Group {
+        name: format!("{load}: the paper's frames a second (2013, guest to guest, figure 4)"),
+        more_is_better: true,
+        bars: paper_bars(report, load),
+    };
+    let loads = report.plan.loads.iter();
+    let all = loads.flat_map(|load| [group(load), paper(load)]);
+    let all = all.filter(|group| !group.bars.is_empty());
     groups(title, &all.collect::<Vec<_>>())
 }
 
@@ -35,6 +43,18 @@ fn bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
     report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect()
 }
 
+/// Returns a bar for each way to drive an e1000 that was measured and is in the paper.
+fn paper_bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
+    let bar = |mode: Mode| {
+        let subject = report.subjects.iter().position(|one| one.name == mode.name())?;
+        report.figures(load, mode.name())?;
+        let length = mode.paper(load)?;
+        let (name, text) = (mode.name().to_owned(), rate(length, "pps"));
+        Some(Bar { subject, name, length, range: (length, length), text })
+    };
+    Mode::ALL.into_iter().filter_map(bar).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +70,8 @@ mod tests {
             assert!(text.contains(name), "{name}");
         }
         assert!(packet_plot(&report(&[]), "x").is_err());
+        assert!(!text.contains("the paper"), "{text}");
+        let text = packet_plot(&report(&[("e1000-csb", &[5_000_000])]), "x").unwrap();
+        assert!(text.contains("the paper") && text.contains("1.53 Mpps"), "{text}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::PacketLoad;
+use super::{FunctionCounts, PacketLoad};
 use crate::block::Described;
 use crate::json;
 use crate::report::Environment;
@@ -13,7 +13,7 @@ use crate::statistics::median;
 use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketMeasured {
     /// Frames that the source sent, or those delivered if a peer does not report that.
     pub sent: u64,
@@ -24,6 +24,18 @@ pub struct PacketMeasured {
     /// The neighbour's result, if the load has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<Neighbour>,
+    /// The work of the e1000 functions that the frames passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
+}
+
+/// The work of two e1000 functions, which they have counted themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// The function of the sender.
+    pub one: FunctionCounts,
+    /// The function of the receiver.
+    pub two: FunctionCounts,
 }
 
 /// A neighbour's result.
@@ -209,6 +221,19 @@ impl PacketReport {
         })
     }
 
+    /// Returns the work of the functions of one subject with one load, all rounds together. Returns
+    /// `None` if it has none, or there was no turn.
+    pub fn work(&self, load: &PacketLoad, subject: &str) -> Option<Work> {
+        let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
+        let all = turns.filter_map(|run| run.measured.work.as_ref());
+        all.fold(None, |sum: Option<Work>, work| {
+            let mut sum = sum.unwrap_or_default();
+            sum.one.add(&work.one);
+            sum.two.add(&work.two);
+            Some(sum)
+        })
+    }
+
     /// Formats the report as JSON with a newline at the end.
     ///
     /// # Errors
@@ -238,7 +263,9 @@ pub(crate) mod tests {
             for (round, rate) in (0..).zip(*rates) {
                 let (sent, elapsed_ns) = (2 * rate, 1_000_000_000);
                 let neighbour = Some(Neighbour { offered: 100, delivered: 100 - u64::from(round) });
-                let measured = PacketMeasured { sent, delivered: *rate, elapsed_ns, neighbour };
+                let delivered = *rate;
+                let measured =
+                    PacketMeasured { sent, delivered, elapsed_ns, neighbour, work: None };
                 runs.push(PacketRun { subject: (*name).to_owned(), load, round, measured });
             }
         }

@@ -1,6 +1,7 @@
 //! Formats a report of packets as tables for a terminal.
 
 use super::PacketReport;
+use super::work::{paper_table, work_table};
 use crate::table::titled;
 use crate::turns::fault_lines;
 
@@ -8,7 +9,8 @@ const HEADINGS: [&str; 7] =
     ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];
 
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
-/// newline at the end. Headings are bold if `colour`.
+/// newline at the end. The work of e1000 functions and the paper's rates follow in tables of their
+/// own. Headings are bold if `colour`.
 pub fn packet_table(report: &PacketReport, colour: bool) -> String {
     let mut text = String::new();
     for load in &report.plan.loads {
@@ -32,6 +34,12 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
         }
         text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
         text.push('\n');
+        for further in [work_table(report, load, colour), paper_table(report, load, colour)] {
+            if !further.is_empty() {
+                text.push_str(&further);
+                text.push('\n');
+            }
+        }
     }
     text.push_str(&fault_lines(&report.faults));
     for subject in &report.subjects {

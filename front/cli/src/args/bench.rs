@@ -201,8 +201,9 @@ pub struct ReportArgs {
 #[derive(Debug, Args)]
 pub struct PacketArgs {
     /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames
-    /// in a row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each) or 64b-p2-o5M (frames
-    /// offered a second; else as many as the source can)
+    /// in a row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each), 64b-p2-o5M (frames
+    /// offered a second; else as many as the source can) or 64b-p2-w1 (frames on their way there
+    /// and back)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::packet::PacketLoad>,
     #[command(flatten)]
@@ -389,6 +390,23 @@ pub struct PacketTargetArgs {
     /// Processors that it may use
     #[arg(long)]
     pub cpu: Vec<usize>,
+    /// Model of the functions
+    #[arg(long, value_enum, default_value_t = PacketModelArg::Virtio)]
+    pub model: PacketModelArg,
+    /// Frames a second that the switch offers to the second function
+    #[arg(long)]
+    pub offered: Option<u64>,
+    /// Bytes of each of them
+    #[arg(long, default_value_t = 64)]
+    pub bytes: u32,
+}
+
+/// The model of a network function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PacketModelArg {
+    Virtio,
+    E1000,
+    E1000Csb,
 }
 
 #[derive(Debug, Args)]

@@ -7,8 +7,8 @@ use slipway_bench::Fault;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
-    Bridge, Devices, Ends, Memif, OvsDpdk, PacketLoad, PacketPlan, PacketReport, PacketSubject,
-    compare_packets, measure_packets, packet_plot, packet_table,
+    Bridge, Devices, E1000, Ends, Memif, Mode, OvsDpdk, PacketLoad, PacketPlan, PacketReport,
+    PacketSubject, compare_packets, measure_packets, packet_plot, packet_table,
 };
 
 use super::packet_target;
@@ -18,7 +18,7 @@ use crate::args::PacketArgs;
 use crate::progress;
 
 /// The subjects to measure, with descriptions.
-const SUBJECTS: [(&str, &str); 7] = [
+const SUBJECTS: [(&str, &str); 11] = [
     ("link", "a ring in shared memory without a switch: the floor"),
     ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
     (
@@ -26,6 +26,10 @@ const SUBJECTS: [(&str, &str); 7] = [
         "two virtio-net functions over vfio-user and the switch on one processor, drivers on \
          another",
     ),
+    (Mode::Base.name(), Mode::Base.about()),
+    (Mode::Moderated.name(), Mode::Moderated.about()),
+    (Mode::Combining.name(), Mode::Combining.about()),
+    (Mode::Block.name(), Mode::Block.about()),
     (
         "memif",
         "a memif link between two of DPDK's testpmd, where that is installed; no switch in it",
@@ -35,7 +39,7 @@ const SUBJECTS: [(&str, &str); 7] = [
     ("bridge-tap", "a Linux bridge between two TAP interfaces, as root"),
 ];
 /// Short and long frames, numbers of ports, and rates of offered frames.
-const LOADS: [&str; 16] = [
+const LOADS: [&str; 18] = [
     "64b-p2",
     "128b-p2",
     "256b-p2",
@@ -49,6 +53,8 @@ const LOADS: [&str; 16] = [
     "64b-p2-o1M",
     "64b-p2-o5M",
     "64b-p2-o10M",
+    "64b-p2-o20M",
+    "64b-p2-w1",
     "64b-p2-o10M-n100k",
     "64b-p2-o20M-n100k",
     "64b-p2-n100k",
@@ -107,6 +113,12 @@ fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
     let cpus = Cpus::split(1)?;
     let mut subjects: Vec<Box<dyn PacketSubject>> = Vec::new();
     for (name, _) in chosen {
+        let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
+        if let Some(mode) = mode {
+            let serve = Box::new(packet_target::start);
+            subjects.push(Box::new(E1000::new(mode, cpus.clone(), serve)));
+            continue;
+        }
         match name {
             "link" => subjects.push(Box::new(RawLink(cpus.clone()))),
             "switch" => subjects.push(Box::new(Switched(cpus.clone()))),

@@ -1,0 +1,110 @@
+//! Formats the work of e1000 functions: what each frame has cost, beside the paper's rates.
+
+use super::{FunctionCounts, Mode, PacketLoad, PacketReport};
+use crate::table::titled;
+
+const HEADINGS: [&str; 11] =
+    ["", "exits", "TDT", "RDT", "ICR", "other", "kicks", "interrupts", "IMC", "IMS", "STATUS"];
+
+/// Returns the number of events for each of `of`, or `-` if there are none of those.
+fn each(count: u64, of: u64) -> String {
+    match of {
+        0 => "-".to_owned(),
+        _ => format!("{:.4}", count as f64 / of as f64),
+    }
+}
+
+/// Returns the work of one function for each frame that it moved, and the accesses for each read of
+/// ICR, which begins the service of an interrupt.
+fn cells(name: String, counts: &FunctionCounts) -> [String; 11] {
+    let frames = counts.frames();
+    let of_frame = |count: u64| each(count, frames);
+    let [tdt, rdt, icr, imc, ims, status] =
+        ["TDT", "RDT", "ICR", "IMC", "IMS", "STATUS"].map(|name| counts.accesses(name));
+    let known = tdt + rdt + icr + imc + ims + status;
+    [
+        name,
+        of_frame(counts.exits()),
+        of_frame(tdt),
+        of_frame(rdt),
+        of_frame(icr),
+        of_frame(counts.exits() - known),
+        of_frame(counts.kicks),
+        of_frame(counts.interrupts),
+        each(imc, icr),
+        each(ims, icr),
+        each(status, icr),
+    ]
+}
+
+/// Formats the work of all functions with a load, or nothing if there are none.
+pub(super) fn work_table(report: &PacketReport, load: &PacketLoad, colour: bool) -> String {
+    let mut rows = Vec::new();
+    for subject in &report.subjects {
+        let Some(work) = report.work(load, &subject.name) else { continue };
+        for (side, counts) in [("sends", &work.one), ("receives", &work.two)] {
+            if counts.frames() > 0 {
+                rows.push(cells(format!("{} {side}", subject.name), counts));
+            }
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let about = "For each frame: accesses to registers, kicks, interrupts. For each interrupt that \
+                 was served (a read of ICR): IMC, IMS, STATUS.\n";
+    titled(&load.to_string(), &HEADINGS, &rows, colour) + about
+}
+
+/// Formats each way's rate as a multiple of that without any technique, beside the paper's, or
+/// nothing if they were not measured.
+pub(super) fn paper_table(report: &PacketReport, load: &PacketLoad, colour: bool) -> String {
+    let rate = |mode: Mode| report.figures(load, mode.name()).map(|one| one.delivered);
+    let bases = rate(Mode::Base).zip(Mode::Base.paper(load));
+    let Some((base, of_paper)) = bases else { return String::new() };
+    let row = |mode: Mode| {
+        let (now, then) = rate(mode).zip(mode.paper(load))?;
+        let kpps = |rate: f64| format!("{:.0}", rate / 1e3);
+        let ratio = |rate: f64, base: f64| format!("{:.1}", rate / base.max(f64::MIN_POSITIVE));
+        let name = mode.name().to_owned();
+        Some([name, kpps(now), ratio(now, base), kpps(then), ratio(then, of_paper)])
+    };
+    let rows: Vec<_> = Mode::ALL.into_iter().filter_map(row).collect();
+    let headings = ["", "kpps", "of base", "the paper's kpps", "of base"];
+    titled(&load.to_string(), &headings, &rows, colour)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::report::Work;
+    use crate::packet::report::tests::report;
+
+    #[test]
+    fn work_is_of_a_frame_and_of_an_interrupt() {
+        let mut report = report(&[("e1000-base", &[30_000]), ("e1000-csb", &[600_000])]);
+        let load = PacketLoad::default();
+        assert_eq!(work_table(&report, &load, false), "");
+        let registers =
+            [("TDT", (0, 100)), ("ICR", (50, 0)), ("STATUS", (100, 0)), ("CTRL", (5, 0))];
+        let one = FunctionCounts {
+            registers: registers.map(|(name, counts)| (name.to_owned(), counts)).into(),
+            kicks: 100,
+            interrupts: 50,
+            sent: 100,
+            received: 0,
+        };
+        report.runs[0].measured.work = Some(Work { one, two: FunctionCounts::default() });
+        let text = work_table(&report, &load, false);
+        let line = text.lines().find(|line| line.starts_with("e1000-base sends")).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().skip(2).collect();
+        let wanted = ["2.5500", "1.0000", "0.0000", "0.5000", "0.0500", "1.0000", "0.5000"];
+        assert_eq!(cells[..7], wanted, "{text}");
+        assert_eq!(cells[7..], ["0.0000", "0.0000", "2.0000"], "{text}");
+        assert!(!text.contains("receives"), "{text}");
+        let text = paper_table(&report, &load, false);
+        let line = text.lines().find(|line| line.starts_with("e1000-csb")).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().skip(1).collect();
+        assert_eq!(cells, ["600", "20.0", "1526", "47.7"], "{text}");
+    }
+}
