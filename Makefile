@@ -25,14 +25,14 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, slipway-bench, containerd's shim, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, those that run in guests
+build: ## the programs: target/release/slipway, slipway-bench, containerd's shim, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
 	@deploy/setup/setup.sh build
 	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
 	    --package slipway-guest-sockets --package slipway-bench --package slipway-vmm-process \
-	    --package slipway-fs-process \
+	    --package slipway-fs-process --package slipway-hollow \
 	    --bins --target $(HOST)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo rustc --profile agent --locked --package slipway-cni --bin slipway-cni --target $(HOST) \
@@ -101,6 +101,8 @@ install: build ## install to PREFIX (/usr/local), with completions, man pages an
 	    $(DESTDIR)/usr/libexec/slipway/slipway-vmm
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-fs \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-fs
+	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-hollow \
+	    $(DESTDIR)/usr/libexec/slipway/slipway-hollow
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-cni $(DESTDIR)$(CNI_BIN)/slipway-cni
 
 clean: ## remove what was built; tools and images stay in /var/lib/slipway

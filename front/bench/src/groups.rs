@@ -8,7 +8,7 @@ use crate::palette;
 use crate::svg::{Area, FONT, INK, heading, printable, write};
 
 /// Width of the picture in pixels.
-const WIDTH: i32 = 1000;
+pub(crate) const WIDTH: i32 = 1000;
 /// Height of a bar's row.
 const ROW: i32 = 22;
 /// Height of a group's heading.
@@ -52,9 +52,9 @@ pub(crate) struct Group {
 /// # Errors
 /// If there is no bar.
 pub(crate) fn groups(title: &str, groups: &[Group]) -> Result<String> {
-    let rows: usize = groups.iter().map(|group| group.bars.len()).sum();
-    anyhow::ensure!(rows > 0, "nothing was measured, so there is nothing to draw");
-    let height = TOP + HEAD * groups.len() as i32 + ROW * rows as i32 + 20;
+    let drawn = groups.iter().any(|group| !group.bars.is_empty());
+    anyhow::ensure!(drawn, "nothing was measured, so there is nothing to draw");
+    let height = TOP + height_of(groups);
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
@@ -67,7 +67,19 @@ pub(crate) fn groups(title: &str, groups: &[Group]) -> Result<String> {
 fn draw(area: &Area<'_>, title: &str, groups: &[Group]) -> Result<()> {
     area.fill(&WHITE)?;
     heading(area, title, WIDTH)?;
-    let mut y = TOP;
+    draw_groups(area, groups, TOP)?;
+    area.present()?;
+    Ok(())
+}
+
+/// Returns the height in pixels that groups take, with a margin below.
+pub(crate) fn height_of(groups: &[Group]) -> i32 {
+    let rows: usize = groups.iter().map(|group| group.bars.len()).sum();
+    HEAD * groups.len() as i32 + ROW * rows as i32 + 20
+}
+
+/// Draws groups from the height `y` down.
+pub(crate) fn draw_groups(area: &Area<'_>, groups: &[Group], mut y: i32) -> Result<()> {
     for group in groups {
         let better = if group.more_is_better { "more" } else { "less" };
         let name = format!("{} ({better} is better)", printable(&group.name));
@@ -80,7 +92,6 @@ fn draw(area: &Area<'_>, title: &str, groups: &[Group]) -> Result<()> {
             y += ROW;
         }
     }
-    area.present()?;
     Ok(())
 }
 

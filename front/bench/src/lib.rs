@@ -2,11 +2,11 @@
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`socket`] ways from one program to another, [`vmm`] the start
-//! of a VMM, [`memory`] recycled memory for sandboxes, and [`attach`] how soon many owners get
-//! virtual functions. The rest is about the start-up of sandboxes: statistics for each stage, a
-//! table, a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is
-//! a pure function of [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the
-//! strings and writes the files. The pieces:
+//! of a VMM, [`memory`] recycled memory for sandboxes, [`attach`] how soon many owners get virtual
+//! functions, and [`arms`] starts with and without them. The rest is about the start-up of
+//! sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG, and
+//! the comparison of two runs. That part is a pure function of [`slipway_telemetry::Timeline`]s;
+//! its caller starts the sandboxes, prints the strings and writes the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
 //!   shows them;
@@ -39,6 +39,7 @@
 //! other processes, and OpenSSL; a guest's memory; VMMs that end with this process; memory that is
 //! touched as a guest does.
 
+pub mod arms;
 pub mod attach;
 mod bars;
 pub mod block;
@@ -72,7 +73,7 @@ pub use slices::aligned;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
-pub use turns::{Fault, Subjects, Turn, Turns, fault_lines, take_turns};
+pub use turns::{Fault, Subjects, Turn, Turns, busy_ns, fault_lines, take_turns};
 
 #[cfg(test)]
 mod samples;

@@ -217,6 +217,13 @@ fn busy_with_others() -> Option<f64> {
     }
 }
 
+/// Returns the time in nanoseconds for which the machine's processors were busy since boot, all of
+/// them together. Returns `None` where the kernel does not say.
+pub fn busy_ns() -> Option<u64> {
+    let ticks = Processors::read()?.busy;
+    Some(ticks.saturating_mul(1_000_000_000) / rustix::param::clock_ticks_per_second().max(1))
+}
+
 /// Returns the processors' time that all threads of this process have used.
 pub(crate) fn own_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

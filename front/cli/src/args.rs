@@ -17,9 +17,9 @@ mod template;
 mod vf;
 
 pub use bench::{
-    AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, MemoryArgs, MemoryUserArgs, PacketArgs,
-    PacketModelArg, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs, StartupArgs,
-    TargetArgs, VmmArgs,
+    AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, Engine, MemoryArgs, MemoryUserArgs,
+    PacketArgs, PacketModelArg, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
+    StartupArgs, TargetArgs, VmmArgs,
 };
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};

@@ -100,7 +100,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let ledger = config.run_dir.join("vf.ledger");
     let functions = VirtualFunctions::open(plane.clone(), &functions_dir, &ledger);
     let networks = Arc::new(open_networks(&config, &plane).await?);
-    let node = open_node(&config, &plane, &networks, keeps).await?;
+    let node = open_node(&config, (&plane, &functions), &networks, keeps).await?;
     let router = router
         .add_service(NetworksServer::new(slipway_network::Service::new(Arc::clone(&networks))));
     let router =
@@ -247,7 +247,7 @@ fn table(config: &Config) -> String {
 /// Opens the node, which uses the plane and the networks only by their interfaces.
 async fn open_node(
     config: &Config,
-    plane: &Plane,
+    (plane, functions): (&Plane, &VirtualFunctions),
     networks: &Arc<Networks>,
     keeps: bool,
 ) -> Result<Arc<Node>> {
@@ -257,6 +257,7 @@ async fn open_node(
     let parts = Parts {
         plane: slipway_plane_api::PlaneClient::new(plane.connect().await?),
         networks: slipway_plane_api::NetworkClient::new(networks.connect().await?),
+        functions: slipway_plane_api::VfClient::new(functions.connect().await?),
         hypervisor: Arc::new(vmms),
         boot: Arc::new(Installed(config.clone())),
         images: image::cache(config)?,

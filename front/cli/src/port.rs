@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, bail};
 use slipway_plane_api::{network_v1, v1};
-use slipway_runtime::{Config, network_function_id, v1 as sandbox_v1};
+use slipway_runtime::{Config, v1 as sandbox_v1};
 
 use crate::args::{NodeArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched};
 use crate::client::{connect, connect_networks, connect_plane, refused};
@@ -104,7 +104,7 @@ async fn all(node: &NodeArgs, config: &Config) -> Result<Vec<Port>> {
     let listed = client.list(sandbox_v1::Empty {}).await.map_err(|status| refused(&status))?;
     let sandboxes = listed.into_inner().sandboxes.into_iter();
     let names: HashMap<String, String> =
-        sandboxes.map(|sandbox| (network_function_id(&sandbox.id), sandbox.name)).collect();
+        sandboxes.map(|sandbox| (sandbox.network_function, sandbox.name)).collect();
     let mut ports = Vec::new();
     for switch in switches {
         for port in switch.ports {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use slipway_plane_api::{PlaneClient, v1};
-use slipway_runtime::{Config, network_function_id, v1 as sandbox_v1};
+use slipway_runtime::{Config, v1 as sandbox_v1};
 
 use crate::args::{CaptureArgs, Direction, ImpairArgs, NodeArgs, TraceArgs};
 use crate::client::{connect, connect_plane, refused};
@@ -18,7 +18,8 @@ pub async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v
     let named = sandbox_v1::Name { name: port.to_owned() };
     let found = sandboxes.inspect(named).await.ok().and_then(|reply| reply.into_inner().sandbox);
     let found = found.filter(|sandbox| is_meant(sandbox, port));
-    let port = found.map_or_else(|| port.to_owned(), |sandbox| network_function_id(&sandbox.id));
+    let functions = found.map(|sandbox| sandbox.network_function).filter(|id| !id.is_empty());
+    let port = functions.unwrap_or_else(|| port.to_owned());
     Ok(v1::PortReference { switch: switch.to_owned(), port })
 }
 

@@ -29,9 +29,10 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
             crate::say!("{}", serde_json::to_string_pretty(&all)?);
         }
         VfCommand::Take { pool, owner, json } => {
-            let request = vf_v1::TakeRequest { pool: pool.clone(), owner: owner.clone() };
+            let (pool, owner) = (pool.clone(), owner.clone());
+            let request = vf_v1::TakeRequest { pool, owner, client: None };
             let reply = client.take(request).await.map_err(|status| refused(&status))?;
-            let vf_v1::Lease { number, id, socket_path, mac } = reply.into_inner();
+            let vf_v1::Lease { number, id, socket_path, mac, .. } = reply.into_inner();
             if *json {
                 let lease = serde_json::json!({
                     "number": number, "endpoint": id, "socket_path": socket_path, "mac": mac,
@@ -68,8 +69,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
         }
         VfCommand::Rm { pools } => {
             for name in pools {
-                let request = vf_v1::RemovePoolRequest { name: name.clone() };
-                client.remove_pool(request).await.map_err(|status| refused(&status))?;
+                remove(&mut client, name).await?;
                 crate::say!("{name}");
             }
         }
@@ -96,20 +96,64 @@ async fn create(client: &mut VfClient, args: &VfCreateArgs) -> Result<()> {
         set_size: args.set_size.unwrap_or(0),
         user: args.user.as_deref().map(owner).transpose()?,
     };
-    let request = vf_v1::CreatePoolRequest { name: args.pool.clone(), template: Some(template) };
-    let mut made =
-        client.create_pool(request).await.map_err(|status| refused(&status))?.into_inner();
-    while count(&made, "being reset") > 0 {
-        tokio::time::sleep(LOOK).await;
-        made = pool(client, &args.pool).await?;
-    }
+    make(client, &args.pool, template).await?;
+    crate::say!("{}", args.pool);
+    Ok(())
+}
+
+/// Makes a pool, and waits until its functions are ready.
+///
+/// # Errors
+/// A function cannot be made; the pool is removed then.
+async fn make(client: &mut VfClient, name: &str, template: vf_v1::Template) -> Result<()> {
+    let request = vf_v1::CreatePoolRequest { name: name.to_owned(), template: Some(template) };
+    client.create_pool(request).await.map_err(|status| refused(&status))?;
+    let made = settled(client, name).await?;
     if let Some(vf) = made.vfs.iter().find(|vf| !vf.reason.is_empty()) {
         // The template is at fault: with the next daemon it would fail again.
-        let request = vf_v1::RemovePoolRequest { name: made.name.clone() };
-        client.remove_pool(request).await.map_err(|status| refused(&status))?;
+        remove(client, name).await?;
         bail!("function {} could not be made: {}; the pool was removed", vf.number, vf.reason);
     }
-    crate::say!("{}", made.name);
+    Ok(())
+}
+
+/// Makes a pool of `count` network interfaces on a switch, and waits until they are ready.
+///
+/// # Errors
+/// An interface cannot be made; the pool is removed then.
+pub async fn make_nics(
+    client: &mut VfClient,
+    name: &str,
+    switch: &str,
+    count: u32,
+    mtu: u32,
+) -> Result<()> {
+    let nic = template::Nic { switch: switch.to_owned(), mtu };
+    let kind = Some(template::Kind::Nic(nic));
+    make(client, name, vf_v1::Template { kind, count, ..Default::default() }).await
+}
+
+/// Waits until no function of a pool is being reset. Returns the pool.
+///
+/// # Errors
+/// The daemon refuses or goes away.
+pub async fn settled(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
+    loop {
+        let found = pool(client, name).await?;
+        if count(&found, "being reset") == 0 {
+            return Ok(found);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Removes a pool.
+///
+/// # Errors
+/// The daemon refuses or goes away.
+pub async fn remove(client: &mut VfClient, name: &str) -> Result<()> {
+    let request = vf_v1::RemovePoolRequest { name: name.to_owned() };
+    client.remove_pool(request).await.map_err(|status| refused(&status))?;
     Ok(())
 }
 

@@ -8,5 +8,6 @@ use slipway_runtime::Config;
 pub fn vmms(config: &Config) -> Result<Vmms> {
     let choice = config.vmm.parse().map_err(|error: String| anyhow!(error))?;
     let program = config.find_vmm().map_err(|error| error.to_string());
-    Ok(Vmms::new(choice, program, &config.cache_dir()))
+    let hollow = config.find_program("slipway-hollow").map_err(|error| error.to_string());
+    Ok(Vmms::new(choice, program, &config.cache_dir()).with_hollow(hollow))
 }

@@ -34,6 +34,8 @@ pub enum Accel {
     Kvm,
     /// QEMU's software emulation.
     Tcg,
+    /// No processor: a program drives the functions in a guest's place, for measurements.
+    Hollow,
 }
 
 /// Returns whether QEMU's software emulation is this host's processor: its signature in CPUID leaf
@@ -48,6 +50,7 @@ impl fmt::Display for Accel {
         f.write_str(match self {
             Self::Kvm => "kvm",
             Self::Tcg => "tcg",
+            Self::Hollow => "hollow",
         })
     }
 }
@@ -86,6 +89,7 @@ impl fmt::Display for AccelReport {
         match self.accel {
             Accel::Kvm => write!(f, "KVM: {}", self.reason),
             Accel::Tcg => write!(f, "software emulation: {}", self.reason),
+            Accel::Hollow => write!(f, "hollow: {}", self.reason),
         }
     }
 }

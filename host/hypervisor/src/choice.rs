@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::OnceCell;
 
-use crate::identity::SLIPWAY_VMM;
+use crate::hollow::{self, Hollow};
+use crate::identity::{SLIPWAY_HOLLOW, SLIPWAY_VMM};
 use crate::native::{self, SlipwayVmm};
 use crate::qemu::{self, Qemu};
 use crate::{
@@ -68,6 +69,8 @@ pub struct Vmms {
     /// Slipway's own VMM, or the reason why there is none.
     native: Result<SlipwayVmm, String>,
     qemu: OnceCell<Qemu>,
+    /// The program that runs no guest, or the reason why there is none.
+    hollow: Result<Hollow, String>,
     cache: PathBuf,
     /// The combinations of VMM and accelerator that the log has.
     logged: Mutex<BTreeSet<String>>,
@@ -91,9 +94,17 @@ impl Vmms {
             choice,
             native: program.map(|path| SlipwayVmm::new(path, cache)),
             qemu: OnceCell::new(),
+            hollow: Err("no program was named".to_owned()),
             cache: cache.to_owned(),
             logged: Mutex::default(),
         }
+    }
+
+    /// Sets the path of `slipway-hollow`, or the reason why there is none, for VMs of
+    /// [`Accel::Hollow`].
+    #[must_use]
+    pub fn with_hollow(self, program: Result<PathBuf, String>) -> Self {
+        Self { hollow: program.map(Hollow::new), ..self }
     }
 
     /// Returns the VMM that sandboxes get which ask for nothing special, and the reason, without
@@ -147,6 +158,11 @@ impl Vmms {
 
     /// Returns the VMM for a VM.
     async fn choose(&self, spec: &VmSpec) -> Result<&dyn Hypervisor> {
+        if spec.accel == AccelChoice::Only(Accel::Hollow) {
+            let found = self.hollow.as_ref();
+            let missing = |reason: &String| Error::NoSlipwayHollow { reason: reason.clone() };
+            return found.map(|hollow| hollow as &dyn Hypervisor).map_err(missing);
+        }
         let native = match self.choice {
             VmmChoice::Qemu => None,
             VmmChoice::Native => Some(self.native()?),
@@ -178,7 +194,7 @@ impl Vmms {
         }
         let runs = match spec.accel {
             AccelChoice::Auto => native.probe(&spec.kernel).await.accel == Accel::Kvm,
-            AccelChoice::Only(Accel::Tcg) => false,
+            AccelChoice::Only(Accel::Tcg | Accel::Hollow) => false,
             AccelChoice::Only(Accel::Kvm) => match accel::probe_without_boot() {
                 Ok(()) => true,
                 Err(reason) => return Err(Error::NoKvm { reason }),
@@ -215,10 +231,10 @@ impl Hypervisor for Vmms {
     }
 
     fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
-        if left.record.hypervisor == SLIPWAY_VMM {
-            Box::pin(native::adopt(left))
-        } else {
-            Box::pin(qemu::adopt(left))
+        match left.record.hypervisor.as_str() {
+            SLIPWAY_VMM => Box::pin(native::adopt(left)),
+            SLIPWAY_HOLLOW => Box::pin(hollow::adopt(left)),
+            _ => Box::pin(qemu::adopt(left)),
         }
     }
 }
@@ -294,6 +310,19 @@ mod tests {
                 Err(error) => assert!(matches!(error, Error::NoQemu { .. }), "{error}"),
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_guest_without_a_processor_is_for_who_asks_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let native = || vmms(VmmChoice::Native, Ok(KERNEL.into()), directory.path());
+        let without = chosen(&native(), &only(Accel::Hollow)).await.unwrap_err();
+        assert!(matches!(without, Error::NoSlipwayHollow { .. }), "{without}");
+        let with = native().with_hollow(Ok("/nowhere/slipway-hollow".into()));
+        assert_eq!(chosen(&with, &only(Accel::Hollow)).await.unwrap(), "slipway-hollow");
+        assert_eq!(chosen(&with, &only(Accel::Kvm)).await.unwrap(), "slipway-vmm");
+        let shared = VmSpec { vfio_user_sockets: Vec::new(), ..only(Accel::Tcg) };
+        assert!(hollow::refused(&shared, Accel::Tcg).is_some());
     }
 
     #[test]

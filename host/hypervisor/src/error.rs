@@ -26,6 +26,12 @@ pub enum Error {
         /// The places that were searched, or the fault of the program.
         reason: String,
     },
+    /// The program `slipway-hollow` was not found.
+    #[error("no usable slipway-hollow: {reason}; `make build` builds one")]
+    NoSlipwayHollow {
+        /// The places that were searched, or the fault of the program.
+        reason: String,
+    },
     /// Slipway's own VMM was requested, and KVM cannot be used.
     #[error(
         "slipway-vmm needs KVM, which cannot be used: {reason}; with vmm = \"auto\" in the \

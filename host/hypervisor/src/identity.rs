@@ -22,11 +22,15 @@ use crate::{Error, Result};
 /// The name of Slipway's own VMM.
 pub(crate) const SLIPWAY_VMM: &str = "slipway-vmm";
 
+/// The name of the program that runs no guest.
+pub(crate) const SLIPWAY_HOLLOW: &str = "slipway-hollow";
+
 /// The record on disk by which a VM's process is found again, and no other process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmRecord {
-    /// The hypervisor that runs the VM: `qemu` or `slipway-vmm`.
+    /// The hypervisor that runs the VM: `qemu`, `slipway-vmm` or
+    /// `slipway-hollow`.
     pub hypervisor: String,
     /// The process id.
     pub pid: i32,

@@ -34,6 +34,9 @@ pub(crate) trait Program: Clone + Send + Sync + 'static {
     /// `slipway-reconnect` and `device_add`.
     const RECONNECTS: bool;
 
+    /// The accelerator of a VM that says that it does not use KVM.
+    const WITHOUT_KVM: Accel;
+
     /// Returns the path of the program.
     fn path(&self) -> &Path;
 
@@ -116,7 +119,7 @@ fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepa
         Accel::Kvm => {
             Some(accel::open_kvm().map_err(|error| Error::file("open", accel::KVM_DEVICE, error))?)
         }
-        Accel::Tcg => None,
+        Accel::Tcg | Accel::Hollow => None,
     };
     let names = Names::in_directory(&spec.run_dir);
     let control = listen(&names.control)?;
@@ -194,7 +197,7 @@ pub(crate) async fn adopt<P: Program>(left: &LeftVm) -> Result<LaunchedVm> {
     let qmp = qmp.map_err(|_| Error::Timeout { command: "query-status".into(), timeout })??;
     let accel = match qmp.execute("query-kvm", ADOPT_DEADLINE).await?.get("enabled") {
         Some(serde_json::Value::Bool(true)) => Accel::Kvm,
-        _ => Accel::Tcg,
+        _ => P::WITHOUT_KVM,
     };
     let console_log = left.console_log.clone();
     let (names, console, errors, log) = elsewhere(move || {
@@ -304,6 +307,7 @@ mod tests {
     impl Program for Any {
         const NAME: &'static str = "any";
         const RECONNECTS: bool = false;
+        const WITHOUT_KVM: Accel = Accel::Tcg;
 
         fn path(&self) -> &Path {
             &self.0

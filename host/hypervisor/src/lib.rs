@@ -1,13 +1,15 @@
 //! Starts, supervises and ends the virtual machine of a sandbox.
 //!
-//! A [`Hypervisor`] turns a [`VmSpec`] into a running [`Vm`]. There are two:
+//! A [`Hypervisor`] turns a [`VmSpec`] into a running [`Vm`]. There are three:
 //! - [`native::SlipwayVmm`], Slipway's own VMM, which needs KVM;
 //! - [`qemu::Qemu`], any QEMU from 10.1 on (the first with a vfio-user client), with KVM if the
-//!   machine can run a stock kernel on it, and with software emulation otherwise.
+//!   machine can run a stock kernel on it, and with software emulation otherwise;
+//! - [`hollow::Hollow`], a program that drives the functions in a guest's place, for measurements
+//!   of the host's side of starts. It gets a VM only where the spec asks for [`Accel::Hollow`].
 //!
 //! [`Vmms`] chooses one of them for each VM; [`accel`] finds out what KVM is worth.
 //!
-//! Both VMMs are launched, reached and ended in the same way. They speak QMP (module `qmp`), print
+//! All are launched, reached and ended in the same way. They speak QMP (module `qmp`), print
 //! into FIFOs (`console`), and get what they use as descriptors; module `launch` does the steps,
 //! and its trait `Program` has what differs: the command line and the descriptors.
 //!
@@ -75,6 +77,7 @@ mod error;
 mod exit;
 mod files;
 mod helper;
+pub mod hollow;
 mod identity;
 mod launch;
 #[cfg(test)]

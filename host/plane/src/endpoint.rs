@@ -8,12 +8,13 @@ use std::time::Duration;
 use slipway_fabric::SwitchHandle;
 use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
-use slipway_plane_api::v1;
+use slipway_plane_api::{v1, vf_v1};
 use slipway_ram::LateFiles;
 use slipway_reactor::Handle;
 use slipway_telemetry::monotonic_ns;
 use slipway_vfio_user::{
-    Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, MemoryFile, RegionKind, Stats,
+    Admission, Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, MemoryFile,
+    RegionKind, Stats,
 };
 
 use crate::disk::{self, Opened};
@@ -50,7 +51,7 @@ pub struct Served {
 /// The kind of an endpoint's function.
 enum FunctionKind {
     Nvme(Nvme),
-    /// A network function. Its drop detaches the port.
+    /// A network function, whose port is detached when this is dropped.
     Network(Attached),
 }
 
@@ -157,6 +158,36 @@ impl Served {
     pub fn port_changed(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
         self.look_at_link();
         self.place.as_mut().map_or(Ok(()), |place| place.set_port(port))
+    }
+
+    /// Returns the means to bind the port of a network function to other addresses.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the endpoint is no network function.
+    pub fn binding(&self) -> Result<network::Binding, Error> {
+        match &self.kind {
+            FunctionKind::Network(attached) => Ok(attached.binding()),
+            FunctionKind::Nvme(_) => {
+                Err(Error::Invalid("a function without a port has no addresses".to_owned()))
+            }
+        }
+    }
+
+    /// Opens an endpoint that was made shut to one client, also for a successor.
+    pub fn open_for(&mut self, client: &vf_v1::Client) -> Result<(), Error> {
+        if let Some(place) = &mut self.place {
+            place.dedicate(client)?;
+        }
+        let (limit_bytes, memory_file, shared_file) = files(client.memory.as_ref());
+        let admission = Admission {
+            owner: client.user.map(|user| (user.uid, user.gid)),
+            max_dma_bytes: limit_bytes.unwrap_or(Config::at("").max_dma_bytes),
+            memory_file,
+            shared_file,
+        };
+        let opened = self.control.open_for(admission);
+        let socket = &self.socket;
+        opened.map_err(|source| Error::Socket { path: socket.clone(), source })
     }
 
     /// Has a network function check its link, and notify its driver if the link has changed.
@@ -387,15 +418,9 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
         config.owner = Some((owner.uid, owner.gid));
         config.allowed_uid = Some(owner.uid);
     }
-    if let Some(memory) = &request.memory {
-        let v1::ClientMemory { limit_bytes, device, inode, shared_device, shared_inode } = *memory;
-        if limit_bytes > 0 {
-            config.max_dma_bytes = limit_bytes;
-        }
-        let file = |device, inode| (inode > 0).then_some(MemoryFile { device, inode });
-        config.memory_file = file(device, inode);
-        config.shared_file = file(shared_device, shared_inode);
-    }
+    let (limit, memory_file, shared_file) = files(request.memory.as_ref());
+    config.max_dma_bytes = limit.unwrap_or(config.max_dma_bytes);
+    (config.memory_file, config.shared_file) = (memory_file, shared_file);
     config.doorbells = match nvme.doorbells() {
         v1::nvme_controller::DoorbellMode::Trapped => DoorbellMode::Trapped,
         v1::nvme_controller::DoorbellMode::Mapped => DoorbellMode::Mapped,
@@ -405,6 +430,18 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
         config.sweep_period = Duration::from_micros(nvme.sweep_period_us.into());
     }
     Ok(config)
+}
+
+/// Returns what a client may hand over: the most bytes, if there is a limit, its own file, and that
+/// which it shares with others.
+fn files(
+    memory: Option<&v1::ClientMemory>,
+) -> (Option<u64>, Option<MemoryFile>, Option<MemoryFile>) {
+    let Some(memory) = memory else { return (None, None, None) };
+    let v1::ClientMemory { limit_bytes, device, inode, shared_device, shared_inode } = *memory;
+    let file = |device, inode| (inode > 0).then_some(MemoryFile { device, inode });
+    let limit = (limit_bytes > 0).then_some(limit_bytes);
+    (limit, file(device, inode), file(shared_device, shared_inode))
 }
 
 type Namespaces = (Vec<Namespace>, BTreeMap<u32, v1::NamespaceStatus>);

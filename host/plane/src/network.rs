@@ -49,6 +49,40 @@ fn e1000_counters(counters: &slipway_e1000::Counters) -> v1::E1000Counters {
     }
 }
 
+impl Attached {
+    /// Returns the means to bind the port to other addresses, which outlives a lock on this.
+    pub fn binding(&self) -> Binding {
+        Binding { switch: self.switch.clone(), port: self.port }
+    }
+}
+
+/// A port that is to be bound to other addresses.
+pub struct Binding {
+    switch: Handle,
+    port: PortIndex,
+}
+
+impl Binding {
+    /// Binds the port to a MAC address, unless `mac` is empty, and to IP addresses. Waits for the
+    /// reactor of the switch.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for text that is no address; [`Error::Fabric`] for an address that
+    /// another port has; [`Error::Resources`] if the switch has ended. The port is unchanged then.
+    pub fn bind(self, mac: &str, addresses: &[String]) -> Result<(), Error> {
+        let mac = (!mac.is_empty()).then(|| parse_mac(mac)).transpose()?;
+        let addresses = parse_addresses(addresses)?;
+        let port = self.port;
+        let bound = self.switch.call(move |owner| {
+            let config = owner.switch().config(port).cloned().ok_or(BadConfig::NoSuchPort)?;
+            let mac = mac.or(config.mac);
+            owner.configure(port, PortConfig { mac, addresses, ..config })
+        });
+        let bound = bound.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
+        Ok(bound.map_err(slipway_fabric::Error::Port)?)
+    }
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         let port = self.port;
@@ -72,7 +106,7 @@ pub fn make(
     switch: &SwitchHandle,
     place: Option<&KeptPlace>,
 ) -> Result<(Box<dyn Function>, Attached), Error> {
-    let mac = address(wanted)?;
+    let mac = parse_mac(&wanted.mac)?;
     let config = port_config(id, wanted, mac)?;
     let Made { mut device, port, e1000 } = match wanted.model() {
         v1::NetworkModel::Virtio => virtio(wanted, mac, parts, place)?,
@@ -146,11 +180,15 @@ fn attach(
     Ok((switch, port))
 }
 
-fn address(wanted: &v1::VirtioNet) -> Result<Mac, Error> {
-    wanted
-        .mac
-        .parse()
-        .map_err(|error| Error::Invalid(format!("\"{}\" is no MAC address: {error}", wanted.mac)))
+fn parse_mac(text: &str) -> Result<Mac, Error> {
+    text.parse().map_err(|error| Error::Invalid(format!("\"{text}\" is no MAC address: {error}")))
+}
+
+fn parse_addresses(texts: &[String]) -> Result<Vec<IpAddr>, Error> {
+    let address = |text: &String| {
+        text.parse::<IpAddr>().map_err(|_| Error::Invalid(format!("\"{text}\" is no IP address")))
+    };
+    texts.iter().map(address).collect()
 }
 
 fn settings(wanted: &v1::VirtioNet, mac: Mac) -> Result<Settings, Error> {
@@ -165,14 +203,11 @@ fn settings(wanted: &v1::VirtioNet, mac: Mac) -> Result<Settings, Error> {
 }
 
 fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig, Error> {
-    let address = |text: &String| {
-        text.parse::<IpAddr>().map_err(|_| Error::Invalid(format!("\"{text}\" is no IP address")))
-    };
     let rate = (wanted.max_rate > 0).then_some(wanted.max_rate);
     Ok(PortConfig {
         name: id.to_owned(),
         mac: Some(mac),
-        addresses: wanted.addresses.iter().map(address).collect::<Result<_, _>>()?,
+        addresses: parse_addresses(&wanted.addresses)?,
         spoof_check: wanted.spoof_check,
         trust: wanted.trust,
         vlans: vlans(wanted.vlan)?,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slipway_fabric::Fabric;
 use slipway_keeper::Keeper;
-use slipway_plane_api::v1;
+use slipway_plane_api::{v1, vf_v1};
 use slipway_pool::{Left, Pool};
 use slipway_ram::LateFiles;
 use slipway_reactor::{Handle, Reactor};
@@ -188,6 +188,20 @@ impl Plane {
     pub(crate) fn open_endpoint(&self, id: &str) -> Result<(), Error> {
         let opened = self.with_endpoint(id, |served| served.control().open())?;
         opened.map_err(|error| Error::Resources(format!("endpoint {id} is not opened: {error}")))
+    }
+
+    /// Has an endpoint that was made shut admit one client, whose addresses its port is bound to.
+    /// Waits for the reactor of the switch.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`]; [`Error::Invalid`] and [`Error::Fabric`] for addresses that the port
+    /// cannot have; [`Error::Socket`] if the socket cannot be given to the client's user.
+    pub(crate) fn open_endpoint_for(&self, id: &str, client: &vf_v1::Client) -> Result<(), Error> {
+        if !(client.mac.is_empty() && client.addresses.is_empty()) {
+            let binding = self.with_endpoint(id, |served| served.binding())??;
+            binding.bind(&client.mac, &client.addresses)?;
+        }
+        self.with_endpoint(id, |served| served.open_for(client))?
     }
 
     /// Ends an endpoint without waiting for that: its client is disconnected, and no other is

@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
@@ -15,6 +16,7 @@ use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctions as Calls;
 use slipway_plane_api::vf_v1::{self, template};
 use slipway_vf_pool::Owner;
+use slipway_vfio_user_client::Client;
 use tonic::Request;
 
 use common::*;
@@ -45,8 +47,18 @@ fn states(functions: &VirtualFunctions, pool: &str) -> Vec<(u32, String)> {
 
 /// Takes a VF as soon as one is ready.
 fn take(functions: &VirtualFunctions, pool: &str, id: &str) -> vf_v1::Lease {
+    take_for(functions, pool, id, None)
+}
+
+/// Takes a VF for a client as soon as one is ready.
+fn take_for(
+    functions: &VirtualFunctions,
+    pool: &str,
+    id: &str,
+    client: Option<vf_v1::Client>,
+) -> vf_v1::Lease {
     loop {
-        match functions.take(pool, &owner(id)) {
+        match functions.take(pool, &owner(id), client.clone()) {
             Ok(lease) => return lease,
             Err(VfError::Pool(slipway_vf_pool::Error::Empty { counts, .. }))
                 if counts.returning > 0 =>
@@ -133,6 +145,51 @@ fn a_function_admits_clients_while_it_has_an_owner() {
         settle();
         is_refused(&socket);
     }
+}
+
+/// An owner says which client it has: no other memory is taken, and no other address is sent from.
+#[test]
+fn a_function_is_for_the_client_that_its_owner_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, functions) = functions(folder.path());
+    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
+    plane.fabric().create_switch(&switch).unwrap();
+    let nic = template::Nic { switch: "blue".into(), mtu: 0 };
+    let kind = Some(template::Kind::Nic(nic));
+    functions.create("pool", vf_v1::Template { kind, count: 1, ..Default::default() }).unwrap();
+    let (ours, other) = (memory(), memory());
+    let status = rustix::fs::fstat(&ours).unwrap();
+    let client = vf_v1::Client {
+        memory: Some(v1::ClientMemory {
+            device: status.st_dev,
+            inode: status.st_ino,
+            ..Default::default()
+        }),
+        mac: "02:00:00:00:00:07".into(),
+        addresses: vec!["10.0.0.7".into()],
+        ..Default::default()
+    };
+    let lease = take_for(&functions, "pool", "a", Some(client));
+    assert_eq!((&*lease.switch, lease.mtu), ("blue", 0));
+    let port = || plane.fabric().list_switches().remove(0).ports.remove(0);
+    assert_eq!(port().mac, "02:00:00:00:00:07");
+    assert_eq!(port().addresses, ["10.0.0.7"]);
+    let mut client = Client::connect(Path::new(&lease.socket_path), PATIENCE).unwrap();
+    assert!(client.map(BASE, MEMORY, other.as_fd(), 0, true).is_err());
+    client.map(BASE, MEMORY, ours.as_fd(), 0, true).unwrap();
+    // The next owner has said nothing: it gets what the template says.
+    functions.give_back("pool", &owner("a")).unwrap();
+    let next = take(&functions, "pool", "b");
+    assert_eq!((port().mac, port().addresses.len()), (next.mac, 0));
+    let mut client = Client::connect(Path::new(&next.socket_path), PATIENCE).unwrap();
+    client.map(BASE, MEMORY, other.as_fd(), 0, true).unwrap();
+}
+
+fn memory() -> OwnedFd {
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, MEMORY).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    file
 }
 
 /// An owner that never connects leaves a function that is not open to clients.

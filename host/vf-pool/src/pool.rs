@@ -120,11 +120,25 @@ impl<D: Device> Pool<D> {
     /// [`Error::Empty`], [`Error::Held`], [`Error::Ledger`], [`Error::Withdrawn`],
     /// [`Error::Unfit`]. The owner has nothing new then.
     pub fn take(&self, owner: &Owner) -> Result<Lease<D::Access>, Error> {
+        self.take_prepared(owner, |_| {})
+    }
+
+    /// Gives `owner` a ready VF as [`take`](Self::take) does. Before the owner is let in, `prepare`
+    /// tells the device what is particular to this owner; it must neither block nor panic. The
+    /// device forgets that with the next reset.
+    ///
+    /// # Errors
+    /// Those of [`take`](Self::take).
+    pub fn take_prepared(
+        &self,
+        owner: &Owner,
+        prepare: impl FnOnce(&mut D),
+    ) -> Result<Lease<D::Access>, Error> {
         let inner = &self.inner;
         let now = now_ns();
         let record = Record { standing: Standing::Taken { owner: owner.clone() }, since_ns: now };
         let write = |vf| inner.ledger.write(self.name(), vf, Some(&record));
-        match inner.shelf.take(owner, now, write) {
+        match inner.shelf.take(owner, now, write, prepare) {
             Ok((vf, access)) => Ok(Lease { vf, access }),
             Err(NotTaken::Refused(refusal)) => Err(self.error(0, owner, refusal)),
             Err(NotTaken::Unwritten(error, job)) => {

@@ -48,7 +48,8 @@ impl<D: Device> Shelf<D> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `owner` a ready VF. `write` writes the owner down before the VF is attached.
+    /// Gives `owner` a ready VF. `write` writes the owner down before the VF is attached, and
+    /// `prepare` is called on its device before the owner is let in.
     ///
     /// No lock is held during `write`. The table marks the VF as being taken: a thread that returns
     /// it meanwhile ends the ownership only, and this thread notices that and gives up the VF.
@@ -57,13 +58,14 @@ impl<D: Device> Shelf<D> {
         owner: &Owner,
         now_ns: u64,
         write: impl FnOnce(u32) -> Result<(), E>,
+        prepare: impl FnOnce(&mut D),
     ) -> Result<(u32, D::Access), NotTaken<E>> {
         let vf = self.table().take(owner, now_ns).map_err(NotTaken::Refused)?;
         if let Err(error) = write(vf) {
             let job = self.table().undo_take(vf);
             return Err(NotTaken::Unwritten(error, job));
         }
-        let attached = self.attach(vf);
+        let attached = self.attach(vf, prepare);
         let is_kept = self.table().taken(vf, attached.is_ok());
         match attached {
             Ok(access) if is_kept => Ok((vf, access)),
@@ -75,9 +77,12 @@ impl<D: Device> Shelf<D> {
     }
 
     /// Attaches a VF that the table says is taken, and lets its owner in.
-    fn attach(&self, vf: u32) -> Result<D::Access, Fault> {
+    fn attach(&self, vf: u32, prepare: impl FnOnce(&mut D)) -> Result<D::Access, Fault> {
         let (set, index) = self.place(vf);
-        let attached = set.attach(index, |device| device.admit().map(|()| device.access()));
+        let attached = set.attach(index, |device| {
+            prepare(device);
+            device.admit().map(|()| device.access())
+        });
         attached.unwrap_or_else(|_| Err(Fault("it is still attached".into())))
     }
 

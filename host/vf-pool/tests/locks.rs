@@ -134,7 +134,7 @@ fn work(shelf: &Shelf<Checked>, job: Job) {
 
 /// Takes a VF, uses it and returns it. Returns `false` if none was ready.
 fn use_one(shelf: &Shelf<Checked>, owner: &Owner) -> bool {
-    match shelf.take(owner, 0, |_| Ok::<_, ()>(())) {
+    match shelf.take(owner, 0, |_| Ok::<_, ()>(()), |_| {}) {
         Ok((vf, seen)) => {
             seen.users.fetch_add(1, SeqCst);
             seen.users.fetch_sub(1, SeqCst);
@@ -189,7 +189,7 @@ fn a_vf_has_one_owner_and_is_reset_between_two() {
         });
         let served = users.map(|user| user.join().unwrap());
         let uses = served.iter().filter(|served| **served).count();
-        let (vf, seen) = shelf.take(&owner("c"), 0, |_| Ok::<_, ()>(())).unwrap();
+        let (vf, seen) = shelf.take(&owner("c"), 0, |_| Ok::<_, ()>(()), |_| {}).unwrap();
         assert_eq!((vf, seen.resets.load(SeqCst)), (0, uses));
         assert!(uses >= 1);
     });
@@ -199,7 +199,7 @@ fn a_vf_has_one_owner_and_is_reset_between_two() {
 fn a_take_waits_for_no_reset_of_another_vf() {
     check(|| {
         let shelf = ready(2);
-        let (vf, _) = shelf.take(&owner("a"), 0, |_| Ok::<_, ()>(())).unwrap();
+        let (vf, _) = shelf.take(&owner("a"), 0, |_| Ok::<_, ()>(()), |_| {}).unwrap();
         let job = shelf.begin_return(vf, &owner("a")).unwrap().unwrap();
         assert_eq!(job, Job::Return(vf));
         // A reset that ends when another owner has got a VF: a take that waited for it would be a
@@ -209,7 +209,7 @@ fn a_take_waits_for_no_reset_of_another_vf() {
             let shelf = shelf.clone();
             loom::thread::spawn(move || shelf.with(vf, |_| got.recv().unwrap()))
         };
-        let (other, _) = shelf.take(&owner("b"), 0, |_| Ok::<_, ()>(())).unwrap();
+        let (other, _) = shelf.take(&owner("b"), 0, |_| Ok::<_, ()>(()), |_| {}).unwrap();
         assert_ne!(other, vf);
         assert!(matches!(shelf.table().claim_set(0), Err(Refusal::InUse(..))));
         told.send(()).unwrap();
@@ -225,7 +225,7 @@ fn a_take_that_was_not_written_leaves_nothing() {
             let shelf = shelf.clone();
             loom::thread::spawn(move || shelf.table().drain(0))
         };
-        let taken = shelf.take(&owner("a"), 0, |_| Err("full"));
+        let taken = shelf.take(&owner("a"), 0, |_| Err("full"), |_| {});
         let later = match taken {
             Err(NotTaken::Unwritten("full", job)) => job,
             Err(NotTaken::Refused(Refusal::Empty(_))) => None,
@@ -258,7 +258,7 @@ fn take_one(shelf: &Shelf<Checked>, ledger: &AtomicUsize, id: &str) -> bool {
         ledger.store(TAKEN, SeqCst);
         Ok::<_, ()>(())
     };
-    match shelf.take(&owner(id), 0, write) {
+    match shelf.take(&owner(id), 0, write, |_| {}) {
         Ok(_) => true,
         Err(NotTaken::Lost(vf, None)) => {
             go_on(shelf, ledger, Job::Return(vf));
@@ -291,7 +291,8 @@ fn a_vf_that_returns_while_it_is_taken_is_nobodys() {
         let is_taken = has("a") || has("b");
         assert_eq!(shelf.with(0, |device| device.is_open), is_taken);
         assert_eq!(ledger.load(SeqCst), if is_taken { TAKEN } else { NONE });
-        let next = ["c", "d"].map(|id| shelf.take(&owner(id), 0, |_| Ok::<_, ()>(())).is_ok());
+        let next =
+            ["c", "d"].map(|id| shelf.take(&owner(id), 0, |_| Ok::<_, ()>(()), |_| {}).is_ok());
         assert_eq!(next, [!is_taken, false]);
     });
 }

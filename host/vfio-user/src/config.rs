@@ -52,7 +52,8 @@ pub struct MemoryFile {
     pub inode: u64,
 }
 
-/// The configuration of an endpoint, which does not change later.
+/// The configuration of an endpoint. Only [`Control::open_for`](crate::Control::open_for) changes
+/// some of it later, before the first client.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The place where the endpoint listens.
@@ -110,6 +111,22 @@ pub struct Config {
     /// The function ends with the connection of its client: no endpoint will serve it later. A
     /// client that is told so does not wait for one.
     pub one_connection: bool,
+}
+
+/// The client of an endpoint that was made before anybody knew whose it is to be: see
+/// [`Control::open_for`](crate::Control::open_for). The fields take the place of those of the
+/// endpoint's [`Config`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The user and group that own the socket. The user is the only one whose clients are served,
+    /// beside the server's own; `None` leaves both as they are.
+    pub owner: Option<(u32, u32)>,
+    /// [`Config::max_dma_bytes`].
+    pub max_dma_bytes: u64,
+    /// [`Config::memory_file`].
+    pub memory_file: Option<MemoryFile>,
+    /// [`Config::shared_file`].
+    pub shared_file: Option<MemoryFile>,
 }
 
 /// The role of a file that a client passed, by its endpoint's configuration.
@@ -184,6 +201,14 @@ impl Config {
             FileRole::Unnamed => Region::of_peer(file, offset, len, permissions, bin),
             FileRole::Refused => Err(rustix::io::Errno::ACCESS.into()),
         }
+    }
+
+    /// Returns the configuration for the client of `admission`.
+    pub(crate) fn admitting(&self, admission: Admission) -> Self {
+        let Admission { owner, max_dma_bytes, memory_file, shared_file } = admission;
+        let allowed_uid = owner.map(|(user, _)| user).or(self.allowed_uid);
+        let owner = owner.or(self.owner);
+        Self { owner, allowed_uid, max_dma_bytes, memory_file, shared_file, ..self.clone() }
     }
 
     /// Returns whether clients of the user `uid` are served.

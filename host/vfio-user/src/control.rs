@@ -1,6 +1,7 @@
 //! The interface of an endpoint to other threads.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -8,9 +9,9 @@ use std::time::Duration;
 use slipway_peer::{Bin, Foreign};
 use slipway_reactor::{Bell, Handle};
 
-use crate::Stats;
-use crate::listener::listen;
+use crate::listener::{give, listen};
 use crate::stats::Live;
+use crate::{Admission, Stats};
 
 /// The state that an endpoint shares with its controls, whichever reactor it is on.
 pub(crate) struct Shared {
@@ -26,8 +27,10 @@ pub(crate) struct Shared {
     new_home: Mutex<Option<Handle>>,
     /// The thread that a client was to be moved to could not be started.
     pub(crate) move_failed: AtomicBool,
-    /// The socket of an endpoint that is shut: it does not listen yet.
-    shut: Mutex<Option<Foreign>>,
+    /// The socket of an endpoint that is shut, and its name: it does not listen yet.
+    shut: Mutex<Option<(Foreign, PathBuf)>>,
+    /// The first client of an endpoint that was shut, until the endpoint has adopted it.
+    admission: Mutex<Option<Admission>>,
     bell: Bell,
     /// The number of tasks that the endpoint consists of: its own and those of its lanes.
     parts: Mutex<usize>,
@@ -38,7 +41,7 @@ impl Shared {
     pub(crate) fn new(
         busy_polls: Arc<AtomicU64>,
         bin: &Bin,
-        shut: Option<Foreign>,
+        shut: Option<(Foreign, PathBuf)>,
     ) -> std::io::Result<Self> {
         Ok(Self {
             live: Arc::default(),
@@ -49,6 +52,7 @@ impl Shared {
             new_home: Mutex::default(),
             move_failed: AtomicBool::new(false),
             shut: Mutex::new(shut),
+            admission: Mutex::default(),
             bell: Bell::new()?,
             parts: Mutex::new(0),
             told: Condvar::new(),
@@ -84,7 +88,7 @@ impl Shared {
         self.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
-    fn shut(&self) -> MutexGuard<'_, Option<Foreign>> {
+    fn shut(&self) -> MutexGuard<'_, Option<(Foreign, PathBuf)>> {
         self.shut.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -93,13 +97,23 @@ impl Shared {
         self.shut().is_some()
     }
 
-    /// Carries out [`Control::open`].
-    fn open(&self) -> std::io::Result<()> {
+    /// Returns the client that the endpoint was opened for, once.
+    pub(crate) fn take_admission(&self) -> Option<Admission> {
+        self.admission.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+
+    /// Carries out [`Control::open`], and [`Control::open_for`] with an admission.
+    fn open(&self, admission: Option<Admission>) -> std::io::Result<()> {
         if self.is_closing() || *self.parts() == 0 {
             return Err(std::io::Error::other("the endpoint has ended"));
         }
         let mut shut = self.shut();
-        if let Some(socket) = &*shut {
+        if let Some((socket, path)) = &*shut {
+            if let Some(owner) = admission.and_then(|admission| admission.owner) {
+                give(path, owner)?;
+            }
+            // Before any client can come: the endpoint adopts it when the socket listens.
+            *self.admission.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = admission;
             listen(socket)?;
             *shut = None;
             drop(shut);
@@ -160,7 +174,17 @@ impl Control {
     /// # Errors
     /// The endpoint has ended or was asked to, or listen(2) failed.
     pub fn open(&self) -> std::io::Result<()> {
-        self.0.open()
+        self.0.open(None)
+    }
+
+    /// Has an endpoint that was made shut admit one client's user and memory from now on, in place
+    /// of those of its configuration. Changes nothing if it admits clients already. Does not wait
+    /// for the endpoint.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), or the socket cannot be given to the user.
+    pub fn open_for(&self, admission: Admission) -> std::io::Result<()> {
+        self.0.open(Some(admission))
     }
 
     /// Asks the endpoint to end: it disconnects its client, quiesces the function, drops everything

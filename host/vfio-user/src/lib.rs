@@ -121,7 +121,7 @@ mod outside {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 }
 
-pub use config::{Config, DoorbellMode, Location, MemoryFile};
+pub use config::{Admission, Config, DoorbellMode, Location, MemoryFile};
 pub use control::Control;
 pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]

@@ -164,10 +164,15 @@ fn bind(path: &Path, config: &Config, bin: &Bin) -> std::io::Result<(Foreign, (u
     }
 }
 
+/// Gives the socket at `path` to a user and a group.
+pub(crate) fn give(path: &Path, (user, group): (u32, u32)) -> std::io::Result<()> {
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    Ok(rustix::fs::chownat(CWD, path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
 fn prepare(path: &Path, config: &Config) -> std::io::Result<()> {
-    if let Some((user, group)) = config.owner {
-        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-        rustix::fs::chownat(CWD, path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+    if let Some(owner) = config.owner {
+        give(path, owner)?;
     }
     Ok(rustix::fs::chmod(path, Mode::from_raw_mode(config.mode & 0o777))?)
 }

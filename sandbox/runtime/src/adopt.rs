@@ -66,7 +66,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
             return Err(lost("its disks ended with the daemon"));
         }
     }
-    let net = network::function_id(&record.id);
+    let net = network::function_of(&record);
     if record.network.is_some() && !serves(node, &net, &left.record).await? {
         return Err(lost("its network ended with the daemon"));
     }

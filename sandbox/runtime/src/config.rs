@@ -88,6 +88,10 @@ pub struct Config {
     /// The network of sandboxes without `--network`: a network's name; "none"; or "auto", which is
     /// the network "default" on a host that can have networks, and none elsewhere.
     pub network: String,
+    /// The pool of virtual functions that sandboxes without `--vf` have their interfaces of, where
+    /// one is ready on the switch of their network. Empty: none; each interface is made when its
+    /// sandbox starts.
+    pub vf_pool: String,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
     /// excludes private networks. Both exclude link-local addresses, and with them a cloud's
     /// metadata.
@@ -129,6 +133,7 @@ impl Default for Config {
             poll_budget_us: 200,
             keeper: false,
             network: "auto".into(),
+            vf_pool: String::new(),
             network_reach: "all".into(),
             network_allow: Vec::new(),
             network_deny: Vec::new(),

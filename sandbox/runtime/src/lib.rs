@@ -89,7 +89,7 @@ pub mod volume;
 pub use config::{Config, find_library};
 pub use error::{Error, Result};
 pub use life::RETURN;
-pub use network::{function_id as network_function_id, missing as missing_for_networks};
+pub use network::missing as missing_for_networks;
 pub use node::{Node, Parts};
 pub use service::Service;
 pub use service::templates::TemplateService;

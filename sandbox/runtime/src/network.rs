@@ -18,6 +18,7 @@ use crate::v1::RunSpec;
 use crate::{Error, Result, process};
 
 mod namespace;
+mod pooled;
 
 /// The name of the stage on the timeline.
 pub const STAGE: &str = "network";
@@ -63,7 +64,8 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     let asks =
         addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0 || sockets;
     let nic = check_interface(spec)?;
-    let asks = asks || !spec.nic.is_empty();
+    pooled::check(spec, nic)?;
+    let asks = asks || !spec.nic.is_empty() || !spec.vf_pool.is_empty();
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // A user who asks for anything of a network gets the networks' error about what is missing.
@@ -108,6 +110,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         queues: spec.queues,
         nic,
         namespace: None,
+        pool: pooled::chosen(node, spec, nic),
     };
     enter(node, sandbox, place).await
 }
@@ -147,6 +150,7 @@ async fn enter(node: &Node, sandbox: &Sandbox, place: Network) -> Result<()> {
 /// Tells the networks' service which sandboxes exist. The interfaces and addresses of all others
 /// become free.
 pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>) {
+    pooled::reconcile(node, sandbox_ids.clone()).await;
     let request = network_v1::ReconcileRequest { sandbox_ids };
     if let Err(status) = node.networks.clone().reconcile(request).await {
         // Sandboxes without a network, and those of other networks, run even so.
@@ -164,22 +168,34 @@ pub fn function_id(sandbox_id: &str) -> String {
     format!("{sandbox_id}.net")
 }
 
-/// Returns the socket of the network function, or `None` if the sandbox has no network.
-pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
-    record.network.as_ref().map(|_| node.run_dir(&record.id).join("net.sock"))
+/// Returns the plane's id of the function that a sandbox has for its network.
+pub fn function_of(record: &Record) -> String {
+    let taken = record.network.as_ref().and_then(Network::taken);
+    taken.map_or_else(|| function_id(&record.id), |taken| taken.id.clone())
 }
 
-/// Makes the plane serve the network function. When this returns, its socket accepts the VMM.
-/// Returns `None` if the sandbox has no network.
+/// Returns the socket of the network function, or `None` if the sandbox has no network.
+pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
+    let network = record.network.as_ref()?;
+    let own = || node.run_dir(&record.id).join("net.sock");
+    Some(network.taken().map_or_else(own, |taken| taken.socket.clone()))
+}
+
+/// Makes the plane serve the network function, or takes one of a pool. When this returns, its
+/// socket accepts the VMM. Returns `None` if the sandbox has no network.
 ///
 /// # Errors
 /// [`Error::Plane`].
 pub async fn serve(
     node: &Node,
-    record: &Record,
+    sandbox: &Sandbox,
     uid: u32,
     memory: &plane_v1::ClientMemory,
 ) -> Result<Option<PathBuf>> {
+    let record = &sandbox.record();
+    if let Some(socket) = pooled::take(node, sandbox, record, uid, memory).await? {
+        return Ok(Some(socket));
+    }
     let (Some(network), Some(socket)) = (&record.network, socket(node, record)) else {
         return Ok(None);
     };
@@ -218,9 +234,10 @@ pub async fn release(node: &Node, record: &Record) -> Result<()> {
         }
         _ => Ok(()),
     };
+    let returned = pooled::give_back(node, record).await;
     // The interface is released even if it was not recorded: a daemon may have been killed before
     // it was.
-    removed.and(leave(node, &record.id).await)
+    removed.and(returned).and(leave(node, &record.id).await)
 }
 
 /// Returns the name servers and addresses for the container's name service files. Returns `None` if
@@ -245,7 +262,7 @@ impl Configuring {
 
 /// Starts a task in which the agent configures the interface, while the caller goes on. Returns
 /// `None` if the sandbox has no network. `saved_mac` is the address that the interface has until
-/// then, in a fork.
+/// then, in a fork; so has one of a pool.
 pub fn begin(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
@@ -255,7 +272,8 @@ pub fn begin(
     let network = record.network.clone()?;
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
     Some(Configuring(tokio::spawn(async move {
-        let saved_mac = saved_mac.unwrap_or_default();
+        let taken = network.taken().map(|taken| taken.mac.clone());
+        let saved_mac = saved_mac.or(taken).unwrap_or_default();
         let configured = configure(&sandbox, &agent, &network, saved_mac).await;
         if let Err(error) = &configured
             && !sandbox.is_stopping()

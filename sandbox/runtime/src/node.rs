@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use slipway_cgroup::Pool;
 use slipway_hypervisor::{Hypervisor, Topology};
 use slipway_image::{Cache, Image};
-use slipway_plane_api::{NetworkClient, PlaneClient};
+use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use tokio::sync::watch;
 
 use crate::boot::{Boot, Known};
@@ -41,6 +41,8 @@ pub struct Parts {
     pub plane: PlaneClient,
     /// The client of the networks' service.
     pub networks: NetworkClient,
+    /// The client of the pools of virtual functions.
+    pub functions: VfClient,
     /// The hypervisor that runs microVMs.
     pub hypervisor: Arc<dyn Hypervisor>,
     /// The provider of kernels and initramfs files.
@@ -57,6 +59,7 @@ pub struct Node {
     pub config: Config,
     pub(crate) plane: PlaneClient,
     pub(crate) networks: NetworkClient,
+    pub(crate) functions: VfClient,
     pub(crate) hypervisor: Arc<dyn Hypervisor>,
     pub(crate) guests: Guests,
     files: Files,
@@ -100,6 +103,7 @@ impl Node {
             starts: Starts::default(),
             plane: parts.plane,
             networks: parts.networks,
+            functions: parts.functions,
             hypervisor: parts.hypervisor,
             guests,
             images: parts.images,

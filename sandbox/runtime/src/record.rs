@@ -4,6 +4,7 @@
 //! cannot read, with a warning, and their sandboxes with them.
 
 mod container;
+mod function;
 mod nic;
 mod share;
 
@@ -16,6 +17,7 @@ use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
 pub use self::container::{Added, Disks, Limits, Settings};
+pub use self::function::{FunctionPool, TakenFunction};
 pub use self::nic::Nic;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 use crate::security::Security;
@@ -165,18 +167,10 @@ pub struct Network {
     /// the first addresses, or empty.
     #[serde(default)]
     pub namespace: Option<NamespaceInterface>,
-}
-
-impl Network {
-    /// Returns all addresses of the sandbox, IPv4 before IPv6.
-    pub fn addresses(&self) -> Vec<String> {
-        let Some(interface) = &self.namespace else {
-            return vec![self.ipv4.clone(), self.ipv6.clone()];
-        };
-        let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
-        all.sort_by_key(|address| address.contains(':'));
-        all
-    }
+    /// The pool of virtual functions that the interface is taken of, or `None` if it is made when
+    /// the sandbox starts.
+    #[serde(default)]
+    pub pool: Option<FunctionPool>,
 }
 
 /// The settings of an interface that somebody else made in a network namespace.

@@ -171,7 +171,7 @@ pub(crate) async fn boot_guest(
     sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
     let attach = async {
         let mut paths = function::serve(node, &record, uid, &client, functions).await?;
-        paths.extend(network::serve(node, &record, uid, &client).await?);
+        paths.extend(network::serve(node, sandbox, uid, &client).await?);
         let asked = sockets::serve(node, &record, uid, &client).await?;
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
         paths.extend(shares::serve(node, sandbox, &spec.cgroup_procs, &client).await?);
@@ -319,7 +319,8 @@ pub fn accelerator(word: &str) -> Result<AccelChoice> {
         "" | "auto" => Ok(AccelChoice::Auto),
         "kvm" => Ok(AccelChoice::Only(Accel::Kvm)),
         "tcg" => Ok(AccelChoice::Only(Accel::Tcg)),
-        _ => Err(Error::Invalid(format!("\"{word}\" is no accelerator: auto, kvm or tcg"))),
+        "hollow" => Ok(AccelChoice::Only(Accel::Hollow)),
+        _ => Err(Error::Invalid(format!("\"{word}\" is no accelerator: auto, kvm, tcg or hollow"))),
     }
 }
 

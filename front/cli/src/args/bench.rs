@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
+use slipway_bench::arms::Arm;
 
 use super::MachineArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
@@ -409,6 +410,15 @@ pub enum PacketModelArg {
     E1000Csb,
 }
 
+/// The kind of sandboxes that `bench startup` starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// Guests, by KVM or by software emulation.
+    Guests,
+    /// Hollow sandboxes.
+    Hollow,
+}
+
 #[derive(Debug, Args)]
 pub struct StartupArgs {
     /// Image, in the cache or to be fetched
@@ -421,6 +431,15 @@ pub struct StartupArgs {
     pub rounds: u32,
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Kind of sandboxes: guests that run `true`, or hollow sandboxes, in which no guest code runs
+    /// and functions are driven by Slipway's own drivers: the host's side, on any machine
+    #[arg(long, value_enum, default_value_t = Engine::Guests)]
+    pub engine: Engine,
+    /// Start sandboxes in these ways in turn: without a network (none), with a network function
+    /// that is made when it is needed (slipway), with one of a pool that is made for the
+    /// measurement (pool) [default with --engine hollow: none,slipway]
+    #[arg(long, value_name = "WAY", value_delimiter = ',')]
+    pub arms: Vec<Arm>,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,

@@ -39,6 +39,11 @@ pub struct NetworkArgs {
     /// [default: virtio]
     #[arg(long, value_name = "KIND", value_parser = ["virtio", "e1000", "e1000-csb"])]
     pub nic: Option<String>,
+    /// Take the sandbox's interface from this pool of virtual functions (`slipway vf create POOL
+    /// --switch NETWORK`), which were made before [default: the settings' `vf_pool`, or one is
+    /// made]
+    #[arg(long, value_name = "POOL", conflicts_with_all = ["network_namespace", "nic", "queues"])]
+    pub vf: Option<String>,
     /// Make the container's TCP sockets devices: among sandboxes of its network and programs of the
     /// host that policy lets it reach, bytes go past both kernels, by the node's socket engine
     /// (`slipway socket engine`; SLIPWAY_SOCKET says where it is)

@@ -113,7 +113,8 @@ pub struct MachineArgs {
     /// Guest kernel instead of the node's
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub kernel: Option<PathBuf>,
-    /// How guest code runs: auto, kvm, or tcg (software emulation)
+    /// How guest code runs: auto, kvm, or tcg (software emulation); "hollow" runs none, for
+    /// measurements of the host
     #[arg(long, value_name = "WORD")]
     pub accel: Option<String>,
 }

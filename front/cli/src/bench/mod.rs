@@ -1,6 +1,7 @@
 //! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups` and
 //! `attach` are modules of their own, with their targets and guests.
 
+mod arms;
 mod attach;
 mod block;
 mod cgroups;
@@ -33,7 +34,7 @@ pub use socket::{load as socket_load, socket};
 pub use target::serve as target;
 pub use vmm::vmm;
 
-use crate::args::{NodeArgs, Pull, StartupArgs};
+use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
 use crate::client::connect;
 use crate::progress::stage_spinner;
 use crate::run::{self, Fetched, Start};
@@ -51,6 +52,9 @@ impl Sink for Nowhere {
 
 /// Starts sandboxes round after round. Prints, writes and compares the results.
 pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
+    if !args.arms.is_empty() || args.engine == Engine::Hollow {
+        return arms::arms(node, config, args).await;
+    }
     let before = args.compare.as_deref().map(read).transpose()?;
     let client = connect(node, config).await?;
     let image = image::ensure(config, &args.image, Pull::Missing).await?;

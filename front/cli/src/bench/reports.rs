@@ -33,8 +33,7 @@ pub(super) trait Report: Sized {
 /// named. Returns the report.
 pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Result<R>) -> Result<R> {
     let before = args.compare.as_deref().map(read::<R>).transpose()?;
-    // Checked before a measurement that could not be written.
-    [&args.output, &args.svg].into_iter().flatten().try_for_each(|path| is_writable(path))?;
+    check(args)?;
     let report = match &args.report {
         Some(path) => read(path)?,
         None => measure()?,
@@ -57,6 +56,11 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
         if args.json { eprint!("{table}") } else { crate::out::draw(format_args!("\n{table}\n")) }
     }
     Ok(report)
+}
+
+/// Checks, before a measurement, that the files which the user named can be written.
+pub(super) fn check(args: &ReportArgs) -> Result<()> {
+    [&args.output, &args.svg].into_iter().flatten().try_for_each(|path| is_writable(path))
 }
 
 /// The end of the title of a picture whose bars have ranges.

@@ -42,6 +42,7 @@ struct Passed {
 impl Program for Binary {
     const NAME: &'static str = SLIPWAY_VMM;
     const RECONNECTS: bool = true;
+    const WITHOUT_KVM: Accel = Accel::Tcg;
 
     fn path(&self) -> &Path {
         &self.0
@@ -53,7 +54,7 @@ impl Program for Binary {
 
     fn check(&self, spec: &VmSpec, accel: Accel) -> Result<()> {
         let bad = |what: &str| Err(Error::BadSpec { what: what.to_owned() });
-        if accel == Accel::Tcg {
+        if accel != Accel::Kvm {
             return bad(
                 "slipway-vmm runs guests on KVM only; QEMU emulates a CPU (vmm = \"auto\")",
             );

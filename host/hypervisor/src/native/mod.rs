@@ -53,7 +53,7 @@ impl SlipwayVmm {
             AccelChoice::Auto => accel::probe_without_boot(),
             // Requested explicitly: a device that is KVM will do.
             AccelChoice::Only(Accel::Kvm) => accel::probe_device(),
-            AccelChoice::Only(Accel::Tcg) => return Ok(Accel::Tcg),
+            AccelChoice::Only(other) => return Ok(other),
         };
         usable.map(|()| Accel::Kvm).map_err(|reason| Error::NeedsKvm { reason })
     }

@@ -64,6 +64,9 @@ impl Qemu {
         match choice {
             AccelChoice::Auto => Ok(self.probe(kernel).await.accel),
             AccelChoice::Only(Accel::Tcg) => Ok(Accel::Tcg),
+            AccelChoice::Only(Accel::Hollow) => {
+                Err(Error::Unsupported { what: "QEMU runs guests; slipway-hollow runs none" })
+            }
             // KVM was requested explicitly: only the cheap checks are done, since the user may know
             // better than a boot.
             AccelChoice::Only(Accel::Kvm) => match crate::accel::probe_without_boot() {

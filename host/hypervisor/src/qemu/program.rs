@@ -14,6 +14,7 @@ use crate::{Accel, CpuTemplate, Error, Result, VmSpec};
 impl Program for Binary {
     const NAME: &'static str = "qemu";
     const RECONNECTS: bool = false;
+    const WITHOUT_KVM: Accel = Accel::Tcg;
 
     fn path(&self) -> &Path {
         &self.path

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use prost::Message;
 use slipway_keeper::Shelf;
-use slipway_plane_api::v1;
+use slipway_plane_api::{v1, vf_v1};
 use slipway_ram::{Lasting, Snapshots};
 use slipway_vfio_user::{HOST_SLOTS, KEPT_LEN, Kept};
 
@@ -97,6 +97,19 @@ impl KeptPlace {
         let net = request.virtio_net.get_or_insert_default();
         (net.spoof_check, net.trust, net.vlan) = (port.spoof_check, port.trust, port.vlan);
         (net.link, net.max_rate) = (port.link, port.max_rate);
+        self.store()
+    }
+
+    /// Stores the client that the endpoint is opened for.
+    pub fn dedicate(&mut self, client: &vf_v1::Client) -> Result<(), Error> {
+        let request = self.description.request.get_or_insert_default();
+        (request.owner, request.memory) = (client.user.or(request.owner), client.memory);
+        if let Some(net) = &mut request.virtio_net {
+            net.addresses.clone_from(&client.addresses);
+            if !client.mac.is_empty() {
+                net.mac.clone_from(&client.mac);
+            }
+        }
         self.store()
     }
 

@@ -12,11 +12,18 @@ pub(super) struct Function {
     request: v1::CreateEndpointRequest,
     /// This process made the endpoint and has not opened it to clients.
     is_fresh: bool,
+    /// The client of the owner to come, if that said one.
+    client: Option<vf_v1::Client>,
 }
 
 impl Function {
     pub(super) fn new(plane: Plane, request: v1::CreateEndpointRequest) -> Self {
-        Self { plane, request, is_fresh: false }
+        Self { plane, request, is_fresh: false, client: None }
+    }
+
+    /// Sets the client that the next owner has for the function.
+    pub(super) fn prepare(&mut self, client: Option<vf_v1::Client>) {
+        self.client = client;
     }
 
     fn create(&mut self) -> Result<(), Fault> {
@@ -102,7 +109,12 @@ impl Device for Function {
 
     fn admit(&mut self) -> Result<(), Fault> {
         self.is_fresh = false;
-        self.plane.open_endpoint(&self.request.id).map_err(fault)
+        let id = &self.request.id;
+        let opened = match self.client.take() {
+            Some(client) => self.plane.open_endpoint_for(id, &client),
+            None => self.plane.open_endpoint(id),
+        };
+        opened.map_err(fault)
     }
 
     fn expel(&mut self) {
@@ -113,8 +125,8 @@ impl Device for Function {
 
     fn access(&self) -> vf_v1::Lease {
         let v1::CreateEndpointRequest { id, socket_path, virtio_net, .. } = self.request.clone();
-        let mac = virtio_net.map(|net| net.mac).unwrap_or_default();
-        vf_v1::Lease { number: 0, id, socket_path, mac }
+        let v1::VirtioNet { mac, switch, mtu, .. } = virtio_net.unwrap_or_default();
+        vf_v1::Lease { number: 0, id, socket_path, mac, switch, mtu }
     }
 
     fn close(&mut self) -> Result<(), Fault> {

@@ -209,12 +209,21 @@ impl VirtualFunctions {
         Ok(())
     }
 
-    /// Gives `owner` a VF.
+    /// Gives `owner` a VF, for `client` if that is said.
     ///
     /// # Errors
     /// [`VfError`].
-    pub fn take(&self, pool: &str, owner: &Owner) -> Result<vf_v1::Lease, VfError> {
-        let lease = self.entry(pool)?.pool.take(owner)?;
+    pub fn take(
+        &self,
+        pool: &str,
+        owner: &Owner,
+        client: Option<vf_v1::Client>,
+    ) -> Result<vf_v1::Lease, VfError> {
+        let entry = self.entry(pool)?;
+        if let Some(client) = &client {
+            template::check_client(&entry.template, client).map_err(VfError::Invalid)?;
+        }
+        let lease = entry.pool.take_prepared(owner, |function| function.prepare(client))?;
         Ok(vf_v1::Lease { number: lease.vf, ..lease.access })
     }
 

@@ -1,6 +1,6 @@
 //! The gRPC service of VFs.
 
-use slipway_plane_api::vf_v1;
+use slipway_plane_api::vf_v1::{self, virtual_functions_server::VirtualFunctionsServer};
 use slipway_vf_pool::{Error as PoolError, Owner, State};
 use tonic::{Request, Response, Status};
 
@@ -36,6 +36,19 @@ fn owner(text: &str) -> Result<Owner, VfError> {
 }
 
 impl VirtualFunctions {
+    /// Connects a channel to the service within this process.
+    ///
+    /// # Errors
+    /// The connection within this process fails.
+    pub async fn connect(&self) -> Result<tonic::transport::Channel, tonic::transport::Error> {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let service = VirtualFunctionsServer::new(self.clone());
+        let router = tonic::transport::Server::builder().add_service(service);
+        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
+        tokio::spawn(router.serve_with_incoming(incoming));
+        slipway_plane_api::over(ours).await
+    }
+
     pub(super) fn describe(&self, name: &str, entry: &Entry) -> vf_v1::Pool {
         let health = entry.pool.health();
         let vf = |status: slipway_vf_pool::VfStatus| {
@@ -139,7 +152,8 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         request: Request<vf_v1::TakeRequest>,
     ) -> Result<Response<vf_v1::Lease>, Status> {
         let (functions, request) = (self.clone(), request.into_inner());
-        blocking(move || functions.take(&request.pool, &owner(&request.owner)?)).await
+        blocking(move || functions.take(&request.pool, &owner(&request.owner)?, request.client))
+            .await
     }
 
     async fn r#return(

@@ -1,11 +1,13 @@
 //! Templates of VFs, and the endpoints that follow from them.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::disk::Kind as DiskKind;
 use slipway_plane_api::vf_v1::{self, template::Kind};
+use slipway_switch::Mac;
 
 /// The most VFs of a pool.
 const MOST: u32 = 1024;
@@ -43,6 +45,28 @@ pub(super) fn check(name: &str, template: &vf_v1::Template) -> Result<(), String
         }
         Some(Kind::Nic(_)) => Ok(()),
         None => Err("a pool's VFs are of kind nvme or nic".into()),
+    }
+}
+
+/// Checks the client of an owner that takes a VF of this template.
+///
+/// # Errors
+/// A sentence about the fault.
+pub(super) fn check_client(
+    template: &vf_v1::Template,
+    client: &vf_v1::Client,
+) -> Result<(), String> {
+    let has_port = matches!(template.kind, Some(Kind::Nic(_)));
+    let asks = !(client.mac.is_empty() && client.addresses.is_empty());
+    if asks && !has_port {
+        return Err("a VF that is no network interface has no addresses".into());
+    }
+    if !client.mac.is_empty() && client.mac.parse::<Mac>().is_err() {
+        return Err(format!("\"{}\" is no MAC address", client.mac));
+    }
+    match client.addresses.iter().find(|text| text.parse::<IpAddr>().is_err()) {
+        Some(text) => Err(format!("\"{text}\" is no IP address")),
+        None => Ok(()),
     }
 }
 
@@ -122,6 +146,27 @@ mod tests {
         ];
         for (name, template) in bad {
             assert!(check(name, &template).is_err(), "{name} {template:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_for_network_interfaces() {
+        let kind = Some(Kind::Nic(vf_v1::template::Nic { switch: "a".into(), mtu: 0 }));
+        let nic = vf_v1::Template { kind, count: 1, ..Default::default() };
+        let ram = nvme(Some(DiskKind::Ram(v1::RamDisk { size_bytes: 1 << 20 })), 1, 0);
+        let client = |mac: &str, address: &str| vf_v1::Client {
+            mac: mac.into(),
+            addresses: vec![address.into()],
+            ..Default::default()
+        };
+        check_client(&nic, &client("02:00:00:00:00:01", "10.0.0.1")).unwrap();
+        check_client(&ram, &vf_v1::Client::default()).unwrap();
+        for (template, client) in [
+            (&ram, client("", "10.0.0.1")),
+            (&nic, client("02:00", "10.0.0.1")),
+            (&nic, client("", "10.0.0")),
+        ] {
+            assert!(check_client(template, &client).is_err(), "{client:?}");
         }
     }
 

@@ -161,7 +161,8 @@ impl Endpoint {
         listener: Listener,
         (wakes, home): (Vec<OwnedFd>, &Handle),
     ) -> std::io::Result<Self> {
-        let shut = listener.shut()?;
+        let path = config.location.socket();
+        let shut = listener.shut()?.map(|socket| (socket, path));
         let is_open = shut.is_none();
         let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin, shut)?);
         device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
@@ -504,7 +505,13 @@ impl Endpoint {
     /// Opens the entrance of an endpoint that was shut, once its control has had the socket listen.
     fn open_entrance(&mut self, context: &mut Context<'_>) {
         let may_open = !self.entrance.is_open && self.entrance.retry_at.is_none();
-        if may_open && !self.shared.is_shut() && self.entrance.open(context).is_err() {
+        if !may_open || self.shared.is_shut() {
+            return;
+        }
+        if let Some(admission) = self.shared.take_admission() {
+            self.config = Arc::new(self.config.admitting(admission));
+        }
+        if self.entrance.open(context).is_err() {
             self.entrance.retry_at = Some(context.now() + RETRY);
         }
     }

@@ -2,7 +2,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use slipway_vfio_user::testing::{DONE, FAULT};
-use slipway_vfio_user::{MemoryFile, RegionKind};
+use slipway_vfio_user::{Admission, MemoryFile, RegionKind};
 
 use crate::common::*;
 
@@ -158,6 +158,30 @@ fn where_one_file_is_named_no_other_is_mapped() {
     raw.map(0x10_0000, 0x2000, own.as_fd()).ok();
     assert_eq!(copy(&mut raw, 0, 0x2000, 64), DONE);
     assert_eq!(served.control.stats().regions.len(), 2);
+}
+
+/// An endpoint that was made before its client was known admits that client's memory alone.
+#[test]
+fn an_endpoint_is_opened_for_one_clients_memory() {
+    let (own, other) = (memory(0x4000), memory(0x4000));
+    let served = serve_with(|config| config.shut = true);
+    let admission = Admission {
+        owner: None,
+        max_dma_bytes: 0x6000,
+        memory_file: Some(identity(&own)),
+        shared_file: None,
+    };
+    served.control.open_for(admission).unwrap();
+    // Not for another one once it is open.
+    let others = Admission { memory_file: Some(identity(&other)), ..admission };
+    served.control.open_for(others).unwrap();
+    let mut raw = served.client();
+    assert_eq!(raw.map(0, 0x4000, other.as_fd()).err(), Errno::ACCESS);
+    raw.map(0, 0x4000, own.as_fd()).ok();
+    assert_eq!(raw.map(0x10_0000, 0x4000, own.as_fd()).err(), Errno::NOMEM);
+    drop(raw);
+    let mut raw = served.client();
+    assert_eq!(raw.map(0, 0x4000, other.as_fd()).err(), Errno::ACCESS);
 }
 
 /// Recycled memory is the next user's, whatever messages of the last one were not read yet.

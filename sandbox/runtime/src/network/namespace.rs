@@ -81,6 +81,7 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         wait: spec.wait_network,
         queues: spec.queues,
         nic: spec.nic.parse().unwrap_or_default(),
+        pool: None,
         namespace: Some(NamespaceInterface {
             interface: found.name,
             addresses: found.addresses.into_iter().map(|one| (one.address, one.prefix)).collect(),

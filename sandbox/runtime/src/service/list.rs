@@ -1,5 +1,6 @@
 //! Entries of the list of sandboxes: `slipway ps`.
 
+use crate::network::function_of;
 use crate::record::{Added, Record, SandboxState, Settings};
 use crate::sandbox::Sandbox;
 use crate::v1;
@@ -55,6 +56,7 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         mac: network.map(|one| one.mac.clone()).unwrap_or_default(),
         addresses: network.map(|one| one.addresses()).unwrap_or_default(),
         published: network.map(|one| one.published.clone()).unwrap_or_default(),
+        network_function: network.map(|_| function_of(record)).unwrap_or_default(),
         sockets: record.sockets.is_some(),
         cpus: record.cpus,
         max_cpus: record.max_cpus,

@@ -17,7 +17,7 @@ use slipway_hypervisor::{
     VmRecord, VmSpec,
 };
 use slipway_image::{Cache, ImageConfig, Limits, Tools};
-use slipway_plane_api::{NetworkClient, PlaneClient};
+use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::boot::{Boot, BootFiles, Needs};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::{self, run_in, run_out};
@@ -235,7 +235,8 @@ async fn serve(
     let silent = silent::serve(&config.run_dir.join("silent.sock"), gate.clone()).await;
     let parts = Parts {
         plane: PlaneClient::new(silent.clone()),
-        networks: NetworkClient::new(silent),
+        networks: NetworkClient::new(silent.clone()),
+        functions: VfClient::new(silent),
         hypervisor: Arc::new(StandIn { guests, gate }),
         boot: Arc::new(Nothing),
         images,

@@ -1,0 +1,158 @@
+//! Draws a report of starts by several ways: bars as FastIOV's figure 11, and the distribution of
+//! the times as its figure 12.
+
+use anyhow::{Result, anyhow, ensure};
+use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
+
+use super::{Arm, ArmFigures, ArmsReport};
+use crate::duration::{human, round_step};
+use crate::groups::{Bar, Group, WIDTH, draw_groups, height_of};
+use crate::palette;
+use crate::svg::{Area, FONT, LINES, heading, write};
+
+/// Height above the bars: title, conditions.
+const TOP: i32 = 84;
+/// The distribution's panel: its height, and the margins left, above, right and below.
+const PANEL: i32 = 320;
+const MARGINS: (i32, i32, i32, i32) = (80, 40, 40, 50);
+/// The most marks on the axis of time.
+const MARKS: u32 = 8;
+/// The published ratios to starts without a network (section 6.2).
+const PAPER: [(&str, f64, f64); 2] =
+    [("FastIOV (paper)", 1.391, 1.116), ("VFIO (paper)", 4.052, 4.545)];
+
+/// Draws `report`: the mean time and the part of it in stages of functions, the 99th percentile,
+/// both over those of starts without a network beside the paper's, and the distribution of times.
+/// The picture is well-formed SVG without scripts or outside references.
+///
+/// # Errors
+/// If nothing was measured.
+pub fn arms_plot(report: &ArmsReport, title: &str) -> Result<String> {
+    let bars = bars(report);
+    ensure!(!bars.is_empty(), "nothing was measured, so there is nothing to draw");
+    let below = TOP + height_of(&bars);
+    let size = (WIDTH as u32, (below + PANEL) as u32);
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        draw(&area, report, (title, &bars), below).map_err(|error| anyhow!("drawing: {error}"))?;
+    }
+    Ok(text)
+}
+
+fn draw(
+    area: &Area<'_>,
+    report: &ArmsReport,
+    (title, bars): (&str, &[Group]),
+    below: i32,
+) -> Result<()> {
+    area.fill(&WHITE)?;
+    heading(area, title, WIDTH)?;
+    draw_groups(area, bars, TOP)?;
+    distribution(area, report, below)?;
+    area.present()?;
+    Ok(())
+}
+
+/// Returns the ways that were measured, each with its place and its figures.
+fn measured(report: &ArmsReport) -> impl Iterator<Item = (usize, Arm, ArmFigures)> {
+    let arms = report.arms.iter().enumerate();
+    arms.filter_map(|(place, arm)| Some((place, *arm, report.figures(*arm)?)))
+}
+
+fn bars(report: &ArmsReport) -> Vec<Group> {
+    let time = |name: &str, shown: fn(&ArmFigures) -> (u64, (u64, u64), String)| {
+        let bar = |(subject, arm, one): (usize, Arm, ArmFigures)| {
+            let (ns, (least, most), text) = shown(&one);
+            let range = (least as f64, most as f64);
+            Bar { subject, name: arm.name().to_owned(), length: ns as f64, range, text }
+        };
+        let bars = measured(report).map(bar).collect();
+        Group { name: format!("{name} of {} at once", report.count), more_is_better: false, bars }
+    };
+    let ratio = |name: &str, ours: fn(&ArmFigures) -> Option<f64>, paper: fn(usize) -> f64| {
+        let bar = |subject, name: String, ratio: f64| {
+            let (range, text) = ((ratio, ratio), format!("{ratio:.2}"));
+            Bar { subject, name, length: ratio, range, text }
+        };
+        let own = measured(report).filter_map(|(subject, arm, one)| {
+            Some(bar(subject, arm.name().to_owned(), ours(&one)?))
+        });
+        let mut bars: Vec<Bar> = own.collect();
+        if !bars.is_empty() {
+            let published = PAPER.iter().enumerate();
+            bars.extend(published.map(|(at, one)| bar(5 + at, one.0.to_owned(), paper(at))));
+        }
+        Group { name: format!("{name}, over that without a network"), more_is_better: false, bars }
+    };
+    let all = [
+        time("mean time", |one| {
+            let parts = format!("{}; {} in functions", human(one.mean_ns), human(one.functions_ns));
+            (one.mean_ns, one.mean_range_ns, parts)
+        }),
+        time("99th percentile", |one| (one.p99_ns, (one.p99_ns, one.p99_ns), human(one.p99_ns))),
+        ratio("mean", |one| one.mean_ratio, |at| PAPER[at].1),
+        ratio("99th percentile", |one| one.p99_ratio, |at| PAPER[at].2),
+    ];
+    all.into_iter().filter(|group| !group.bars.is_empty()).collect()
+}
+
+/// Draws the part of the sandboxes that have started over time, in a panel that begins at `y`.
+fn distribution(area: &Area<'_>, report: &ArmsReport, y: i32) -> Result<()> {
+    let (left, top) = (MARGINS.0, y + MARGINS.1);
+    let (right, bottom) = (WIDTH - MARGINS.2, y + PANEL - MARGINS.3);
+    let all: Vec<_> =
+        measured(report).map(|(place, arm, _)| (place, arm, report.times(arm))).collect();
+    let last = all.iter().filter_map(|(.., times)| times.last()).max();
+    let last = last.copied().unwrap_or(1).max(1) as f64;
+    let across = |ns: f64| left + (ns / last * f64::from(right - left)).round() as i32;
+    let up = |part: f64| bottom - (part * f64::from(bottom - top)).round() as i32;
+    let title = "part of the sandboxes that run, over time (further left is better)";
+    write(area, title, (12, y + 10), FONT, HPos::Left)?;
+    for percent in [0, 25, 50, 75, 99] {
+        let at = up(f64::from(percent) / 100.0);
+        area.draw(&PathElement::new([(left, at), (right, at)], LINES))?;
+        write(area, &format!("{percent} %"), (left - 8, at - 7), FONT * 0.9, HPos::Right)?;
+    }
+    let step = round_step(last, MARKS);
+    for number in 0..=(last / step) as u32 {
+        let at = f64::from(number) * step;
+        write(area, &human(at as u64), (across(at), bottom + 8), FONT * 0.9, HPos::Center)?;
+    }
+    for (index, (place, arm, times)) in (0..).zip(&all) {
+        let fill = palette::subject(*place);
+        let count = times.len().max(1) as f64;
+        let mut line = vec![(across(0.0), up(0.0))];
+        for (rank, ns) in (1..).zip(times) {
+            line.push((across(*ns as f64), up(f64::from(rank) / count)));
+        }
+        line.dedup();
+        area.draw(&PathElement::new(line, fill.stroke_width(2)))?;
+        let at = (left + 20, top + 20 * index);
+        area.draw(&Circle::new((at.0, at.1 + 7), 5, fill.filled()))?;
+        write(area, arm.name(), (at.0 + 12, at.1), FONT, HPos::Left)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arms::report::tests::report;
+    use crate::svg::tests::well_formed;
+
+    #[test]
+    fn bars_and_distribution_are_drawn() {
+        let none = (Arm::None, [[100, 100], [200, 200]]);
+        let both = report(&[none, (Arm::Pool, [[100, 140], [240, 280]])]);
+        let text = arms_plot(&both, "a & b").unwrap();
+        well_formed(&text).unwrap();
+        for part in ["pool", "1.25", "FastIOV (paper)", "99 %", "a &amp; b", "in functions"] {
+            assert!(text.contains(part), "{part}");
+        }
+        let alone = arms_plot(&report(&[(Arm::Pool, [[1, 2], [3, 4]])]), "x").unwrap();
+        assert!(!alone.contains("(paper)"));
+        assert!(arms_plot(&report(&[]), "x").is_err());
+    }
+}

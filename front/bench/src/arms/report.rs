@@ -1,0 +1,295 @@
+//! A report of starts by several ways, with the context needed to judge and repeat it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use slipway_telemetry::Timeline;
+
+use crate::json;
+use crate::report::Environment;
+use crate::slices;
+use crate::statistics::{Statistics, median, percentile, statistics, time_in};
+
+/// The stages that have to do with functions and the memory they reach: FastIOV's *VF-related*
+/// (section 3.2: `dma-ram`, `dma-image`, `vfio-dev`, `vf-driver`) and the interface's own.
+const OF_FUNCTIONS: [&str; 5] = ["dma-ram", "dma-image", "vf-attach", "vf-driver", "network"];
+
+/// A way in which sandboxes get their network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arm {
+    /// They have none.
+    None,
+    /// Each has a function that is made when the sandbox starts.
+    Slipway,
+    /// Each has a function of a pool, which was made before.
+    Pool,
+}
+
+impl Arm {
+    /// All ways.
+    pub const ALL: [Self; 3] = [Self::None, Self::Slipway, Self::Pool];
+
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Slipway => "slipway",
+            Self::Pool => "pool",
+        }
+    }
+
+    /// Describes the way in a few words.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::None => "no network",
+            Self::Slipway => "a network function, made when it is needed",
+            Self::Pool => "a network function of a pool, made before",
+        }
+    }
+}
+
+impl fmt::Display for Arm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Arm {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|arm| arm.name() == word);
+        found.ok_or_else(|| format!("\"{word}\" is no way: none, slipway or pool"))
+    }
+}
+
+/// A turn of a way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArmRound {
+    /// The way.
+    pub arm: Arm,
+    /// The number of the round, from 0.
+    pub round: u32,
+    /// The timelines of the sandboxes; times count from the common request.
+    pub timelines: Vec<Timeline>,
+    /// The time in ns that the machine's processors were busy from the request to the last
+    /// sandbox's end of its last stage, with everything that runs on the machine.
+    pub busy_ns: u64,
+}
+
+/// The figures of a way over all rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ArmFigures {
+    /// Mean time of a sandbox, ns.
+    pub mean_ns: u64,
+    /// The least and the greatest of the rounds' means, ns.
+    pub mean_range_ns: (u64, u64),
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// The mean time of the stages of functions, ns.
+    pub functions_ns: u64,
+    /// The mean of `busy_ns` for each sandbox, ns.
+    pub busy_ns: u64,
+    /// The mean over that of starts without a network: the median of the rounds' ratios. `None`
+    /// if those were not measured.
+    pub mean_ratio: Option<f64>,
+    /// The same of the 99th percentile.
+    pub p99_ratio: Option<f64>,
+}
+
+/// A measurement of starts by several ways, stored as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArmsReport {
+    /// Version of this format: [`ArmsReport::FORMAT`].
+    pub format: u32,
+    /// The machine and the versions of programs.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// The number of sandboxes started at once.
+    pub count: u32,
+    /// The memory of each sandbox in bytes; 0 stands for the node's setting.
+    pub memory_bytes: u64,
+    /// The ways, in the order of their turns.
+    pub arms: Vec<Arm>,
+    /// The turns.
+    pub rounds: Vec<ArmRound>,
+}
+
+impl ArmsReport {
+    /// The version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// Returns whether the sandboxes had no processors.
+    pub fn is_hollow(&self) -> bool {
+        self.environment.accelerator == "hollow"
+    }
+
+    /// Returns all timelines of a way.
+    pub fn timelines(&self, arm: Arm) -> Vec<Timeline> {
+        self.of(arm).flat_map(|round| round.timelines.iter().cloned()).collect()
+    }
+
+    /// Returns the statistics of the stages of a way.
+    pub fn stages(&self, arm: Arm) -> Statistics {
+        statistics(&self.timelines(arm))
+    }
+
+    /// Returns the times of all sandboxes of a way in ns, in ascending order.
+    pub fn times(&self, arm: Arm) -> Vec<u64> {
+        sorted(self.of(arm).flat_map(|round| &round.timelines))
+    }
+
+    /// Returns the mean time of a sandbox of a way in each round, ns.
+    pub(super) fn means(&self, arm: Arm) -> Vec<f64> {
+        self.of(arm).map(|round| mean(&sorted(&round.timelines)) as f64).collect()
+    }
+
+    /// Returns the figures of a way, or `None` if it was not measured.
+    pub fn figures(&self, arm: Arm) -> Option<ArmFigures> {
+        let times = self.times(arm);
+        if times.is_empty() {
+            return None;
+        }
+        let means = self.of(arm).map(|round| mean(&sorted(&round.timelines)));
+        let timelines = self.timelines(arm);
+        let functions: Vec<u64> = timelines.iter().map(functions_ns).collect();
+        let busy: u64 = self.of(arm).map(|round| round.busy_ns).sum();
+        Some(ArmFigures {
+            mean_ns: mean(&times),
+            mean_range_ns: (means.clone().min().unwrap_or(0), means.max().unwrap_or(0)),
+            p50_ns: percentile(&times, 50),
+            p99_ns: percentile(&times, 99),
+            functions_ns: mean(&functions),
+            busy_ns: busy / times.len() as u64,
+            mean_ratio: self.ratio(arm, mean),
+            p99_ratio: self.ratio(arm, |times| percentile(times, 99)),
+        })
+    }
+
+    /// Returns the median over the rounds of a figure's ratio to that of starts without a network
+    /// in the same round.
+    fn ratio(&self, arm: Arm, figure: impl Fn(&[u64]) -> u64) -> Option<f64> {
+        let value = |round: &ArmRound| figure(&sorted(&round.timelines)) as f64;
+        let ratio = |round: &ArmRound| {
+            let floor = self.of(Arm::None).find(|other| other.round == round.round)?;
+            Some(value(round) / value(floor).max(1.0))
+        };
+        let ratios: Vec<f64> = self.of(arm).filter_map(ratio).collect();
+        (!ratios.is_empty()).then(|| median(ratios))
+    }
+
+    fn of(&self, arm: Arm) -> impl Iterator<Item = &ArmRound> + Clone {
+        self.rounds.iter().filter(move |round| round.arm == arm)
+    }
+
+    /// Formats the report as JSON with a newline at the end.
+    ///
+    /// # Errors
+    /// None in practice; errors of serialisation are passed on.
+    pub fn to_json(&self) -> anyhow::Result<String> {
+        json::write(self)
+    }
+
+    /// Parses a report from JSON.
+    ///
+    /// # Errors
+    /// If `text` is no such report, or of another format version.
+    pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        let report: Self =
+            json::read(text, "starts by several ways", Self::FORMAT, |report: &Self| {
+                report.format
+            })?;
+        let mut stages = report.rounds.iter().flat_map(|round| &round.timelines);
+        let backwards = stages.any(|one| one.stages.iter().any(|one| one.start_ns > one.end_ns));
+        anyhow::ensure!(!backwards, "a stage ends before it begins");
+        Ok(report)
+    }
+}
+
+fn sorted<'a>(timelines: impl IntoIterator<Item = &'a Timeline>) -> Vec<u64> {
+    let mut times: Vec<u64> = timelines.into_iter().map(slices::end_ns).collect();
+    times.sort_unstable();
+    times
+}
+
+fn mean(values: &[u64]) -> u64 {
+    let sum: u128 = values.iter().map(|value| u128::from(*value)).sum();
+    (sum / values.len().max(1) as u128) as u64
+}
+
+/// Returns the time in which at least one stage of a function ran.
+fn functions_ns(timeline: &Timeline) -> u64 {
+    let stages = timeline.stages.iter().filter(|stage| OF_FUNCTIONS.contains(&&*stage.name));
+    let mut renamed = Timeline::new("");
+    stages.for_each(|stage| renamed.record("functions", stage.start_ns, stage.end_ns));
+    time_in(&renamed, "functions").unwrap_or(0)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Returns a report of two rounds of two sandboxes: those of an arm end at these times.
+    pub fn report(arms: &[(Arm, [[u64; 2]; 2])]) -> ArmsReport {
+        let mut rounds = Vec::new();
+        for (arm, times) in arms {
+            for (round, ends) in (0..).zip(times) {
+                let timeline = |end: &u64| {
+                    let mut timeline = Timeline::new("a");
+                    timeline.record("cgroup", 0, end / 2);
+                    timeline.record("vf-attach", end / 2, *end);
+                    timeline.record("dma-ram", end / 2, end / 2 + 1);
+                    timeline
+                };
+                let timelines = ends.iter().map(timeline).collect();
+                rounds.push(ArmRound { arm: *arm, round, timelines, busy_ns: 8 });
+            }
+        }
+        let environment = Environment { accelerator: "hollow".into(), ..Environment::default() };
+        ArmsReport {
+            format: ArmsReport::FORMAT,
+            environment,
+            command: "bench startup".into(),
+            count: 2,
+            memory_bytes: 0,
+            arms: arms.iter().map(|(arm, _)| *arm).collect(),
+            rounds,
+        }
+    }
+
+    #[test]
+    fn ratios_are_to_the_same_rounds_starts_without_a_network() {
+        let none = (Arm::None, [[100, 100], [200, 200]]);
+        let report = report(&[none, (Arm::Slipway, [[100, 140], [240, 280]])]);
+        let figures = report.figures(Arm::Slipway).unwrap();
+        assert_eq!((figures.mean_ns, figures.mean_range_ns), (190, (120, 260)));
+        assert_eq!((figures.p50_ns, figures.p99_ns), (140, 280));
+        assert_eq!((figures.functions_ns, figures.busy_ns), (95, 4));
+        assert_eq!(figures.mean_ratio, Some(1.25));
+        assert_eq!(figures.p99_ratio, Some(1.4));
+        assert_eq!(report.figures(Arm::None).unwrap().mean_ratio, Some(1.0));
+        assert_eq!(report.figures(Arm::Pool), None);
+    }
+
+    #[test]
+    fn a_report_survives_json() {
+        let report = report(&[(Arm::Pool, [[1, 2], [3, 4]])]);
+        assert_eq!(report.figures(Arm::Pool).unwrap().mean_ratio, None);
+        assert_eq!(ArmsReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        assert!(ArmsReport::from_json("{}").is_err());
+        let mut backwards = report;
+        backwards.rounds[0].timelines[0].stages[0].start_ns = u64::MAX;
+        assert!(ArmsReport::from_json(&backwards.to_json().unwrap()).is_err());
+    }
+
+    #[test]
+    fn ways_are_read_as_they_are_written() {
+        assert!(Arm::ALL.iter().all(|arm| arm.to_string().parse() == Ok(*arm)));
+        assert!("vanilla".parse::<Arm>().unwrap_err().contains("none, slipway or pool"));
+    }
+}

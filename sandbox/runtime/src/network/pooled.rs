@@ -1,0 +1,230 @@
+//! A sandbox's interface as a virtual function of a pool, which was made before the sandbox.
+//!
+//! The function is taken when the sandbox starts, for its VMM's user, its memory, and the addresses
+//! of its interface. The guest gives the interface the sandbox's MAC address, as a fork's does. The
+//! function goes back when the sandbox ends; what a killed daemon has left is taken back by the
+//! next one ([`reconcile`]), which knows the sandboxes that live.
+
+use std::path::PathBuf;
+
+use slipway_plane_api::{v1 as plane_v1, vf_v1};
+use tonic::{Code, Status};
+
+use crate::node::Node;
+use crate::record::{FunctionPool, Network, Nic, Record, TakenFunction};
+use crate::sandbox::Sandbox;
+use crate::v1::RunSpec;
+use crate::{Error, Result};
+
+/// The kind of owner that a sandbox is for the pools. Others have owners of their own kinds.
+const KIND: &str = "slipway-sandbox";
+/// The largest packet of a function whose template names none, in bytes.
+const MTU: u32 = 1500;
+
+/// Checks that an interface of a pool can be what `spec` asks for.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check(spec: &RunSpec, nic: Nic) -> Result<()> {
+    if spec.vf_pool.is_empty() || fits(spec, nic) {
+        return Ok(());
+    }
+    let what = "an interface of a pool is virtio with one queue pair, and no template's: leave out \
+                --nic, --queues and --template, or --vf";
+    Err(Error::Invalid(what.to_owned()))
+}
+
+/// Returns whether a pool's functions are what `spec` asks for.
+fn fits(spec: &RunSpec, nic: Nic) -> bool {
+    nic == Nic::Virtio && spec.queues <= 1 && spec.template.is_empty()
+}
+
+/// Returns the pool that a sandbox has its interface of: that of `spec`, or that of the node's
+/// settings.
+pub fn chosen(node: &Node, spec: &RunSpec, nic: Nic) -> Option<FunctionPool> {
+    let needed = !spec.vf_pool.is_empty();
+    let name = if needed { &spec.vf_pool } else { &node.config.vf_pool };
+    let named = !name.is_empty() && fits(spec, nic);
+    named.then(|| FunctionPool { name: name.clone(), needed, taken: None })
+}
+
+/// Takes the function that the record of a sandbox names, and returns its socket. Returns `None` if
+/// the interface is to be made.
+///
+/// # Errors
+/// [`Error::Plane`] if the sandbox needs a function of the pool and cannot have one.
+pub async fn take(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+    uid: u32,
+    memory: &plane_v1::ClientMemory,
+) -> Result<Option<PathBuf>> {
+    // A template's machine is saved with the address that its function has.
+    let found = pool(record).filter(|_| record.saves.is_none());
+    let Some((network, pool)) = found else { return Ok(None) };
+    let taken = match lease(node, record, network, pool, (uid, memory)).await {
+        Ok(taken) => taken,
+        Err(error) if pool.needed => return Err(error),
+        Err(error) => {
+            tracing::warn!(sandbox = sandbox.name, %error, "its interface is made for it");
+            sandbox.note(|record| {
+                if let Some(network) = &mut record.network {
+                    network.pool = None;
+                }
+            });
+            return Ok(None);
+        }
+    };
+    let socket = taken.socket.clone();
+    // Saved before the VMM has the function: with its record, a later daemon finds it there.
+    let recorded = sandbox.update(|record| {
+        let pool = record.network.as_mut().and_then(|network| network.pool.as_mut());
+        if let Some(pool) = pool {
+            pool.taken = Some(taken);
+        }
+    });
+    recorded.await?;
+    Ok(Some(socket))
+}
+
+fn pool(record: &Record) -> Option<(&Network, &FunctionPool)> {
+    let network = record.network.as_ref()?;
+    Some((network, network.pool.as_ref()?))
+}
+
+fn owner(record: &Record) -> String {
+    format!("{KIND}:{}", record.id)
+}
+
+fn refused(status: &Status) -> Error {
+    Error::Plane(status.message().to_owned())
+}
+
+async fn lease(
+    node: &Node,
+    record: &Record,
+    network: &Network,
+    pool: &FunctionPool,
+    (uid, memory): (u32, &plane_v1::ClientMemory),
+) -> Result<TakenFunction> {
+    let client = vf_v1::Client {
+        user: Some(plane_v1::Owner { uid, gid: uid }),
+        memory: Some(*memory),
+        mac: network.mac.clone(),
+        addresses: network.addresses(),
+    };
+    let (name, owner) = (pool.name.clone(), owner(record));
+    let request = vf_v1::TakeRequest { pool: name, owner, client: Some(client) };
+    let lease = node.functions.clone().take(request).await;
+    let lease = lease.map_err(|status| refused(&status))?.into_inner();
+    if let Err(error) = serves(&lease, network, &pool.name) {
+        give_back(node, record).await?;
+        return Err(error);
+    }
+    let vf_v1::Lease { id, socket_path, mac, .. } = lease;
+    Ok(TakenFunction { id, socket: socket_path.into(), mac })
+}
+
+/// Checks that a function serves a network.
+fn serves(lease: &vf_v1::Lease, network: &Network, pool: &str) -> Result<()> {
+    if lease.switch != network.switch {
+        let (its, ours) = (&lease.switch, &network.switch);
+        let its = if its.is_empty() { "none" } else { its };
+        return Err(Error::Plane(format!(
+            "the functions of pool {pool} are on the switch {its}, the sandbox's network on {ours}"
+        )));
+    }
+    let mtu = if lease.mtu == 0 { MTU } else { lease.mtu };
+    if mtu < network.mtu {
+        let most = network.mtu;
+        return Err(Error::Plane(format!(
+            "the functions of pool {pool} take packets of {mtu} bytes, the network has {most}: \
+             `slipway vf create --mtu {most}`"
+        )));
+    }
+    Ok(())
+}
+
+/// Gives the function of a sandbox back. A sandbox that has none is no error.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn give_back(node: &Node, record: &Record) -> Result<()> {
+    let Some((_, pool)) = pool(record) else { return Ok(()) };
+    let request = vf_v1::ReturnRequest { pool: pool.name.clone(), owner: owner(record) };
+    match node.functions.clone().r#return(request).await {
+        Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
+        _ => Ok(()),
+    }
+}
+
+/// Takes back the functions of all sandboxes but these, which are gone.
+pub async fn reconcile(node: &Node, ids: Vec<String>) {
+    let request = vf_v1::ReconcileRequest { kind: KIND.to_owned(), ids };
+    match node.functions.clone().reconcile(request).await {
+        Ok(reply) => {
+            let returned = reply.into_inner().returned;
+            if !returned.is_empty() {
+                tracing::info!(?returned, "functions of sandboxes that are gone");
+            }
+        }
+        Err(status) => {
+            tracing::warn!(error = status.message(), "functions of sandboxes that are gone stay");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(switch: &str, mtu: u32) -> vf_v1::Lease {
+        vf_v1::Lease { switch: switch.into(), mtu, ..Default::default() }
+    }
+
+    #[test]
+    fn a_function_of_another_network_is_refused() {
+        let mut record = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+        let network = record.network.get_or_insert_with(network);
+        (network.switch, network.mtu) = ("default".into(), 1500);
+        let why = |lease| serves(&lease, network, "nics").map_err(|error| error.to_string());
+        assert_eq!(why(lease("default", 0)), Ok(()));
+        assert_eq!(why(lease("default", 9000)), Ok(()));
+        assert!(why(lease("other", 0)).unwrap_err().contains("on the switch other"));
+        assert!(why(lease("", 0)).unwrap_err().contains("on the switch none"));
+        assert!(why(lease("default", 1400)).unwrap_err().contains("--mtu 1500"));
+    }
+
+    #[test]
+    fn what_no_pool_has_is_refused_where_one_is_asked_for() {
+        let spec = RunSpec { vf_pool: "nics".into(), ..Default::default() };
+        check(&spec, Nic::Virtio).unwrap();
+        assert!(check(&spec, Nic::E1000).is_err());
+        let queues = RunSpec { queues: 2, ..spec };
+        assert!(check(&queues, Nic::Virtio).is_err());
+        check(&RunSpec { queues: 2, ..Default::default() }, Nic::E1000).unwrap();
+    }
+
+    fn network() -> Network {
+        Network {
+            name: "default".into(),
+            switch: "default".into(),
+            mac: "5a:11:0a:d5:00:02".into(),
+            ipv4: "10.213.0.2".into(),
+            ipv4_prefix: 16,
+            ipv4_gateway: "10.213.0.1".into(),
+            ipv6: "fd00::2".into(),
+            ipv6_prefix: 64,
+            ipv6_gateway: "fd00::1".into(),
+            mtu: 1500,
+            name_servers: Vec::new(),
+            published: Vec::new(),
+            wait: false,
+            queues: 0,
+            nic: Nic::Virtio,
+            namespace: None,
+            pool: None,
+        }
+    }
+}

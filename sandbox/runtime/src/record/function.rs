@@ -1,0 +1,47 @@
+//! The function that a sandbox has as its interface, and the interface's addresses.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::Network;
+
+/// The pool of virtual functions that a sandbox has its interface of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionPool {
+    /// The pool's name.
+    pub name: String,
+    /// Set if the sandbox does not start without a function of the pool.
+    pub needed: bool,
+    /// The function, from when the sandbox has it.
+    pub taken: Option<TakenFunction>,
+}
+
+/// A virtual function that a sandbox has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenFunction {
+    /// The plane's id of its endpoint.
+    pub id: String,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Its own MAC address, which the guest replaces by that of the sandbox's interface.
+    pub mac: String,
+}
+
+impl Network {
+    /// Returns the function of a pool that the sandbox has, or `None` if its interface is made for
+    /// it.
+    pub fn taken(&self) -> Option<&TakenFunction> {
+        self.pool.as_ref()?.taken.as_ref()
+    }
+
+    /// Returns all addresses of the sandbox, IPv4 before IPv6.
+    pub fn addresses(&self) -> Vec<String> {
+        let Some(interface) = &self.namespace else {
+            return vec![self.ipv4.clone(), self.ipv6.clone()];
+        };
+        let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
+        all.sort_by_key(|address| address.contains(':'));
+        all
+    }
+}

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Hollow sandboxes: starts without guest code, whose functions Slipway's own drivers use. With and without
+# a network, with a function of a pool; kills of a sandbox and of the daemon; bad input; the benchmark.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_network_node "$@"
+
+refuses() {
+    local words=$1 said; shift
+    said=$("$slipway" "$@" 2>&1) && fail "slipway $*: should fail"
+    grep -qF -- "$words" <<<"$said" || fail "slipway $*: $said"
+}
+states() { "$slipway" vf inspect "$1" | python3 -c 'import json, sys
+print(*sorted(vf["state"] for vf in json.load(sys.stdin)[0]["functions"]), sep=",")'; }
+are() { [ "$(states "$1")" = "$2" ]; }
+hollow() { timeout 60 "$slipway" run --detach --accel hollow "$@" "$image" sleep 1000; }
+
+start_keeper
+start_daemon
+hollow --name plain --network none >/dev/null || fail "without a network: $(explain)"
+[ "$("$slipway" inspect plain | python3 -c 'import json, sys
+record = json.load(sys.stdin)[0]
+names = {stage["name"] for stage in record["timeline"]["stages"]}
+assert {"vf-attach", "dma-ram", "vmm", "vf-driver", "container"} <= names, names
+print(record["accelerator"])')" = hollow ] || fail "inspect: $("$slipway" inspect plain)"
+refuses "runs no programs" exec plain true
+"$slipway" rm --force plain >/dev/null || fail "rm"
+ok "a start without guest code: the image's and the volatile layer's first block were read"
+
+hollow --name wired --wait-network >/dev/null || fail "with a network: $(explain)"
+"$slipway" vf create nics --switch default --count 2 >/dev/null || fail "vf create"
+hollow --name one --wait-network --vf nics >/dev/null || fail "with a function of a pool: $(explain)"
+are nics ready,taken || fail "the pool: $(states nics)"
+mac=$("$slipway" inspect one | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["network"]["mac"])')
+"$slipway" port ls --json | python3 -c 'import json, sys
+ports = [port for port in json.load(sys.stdin) if sys.argv[1] in json.dumps(port)]
+assert len(ports) == 1, ports' "$mac" || fail "no port has the sandbox's address $mac"
+ok "an interface of a pool has the sandbox's addresses, and has sent a frame"
+
+hollow --name two --wait-network --vf nics >/dev/null || fail "the second function: $(explain)"
+refuses "of 2 2 are taken" run --detach --accel hollow --vf nics "$image"
+refuses 'there is no pool "none"' run --detach --accel hollow --vf none "$image"
+refuses "cannot be used with" run --detach --accel hollow --vf nics --queues 2 "$image"
+"$slipway" network create other --internal >/dev/null || fail "network create"
+kill -9 "$(vmm_of two)"
+wait_until 30 are nics ready,taken || fail "after a kill of the VM: $(states nics)"
+refuses "on the switch default, the sandbox's network on other" \
+    run --detach --accel hollow --vf nics --network other "$image"
+wait_until 30 are nics ready,taken || fail "after a refusal: $(states nics)"
+ok "a pool that is empty, unknown or of another network; a sandbox that is killed returns its function"
+
+end_daemon KILL
+start_daemon
+is_state one running || fail "the sandbox did not outlive the daemon: $(explain)"
+are nics ready,taken || fail "after a kill of the daemon: $(states nics)"
+"$slipway" rm --force one >/dev/null || fail "rm after a restart"
+wait_until 30 are nics ready,ready || fail "after the end of an adopted sandbox: $(states nics)"
+hollow --name three --wait-network --vf nics >/dev/null || fail "a third: $(explain)"
+vmm=$(vmm_of three)
+end_daemon KILL
+kill -9 "$vmm"
+start_daemon
+wait_until 30 are nics ready,ready || fail "a sandbox that ended without a daemon keeps its function: $(states nics)"
+ok "kill -9 of the daemon: functions stay with sandboxes that live, and return from those that do not"
+
+echo 'vf_pool = "nics"' >>"$SLIPWAY_CONFIG"
+end_daemon KILL
+start_daemon
+for name in a b c; do
+    hollow --name "$name" --wait-network >/dev/null || fail "$name with the settings' pool: $(explain)"
+done
+are nics taken,taken || fail "the settings' pool: $(states nics)"
+"$slipway" rm --force a b c wired >/dev/null 2>&1
+wait_until 30 are nics ready,ready || fail "after the end: $(states nics)"
+ok "a pool of the settings; where it is empty, an interface is made"
+"$slipway" vf rm nics >/dev/null || fail "vf rm"
+
+"$slipway" bench startup --engine hollow --count 6 --rounds 2 --arms none,slipway,pool --json --svg "$work/a.svg" \
+    "$image" >"$work/a.json" 2>"$work/errors" || fail "bench startup: $(tail -3 "$work/errors")"
+python3 - "$work/a.json" "$work/a.svg" <<'CHECK' || fail "the report"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+assert report["environment"]["accelerator"] == "hollow", report["environment"]
+assert [one["arm"] for one in report["rounds"]] == ["none", "slipway", "pool"] * 2
+assert all(len(one["timelines"]) == 6 for one in report["rounds"])
+has = {one["arm"]: {stage["name"] for line in one["timelines"] for stage in line["stages"]} for one in report["rounds"]}
+assert "network" in has["pool"] and "network" in has["slipway"] and "network" not in has["none"], has
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+[ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
+ok "bench startup: three ways in turn, nothing is left"
