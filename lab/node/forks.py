@@ -1,0 +1,67 @@
+"""Measures starts of sandboxes whose first command uses a disk and the network: forks beside boots of the same image.
+
+usage: forks.py IMAGE BOOTS FORKS    prints a line `lab: KIND_NAME=MICROSECONDS` for each figure of each start
+
+A start is from the program `slipway` on. Figures: `answer`, the agent's first answer; `ran`, the container's process
+runs; `used`, its first line of output has come, which it writes once it has written to its volume and to its root and
+the gateway of its network has answered. A figure `stage_NAME` is a stage of the start.
+"""
+import json, subprocess, sys, tempfile, time
+
+COMMAND = """
+set -e
+dd if=/dev/urandom of=/dev/slipway/data bs=4k count=4 oflag=direct 2>/dev/null
+dd if=/dev/slipway/data of=/written bs=4k count=4 iflag=direct conv=fsync 2>/dev/null
+ping -q -n -c 1 -W 20 "$1" >/dev/null
+echo used
+"""
+# Seconds of the server's clock after which a start counts as hung.
+PATIENCE = 10
+# Seconds between two starts, in which the kernel takes apart what the one before had.
+BETWEEN = 1
+
+
+def slipway(*words):
+    return subprocess.run(["slipway", *words], check=True, capture_output=True, text=True).stdout
+
+
+def start(image, gateway, options):
+    """Runs a sandbox to its end. Returns its figures in nanoseconds."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as timeline:
+        begin = time.monotonic_ns()
+        words = ["run", "--rm", "--wait-network", "--volume", "data:16M", "--timeline", timeline.name, *options]
+        words += [image, "--", "sh", "-c", COMMAND, "sh", gateway]
+        client = subprocess.Popen(["timeout", str(PATIENCE), "slipway", *words], stdout=subprocess.PIPE, text=True)
+        line, used = client.stdout.readline(), time.monotonic_ns() - begin
+        if client.wait() != 0 or line != "used\n":
+            return None
+        # Its times are since the client's start.
+        stages = json.load(timeline)[0]["stages"]
+    ends = {stage["name"]: stage["end_ns"] for stage in stages}
+    figures = {"answer": ends.get("resume", ends.get("agent")), "ran": ends["container"], "used": used}
+    for stage in stages:
+        name = f"stage_{stage['name']}"
+        figures[name] = figures.get(name, 0) + stage["end_ns"] - stage["start_ns"]
+    return figures
+
+
+def measure(kind, image, gateway, count, options=()):
+    for number in range(count + 1):
+        time.sleep(BETWEEN)
+        figures = start(image, gateway, options)
+        # The first one makes what all have in common, and tells the daemon what forks touch.
+        name = f"{kind}_first" if number == 0 else kind
+        if figures is None:
+            print(f"lab: {name}_hung=1", flush=True)
+            continue
+        for figure, value in figures.items():
+            print(f"lab: {name}_{figure}={value // 1000}", flush=True)
+
+
+image, boots, forks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+slipway("run", "--rm", "--wait-network", image, "--", "true")
+gateway = json.loads(slipway("network", "inspect", "default"))[0]["gateway"]
+measure("boot", image, gateway, boots)
+slipway("template", "create", "web")
+measure("fork", image, gateway, forks, ("--from", "web"))
+slipway("template", "rm", "web")
