@@ -8,8 +8,8 @@
 //! - [`ArmsReport`] is everything measured, as JSON, with figures over the rounds; [`arms_table`]
 //!   and [`arms_plot`] show it beside the paper's values; [`compare_arms`] compares two.
 //!
-//! A sandbox's time is from the common request to the end of its last stage: the container runs,
-//! and its interface has sent a frame.
+//! A sandbox's time is from the common request to the end of its last stage: the container runs.
+//! Its network comes up beside that, or before ([`ArmsReport::waits`]).
 
 mod compare;
 mod plot;

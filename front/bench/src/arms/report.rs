@@ -114,6 +114,8 @@ pub struct ArmsReport {
     pub count: u32,
     /// The memory of each sandbox in bytes; 0 stands for the node's setting.
     pub memory_bytes: u64,
+    /// Set if a container began only when its network could be used.
+    pub waits: bool,
     /// The ways, in the order of their turns.
     pub arms: Vec<Arm>,
     /// The turns.
@@ -257,6 +259,7 @@ pub(super) mod tests {
             command: "bench startup".into(),
             count: 2,
             memory_bytes: 0,
+            waits: true,
             arms: arms.iter().map(|(arm, _)| *arm).collect(),
             rounds,
         }

@@ -63,7 +63,11 @@ pub(super) fn footnote(report: &ArmsReport) -> String {
     let rounds = report.rounds.iter().map(|one| one.round + 1).max().unwrap_or(0);
     let has_none = report.arms.contains(&Arm::None);
     let ratios = if has_none { "; ratios are medians of the rounds" } else { "" };
-    format!("{hollow}{rounds} rounds, the ways in turn{ratios}\n")
+    let network = match report.waits {
+        true => "a container begins when its interface has sent a frame",
+        false => "the network comes up beside the container, as in FastIOV",
+    };
+    format!("{hollow}{network}\n{rounds} rounds, the ways in turn{ratios}\n")
 }
 
 #[cfg(test)]

@@ -440,6 +440,9 @@ pub struct StartupArgs {
     /// measurement (pool) [default with --engine hollow: none,slipway]
     #[arg(long, value_name = "WAY", value_delimiter = ',')]
     pub arms: Vec<Arm>,
+    /// With --arms: a container begins when its network can be used, not before
+    #[arg(long, requires = "arms")]
+    pub wait_network: bool,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,

@@ -95,6 +95,7 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         command: super::command_line(),
         count: args.count,
         memory_bytes: spec.memory_bytes,
+        waits: spec.wait_network,
         arms,
         rounds,
     })
@@ -128,6 +129,7 @@ fn spec(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
         accelerator,
         command: vec!["sleep".to_owned(), "1000000".to_owned()],
         detach: true,
+        wait_network: args.wait_network,
         ..v1::RunSpec::default()
     })
 }
@@ -137,7 +139,7 @@ fn of_arm(arm: Arm, spec: &v1::RunSpec) -> v1::RunSpec {
     let network = if arm == Arm::None { "none" } else { NETWORK };
     v1::RunSpec {
         network: network.to_owned(),
-        wait_network: arm != Arm::None,
+        wait_network: spec.wait_network && arm != Arm::None,
         vf_pool: if arm == Arm::Pool { own() } else { String::new() },
         ..spec.clone()
     }
@@ -181,8 +183,11 @@ async fn turn(
     let busy = || slipway_bench::busy_ns().unwrap_or(0);
     let spinner = stage_spinner(count);
     let (began, busy_before) = (monotonic_ns(), busy());
-    let starts = (0..count).map(|_| {
-        let (client, spec, spinner) = (client.clone(), spec.clone(), spinner.clone());
+    let starts = (0..count).map(|number| {
+        // Of hundreds of names that a node makes up, two may be the same.
+        let name = format!("{}-{number}", own());
+        let spec = v1::RunSpec { name, ..spec.clone() };
+        let (client, spinner) = (client.clone(), spinner.clone());
         async move {
             let wishes = Wishes { stdin: false, tty: false };
             run::start(client, spec, wishes, &mut Nowhere, spinner).await
