@@ -6,7 +6,7 @@ use slipway_nvme_spec::identify::Cns;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_vfio_user_client::Registers;
 
-use crate::functions::Place;
+use crate::place::Place;
 
 /// Entries of the admin queues, as Linux has them.
 const ADMIN_ENTRIES: u16 = 32;

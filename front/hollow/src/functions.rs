@@ -5,13 +5,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use slipway_ram::{DmaMap, Memory, Permissions, Region};
+use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::{Client, Registers};
 use slipway_vfio_user_spec::region;
 use slipway_vmm::layout;
 
 use crate::disks::Disks;
 use crate::nic::Nic;
+use crate::place::Place;
 
 /// The longest wait for a server: hundreds of starts may be ahead of this one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,17 +35,6 @@ const MASS_STORAGE: u8 = 1;
 const NETWORK: u8 = 2;
 /// The vendor of virtio devices (virtio 1.2, section 4.1.2).
 const VIRTIO: u16 = 0x1af4;
-
-/// The part of the guest's memory that a driver has for its queues and buffers.
-#[derive(Clone)]
-pub struct Place {
-    /// The memory.
-    pub memory: Memory,
-    /// The address of the part, a multiple of the page size.
-    pub base: u64,
-    /// Its bytes.
-    pub len: u64,
-}
 
 /// The functions, of which no driver is in place yet.
 pub struct Functions {

@@ -13,7 +13,8 @@
 //! container begins, does nothing, and ends when it is told to.
 //!
 //! The pieces: [`args`] is the command line; [`functions`] connects the functions, [`disks`] and
-//! [`nic`] drive them; [`service`] answers the agent's calls; [`process`] serves the control socket.
+//! [`nic`] drive them in a [`place`] of the memory; [`service`] answers the agent's calls;
+//! [`process`] serves the control socket.
 //!
 //! Not implemented: memory of a pool, templates, shared roots, functions that are plugged or
 //! connected again, an e1000's driver, socket functions, commands in the container. Interrupts are
@@ -31,6 +32,7 @@ mod args;
 mod disks;
 mod functions;
 mod nic;
+mod place;
 mod process;
 mod service;
 

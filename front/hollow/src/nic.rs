@@ -10,7 +10,7 @@ use slipway_vfio_user_client::Registers;
 use slipway_virtio_net::driver::{Arena, Driver, Options};
 use slipway_virtio_spec::net::{Header, control};
 
-use crate::functions::Place;
+use crate::place::Place;
 
 /// The longest wait until the switch has taken a frame.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -178,11 +178,11 @@ fn at_once(place: &Place, count: usize) -> Outcome<Vec<Duration>> {
 
 fn attachments(place: &Place, pin: bool, rounds: usize) -> Outcome<()> {
     let id = if pin { "attached-pin" } else { "attached" };
-    let socket = place.serve(id, vec![place.file("disk", false, pin)])?;
     let mut times: Vec<(u64, Vec<Duration>)> = SIZES.map(|mib| (mib, Vec::new())).to_vec();
     for _ in 0..rounds {
         for (mib, times) in &mut times {
             let file = memory(*mib << 20)?;
+            let socket = place.serve(id, vec![place.file("disk", false, pin)])?;
             let begun = Instant::now();
             let (mut driver, _map, found) = use_it(&socket, (&file, *mib << 20), 1)?;
             times.push(begun.elapsed());
@@ -190,14 +190,10 @@ fn attachments(place: &Place, pin: bool, rounds: usize) -> Outcome<()> {
                 return Err(format!("the disk begins with {found:x?}").into());
             }
             driver.disable()?;
-            drop(driver);
-            // Until the function has let go of the memory.
-            while place.plane.get(id)?.client_pid != 0 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            // Each owner has a function of its own, as sandboxes have.
+            place.plane.remove(id)?;
         }
     }
-    place.plane.remove(id)?;
     let pinned = if pin { ", pinned" } else { "" };
     let mut points = Vec::new();
     for (mib, times) in &mut times {
