@@ -61,8 +61,11 @@ fn measured(report: &ArmsReport) -> impl Iterator<Item = (usize, Arm, ArmFigures
     arms.filter_map(|(place, arm)| Some((place, *arm, report.figures(*arm)?)))
 }
 
+/// A way's time in nanoseconds, the range of it, and its text.
+type Shown = fn(&ArmFigures) -> (u64, (u64, u64), String);
+
 fn bars(report: &ArmsReport) -> Vec<Group> {
-    let time = |name: &str, shown: fn(&ArmFigures) -> (u64, (u64, u64), String)| {
+    let time = |name: &str, shown: Shown| {
         let bar = |(subject, arm, one): (usize, Arm, ArmFigures)| {
             let (ns, (least, most), text) = shown(&one);
             let range = (least as f64, most as f64);
