@@ -44,8 +44,8 @@ impl Nic {
         let mac = address_of(&wanted.mac)?;
         // The interface of a pool has an address of its own, which its driver replaces.
         let first = if wanted.saved_mac.is_empty() { mac } else { address_of(&wanted.saved_mac)? };
-        let addresses = wanted.addresses.iter().filter_map(|one| one.address.parse().ok());
-        let address = addresses.last().unwrap_or(Ipv4Addr::UNSPECIFIED);
+        let mut addresses = wanted.addresses.iter().filter_map(|one| one.address.parse().ok());
+        let address = addresses.next().unwrap_or(Ipv4Addr::UNSPECIFIED);
         let (registers, Place { memory, base, len }) = *found;
         let arena = Arena::new(memory, base, len);
         let mut driver = Driver::new(registers, arena, Options::default())?;
