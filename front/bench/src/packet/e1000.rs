@@ -27,8 +27,8 @@ const BATCH: usize = 64;
 const THROTTLE: u32 = 250;
 /// The time without work after which a driver with the block asks for an interrupt.
 const IDLE: Duration = Duration::from_micros(50);
-/// The time for which a driver looks for the answer to a register access before it sleeps. A guest's
-/// exit does not sleep either.
+/// The time for which a driver looks for the answer to a register access before it sleeps. An exit
+/// of a guest does not sleep either.
 const SPIN: Duration = Duration::from_micros(50);
 /// Bytes of a frame that the receiver reads: addresses, type, number.
 const LOOKED_AT: usize = 22;
@@ -377,8 +377,8 @@ impl Pair {
     }
 }
 
-/// Serves a station, which may have sent frames, or have had no room for them. Returns the number of
-/// frames received.
+/// Serves a station, which may have sent frames, or have had no room for them. Returns the number
+/// of frames received.
 fn serve(station: &mut Station, sent: bool, full: bool) -> Result<usize> {
     if station.mode != Mode::Block {
         return station.interrupted();
