@@ -352,7 +352,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let spec = spec_in(directory.path());
         // ls rejects the option and reports it on standard error.
-        let error = failure("ls", &spec).await;
+        let error = failure("/bin/ls", &spec).await;
         let Error::Died { exit } = &error else { panic!("{error}") };
         assert_eq!(exit.code, Some(2));
         assert!(exit.stderr.contains("ls"), "{}", exit.stderr);

@@ -54,9 +54,9 @@
 //! `serde`/`serde_json` for QMP and the records,
 //! `thiserror` for errors at the crate's edge, `tracing` for the log.
 //!
-//! `unsafe` is allowed for `pre_exec`, since a child must give up its rights between fork and exec,
-//! for `unshare` on a thread, for `mount_setattr`, for watching a pidfd, and for the one ioctl of
-//! the KVM probe.
+//! `unsafe` is allowed for children, which give up their rights before they run their program, for
+//! `unshare` on a thread, for `mount_setattr`, for watching a pidfd, and for the one ioctl of the
+//! KVM probe.
 #![allow(unsafe_code)]
 
 use std::future::Future;
@@ -69,6 +69,7 @@ use tokio::sync::broadcast;
 pub mod accel;
 mod cache;
 mod cage;
+mod child;
 mod choice;
 mod console;
 mod control;

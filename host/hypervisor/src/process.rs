@@ -5,18 +5,22 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::fs::{Mode, OFlags};
 use rustix::thread::CpuSet;
 use slipway_syscall_filter::Program;
 use tokio::io::unix::AsyncFd;
 
-use crate::cage::{Cage, Holes, Spawned, filter};
+use crate::cage::{Cage, Holes, filter, on_a_thread_of_its_own};
+use crate::child::{Child, Spawn};
 use crate::reap::reap_elsewhere;
 use crate::{Credentials, Error, Result, identity};
+
+/// The type of the file system of cgroup v2 (`CGROUP2_SUPER_MAGIC`).
+const CGROUP_V2: rustix::fs::FsWord = 0x6367_7270;
 
 /// A process to be started.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(crate) struct Launch {
     arguments: Vec<OsString>,
     directory: PathBuf,
     credentials: Option<Credentials>,
+    /// The directory of the control group of cgroup v2 in which the process begins.
+    group: Option<OwnedFd>,
     cgroup_procs: Vec<File>,
     cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
@@ -42,6 +48,7 @@ impl Launch {
             arguments: Vec::new(),
             directory: directory.to_owned(),
             credentials: None,
+            group: None,
             cgroup_procs: Vec::new(),
             cpus: None,
             passed: Vec::new(),
@@ -78,12 +85,21 @@ impl Launch {
         self.credentials = credentials;
     }
 
-    /// Sets the cgroups that the process joins before it runs. They are opened here, with the
-    /// launcher's rights.
+    /// Sets the cgroups that the process joins before it runs, by their files `cgroup.procs`. They
+    /// are opened here, with the launcher's rights. It begins in the one of cgroup v2.
     pub(crate) fn join(&mut self, cgroup_procs: &[PathBuf]) -> Result<()> {
         for path in cgroup_procs {
-            let file = OpenOptions::new().write(true).open(path);
-            self.cgroup_procs.push(file.map_err(|source| Error::file("join", path, source))?);
+            let failed = |source| Error::file("join", path, source);
+            let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
+            let system = rustix::fs::fstatfs(&file).map_err(|errno| failed(errno.into()))?;
+            match path.parent() {
+                Some(group) if system.f_type == CGROUP_V2 && self.group.is_none() => {
+                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                    let opened = rustix::fs::open(group, flags, Mode::empty());
+                    self.group = Some(opened.map_err(|errno| failed(errno.into()))?);
+                }
+                _ => self.cgroup_procs.push(file),
+            }
         }
         Ok(())
     }
@@ -111,30 +127,35 @@ impl Launch {
     /// empty environment and empty standard input, with `stdout` and `stderr`, and with no
     /// descriptors beyond those passed. If the future is dropped, the process is killed.
     pub(crate) async fn spawn(self, stdout: OwnedFd, stderr: OwnedFd) -> Result<Process> {
-        let mut command = Command::new(&self.program);
-        command
-            .args(&self.arguments)
-            .env_clear()
-            .current_dir(&self.directory)
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(stderr);
-        let Self { program, credentials, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
+        let program = self.program.clone();
+        let failed = move |source| Error::Spawn { program, source };
+        // The calling thread waits until the program runs, or loads from a disk.
+        let born = on_a_thread_of_its_own("vmm-spawn", move || {
+            Ok(Unwatched(Some(self.spawn_here(stdout, stderr)?)))
+        });
+        Process::watch(born.await.map_err(failed)?)
+    }
+
+    fn spawn_here(self, stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Child> {
+        let Self { credentials, group, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
         let caged = cage.map(|cage| (cage, self.filtered.then(|| filter(io_uring, self.holes))));
+        let null = rustix::fs::open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let streams = [null, stdout, stderr];
+        let mut spawn = Spawn::new(&self.program, self.arguments, &self.directory, streams)?;
+        if caged.is_some() {
+            spawn.in_namespace();
+        }
+        if let Some(group) = group {
+            spawn.in_group(group);
+        }
         let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
-        // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
-        // allowed. `ChildSteps::run` makes system calls only, on data prepared before the fork; it
-        // does not allocate, take a lock or free anything.
-        unsafe { command.pre_exec(move || steps.run()) };
-        let spawned = match cage {
-            Some(cage) => cage.spawn(command).await,
-            None => command.spawn().map(Spawned::new),
-        };
-        Process::adopt(spawned.map_err(|source| Error::Spawn { program, source })?)
+        // SAFETY: `ChildSteps::run` makes system calls on prepared data only; it does not allocate,
+        // take a lock or free anything.
+        unsafe { spawn.run(&|| steps.run()) }
     }
 }
 
-/// The steps of the child between fork and exec.
+/// The steps of a child before it runs its program.
 struct ChildSteps {
     credentials: Option<Credentials>,
     cgroup_procs: Vec<File>,
@@ -178,8 +199,8 @@ impl ChildSteps {
 
     /// Lets the passed descriptors through exec, and no other above standard error.
     fn place_descriptors(&self) -> io::Result<()> {
-        // Marked close-on-exec rather than closed: should exec fail, the standard library still
-        // reports that to the parent through a pipe of its own.
+        // Marked close-on-exec rather than closed: the launcher's objects, in whose memory this
+        // runs, have these numbers.
         // SAFETY: close_range has no memory effects; with CLOEXEC it closes nothing before exec.
         check(unsafe {
             libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
@@ -220,12 +241,12 @@ pub(crate) struct Process {
 
 impl Process {
     /// Takes over a child that was not waited for.
-    fn adopt(spawned: Spawned) -> Result<Self> {
-        let pid = Pid::from_child(spawned.child());
-        let pidfd = pidfd_open(pid, PidfdFlags::empty());
-        let pidfd = watch(pidfd.map_err(|errno| Error::system("pidfd_open", errno))?)?;
-        let child = Some(spawned.into_child());
-        Ok(Self { pid: pid.as_raw_nonzero().get(), pidfd, child })
+    fn watch(mut born: Unwatched) -> Result<Self> {
+        let child = born.child();
+        let pidfd = child.pidfd().try_clone_to_owned();
+        let failed = |source| Error::system("duplicating a descriptor", source);
+        let (pid, pidfd) = (child.pid(), watch(pidfd.map_err(failed)?)?);
+        Ok(Self { pid: pid.as_raw_nonzero().get(), pidfd, child: born.0.take() })
     }
 
     /// Wraps a process that another process of ours started; `pidfd` is `pid`'s.
@@ -263,6 +284,24 @@ impl Process {
         if self.kill().is_ok()
             && let Some(child) = self.child.take()
         {
+            reap_elsewhere(child);
+        }
+    }
+}
+
+/// A child that is killed and reaped when it is dropped.
+struct Unwatched(Option<Child>);
+
+impl Unwatched {
+    fn child(&self) -> &Child {
+        self.0.as_ref().expect("present until Process::watch, which consumes self")
+    }
+}
+
+impl Drop for Unwatched {
+    fn drop(&mut self) {
+        if let Some(child) = self.0.take() {
+            let _ = identity::kill(child.pidfd());
             reap_elsewhere(child);
         }
     }

@@ -1,6 +1,6 @@
 //! Reaping of killed children.
 
-use std::process::Child;
+use crate::child::Child;
 
 /// Reaps a killed child on a thread of its own. The child stays a zombie if no thread can be
 /// started.

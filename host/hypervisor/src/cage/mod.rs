@@ -14,11 +14,11 @@
 //!   sockets of functions if it can be given some (module `place`);
 //! - a system call filter ([`filter()`]) for everything that reaches beyond namespaces.
 //!
-//! The cage closes in two steps. [`Cage::spawn`] and [`Cage::enter`] start the process in its
-//! namespaces, where it still sees the host's files: a dynamically linked VMM needs its libraries,
-//! its firmware and its kernel. Once the VMM has opened all that it needs, and before its guest
-//! runs the first instruction, [`Cage::empty_root`] takes the files away. The VMM does not have to
-//! co-operate, so any VMM can be caged.
+//! The cage closes in two steps. The process starts as the first one of a process namespace and
+//! [enters](Cage::enter) its other namespaces, where it still sees the host's files: a dynamically
+//! linked VMM needs its libraries, its firmware and its kernel. Once the VMM has opened all that it
+//! needs, and before its guest runs the first instruction, [`Cage::empty_root`] takes the files
+//! away. The VMM does not have to co-operate, so any VMM can be caged.
 //!
 //! Descriptors that the VMM has open stay open: sockets, pipes and memory are no part of a mount
 //! namespace. None of them is a directory, so no path starts from them.
@@ -38,7 +38,6 @@ mod root;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command};
 
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
@@ -47,7 +46,6 @@ use rustix::thread::UnshareFlags;
 pub(crate) use filter::{Holes, filter};
 pub(crate) use place::PLACE;
 
-use crate::reap::reap_elsewhere;
 use crate::{Error, Result};
 
 /// The VMM's host name; the host's own would identify the host.
@@ -66,18 +64,6 @@ impl Cage {
         rustix::process::geteuid().is_root().then_some(Self(()))
     }
 
-    /// Starts `command` as the first process of a new process namespace.
-    ///
-    /// The command must call [`Cage::enter`] between fork and exec, and have an empty environment.
-    pub(crate) async fn spawn(self, mut command: Command) -> io::Result<Spawned> {
-        // The process namespace of a child is a property of the thread that forks.
-        on_a_thread_of_its_own("vmm-spawn", move || {
-            self.divert_children()?;
-            Ok(Spawned::new(command.spawn()?))
-        })
-        .await
-    }
-
     /// Has the children of the calling thread start in a new process namespace, whose first process
     /// is the next child. The namespace ends with that child, and the thread can have no other
     /// children afterwards: it should be a thread for this purpose.
@@ -88,8 +74,8 @@ impl Cage {
         Ok(unshare(UnshareFlags::NEWPID)?)
     }
 
-    /// Moves the calling process into the other namespaces. Called between fork and exec, as root
-    /// and in its final control groups; makes system calls only.
+    /// Moves the calling process into the other namespaces. Called by a child before it runs its
+    /// program, as root and in its final control groups; makes system calls only.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -139,36 +125,6 @@ impl Cage {
     }
 }
 
-/// A child that is killed and reaped when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Spawned(Option<Child>);
-
-impl Spawned {
-    /// Wraps a child that was not waited for.
-    pub(crate) fn new(child: Child) -> Self {
-        Self(Some(child))
-    }
-
-    /// Returns the child.
-    pub(crate) fn child(&self) -> &Child {
-        self.0.as_ref().expect("present until into_child, which consumes self")
-    }
-
-    /// Returns the child, which the caller has to end from now on.
-    pub(crate) fn into_child(mut self) -> Child {
-        self.0.take().expect("present until into_child, which consumes self")
-    }
-}
-
-impl Drop for Spawned {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.kill();
-            reap_elsewhere(child);
-        }
-    }
-}
-
 /// Joins a new session keyring. Otherwise the VMM would inherit the launcher's, and a process that
 /// possesses a keyring may read its keys.
 fn join_new_keyring() -> io::Result<()> {
@@ -195,7 +151,7 @@ fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
 
 /// Runs `work` on a thread that ends with it, so that changes of the thread's own state affect no
 /// other work.
-async fn on_a_thread_of_its_own<T: Send + 'static>(
+pub(crate) async fn on_a_thread_of_its_own<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
