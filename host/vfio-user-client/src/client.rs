@@ -270,24 +270,17 @@ impl Client {
 
     /// Asks for the description of a region.
     pub fn region(&mut self, index: u32) -> Result<RegionDescription, ClientError> {
-        const ROOM: u32 = 4096;
-        let request = spec::RegionInfo {
-            argsz: U32::new(ROOM),
-            index: U32::new(index),
-            ..Default::default()
-        };
-        let mut reply = self.call(Command::DeviceGetRegionInfo, request.as_bytes(), &[])?;
-        let (info, _) = spec::RegionInfo::read_from_prefix(&reply.payload)
-            .map_err(|_| ClientError::Malformed("region info"))?;
-        let flags = spec::RegionFlags::from_bits_retain(info.flags.get());
-        let areas = areas(&reply.payload, &info).ok_or(ClientError::Malformed("capabilities"))?;
-        Ok(RegionDescription {
-            size: info.size.get(),
-            flags,
-            file_offset: info.offset.get(),
-            areas,
-            file: reply.files.pop(),
-        })
+        described(self.call(Command::DeviceGetRegionInfo, region_request(index).as_bytes(), &[])?)
+    }
+
+    /// Asks for the descriptions of the regions `0..count` at once, and has each seen as it comes.
+    pub(crate) fn regions<T>(
+        &mut self,
+        count: u32,
+        mut see: impl FnMut(RegionDescription) -> Result<T, ClientError>,
+    ) -> Result<Vec<T>, ClientError> {
+        let requests: Vec<_> = (0..count).map(region_request).collect();
+        self.ask_all(Command::DeviceGetRegionInfo, &requests, |reply| see(described(reply)?))
     }
 
     /// Maps the part of region `index` that holds byte `offset`. Returns `None` if the server does
@@ -317,11 +310,14 @@ impl Client {
 
     /// Asks for the description of an interrupt type.
     pub fn irq(&mut self, index: u32) -> Result<IrqDescription, ClientError> {
-        let request =
-            spec::IrqInfo { argsz: U32::new(16), index: U32::new(index), ..Default::default() };
-        let reply: spec::IrqInfo = self.ask(Command::DeviceGetIrqInfo, &request)?;
-        let flags = spec::IrqInfoFlags::from_bits_retain(reply.flags.get());
-        Ok(IrqDescription { flags, count: reply.count.get() })
+        Ok(interrupt(&self.ask(Command::DeviceGetIrqInfo, &irq_request(index))?))
+    }
+
+    /// Asks for the descriptions of the interrupt types `0..count` at once.
+    pub(crate) fn irqs(&mut self, count: u32) -> Result<Vec<IrqDescription>, ClientError> {
+        let requests: Vec<_> = (0..count).map(irq_request).collect();
+        let see = |reply: Message| Ok(interrupt(&parsed(&reply)?));
+        self.ask_all(Command::DeviceGetIrqInfo, &requests, see)
     }
 
     /// Routes interrupts from `start` on to the eventfds in `files`. Without `files`, removes
@@ -411,14 +407,21 @@ impl Client {
     /// [`ClientError`].
     pub fn read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), ClientError> {
         let request = access(region, offset, into.len());
-        let reply = self.call(Command::RegionRead, request.as_bytes(), &[])?;
-        match spec::RegionAccess::read_from_prefix(&reply.payload) {
-            Ok((_, data)) if data.len() == into.len() => {
-                into.copy_from_slice(data);
-                Ok(())
-            }
-            _ => Err(ClientError::Malformed("length of what was read")),
-        }
+        copy_read(&self.call(Command::RegionRead, request.as_bytes(), &[])?, into)
+    }
+
+    /// Reads 32 bits at each of several offsets of a region at once.
+    pub(crate) fn read_all(
+        &mut self,
+        region: u32,
+        offsets: &[u64],
+    ) -> Result<Vec<u32>, ClientError> {
+        let requests: Vec<_> = offsets.iter().map(|offset| access(region, *offset, 4)).collect();
+        self.ask_all(Command::RegionRead, &requests, |reply| {
+            let mut bytes = [0; 4];
+            copy_read(&reply, &mut bytes)?;
+            Ok(u32::from_le_bytes(bytes))
+        })
     }
 
     /// Writes registers and waits until the server has done the write.
@@ -461,7 +464,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn serve(&mut self, time: Duration) -> Result<(), ClientError> {
-        match self.next_message(Instant::now() + time, None) {
+        match self.next_message(Instant::now() + time, &[]) {
             Err(ClientError::Timeout) => Ok(()),
             Err(error) => Err(error),
             Ok(_) => Err(ClientError::Malformed("a reply to nothing")),
@@ -477,11 +480,59 @@ impl Client {
     ) -> Result<Message, ClientError> {
         let header = self.header(command, payload.len());
         let deadline = self.deadline();
+        self.send(deadline, &header, payload, files)?;
+        let reply = self.next_message(deadline, &[header])?;
+        self.checked(command, reply)
+    }
+
+    /// Sends several requests of one command before the first reply, and has each reply seen as it
+    /// comes. A server answers them in any order. Returns what was seen, in the order of the
+    /// requests, which are few: a server that does not read before it has answered has room for
+    /// them in the socket.
+    fn ask_all<R: IntoBytes + Immutable, T>(
+        &mut self,
+        command: Command,
+        requests: &[R],
+        mut see: impl FnMut(Message) -> Result<T, ClientError>,
+    ) -> Result<Vec<T>, ClientError> {
+        let deadline = self.deadline();
+        let mut headers = Vec::with_capacity(requests.len());
+        for request in requests {
+            let header = self.header(command, request.as_bytes().len());
+            self.send(deadline, &header, request.as_bytes(), &[])?;
+            headers.push(header);
+        }
+        let mut seen: Vec<Option<T>> = headers.iter().map(|_| None).collect();
+        let mut waiting = headers.clone();
+        while !waiting.is_empty() {
+            let reply = self.next_message(deadline, &waiting)?;
+            let is_its = |header: &Header| header.id == reply.header.id;
+            let place = headers.iter().position(is_its);
+            waiting.retain(|header| !is_its(header));
+            let reply = self.checked(command, reply)?;
+            if let Some(place) = place.and_then(|place| seen.get_mut(place)) {
+                *place = Some(see(reply)?);
+            }
+        }
+        Ok(seen.into_iter().flatten().collect())
+    }
+
+    fn send(
+        &mut self,
+        deadline: Instant,
+        header: &Header,
+        payload: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         self.flush(deadline)?;
-        while !self.wire.send_with(&header, payload, files)? {
+        while !self.wire.send_with(header, payload, files)? {
             self.wait(deadline, PollFlags::OUT)?;
         }
-        let reply = self.next_message(deadline, Some(&header))?;
+        Ok(())
+    }
+
+    /// Refuses a reply to `command` that is an error, or brings what nobody asked for.
+    fn checked(&self, command: Command, reply: Message) -> Result<Message, ClientError> {
         let brings_files =
             matches!(command, Command::DeviceGetRegionInfo | Command::DeviceGetRegionIoFds);
         // Descriptors that nobody asked for would take this process's numbers away.
@@ -517,9 +568,7 @@ impl Client {
     where
         T: IntoBytes + FromBytes + Immutable + KnownLayout,
     {
-        let reply = self.call(command, request.as_bytes(), &[])?;
-        let parsed = T::read_from_prefix(&reply.payload);
-        parsed.map(|(info, _)| info).map_err(|_| ClientError::Malformed("reply too short"))
+        parsed(&self.call(command, request.as_bytes(), &[])?)
     }
 
     fn header(&mut self, command: Command, payload: usize) -> Header {
@@ -527,11 +576,11 @@ impl Client {
         Header::command(self.next_id, command, payload)
     }
 
-    /// Waits for the reply to `request`, and serves the commands that arrive before it.
+    /// Waits for the reply to one of `requests`, and serves the commands that arrive before it.
     fn next_message(
         &mut self,
         deadline: Instant,
-        request: Option<&Header>,
+        requests: &[Header],
     ) -> Result<Message, ClientError> {
         let mut refusals = 0;
         let begin = (!self.spin.is_zero()).then(Instant::now);
@@ -543,7 +592,7 @@ impl Client {
                         let (asked, got) = (request, &message.header);
                         (asked.id.get(), asked.command.get()) == (got.id.get(), got.command.get())
                     };
-                    if !request.is_some_and(is_expected) {
+                    if !requests.iter().any(is_expected) {
                         return Err(ClientError::Malformed("a reply to nothing"));
                     }
                     return Ok(message);
@@ -641,6 +690,52 @@ impl AsFd for Client {
     /// Returns the socket, to wait on together with other descriptors.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wire.file()
+    }
+}
+
+fn region_request(index: u32) -> spec::RegionInfo {
+    const ROOM: u32 = 4096;
+    spec::RegionInfo { argsz: U32::new(ROOM), index: U32::new(index), ..Default::default() }
+}
+
+/// Parses the description of a region.
+fn described(mut reply: Message) -> Result<RegionDescription, ClientError> {
+    let (info, _) = spec::RegionInfo::read_from_prefix(&reply.payload)
+        .map_err(|_| ClientError::Malformed("region info"))?;
+    let flags = spec::RegionFlags::from_bits_retain(info.flags.get());
+    let areas = areas(&reply.payload, &info).ok_or(ClientError::Malformed("capabilities"))?;
+    Ok(RegionDescription {
+        size: info.size.get(),
+        flags,
+        file_offset: info.offset.get(),
+        areas,
+        file: reply.files.pop(),
+    })
+}
+
+fn irq_request(index: u32) -> spec::IrqInfo {
+    spec::IrqInfo { argsz: U32::new(16), index: U32::new(index), ..Default::default() }
+}
+
+fn interrupt(reply: &spec::IrqInfo) -> IrqDescription {
+    let flags = spec::IrqInfoFlags::from_bits_retain(reply.flags.get());
+    IrqDescription { flags, count: reply.count.get() }
+}
+
+/// Parses a reply that is a structure.
+fn parsed<T: FromBytes>(reply: &Message) -> Result<T, ClientError> {
+    let parsed = T::read_from_prefix(&reply.payload);
+    parsed.map(|(info, _)| info).map_err(|_| ClientError::Malformed("reply too short"))
+}
+
+/// Copies the data of a reply to a read.
+fn copy_read(reply: &Message, into: &mut [u8]) -> Result<(), ClientError> {
+    match spec::RegionAccess::read_from_prefix(&reply.payload) {
+        Ok((_, data)) if data.len() == into.len() => {
+            into.copy_from_slice(data);
+            Ok(())
+        }
+        _ => Err(ClientError::Malformed("length of what was read")),
     }
 }
 

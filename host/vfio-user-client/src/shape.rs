@@ -3,7 +3,7 @@
 use slipway_vfio_user_spec as spec;
 use spec::{DeviceFlags, RegionFlags, irq, region};
 
-use crate::{Client, ClientError, IrqDescription};
+use crate::{Client, ClientError, IrqDescription, RegionDescription};
 
 /// A region of a function. It is the same for as long as the function lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,13 +42,11 @@ impl Shape {
         {
             return Err(ClientError::Malformed("this is no PCI function"));
         }
-        let regions = (0..region::COUNT).map(|index| learn_region(client, index));
-        let regions = regions.collect::<Result<Vec<_>, _>>()?;
-        let irqs = (0..irq::COUNT).map(|index| client.irq(index)).collect::<Result<_, _>>()?;
+        let regions = client.regions(region::COUNT, region_shape)?;
+        let irqs = client.irqs(irq::COUNT)?;
         let mut identity = IDENTITY.map(|offset| (offset, 0));
-        for (offset, value) in &mut identity {
-            *value = client.read_u32(region::CONFIG, *offset)?;
-        }
+        let values = client.read_all(region::CONFIG, &IDENTITY)?;
+        identity.iter_mut().zip(values).for_each(|(one, value)| one.1 = value);
         Ok(Self { regions, irqs, identity })
     }
 
@@ -64,8 +62,7 @@ impl Shape {
     }
 }
 
-fn learn_region(client: &mut Client, index: u32) -> Result<RegionShape, ClientError> {
-    let described = client.region(index)?;
+fn region_shape(described: RegionDescription) -> Result<RegionShape, ClientError> {
     let (size, flags) = (described.size, described.flags);
     let mappable = described.file.is_some() && flags.contains(RegionFlags::MMAP);
     let areas = match (mappable, described.areas.is_empty()) {
