@@ -98,7 +98,8 @@ impl Ring {
         let before = self.ahead.len();
         let found = self.fetch(memory, tail, count);
         for raw in self.ahead.range(before..) {
-            // The address of a buffer, except in a context: a wrong one prefetches nothing.
+            // The address of a buffer, except in a context, whose bytes may be another address of
+            // the guest's memory: a prefetch changes nothing.
             let address = raw.first_chunk().map_or(0, |address| u64::from_le_bytes(*address));
             view.prefetch(address, access);
             // A frame is read up to the end of its head, and written by streams of stores.

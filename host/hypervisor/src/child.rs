@@ -12,8 +12,8 @@
 //! that the launcher handles have their default action in the child.
 //!
 //! When a child gives up its user, the kernel marks the memory that it runs in as not to be dumped
-//! or traced by that user (prctl(2), `PR_SET_DUMPABLE`). The launcher stays marked: its memory has
-//! bytes of guests.
+//! or traced by that user (prctl(2), `PR_SET_DUMPABLE`; with `fs.suid_dumpable` 0, the default, or
+//! 2). The launcher stays marked: its memory has bytes of guests.
 
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::io;
@@ -23,6 +23,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
 
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 /// The exit status of a child that could not run its program. Nobody sees it.
@@ -33,6 +34,8 @@ const CLEAR_SIGHAND: u64 = 1 << 32;
 const INTO_CGROUP: u64 = 1 << 33;
 /// Bytes of a child's stack. Its steps take a few hundred.
 const STACK: usize = 64 << 10;
+/// Bytes below a stack that nothing can be written to.
+const GUARD: usize = 64 << 10;
 
 /// A program to be run in a child, with its arguments and an empty environment.
 pub(crate) struct Spawn {
@@ -99,11 +102,11 @@ impl Spawn {
         let words = self.words.iter().map(|word| word.as_ptr());
         let words = words.chain(std::iter::once(std::ptr::null())).collect();
         let mut birth = Birth { spawn: self, words, steps, error: 0 };
-        let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>());
+        let stack = Stack::new()?;
         let blocked = Blocked::all()?;
         // SAFETY: the stack and the data outlive the call, which returns once the child has left
         // this memory.
-        let made = unsafe { self.clone_into(&mut stack, &mut birth) };
+        let made = unsafe { self.clone_into(&stack, &mut birth) };
         drop(blocked);
         let child = made?;
         match birth.error {
@@ -121,7 +124,7 @@ impl Spawn {
     ///
     /// # Safety
     /// `birth` is valid, and `stack` is used by nobody else.
-    unsafe fn clone_into(&self, stack: &mut Vec<u128>, birth: &mut Birth<'_>) -> io::Result<Child> {
+    unsafe fn clone_into(&self, stack: &Stack, birth: &mut Birth<'_>) -> io::Result<Child> {
         let mut pidfd: c_int = -1;
         let flags = [
             libc::CLONE_VM as u64,
@@ -133,12 +136,12 @@ impl Spawn {
         ];
         let arguments = libc::clone_args {
             flags: flags.into_iter().fold(0, |all, flag| all | flag),
-            pidfd: (&raw mut pidfd).addr() as u64,
+            pidfd: (&raw mut pidfd).expose_provenance() as u64,
             child_tid: 0,
             parent_tid: 0,
             exit_signal: libc::SIGCHLD as u64,
-            stack: stack.as_mut_ptr().expose_provenance() as u64,
-            stack_size: (stack.capacity() * size_of::<u128>()) as u64,
+            stack: stack.lowest().expose_provenance() as u64,
+            stack_size: STACK as u64,
             tls: 0,
             set_tid: 0,
             set_tid_size: 0,
@@ -241,6 +244,36 @@ fn unblock() {
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+}
+
+/// A child's stack, with pages below it that cannot be written to.
+struct Stack(*mut c_void);
+
+impl Stack {
+    fn new() -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE);
+            mmap_anonymous(std::ptr::null_mut(), GUARD + STACK, none, private)?
+        };
+        let stack = Self(base);
+        // SAFETY: a part of the mapping just made, which nothing refers to yet.
+        unsafe { mprotect(stack.lowest(), STACK, MprotectFlags::READ | MprotectFlags::WRITE)? };
+        Ok(stack)
+    }
+
+    /// Returns its lowest byte.
+    fn lowest(&self) -> *mut c_void {
+        self.0.wrapping_byte_add(GUARD)
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's, and no child runs on it any more.
+        #[allow(clippy::disallowed_methods)] // small, and of no client's file
+        let _ = unsafe { munmap(self.0, GUARD + STACK) };
     }
 }
 

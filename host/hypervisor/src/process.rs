@@ -111,7 +111,7 @@ impl Launch {
     }
 
     /// Passes a descriptor to the child and returns its number there, which is the same as here:
-    /// fork copies the table, so no descriptor has to be moved.
+    /// the child has a copy of the table, so no descriptor has to be moved.
     pub(crate) fn pass(&mut self, fd: OwnedFd) -> RawFd {
         let number = fd.as_raw_fd();
         self.passed.push(fd);
@@ -217,7 +217,7 @@ impl ChildSteps {
 fn give_up_user(credentials: Credentials) -> io::Result<()> {
     let Credentials { uid, gid } = credentials;
     // SAFETY: an empty list is never read. The raw system calls act on this thread only, which is
-    // the only thread of the child after fork.
+    // the only thread of the child.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<libc::gid_t>()) })?;
     // SAFETY: no memory effects.
     check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;

@@ -160,13 +160,13 @@ impl Served {
         self.place.as_mut().map_or(Ok(()), |place| place.set_port(port))
     }
 
-    /// Returns the means to bind the port of a network function to other addresses.
+    /// Returns the means to bind the port of the network function `id` to other addresses.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the endpoint is no network function.
-    pub fn binding(&self) -> Result<network::Binding, Error> {
+    pub fn binding(&self, id: &str) -> Result<network::Binding, Error> {
         match &self.kind {
-            FunctionKind::Network(attached) => Ok(attached.binding()),
+            FunctionKind::Network(attached) => Ok(attached.binding(id)),
             FunctionKind::Nvme(_) => {
                 Err(Error::Invalid("a function without a port has no addresses".to_owned()))
             }

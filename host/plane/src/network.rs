@@ -50,9 +50,10 @@ fn e1000_counters(counters: &slipway_e1000::Counters) -> v1::E1000Counters {
 }
 
 impl Attached {
-    /// Returns the means to bind the port to other addresses, which outlives a lock on this.
-    pub fn binding(&self) -> Binding {
-        Binding { switch: self.switch.clone(), port: self.port }
+    /// Returns the means to bind the port, which has the name of endpoint `id`, to other addresses.
+    /// They outlive a lock on this.
+    pub fn binding(&self, id: &str) -> Binding {
+        Binding { switch: self.switch.clone(), port: self.port, name: id.to_owned() }
     }
 }
 
@@ -60,6 +61,7 @@ impl Attached {
 pub struct Binding {
     switch: Handle,
     port: PortIndex,
+    name: String,
 }
 
 impl Binding {
@@ -72,9 +74,11 @@ impl Binding {
     pub fn bind(self, mac: &str, addresses: &[String]) -> Result<(), Error> {
         let mac = (!mac.is_empty()).then(|| parse_mac(mac)).transpose()?;
         let addresses = parse_addresses(addresses)?;
-        let port = self.port;
-        let bound = self.switch.call(move |owner| {
-            let config = owner.switch().config(port).cloned().ok_or(BadConfig::NoSuchPort)?;
+        let Self { switch, port, name } = self;
+        let bound = switch.call(move |owner| {
+            // The endpoint may have ended meanwhile, and another port have its index.
+            let config = owner.switch().config(port).filter(|config| config.name == name);
+            let config = config.cloned().ok_or(BadConfig::NoSuchPort)?;
             let mac = mac.or(config.mac);
             owner.configure(port, PortConfig { mac, addresses, ..config })
         });

@@ -198,7 +198,7 @@ impl Plane {
     /// cannot have; [`Error::Socket`] if the socket cannot be given to the client's user.
     pub(crate) fn open_endpoint_for(&self, id: &str, client: &vf_v1::Client) -> Result<(), Error> {
         if !(client.mac.is_empty() && client.addresses.is_empty()) {
-            let binding = self.with_endpoint(id, |served| served.binding())??;
+            let binding = self.with_endpoint(id, |served| served.binding(id))??;
             binding.bind(&client.mac, &client.addresses)?;
         }
         self.with_endpoint(id, |served| served.open_for(client))?

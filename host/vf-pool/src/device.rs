@@ -56,7 +56,8 @@ pub trait Device: Send + 'static {
     where
         Self: Sized;
 
-    /// Lets an owner use the device. Called on a device that is reset and scrubbed; must not block.
+    /// Lets an owner use the device. Called on a device that is reset and scrubbed; must not wait
+    /// for a client.
     ///
     /// # Errors
     /// The device is not fit for use. It is reset then.

@@ -113,8 +113,8 @@ impl<D: Device> Pool<D> {
         &self.inner.settings.name
     }
 
-    /// Gives `owner` a ready VF, in constant time. Waits for the ledger to be written and for
-    /// nothing else.
+    /// Gives `owner` a ready VF, in constant time. Waits for the ledger to be written, and for the
+    /// device to let the owner in.
     ///
     /// # Errors
     /// [`Error::Empty`], [`Error::Held`], [`Error::Ledger`], [`Error::Withdrawn`],
@@ -124,8 +124,8 @@ impl<D: Device> Pool<D> {
     }
 
     /// Gives `owner` a ready VF as [`take`](Self::take) does. Before the owner is let in, `prepare`
-    /// tells the device what is particular to this owner; it must neither block nor panic. The
-    /// device forgets that with the next reset.
+    /// tells the device what is particular to this owner, for its next [`Device::admit`] alone; it
+    /// must neither block nor panic.
     ///
     /// # Errors
     /// Those of [`take`](Self::take).

@@ -67,7 +67,8 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         }
     }
     let net = network::function_of(&record);
-    if record.network.is_some() && !serves(node, &net, &left.record).await? {
+    let holds = network::holds(node, &record).await?;
+    if record.network.is_some() && !(holds && serves(node, &net, &left.record).await?) {
         return Err(lost("its network ended with the daemon"));
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);

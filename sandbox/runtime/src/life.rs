@@ -100,6 +100,10 @@ fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     let outcome = Outcome::of(ended, stopped);
     (record.state, record.exit_status) = (outcome.state, Some(outcome.exit_status));
     record.reason = outcome.reason.unwrap_or(std::mem::take(&mut record.reason));
+    // The function goes to others, by the same name.
+    if let Some(pool) = record.network.as_mut().and_then(|network| network.pool.as_mut()) {
+        pool.taken = None;
+    }
     finish_added(record, "its pod ended");
 }
 

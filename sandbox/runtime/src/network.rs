@@ -20,6 +20,8 @@ use crate::{Error, Result, process};
 mod namespace;
 mod pooled;
 
+pub use pooled::holds;
+
 /// The name of the stage on the timeline.
 pub const STAGE: &str = "network";
 /// The setting for no network.
@@ -149,8 +151,12 @@ async fn enter(node: &Node, sandbox: &Sandbox, place: Network) -> Result<()> {
 
 /// Tells the networks' service which sandboxes exist. The interfaces and addresses of all others
 /// become free.
-pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>) {
-    pooled::reconcile(node, sandbox_ids.clone()).await;
+/// With records that could not be read, functions of pools stay with their owners: the sandbox of
+/// such a record may live.
+pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>, all_read: bool) {
+    if all_read {
+        pooled::reconcile(node, sandbox_ids.clone()).await;
+    }
     let request = network_v1::ReconcileRequest { sandbox_ids };
     if let Err(status) = node.networks.clone().reconcile(request).await {
         // Sandboxes without a network, and those of other networks, run even so.

@@ -63,7 +63,8 @@ impl Node {
         self.sweep_run_dirs();
         let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
         cgroup::open(self, all_read).await;
-        network::reconcile(self, live.map(|sandbox| sandbox.id.clone()).collect()).await;
+        let live = live.map(|sandbox| sandbox.id.clone()).collect();
+        network::reconcile(self, live, all_read).await;
         Ok(())
     }
 

@@ -41,6 +41,7 @@ fn check(spec: &RunSpec) -> Result<()> {
         ("ip", spec.addresses.is_empty()),
         ("publish", spec.publish.is_empty()),
         ("sockets", spec.socket_engine.is_empty()),
+        ("vf", spec.vf_pool.is_empty()),
     ];
     match asked.iter().find(|(_, absent)| !absent) {
         Some((what, _)) => Err(Error::Invalid(format!(

@@ -67,12 +67,8 @@ pub async fn take(
         Ok(taken) => taken,
         Err(error) if pool.needed => return Err(error),
         Err(error) => {
+            // The pool's name stays in the record: a function that could not go back does so later.
             tracing::warn!(sandbox = sandbox.name, %error, "its interface is made for it");
-            sandbox.note(|record| {
-                if let Some(network) = &mut record.network {
-                    network.pool = None;
-                }
-            });
             return Ok(None);
         }
     };
@@ -156,6 +152,26 @@ pub async fn give_back(node: &Node, record: &Record) -> Result<()> {
     match node.functions.clone().r#return(request).await {
         Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
         _ => Ok(()),
+    }
+}
+
+/// Returns whether the function that the record names is still the sandbox's, or `true` if it names
+/// none. Somebody else may have the function after a restart of the plane, or if root gave it back.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
+    let Some((network, pool)) = pool(record) else { return Ok(true) };
+    let Some(taken) = network.taken() else { return Ok(true) };
+    let request = vf_v1::GetPoolRequest { name: pool.name.clone() };
+    match node.functions.clone().get_pool(request).await {
+        Ok(found) => {
+            let (owner, socket) = (owner(record), taken.socket.to_string_lossy());
+            let mut vfs = found.get_ref().vfs.iter();
+            Ok(vfs.any(|vf| vf.owner == owner && vf.socket_path == socket))
+        }
+        Err(status) if status.code() == Code::NotFound => Ok(false),
+        Err(status) => Err(refused(&status)),
     }
 }
 
