@@ -23,6 +23,7 @@ gather_qemu() {
     # Of the program, which QEMU has no use for.
     [ $# = 0 ] || ldd "$1" | sed -n 's/.*libgcc_s.* => \([^ ]*\) .*/\1/p' |
         while read -r file; do cp -L "$file" "$work/qemu/lib"; done
+    # shellcheck disable=SC2034 # used by the scripts that source this
     qemu_files=(--file "$work/qemu/bin:/usr/bin" --file "$work/qemu/lib64:/lib64"
         --file "$work/qemu/lib:/lib/x86_64-linux-gnu" --file "$work/qemu/share:/usr/share")
 }
