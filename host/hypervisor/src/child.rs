@@ -270,9 +270,9 @@ impl Stack {
 }
 
 impl Drop for Stack {
+    #[allow(clippy::disallowed_methods)] // small, and of no client's file
     fn drop(&mut self) {
         // SAFETY: the mapping is this object's, and no child runs on it any more.
-        #[allow(clippy::disallowed_methods)] // small, and of no client's file
         let _ = unsafe { munmap(self.0, GUARD + STACK) };
     }
 }
