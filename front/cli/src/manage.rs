@@ -80,6 +80,8 @@ fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
         "sockets": sandbox.sockets,
         "cpus": sandbox.cpus,
         "max_cpus": sandbox.max_cpus,
+        "memory_bytes": sandbox.memory_bytes,
+        "max_memory_bytes": sandbox.max_memory_bytes,
         "pod": sandbox.pod,
         "containers": sandbox.containers.iter().map(container_json).collect::<Vec<_>>(),
     })
@@ -337,20 +339,16 @@ fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
     const CPU_US: u64 = 100_000;
     let (name, cpus) = (args.name.clone(), args.cpus.unwrap_or(0));
     if !name.contains('/') {
-        if args.memory.is_some() {
-            bail!(
-                "the memory of a sandbox is fixed; a container of a pod, {name}/CONTAINER, has \
-                 a limit"
-            );
-        }
-        return Ok(v1::UpdateRequest { name, cpus, resources: None });
+        // 0 stands for "no change", so an explicit 0 becomes 1, which is refused.
+        let memory_bytes = args.memory.map_or(0, |bytes| bytes.max(1));
+        return Ok(v1::UpdateRequest { name, cpus, memory_bytes, resources: None });
     }
     let resources = v1::Resources {
         memory_bytes: args.memory.unwrap_or(0),
         cpu_quota_us: u64::from(cpus) * CPU_US,
         ..Default::default()
     };
-    Ok(v1::UpdateRequest { name, cpus: 0, resources: Some(resources) })
+    Ok(v1::UpdateRequest { name, resources: Some(resources), ..Default::default() })
 }
 
 /// Runs `slipway stats`.

@@ -278,10 +278,11 @@ impl Service {
                 if resources == v1::Resources::default() {
                     return Ok(cd::Empty {});
                 }
-                v1::UpdateRequest { name, cpus: 0, resources: Some(resources) }
+                v1::UpdateRequest { name, resources: Some(resources), ..Default::default() }
             }
             Kind::Alone | Kind::Pod { .. } => {
-                v1::UpdateRequest { name, cpus: spec::update(&json)?, resources: None }
+                let spec::Update { cpus, memory_bytes } = spec::update(&json)?;
+                v1::UpdateRequest { name, cpus, memory_bytes, resources: None }
             }
         };
         let mut client = self.daemon.connect().await?;

@@ -126,6 +126,8 @@ pub struct Capabilities {
     /// A machine can be [saved](Vm::save), and begin with one that was saved
     /// ([`VmSpec::restore`]).
     pub saves_machines: bool,
+    /// A guest can be given memory, and give it back, while it runs ([`VmSpec::hot_memory`]).
+    pub plugs_memory: bool,
 }
 
 /// A program that can run virtual machines.
@@ -312,6 +314,8 @@ pub struct MemoryDevice {
     pub bytes: u64,
     /// The guest's NUMA node.
     pub node: u8,
+    /// The bytes of a block, a power of two of at least 2 MiB: sizes are whole blocks.
+    pub block: u64,
     /// The bytes that the guest is asked to have plugged.
     pub requested: u64,
     /// The bytes that it has plugged.

@@ -41,6 +41,8 @@ const SOCKETS_MODULES: &str = "/modules/sockets";
 const PMEM_MODULES: &str = "/modules/pmem";
 /// The folder of modules that a sandbox with directories of the host needs.
 const SHARES_MODULES: &str = "/modules/shares";
+/// The folder of modules that a sandbox with room for more memory needs.
+const MEMORY_MODULES: &str = "/modules/memory";
 /// The folder of the socket engine and the libraries of its programs.
 pub const SOCKETS: &str = "/sockets";
 /// The folder of the socket engine's socket.
@@ -129,11 +131,13 @@ pub fn read_only_program() -> Result<PathBuf> {
     Ok(PathBuf::from(SELF))
 }
 
-/// Loads `/modules/NN-name.ko` in the order of their names.
+/// Loads `/modules/NN-name.ko` in the order of their names, and then the driver of memory that
+/// comes and goes, for which nobody waits.
 pub fn load_modules(stages: &Stages) {
     stages.modules_begin();
     load_modules_of(Path::new(MODULES));
     stages.modules_end();
+    load_modules_of(Path::new(MEMORY_MODULES));
 }
 
 /// Loads the modules that few sandboxes need, unless they are loaded already.

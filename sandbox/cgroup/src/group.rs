@@ -97,6 +97,15 @@ impl Group {
         self.dirs.iter().try_for_each(|dir| limits::set_cpus(dir, cpus))
     }
 
+    /// Changes the limit of memory, in bytes. A missing group is no error.
+    ///
+    /// # Errors
+    /// If a limit cannot be set, for example because the group uses more.
+    pub fn limit_memory(&mut self, bytes: u64) -> Result<()> {
+        self.limits = None;
+        self.dirs.iter().try_for_each(|dir| limits::set_memory(dir, bytes))
+    }
+
     /// Returns the files to which a process id is written to join the group; "0" stands for the
     /// writer.
     pub fn procs_files(&self) -> Vec<PathBuf> {

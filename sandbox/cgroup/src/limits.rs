@@ -42,7 +42,8 @@ pub(crate) fn set_cpus(dir: &Path, cpus: u32) -> Result<()> {
     write(dir, "cpu.cfs_quota_us", &quota.to_string())
 }
 
-fn set_memory(dir: &Path, bytes: u64) -> Result<()> {
+/// Limits the memory, in bytes.
+pub(crate) fn set_memory(dir: &Path, bytes: u64) -> Result<()> {
     write(dir, "memory.max", &bytes.to_string())?;
     write(dir, "memory.limit_in_bytes", &bytes.to_string())
 }

@@ -13,6 +13,7 @@
 //!   that its containers' programs load, and the driver in `/modules/sockets`;
 //! - for a sandbox with a root in shared pages: their drivers in `/modules/pmem`;
 //! - for a sandbox with directories of the host: their drivers in `/modules/shares`;
+//! - for a sandbox with room for more memory: the driver that adds it, in `/modules/memory`;
 //! - for a pod, and a container with all rights: bridges, in `/modules/bridge`.
 //!
 //! The unpacked kernel and the initramfs are kept in a cache directory. They are written under
@@ -45,7 +46,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{BRIDGE, EXTRA, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted};
+pub use modules::{BRIDGE, EXTRA, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -71,6 +72,7 @@ const DIRECTORIES: &[&str] = &[
     "modules",
     "modules/bridge",
     "modules/extra",
+    "modules/memory",
     "modules/network",
     "modules/pmem",
     "modules/shares",
@@ -78,7 +80,7 @@ const DIRECTORIES: &[&str] = &[
     "modules/vlan",
 ];
 /// The directory of each group of modules.
-const GROUPS: [&str; 8] = [
+const GROUPS: [&str; 9] = [
     "modules",
     "modules/network",
     "modules/extra",
@@ -87,6 +89,7 @@ const GROUPS: [&str; 8] = [
     "modules/pmem",
     "modules/shares",
     "modules/bridge",
+    "modules/memory",
 ];
 
 /// The host's files that a sandbox with a socket function needs.
@@ -111,6 +114,8 @@ pub struct Extras<'a> {
     pub shares: bool,
     /// Set for bridges, in `/modules/bridge`.
     pub bridge: bool,
+    /// Set for the driver of memory that comes and goes, in `/modules/memory`.
+    pub memory: bool,
 }
 
 /// Returns the path of the initramfs for `kernel` with `agent` (a static x86-64 program) as its
@@ -129,9 +134,10 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
     let pmem = if extras.pmem { PMEM } else { &[] };
     let shares = if extras.shares { SHARES } else { &[] };
     let bridge = if extras.bridge { BRIDGE } else { &[] };
+    let memory = if extras.memory { MEMORY } else { &[] };
     let modules = match &kernel.modules {
         Some(directory) => {
-            let groups = [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares, bridge];
+            let groups = [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares, bridge, memory];
             modules::resolve(directory, groups)?
         }
         None => Default::default(),
@@ -374,6 +380,23 @@ mod tests {
             let path = format!("modules/shares/{name}");
             assert!(with.contains(&path) && !without.contains(&path), "{path}");
         }
+    }
+
+    #[test]
+    fn memory_that_comes_and_goes_has_a_driver_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let agent = agent_in(directory.path());
+        let extras = Extras { memory: true, ..Extras::default() };
+        let built = |extras| build(&kernel_in(directory.path()), &agent, extras, directory.path());
+        let lacks = built(extras).unwrap_err().to_string();
+        assert!(lacks.contains("lacks virtio_mem"), "{lacks}");
+        let path = directory.path().join("modules/kernel/fs/virtio_mem.ko");
+        fs::write(path, ElfFile::module("depends=\0").bytes()).unwrap();
+        let [with, without] = [extras, Extras::default()].map(|extras| {
+            let built = fs::read(built(extras).unwrap()).unwrap();
+            String::from_utf8_lossy(&built).contains("modules/memory/00-virtio_mem.ko")
+        });
+        assert!(with && !without);
     }
 
     #[test]

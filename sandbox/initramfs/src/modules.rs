@@ -62,6 +62,9 @@ pub const BRIDGE: &[Wanted] = &[Wanted { name: "bridge", required: false }];
 pub const PMEM: &[Wanted] =
     &[Wanted { name: "virtio_pmem", required: true }, Wanted { name: "nd_pmem", required: true }];
 
+/// Modules for memory that comes and goes while the guest runs.
+pub const MEMORY: &[Wanted] = &[Wanted { name: "virtio_mem", required: true }];
+
 /// Modules for directories of the host: FUSE and its virtio transport.
 pub const SHARES: &[Wanted] = &[Wanted { name: "virtiofs", required: true }];
 

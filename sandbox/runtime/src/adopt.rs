@@ -22,7 +22,7 @@ use crate::record::{Record, SandboxState};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, cpus, function, network, shares, sockets};
+use crate::{Error, Result, cpus, function, network, resize, shares, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
@@ -84,6 +84,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     };
     own.end_lost_input();
     cpus::recount(sandbox, &*vm).await?;
+    resize::recount(sandbox, &*vm).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));

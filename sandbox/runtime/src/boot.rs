@@ -47,6 +47,9 @@ pub struct Needs {
     pub shares: bool,
     /// Set if the sandbox's containers may make bridges.
     pub bridge: bool,
+    /// Set if the sandbox has room for more memory.
+    #[serde(default)]
+    pub memory: bool,
 }
 
 impl Needs {
@@ -57,6 +60,7 @@ impl Needs {
             shared_root: false,
             shares: record.may_share(),
             bridge: record.pod || record.settings.privileged,
+            memory: record.memory.room() > 0,
         }
     }
 }
@@ -82,8 +86,8 @@ impl Boot for Installed {
         let agent = self.0.find_agent()?;
         let sockets = if needs.sockets { Some(socket_files(&self.0)?) } else { None };
         let kernel = Kernel::locate(kernel, &self.0.kernel_dir)?;
-        let Needs { shared_root, shares, bridge, .. } = needs;
-        let extras = Extras { sockets: sockets.as_ref(), pmem: shared_root, shares, bridge };
+        let Needs { shared_root: pmem, shares, bridge, memory, .. } = needs;
+        let extras = Extras { sockets: sockets.as_ref(), pmem, shares, bridge, memory };
         let initramfs = slipway_initramfs::build(&kernel, &agent, extras, &cache)?;
         Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
     }

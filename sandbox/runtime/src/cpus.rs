@@ -43,7 +43,7 @@ impl Node {
         sandbox.look(|record| check(record, wanted))?;
         let ended = || sandbox.wrong_state("its microVM has ended");
         let vm = vm.ok_or_else(ended)?;
-        let turn = sandbox.change_cpus()?;
+        let turn = sandbox.change_size()?;
         let change = Change { sandbox: Arc::clone(sandbox), agent, vm };
         let changed = self.guests.spawn(async move {
             let _turn = turn;

@@ -7,13 +7,16 @@ use slipway_telemetry::Timeline;
 
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
-use crate::record::{self, Process, Record, SandboxState, Settings, ShareServer, Volume};
+use crate::record::{
+    self, MemoryBounds, Process, Record, SandboxState, Settings, ShareServer, Volume,
+};
 use crate::sandbox::Sandbox;
 use crate::security::Security;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, cpus, name, network, pod, process, shares, sockets, start, volume,
+    Error, Result, copies, cpus, name, network, pod, process, resize, shares, sockets, start,
+    volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -49,6 +52,11 @@ impl Node {
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
         let shares = shares::check(&self.looks, &spec.shares).await?;
         let record = Record { shares, saves, ..self.record(spec, settings, id.clone(), volumes)? };
+        let is_or_begins = record.saves.is_some() || record.template.is_some();
+        if is_or_begins && record.memory.room() > 0 {
+            let why = "--max-memory cannot be had with a template, whose memory has one size";
+            return Err(Error::Invalid(why.to_owned()));
+        }
         record::check_size(&record)?;
         // An invalid kernel or template is refused here, since a start with it would fail.
         self.boot.files(record.kernel.as_deref(), Needs::of(&record)).await?;
@@ -102,6 +110,8 @@ impl Node {
         start::accelerator(&spec.accelerator)?;
         let asked = if spec.cpus == 0 { self.config.cpus } else { spec.cpus };
         let (cpus, max_cpus) = cpus::of_new(asked, spec.max_cpus)?;
+        let memory_bytes = memory(spec.memory_bytes, self.config.memory_bytes)?;
+        let max_memory_bytes = resize::of_new(memory_bytes, spec.max_memory_bytes, of_host())?;
         Ok(Record {
             settings,
             pod: spec.makes_pod,
@@ -114,7 +124,8 @@ impl Node {
             exit_status: None,
             reason: String::new(),
             out_of_memory: false,
-            memory_bytes: memory(spec.memory_bytes, self.config.memory_bytes)?,
+            memory_bytes,
+            memory: MemoryBounds::new(memory_bytes, max_memory_bytes),
             cpus,
             boot_cpus: cpus,
             max_cpus,
@@ -157,6 +168,12 @@ fn of_pod(spec: &RunSpec) -> Result<Settings> {
     Ok(Settings { process, ..Settings::default() })
 }
 
+/// Returns the memory of this host in bytes.
+fn of_host() -> u64 {
+    let host = rustix::system::sysinfo();
+    (host.totalram as u64).saturating_mul(u64::from(host.mem_unit))
+}
+
 fn memory(asked: u64, otherwise: u64) -> Result<u64> {
     let bytes = if asked == 0 { otherwise } else { asked };
     if bytes < LEAST_MEMORY {
@@ -166,8 +183,7 @@ fn memory(asked: u64, otherwise: u64) -> Result<u64> {
             LEAST_MEMORY >> 20
         )));
     }
-    let host = rustix::system::sysinfo();
-    let total = (host.totalram as u64).saturating_mul(u64::from(host.mem_unit));
+    let total = of_host();
     if bytes > total {
         return Err(Error::Invalid(format!(
             "{} MiB of memory is more than this host has, {} MiB",

@@ -100,6 +100,16 @@ pub enum Error {
         /// The step that failed.
         reason: String,
     },
+    /// A sandbox's memory is not as large as was asked for.
+    #[error("sandbox {name} has {} MiB of memory now: {reason}", .bytes >> 20)]
+    Memory {
+        /// The sandbox's name.
+        name: String,
+        /// The size of its memory in bytes.
+        bytes: u64,
+        /// The reason.
+        reason: String,
+    },
     /// All user ids for VMMs are in use.
     #[error("{0} sandboxes run already, the most that vmm_uid_count in the configuration allows")]
     Full(u32),

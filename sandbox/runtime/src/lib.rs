@@ -25,6 +25,7 @@
 //! - `cgroup` gives a sandbox's VMM its control group, one of `slipway-cgroup`'s pool if one is
 //!   ready;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
+//! - `resize` gives a running sandbox memory and takes it away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
 //!   with them;
@@ -68,6 +69,7 @@ pub mod proc;
 pub mod process;
 pub mod record;
 mod recover;
+mod resize;
 mod root;
 mod running;
 pub mod sandbox;

@@ -153,7 +153,8 @@ impl Node {
 /// Refuses settings of a machine: a container has the machine of its pod.
 fn refuse_machine(spec: &RunSpec) -> Result<()> {
     let asked = [
-        (spec.memory_bytes != 0 || spec.cpus != 0 || spec.max_cpus != 0, "memory and CPUs"),
+        (spec.memory_bytes != 0 || spec.max_memory_bytes != 0, "memory"),
+        (spec.cpus != 0 || spec.max_cpus != 0, "CPUs"),
         (!spec.kernel.is_empty() || !spec.accelerator.is_empty(), "a kernel and an accelerator"),
         (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
@@ -227,8 +228,8 @@ fn fits(Limits { memory_bytes, .. }: Limits, pod_bytes: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "a limit of {} MiB is more than the {} MiB of the pod's microVM, which has what it began \
-         with",
+        "a limit of {} MiB is more than the {} MiB of the pod's microVM; `slipway update POD \
+         --memory` gives one with --max-memory more",
         memory_bytes >> 20,
         pod_bytes >> 20
     )))

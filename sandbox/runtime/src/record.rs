@@ -5,7 +5,8 @@
 
 mod container;
 mod function;
-mod nic;
+mod memory;
+mod network;
 mod share;
 
 use std::fs;
@@ -18,7 +19,8 @@ use slipway_telemetry::Timeline;
 
 pub use self::container::{Added, Disks, Limits, Settings};
 pub use self::function::{FunctionPool, TakenFunction};
-pub use self::nic::Nic;
+pub use self::memory::MemoryBounds;
+pub use self::network::{NamespaceInterface, Network, Nic, Route};
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 use crate::security::Security;
 use crate::{Error, Result};
@@ -127,82 +129,6 @@ pub struct Process {
     pub security: Security,
 }
 
-/// A sandbox's interface in a network.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Network {
-    /// The network's name.
-    pub name: String,
-    /// The plane's switch that connects the network.
-    pub switch: String,
-    /// The MAC address of the sandbox's interface.
-    pub mac: String,
-    /// The sandbox's IPv4 address.
-    pub ipv4: String,
-    /// The length of the network's IPv4 prefix.
-    pub ipv4_prefix: u32,
-    /// The host's IPv4 address, which is the gateway.
-    pub ipv4_gateway: String,
-    /// The sandbox's IPv6 address.
-    pub ipv6: String,
-    /// The length of the network's IPv6 prefix.
-    pub ipv6_prefix: u32,
-    /// The host's IPv6 address, which is the gateway.
-    pub ipv6_gateway: String,
-    /// The largest packet in bytes.
-    pub mtu: u32,
-    /// The addresses of the name servers.
-    pub name_servers: Vec<String>,
-    /// Published ports: ports of the host that lead to the sandbox, as in "8080:80/tcp".
-    pub published: Vec<String>,
-    /// Set if the container's process starts only once the network is configured.
-    pub wait: bool,
-    /// The queue pairs of the sandbox's interface; 0: one for each CPU.
-    #[serde(default)]
-    pub queues: u32,
-    /// The kind of the sandbox's interface.
-    #[serde(default)]
-    pub nic: Nic,
-    /// The settings of an interface that somebody else made in a network namespace, or `None` for
-    /// an interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are
-    /// the first addresses, or empty.
-    #[serde(default)]
-    pub namespace: Option<NamespaceInterface>,
-    /// The pool of virtual functions that the interface is taken of, or `None` if it is made when
-    /// the sandbox starts.
-    #[serde(default)]
-    pub pool: Option<FunctionPool>,
-}
-
-/// The settings of an interface that somebody else made in a network namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamespaceInterface {
-    /// The interface's name in the namespace.
-    pub interface: String,
-    /// The addresses, with the lengths of their networks' prefixes.
-    pub addresses: Vec<(String, u32)>,
-    /// The routes, those to the addresses' networks included.
-    pub routes: Vec<Route>,
-    /// Permanent neighbours: IP address and MAC address.
-    pub neighbours: Vec<(String, String)>,
-}
-
-/// A route of a sandbox's interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Route {
-    /// The destination's address; with `prefix` 0 the default route.
-    pub destination: String,
-    /// The length of the destination's prefix.
-    pub prefix: u32,
-    /// The next hop; empty: the destination is on the link.
-    pub gateway: String,
-    /// Set if the gateway is on the link, whatever other routes say.
-    pub on_link: bool,
-    /// The address to send from; empty: any.
-    pub source: String,
-    /// The metric; 0: the kernel's default.
-    pub metric: u32,
-}
-
 /// The control group of a sandbox's VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlGroup {
@@ -249,8 +175,11 @@ pub struct Record {
     /// Set if the guest's kernel ended the container for want of memory.
     #[serde(default)]
     pub out_of_memory: bool,
-    /// The size of guest memory in bytes.
+    /// The size of guest memory in bytes that the sandbox has now.
     pub memory_bytes: u64,
+    /// The memory that it began with and can be given.
+    #[serde(default)]
+    pub memory: MemoryBounds,
     /// The number of virtual CPUs that the sandbox has now.
     pub cpus: u32,
     /// The number of virtual CPUs at the start; these stay.
@@ -413,6 +342,9 @@ impl Store {
             // An earlier version wrote it, whose sandboxes keep their CPUs.
             (record.boot_cpus, record.max_cpus) = (record.cpus, record.cpus);
         }
+        if record.memory.max_bytes == 0 {
+            record.memory = MemoryBounds::new(record.memory_bytes, record.memory_bytes);
+        }
         Ok(Some(record))
     }
 
@@ -468,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_of_an_earlier_version_keeps_its_cpus() {
+    fn a_sandbox_of_an_earlier_version_keeps_its_size() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), "0123456789ab");
         store.create().unwrap();
@@ -477,6 +409,7 @@ mod tests {
         store.save(&Record { cpus: 3, ..record }).unwrap();
         let record = store.load().unwrap().unwrap();
         assert_eq!((record.cpus, record.boot_cpus, record.max_cpus), (3, 3, 3));
+        assert_eq!(record.memory, MemoryBounds::new(1, 1));
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct Sandbox {
     ending: watch::Sender<bool>,
     readers: Arc<Semaphore>,
     /// Held while the number of CPUs is changed.
-    cpus: Arc<tokio::sync::Mutex<()>>,
+    size: Arc<tokio::sync::Mutex<()>>,
     /// Held while shares of containers of a pod are mounted or unmounted.
     pub(crate) shares: tokio::sync::Mutex<()>,
     /// Looks at the host's files for the sandbox.
@@ -87,7 +87,7 @@ impl Sandbox {
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
-            cpus: Arc::default(),
+            size: Arc::default(),
             shares: tokio::sync::Mutex::default(),
             looks: Looks::new(MOST_LOOKS),
             record: Mutex::new(Versioned { record, version: 0 }),
@@ -272,13 +272,13 @@ impl Sandbox {
         })
     }
 
-    /// Returns a permit to change the number of CPUs, to be held until that is done.
+    /// Returns a permit to change the number of CPUs or the memory, to be held until that is done.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if another call changes it.
-    pub(crate) fn change_cpus(&self) -> Result<OwnedMutexGuard<()>> {
-        let permit = Arc::clone(&self.cpus).try_lock_owned();
-        permit.map_err(|_| self.wrong_state("its CPUs are being changed; try again"))
+    /// [`Error::WrongState`] if another call changes them.
+    pub(crate) fn change_size(&self) -> Result<OwnedMutexGuard<()>> {
+        let permit = Arc::clone(&self.size).try_lock_owned();
+        permit.map_err(|_| self.wrong_state("its CPUs or memory are being changed; try again"))
     }
 
     /// Asks a pod to end once its containers have ended.

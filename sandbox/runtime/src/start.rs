@@ -29,7 +29,7 @@ use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::templates::Template;
 use crate::time::realtime_ns;
-use crate::{Error, Result, fork, function, name, network, root, shares, sockets};
+use crate::{Error, Result, fork, function, name, network, resize, root, shares, sockets};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
@@ -157,9 +157,14 @@ pub(crate) async fn boot_guest(
         stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
     }
     let client = client_memory(&spec)?;
-    sandbox.note(|record| record.client_memory = record.pod.then(|| (&client).into()));
+    resize::check_vmm(node, &record, &spec).await?;
+    let overhead = node.hypervisor.overhead(&spec).await? + shares::memory(&record);
+    sandbox.note(|record| {
+        record.client_memory = record.pod.then(|| (&client).into());
+        record.memory.overhead_bytes = overhead;
+    });
     let record = sandbox.record();
-    let limits = limits(&record, node.hypervisor.overhead(&spec).await?);
+    let limits = limits(&record);
     let prepared = cgroup::prepare(node, sandbox, taken, limits);
     spec.cgroup_procs = stages.run("cgroup", prepared).await?;
     let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
@@ -220,10 +225,10 @@ pub(crate) async fn boot_guest(
     Ok(Booted { vm, agent, memory, template, at_ns })
 }
 
-/// Returns the limits of a VMM that needs `overhead` bytes beside its guest's memory.
-fn limits(record: &Record, overhead: u64) -> Limits {
+/// Returns the limits of a sandbox's VMM.
+fn limits(record: &Record) -> Limits {
     Limits {
-        memory_bytes: record.memory_bytes.saturating_add(overhead + shares::memory(record)),
+        memory_bytes: record.memory_bytes.saturating_add(record.memory.overhead_bytes),
         cpus: cgroup::cpu_time(record.cpus),
         threads: 64 + record.max_cpus + shares::threads(record),
     }
@@ -240,15 +245,16 @@ fn make_run_dir(dir: &Path) -> Result<()> {
 }
 
 /// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
-/// or as recycled pages. A machine that is to be saved has memory of its own. The socket engine and
-/// the server of shares, other processes, know no memory of the pool.
+/// or as recycled pages. A machine that is to be saved, or has room for more memory, has memory of
+/// its own, with that room at its end. The socket engine and the server of shares, other processes,
+/// know no memory of the pool.
 async fn guest_memory(
     node: &Node,
     sandbox: &Sandbox,
     record: &Record,
     template: Option<&Template>,
 ) -> Result<GuestMemory> {
-    let bytes = record.memory_bytes;
+    let bytes = record.memory_bytes + record.memory.room();
     if let Some(template) = template {
         let (path, name) = (node.config.pool_socket(), template.memory);
         let topology = Arc::clone(&node.topology);
@@ -256,7 +262,7 @@ async fn guest_memory(
         return sandbox.lane.run(forked).await;
     }
     let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
-    if !alone || !node.config.uses_pool()? {
+    if !alone || record.memory.room() > 0 || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
     let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);
@@ -287,14 +293,14 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
     Ok(VmSpec {
         name: record.name.clone(),
         memory,
-        hot_memory: Vec::new(),
+        hot_memory: resize::regions(record),
         shared: None,
         restore: None,
         cpus: record.cpus,
         cpu_template: node.config.cpu_template()?,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
-        cmdline: Vec::new(),
+        cmdline: resize::words(record),
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
         // For the function of shares, once a container has some.

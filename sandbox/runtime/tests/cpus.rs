@@ -35,7 +35,8 @@ impl Started {
     }
 
     async fn update(&self, cpus: u32) -> Result<(), tonic::Status> {
-        let request = v1::UpdateRequest { name: self.name.clone(), cpus, resources: None };
+        let request =
+            v1::UpdateRequest { name: self.name.clone(), cpus, ..v1::UpdateRequest::default() };
         self.daemon.client.clone().update(request).await.map(drop)
     }
 

@@ -55,7 +55,8 @@ pub struct UpdateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
           required_unless_present = "memory")]
     pub cpus: Option<u32>,
-    /// Memory limit of a container of a pod, as 512M or 2G; what it uses now cannot be taken away
+    /// Memory, as 512M or 2G: from what it began with to its --max-memory, in blocks of 2 MiB or
+    /// more; what its programs use cannot be taken away. Of a container of a pod: its limit
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// As JSON

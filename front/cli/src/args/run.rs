@@ -104,6 +104,10 @@ pub struct MachineArgs {
     /// [default: none]
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
+    /// The most memory that `slipway update --memory` can give it, rounded up to whole 128M beside
+    /// --memory; on slipway-vmm only [default: --memory]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub max_memory: Option<u64>,
     /// Virtual CPUs [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cpus: Option<u32>,

@@ -19,7 +19,7 @@ pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS};
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
-use self::sizes::{CPUS, MAX_CPUS};
+use self::sizes::{CPUS, MAX_CPUS, MAX_MEMORY};
 use crate::ttrpc::Failure;
 
 /// The annotation that names one of Slipway's networks, or "none".
@@ -63,6 +63,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         cpus: sizes::number(&oci.annotations, CPUS)?
             .unwrap_or_else(|| sizes::cpus(&oci.linux.resources)),
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
+        max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
         ..process_spec(oci, container)?
     })
@@ -123,19 +124,28 @@ pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
     })
 }
 
-/// Translates an update of a sandbox's resources to a number of CPUs.
+/// A sandbox's new size; 0 stands for no change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Update {
+    /// The number of CPUs.
+    pub cpus: u32,
+    /// The memory, bytes.
+    pub memory_bytes: u64,
+}
+
+/// Translates an update of a sandbox's resources to a size.
 ///
 /// # Errors
 /// It asks for something else.
-pub fn update(json: &[u8]) -> Result<u32, Failure> {
+pub fn update(json: &[u8]) -> Result<Update, Failure> {
     let resources: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
-    if sizes::memory_limit(&resources).is_some() {
-        return Err(Failure::unimplemented("a change of a running container's memory"));
-    }
-    match sizes::cpus(&resources) {
-        0 => Err(Failure::unimplemented("an update of anything but the CPU limit")),
-        cpus => Ok(cpus),
+    let memory_bytes = sizes::memory_of_limit(&resources);
+    match (Update { cpus: sizes::cpus(&resources), memory_bytes }) {
+        Update { cpus: 0, memory_bytes: 0 } => {
+            Err(Failure::unimplemented("an update of anything but the limits of CPU and memory"))
+        }
+        update => Ok(update),
     }
 }
 

@@ -4,7 +4,7 @@ use slipway_sandbox_api::v1;
 
 use super::mounts::Container;
 use super::oci::{Oci, Resources};
-use super::sizes::{self, CPUS, MAX_CPUS};
+use super::sizes::{self, CPUS, MAX_CPUS, MAX_MEMORY, MEMORY};
 use super::{NETWORK, check_hooks, namespaces, process_spec};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
@@ -39,6 +39,7 @@ pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String
         memory_bytes: memory(oci, node.memory_bytes)?,
         cpus: cpus(oci, node.cpus)?,
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
+        max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         network,
         network_namespace,
         security: security(oci),
@@ -110,7 +111,7 @@ fn security(oci: &Oci) -> Option<v1::Security> {
 /// Returns a pod's memory, bytes: what its containers may use and [`OVERHEAD`], and at least that
 /// of any sandbox of the node. 0 stands for the latter.
 fn memory(oci: &Oci, least: u64) -> Result<u64, String> {
-    if let Some(bytes) = sizes::annotated_memory(&oci.annotations)? {
+    if let Some(bytes) = sizes::annotated_memory(&oci.annotations, MEMORY)? {
         return Ok(bytes);
     }
     let annotated = u64::try_from(integer(oci, POD_MEMORY)?).ok().filter(|bytes| *bytes > 0);

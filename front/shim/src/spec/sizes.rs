@@ -6,6 +6,8 @@ use super::oci::{Oci, Resources};
 
 /// The annotation with a sandbox's memory: bytes, or with a suffix K, M or G of powers of 1024.
 pub const MEMORY: &str = "dev.slipway.memory";
+/// The annotation with the most memory that an update can give, as a size.
+pub const MAX_MEMORY: &str = "dev.slipway.max-memory";
 /// The annotation with a sandbox's number of CPUs.
 pub const CPUS: &str = "dev.slipway.cpus";
 /// The annotation with the most CPUs that an update can give.
@@ -20,21 +22,29 @@ const PERIOD: u64 = 100_000;
 /// # Errors
 /// One line: the annotation is no size.
 pub fn memory(oci: &Oci) -> Result<u64, String> {
-    if let Some(bytes) = annotated_memory(&oci.annotations)? {
+    if let Some(bytes) = annotated_memory(&oci.annotations, MEMORY)? {
         return Ok(bytes);
     }
-    Ok(memory_limit(&oci.linux.resources).map_or(0, |limit| limit.max(LEAST_MEMORY)))
+    Ok(memory_of_limit(&oci.linux.resources))
 }
 
-/// Returns the memory that an annotation gives to a sandbox, bytes.
+/// Returns the memory of a sandbox whose container has such a limit, bytes; 0 if it has none.
+pub fn memory_of_limit(resources: &Resources) -> u64 {
+    memory_limit(resources).map_or(0, |limit| limit.max(LEAST_MEMORY))
+}
+
+/// Returns the memory that the annotation `key` gives to a sandbox, bytes.
 ///
 /// # Errors
 /// One line: the annotation is no size.
-pub fn annotated_memory(annotations: &BTreeMap<String, String>) -> Result<Option<u64>, String> {
-    let Some(text) = annotations.get(MEMORY) else { return Ok(None) };
-    size(text).map(Some).ok_or_else(|| {
-        format!("the annotation {MEMORY}={text:?} is no size: bytes, or as 512M or 2G")
-    })
+pub fn annotated_memory(
+    annotations: &BTreeMap<String, String>,
+    key: &str,
+) -> Result<Option<u64>, String> {
+    let Some(text) = annotations.get(key) else { return Ok(None) };
+    size(text)
+        .map(Some)
+        .ok_or_else(|| format!("the annotation {key}={text:?} is no size: bytes, or as 512M or 2G"))
 }
 
 /// Returns the limit of memory, bytes, if there is one.

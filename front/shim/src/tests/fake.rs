@@ -191,8 +191,8 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     }
 
     async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
-        let v1::UpdateRequest { name, cpus, resources } = request.into_inner();
-        let memory = resources.map_or(0, |resources| resources.memory_bytes);
+        let v1::UpdateRequest { name, cpus, resources, memory_bytes } = request.into_inner();
+        let memory = resources.map_or(memory_bytes, |resources| resources.memory_bytes);
         self.note(format!("update {name} {cpus} {memory}"));
         Ok(Response::new(v1::UpdateReply::default()))
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use slipway_sandbox_api::capabilities::{ALL, USUAL};
 
-use super::sizes::{LEAST_MEMORY, MEMORY};
+use super::sizes::{LEAST_MEMORY, MAX_MEMORY, MEMORY};
 use super::*;
 
 /// A configuration as `ctr run` makes one.
@@ -87,9 +87,16 @@ fn annotations_decide() {
     assert_eq!(annotated(MEMORY, "512M").unwrap().memory_bytes, 512 << 20);
     assert_eq!(annotated(CPUS, "3").unwrap().cpus, 3);
     assert_eq!(annotated(MAX_CPUS, "4").unwrap().max_cpus, 4);
+    assert_eq!(annotated(MAX_MEMORY, "2G").unwrap().max_memory_bytes, 2 << 30);
     assert_eq!(annotated(NETWORK, "none").unwrap().network, "none");
-    for (key, value) in [(MEMORY, "much"), (MEMORY, "0"), (CPUS, "0"), (CPUS, "many"), (CPUS, "-1")]
-    {
+    for (key, value) in [
+        (MEMORY, "much"),
+        (MEMORY, "0"),
+        (MAX_MEMORY, "1T"),
+        (CPUS, "0"),
+        (CPUS, "many"),
+        (CPUS, "-1"),
+    ] {
         let refused = annotated(key, value).unwrap_err();
         assert!(refused.contains(key), "{refused}");
     }
@@ -179,8 +186,11 @@ fn further_processes_and_updates() {
     assert_eq!(security.capabilities.unwrap().names, USUAL);
     assert!(security.masked.is_none() && security.seccomp.is_empty());
     assert!(exec_spec(b"{}").is_err() && exec_spec(b"no").is_err());
-    assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), Ok(2));
-    for bad in [&b"{}"[..], br#"{"memory": {"limit": 5}}"#, b"["] {
+    let size = |cpus, memory_bytes| Ok(Update { cpus, memory_bytes });
+    assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), size(2, 0));
+    assert_eq!(update(br#"{"memory": {"limit": 1073741824}}"#), size(0, 1 << 30));
+    assert_eq!(update(br#"{"memory": {"limit": 5}, "cpu": {"cpus": "0"}}"#), size(1, LEAST_MEMORY));
+    for bad in [&b"{}"[..], br#"{"memory": {"limit": -1}}"#, b"["] {
         assert!(update(bad).is_err());
     }
 }

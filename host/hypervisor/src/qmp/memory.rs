@@ -9,6 +9,8 @@ use super::{Command, Qmp};
 use crate::{Error, MemoryDevice, Result};
 
 const COMMAND: &str = "slipway-memory";
+/// The smallest block in bytes.
+const MIN_BLOCK: u64 = 2 << 20;
 
 impl Qmp {
     /// Returns the devices of hot-plug memory, in the order of their numbers.
@@ -44,10 +46,13 @@ fn device(number: usize, entry: &Value) -> Option<MemoryDevice> {
     let device = MemoryDevice {
         bytes: field("bytes")?,
         node: u8::try_from(field("node")?).ok()?,
+        block: field("block")?,
         requested: field("requested")?,
         plugged: field("plugged")?,
     };
-    let sound = found == number && device.requested.max(device.plugged) <= device.bytes;
+    let MemoryDevice { bytes, block, requested, plugged, .. } = device;
+    let is_block = block.is_power_of_two() && (MIN_BLOCK..=bytes).contains(&block);
+    let sound = found == number && is_block && requested.max(plugged) <= bytes;
     sound.then_some(device)
 }
 
@@ -63,7 +68,8 @@ mod tests {
     #[test]
     fn devices_are_listed() {
         let found = devices(&json!([entry(0, 2 << 20), entry(1, 0)])).unwrap();
-        let first = MemoryDevice { bytes: 1 << 30, node: 1, requested: 4 << 20, plugged: 2 << 20 };
+        let (requested, plugged, block) = (4 << 20, 2 << 20, 2 << 20);
+        let first = MemoryDevice { bytes: 1 << 30, node: 1, block, requested, plugged };
         assert_eq!(found, [first, MemoryDevice { plugged: 0, ..first }]);
         assert_eq!(devices(&json!([])), Some(vec![]));
     }
@@ -71,12 +77,21 @@ mod tests {
     #[test]
     fn a_list_that_cannot_be_is_refused() {
         let many: Vec<_> = (0..9).map(|number| entry(number, 0)).collect();
-        let no_node = json!([{ "device": 0, "bytes": 1, "requested": 0, "plugged": 0 }]);
+        let no_node = json!([{ "device": 0, "bytes": 2 << 20, "block": 2 << 20, "requested": 0,
+                               "plugged": 0 }]);
+        let blocks = |block: u64| {
+            let mut one = entry(0, 0);
+            one["block"] = block.into();
+            json!([one])
+        };
         for answer in [
             json!({}),
             json!(many),
             json!([entry(1, 0)]),
             json!([entry(0, 2 << 30)]),
+            blocks(0),
+            blocks(3 << 20),
+            blocks(2 << 30),
             json!([entry(0, 0), entry(0, 0)]),
             no_node,
         ] {

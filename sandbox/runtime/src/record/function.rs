@@ -1,4 +1,4 @@
-//! The function that a sandbox has as its interface, and the interface's addresses.
+//! The function that a sandbox has as its interface.
 
 use std::path::PathBuf;
 
@@ -33,15 +33,5 @@ impl Network {
     /// it.
     pub fn taken(&self) -> Option<&TakenFunction> {
         self.pool.as_ref()?.taken.as_ref()
-    }
-
-    /// Returns all addresses of the sandbox, IPv4 before IPv6.
-    pub fn addresses(&self) -> Vec<String> {
-        let Some(interface) = &self.namespace else {
-            return vec![self.ipv4.clone(), self.ipv6.clone()];
-        };
-        let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
-        all.sort_by_key(|address| address.contains(':'));
-        all
     }
 }

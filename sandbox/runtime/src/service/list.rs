@@ -60,6 +60,8 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         sockets: record.sockets.is_some(),
         cpus: record.cpus,
         max_cpus: record.max_cpus,
+        memory_bytes: record.memory_bytes,
+        max_memory_bytes: record.memory.max_bytes,
         pod: record.pod,
         containers: record.added.iter().map(container).collect(),
     }

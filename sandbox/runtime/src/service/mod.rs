@@ -24,6 +24,7 @@ use self::logs::{KeptOutput, send_logs};
 use self::report::{report, report_rest};
 use crate::agent::{Agent, GuestStats, process};
 use crate::node::Node;
+use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
@@ -42,6 +43,18 @@ type Output<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Reply<T> = Result<Response<T>, Status>;
 
 impl Service {
+    /// Changes a sandbox's memory and CPUs. 0 bytes stand for no change, as do 0 CPUs beside a
+    /// size of memory.
+    async fn resize(&self, sandbox: &Arc<Sandbox>, cpus: u32, memory: u64) -> Result<(), Error> {
+        if memory != 0 {
+            self.node.set_memory(sandbox, memory).await?;
+        }
+        if memory == 0 || cpus != 0 {
+            self.node.set_cpus(sandbox, cpus).await?;
+        }
+        Ok(())
+    }
+
     /// Makes the service for the sandboxes of `node`. `ends_when_idle` is reported by `status`.
     pub fn new(node: Arc<Node>, ends_when_idle: bool) -> Self {
         Self { node, ends_when_idle }
@@ -293,11 +306,12 @@ impl v1::sandboxes_server::Sandboxes for Service {
     async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
         let request = request.into_inner();
         let target = self.node.target(&request.name)?;
-        match (target.is_own(), &request.resources, request.cpus) {
-            (true, None, cpus) => self.node.set_cpus(&target.sandbox, cpus).await?,
-            (false, Some(resources), 0) => self.node.update_added(&target, resources).await?,
+        let v1::UpdateRequest { resources, cpus, memory_bytes, .. } = &request;
+        match (target.is_own(), resources, *cpus, *memory_bytes) {
+            (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await?,
+            (false, Some(resources), 0, 0) => self.node.update_added(&target, resources).await?,
             _ => {
-                let why = "a sandbox has CPUs, and a container of a pod has limits";
+                let why = "a sandbox has CPUs and memory, and a container of a pod has limits";
                 return Err(Error::Invalid(why.to_owned()).into());
             }
         }

@@ -27,6 +27,8 @@ pub struct Guest {
     pub exit_status: u32,
     /// The message with which the guest refuses to create the container.
     pub refuses: Option<String>,
+    /// The bytes of its memory, of 1 GiB, that it calls available.
+    pub available: u64,
 }
 
 pub fn stage(name: &str) -> v1::GuestStage {
@@ -156,7 +158,10 @@ impl Agent for Guest {
     }
 
     async fn stats(&self, _: Request<v1::StatsRequest>) -> Reply<v1::StatsReply> {
-        self.answer().await
+        let mut reply = self.answer::<v1::StatsReply>().await?;
+        reply.get_mut().memory_total_bytes = 1 << 30;
+        reply.get_mut().memory_available_bytes = self.available;
+        Ok(reply)
     }
 
     async fn set_cpus(&self, _: Request<v1::SetCpusRequest>) -> Reply<v1::SetCpusReply> {

@@ -6,6 +6,7 @@
 
 pub mod cpus;
 pub mod guest;
+pub mod memory;
 pub mod silent;
 
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_hypervisor::{
-    Accel, BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, LeftVm, Vm, VmEvent, VmExit,
-    VmRecord, VmSpec,
+    Accel, BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, LeftVm, MemoryDevice, Vm,
+    VmEvent, VmExit, VmRecord, VmSpec,
 };
 use slipway_image::{Cache, ImageConfig, Limits, Tools};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
@@ -282,7 +283,8 @@ impl Hypervisor for StandIn {
         &'a self,
         _: &'a VmSpec,
     ) -> BoxFuture<'a, slipway_hypervisor::Result<Capabilities>> {
-        Box::pin(std::future::ready(Ok(Capabilities::default())))
+        let all = Capabilities { plugs_memory: true, ..Capabilities::default() };
+        Box::pin(std::future::ready(Ok(all)))
     }
 
     fn launch<'a>(
@@ -302,7 +304,8 @@ impl Hypervisor for StandIn {
                 plugged: Default::default(),
             };
             let (killed, liar) = (watch::Sender::new(false), cpus::Liar::of(&spec.name));
-            Ok(Box::new(NoVm { record, killed, liar }) as Box<dyn Vm>)
+            let memory = memory::HotMemory::of(spec);
+            Ok(Box::new(NoVm { record, killed, liar, memory }) as Box<dyn Vm>)
         })
     }
 
@@ -319,9 +322,20 @@ struct NoVm {
     killed: watch::Sender<bool>,
     /// Its CPUs, if it lies about them.
     liar: Option<cpus::Liar>,
+    /// Its hot-plug memory, if it has some.
+    memory: Option<memory::HotMemory>,
 }
 
 impl NoVm {
+    /// Returns the answer of the hot-plug memory.
+    fn hot<'a, T: Send + 'a>(
+        &self,
+        answer: impl FnOnce(&memory::HotMemory) -> slipway_hypervisor::Result<T>,
+    ) -> BoxFuture<'a, slipway_hypervisor::Result<T>> {
+        let none = || Err(slipway_hypervisor::Error::Control("no such call".into()));
+        Box::pin(std::future::ready(self.memory.as_ref().map_or_else(none, answer)))
+    }
+
     /// Returns the answer of a VMM that lies about its CPUs. Others cannot change theirs.
     fn lie<'a, T: Send + 'a>(
         &self,
@@ -360,6 +374,14 @@ impl Vm for NoVm {
 
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
         self.lie(|liar| liar.unplug(name))
+    }
+
+    fn memory_devices(&self) -> BoxFuture<'_, slipway_hypervisor::Result<Vec<MemoryDevice>>> {
+        self.hot(memory::HotMemory::list)
+    }
+
+    fn set_memory(&self, _: usize, bytes: u64) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        self.hot(|memory| memory.ask(bytes))
     }
 
     fn events(&self) -> broadcast::Receiver<VmEvent> {

@@ -1,0 +1,30 @@
+//! The memory that a sandbox began with and can be given.
+
+use serde::{Deserialize, Serialize};
+
+/// The bounds of a sandbox's memory, all in bytes. The memory that it has now is
+/// [`Record::memory_bytes`](super::Record::memory_bytes).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryBounds {
+    /// The guest memory at the start; this much stays.
+    pub boot_bytes: u64,
+    /// The most guest memory that the sandbox can be given while it runs.
+    pub max_bytes: u64,
+    /// The guest memory that the control group of the VMM has room for; more than the guest has
+    /// while it is being given memory.
+    pub granted_bytes: u64,
+    /// The memory that the control group has room for beside the guest's.
+    pub overhead_bytes: u64,
+}
+
+impl MemoryBounds {
+    /// Returns the bounds of a sandbox that begins with `bytes`, and can have `max_bytes`.
+    pub fn new(bytes: u64, max_bytes: u64) -> Self {
+        Self { boot_bytes: bytes, max_bytes, granted_bytes: bytes, overhead_bytes: 0 }
+    }
+
+    /// Returns the bytes that the sandbox can be given beside what it begins with.
+    pub fn room(&self) -> u64 {
+        self.max_bytes.saturating_sub(self.boot_bytes)
+    }
+}

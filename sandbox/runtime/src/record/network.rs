@@ -1,0 +1,133 @@
+//! A sandbox's interface: its kind, and its place in a network or network namespace.
+
+use serde::{Deserialize, Serialize};
+
+use super::FunctionPool;
+
+/// A sandbox's interface in a network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The network's name.
+    pub name: String,
+    /// The plane's switch that connects the network.
+    pub switch: String,
+    /// The MAC address of the sandbox's interface.
+    pub mac: String,
+    /// The sandbox's IPv4 address.
+    pub ipv4: String,
+    /// The length of the network's IPv4 prefix.
+    pub ipv4_prefix: u32,
+    /// The host's IPv4 address, which is the gateway.
+    pub ipv4_gateway: String,
+    /// The sandbox's IPv6 address.
+    pub ipv6: String,
+    /// The length of the network's IPv6 prefix.
+    pub ipv6_prefix: u32,
+    /// The host's IPv6 address, which is the gateway.
+    pub ipv6_gateway: String,
+    /// The largest packet in bytes.
+    pub mtu: u32,
+    /// The addresses of the name servers.
+    pub name_servers: Vec<String>,
+    /// Published ports: ports of the host that lead to the sandbox, as in "8080:80/tcp".
+    pub published: Vec<String>,
+    /// Set if the container's process starts only once the network is configured.
+    pub wait: bool,
+    /// The queue pairs of the sandbox's interface; 0: one for each CPU.
+    #[serde(default)]
+    pub queues: u32,
+    /// The kind of the sandbox's interface.
+    #[serde(default)]
+    pub nic: Nic,
+    /// The settings of an interface that somebody else made in a network namespace, or `None` for
+    /// an interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are
+    /// the first addresses, or empty.
+    #[serde(default)]
+    pub namespace: Option<NamespaceInterface>,
+    /// The pool of virtual functions that the interface is taken of, or `None` if it is made when
+    /// the sandbox starts.
+    #[serde(default)]
+    pub pool: Option<FunctionPool>,
+}
+
+impl Network {
+    /// Returns all addresses of the sandbox, IPv4 before IPv6.
+    pub fn addresses(&self) -> Vec<String> {
+        let Some(interface) = &self.namespace else {
+            return vec![self.ipv4.clone(), self.ipv6.clone()];
+        };
+        let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
+        all.sort_by_key(|address| address.contains(':'));
+        all
+    }
+}
+
+/// The settings of an interface that somebody else made in a network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceInterface {
+    /// The interface's name in the namespace.
+    pub interface: String,
+    /// The addresses, with the lengths of their networks' prefixes.
+    pub addresses: Vec<(String, u32)>,
+    /// The routes, those to the addresses' networks included.
+    pub routes: Vec<Route>,
+    /// Permanent neighbours: IP address and MAC address.
+    pub neighbours: Vec<(String, String)>,
+}
+
+/// A route of a sandbox's interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The destination's address; with `prefix` 0 the default route.
+    pub destination: String,
+    /// The length of the destination's prefix.
+    pub prefix: u32,
+    /// The next hop; empty: the destination is on the link.
+    pub gateway: String,
+    /// Set if the gateway is on the link, whatever other routes say.
+    pub on_link: bool,
+    /// The address to send from; empty: any.
+    pub source: String,
+    /// The metric; 0: the kernel's default.
+    pub metric: u32,
+}
+
+/// The kind of a sandbox's interface: the device that its guest finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nic {
+    /// A virtio network device.
+    #[default]
+    Virtio,
+    /// Intel's 82540EM.
+    E1000,
+    /// The same with a communication status block.
+    E1000Csb,
+}
+
+impl Nic {
+    /// Returns the word of the command line for the kind.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio",
+            Self::E1000 => "e1000",
+            Self::E1000Csb => "e1000-csb",
+        }
+    }
+}
+
+impl std::str::FromStr for Nic {
+    type Err = String;
+
+    /// Parses a kind; the empty text is the default.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" | "virtio" => Ok(Self::Virtio),
+            "e1000" => Ok(Self::E1000),
+            "e1000-csb" => Ok(Self::E1000Csb),
+            other => Err(format!(
+                "\"{other}\" is no kind of network interface: choose virtio, e1000 or e1000-csb"
+            )),
+        }
+    }
+}

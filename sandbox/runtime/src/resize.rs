@@ -1,0 +1,348 @@
+//! The memory of a running sandbox: `slipway update --memory`.
+//!
+//! A sandbox begins with some memory, which stays, and can be given more up to the size that its
+//! machine was made for, in blocks of 2 MiB or more. For more, the limit of the VMM's control group
+//! is raised first, then the guest is asked to plug blocks. For less, the guest is asked to give
+//! back blocks, and the limit is lowered when it has. A guest is not asked for memory that its
+//! programs use: what it could not give without ending them stays, and the error says so.
+//!
+//! The limit that is in force is recorded before it is raised. So a later daemon, which adopts the
+//! sandbox while a guest follows, never sets a limit below what the guest was allowed to plug. The
+//! VMM's word alone raises no limit: a VMM that its guest took over may claim anything.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_hypervisor::{HotRegion, MemoryDevice, Vm, VmSpec};
+use tokio::time::Instant;
+
+use crate::agent::Agent;
+use crate::cgroup;
+use crate::node::Node;
+use crate::record::{Nic, Record};
+use crate::sandbox::Sandbox;
+use crate::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+/// Room for more memory is a multiple of this, in bytes.
+const UNIT: u64 = 128 << 20;
+/// The most bytes of room for more memory.
+const MOST: u64 = 256 << 30;
+/// The number of the sandbox's device of hot-plug memory.
+const DEVICE: usize = 0;
+/// The time in which a guest that follows plugs or gives back at least one block more.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two looks at the VMM's list.
+const LOOK: Duration = Duration::from_millis(20);
+/// The part of a guest's memory that is left available when it gives memory back: so much, or a
+/// 32nd of its memory if that is more.
+const LEFT: u64 = 16 * MIB;
+
+impl Node {
+    /// Changes the memory of a running sandbox to `wanted` bytes, rounded up to whole blocks. The
+    /// change goes on to its end if the caller stops waiting.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the sandbox cannot have so much; [`Error::WrongState`] if its
+    /// container does not run or its size is being changed; [`Error::Memory`], with the size that
+    /// it has, if the guest gave back or took less, or the VMM failed.
+    pub(crate) async fn set_memory(&self, sandbox: &Arc<Sandbox>, wanted: u64) -> Result<()> {
+        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
+        sandbox.look(|record| check(record, wanted))?;
+        let vm = vm.ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+        let turn = sandbox.change_size()?;
+        let change = Change { sandbox: Arc::clone(sandbox), agent, vm };
+        let changed = self.guests.spawn(async move {
+            let _turn = turn;
+            change.run(wanted).await
+        });
+        changed.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
+    }
+}
+
+/// Returns the most memory in bytes that a new sandbox can have, which begins with `begin` bytes:
+/// `asked` rounded up to whole 128 MiB of room, or `begin` if `asked` is 0.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
+    if asked == 0 {
+        return Ok(begin);
+    }
+    let shown = asked / MIB;
+    if asked < begin {
+        return Err(Error::Invalid(format!(
+            "--max-memory of {shown} MiB is less than the {} MiB that the sandbox begins with",
+            begin / MIB
+        )));
+    }
+    if asked > host {
+        return Err(Error::Invalid(format!(
+            "--max-memory of {shown} MiB is more than this host has, {} MiB",
+            host / MIB
+        )));
+    }
+    let room = (asked - begin).next_multiple_of(UNIT);
+    if room > MOST {
+        return Err(Error::Invalid(format!(
+            "--max-memory of {shown} MiB: at most {} GiB beside what the sandbox begins with",
+            MOST >> 30
+        )));
+    }
+    Ok(begin + room)
+}
+
+/// Returns the region of a machine for the memory that a sandbox can be given, in the node of its
+/// guest's other memory.
+pub(crate) fn regions(record: &Record) -> Vec<HotRegion> {
+    let region = HotRegion { bytes: record.memory.room(), node: 0 };
+    Some(region).filter(|region| region.bytes > 0).into_iter().collect()
+}
+
+/// Returns the words on the kernel's command line of a guest with room for more memory:
+/// - `memhp_default_state=online_movable`: the kernel keeps nothing of its own there, which it
+///   could not give back;
+/// - `swiotlb=noforce`: Linux sets aside 64 MiB for bounce buffers where memory may come above
+///   4 GiB. Only an e1000, whose driver addresses 4 GiB, needs them.
+pub(crate) fn words(record: &Record) -> Vec<String> {
+    if record.memory.room() == 0 {
+        return Vec::new();
+    }
+    let needs_low = record.network.as_ref().is_some_and(|one| one.nic != Nic::Virtio);
+    let words = ["memhp_default_state=online_movable", "swiotlb=noforce"];
+    words.into_iter().take(if needs_low { 1 } else { 2 }).map(str::to_owned).collect()
+}
+
+/// Checks that the VMM of a sandbox can give it the memory that it has room for.
+///
+/// # Errors
+/// [`Error::Invalid`] if it cannot.
+pub(crate) async fn check_vmm(node: &Node, record: &Record, spec: &VmSpec) -> Result<()> {
+    if record.memory.room() == 0 || node.hypervisor.capabilities(spec).await?.plugs_memory {
+        return Ok(());
+    }
+    let why = "--max-memory needs slipway-vmm, and so KVM (`slipway doctor`): its VMM is QEMU";
+    Err(Error::Invalid(why.to_owned()))
+}
+
+fn check(record: &Record, wanted: u64) -> Result<()> {
+    let (name, least, most) = (&record.name, record.memory.boot_bytes, record.memory.max_bytes);
+    let shown = wanted.div_ceil(MIB);
+    if wanted < least {
+        return Err(Error::Invalid(format!(
+            "{shown} MiB of memory is too little for sandbox {name}: the {} MiB that it began \
+             with cannot be taken away",
+            least / MIB
+        )));
+    }
+    if wanted > most {
+        return Err(Error::Invalid(format!(
+            "{shown} MiB of memory is too much for sandbox {name}: at most {} MiB; `slipway run \
+             --max-memory` makes one that can have more",
+            most / MIB
+        )));
+    }
+    Ok(())
+}
+
+/// Records the memory that an adopted sandbox has, as its VMM lists it within what was granted, and
+/// limits the VMM's control group to that. The guest of a daemon that ended between two steps is
+/// asked to stay as it is.
+///
+/// # Errors
+/// [`Error::Hypervisor`] if the VMM does not answer, errors of control groups.
+pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
+    if sandbox.look(|record| record.memory.room()) == 0 {
+        return Ok(());
+    }
+    let bytes = settle(sandbox, vm).await?;
+    sandbox.note(|record| set(record, bytes));
+    Ok(())
+}
+
+/// Asks the guest to stay at what it has plugged, and limits the VMM's control group to that.
+/// Returns the sandbox's memory in bytes, at most what was granted.
+async fn settle(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
+    let device = device(vm).await?;
+    let plugged = match device.requested == device.plugged {
+        true => device.plugged,
+        false => {
+            vm.set_memory(DEVICE, device.plugged).await?;
+            // More may have come before that was asked for, and no more comes from now on.
+            self::device(vm).await?.plugged.max(device.plugged)
+        }
+    };
+    let bytes = sandbox.look(|record| {
+        let bytes = record.memory.boot_bytes.saturating_add(plugged);
+        bytes.min(record.memory.granted_bytes)
+    });
+    limit(sandbox, bytes).await?;
+    Ok(bytes)
+}
+
+/// Records a size that is in force.
+fn set(record: &mut Record, bytes: u64) {
+    (record.memory_bytes, record.memory.granted_bytes) = (bytes, bytes);
+}
+
+/// Limits the memory of a sandbox's VMM to what it needs for so much memory of its guest.
+async fn limit(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
+    let (mut group, own) =
+        sandbox.look(|record| (cgroup::of(record), record.memory.overhead_bytes));
+    let bytes = guest_bytes.saturating_add(own);
+    sandbox.lane.run(move || group.limit_memory(bytes)).await.map_err(Error::Cgroup)
+}
+
+/// Returns the sandbox's device of hot-plug memory.
+async fn device(vm: &dyn Vm) -> Result<MemoryDevice> {
+    let devices = vm.memory_devices().await?;
+    let missing = || Error::Agent("the VMM has no device of hot-plug memory".to_owned());
+    devices.into_iter().nth(DEVICE).ok_or_else(missing)
+}
+
+struct Change {
+    sandbox: Arc<Sandbox>,
+    agent: Agent,
+    vm: Arc<dyn Vm>,
+}
+
+impl Change {
+    async fn run(&self, wanted: u64) -> Result<()> {
+        let changed = self.change(wanted).await;
+        let settled = settle(&self.sandbox, &*self.vm).await;
+        let bytes = match (&changed, settled) {
+            (_, Ok(bytes)) => bytes,
+            (Ok(_), Err(error)) => return Err(error),
+            // The limit stays as it was granted, and is recorded so.
+            (Err(error), Err(_)) => return Err(self.has_now(None, error.to_string())),
+        };
+        self.sandbox.update(|record| set(record, bytes)).await?;
+        match changed {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => Err(self.has_now(Some(bytes), reason)),
+            Err(error) => Err(self.has_now(Some(bytes), error.to_string())),
+        }
+    }
+
+    /// Returns the error of a sandbox that has so many bytes, or as many as it is recorded to have.
+    fn has_now(&self, bytes: Option<u64>, reason: String) -> Error {
+        let bytes = bytes.unwrap_or_else(|| self.sandbox.look(|record| record.memory_bytes));
+        Error::Memory { name: self.sandbox.name.clone(), bytes, reason }
+    }
+
+    /// Has the guest follow. Returns the reason why it has another size than the wanted one, if it
+    /// has.
+    async fn change(&self, wanted: u64) -> Result<Option<String>> {
+        let device = device(&*self.vm).await?;
+        let begin = self.sandbox.look(|record| record.memory.boot_bytes);
+        let target = wanted.saturating_sub(begin).next_multiple_of(device.block);
+        if target > device.bytes {
+            return Err(Error::Agent("the VMM has less room than it was made with".to_owned()));
+        }
+        if target >= device.plugged {
+            return self.grow(begin, target).await;
+        }
+        let stats = self.agent.stats("").await?.machine;
+        let free = free(stats.memory_total_bytes, stats.memory_available_bytes);
+        let used = device.plugged.saturating_sub(free).next_multiple_of(device.block);
+        let asked = target.max(used).min(device.plugged);
+        let left = self.follow(asked).await?;
+        Ok((left > target).then(|| {
+            let in_use = stats.memory_total_bytes.saturating_sub(stats.memory_available_bytes);
+            format!("its programs use {} MiB, and what is free can be given back", in_use / MIB)
+        }))
+    }
+
+    async fn grow(&self, begin: u64, target: u64) -> Result<Option<String>> {
+        let granted = begin.saturating_add(target);
+        let before = self.sandbox.look(|record| record.memory.granted_bytes);
+        if granted > before {
+            self.sandbox.update(|record| record.memory.granted_bytes = granted).await?;
+            limit(&self.sandbox, granted).await?;
+        }
+        let plugged = self.follow(target).await?;
+        Ok((plugged < target).then(|| {
+            "its guest took no more; does its kernel have virtio_mem, and memory for its tables?"
+                .to_owned()
+        }))
+    }
+
+    /// Asks the guest for a number of plugged bytes, and waits until it has them or changes nothing
+    /// more. Returns those that it has.
+    async fn follow(&self, target: u64) -> Result<u64> {
+        self.vm.set_memory(DEVICE, target).await?;
+        let mut plugged = device(&*self.vm).await?.plugged;
+        let mut changed = Instant::now();
+        while plugged != target && changed.elapsed() < PATIENCE {
+            tokio::time::sleep(LOOK).await;
+            let now = device(&*self.vm).await?.plugged;
+            // A guest that goes back and forth does not hold up the caller for ever.
+            if now.abs_diff(target) < plugged.abs_diff(target) {
+                (plugged, changed) = (now, Instant::now());
+            }
+        }
+        Ok(plugged)
+    }
+}
+
+/// Returns the bytes that a guest can give back without ending programs. Its word harms itself
+/// only.
+fn free(total: u64, available: u64) -> u64 {
+    available.min(total).saturating_sub(LEFT.max(total / 32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{MemoryBounds, SandboxState};
+
+    fn record(boot_mib: u64, max_mib: u64) -> Record {
+        let record = crate::adopt::tests::record_of(SandboxState::Running);
+        let (boot, max) = (boot_mib * MIB, max_mib * MIB);
+        Record { memory_bytes: boot, memory: MemoryBounds::new(boot, max), ..record }
+    }
+
+    #[test]
+    fn room_is_whole_units_within_the_host() {
+        let of = |begin: u64, most: u64| of_new(begin * MIB, most * MIB, 1 << 40);
+        assert_eq!(of(256, 0).unwrap(), 256 * MIB);
+        assert_eq!(of(256, 256).unwrap(), 256 * MIB);
+        assert_eq!(of(256, 257).unwrap(), 384 * MIB);
+        assert_eq!(of(256, 1024).unwrap(), 1024 * MIB);
+        let refused = |outcome: Result<u64>| outcome.unwrap_err().to_string();
+        assert!(refused(of(256, 255)).contains("255 MiB is less than the 256 MiB"));
+        assert!(refused(of(256, 300 << 10)).contains("at most 256 GiB beside"));
+        let small = of_new(256 * MIB, 512 * MIB, 400 * MIB);
+        assert!(refused(small).contains("more than this host has, 400 MiB"));
+        assert!(refused(of_new(MIB, u64::MAX, u64::MAX)).contains("at most 256 GiB"));
+    }
+
+    #[test]
+    fn a_machine_has_a_region_and_words_only_if_it_has_room() {
+        let fixed = record(256, 256);
+        assert_eq!((regions(&fixed), words(&fixed)), (Vec::new(), Vec::new()));
+        let grows = record(256, 1024);
+        assert_eq!(regions(&grows), [HotRegion { bytes: 768 * MIB, node: 0 }]);
+        assert_eq!(words(&grows), ["memhp_default_state=online_movable", "swiotlb=noforce"]);
+    }
+
+    #[test]
+    fn a_size_out_of_range_is_refused_with_the_range() {
+        check(&record(256, 1024), 256 * MIB).unwrap();
+        check(&record(256, 1024), 1024 * MIB).unwrap();
+        let refused = |wanted| check(&record(256, 1024), wanted).unwrap_err().to_string();
+        assert!(refused(1).contains("1 MiB of memory is too little for sandbox one: the 256 MiB"));
+        assert!(refused(1024 * MIB + 1).contains("1025 MiB of memory is too much"));
+        assert!(refused(u64::MAX).contains("at most 1024 MiB; `slipway run --max-memory`"));
+        let fixed = check(&record(256, 256), 512 * MIB).unwrap_err().to_string();
+        assert!(fixed.contains("at most 256 MiB"), "{fixed}");
+    }
+
+    #[test]
+    fn a_guest_keeps_something_of_what_is_available() {
+        assert_eq!(free(1024 * MIB, 500 * MIB), 468 * MIB);
+        assert_eq!(free(256 * MIB, 100 * MIB), 84 * MIB);
+        assert_eq!(free(256 * MIB, 10 * MIB), 0);
+        assert_eq!(free(0, u64::MAX), 0);
+    }
+}
