@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::Network;
-
 /// The pool of virtual functions that a sandbox has its interface of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionPool {
@@ -26,12 +24,4 @@ pub struct TakenFunction {
     pub socket: PathBuf,
     /// Its own MAC address, which the guest replaces by that of the sandbox's interface.
     pub mac: String,
-}
-
-impl Network {
-    /// Returns the function of a pool that the sandbox has, or `None` if its interface is made for
-    /// it.
-    pub fn taken(&self) -> Option<&TakenFunction> {
-        self.pool.as_ref()?.taken.as_ref()
-    }
 }

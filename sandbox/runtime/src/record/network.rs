@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::FunctionPool;
+use super::{FunctionPool, TakenFunction};
 
 /// A sandbox's interface in a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,12 @@ pub struct Network {
 }
 
 impl Network {
+    /// Returns the function of a pool that the sandbox has, or `None` if its interface is made for
+    /// it.
+    pub fn taken(&self) -> Option<&TakenFunction> {
+        self.pool.as_ref()?.taken.as_ref()
+    }
+
     /// Returns all addresses of the sandbox, IPv4 before IPv6.
     pub fn addresses(&self) -> Vec<String> {
         let Some(interface) = &self.namespace else {
