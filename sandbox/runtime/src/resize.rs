@@ -82,14 +82,14 @@ pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
             host / MIB
         )));
     }
-    let room = (asked - begin).next_multiple_of(UNIT);
+    let room = asked - begin;
     if room > MOST {
         return Err(Error::Invalid(format!(
             "--max-memory of {shown} MiB: at most {} GiB beside what the sandbox begins with",
             MOST >> 30
         )));
     }
-    Ok(begin + room)
+    Ok(begin + room.next_multiple_of(UNIT))
 }
 
 /// Returns the region of a machine for the memory that a sandbox can be given, in the node of its
