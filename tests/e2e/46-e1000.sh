@@ -62,7 +62,8 @@ ok "streams between an e1000 and virtio-net, both ways, arrive whole"
 work = json.load(sys.stdin)[0]["e1000"]
 exits = work["exits_by_register"]
 assert exits["TDT"]["writes"] > 0 and exits["ICR"]["reads"] > 0 and work["exits"] > work["interrupts"] > 0, work
-assert 0 < work["interrupts_per_frame"] and work["frames_sent"] + work["frames_received"] > 4000, work' \
+# Segments of up to 64 KiB count as frames.
+assert 0 < work["interrupts_per_frame"] and min(work["frames_sent"], work["frames_received"]) > 40, work' \
     || fail "port inspect: $("$slipway" port inspect old)"
 "$slipway" port inspect new | grep -q '"e1000": null' || fail "port inspect: $("$slipway" port inspect new)"
 ok "exits, kicks and interrupts of an e1000 are counted"

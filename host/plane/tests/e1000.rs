@@ -121,8 +121,8 @@ fn look_at_counters(plane: &Plane, csb: bool) {
         let interrupts = counters.interrupts;
         assert!(counters.frames_sent >= 20 && counters.frames_received >= 20, "{counters:?}");
         assert_eq!(of("TDT").0, 0, "{counters:?}");
-        // A cause between the driver's read of ICR and its write of IMC raises the pin once more. The
-        // last interrupt may not be served yet.
+        // A cause between the read of ICR and the write of IMC raises the pin once more. The last
+        // interrupt may not be served yet.
         assert!((1..=2 * (of("ICR").0 + 1)).contains(&interrupts), "{counters:?}");
         match csb {
             // One when the driver starts; without the block, one for each frame, too.
