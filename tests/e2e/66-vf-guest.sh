@@ -35,4 +35,3 @@ ok "it goes on over kill -9 of the daemon"
 "$slipway" rm --force real >/dev/null || fail "rm: $(explain)"
 wait_until 30 are ready,ready || fail "the pool after the end: $(states)"
 ok "its function goes back"
-end_node
