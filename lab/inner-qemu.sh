@@ -2,7 +2,7 @@
 # QEMU inside an emulated server, as the VMM of a guest there. Sourced after common.sh; `work` is the
 # caller's own folder.
 
-# What QEMU needs of the tool root, with the files of q35's firmware.
+# The files that QEMU needs of the tool root, with those of q35's firmware.
 tool_root=$tools/root-1
 firmware=(qemu/qboot.rom qemu/kvmvapic.bin qemu/pvh.bin qemu/linuxboot_dma.bin)
 

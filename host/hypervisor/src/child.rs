@@ -326,7 +326,7 @@ impl Child {
     /// Waits for the end of the child and reaps it.
     ///
     /// # Errors
-    /// Those of waitid(2).
+    /// The errors of waitid(2).
     pub(crate) fn wait(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.status {
             return Ok(status);

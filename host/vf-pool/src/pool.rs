@@ -128,7 +128,7 @@ impl<D: Device> Pool<D> {
     /// must neither block nor panic.
     ///
     /// # Errors
-    /// Those of [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     pub fn take_prepared(
         &self,
         owner: &Owner,

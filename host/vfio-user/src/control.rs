@@ -182,7 +182,7 @@ impl Control {
     /// for the endpoint.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open), or the socket cannot be given to the user.
+    /// The errors of [`open`](Self::open), or the socket cannot be given to the user.
     pub fn open_for(&self, admission: Admission) -> std::io::Result<()> {
         self.0.open(Some(admission))
     }
