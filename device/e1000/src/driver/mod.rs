@@ -321,16 +321,19 @@ impl<R: RegisterAccess> Driver<R> {
         let mut count = 0;
         while count < budget && self.receiving.next(&mut take)? {
             count += 1;
-            if self.receiving.used() >= rings::REFILL {
-                let tail = self.receiving.give_back()?;
-                self.refill(tail)?;
-            }
+            self.give_back(rings::REFILL)?;
         }
-        if self.receiving.used() > 0 {
-            let tail = self.receiving.give_back()?;
-            self.refill(tail)?;
-        }
+        self.give_back(1)?;
         Ok(count)
+    }
+
+    /// Gives the used buffers back to the device if there are at least so many.
+    fn give_back(&mut self, least: u32) -> Result<(), DriverError> {
+        if self.receiving.used() < least {
+            return Ok(());
+        }
+        let tail = self.receiving.give_back()?;
+        self.refill(tail)
     }
 
     /// Passes received frames to `take` unread, up to `budget`, and returns their number. Buffers
@@ -353,15 +356,11 @@ impl<R: RegisterAccess> Driver<R> {
         let mut count = 0;
         while count < most && self.receiving.next_unread(&mut take)? {
             count += 1;
-            if !self.options.heads && self.receiving.used() >= rings::REFILL {
-                let tail = self.receiving.give_back()?;
-                self.refill(tail)?;
+            if !self.options.heads {
+                self.give_back(rings::REFILL)?;
             }
         }
-        if self.receiving.used() > 0 {
-            let tail = self.receiving.give_back()?;
-            self.refill(tail)?;
-        }
+        self.give_back(1)?;
         Ok(count)
     }
 
