@@ -15,7 +15,7 @@ use crate::cpu::Cpu;
 use crate::cpus::Cpus;
 use crate::interrupts::Interrupts;
 use crate::loader::Kernel;
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, MemorySlots};
 use crate::output::Output;
 use crate::pci::Bus;
 use crate::routes::Routes;
@@ -119,6 +119,7 @@ pub struct Machine {
     chassis: Chassis,
     board: Arc<Board>,
     output: Arc<Output>,
+    memory_slots: MemorySlots,
     cpus: Vec<Cpu>,
     /// The CPUs that are there from the start, a bit each.
     present: u32,
@@ -144,6 +145,9 @@ impl Machine {
         let kvm = check(kvm)?;
         let source = (config.memory, config.lease);
         let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
+        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
+        split_interrupt_controller(&vm)?;
+        let mut memory_slots = MemorySlots::begin(&vm, &ram)?;
         let offer = Offer::new(&kvm, template, max_cpus)?;
         let counts = [cpus, max_cpus, slots.into()];
         let traits = Traits { shown: Arc::new(offer.shown()?), cpus: counts };
@@ -151,9 +155,10 @@ impl Machine {
         let nodes = acpi::ranges(&ram);
         let parts = acpi::Parts { cpus, max_cpus, slots, generation, nodes };
         let origin = begin(start, &ram, &parts, &traits)?;
-        let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
-        split_interrupt_controller(&vm)?;
-        ram.give_to(&vm)?;
+        if let Origin::Saved(_) = &origin {
+            // KVM looks for pages at addresses of saved registers.
+            memory_slots.finish()?;
+        }
         let all = make_cpus(&kvm, &vm, &offer, &origin)?;
         let slots = Slots {
             functions: plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + slots,
@@ -168,6 +173,7 @@ impl Machine {
             chassis: Chassis { vm, ram, interrupts, pci },
             board: Arc::new(board),
             output,
+            memory_slots,
             cpus: all,
             present: seat::first(cpus),
             kernel: None,
@@ -231,15 +237,16 @@ impl Machine {
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Kvm`].
-    pub fn start(self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
-        if self.shows_configuration {
-            self.pci().show(self.vm(), layout::OWN_DEVICES)?;
-        }
+    pub fn start(mut self, begin: impl Fn() + Clone + Send + 'static) -> Result<Running> {
         if self.is_copy {
             self.board.generation_changed();
         }
         let cpus = Cpus::start(self.cpus, self.present, &self.board, begin)?;
+        self.memory_slots.finish()?;
         let Self { board, chassis, traits, .. } = self;
+        if self.shows_configuration {
+            chassis.pci().show(chassis.vm(), layout::OWN_DEVICES)?;
+        }
         Ok(Running { cpus, board, chassis, traits })
     }
 }

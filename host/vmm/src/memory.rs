@@ -5,6 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 
 use kvm_ioctls::VmFd;
 use slipway_machine::HotRegion;
@@ -162,13 +164,17 @@ impl GuestRam {
     /// # Errors
     /// [`Error::Kvm`].
     pub fn give_to(&self, vm: &VmFd) -> Result<()> {
-        let shared = self.shared.iter().map(SharedPages::part);
-        let hot = self.hot.iter().map(HotMemory::guest);
-        for (slot, part) in self.parts.iter().chain(shared).chain(hot).enumerate() {
+        for (slot, part) in self.slots().enumerate() {
             // SAFETY: `self` has the part, and a `Machine` owns it together with all CPUs.
             unsafe { part.give_to(vm, slot) }?;
         }
         Ok(())
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Part> {
+        let shared = self.shared.iter().map(SharedPages::part);
+        let hot = self.hot.iter().map(HotMemory::guest);
+        self.parts.iter().chain(shared).chain(hot)
     }
 
     /// Makes one huge page of the [`layout::HUGE_PAGE`] bytes at the guest-physical address
@@ -228,6 +234,42 @@ impl GuestRam {
             }
         }
         Ok(())
+    }
+}
+
+/// Bytes of memory from which on KVM takes longer for the slots than it takes to start a thread.
+const MANY_BYTES: u64 = GIB;
+
+/// Memory that KVM is about to have as memory slots. KVM makes its tables of the pages meanwhile:
+/// 0.3 to 0.5 ms for each GiB, in which the rest of the machine is made.
+#[must_use]
+pub(crate) struct MemorySlots(Option<Receiver<Result<()>>>);
+
+impl MemorySlots {
+    /// Begins to give `ram` to `vm`. From 1 GiB on a thread does it, which ends by itself.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`]; [`Error::System`] if no thread can be started.
+    pub fn begin(vm: &Arc<VmFd>, ram: &Arc<GuestRam>) -> Result<Self> {
+        if ram.slots().map(|part| part.len).sum::<u64>() < MANY_BYTES {
+            return ram.give_to(vm).map(|()| Self(None));
+        }
+        let (tell, told) = mpsc::sync_channel(1);
+        let (vm, ram) = (Arc::clone(vm), Arc::clone(ram));
+        let builder = std::thread::Builder::new().name("slots".into());
+        let thread = builder.spawn(move || tell.send(ram.give_to(&vm)));
+        thread.map_err(Error::system("starting a thread"))?;
+        Ok(Self(Some(told)))
+    }
+
+    /// Waits until KVM has the memory.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`]; [`Error::System`] if the thread ended without an answer.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some(told) = self.0.take() else { return Ok(()) };
+        let ended = |_| Error::system("giving memory to KVM")(io::Error::other("the thread ended"));
+        told.recv().map_err(ended)?
     }
 }
 

@@ -1,7 +1,8 @@
 //! Ports, resets and pauses, as a guest meets them.
 
-use crate::common::{has_kvm, start};
+use crate::common::{Guest, config, has_kvm, memory, start};
 use slipway_vmm::board::End;
+use slipway_vmm::{Config, Machine};
 
 guest!(hello:
     "mov dx, 0x3f8"
@@ -26,6 +27,38 @@ fn a_guest_prints_and_powers_off() {
     assert_eq!(guest.end(), End::PowerOff);
     let [port_writes, ..] = guest.running.board.exits();
     assert_eq!(port_writes, 3);
+}
+
+// Writes near the end of 3 GiB, prints what is there, and powers off.
+guest!(high_memory:
+    "mov ebx, 0xbffff000"
+    "mov byte ptr [ebx], 'h'"
+    "mov dx, 0x3f8"
+    "mov al, [ebx]"
+    "out dx, al"
+    "mov dx, 0x600"
+    "mov al, 0x34"
+    "out dx, al"
+    "2: hlt"
+    "jmp 2b"
+);
+
+/// KVM is given 4 GiB by a thread of its own while the machine is made.
+#[test]
+fn a_guest_has_all_of_much_memory_when_it_begins() {
+    if !has_kvm("a_guest_has_all_of_much_memory_when_it_begins") {
+        return;
+    }
+    let (config, console) = config(high_memory(), 1);
+    let machine = Machine::new(Config { memory: memory(4096), ..config }).unwrap();
+    let running = machine.start(|| ()).unwrap();
+    running.cpus.resume();
+    let mut guest = Guest { running, console };
+    assert_eq!(guest.read(1), b"h");
+    assert_eq!(guest.end(), End::PowerOff);
+    let mut byte = [0];
+    guest.running.chassis.ram().memory().read(0xbfff_f000, &mut byte).unwrap();
+    assert_eq!(&byte, b"h");
 }
 
 guest!(reset_register:
