@@ -74,9 +74,17 @@ impl Line {
     /// Routes the interrupt to an eventfd, or nowhere. A level that is asserted is delivered at
     /// once.
     pub(crate) fn route(&self, file: Option<Arc<OwnedFd>>) {
-        self.route.store(file);
+        self.set_route(file);
         if let Gate::Level(level) = &self.gate {
             self.look(level);
+        }
+    }
+
+    /// A store takes time for each thread that has ever delivered an interrupt, and most vectors of
+    /// a function never have a route: for those there is none.
+    fn set_route(&self, file: Option<Arc<OwnedFd>>) {
+        if file.is_some() || self.route.load().is_some() {
+            self.route.store(file);
         }
     }
 
@@ -138,7 +146,7 @@ impl Line {
     /// Removes the route and unmasks the interrupt; nothing is pending. A level stays asserted or
     /// deasserted.
     pub(crate) fn clear(&self) {
-        self.route.store(None);
+        self.set_route(None);
         match &self.gate {
             Gate::Edge(mask) => mask.clear(),
             Gate::Level(level) => level.unmask(),
