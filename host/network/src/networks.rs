@@ -61,8 +61,7 @@ pub struct Networks {
     plane: PlaneClient,
     /// A thread of their own serves names and published ports: a sandbox that floods it keeps
     /// nobody from managing sandboxes.
-    serving: tokio::runtime::Handle,
-    _stop: tokio::sync::oneshot::Sender<()>,
+    serving: ServerThread,
     state: Mutex<NetworkTable>,
 }
 
@@ -97,7 +96,7 @@ impl Networks {
     pub fn open(settings: Settings, plane: PlaneClient) -> Result<Self> {
         let ledger = Ledger::open(&settings.dir)?;
         let networks = ledger.load()?.into_iter().map(|one| (one.name.clone(), one)).collect();
-        let (serving, stop) = server_thread().map_err(Error::host("no thread for networks"))?;
+        let serving = ServerThread::start().map_err(Error::host("no thread for networks"))?;
         let uplinks = ledger.load_uplinks()?;
         let mut table = NetworkTable { networks, uplinks, ..NetworkTable::default() };
         let attachments = Store::open(&settings.dir)?;
@@ -105,7 +104,7 @@ impl Networks {
             attachments::enter(&mut table, &id, &one, one.lease.clone());
         }
         let (state, turns) = (Mutex::new(table), turns::Turns::default());
-        Ok(Self { settings, ledger, attachments, turns, plane, serving, _stop: stop, state })
+        Ok(Self { settings, ledger, attachments, turns, plane, serving, state })
     }
 
     /// Makes a network; it comes up when a sandbox joins it.
@@ -225,7 +224,7 @@ impl Networks {
         if !state.up.contains_key(name) {
             self.bring_up(&mut state, name).await?;
         }
-        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving)?;
+        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving.handle)?;
         if let Some(network) = state.networks.get_mut(name) {
             network.leases.insert(id.clone(), lease);
         }
@@ -355,7 +354,8 @@ impl Networks {
             let addresses: Vec<_> =
                 there.into_iter().map(|address| SocketAddr::new(address, DNS_PORT)).collect();
             let resolv_conf = self.settings.resolv_conf.clone();
-            let names = Server::start(&addresses, Zone::of(&network), resolv_conf, &self.serving)?;
+            let names =
+                Server::start(&addresses, Zone::of(&network), resolv_conf, &self.serving.handle)?;
             state.up.insert(name.to_owned(), Up { names, ports: BTreeMap::new() });
             self.open_ports(&network).await;
             self.apply(state).await
@@ -377,7 +377,8 @@ impl Networks {
         let Some(up) = state.up.get_mut(&network.name) else { return };
         for (id, lease) in &network.leases {
             let claimed = proxy::claim(&lease.published);
-            let served = claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving));
+            let served =
+                claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving.handle));
             match served {
                 Ok(served) => drop(up.ports.insert(id.clone(), served)),
                 // Another program took the port while no daemon ran: the packet filter redirects
@@ -472,15 +473,32 @@ impl Networks {
     }
 }
 
-fn server_thread() -> std::io::Result<(tokio::runtime::Handle, tokio::sync::oneshot::Sender<()>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    std::thread::Builder::new().name("networks".to_owned()).spawn(move || {
-        // Ends, with all tasks, when the sender is dropped.
-        let _ = runtime.block_on(stopped);
-    })?;
-    Ok((handle, stop))
+/// The thread on which networks are served. Dropping it ends all tasks and frees their addresses.
+struct ServerThread {
+    handle: tokio::runtime::Handle,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl ServerThread {
+    fn start() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let thread = std::thread::Builder::new().name("networks".to_owned()).spawn(move || {
+            // Ends, with all tasks, when the sender is dropped.
+            let _ = runtime.block_on(stopped);
+        })?;
+        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for ServerThread {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // Its tasks do not block. The next server has the same addresses.
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
 }
 
 fn find<'a>(state: &'a NetworkTable, name: &str) -> Result<&'a Network> {

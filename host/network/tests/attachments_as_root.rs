@@ -10,6 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use slipway_netns::Namespace;
@@ -61,6 +62,10 @@ impl Container {
 
 /// Runs `body` on a thread whose network namespace is a new one, the host's.
 fn as_host<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F + Send + 'static) {
+    // One after the other: a program that one test starts has, until it runs, copies of the sockets
+    // that another test has just closed.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let test = test.to_owned();
     let done = std::thread::spawn(move || {
         for (program, word) in [("nft", "--version"), ("ip", "-V")] {
@@ -87,7 +92,20 @@ struct Rig {
     dir: PathBuf,
 }
 
+/// Waits until no plane has the interface of a network open: a plane that was dropped closes it on
+/// a thread of its own.
+async fn until_closed() {
+    let is_open = || {
+        let shown = Command::new("ip").args(["-o", "link", "show", "slip0"]).output().unwrap();
+        String::from_utf8_lossy(&shown.stdout).contains("LOWER_UP")
+    };
+    while is_open() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
 async fn open(dir: &Path) -> Rig {
+    until_closed().await;
     let plane = Plane::new(slipway_plane::Settings::default()).unwrap();
     let client = PlaneClient::new(plane.connect().await.unwrap());
     let settings = Settings {

@@ -75,7 +75,7 @@ impl Networks {
         if !state.up.contains_key(name) {
             self.bring_up(&mut state, name).await?;
         }
-        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving)?;
+        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving.handle)?;
         self.attachments.save(id, &attachment)?;
         enter(&mut state, id, &attachment, lease);
         if let Some(up) = state.up.get_mut(name) {
