@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -290,26 +289,13 @@ impl Ledger {
     /// [`Error::File`].
     pub fn remove_uplink(&self, id: &str) -> Result<()> {
         let path = self.dir.join(UPLINKS).join(format!("{id}.json"));
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::file("cannot remove", path)(error))
-            }
-            _ => Ok(()),
-        }
+        slipway_replace::remove(&path).map(drop).map_err(Error::file("cannot remove", path))
     }
 
     fn write(&self, path: &Path, content: &impl Serialize, flush: bool) -> Result<()> {
-        let mut new = path.as_os_str().to_owned();
-        new.push(".new");
-        let new = PathBuf::from(new);
         let json = serde_json::to_vec_pretty(content).map_err(std::io::Error::from);
-        let written = json.and_then(|json| {
-            let mut file = File::create(&new)?;
-            file.write_all(&json)?;
-            if flush { file.sync_all() } else { Ok(()) }
-        });
-        written.map_err(Error::file("cannot write", &new))?;
-        fs::rename(&new, path).map_err(Error::file("cannot write", path))
+        let written = json.and_then(|json| slipway_replace::replace(path, &json, flush));
+        written.map_err(Error::file("cannot write", path))
     }
 
     /// Removes a network.
@@ -320,12 +306,8 @@ impl Ledger {
         // The leases go last: without the description they mean nothing.
         for kind in ["json", "leases"] {
             let path = self.path(name, kind);
-            match fs::remove_file(&path).and_then(|()| self.flush()) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::file("cannot remove", path)(error));
-                }
-                _ => {}
-            }
+            let removed = slipway_replace::remove(&path).and_then(|_| self.flush());
+            removed.map_err(Error::file("cannot remove", path))?;
         }
         Ok(())
     }

@@ -316,13 +316,11 @@ impl Store {
     /// [`Error::File`]; [`Error::TooLarge`] if the record takes more than [`MOST_RECORD`] bytes.
     pub fn save(&self, record: &Record) -> Result<()> {
         let path = self.dir.join("record.json");
-        let new = self.dir.join("record.json.new");
         let json = encode(record)?;
         if json.len() > MOST_RECORD {
             return Err(Error::TooLarge(MOST_RECORD));
         }
-        fs::write(&new, json).map_err(Error::file("cannot write", &new))?;
-        fs::rename(&new, &path).map_err(Error::file("cannot write", &path))
+        slipway_replace::replace(&path, &json, false).map_err(Error::file("cannot write", &path))
     }
 
     /// Reads the record. Returns `None` if none was written.
