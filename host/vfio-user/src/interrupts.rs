@@ -14,7 +14,9 @@ use crate::mask::{Level, Mask};
 /// One interrupt of a type.
 #[derive(Default)]
 pub(crate) struct Line {
-    route: ArcSwapOption<OwnedFd>,
+    /// The eventfd. A store, and the drop, look at every thread that has ever delivered an
+    /// interrupt, and most vectors of a function never have a route: those have no cell either.
+    route: OnceLock<ArcSwapOption<OwnedFd>>,
     gate: Gate,
     /// The flag for failed deliveries, shared by all lines of an endpoint.
     failure: Arc<Failure>,
@@ -80,11 +82,11 @@ impl Line {
         }
     }
 
-    /// A store takes time for each thread that has ever delivered an interrupt, and most vectors of
-    /// a function never have a route: for those there is none.
     fn set_route(&self, file: Option<Arc<OwnedFd>>) {
-        if file.is_some() || self.route.load().is_some() {
-            self.route.store(file);
+        match (file, self.route.get()) {
+            (None, None) => {}
+            (None, Some(cell)) if cell.load().is_none() => {}
+            (file, _) => self.route.get_or_init(ArcSwapOption::default).store(file),
         }
     }
 
@@ -108,14 +110,14 @@ impl Line {
     /// Delivers the level if it is due. Without a route it is not delivered, so that it is still
     /// due when there is one.
     fn look(&self, level: &Level) {
-        if self.route.load().is_some() {
+        if self.routed().is_some() {
             level.look(|| self.deliver());
         }
     }
 
     /// Returns the eventfd that the interrupt is routed to, or `None` without a route.
     pub(crate) fn routed(&self) -> Option<Arc<OwnedFd>> {
-        self.route.load_full()
+        self.route.get()?.load_full()
     }
 
     pub(crate) fn is_masked(&self) -> bool {
@@ -154,14 +156,15 @@ impl Line {
     }
 
     fn deliver(&self) {
-        let failed = match &*self.route.load() {
+        let Some(route) = self.route.get() else { return };
+        let failed = match &*route.load() {
             Some(file) => !slipway_peer::eventfd::raise(file.as_fd()),
             None => false,
         };
         if failed {
             // This thread has no means to raise the eventfd without waiting, and a write could wait
             // for the client for ever.
-            self.route.store(None);
+            route.store(None);
             self.failure.note();
         }
     }
