@@ -19,7 +19,7 @@ use rustix::event::{Timespec, epoll};
 
 use crate::context::{BELL, Watches};
 use crate::mailbox::{Mailbox, Message};
-use crate::polling::Polling;
+use crate::polling::{Looks, Polling};
 use crate::seat::{Lost, Seat};
 use crate::share::Share;
 use crate::sweep::{Due, Sweeps};
@@ -31,9 +31,6 @@ const EVENTS_PER_WAIT: usize = 128;
 /// Number of rounds of a single ready task without work per reading of the clock: such a round
 /// takes less time than the reading.
 const ROUNDS_PER_READING: u32 = 8;
-/// Time between two looks for kernel events while tasks are busy: a look costs a system call, a
-/// round may cost far less. It is also the delay with which a busy reactor sees an event.
-const LOOK_PERIOD: Duration = Duration::from_micros(20);
 
 /// A reactor.
 pub(crate) struct Run {
@@ -261,7 +258,7 @@ impl Worker {
     }
 
     fn turns(&self, mut run: Box<Run>) -> Turn<()> {
-        let mut last_look = run.last_work;
+        let mut looks = Looks::new(run.last_work);
         let (mut now, mut rounds, mut worked) = (run.last_work, 0, false);
         // Messages that the reactor's previous thread left unhandled.
         (run, ()) = self.handle_mail(run)?;
@@ -290,10 +287,12 @@ impl Worker {
                 worked = true;
                 rounds = 0;
             }
-            if now.duration_since(last_look) >= LOOK_PERIOD {
-                last_look = now;
+            if looks.is_due(now, had_work) {
                 let found;
                 (run, found) = self.look(run, Some(Duration::ZERO))?;
+                looks.looked(now, found);
+                // A look takes longer than the reading of the clock.
+                rounds = 0;
                 if found {
                     run.worked(now);
                 }
