@@ -260,18 +260,19 @@ impl Station {
     }
 
     /// Counts a turn without work, after which the driver may ask for interrupts. Then the rings
-    /// are looked at once more.
-    fn rest(&mut self, sends: bool) -> Result<()> {
+    /// are looked at once more. Returns the number of frames received in that look.
+    fn rest(&mut self, sends: bool) -> Result<usize> {
         if self.waits || self.idle.get_or_insert_with(Instant::now).elapsed() < IDLE {
-            return Ok(());
+            return Ok(0);
         }
         self.driver.want(sends, true)?;
-        let found = self.poll()? > 0 || (sends && self.driver.clean()? > 0);
-        if found {
-            return self.awake();
+        let count = self.poll()?;
+        if count > 0 || (sends && self.driver.clean()? > 0) {
+            self.awake()?;
+        } else {
+            self.waits = true;
         }
-        self.waits = true;
-        Ok(())
+        Ok(count)
     }
 }
 
@@ -387,10 +388,10 @@ fn serve(station: &mut Station, sent: bool, full: bool) -> Result<usize> {
         station.interrupted()?;
     }
     let count = station.poll()?;
-    match count {
-        0 if !sent => station.rest(full)?,
-        _ => station.idle = None,
+    if count == 0 && !sent {
+        return station.rest(full);
     }
+    station.idle = None;
     Ok(count)
 }
 
