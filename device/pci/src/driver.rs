@@ -30,6 +30,20 @@ pub trait RegisterAccess {
         self.write(offset, from)
     }
 
+    /// Writes the registers at byte `offset` as [`RegisterAccess::post`], then reads the ones at
+    /// `at`, as a PCI driver that flushes a posted write.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    fn post_and_read(
+        &mut self,
+        (offset, from): (u64, &[u8]),
+        (at, into): (u64, &mut [u8]),
+    ) -> Result<(), AccessError> {
+        self.post(offset, from)?;
+        self.read(at, into)
+    }
+
     /// Lets the function work, or lets time pass. A driver calls it again and again while it waits.
     ///
     /// # Errors

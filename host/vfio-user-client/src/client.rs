@@ -444,6 +444,30 @@ impl Client {
         Ok(())
     }
 
+    /// Writes the registers at one offset of a region as [`Client::post`], then reads the ones at
+    /// another. Both requests go out in one system call.
+    ///
+    /// # Errors
+    /// [`ClientError`]; a refusal is that of the read.
+    pub fn post_and_read(
+        &mut self,
+        region: u32,
+        (offset, from): (u64, &[u8]),
+        (at, into): (u64, &mut [u8]),
+    ) -> Result<(), ClientError> {
+        let write = [access(region, offset, from.len()).as_bytes(), from].concat();
+        let mut posted = self.header(Command::RegionWrite, write.len());
+        posted.flags = U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
+        let read = access(region, at, into.len());
+        let header = self.header(Command::RegionRead, size_of_val(&read));
+        // The second message follows the first one's payload.
+        let both = [&write[..], header.as_bytes(), read.as_bytes()].concat();
+        let deadline = self.deadline();
+        self.send(deadline, &posted, &both, &[])?;
+        let reply = self.next_message(deadline, &[header])?;
+        copy_read(&self.checked(Command::RegionRead, reply)?, into)
+    }
+
     /// Reads a 32-bit register.
     pub fn read_u32(&mut self, region: u32, offset: u64) -> Result<u32, ClientError> {
         let mut bytes = [0; 4];

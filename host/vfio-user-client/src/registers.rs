@@ -61,6 +61,15 @@ impl RegisterAccess for Registers {
         self.client.post(0, offset, from).map_err(failed)
     }
 
+    fn post_and_read(
+        &mut self,
+        write: (u64, &[u8]),
+        read: (u64, &mut [u8]),
+    ) -> Result<(), AccessError> {
+        self.since = Instant::now();
+        self.client.post_and_read(0, write, read).map_err(failed)
+    }
+
     fn idle(&mut self) -> Result<(), AccessError> {
         if self.since.elapsed() > self.patience {
             return Err(AccessError("the function does not answer".into()));

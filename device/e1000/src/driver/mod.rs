@@ -250,6 +250,12 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(self.registers.post(offset.into(), &value.to_le_bytes())?)
     }
 
+    /// Writes a register and flushes the write by a read of STATUS, as Linux's driver does.
+    fn set_flushed(&mut self, offset: u32, value: u32) -> Result<(), DriverError> {
+        let (write, status) = (value.to_le_bytes(), register::STATUS.into());
+        Ok(self.registers.post_and_read((offset.into(), &write), (status, &mut [0; 4]))?)
+    }
+
     /// Hands the queued descriptors to the device. With the communication status block, a register
     /// is written only if the device sleeps.
     ///
@@ -402,12 +408,10 @@ impl<R: RegisterAccess> Driver<R> {
         if causes == 0 {
             return Ok(0);
         }
-        self.post(register::IMC, u32::MAX)?;
-        self.get(register::STATUS)?;
+        self.set_flushed(register::IMC, u32::MAX)?;
         self.clean()?;
         receive(self)?;
-        self.post(register::IMS, ENABLED)?;
-        self.get(register::STATUS)?;
+        self.set_flushed(register::IMS, ENABLED)?;
         Ok(causes)
     }
 
