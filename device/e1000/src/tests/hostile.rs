@@ -1,6 +1,8 @@
 //! Drivers that do what none should.
 
-use slipway_e1000_spec::{Data, Receive, Transmit, command, control, register};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use slipway_e1000_spec::{DESCRIPTOR, Data, Receive, Transmit, command, control, csb, register};
 use slipway_pci::Function;
 use slipway_switch::Mac;
 
@@ -145,5 +147,56 @@ fn a_device_without_bus_mastering_touches_no_memory() {
     b.device().config_write(4, &[6]);
     world.settle();
     assert_eq!(a.received().len(), 1, "the frame waited");
+    works(&mut a, &mut b);
+}
+
+/// Writes words to the rings and the block of a driver with 64 descriptors until `ends`, as another
+/// CPU of its guest.
+fn rewrite(memory: &slipway_ram::Memory, places: &[(u32, usize)], ends: &AtomicBool) {
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    while !ends.load(Ordering::Relaxed) {
+        for (base, len) in places {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = u64::from(*base) + (random >> 32) % *len as u64 / 4 * 4;
+            // Most words are indices of the ring, lengths, or addresses that are there.
+            let word = if random.is_multiple_of(16) { random as u32 } else { random as u32 & 0xff };
+            memory.write(at, &word.to_le_bytes()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_rewrites_its_rings_and_its_block_meanwhile_harms_only_itself() {
+    let (world, mut b, mut c) = pair(Setup::block(1), Setup::block(2));
+    let mut a = Setup::block(3).host(&world);
+    let base = |offset| a.driver.get(offset).unwrap();
+    let [transmit, receive, block] =
+        [register::TDBAL, register::RDBAL, register::CSBAL].map(base).map(|at| at & !0xf);
+    let ring = 64 * DESCRIPTOR;
+    let places = [(transmit, ring), (receive, ring), (block, csb::LEN)];
+    let (memory, ends) = (a.memory.clone(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| rewrite(&memory, &places, &ends));
+        for round in 0..50 {
+            a.driver.set(register::TDT, round % 64).unwrap();
+            a.driver.set(register::RDT, round * 7 % 64).unwrap();
+            let [to, back] = [(b.mac, c.mac), (c.mac, b.mac)]
+                .map(|(from, to)| frame(from, to, 60 + round as usize));
+            b.send(&to);
+            c.send(&back);
+            b.send(&frame(b.mac, Mac::BROADCAST, 60));
+            assert!(c.received().contains(&to) && b.received().contains(&back), "round {round}");
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    let options = crate::driver::Options { descriptors: 64, csb: true, ..Default::default() };
+    let len = crate::driver::memory_len(64) as u64;
+    a.driver.set(register::CTRL, control::RST).unwrap();
+    world.settle();
+    a.device().poll();
+    a.driver = crate::driver::Driver::new(a.driver.registers, &memory, (0, len), options).unwrap();
+    world.settle();
     works(&mut a, &mut b);
 }
