@@ -5,11 +5,13 @@
 #
 # $SLIPWAY_KERNEL_DIR is a link to a directory beside it: vmlinuz, release, modules/. So is
 # $SLIPWAY_KERNEL_DIR-e1000, on request: Debian 12's kernel for any machine, which has the drivers of
-# real hardware that the cloud kernel lacks, e1000 among them.
+# real hardware that the cloud kernel lacks, e1000 among them. $SLIPWAY_KERNEL_DIR-e1000-headers leads to that
+# kernel's headers, against which modules are built: `make -C … KDIR=$SLIPWAY_KERNEL_DIR-e1000-headers/build`.
 
 # Change whenever another kernel must be fetched.
 KERNEL_ID=bookworm-cloud-1
 HARDWARE_KERNEL_ID=bookworm-1
+HEADERS_ID=1
 
 want_kernel() {
     unpack_kernel "$SLIPWAY_KERNEL_DIR" "$KERNEL_ID" linux-image-cloud-amd64 \
@@ -53,4 +55,65 @@ unpack_kernel() {
     [ -L "$link" ] || rm -rf "$link"
     ln -s "$(basename "$target")" "$partial"
     mv -T "$partial" "$link"
+}
+
+# Headers of the hardware kernel, of exactly its release: its modules are loaded by no other.
+want_kernel_headers() {
+    want_hardware_kernel
+    unpack_headers "$SLIPWAY_KERNEL_DIR-e1000" "$SLIPWAY_KERNEL_DIR-e1000-headers" bookworm bookworm-security
+}
+
+# unpack_headers KERNEL LINK SUITE...: has LINK lead to the headers of an unpacked kernel, once for each release.
+unpack_headers() {
+    local kernel=$1 link=$2 release target partial
+    shift 2
+    release=$(cat "$kernel/release")
+    [ "$(cat "$link/id" 2>/dev/null)" = "$HEADERS_ID-$release" ] && return
+    need_debian "headers of the guest kernel"
+    target=$link-$HEADERS_ID-$release
+    partial=$link.partial
+    need_writable "$(dirname "$link")" "unpacking headers of the guest kernel"
+    say "unpacking headers of the guest kernel (linux-headers-$release) into $link"
+    rm -rf "$partial" "$target"
+    mkdir -p "$partial"
+    private_apt_begin "$partial/apt" "$@"
+    fetch_headers "$partial/apt" "$release"
+    for package in "$partial"/apt/linux-*.deb; do
+        dpkg-deb -x "$package" "$partial"
+    done
+    rm -rf "$partial/apt" "$partial/usr/share"
+    move_headers "$partial" "$target" "$release"
+    printf '%s\n' "$HEADERS_ID-$release" >"$partial/id"
+    chmod -R a+rX "$partial"
+    mv "$partial" "$target"
+    ln -s "$(basename "$target")" "$partial"
+    mv -T "$partial" "$link"
+}
+
+# fetch_headers APT RELEASE: the packages, and not what they depend on beside them: the compiler is the machine's.
+fetch_headers() {
+    local names
+    # Mirrors have two releases at most.
+    names=$(private_apt "$1" apt-cache depends "linux-headers-$2" 2>/dev/null |
+        awk '$1 == "Depends:" && $2 ~ /^linux-(headers|kbuild)-/ { print $2 }')
+    [ -n "$names" ] || die "the mirror no longer has linux-headers-$2, the headers of the guest kernel" \
+        "remove $SLIPWAY_KERNEL_DIR-e1000 and run setup again: it unpacks the newest kernel"
+    # shellcheck disable=SC2086 # names
+    private_apt "$1" apt-get -qq download "linux-headers-$2" $names >/dev/null 2>&1 ||
+        die "linux-headers-$2 cannot be fetched" "check the network and try again"
+}
+
+# move_headers UNPACKED TARGET RELEASE: the packages name their places below /usr; these are below TARGET now. The
+# directory to build in is TARGET/build.
+move_headers() {
+    local unpacked=$1 target=$2 file link to
+    ln -s "usr/src/linux-headers-$3" "$unpacked/build"
+    grep -rlIE '/usr/(src|lib)/linux-' "$unpacked"/usr/src/*/Makefile "$unpacked"/usr/src/*/scripts/*.sh 2>/dev/null |
+        while read -r file; do
+            sed -i -E "s,(^|[^a-zA-Z0-9_.])/usr/(src|lib)/linux-,\\1$target/usr/\\2/linux-,g" "$file"
+        done
+    find "$unpacked/usr" -type l -lname '/usr/*' | while read -r link; do
+        to=$(readlink "$link")
+        ln -sfn "$target$to" "$link"
+    done
 }
