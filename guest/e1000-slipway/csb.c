@@ -46,6 +46,7 @@ void slip_csb_start(struct slip_nic *nic)
 	if (!nic->csb)
 		return;
 	memset(nic->csb, 0, sizeof(*nic->csb));
+	nic->kicked = false;
 	/* Until the device says otherwise it sleeps. */
 	nic->csb->need_tx_kick = cpu_to_le32(1);
 	slip_set(nic, REG_CSBAH, upper_32_bits(nic->csb_dma));
@@ -61,6 +62,21 @@ void slip_csb_free(struct slip_nic *nic)
 	nic->csb = NULL;
 }
 
+/*
+ * Returns whether the last kick is still on its way: the device has not come to the tail that was kicked for. It
+ * looks at the tail once more behind that, before it sleeps. A kick of an earlier tick is repeated, whatever became
+ * of it.
+ */
+static bool slip_csb_is_kicked(struct slip_nic *nic)
+{
+	const struct slip_tx *tx = &nic->tx;
+	u16 to_tail = slip_steps(tx->clean, nic->kicked_tail, tx->count);
+	u16 to_head = slip_steps(tx->clean, slip_csb_sent(nic), tx->count);
+	u16 queued = slip_steps(tx->clean, tx->next, tx->count);
+
+	return nic->kicked && nic->kicked_at == jiffies && to_head < to_tail && to_tail <= queued;
+}
+
 /* Hands over descriptors up to @tail. Returns whether the device has to be woken by the register, too. */
 bool slip_csb_send(struct slip_nic *nic, u16 tail)
 {
@@ -68,7 +84,16 @@ bool slip_csb_send(struct slip_nic *nic, u16 tail)
 	WRITE_ONCE(nic->csb->tdt, cpu_to_le32(tail));
 	/* Pairs with the device's barrier between its store of need_tx_kick and its last look at the tail. */
 	mb();
-	return READ_ONCE(nic->csb->need_tx_kick) != 0;
+	if (!READ_ONCE(nic->csb->need_tx_kick)) {
+		nic->kicked = false;
+		return false;
+	}
+	if (slip_csb_is_kicked(nic))
+		return false;
+	nic->kicked = true;
+	nic->kicked_tail = tail;
+	nic->kicked_at = jiffies;
+	return true;
 }
 
 /* Hands over receive buffers up to @tail. The device looks at the tail for each frame: it is never woken. */

@@ -18,9 +18,9 @@ static bool combine;
 module_param(combine, bool, 0444);
 MODULE_PARM_DESC(combine, "send combining of new interfaces (default: off; ethtool --set-priv-flags send-combining)");
 
-static bool lazy;
-module_param(lazy, bool, 0444);
-MODULE_PARM_DESC(lazy, "lazy transmit completion of new interfaces (default: off; ethtool --set-priv-flags lazy-tx)");
+static int lazy = -1;
+module_param(lazy, int, 0444);
+MODULE_PARM_DESC(lazy, "lazy transmit completion of new interfaces: 0, 1 (default: with the block; ethtool --set-priv-flags lazy-tx)");
 
 static bool csb = true;
 module_param(csb, bool, 0444);
@@ -316,10 +316,10 @@ static void slip_set_defaults(struct slip_nic *nic)
 	nic->itr = min_t(u64, (u64)itr * 1000 / ITR_UNIT_NS, ITR_MAX);
 	nic->flags = csb ? SLIP_FLAG_CSB : 0;
 	/* They exclude each other. */
-	if (lazy)
-		nic->flags |= SLIP_FLAG_LAZY;
-	else if (combine)
+	if (combine)
 		nic->flags |= SLIP_FLAG_COMBINE;
+	else if (lazy > 0 || (lazy < 0 && csb && slip_csb_offered(nic)))
+		nic->flags |= SLIP_FLAG_LAZY;
 	INIT_WORK(&nic->restart, slip_restart);
 }
 
@@ -358,8 +358,8 @@ static int slip_probe_netdev(struct pci_dev *pdev)
 	error = register_netdev(netdev);
 	if (error)
 		goto unmap;
-	netdev_info(netdev, "%s, %pM, %s communication status block\n", SLIP_NAME, netdev->dev_addr,
-		    slip_csb_offered(nic) ? "with a" : "without");
+	netdev_info(netdev, "%s, %pM, %s a communication status block\n", SLIP_NAME, netdev->dev_addr,
+		    slip_csb_offered(nic) ? "with" : "without");
 	return 0;
 
 unmap:

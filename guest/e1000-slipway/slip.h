@@ -105,6 +105,10 @@ struct slip_nic {
 	struct slip_rx rx;
 	struct slip_csb *csb;	/* NULL: not in use */
 	dma_addr_t csb_dma;
+	/* With the block: a kick that the device may not have noticed yet, its tail and its time. */
+	bool kicked;
+	u16 kicked_tail;
+	unsigned long kicked_at;
 	bool runs;	/* the rings are the device's; changes under the address lock, too */
 	u32 flags;
 	u32 itr;		/* of ITR_UNIT_NS */

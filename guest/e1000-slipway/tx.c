@@ -6,7 +6,8 @@
  *  - send combining (section 3.2): while the device has frames whose interrupt is still to come, the tail is not
  *    written; the interrupt's poll hands over all that was queued until then;
  *  - lazy completion (3.3.1): only every so many descriptors, and when the ring fills up, a frame asks for a report
- *    and so for an interrupt. A frame may stay in the ring for long, so it is no longer its socket's;
+ *    and so for an interrupt. A frame may stay in the ring for long, so it is no longer its socket's, and none of its
+ *    bytes are lent;
  *  - the communication status block (3.5), in csb.c.
  * The first lives on interrupts that the second does without, so they exclude each other.
  *
@@ -153,16 +154,18 @@ static void slip_tx_tell(struct slip_nic *nic)
 }
 
 /*
- * Whether frames come faster than slip_combine_rate. A frame that waits for an interrupt is late, by the interval
- * of interrupts at most; few frames gain nothing by that.
+ * Returns whether frames come faster than slip_combine_rate. A frame that waits for an interrupt is late, by the
+ * interval of interrupts at most; few frames gain nothing by that. A quarter of the rate is enough to go on: a guest
+ * may be without its processor for a while.
  */
 static bool slip_tx_is_fast(struct slip_tx *tx)
 {
 	unsigned long passed = jiffies - tx->window;
+	u64 least = tx->fast ? slip_combine_rate / 4 : slip_combine_rate;
 
 	tx->window_frames++;
 	if (passed >= 2) {
-		tx->fast = (u64)tx->window_frames * HZ >= (u64)slip_combine_rate * passed;
+		tx->fast = (u64)tx->window_frames * HZ >= least * passed;
 		tx->window = jiffies;
 		tx->window_frames = 0;
 	}
@@ -356,16 +359,15 @@ unmap:
 }
 
 /* Whether the frame that was queued last has to report that it was sent. */
-static bool slip_tx_reports(struct slip_nic *nic, struct sk_buff *skb)
+static bool slip_tx_reports(struct slip_nic *nic)
 {
 	struct slip_tx *tx = &nic->tx;
 
 	/* The head in the block says what was sent. */
 	if (nic->csb)
 		return false;
-	/* Whoever lent the bytes of a zero-copy frame waits for them. */
 	return !(nic->flags & SLIP_FLAG_LAZY) || tx->unreported >= tx->count / 4 ||
-	       slip_tx_free(tx) < FRAME_MOST || skb_zcopy(skb);
+	       slip_tx_free(tx) < FRAME_MOST;
 }
 
 /* Ends a frame at the descriptor that was queued last. */
@@ -375,7 +377,7 @@ static void slip_tx_end(struct slip_nic *nic, struct sk_buff *skb)
 	u16 last = tx->next ? tx->next - 1 : tx->count - 1;
 	u32 command = TXD_EOP;
 
-	if (slip_tx_reports(nic, skb)) {
+	if (slip_tx_reports(nic)) {
 		command |= TXD_RS;
 		tx->reports[tx->report_next] = last;
 		tx->report_next = slip_after(tx->report_next, tx->count);
@@ -385,11 +387,16 @@ static void slip_tx_end(struct slip_nic *nic, struct sk_buff *skb)
 	tx->slots[last].skb = skb;
 	nic->netdev->stats.tx_packets += skb_is_gso(skb) ? skb_shinfo(skb)->gso_segs : 1;
 	nic->netdev->stats.tx_bytes += skb->len;
-	skb_tx_timestamp(skb);
-	if (nic->flags & SLIP_FLAG_LAZY) {
-		skb_orphan(skb);
-		nf_reset_ct(skb);
-	}
+}
+
+/* Makes a frame nobody's, if it may stay in the ring for long. Returns an error if its bytes are lent and cannot be copied. */
+static int slip_tx_disown(struct slip_nic *nic, struct sk_buff *skb)
+{
+	if (!(nic->flags & SLIP_FLAG_LAZY))
+		return 0;
+	skb_orphan(skb);
+	nf_reset_ct(skb);
+	return skb_orphan_frags(skb, GFP_ATOMIC);
 }
 
 netdev_tx_t slip_xmit(struct sk_buff *skb, struct net_device *netdev)
@@ -405,7 +412,8 @@ netdev_tx_t slip_xmit(struct sk_buff *skb, struct net_device *netdev)
 	}
 	if (eth_skb_pad(skb))
 		return NETDEV_TX_OK;	/* it has freed the frame */
-	if (slip_tx_offload(nic, skb, &frame) || slip_tx_map(nic, skb, &frame)) {
+	skb_tx_timestamp(skb);
+	if (slip_tx_disown(nic, skb) || slip_tx_offload(nic, skb, &frame) || slip_tx_map(nic, skb, &frame)) {
 		netdev->stats.tx_dropped++;
 		dev_kfree_skb_any(skb);
 		slip_tx_tell(nic);

@@ -47,8 +47,13 @@ pub const WANTED: &[Wanted] = &[
 pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
 
 /// Modules that a sandbox with a network needs in addition, whatever kind its interface is of.
-pub const NETWORK: &[Wanted] =
-    &[Wanted { name: "virtio_net", required: false }, Wanted { name: "e1000", required: false }];
+/// Slipway's own driver for e1000 interfaces, where the kernel's directory has it, comes before the
+/// kernel's: the first takes the interface.
+pub const NETWORK: &[Wanted] = &[
+    Wanted { name: "virtio_net", required: false },
+    Wanted { name: "e1000_slipway", required: false },
+    Wanted { name: "e1000", required: false },
+];
 
 /// Modules for VLAN interfaces, loaded when the guest's kernel requests them.
 pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
