@@ -40,7 +40,7 @@ set_up() {
             ;;
         e1000) want_hardware_kernel ;;
         headers)
-            want_packages "building drivers of guests" gcc libc6-dev libelf1 make
+            want_packages "building drivers of guests" gcc-12 libc6-dev libelf1 make
             want_kernel_headers
             ;;
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;

@@ -8,6 +8,7 @@ static const char slip_flag_names[SLIP_FLAGS][ETH_GSTRING_LEN] = {
 	"send-combining",
 	"lazy-tx",
 	"csb",
+	"polling",
 };
 
 /* In the order of struct slip_stats. */
@@ -42,6 +43,8 @@ static void slip_get_strings(struct net_device *netdev, u32 set, u8 *data)
 		memcpy(data, slip_stat_names, sizeof(slip_stat_names));
 	else if (set == ETH_SS_PRIV_FLAGS)
 		memcpy(data, slip_flag_names, sizeof(slip_flag_names));
+	else if (set == ETH_SS_TEST)
+		memcpy(data, slip_test_names, sizeof(slip_test_names));
 }
 
 static int slip_get_sset_count(struct net_device *netdev, int set)
@@ -51,6 +54,8 @@ static int slip_get_sset_count(struct net_device *netdev, int set)
 		return ARRAY_SIZE(slip_stat_names);
 	case ETH_SS_PRIV_FLAGS:
 		return SLIP_FLAGS;
+	case ETH_SS_TEST:
+		return SLIP_TESTS;
 	default:
 		return -EOPNOTSUPP;
 	}
@@ -171,6 +176,7 @@ const struct ethtool_ops slip_ethtool_ops = {
 	.get_strings		= slip_get_strings,
 	.get_sset_count		= slip_get_sset_count,
 	.get_ethtool_stats	= slip_get_ethtool_stats,
+	.self_test		= slip_self_test,
 	.get_priv_flags		= slip_get_priv_flags,
 	.set_priv_flags		= slip_set_priv_flags,
 	.get_ringparam		= slip_get_ringparam,

@@ -120,7 +120,7 @@ static void slip_set_groups(struct slip_nic *nic)
 	memcpy(nic->mta, table, sizeof(table));
 }
 
-/* Further unicast addresses, and whether they fit. */
+/* Sets further unicast addresses. Returns whether they fit. */
 static bool slip_set_unicast(struct slip_nic *nic)
 {
 	struct netdev_hw_addr *other;

@@ -14,6 +14,7 @@
 #define REG_CTRL	0x0000
 #define REG_STATUS	0x0008
 #define REG_EERD	0x0014
+#define REG_MDIC	0x0020
 #define REG_ICR		0x00c0
 #define REG_ITR		0x00c4
 #define REG_ICS		0x00c8
@@ -59,6 +60,12 @@
 #define EEPROM_SUM	0xbaba	/* of the first 64 words */
 #define EEPROM_WORDS	64
 
+/* Access to the PHY, whose address is 1 (section 13.4.6). */
+#define MDIC_WRITE	BIT(26)
+#define MDIC_READY	BIT(28)
+#define MDIC_PHY	BIT(21)
+#define MDIC_REGISTER	16
+
 /* Interrupt causes (section 13.4.17). */
 #define CAUSE_TXDW	BIT(0)
 #define CAUSE_LSC	BIT(2)
@@ -70,7 +77,6 @@
 #define RCTL_UPE	BIT(3)
 #define RCTL_MPE	BIT(4)
 #define RCTL_LPE	BIT(5)
-#define RCTL_LBM_MAC	BIT(6)
 #define RCTL_BAM	BIT(15)
 #define RCTL_SECRC	BIT(26)	/* buffer size bits are 0: 2048 bytes */
 

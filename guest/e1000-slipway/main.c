@@ -56,7 +56,7 @@ static void slip_mask(struct slip_nic *nic)
 		slip_set(nic, REG_IMC, CAUSES & ~CAUSE_LSC);
 }
 
-/* Whether sent frames are to interrupt: of lazy completion only if the stack waits for room. */
+/* Returns whether sent frames are to interrupt: with lazy completion only if the stack waits for room. */
 static bool slip_wants_sent(struct slip_nic *nic)
 {
 	return !(nic->flags & SLIP_FLAG_LAZY) || netif_queue_stopped(nic->netdev);
@@ -70,6 +70,8 @@ static void slip_unmask(struct slip_nic *nic)
 {
 	bool sent;
 
+	if (nic->flags & SLIP_FLAG_POLL)
+		return;
 	if (!nic->csb) {
 		slip_set(nic, REG_IMS, CAUSES);
 		return;
@@ -97,7 +99,8 @@ static irqreturn_t slip_interrupt(int irq, void *data)
 	nic->stats.interrupts++;
 	if (causes & CAUSE_LSC)
 		slip_check_link(nic);
-	if (causes & ~CAUSE_LSC && napi_schedule_prep(&nic->napi)) {
+	/* Causes that do not interrupt are set in polling, too, when the link's does. */
+	if (causes & ~CAUSE_LSC && !(nic->flags & SLIP_FLAG_POLL) && napi_schedule_prep(&nic->napi)) {
 		slip_mask(nic);
 		__napi_schedule(&nic->napi);
 	}
@@ -110,8 +113,10 @@ static int slip_poll(struct napi_struct *napi, int budget)
 	int frames;
 
 	nic->stats.polls++;
+	if (nic->flags & SLIP_FLAG_POLL)
+		return slip_polling_poll(nic, budget);
 	slip_tx_poll(nic, budget);
-	frames = slip_rx_poll(nic, budget);
+	frames = budget ? slip_rx_poll(nic, budget) : 0;
 	if (frames == budget || slip_rx_starves(nic))
 		return budget;
 	if (napi_complete_done(napi, frames))
@@ -140,8 +145,9 @@ static void slip_start(struct slip_nic *nic)
 	slip_set_filter(nic);
 	netif_addr_unlock_bh(netdev);
 	napi_enable(&nic->napi);
-	slip_set(nic, REG_IMS, CAUSES);
+	slip_set(nic, REG_IMS, nic->flags & SLIP_FLAG_POLL ? CAUSE_LSC : CAUSES);
 	slip_unmask(nic);
+	slip_polling_start(nic);
 	netif_start_queue(netdev);
 	slip_check_link(nic);
 }
@@ -172,6 +178,7 @@ void slip_down(struct slip_nic *nic)
 	netif_addr_unlock_bh(netdev);
 	netif_tx_disable(netdev);
 	netif_carrier_off(netdev);
+	slip_polling_stop(nic);
 	napi_disable(&nic->napi);
 	if (!slip_reset(nic)) {
 		/* No DMA from here on, whatever the device is up to. */

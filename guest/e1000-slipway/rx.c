@@ -103,7 +103,7 @@ static void slip_rx_fill(struct slip_nic *nic, bool polled)
 	slip_set(nic, REG_RDT, rx->fill);
 }
 
-/* Whether the device has no buffer at all, so that no frame will have the ring filled again. */
+/* Returns whether the device has no buffer at all: then no frame comes that has the ring filled again. */
 bool slip_rx_starves(struct slip_nic *nic)
 {
 	return nic->rx.next == nic->rx.fill;
@@ -127,7 +127,7 @@ void slip_rx_start(struct slip_nic *nic)
 	slip_rx_fill(nic, false);
 }
 
-/* Whether a frame has come. */
+/* Returns whether a frame, or a part of one, has come. */
 bool slip_rx_waits(struct slip_nic *nic)
 {
 	const struct slip_rx *rx = &nic->rx;
@@ -233,5 +233,8 @@ int slip_rx_poll(struct slip_nic *nic, int budget)
 		if (slip_rx_missing(rx) >= BATCH)
 			slip_rx_fill(nic, true);
 	}
+	/* After a want of memory there may be no frame that has the ring filled. */
+	if (slip_rx_starves(nic))
+		slip_rx_fill(nic, true);
 	return frames;
 }

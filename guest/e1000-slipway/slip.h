@@ -3,7 +3,8 @@
  * The driver of one controller: what its files share.
  *
  * main.c has the life of the device, interrupts and NAPI; hw.c registers; tx.c and rx.c the rings; csb.c the
- * communication status block; ethtool.c what users ask and set.
+ * communication status block, polling.c ticks in place of interrupts; ethtool.c what users ask and set, selftest.c its
+ * test.
  *
  * Who may touch what: the transmit ring is its queue's lock's (the stack holds it around slip_xmit(), the poll
  * takes it); the receive ring is the poll's; everything else is under RTNL.
@@ -11,6 +12,9 @@
 #ifndef SLIP_H
 #define SLIP_H
 
+#include <linux/completion.h>
+#include <linux/ethtool.h>
+#include <linux/hrtimer.h>
 #include <linux/io.h>
 #include <linux/netdevice.h>
 #include <linux/pci.h>
@@ -31,7 +35,10 @@
 #define SLIP_FLAG_COMBINE	BIT(0)
 #define SLIP_FLAG_LAZY		BIT(1)
 #define SLIP_FLAG_CSB		BIT(2)
-#define SLIP_FLAGS		3
+#define SLIP_FLAG_POLL		BIT(3)
+#define SLIP_FLAGS		4
+
+#define SLIP_TESTS	5
 
 struct slip_csb;
 
@@ -96,6 +103,13 @@ struct slip_stats {
 	u64 rx_no_memory;
 };
 
+struct slip_polling {
+	struct hrtimer timer;
+	u32 burst;	/* frames of a tick */
+	u32 left;	/* of the tick at hand */
+	u64 used;	/* nanoseconds that its frames took */
+};
+
 struct slip_nic {
 	void __iomem *registers;
 	struct net_device *netdev;
@@ -116,6 +130,10 @@ struct slip_nic {
 	struct slip_stats stats;
 	atomic64_t missed;
 	struct work_struct restart;
+	struct slip_polling polling;
+	/* Of the self test. */
+	struct completion tested;
+	atomic_t looped;
 };
 
 static inline u32 slip_get(struct slip_nic *nic, u32 offset)
@@ -182,6 +200,15 @@ void slip_csb_receive(struct slip_nic *nic, u16 tail);
 u16 slip_csb_sent(struct slip_nic *nic);
 void slip_csb_want_sent(struct slip_nic *nic);
 void slip_csb_want(struct slip_nic *nic, bool sent, bool received);
+
+/* polling.c */
+void slip_polling_start(struct slip_nic *nic);
+void slip_polling_stop(struct slip_nic *nic);
+int slip_polling_poll(struct slip_nic *nic, int budget);
+
+/* selftest.c */
+extern const char slip_test_names[SLIP_TESTS][ETH_GSTRING_LEN];
+void slip_self_test(struct net_device *netdev, struct ethtool_test *test, u64 *failed);
 
 /* ethtool.c */
 extern const struct ethtool_ops slip_ethtool_ops;

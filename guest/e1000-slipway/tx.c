@@ -358,7 +358,7 @@ unmap:
 	return -ENOMEM;
 }
 
-/* Whether the frame that was queued last has to report that it was sent. */
+/* Returns whether the frame that was queued last has to report that it was sent. */
 static bool slip_tx_reports(struct slip_nic *nic)
 {
 	struct slip_tx *tx = &nic->tx;
@@ -389,7 +389,10 @@ static void slip_tx_end(struct slip_nic *nic, struct sk_buff *skb)
 	nic->netdev->stats.tx_bytes += skb->len;
 }
 
-/* Makes a frame nobody's, if it may stay in the ring for long. Returns an error if its bytes are lent and cannot be copied. */
+/*
+ * Takes a frame that may stay in the ring for long from its socket. Returns an error if its bytes are lent and cannot
+ * be copied.
+ */
 static int slip_tx_disown(struct slip_nic *nic, struct sk_buff *skb)
 {
 	if (!(nic->flags & SLIP_FLAG_LAZY))

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Polling with feedback, as FreeBSD's device polling has it (Speeding Up Packet I/O in Virtual Machines, sections
+ * 3.3.2 and 3.4): frames do not interrupt. A timer's ticks have the rings looked at, for a number of frames that
+ * follows the time which they take. So a set share of the processor is left to processes whatever the offered load,
+ * and what they cannot take is lost in the ring, where it has cost the guest nothing.
+ */
+#include <linux/moduleparam.h>
+#include <linux/sched/clock.h>
+
+#include "slip.h"
+
+/* Fewest frames of a tick: a guest that is slow for another reason than frames goes on receiving. */
+#define BURST_LEAST	8
+
+static unsigned int poll_usecs = 500;
+module_param(poll_usecs, uint, 0644);
+MODULE_PARM_DESC(poll_usecs, "microseconds between ticks of polling, 50 or more (default: 500)");
+
+static unsigned int poll_share = 50;
+module_param(poll_share, uint, 0644);
+MODULE_PARM_DESC(poll_share, "percent of a processor that frames may take in polling (default: 50)");
+
+static u64 slip_poll_interval(void)
+{
+	return max(poll_usecs, 50U) * (u64)NSEC_PER_USEC;
+}
+
+/* A tick that comes while the poll of the last one goes on is that one's. */
+static enum hrtimer_restart slip_poll_tick(struct hrtimer *timer)
+{
+	struct slip_polling *polling = container_of(timer, struct slip_polling, timer);
+	struct slip_nic *nic = container_of(polling, struct slip_nic, polling);
+
+	if (napi_schedule_prep(&nic->napi)) {
+		polling->left = polling->burst;
+		polling->used = 0;
+		__napi_schedule(&nic->napi);
+	}
+	hrtimer_forward_now(timer, ns_to_ktime(slip_poll_interval()));
+	return HRTIMER_RESTART;
+}
+
+/* Starts ticks, if the user wants polling. NAPI is enabled. */
+void slip_polling_start(struct slip_nic *nic)
+{
+	struct slip_polling *polling = &nic->polling;
+
+	if (!(nic->flags & SLIP_FLAG_POLL))
+		return;
+	polling->burst = BURST_LEAST;
+	hrtimer_init(&polling->timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
+	polling->timer.function = slip_poll_tick;
+	hrtimer_start(&polling->timer, ns_to_ktime(slip_poll_interval()), HRTIMER_MODE_REL);
+}
+
+void slip_polling_stop(struct slip_nic *nic)
+{
+	if (nic->flags & SLIP_FLAG_POLL)
+		hrtimer_cancel(&nic->polling.timer);
+}
+
+/*
+ * Follows the time that a tick's frames took: fewer of them next time if it was more than their share, more if it was
+ * less and some were left.
+ */
+static void slip_poll_adapt(struct slip_nic *nic, bool more)
+{
+	struct slip_polling *polling = &nic->polling;
+	u64 share = div_u64(slip_poll_interval() * min(poll_share, 100U), 100);
+
+	if (polling->used > share)
+		polling->burst = max_t(u32, polling->burst - polling->burst / 8, BURST_LEAST);
+	else if (more)
+		polling->burst = min_t(u32, polling->burst + BURST_LEAST, nic->rx.count);
+}
+
+/* One call of NAPI: a part of a tick's frames. */
+int slip_polling_poll(struct slip_nic *nic, int budget)
+{
+	struct slip_polling *polling = &nic->polling;
+	int most = min_t(int, budget, polling->left);
+	u64 since = local_clock();
+	int frames;
+
+	slip_tx_poll(nic, budget);
+	if (!budget)
+		return 0;	/* netpoll wants room to send, and no frames */
+	frames = slip_rx_poll(nic, most);
+	polling->left -= frames;
+	polling->used += local_clock() - since;
+	if (frames == budget && polling->left)
+		return budget;
+	slip_poll_adapt(nic, !polling->left);
+	/* NAPI takes a full budget for more to do. */
+	frames = min(frames, budget - 1);
+	napi_complete_done(&nic->napi, frames);
+	return frames;
+}

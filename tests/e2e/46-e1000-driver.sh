@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# The driver of guest/e1000-slipway in a Linux guest, with the communication status block and without: traffic whose content
+# is compared, an interface that goes down and up, and what it costs in exits and interrupts. Needs a guest kernel and its
+# headers (`deploy/setup/setup.sh headers`). SLIPWAY_DRIVER_ROUNDS is how often the interface goes down and up.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+kernel=${SLIPWAY_E1000_KERNEL:-/var/lib/slipway/kernel-e1000}
+headers=${SLIPWAY_E1000_HEADERS:-/var/lib/slipway/kernel-e1000-headers/build}
+rounds=${SLIPWAY_DRIVER_ROUNDS:-10}
+driver=$top/guest/e1000-slipway
+[ -f "$kernel/vmlinuz" ] || skip "a guest kernel for modules (deploy/setup/setup.sh e1000)"
+[ -f "$headers/Makefile" ] || skip "the headers of $kernel (deploy/setup/setup.sh headers)"
+for program in gcc make iperf3; do command -v "$program" >/dev/null || skip "$program"; done
+need_network_node "$@"
+
+server=''
+end_all() {
+    [ -n "$server" ] && kill "$server" 2>/dev/null && wait "$server" 2>/dev/null
+    [ -n "$iperf" ] && kill "$iperf" 2>/dev/null && wait "$iperf" 2>/dev/null
+}
+iperf=''
+
+make -s -C "$driver" KDIR=/nowhere OUT="$work/module" 2>"$work/error" && fail "a driver without headers"
+grep -q "no kernel headers in /nowhere; next step" "$work/error" || fail "no next step: $(cat "$work/error")"
+make -s -C "$driver" KDIR="$headers" OUT="$work/module" FROM="$kernel" TO="$work/kernel" kernel >"$work/make" 2>&1 ||
+    fail "the driver is not built: $(tail "$work/make")"
+! grep -i warning: "$work/make" || fail "warnings of the compiler"
+chmod a+x "$work"
+ok "the driver is built without warnings"
+
+peer=$here/e1000_driver.py
+# inside ROLE ARGUMENT…: a part of the peer's program, in the guest.
+inside() { timeout 120 "$slipway" exec own python3 -c "$(cat "$peer")" "$@" 2>&1; }
+guest() { timeout 120 "$slipway" exec own sh -c "$1" 2>&1; }
+traffic() {
+    local way address
+    for address in "$gateway" "$gateway6"; do
+        for way in put get; do
+            [ "$(inside "$way" "$address" 4000000)" = whole ] || fail "$1: $way $address: $(inside "$way" "$address" 1000)"
+        done
+    done
+    [ "$(inside echo "$gateway" 100 1400)" = whole ] || fail "$1: datagrams: $(inside echo "$gateway" 1 100)"
+}
+# cost NAME BAR… -- COMMAND…: what the e1000 does meanwhile.
+cost() {
+    local name=$1 bars=()
+    shift
+    while [ "$1" != -- ]; do bars+=("$1"); shift; done
+    shift
+    "$slipway" port inspect own >"$work/before"
+    "$@" >"$work/load" 2>&1 || fail "$name: $(tail -3 "$work/load")"
+    "$slipway" port inspect own >"$work/after"
+    python3 "$peer" work "$work/before" "$work/after" "${bars[@]}" >"$work/cost" || fail "$name: $(cat "$work/cost")"
+    ok "$name: $(cat "$work/cost")"
+}
+# A guest that sends, and one that is sent to, as fast as either can.
+sends() { guest "iperf3 -c $gateway -p 7002 -u -b 0 -l 64 -n 4M"; }
+receives() {
+    "$slipway" pktgen source --port gen --to "$mac" --rate 200k --count 100000
+    # What is in the ring is taken.
+    guest "ping -c 1 $gateway"
+}
+
+boot() {
+    timeout 300 "$slipway" run --detach --name own --accel tcg --cpus "$2" --kernel "$work/kernel" --nic "$1" --wait-network \
+        --privileged "$image" sleep 3600 >/dev/null || fail "no sandbox with an $1"
+    gateway=$(guest 'ip route' | sed -n 's/default via \([^ ]*\).*/\1/p')
+    gateway6=$(guest 'ip -6 route' | sed -n 's/default via \([^ ]*\).*/\1/p')
+    mac=$("$slipway" port inspect own | sed -n 's/.*"mac": "\(.*\)".*/\1/p')
+    [ "$(guest 'basename "$(readlink /sys/class/net/eth0/device/driver)"')" = e1000-slipway ] || fail "another driver has the interface"
+    [ -n "$server" ] && return
+    "$slipway" port create --network default --slots 4096 gen >/dev/null || fail "no memory port"
+    python3 "$peer" serve "$gateway" >"$work/serves" 2>&1 & server=$!
+    wait_until 20 grep -q serves "$work/serves" || fail "no server: $(cat "$work/serves")"
+    iperf3 -s -p 7002 >/dev/null 2>&1 & iperf=$!
+}
+# Down and up under traffic, and with other MTUs and rings.
+shake() {
+    guest "for i in \$(seq $rounds); do ip link set eth0 down; ip link set eth0 up; ip route add default via $gateway 2>/dev/null; ping -c 1 -W 5 $gateway >/dev/null || exit 1; done" \
+        >"$work/shake" & local shaking=$!
+    while kill -0 $shaking 2>/dev/null; do "$slipway" pktgen source --port gen --to "$mac" --rate 50k --count 5000 >/dev/null; done
+    wait $shaking || fail "$1: no answer after the interface was down: $(cat "$work/shake")"
+    guest "ip link set eth0 mtu 900 && ethtool -G eth0 rx 64 tx 128" >"$work/shake" || fail "$1: MTU and rings: $(cat "$work/shake")"
+    guest "ping -c 2 -s 800 $gateway" >"$work/shake" || fail "$1: no answer with an MTU of 900: $(cat "$work/shake")"
+    guest "ip link set eth0 mtu 1500 && ethtool -G eth0 rx 256 tx 256"
+    traffic "$1"
+}
+
+boot e1000-csb 1
+guest "ethtool --show-priv-flags eth0" | grep -q "csb *: on" || fail "the block is not used"
+guest "ping -c 3 $gateway" | grep -q " 0% packet loss" || fail "no answer"
+traffic "with the block"
+ok "with the block: ping, streams by IPv4 and IPv6 both ways, datagrams"
+cost "with the block, sending" tdt_per_sent=0.02 -- sends
+cost "with the block, receiving" interrupts_per_received=0.02 -- receives
+shake "with the block"
+ok "with the block: down and up $rounds times under traffic, an MTU of 900, rings of 64 and 128"
+
+guest "ethtool --set-priv-flags eth0 csb off lazy-tx off" && traffic "without the block"
+ok "without the block: streams and datagrams"
+cost "without the block, sending" -- sends
+guest "ethtool --set-priv-flags eth0 send-combining on && ethtool -C eth0 rx-usecs 1000" && traffic "send combining"
+cost "send combining, at most an interrupt in 1 ms, sending" tdt_per_sent=0.1 -- sends
+guest "ethtool --set-priv-flags eth0 lazy-tx on" | grep -q "" && guest "ethtool --show-priv-flags eth0" | grep -q "lazy-tx *: off" ||
+    fail "send combining and lazy completion at the same time"
+guest "ethtool --set-priv-flags eth0 send-combining off lazy-tx on && ethtool -C eth0 rx-usecs 50" && traffic "lazy completion"
+cost "lazy completion, sending" -- sends
+shake "lazy completion"
+ok "the private flags choose how frames are sent, and exclude each other where they must"
+[ "$(guest 'cat /sys/class/net/eth0/statistics/rx_errors /sys/class/net/eth0/statistics/tx_errors /sys/class/net/eth0/statistics/tx_dropped' | sort -u)" = 0 ] ||
+    fail "errors are counted: $(guest 'ip -s link show eth0')"
+! guest dmesg | grep -E 'WARNING|BUG|sending has stopped' || fail "the guest's kernel complains"
+ok "no errors are counted, and the kernel does not complain"
+"$slipway" rm --force own >/dev/null
+
+boot e1000 2
+guest "ethtool --show-priv-flags eth0" | grep -q "csb" || fail "no private flags"
+traffic "two CPUs"
+shake "two CPUs"
+! guest dmesg | grep -E 'WARNING|BUG|sending has stopped' || fail "the guest's kernel complains"
+ok "an e1000 without a block, in a guest with two CPUs"

@@ -1,0 +1,134 @@
+"""Traffic whose content is compared, for 46-e1000-driver.sh: the host serves, a guest asks.
+
+serve ADDRESS                 streams at port 7000, datagrams that come back at 7001
+put|get ADDRESS BYTES         a stream to the server, or from it
+echo ADDRESS COUNT BYTES      datagrams there and back, one after the other
+work BEFORE AFTER NAME=MOST…  what an e1000 did between two `slipway port inspect`, and what it may at most
+"""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+
+STREAMS, DATAGRAMS = 7000, 7001
+
+
+def read_all(peer, size):
+    """Returns exactly `size` bytes."""
+    parts = []
+    while size:
+        part = peer.recv(min(size, 1 << 16))
+        assert part, "the stream ends early"
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def answer(peer):
+    """Serves one stream: its head is the way and the size."""
+    with peer:
+        way, size = read_all(peer, 16).decode().split()
+        if way == "put":
+            peer.sendall(hashlib.sha256(read_all(peer, int(size))).digest())
+        else:
+            data = os.urandom(int(size))
+            peer.sendall(data + hashlib.sha256(data).digest())
+
+
+def reflect(sock):
+    while True:
+        data, peer = sock.recvfrom(1 << 16)
+        sock.sendto(data, peer)
+
+
+def serve(address):
+    listener = socket.create_server(("::", STREAMS), family=socket.AF_INET6, dualstack_ipv6=True)
+    # A datagram is answered from the address that it was sent to.
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind((address, DATAGRAMS))
+    threading.Thread(target=reflect, args=[datagrams], daemon=True).start()
+    print("serves", flush=True)
+    while True:
+        threading.Thread(target=answer, args=[listener.accept()[0]], daemon=True).start()
+
+
+def stream(way, address, size):
+    with socket.create_connection((address, STREAMS), 60) as peer:
+        peer.sendall(f"{way} {size}".ljust(16).encode())
+        if way == "put":
+            data = os.urandom(size)
+            peer.sendall(data)
+        else:
+            data = read_all(peer, size)
+        assert read_all(peer, 32) == hashlib.sha256(data).digest(), "the content differs"
+    print("whole")
+
+
+def echo(address, count, size):
+    """Datagrams may be lost, and are sent again; none may come back changed."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.connect((address, DATAGRAMS))
+    sock.settimeout(1)
+    for number in range(count):
+        data = number.to_bytes(4, "big") + os.urandom(size - 4)
+        for _ in range(60):
+            sock.send(data)
+            try:
+                while (back := sock.recv(1 << 16))[:4] != data[:4]:
+                    pass
+                break
+            except TimeoutError:
+                continue
+        assert back == data, f"datagram {number} differs"
+    print("whole")
+
+
+def counts(path):
+    work = json.load(open(path))[0]["e1000"]
+    registers = work["exits_by_register"]
+    return {
+        "sent": work["frames_sent"],
+        "received": work["frames_received"],
+        "exits": work["exits"],
+        "tdt": registers["TDT"]["writes"],
+        "rdt": registers["RDT"]["writes"],
+        "kicks": work["kicks"],
+        "interrupts": work["interrupts"],
+    }
+
+
+def work(before, after, bars):
+    old, new = counts(before), counts(after)
+    did = {name: new[name] - old[name] for name in new}
+    frames = did["sent"] + did["received"]
+    each = {
+        "tdt_per_sent": did["tdt"] / max(1, did["sent"]),
+        "interrupts_per_received": did["interrupts"] / max(1, did["received"]),
+        "interrupts_per_sent": did["interrupts"] / max(1, did["sent"]),
+        "exits_per_frame": did["exits"] / max(1, frames),
+    }
+    words = [f"{name} {value}" for name, value in did.items()]
+    print(", ".join(words + [f"{name} {value:.4f}" for name, value in each.items()]))
+    beyond = False
+    for name, most in bars:
+        if each[name] > float(most):
+            print(f"{name} is above {most}")
+            beyond = True
+    return beyond
+
+
+def main(role, *words):
+    if role == "serve":
+        serve(*words)
+    elif role == "echo":
+        echo(words[0], int(words[1]), int(words[2]))
+    elif role == "work":
+        sys.exit(work(words[0], words[1], [bar.split("=") for bar in words[2:]]))
+    else:
+        stream(role, words[0], int(words[1]))
+
+
+main(*sys.argv[1:])
