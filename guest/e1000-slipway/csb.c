@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The communication status block (Speeding Up Packet I/O in Virtual Machines, section 3.5): tails and heads in
- * memory that driver and device share. A register is written for a device that sleeps, and an interrupt comes for a
- * driver that sleeps; while both are busy there are neither exits nor interrupts. spec/e1000-spec/src/csb.rs has
- * the rules.
+ * The communication status block (Speeding Up Packet I/O in Virtual Machines, section 3.5): tails
+ * and heads in memory that driver and device share. A register is written for a device that
+ * sleeps, and an interrupt comes for a driver that sleeps; while both are busy there are neither
+ * exits nor interrupts. spec/e1000-spec/src/csb.rs has the rules.
  *
  * Nothing in here is about the 82540EM but the two registers that turn the block on.
  */
@@ -34,15 +34,16 @@ bool slip_csb_offered(struct slip_nic *nic)
 }
 
 /*
- * Turns the block on, if the device has one and the user wants it. The device was reset: it looks at no block.
- * Without memory for it the driver does without.
+ * Turns the block on, if the device has one and the user wants it. The device was reset: it looks
+ * at no block. Without memory for it the driver does without.
  */
 void slip_csb_start(struct slip_nic *nic)
 {
 	BUILD_BUG_ON(sizeof(struct slip_csb) != 128);
 	if (!(nic->flags & SLIP_FLAG_CSB) || !slip_csb_offered(nic))
 		return;
-	nic->csb = dma_alloc_coherent(&nic->pdev->dev, sizeof(*nic->csb), &nic->csb_dma, GFP_KERNEL);
+	nic->csb = dma_alloc_coherent(&nic->pdev->dev, sizeof(*nic->csb), &nic->csb_dma,
+				      GFP_KERNEL);
 	if (!nic->csb)
 		return;
 	memset(nic->csb, 0, sizeof(*nic->csb));
@@ -63,9 +64,9 @@ void slip_csb_free(struct slip_nic *nic)
 }
 
 /*
- * Returns whether the last kick is still on its way: the device has not come to the tail that was kicked for. It
- * looks at the tail once more behind that, before it sleeps. A kick of an earlier tick is repeated, whatever became
- * of it.
+ * Returns whether the last kick is still on its way: the device has not come to the tail that was
+ * kicked for. It looks at the tail once more behind that, before it sleeps. A kick of an earlier
+ * tick is repeated, whatever became of it.
  */
 static bool slip_csb_is_kicked(struct slip_nic *nic)
 {
@@ -77,12 +78,18 @@ static bool slip_csb_is_kicked(struct slip_nic *nic)
 	return nic->kicked && nic->kicked_at == jiffies && to_head < to_tail && to_tail <= queued;
 }
 
-/* Hands over descriptors up to @tail. Returns whether the device has to be woken by the register, too. */
+/*
+ * Hands over descriptors up to @tail. Returns whether the device has to be woken by the register,
+ * too.
+ */
 bool slip_csb_send(struct slip_nic *nic, u16 tail)
 {
 	dma_wmb();	/* descriptors before the tail */
 	WRITE_ONCE(nic->csb->tdt, cpu_to_le32(tail));
-	/* Pairs with the device's barrier between its store of need_tx_kick and its last look at the tail. */
+	/*
+	 * Pairs with the device's barrier between its store of need_tx_kick and its last look at
+	 * the tail.
+	 */
 	mb();
 	if (!READ_ONCE(nic->csb->need_tx_kick)) {
 		nic->kicked = false;
@@ -96,14 +103,20 @@ bool slip_csb_send(struct slip_nic *nic, u16 tail)
 	return true;
 }
 
-/* Hands over receive buffers up to @tail. The device looks at the tail for each frame: it is never woken. */
+/*
+ * Hands over receive buffers up to @tail. The device looks at the tail for each frame: it is
+ * never woken.
+ */
 void slip_csb_receive(struct slip_nic *nic, u16 tail)
 {
 	dma_wmb();
 	WRITE_ONCE(nic->csb->rdt, cpu_to_le32(tail));
 }
 
-/* The first descriptor that the device has not sent. A place where none is in flight is taken for no progress. */
+/*
+ * The first descriptor that the device has not sent. A place where none is in flight is taken for
+ * no progress.
+ */
 u16 slip_csb_sent(struct slip_nic *nic)
 {
 	const struct slip_tx *tx = &nic->tx;
@@ -128,6 +141,9 @@ void slip_csb_want(struct slip_nic *nic, bool sent, bool received)
 {
 	WRITE_ONCE(nic->csb->want_tx, cpu_to_le32(sent));
 	WRITE_ONCE(nic->csb->want_rx, cpu_to_le32(received));
-	/* Pairs with the device's barrier between its store of a head or descriptor and its look at the words. */
+	/*
+	 * Pairs with the device's barrier between its store of a head or descriptor and its look
+	 * at the words.
+	 */
 	mb();
 }

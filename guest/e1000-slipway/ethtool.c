@@ -61,7 +61,8 @@ static int slip_get_sset_count(struct net_device *netdev, int set)
 	}
 }
 
-static void slip_get_ethtool_stats(struct net_device *netdev, struct ethtool_stats *stats, u64 *data)
+static void slip_get_ethtool_stats(struct net_device *netdev, struct ethtool_stats *stats,
+				   u64 *data)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 
@@ -92,7 +93,8 @@ static int slip_set_priv_flags(struct net_device *netdev, u32 flags)
 
 	/* One waits for interrupts of sent frames, the other does without them. */
 	if ((flags & SLIP_FLAG_COMBINE) && (flags & SLIP_FLAG_LAZY)) {
-		netdev_err(netdev, "send-combining and lazy-tx exclude each other; switch one off first\n");
+		netdev_err(netdev,
+			   "send-combining and lazy-tx exclude each other; switch one off first\n");
 		return -EINVAL;
 	}
 	if (flags == nic->flags)
@@ -101,7 +103,8 @@ static int slip_set_priv_flags(struct net_device *netdev, u32 flags)
 }
 
 static void slip_get_ringparam(struct net_device *netdev, struct ethtool_ringparam *ring,
-			       struct kernel_ethtool_ringparam *kernel_ring, struct netlink_ext_ack *extack)
+			       struct kernel_ethtool_ringparam *kernel_ring,
+			       struct netlink_ext_ack *extack)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 
@@ -117,17 +120,20 @@ static u32 slip_ring_size(u32 wanted)
 }
 
 static int slip_set_ringparam(struct net_device *netdev, struct ethtool_ringparam *ring,
-			      struct kernel_ethtool_ringparam *kernel_ring, struct netlink_ext_ack *extack)
+			      struct kernel_ethtool_ringparam *kernel_ring,
+			       struct netlink_ext_ack *extack)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 
 	if (ring->rx_mini_pending || ring->rx_jumbo_pending)
 		return -EINVAL;
-	return slip_change(nic, nic->flags, slip_ring_size(ring->rx_pending), slip_ring_size(ring->tx_pending));
+	return slip_change(nic, nic->flags, slip_ring_size(ring->rx_pending),
+			   slip_ring_size(ring->tx_pending));
 }
 
 static int slip_get_coalesce(struct net_device *netdev, struct ethtool_coalesce *coalesce,
-			     struct kernel_ethtool_coalesce *kernel_coalesce, struct netlink_ext_ack *extack)
+			     struct kernel_ethtool_coalesce *kernel_coalesce,
+			     struct netlink_ext_ack *extack)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 
@@ -136,13 +142,15 @@ static int slip_get_coalesce(struct net_device *netdev, struct ethtool_coalesce 
 }
 
 static int slip_set_coalesce(struct net_device *netdev, struct ethtool_coalesce *coalesce,
-			     struct kernel_ethtool_coalesce *kernel_coalesce, struct netlink_ext_ack *extack)
+			     struct kernel_ethtool_coalesce *kernel_coalesce,
+			     struct netlink_ext_ack *extack)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 	u64 units = DIV_ROUND_CLOSEST_ULL(coalesce->rx_coalesce_usecs * 1000ULL, ITR_UNIT_NS);
 
 	if (units > ITR_MAX) {
-		NL_SET_ERR_MSG_MOD(extack, "rx-usecs is at most 16776, the longest interval of ITR");
+		NL_SET_ERR_MSG_MOD(extack,
+				   "rx-usecs is at most 16776, the longest interval of ITR");
 		return -EINVAL;
 	}
 	nic->itr = units;
@@ -151,7 +159,8 @@ static int slip_set_coalesce(struct net_device *netdev, struct ethtool_coalesce 
 	return 0;
 }
 
-static int slip_get_link_ksettings(struct net_device *netdev, struct ethtool_link_ksettings *settings)
+static int slip_get_link_ksettings(struct net_device *netdev,
+				   struct ethtool_link_ksettings *settings)
 {
 	ethtool_link_ksettings_zero_link_mode(settings, supported);
 	ethtool_link_ksettings_zero_link_mode(settings, advertising);

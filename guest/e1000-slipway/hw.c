@@ -7,8 +7,9 @@
 #include "slip.h"
 
 /*
- * Resets the controller. Returns false if that does not end: then the device may still use the rings, and their
- * memory must not be freed. An emulated device's reset ends when the thread that moves frames has let go of them.
+ * Resets the controller. Returns false if that does not end: then the device may still use the
+ * rings, and their memory must not be freed. An emulated device's reset ends when the thread that
+ * moves frames has let go of them.
  */
 bool slip_reset(struct slip_nic *nic)
 {
@@ -71,7 +72,9 @@ static void slip_receive_address(struct slip_nic *nic, u8 address[ETH_ALEN])
 	put_unaligned_le16(high, address + 4);
 }
 
-/* Takes the address of the EEPROM, else what is in the first receive address, else a random one. */
+/*
+ * Takes the address of the EEPROM, else what is in the first receive address, else a random one.
+ */
 void slip_read_address(struct slip_nic *nic)
 {
 	u16 words[EEPROM_WORDS];
@@ -150,7 +153,9 @@ static u32 slip_rctl(struct slip_nic *nic)
 	return rctl;
 }
 
-/* Sets the receive filter, and the longest frame. Enables the receiver: the ring has been set up. */
+/*
+ * Sets the receive filter, and the longest frame. Enables the receiver: the ring has been set up.
+ */
 void slip_set_filter(struct slip_nic *nic)
 {
 	u32 rctl = slip_rctl(nic);
@@ -162,7 +167,10 @@ void slip_set_filter(struct slip_nic *nic)
 	slip_set(nic, REG_RCTL, rctl);
 }
 
-/* Sets what users may change while the interface is up: tags, checksums, the interval of interrupts. */
+/*
+ * Sets what users may change while the interface is up: tags, checksums, the interval of
+ * interrupts.
+ */
 void slip_set_mode(struct slip_nic *nic)
 {
 	netdev_features_t features = nic->netdev->features;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Registers and descriptors of the 82540EM. Names and section numbers are those of Intel's PCI/PCI-X Family of
- * Gigabit Ethernet Controllers Software Developer's Manual (317453, revision 4.0); spec/e1000-spec has the same
- * in Rust.
+ * Registers and descriptors of the 82540EM. Names and section numbers are those of Intel's
+ * PCI/PCI-X Family of Gigabit Ethernet Controllers Software Developer's Manual (317453, revision
+ * 4.0); spec/e1000-spec has the same in Rust.
  */
 #ifndef SLIP_HW_H
 #define SLIP_HW_H
@@ -101,7 +101,8 @@
 #define ITR_MAX		0xffff
 
 /*
- * A descriptor of either ring. The third and fourth word of a transmit descriptor are (sections 3.3.3, 3.3.7)
+ * A descriptor of either ring. The third and fourth word of a transmit descriptor are (sections
+ * 3.3.3, 3.3.7)
  *   length | type | command, and status | options | tag;
  * of a receive descriptor (section 3.2.3) length | packet checksum, and status | errors | tag.
  */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A driver of Intel's 82540EM for guests of Slipway, and of any other emulator. It knows what a register access
- * costs a guest: an exit. slip.h says how the files divide the work.
+ * A driver of Intel's 82540EM for guests of Slipway, and of any other emulator. It knows what a
+ * register access costs a guest: an exit. slip.h says how the files divide the work.
  */
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
@@ -16,23 +16,28 @@
 
 static bool combine;
 module_param(combine, bool, 0444);
-MODULE_PARM_DESC(combine, "send combining of new interfaces (default: off; ethtool --set-priv-flags send-combining)");
+MODULE_PARM_DESC(combine,
+		 "send combining of new interfaces (default: off; private flag send-combining)");
 
 static int lazy = -1;
 module_param(lazy, int, 0444);
-MODULE_PARM_DESC(lazy, "lazy transmit completion of new interfaces: 0, 1 (default: with the block; ethtool --set-priv-flags lazy-tx)");
+MODULE_PARM_DESC(lazy,
+		 "lazy transmit completion: 0, 1 (default: with the block; private flag lazy-tx)");
 
 static bool csb = true;
 module_param(csb, bool, 0444);
-MODULE_PARM_DESC(csb, "use the communication status block of devices that have one (default: on; ethtool --set-priv-flags csb)");
+MODULE_PARM_DESC(csb,
+		 "use the block of devices that have one (default: on; private flag csb)");
 
 static unsigned int itr = 50;
 module_param(itr, uint, 0444);
-MODULE_PARM_DESC(itr, "least microseconds between interrupts of new interfaces, 0 for none (default: 50; ethtool -C rx-usecs)");
+MODULE_PARM_DESC(itr,
+		 "least microseconds between interrupts (default: 50; ethtool -C rx-usecs)");
 
 unsigned int slip_combine_rate = 5000;
 module_param_named(combine_rate, slip_combine_rate, uint, 0644);
-MODULE_PARM_DESC(combine_rate, "frames per second from which on sends are combined (default: 5000)");
+MODULE_PARM_DESC(combine_rate,
+		 "frames per second from which on sends are combined (default: 5000)");
 
 void slip_check_link(struct slip_nic *nic)
 {
@@ -56,15 +61,18 @@ static void slip_mask(struct slip_nic *nic)
 		slip_set(nic, REG_IMC, CAUSES & ~CAUSE_LSC);
 }
 
-/* Returns whether sent frames are to interrupt: with lazy completion only if the stack waits for room. */
+/*
+ * Returns whether sent frames are to interrupt: with lazy completion only if the stack waits for
+ * room.
+ */
 static bool slip_wants_sent(struct slip_nic *nic)
 {
 	return !(nic->flags & SLIP_FLAG_LAZY) || netif_queue_stopped(nic->netdev);
 }
 
 /*
- * Lets interrupts come again: causes that were set meanwhile interrupt at once. With the block nothing was set
- * meanwhile, so the rings are looked at once more.
+ * Lets interrupts come again: causes that were set meanwhile interrupt at once. With the block
+ * nothing was set meanwhile, so the rings are looked at once more.
  */
 static void slip_unmask(struct slip_nic *nic)
 {
@@ -100,7 +108,8 @@ static irqreturn_t slip_interrupt(int irq, void *data)
 	if (causes & CAUSE_LSC)
 		slip_check_link(nic);
 	/* Causes that do not interrupt are set in polling, too, when the link's does. */
-	if (causes & ~CAUSE_LSC && !(nic->flags & SLIP_FLAG_POLL) && napi_schedule_prep(&nic->napi)) {
+	if (causes & ~CAUSE_LSC && !(nic->flags & SLIP_FLAG_POLL) &&
+	    napi_schedule_prep(&nic->napi)) {
 		slip_mask(nic);
 		__napi_schedule(&nic->napi);
 	}
@@ -160,7 +169,8 @@ int slip_up(struct slip_nic *nic)
 		return error;
 	error = slip_tx_alloc(nic) ?: slip_rx_alloc(nic);
 	if (!error)
-		error = request_irq(nic->pdev->irq, slip_interrupt, IRQF_SHARED, nic->netdev->name, nic);
+		error = request_irq(nic->pdev->irq, slip_interrupt, IRQF_SHARED, nic->netdev->name,
+				    nic);
 	if (error) {
 		slip_free(nic);
 		return error;
@@ -211,7 +221,8 @@ static void slip_restart(struct work_struct *work)
 	if (nic->runs) {
 		slip_down(nic);
 		if (slip_up(nic))
-			netdev_err(nic->netdev, "cannot start again; set the interface down and up\n");
+			netdev_err(nic->netdev,
+				   "cannot start again; set the interface down and up\n");
 	}
 	rtnl_unlock();
 }
@@ -220,7 +231,7 @@ static void slip_tx_timeout(struct net_device *netdev, unsigned int queue)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 
-	netdev_err(netdev, "sending has stopped: next %u, reclaimed up to %u, handed over up to %u; starting again\n",
+	netdev_err(netdev, "sending has stopped at %u, reclaimed to %u, told %u; starting again\n",
 		   nic->tx.next, nic->tx.clean, nic->tx.told);
 	schedule_work(&nic->restart);
 }
@@ -307,7 +318,8 @@ static void slip_set_up_netdev(struct slip_nic *nic)
 
 	netdev->netdev_ops = &slip_ops;
 	netdev->ethtool_ops = &slip_ethtool_ops;
-	netdev->hw_features = offloads | NETIF_F_RXCSUM | NETIF_F_HW_VLAN_CTAG_RX | NETIF_F_HW_VLAN_CTAG_TX;
+	netdev->hw_features = offloads | NETIF_F_RXCSUM | NETIF_F_HW_VLAN_CTAG_RX |
+			      NETIF_F_HW_VLAN_CTAG_TX;
 	netdev->features = netdev->hw_features | NETIF_F_HIGHDMA;
 	netdev->vlan_features = offloads | NETIF_F_HIGHDMA;
 	netdev->priv_flags |= IFF_UNICAST_FLT;
@@ -365,7 +377,7 @@ static int slip_probe_netdev(struct pci_dev *pdev)
 	error = register_netdev(netdev);
 	if (error)
 		goto unmap;
-	netdev_info(netdev, "%s, %pM, %s a communication status block\n", SLIP_NAME, netdev->dev_addr,
+	netdev_info(netdev, "%pM, %s a communication status block\n", netdev->dev_addr,
 		    slip_csb_offered(nic) ? "with" : "without");
 	return 0;
 

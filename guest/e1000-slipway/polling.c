@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Polling with feedback, as FreeBSD's device polling has it (Speeding Up Packet I/O in Virtual Machines, sections
- * 3.3.2 and 3.4): frames do not interrupt. A timer's ticks have the rings looked at, for a number of frames that
- * follows the time which they take. So a set share of the processor is left to processes whatever the offered load,
- * and what they cannot take is lost in the ring, where it has cost the guest nothing.
+ * Polling with feedback, as FreeBSD's device polling has it (Speeding Up Packet I/O in Virtual
+ * Machines, sections 3.3.2 and 3.4): frames do not interrupt. A timer's ticks have the rings
+ * looked at, for a number of frames that follows the time which they take. So a set share of the
+ * processor is left to processes whatever the offered load, and what they cannot take is lost in
+ * the ring, where it has cost the guest nothing.
  */
 #include <linux/moduleparam.h>
 #include <linux/sched/clock.h>
 
 #include "slip.h"
 
-/* Fewest frames of a tick: a guest that is slow for another reason than frames goes on receiving. */
+/*
+ * Fewest frames of a tick: a guest that is slow for another reason than frames goes on receiving.
+ */
 #define BURST_LEAST	8
 
 static unsigned int poll_usecs = 500;
@@ -19,7 +22,8 @@ MODULE_PARM_DESC(poll_usecs, "microseconds between ticks of polling, 50 or more 
 
 static unsigned int poll_share = 50;
 module_param(poll_share, uint, 0644);
-MODULE_PARM_DESC(poll_share, "percent of a processor that frames may take in polling (default: 50)");
+MODULE_PARM_DESC(poll_share,
+		 "percent of a processor that frames may take in polling (default: 50)");
 
 static u64 slip_poll_interval(void)
 {
@@ -61,8 +65,8 @@ void slip_polling_stop(struct slip_nic *nic)
 }
 
 /*
- * Follows the time that a tick's frames took: fewer of them next time if it was more than their share, more if it was
- * less and some were left.
+ * Follows the time that a tick's frames took: fewer of them next time if it was more than their
+ * share, more if it was less and some were left.
  */
 static void slip_poll_adapt(struct slip_nic *nic, bool more)
 {

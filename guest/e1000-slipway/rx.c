@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Receiving. The poll owns the ring. Each descriptor has a buffer of 2048 bytes; the first of a frame becomes the
- * head of its skb, without a copy, and the others are its fragments, so that a change of the MTU changes no buffer.
+ * Receiving. The poll owns the ring. Each descriptor has a buffer of 2048 bytes; the first of a
+ * frame becomes the head of its skb, without a copy, and the others are its fragments, so that a
+ * change of the MTU changes no buffer.
  */
 #include <linux/etherdevice.h>
 #include <linux/if_vlan.h>
@@ -10,7 +11,8 @@
 
 #define BUFFER		2048
 #define HEADROOM	(NET_SKB_PAD + NET_IP_ALIGN)
-#define TRUESIZE	(SKB_DATA_ALIGN(HEADROOM + BUFFER) + SKB_DATA_ALIGN(sizeof(struct skb_shared_info)))
+#define TRUESIZE	(SKB_DATA_ALIGN(HEADROOM + BUFFER) + \
+			 SKB_DATA_ALIGN(sizeof(struct skb_shared_info)))
 /* Buffers that are given back at once: each time may cost an exit. */
 #define BATCH		32
 
@@ -18,7 +20,8 @@ int slip_rx_alloc(struct slip_nic *nic)
 {
 	struct slip_rx *rx = &nic->rx;
 
-	rx->ring = dma_alloc_coherent(&nic->pdev->dev, rx->count * sizeof(*rx->ring), &rx->dma, GFP_KERNEL);
+	rx->ring = dma_alloc_coherent(&nic->pdev->dev, rx->count * sizeof(*rx->ring), &rx->dma,
+				      GFP_KERNEL);
 	rx->slots = kvcalloc(rx->count, sizeof(*rx->slots), GFP_KERNEL);
 	return rx->ring && rx->slots ? 0 : -ENOMEM;
 }
@@ -44,7 +47,8 @@ void slip_rx_release(struct slip_nic *nic)
 		skb_free_frag(buffer);
 	}
 	if (rx->ring)
-		dma_free_coherent(&nic->pdev->dev, rx->count * sizeof(*rx->ring), rx->ring, rx->dma);
+		dma_free_coherent(&nic->pdev->dev, rx->count * sizeof(*rx->ring), rx->ring,
+				  rx->dma);
 	kvfree(rx->slots);
 	dev_kfree_skb(rx->skb);
 	rx->skb = NULL;
@@ -103,7 +107,10 @@ static void slip_rx_fill(struct slip_nic *nic, bool polled)
 	slip_set(nic, REG_RDT, rx->fill);
 }
 
-/* Returns whether the device has no buffer at all: then no frame comes that has the ring filled again. */
+/*
+ * Returns whether the device has no buffer at all: then no frame comes that has the ring filled
+ * again.
+ */
 bool slip_rx_starves(struct slip_nic *nic)
 {
 	return nic->rx.next == nic->rx.fill;
@@ -135,7 +142,10 @@ bool slip_rx_waits(struct slip_nic *nic)
 	return rx->next != rx->fill && le32_to_cpu(READ_ONCE(rx->ring[rx->next].status)) & RXD_DD;
 }
 
-/* Appends a descriptor's buffer to the frame at hand. Returns false if the frame is lost; the buffer is used up. */
+/*
+ * Appends a descriptor's buffer to the frame at hand. Returns false if the frame is lost; the
+ * buffer is used up.
+ */
 static bool slip_rx_append(struct slip_nic *nic, void *buffer, u32 len)
 {
 	struct slip_rx *rx = &nic->rx;

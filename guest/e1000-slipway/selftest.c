@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* ethtool -t: registers, EEPROM, interrupts, loopback, link. All but the last need the interface for themselves. */
+/*
+ * ethtool -t: registers, EEPROM, interrupts, loopback, link. All but the last need the interface
+ * for themselves.
+ */
 #include <linux/delay.h>
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
@@ -36,12 +39,19 @@ static bool slip_test_register(struct slip_nic *nic, u32 offset, u32 mask)
 
 static bool slip_test_registers(struct slip_nic *nic)
 {
-	bool good = slip_test_register(nic, REG_RDBAL, ~0xfU) && slip_test_register(nic, REG_RDBAH, ~0) &&
-		    slip_test_register(nic, REG_RDLEN, 0xfff80) && slip_test_register(nic, REG_TDBAL, ~0xfU) &&
-		    slip_test_register(nic, REG_TDBAH, ~0) && slip_test_register(nic, REG_TDLEN, 0xfff80) &&
-		    slip_test_register(nic, REG_RAL(15), ~0) && slip_test_register(nic, REG_RAH(15), 0x8003ffff);
+	static const struct {
+		u32 offset;
+		u32 mask;
+	} tested[] = {
+		{ REG_RDBAL, ~0xfU }, { REG_RDBAH, ~0U }, { REG_RDLEN, 0xfff80 },
+		{ REG_TDBAL, ~0xfU }, { REG_TDBAH, ~0U }, { REG_TDLEN, 0xfff80 },
+		{ REG_RAL(15), ~0U }, { REG_RAH(15), 0x8003ffff },
+	};
+	bool good = true;
 	u32 at;
 
+	for (at = 0; good && at < ARRAY_SIZE(tested); at++)
+		good = slip_test_register(nic, tested[at].offset, tested[at].mask);
 	for (at = 0; good && at < MTA_WORDS; at++)
 		good = slip_test_register(nic, REG_MTA(at), ~0);
 	return good;
@@ -82,8 +92,8 @@ static void slip_phy_write(struct slip_nic *nic, u32 number, u16 value)
 }
 
 /* A frame of the test's that has come back; the rest of the stack does not know its type. */
-static int slip_test_receive(struct sk_buff *skb, struct net_device *netdev, struct packet_type *type,
-			     struct net_device *original)
+static int slip_test_receive(struct sk_buff *skb, struct net_device *netdev,
+			     struct packet_type *type, struct net_device *original)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
 	u8 bytes[LOOP_BYTES];
@@ -146,7 +156,8 @@ static bool slip_test_loopback(struct slip_nic *nic)
 		dev_remove_pack(&type);
 		slip_down(nic);
 	}
-	slip_phy_write(nic, MII_BMCR, BMCR_ANENABLE | BMCR_ANRESTART | BMCR_SPEED1000 | BMCR_FULLDPLX);
+	slip_phy_write(nic, MII_BMCR, BMCR_ANENABLE | BMCR_ANRESTART | BMCR_SPEED1000 |
+		       BMCR_FULLDPLX);
 	return good;
 }
 

@@ -2,12 +2,12 @@
 /*
  * The driver of one controller: what its files share.
  *
- * main.c has the life of the device, interrupts and NAPI; hw.c registers; tx.c and rx.c the rings; csb.c the
- * communication status block, polling.c ticks in place of interrupts; ethtool.c what users ask and set, selftest.c its
- * test.
+ * main.c has the life of the device, interrupts and NAPI; hw.c registers; tx.c and rx.c the
+ * rings; csb.c the communication status block, polling.c ticks in place of interrupts; ethtool.c
+ * what users ask and set, selftest.c its test.
  *
- * Who may touch what: the transmit ring is its queue's lock's (the stack holds it around slip_xmit(), the poll
- * takes it); the receive ring is the poll's; everything else is under RTNL.
+ * Who may touch what: the transmit ring is its queue's lock's (the stack holds it around
+ * slip_xmit(), the poll takes it); the receive ring is the poll's; everything else is under RTNL.
  */
 #ifndef SLIP_H
 #define SLIP_H
@@ -28,10 +28,15 @@
 #define SLIP_RING_MAX		4096
 #define SLIP_RING_DEFAULT	256
 
-/* The longest frame is 0x3f00 bytes, so that it fits the transmitter's share of the packet buffer. */
+/*
+ * The longest frame is 0x3f00 bytes, so that it fits the transmitter's share of the packet
+ * buffer.
+ */
 #define SLIP_MTU_MAX	(0x3f00 - ETH_HLEN - ETH_FCS_LEN)
 
-/* What a driver can do beyond the documented controller; private flags of ethtool, in this order. */
+/*
+ * What a driver can do beyond the documented controller; private flags of ethtool, in this order.
+ */
 #define SLIP_FLAG_COMBINE	BIT(0)
 #define SLIP_FLAG_LAZY		BIT(1)
 #define SLIP_FLAG_CSB		BIT(2)
@@ -42,7 +47,10 @@
 
 struct slip_csb;
 
-/* A transmit descriptor's memory. The skb is at the frame's last descriptor, so it is freed after all others. */
+/*
+ * A transmit descriptor's memory. The skb is at the frame's last descriptor, so it is freed after
+ * all others.
+ */
 struct slip_tx_slot {
 	struct sk_buff *skb;
 	dma_addr_t dma;
@@ -64,7 +72,10 @@ struct slip_tx {
 	u16 report_first;
 	u16 report_next;
 	struct slip_desc context;	/* the one that the device has */
-	/* Send combining: frames of the current window, and whether those of the last one came fast. */
+	/*
+	 * Send combining: frames of the current window, and whether those of the last one came
+	 * fast.
+	 */
 	unsigned long window;
 	unsigned int window_frames;
 	bool fast;
@@ -119,7 +130,9 @@ struct slip_nic {
 	struct slip_rx rx;
 	struct slip_csb *csb;	/* NULL: not in use */
 	dma_addr_t csb_dma;
-	/* With the block: a kick that the device may not have noticed yet, its tail and its time. */
+	/*
+	 * With the block: a kick that the device may not have noticed yet, its tail and its time.
+	 */
 	bool kicked;
 	u16 kicked_tail;
 	unsigned long kicked_at;

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Sending. All of the ring is under its queue's lock: the stack holds it around slip_xmit(), the poll takes it.
+ * Sending. All of the ring is under its queue's lock: the stack holds it around slip_xmit(), the
+ * poll takes it.
  *
  * Three ways of making less work, by Speeding Up Packet I/O in Virtual Machines:
- *  - send combining (section 3.2): while the device has frames whose interrupt is still to come, the tail is not
- *    written; the interrupt's poll hands over all that was queued until then;
- *  - lazy completion (3.3.1): only every so many descriptors, and when the ring fills up, a frame asks for a report
- *    and so for an interrupt. A frame may stay in the ring for long, so it is no longer its socket's, and none of its
- *    bytes are lent;
+ *  - send combining (section 3.2): while the device has frames whose interrupt is still to come,
+ *    the tail is not written; the interrupt's poll hands over all that was queued until then;
+ *  - lazy completion (3.3.1): only every so many descriptors, and when the ring fills up, a frame
+ *    asks for a report and so for an interrupt. A frame may stay in the ring for long, so it is no
+ *    longer its socket's, and none of its bytes are lent;
  *  - the communication status block (3.5), in csb.c.
  * The first lives on interrupts that the second does without, so they exclude each other.
  *
- * There is no limit on queued bytes (BQL): a frame leaves the ring when the host's switch has it, not at a wire's
- * rate, and frames that wait to be combined would count as stuck.
+ * There is no limit on queued bytes (BQL): a frame leaves the ring when the host's switch has it,
+ * not at a wire's rate, and frames that wait to be combined would count as stuck.
  */
 #include <linux/etherdevice.h>
 #include <linux/if_vlan.h>
@@ -75,7 +76,10 @@ static void slip_tx_reclaim(struct slip_nic *nic, u16 until, int budget)
 	}
 }
 
-/* Frees the ring and all frames in it. The device was reset. Also after a part of slip_tx_alloc(). */
+/*
+ * Frees the ring and all frames in it. The device was reset. Also after a part of
+ * slip_tx_alloc().
+ */
 void slip_tx_release(struct slip_nic *nic)
 {
 	struct slip_tx *tx = &nic->tx;
@@ -83,7 +87,8 @@ void slip_tx_release(struct slip_nic *nic)
 	if (tx->slots)
 		slip_tx_reclaim(nic, tx->next, 0);
 	if (tx->ring)
-		dma_free_coherent(&nic->pdev->dev, tx->count * sizeof(*tx->ring), tx->ring, tx->dma);
+		dma_free_coherent(&nic->pdev->dev, tx->count * sizeof(*tx->ring), tx->ring,
+				  tx->dma);
 	kvfree(tx->slots);
 	kvfree(tx->reports);
 	tx->ring = NULL;
@@ -154,9 +159,9 @@ static void slip_tx_tell(struct slip_nic *nic)
 }
 
 /*
- * Returns whether frames come faster than slip_combine_rate. A frame that waits for an interrupt is late, by the
- * interval of interrupts at most; few frames gain nothing by that. A quarter of the rate is enough to go on: a guest
- * may be without its processor for a while.
+ * Returns whether frames come faster than slip_combine_rate. A frame that waits for an interrupt
+ * is late, by the interval of interrupts at most; few frames gain nothing by that. A quarter of
+ * the rate is enough to go on: a guest may be without its processor for a while.
  */
 static bool slip_tx_is_fast(struct slip_tx *tx)
 {
@@ -177,15 +182,16 @@ static void slip_tx_combine(struct slip_nic *nic)
 {
 	struct slip_tx *tx = &nic->tx;
 
-	if ((nic->flags & SLIP_FLAG_COMBINE) && !nic->csb && slip_tx_is_fast(tx) && tx->told != tx->clean)
+	if ((nic->flags & SLIP_FLAG_COMBINE) && !nic->csb && slip_tx_is_fast(tx) &&
+	    tx->told != tx->clean)
 		nic->stats.tdt_combined++;
 	else
 		slip_tx_tell(nic);
 }
 
 /*
- * Stops the queue if the ring has no room for another frame of any shape. What the last frames' reports or the
- * block's word bring is an interrupt, and its poll wakes the queue.
+ * Stops the queue if the ring has no room for another frame of any shape. What the last frames'
+ * reports or the block's word bring is an interrupt, and its poll wakes the queue.
  */
 static void slip_tx_stop(struct slip_nic *nic)
 {
@@ -214,7 +220,8 @@ void slip_tx_poll(struct slip_nic *nic, int budget)
 	slip_tx_reclaim(nic, slip_tx_done(nic), budget);
 	slip_tx_tell(nic);
 	/* Not at once, so that a full ring's every frame is not an interrupt. */
-	if (netif_queue_stopped(nic->netdev) && slip_tx_free(tx) >= max_t(u32, tx->count / 4, FRAME_MOST))
+	if (netif_queue_stopped(nic->netdev) &&
+	    slip_tx_free(tx) >= max_t(u32, tx->count / 4, FRAME_MOST))
 		netif_wake_queue(nic->netdev);
 	__netif_tx_unlock(queue);
 }
@@ -239,8 +246,8 @@ static void slip_tx_context(struct slip_nic *nic, u64 low, u64 high)
 }
 
 /*
- * The headers of a segment, as the controller wants them: the IP length, and the length in the sum of the pseudo
- * header, are left out (section 3.5.7).
+ * The headers of a segment, as the controller wants them: the IP length, and the length in the
+ * sum of the pseudo header, are left out (section 3.5.7).
  */
 static void slip_tx_prepare_segment(struct sk_buff *skb)
 {
@@ -307,7 +314,8 @@ static int slip_tx_offload(struct slip_nic *nic, struct sk_buff *skb, struct sli
 }
 
 /* Queues @len mapped bytes, of one mapping, in as many descriptors as they need. */
-static void slip_tx_queue(struct slip_tx *tx, const struct slip_frame *frame, dma_addr_t dma, u32 len, bool page)
+static void slip_tx_queue(struct slip_tx *tx, const struct slip_frame *frame, dma_addr_t dma,
+			  u32 len, bool page)
 {
 	struct slip_tx_slot *first = &tx->slots[tx->next];
 	u32 done, part;
@@ -327,7 +335,10 @@ static void slip_tx_queue(struct slip_tx *tx, const struct slip_frame *frame, dm
 	first->page = page;
 }
 
-/* Maps a frame and queues its descriptors. After an error the ring is as it was behind the context. */
+/*
+ * Maps a frame and queues its descriptors. After an error the ring is as it was behind the
+ * context.
+ */
 static int slip_tx_map(struct slip_nic *nic, struct sk_buff *skb, const struct slip_frame *frame)
 {
 	struct device *dev = &nic->pdev->dev;
@@ -390,8 +401,8 @@ static void slip_tx_end(struct slip_nic *nic, struct sk_buff *skb)
 }
 
 /*
- * Takes a frame that may stay in the ring for long from its socket. Returns an error if its bytes are lent and cannot
- * be copied.
+ * Takes a frame that may stay in the ring for long from its socket. Returns an error if its bytes
+ * are lent and cannot be copied.
  */
 static int slip_tx_disown(struct slip_nic *nic, struct sk_buff *skb)
 {
@@ -416,7 +427,8 @@ netdev_tx_t slip_xmit(struct sk_buff *skb, struct net_device *netdev)
 	if (eth_skb_pad(skb))
 		return NETDEV_TX_OK;	/* it has freed the frame */
 	skb_tx_timestamp(skb);
-	if (slip_tx_disown(nic, skb) || slip_tx_offload(nic, skb, &frame) || slip_tx_map(nic, skb, &frame)) {
+	if (slip_tx_disown(nic, skb) || slip_tx_offload(nic, skb, &frame) ||
+	    slip_tx_map(nic, skb, &frame)) {
 		netdev->stats.tx_dropped++;
 		dev_kfree_skb_any(skb);
 		slip_tx_tell(nic);

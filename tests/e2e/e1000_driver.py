@@ -2,6 +2,7 @@
 
 serve ADDRESS                 streams at port 7000, datagrams that come back at 7001
 put|get ADDRESS BYTES         a stream to the server, or from it
+reflect INTERFACE VLAN        sends datagrams of a VLAN back, on a host whose kernel has no VLANs
 echo ADDRESS COUNT BYTES      datagrams there and back, one after the other
 work BEFORE AFTER NAME=MOST…  what an e1000 did between two `slipway port inspect`, and what it may at most
 """
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 
@@ -55,6 +57,38 @@ def serve(address):
         threading.Thread(target=answer, args=[listener.accept()[0]], daemon=True).start()
 
 
+def is_right(packet):
+    """Returns whether a UDP datagram over IPv4 has the right checksum."""
+    head = 4 * (packet[0] & 15)
+    datagram = packet[head : int.from_bytes(packet[2:4], "big")]
+    covered = packet[12:20] + bytes([0, 17]) + len(datagram).to_bytes(2, "big") + datagram
+    covered += bytes(len(covered) % 2)
+    total = sum(int.from_bytes(covered[at : at + 2], "big") for at in range(0, len(covered), 2))
+    return total % 0xFFFF == 0
+
+
+def reflect_tagged(interface, vlan):
+    # ETH_P_ALL; the kernel moves a tag from the frame to PACKET_AUXDATA.
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    sock.bind((interface, 0))
+    sock.setsockopt(263, 8, 1)
+    print("reflects", flush=True)
+    while True:
+        frame, ancillary, _, _ = sock.recvmsg(1 << 16, 256)
+        status, *_, tci, _ = struct.unpack("IIIHHHH", ancillary[0][2])
+        packet = frame[14:]
+        if not status & 16 or tci & 0xFFF != vlan or frame[12:14] != b"\x08\0" or packet[9] != 17:
+            continue
+        assert status & 8 or is_right(packet), "a datagram's checksum is wrong"
+        head = 4 * (packet[0] & 15)
+        ports = packet[head + 2 : head + 4] + packet[head : head + 2]
+        # Addresses change places, which no checksum notices; the datagram's may not be there yet.
+        back = packet[:12] + packet[16:20] + packet[12:16] + packet[20:head] + ports
+        back += packet[head + 4 : head + 6] + b"\0\0" + packet[head + 8 :]
+        tag = b"\x81\0" + tci.to_bytes(2, "big")
+        sock.send(frame[6:12] + frame[:6] + tag + frame[12:14] + back)
+
+
 def stream(way, address, size):
     with socket.create_connection((address, STREAMS), 60) as peer:
         peer.sendall(f"{way} {size}".ljust(16).encode())
@@ -82,6 +116,8 @@ def echo(address, count, size):
                 break
             except TimeoutError:
                 continue
+        else:
+            sys.exit(f"datagram {number} never comes back")
         assert back == data, f"datagram {number} differs"
     print("whole")
 
@@ -106,6 +142,7 @@ def work(before, after, bars):
     frames = did["sent"] + did["received"]
     each = {
         "tdt_per_sent": did["tdt"] / max(1, did["sent"]),
+        "needless_tdt_per_sent": (did["tdt"] - did["kicks"]) / max(1, did["sent"]),
         "interrupts_per_received": did["interrupts"] / max(1, did["received"]),
         "interrupts_per_sent": did["interrupts"] / max(1, did["sent"]),
         "exits_per_frame": did["exits"] / max(1, frames),
@@ -123,6 +160,8 @@ def work(before, after, bars):
 def main(role, *words):
     if role == "serve":
         serve(*words)
+    elif role == "reflect":
+        reflect_tagged(words[0], int(words[1]))
     elif role == "echo":
         echo(words[0], int(words[1]), int(words[2]))
     elif role == "work":

@@ -16,6 +16,10 @@
 //! - The driver writes the register TDT after it has stored [`TDT`] and found [`NEED_TX_KICK`] not
 //!   0. A full barrier lies between its store and its load, and likewise between the device's store
 //!   of [`NEED_TX_KICK`] and its load of [`TDT`].
+//! - One kick is enough for the frames that follow it: as long as [`TDH`] has not come to the tail
+//!   of a kick, which is the end of a frame, the device looks at [`TDT`] again before it sleeps. So
+//!   a driver need not write the register until then, although it finds [`NEED_TX_KICK`] set by a
+//!   device that has not woken yet.
 //! - The device sets the causes RXT0 and TXDW for received frames and for sent ones only while
 //!   [`WANT_RX`] or [`WANT_TX`] is not 0. The driver sets the word, and looks at its ring once
 //!   more, after a full barrier.
