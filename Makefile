@@ -47,7 +47,7 @@ shell: build ## a shell in a microVM, in the demo's image
 	@deploy/demo.sh --shell $(TARGET)/release/slipway
 
 test: build ## every test: units, end to end, a short round of fuzzing
-	@deploy/setup/setup.sh run e1000 test fuzz
+	@deploy/setup/setup.sh run driver test fuzz
 	@deploy/check/test.sh $(TARGET)/release/slipway
 
 check: ## format, lints, docs, licences, the floor rule
@@ -62,8 +62,9 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --total 1800
 
-soak: build ## fuzz every target for half an hour each; pods under kills for ten minutes; fifty forks, twenty at once, and kills of forks; memory of huge pages, whose limit on this host it raises
-	@deploy/setup/setup.sh build run fuzz
+soak: build ## fuzz every target for half an hour each; an interface down and up a hundred times; pods under kills for ten minutes; fifty forks, twenty at once, and kills of forks; memory of huge pages, whose limit on this host it raises
+	@deploy/setup/setup.sh build run driver fuzz
+	SLIPWAY=$(TARGET)/release/slipway SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/46-e1000-driver.sh
 	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
 	lab/churn $(TARGET)/release/slipway || [ $$? = 77 ]
 	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --test 14-forks --test 15-fork-kills --set SLIPWAY_FORKS_IN_ROW=50 \

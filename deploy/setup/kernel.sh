@@ -65,7 +65,7 @@ want_kernel_headers() {
 
 # unpack_headers KERNEL LINK SUITE...: has LINK lead to the headers of an unpacked kernel, once for each release.
 unpack_headers() {
-    local kernel=$1 link=$2 release target partial
+    local kernel=$1 link=$2 release target partial package
     shift 2
     release=$(cat "$kernel/release")
     [ "$(cat "$link/id" 2>/dev/null)" = "$HEADERS_ID-$release" ] && return
@@ -81,7 +81,7 @@ unpack_headers() {
     for package in "$partial"/apt/linux-*.deb; do
         dpkg-deb -x "$package" "$partial"
     done
-    rm -rf "$partial/apt" "$partial/usr/share"
+    rm -rf "${partial:?}/apt" "${partial:?}/usr/share"
     move_headers "$partial" "$target" "$release"
     printf '%s\n' "$HEADERS_ID-$release" >"$partial/id"
     chmod -R a+rX "$partial"

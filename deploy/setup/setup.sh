@@ -11,12 +11,12 @@ done
 
 usage() {
     cat <<'END'
-usage: setup.sh build|run|e1000|headers|demo|test|fuzz|check|site...
+usage: setup.sh build|run|e1000|driver|demo|test|fuzz|check|site...
 
   build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   e1000  a guest kernel with the driver of --nic e1000
-  headers  what modules for that kernel are built with, the driver guest/e1000-slipway: headers, make
+  driver that kernel, and what guest/e1000-slipway is built with for it: its headers, a compiler
   demo   mmdebstrap, which makes an image where no registry answers
   test   what the tests use beside these: a registry, containerd, plugins of CNI, mmdebstrap, python3, procps, cpio, tcpdump, xz,
          iperf3, curl, and nginx, wrk, redis, memcached and socat to be run under libslipway.so
@@ -39,7 +39,7 @@ set_up() {
             want_kernel
             ;;
         e1000) want_hardware_kernel ;;
-        headers)
+        driver)
             want_packages "building drivers of guests" gcc-12 libc6-dev libelf1 make
             want_kernel_headers
             ;;

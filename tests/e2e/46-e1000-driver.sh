@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The driver of guest/e1000-slipway in a Linux guest, with the communication status block and without: traffic whose content
 # is compared, an interface that goes down and up, and what it costs in exits and interrupts. Needs a guest kernel and its
-# headers (`deploy/setup/setup.sh headers`). SLIPWAY_DRIVER_ROUNDS is how often the interface goes down and up.
+# headers (`deploy/setup/setup.sh driver`). SLIPWAY_DRIVER_ROUNDS is how often the interface goes down and up.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 kernel=${SLIPWAY_E1000_KERNEL:-/var/lib/slipway/kernel-e1000}
@@ -9,7 +9,7 @@ headers=${SLIPWAY_E1000_HEADERS:-/var/lib/slipway/kernel-e1000-headers/build}
 rounds=${SLIPWAY_DRIVER_ROUNDS:-10}
 driver=$top/guest/e1000-slipway
 [ -f "$kernel/vmlinuz" ] || skip "a guest kernel for modules (deploy/setup/setup.sh e1000)"
-[ -f "$headers/Makefile" ] || skip "the headers of $kernel (deploy/setup/setup.sh headers)"
+[ -f "$headers/Makefile" ] || skip "the headers of $kernel (deploy/setup/setup.sh driver)"
 for program in gcc make iperf3; do command -v "$program" >/dev/null || skip "$program"; done
 need_network_node "$@"
 
@@ -72,7 +72,7 @@ sends() { guest "iperf3 -c $gateway -p 7002 -u -b 0 -l 64 -n 4M"; }
 receives() {
     "$slipway" pktgen source --port gen --to "$mac" --rate 200k --count 100000
     # What is in the ring is taken.
-    guest "ping -c 1 $gateway"
+    guest "ping -c 1 -w 60 $gateway"
 }
 
 boot() {
@@ -94,12 +94,12 @@ boot() {
 }
 # Down and up under traffic, and with other MTUs and rings.
 shake() {
-    guest "for i in \$(seq $rounds); do ip link set eth0 down; ip link set eth0 up; ip route add default via $gateway 2>/dev/null; ping -c 1 -W 5 $gateway >/dev/null || exit 1; done" \
+    guest "for i in \$(seq $rounds); do ip link set eth0 down; ip link set eth0 up; ip route add default via $gateway 2>/dev/null; ping -c 1 -w 60 $gateway >/dev/null || exit 1; done" \
         >"$work/shake" & local shaking=$!
     while kill -0 $shaking 2>/dev/null; do "$slipway" pktgen source --port gen --to "$mac" --rate 50k --count 5000 >/dev/null; done
     wait $shaking || fail "$1: no answer after the interface was down: $(cat "$work/shake")"
     guest "ip link set eth0 mtu 900 && ethtool -G eth0 rx 64 tx 128" >"$work/shake" || fail "$1: MTU and rings: $(cat "$work/shake")"
-    guest "ping -c 2 -s 800 $gateway" >"$work/shake" || fail "$1: no answer with an MTU of 900: $(cat "$work/shake")"
+    guest "ping -c 2 -w 60 -s 800 $gateway" >"$work/shake" || fail "$1: no answer with an MTU of 900: $(cat "$work/shake")"
     # An interface that is down, or has such an MTU, has no IPv6.
     guest "ip link set eth0 mtu 1500 && ethtool -G eth0 rx 256 tx 256 && ip addr add $address6 dev eth0 nodad &&
         ip route add default via $gateway6" >"$work/shake" || fail "$1: an MTU of 1500: $(cat "$work/shake")"
@@ -122,12 +122,12 @@ tagged() {
 
 boot e1000-csb 1
 guest "ethtool --show-priv-flags eth0" | grep -q "csb *: on" || fail "the block is not used"
-guest "ping -c 3 $gateway" | grep -q " 0% packet loss" || fail "no answer"
+guest "ping -c 3 -w 60 $gateway" >/dev/null || fail "no answer"
 traffic "with the block"
 ok "with the block: ping, streams by IPv4 and IPv6 both ways, datagrams"
 tagged
 guest "ethtool -t eth0 offline" >"$work/selftest" && grep -q PASS "$work/selftest" || fail "the self test: $(cat "$work/selftest")"
-guest "ping -c 1 -W 5 $gateway" >/dev/null || fail "no answer after the self test"
+guest "ping -c 1 -w 60 $gateway" >/dev/null || fail "no answer after the self test"
 ok "ethtool's offline test passes: registers, EEPROM, interrupt, loopback, link"
 costs "with the block, sending" needless_tdt_per_sent=0.02 -- sends
 costs_under_load "with the block, sending" tdt_per_sent=0.02 -- sends
