@@ -8,6 +8,7 @@
 #include <linux/if_vlan.h>
 #include <linux/module.h>
 #include <linux/rtnetlink.h>
+#include <linux/tcp.h>
 
 #include "slip.h"
 
@@ -187,14 +188,17 @@ void slip_down(struct slip_nic *nic)
 	nic->runs = false;
 	netif_addr_unlock_bh(netdev);
 	netif_tx_disable(netdev);
-	netif_carrier_off(netdev);
 	slip_polling_stop(nic);
 	napi_disable(&nic->napi);
+	/* The reset clears the count. */
+	atomic64_add(slip_get(nic, REG_MPC), &nic->missed);
 	if (!slip_reset(nic)) {
 		/* No DMA from here on, whatever the device is up to. */
 		pci_clear_master(nic->pdev);
 	}
 	free_irq(nic->pdev->irq, nic);
+	/* No interrupt says otherwise any more. */
+	netif_carrier_off(netdev);
 	slip_free(nic);
 }
 
@@ -288,6 +292,18 @@ static int slip_set_features(struct net_device *netdev, netdev_features_t featur
 	return 1;	/* the features are set */
 }
 
+/* A context has 8 bits for the place of each header, and for the headers' length. */
+static netdev_features_t slip_check_features(struct sk_buff *skb, struct net_device *netdev,
+					     netdev_features_t features)
+{
+	if (skb->ip_summed == CHECKSUM_PARTIAL &&
+	    skb_checksum_start_offset(skb) + skb->csum_offset > SLIP_HEADERS_MAX)
+		features &= ~(NETIF_F_CSUM_MASK | NETIF_F_GSO_MASK);
+	if (skb_is_gso(skb) && skb_tcp_all_headers(skb) > SLIP_HEADERS_MAX)
+		features &= ~NETIF_F_GSO_MASK;
+	return vlan_features_check(skb, features);
+}
+
 static void slip_get_stats(struct net_device *netdev, struct rtnl_link_stats64 *stats)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
@@ -307,6 +323,7 @@ static const struct net_device_ops slip_ops = {
 	.ndo_change_mtu		= slip_change_mtu,
 	.ndo_fix_features	= slip_fix_features,
 	.ndo_set_features	= slip_set_features,
+	.ndo_features_check	= slip_check_features,
 	.ndo_get_stats64	= slip_get_stats,
 	.ndo_validate_addr	= eth_validate_addr,
 };

@@ -14,7 +14,9 @@
 /*
  * Fewest frames of a tick: a guest that is slow for another reason than frames goes on receiving.
  */
-#define BURST_LEAST	8
+#define BURST_LEAST	16
+/* Intervals that a tick counts for at most. */
+#define TICK_LONGEST	8
 
 static unsigned int poll_usecs = 500;
 module_param(poll_usecs, uint, 0644);
@@ -30,6 +32,22 @@ static u64 slip_poll_interval(void)
 	return max(poll_usecs, 50U) * (u64)NSEC_PER_USEC;
 }
 
+/*
+ * Begins a tick. Its frames' share is of the time since the last one, which is longer than the
+ * interval where a guest is without its processor for a while.
+ */
+static void slip_poll_begin(struct slip_polling *polling)
+{
+	u64 now = local_clock();
+	u64 passed = clamp_t(u64, now - polling->since, slip_poll_interval(),
+			     TICK_LONGEST * slip_poll_interval());
+
+	polling->share = div_u64(passed * min(poll_share, 100U), 100);
+	polling->since = now;
+	polling->left = polling->burst;
+	polling->used = 0;
+}
+
 /* A tick that comes while the poll of the last one goes on is that one's. */
 static enum hrtimer_restart slip_poll_tick(struct hrtimer *timer)
 {
@@ -37,8 +55,7 @@ static enum hrtimer_restart slip_poll_tick(struct hrtimer *timer)
 	struct slip_nic *nic = container_of(polling, struct slip_nic, polling);
 
 	if (napi_schedule_prep(&nic->napi)) {
-		polling->left = polling->burst;
-		polling->used = 0;
+		slip_poll_begin(polling);
 		__napi_schedule(&nic->napi);
 	}
 	hrtimer_forward_now(timer, ns_to_ktime(slip_poll_interval()));
@@ -53,6 +70,7 @@ void slip_polling_start(struct slip_nic *nic)
 	if (!(nic->flags & SLIP_FLAG_POLL))
 		return;
 	polling->burst = BURST_LEAST;
+	polling->since = local_clock();
 	hrtimer_init(&polling->timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	polling->timer.function = slip_poll_tick;
 	hrtimer_start(&polling->timer, ns_to_ktime(slip_poll_interval()), HRTIMER_MODE_REL);
@@ -71,12 +89,11 @@ void slip_polling_stop(struct slip_nic *nic)
 static void slip_poll_adapt(struct slip_nic *nic, bool more)
 {
 	struct slip_polling *polling = &nic->polling;
-	u64 share = div_u64(slip_poll_interval() * min(poll_share, 100U), 100);
 
-	if (polling->used > share)
+	if (polling->used > polling->share)
 		polling->burst = max_t(u32, polling->burst - polling->burst / 8, BURST_LEAST);
 	else if (more)
-		polling->burst = min_t(u32, polling->burst + BURST_LEAST, nic->rx.count);
+		polling->burst = min_t(u32, polling->burst + polling->burst / 8, nic->rx.count);
 }
 
 /* One call of NAPI: a part of a tick's frames. */

@@ -200,7 +200,7 @@ static void slip_rx_deliver(struct slip_nic *nic, u32 status)
 	napi_gro_receive(&nic->napi, skb);
 }
 
-/* Takes one descriptor that is done. Returns whether a frame was given to the stack. */
+/* Takes one descriptor that is done. Returns whether a frame has ended with it. */
 static bool slip_rx_take(struct slip_nic *nic)
 {
 	struct slip_rx *rx = &nic->rx;
@@ -229,7 +229,7 @@ static bool slip_rx_take(struct slip_nic *nic)
 	nic->netdev->stats.rx_errors++;
 	dev_kfree_skb(rx->skb);
 	rx->skb = NULL;
-	return false;
+	return true;
 }
 
 /* Takes up to @budget frames. Returns their number. */

@@ -34,6 +34,9 @@
  */
 #define SLIP_MTU_MAX	(0x3f00 - ETH_HLEN - ETH_FCS_LEN)
 
+/* The longest headers that the device changes: 8 bits in a context, and a tag beside them. */
+#define SLIP_HEADERS_MAX	240
+
 /*
  * What a driver can do beyond the documented controller; private flags of ethtool, in this order.
  */
@@ -118,7 +121,9 @@ struct slip_polling {
 	struct hrtimer timer;
 	u32 burst;	/* frames of a tick */
 	u32 left;	/* of the tick at hand */
+	u64 since;	/* when it began, in nanoseconds */
 	u64 used;	/* nanoseconds that its frames took */
+	u64 share;	/* that they should take at most */
 };
 
 struct slip_nic {

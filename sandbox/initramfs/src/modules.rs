@@ -337,6 +337,14 @@ mod tests {
     }
 
     #[test]
+    fn slipways_driver_comes_before_the_kernels() {
+        let modules = [("e1000", ""), ("e1000-slipway", ""), ("virtio_net", "")];
+        let [modules] = resolve(directory(&modules, "").path(), [NETWORK]).unwrap();
+        let names: Vec<_> = modules.into_iter().map(|module| module.name).collect();
+        assert_eq!(names, ["virtio_net", "e1000_slipway", "e1000"]);
+    }
+
+    #[test]
     fn what_is_missing_is_named() {
         let directory = directory(&[("a", "depends=b\0")], "");
         for (wanted, missing) in [("a", "b"), ("z", "z")] {

@@ -60,6 +60,25 @@ fn a_device_that_sleeps_asks_for_a_kick_and_finds_what_came_meanwhile() {
 }
 
 #[test]
+fn one_kick_is_enough_for_the_frames_that_follow_it() {
+    let (world, mut a, mut b) = pair(Setup::block(1), Setup::block(2));
+    world.settle();
+    let base = u64::from(a.driver.get(register::CSBAL).unwrap() & csb::ADDRESS);
+    a.queue(&frame(a.mac, b.mac, 60));
+    a.driver.flush().unwrap();
+    assert_ne!(a.driver.block(csb::TDH).unwrap(), Some(a.driver.sending.tail()));
+    // The device has not woken: the block still asks for a kick, and the driver knows better.
+    assert_eq!(a.driver.block(csb::NEED_TX_KICK).unwrap(), Some(1));
+    a.queue(&frame(a.mac, b.mac, 60));
+    let tail = a.driver.sending.tail();
+    a.memory.write(base + csb::TDT as u64, &tail.to_le_bytes()).unwrap();
+    world.settle();
+    assert_eq!(b.received().len(), 2);
+    assert_eq!(a.driver.block(csb::TDH).unwrap(), Some(tail));
+    assert_eq!(a.driver.block(csb::NEED_TX_KICK).unwrap(), Some(1));
+}
+
+#[test]
 fn a_driver_that_sleeps_is_interrupted() {
     let (_, mut a, mut b) = pair(Setup::block(1), Setup::block(2));
     a.send(&frame(a.mac, b.mac, 60));
