@@ -158,9 +158,16 @@ ok "the private flags choose how frames are sent, and exclude each other where t
 ok "no errors are counted, and the kernel does not complain"
 "$slipway" rm --force own >/dev/null
 
-boot e1000 2
-guest "ethtool --show-priv-flags eth0" | grep -q "csb" || fail "no private flags"
-traffic "two CPUs"
-shake "two CPUs"
+boot e1000-csb 2
+traffic "two CPUs with the block"
+shake "two CPUs with the block"
+guest "ethtool --set-priv-flags eth0 csb off lazy-tx off" && traffic "two CPUs without the block"
+shake "two CPUs without the block"
 ! guest dmesg | grep -E 'WARNING|BUG|sending has stopped' || fail "the guest's kernel complains"
-ok "an e1000 without a block, in a guest with two CPUs"
+ok "a guest with two CPUs, with the block and without: the same"
+"$slipway" rm --force own >/dev/null
+
+boot e1000 1
+traffic "an e1000 without a block"
+! guest dmesg | grep -E 'WARNING|BUG|sending has stopped' || fail "the guest's kernel complains"
+ok "an e1000 that has no block"
