@@ -114,8 +114,8 @@ void slip_csb_receive(struct slip_nic *nic, u16 tail)
 }
 
 /*
- * The first descriptor that the device has not sent. A place where none is in flight is taken for
- * no progress.
+ * Returns the first descriptor that the device has not sent. A place where none is in flight is
+ * taken for no progress.
  */
 u16 slip_csb_sent(struct slip_nic *nic)
 {

@@ -168,6 +168,8 @@ int slip_up(struct slip_nic *nic)
 
 	if (!slip_reset(nic))
 		return error;
+	/* After a reset that did not end when the interface went down, the device was without. */
+	pci_set_master(nic->pdev);
 	error = slip_tx_alloc(nic) ?: slip_rx_alloc(nic);
 	if (!error)
 		error = request_irq(nic->pdev->irq, slip_interrupt, IRQF_SHARED, nic->netdev->name,

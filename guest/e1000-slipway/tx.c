@@ -122,7 +122,7 @@ void slip_tx_start(struct slip_nic *nic)
 	slip_set(nic, REG_TCTL, TCTL_EN | TCTL_PSP | TCTL_CT | TCTL_COLD);
 }
 
-/* The place behind the last descriptor that the device has done, as far as it has reported. */
+/* Returns the place behind the last descriptor that the device has reported as done. */
 static u16 slip_tx_done(struct slip_nic *nic)
 {
 	struct slip_tx *tx = &nic->tx;
@@ -200,6 +200,7 @@ static void slip_tx_stop(struct slip_nic *nic)
 	if (slip_tx_free(tx) >= FRAME_MOST)
 		return;
 	netif_stop_queue(nic->netdev);
+	smp_mb();	/* so that slip_unmask() sees this, or the word is set behind its own store */
 	nic->stats.tx_stopped++;
 	if (!nic->csb)
 		return;
