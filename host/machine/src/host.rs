@@ -1,7 +1,11 @@
 //! A host: what its KVM offers.
 
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_msr_entry};
+use kvm_bindings::{
+    KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_msr_entry,
+};
 use kvm_ioctls::{Cap, Kvm};
+use slipway_cpuid_spec::Leaf;
+use slipway_cpuid_spec::vendor::family;
 
 use crate::{Error, Result};
 
@@ -17,7 +21,7 @@ const NAME: std::ops::RangeInclusive<u32> = 0x8000_0002..=0x8000_0004;
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     /// The leaves that KVM supports, with the name of the host's processor.
-    pub leaves: Vec<kvm_cpuid_entry2>,
+    pub leaves: Vec<Leaf>,
     /// The local APIC's timer can interrupt at a deadline of the time-stamp counter.
     pub deadline_timer: bool,
     /// The value of `IA32_ARCH_CAPABILITIES` that KVM gives a guest that has the register.
@@ -42,7 +46,7 @@ impl Host {
         let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
         let supported = supported.map_err(Error::kvm("which CPU features it supports"))?;
         let leaves = supported.as_slice().iter().map(|entry| {
-            if NAME.contains(&entry.function) { leaf(entry.function) } else { *entry }
+            if NAME.contains(&entry.function) { leaf(entry.function) } else { of_kvm(entry) }
         });
         Ok(Self {
             leaves: leaves.collect(),
@@ -54,15 +58,34 @@ impl Host {
 }
 
 /// Returns this processor's value of a leaf.
-fn leaf(function: u32) -> kvm_cpuid_entry2 {
+fn leaf(function: u32) -> Leaf {
     let std::arch::x86_64::CpuidResult { eax, ebx, ecx, edx } =
         std::arch::x86_64::__cpuid(function);
-    kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() }
+    Leaf::new(function, [eax, ebx, ecx, edx])
+}
+
+/// Returns a leaf as KVM tells it.
+fn of_kvm(entry: &kvm_cpuid_entry2) -> Leaf {
+    let kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, .. } = *entry;
+    let is_indexed = flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0;
+    Leaf { function, index, is_indexed, eax, ebx, ecx, edx }
+}
+
+/// Returns vendor, family, model and stepping of this processor (Intel SDM, volume 2, CPUID leaves
+/// 0 and 1).
+pub fn processor() -> String {
+    let vendor = leaf(0);
+    let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
+    let vendor = String::from_utf8_lossy(&vendor);
+    let signature = leaf(1).eax;
+    let (family, stepping) = (family(signature), signature & 0xf);
+    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
+    format!("{vendor} family {family} model {model} stepping {stepping}")
 }
 
 /// Returns whether QEMU's software emulation is the processor of a host with this `leaf`
 /// [`SIGNATURE`].
-fn is_emulated(leaf: &kvm_cpuid_entry2) -> bool {
+fn is_emulated(leaf: &Leaf) -> bool {
     [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).as_flattened() == b"TCGTCGTCGTCG"
 }
 
@@ -83,13 +106,7 @@ mod tests {
 
     #[test]
     fn an_emulated_processor_is_known_by_its_signature() {
-        let mut entry = kvm_cpuid_entry2 {
-            function: SIGNATURE,
-            ebx: 0x5447_4354,
-            ecx: 0x4354_4743,
-            edx: 0x4743_5447,
-            ..kvm_cpuid_entry2::default()
-        };
+        let mut entry = Leaf::new(SIGNATURE, [0, 0x5447_4354, 0x4354_4743, 0x4743_5447]);
         assert!(is_emulated(&entry));
         entry.edx = 0;
         assert!(!is_emulated(&entry));

@@ -1,13 +1,11 @@
 //! The processor of a level: the same on all hosts of a kind, but for what `speculation` leaves.
 
-use kvm_bindings::kvm_cpuid_entry2;
+use slipway_cpuid_spec::Register::{self, Eax, Ebx, Ecx, Edx};
+use slipway_cpuid_spec::features::{self, KVM, PV_EOI};
+use slipway_cpuid_spec::leaves::{amd_caches, bits, caches, intel_cache, topology};
+use slipway_cpuid_spec::{Kind, Leaf, Level, Template, Vendor, Word, speculation, xsave};
 
-use crate::features::Register::{Eax, Ebx, Ecx, Edx};
-use crate::features::{self, KVM, PV_EOI, Word};
-use crate::leaves::{amd_caches, bits, caches, indexed, intel_cache, leaf, topology};
-use crate::template::Level;
-use crate::vendor::{Kind, Vendor};
-use crate::{Error, Host, Result, Template, speculation, xsave};
+use crate::{Error, Host, Result};
 
 /// Bits of a guest-physical address with a level's template: 1 TiB, four times the largest memory
 /// of a machine. Every server processor has more.
@@ -51,7 +49,7 @@ struct Cpu<'a> {
 ///
 /// # Errors
 /// [`Error`] if the host cannot give the level.
-pub fn of_cpu(host: &Host, level: Level, cpu: u32, cpus: u32) -> Result<Vec<kvm_cpuid_entry2>> {
+pub fn of_cpu(host: &Host, level: Level, cpu: u32, cpus: u32) -> Result<Vec<Leaf>> {
     let kind = check(host, level)?;
     Ok(Cpu { host, level, kind, cpu, cpus }.leaves())
 }
@@ -88,23 +86,23 @@ impl Cpu<'_> {
     }
 
     /// Returns the bits of a word that the level has, and those that the host decides.
-    fn bits(&self, function: u32, index: u32, register: features::Register) -> u32 {
+    fn bits(&self, function: u32, index: u32, register: Register) -> u32 {
         let word = Word(function, index, register);
         let own = features::bits(word, self.level, self.vendor());
         own | speculation::bits(word, self.vendor(), &self.host.leaves)
     }
 
-    fn leaves(&self) -> Vec<kvm_cpuid_entry2> {
+    fn leaves(&self) -> Vec<Leaf> {
         let mut all = vec![self.zero(LAST, 0), self.one()];
         if self.vendor() == Vendor::Intel {
-            all.push(leaf(2, [SEE_LEAF_4, 0, 0, 0]));
+            all.push(Leaf::new(2, [SEE_LEAF_4, 0, 0, 0]));
             all.extend(caches(4, self.cpus, true));
         }
-        all.push(leaf(6, [self.bits(6, 0, Eax), 0, 0, 0]));
+        all.push(Leaf::new(6, [self.bits(6, 0, Eax), 0, 0, 0]));
         // The highest index is 2.
-        all.push(indexed(7, 0, [2, self.bits(7, 0, Ebx), 0, self.bits(7, 0, Edx)]));
-        all.push(indexed(7, 1, [0; 4]));
-        all.push(indexed(7, 2, [0, 0, 0, self.bits(7, 2, Edx)]));
+        all.push(Leaf::indexed(7, 0, [2, self.bits(7, 0, Ebx), 0, self.bits(7, 0, Edx)]));
+        all.push(Leaf::indexed(7, 1, [0; 4]));
+        all.push(Leaf::indexed(7, 2, [0, 0, 0, self.bits(7, 2, Edx)]));
         all.extend(topology(self.cpu, self.cpus));
         all.extend(xsave::leaves(self.level, self.vendor(), self.bits(0x0d, 1, Eax)));
         all.extend(self.of_kvm());
@@ -113,70 +111,70 @@ impl Cpu<'_> {
     }
 
     /// A leaf with the last leaf of a range and, in those that have it, the vendor.
-    fn zero(&self, last: u32, function: u32) -> kvm_cpuid_entry2 {
+    fn zero(&self, last: u32, function: u32) -> Leaf {
         let [ebx, ecx, edx] =
             [Ebx, Ecx, Edx].map(|register| Word(0, 0, register).of(&self.host.leaves));
-        leaf(function, [last, ebx, ecx, edx])
+        Leaf::new(function, [last, ebx, ecx, edx])
     }
 
     /// Leaf 1: signature, numbers, features. KVM keeps OSXSAVE and the bit of the local APIC.
-    fn one(&self) -> kvm_cpuid_entry2 {
+    fn one(&self) -> Leaf {
         let numbers = FLUSH_UNITS | self.cpus << 16 | self.cpu << 24;
         let ecx = self.bits(1, 0, Ecx) | TSC_DEADLINE | HYPERVISOR;
         let edx = self.bits(1, 0, Edx) | if self.cpus > 1 { HTT } else { 0 };
-        leaf(1, [self.kind.signature(self.level), numbers, ecx, edx])
+        Leaf::new(1, [self.kind.signature(self.level), numbers, ecx, edx])
     }
 
-    fn of_kvm(&self) -> [kvm_cpuid_entry2; 2] {
+    fn of_kvm(&self) -> [Leaf; 2] {
         const SIGNATURE: &[u8; 12] = b"KVMKVMKVM\0\0\0";
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| SIGNATURE[at + i]));
         let mut own = features::bits(KVM, self.level, self.vendor());
         if self.host.is_emulated {
             own &= !PV_EOI;
         }
-        let first = leaf(0x4000_0000, [LAST_KVM, word(0), word(4), word(8)]);
-        [first, leaf(LAST_KVM, [own, 0, 0, 0])]
+        let first = Leaf::new(0x4000_0000, [LAST_KVM, word(0), word(4), word(8)]);
+        [first, Leaf::new(LAST_KVM, [own, 0, 0, 0])]
     }
 
     /// The extended leaves.
-    fn extended(&self) -> Vec<kvm_cpuid_entry2> {
+    fn extended(&self) -> Vec<Leaf> {
         match self.vendor() {
             Vendor::Intel => self.extended_of_intel(),
             Vendor::Amd => self.extended_of_amd(),
         }
     }
 
-    fn extended_of_intel(&self) -> Vec<kvm_cpuid_entry2> {
+    fn extended_of_intel(&self) -> Vec<Leaf> {
         let [ecx, edx] = [Ecx, Edx].map(|register| self.bits(0x8000_0001, 0, register));
         let flaws = self.bits(LAST_INTEL, 0, Ebx);
-        let mut all = vec![leaf(0x8000_0000, [LAST_INTEL, 0, 0, 0])];
-        all.push(leaf(0x8000_0001, [0, 0, ecx, edx]));
+        let mut all = vec![Leaf::new(0x8000_0000, [LAST_INTEL, 0, 0, 0])];
+        all.push(Leaf::new(0x8000_0001, [0, 0, ecx, edx]));
         all.extend(self.name());
-        all.extend([intel_cache(), leaf(LAST_INTEL, [ADDRESSES, flaws, 0, 0])]);
+        all.extend([intel_cache(), Leaf::new(LAST_INTEL, [ADDRESSES, flaws, 0, 0])]);
         all
     }
 
-    fn extended_of_amd(&self) -> Vec<kvm_cpuid_entry2> {
+    fn extended_of_amd(&self) -> Vec<Leaf> {
         let signature = self.kind.signature(self.level);
         let several = if self.cpus > 1 { CMP_LEGACY } else { 0 };
         let ecx = self.bits(0x8000_0001, 0, Ecx) | several | TOPOLOGY_EXTENSIONS;
         let mut all = vec![self.zero(LAST_AMD, 0x8000_0000)];
-        all.push(leaf(0x8000_0001, [signature, 0, ecx, self.bits(0x8000_0001, 0, Edx)]));
+        all.push(Leaf::new(0x8000_0001, [signature, 0, ecx, self.bits(0x8000_0001, 0, Edx)]));
         all.extend(self.name());
         all.extend(amd_caches());
         // Number of CPUs less one, and bits of an APIC ID.
         let numbers = (self.cpus - 1) | bits(self.cpus) << 12;
-        all.push(leaf(0x8000_0008, [ADDRESSES, self.bits(0x8000_0008, 0, Ebx), numbers, 0]));
+        all.push(Leaf::new(0x8000_0008, [ADDRESSES, self.bits(0x8000_0008, 0, Ebx), numbers, 0]));
         all.extend(caches(0x8000_001d, self.cpus, false));
         // APIC ID; core, with one thread; node 0 of one.
-        all.push(leaf(0x8000_001e, [self.cpu, self.cpu, 0, 0]));
+        all.push(Leaf::new(0x8000_001e, [self.cpu, self.cpu, 0, 0]));
         let [eax, ecx] = [Eax, Ecx].map(|register| self.bits(LAST_AMD, 0, register));
-        all.push(leaf(LAST_AMD, [eax, 0, ecx, 0]));
+        all.push(Leaf::new(LAST_AMD, [eax, 0, ecx, 0]));
         all
     }
 
     /// The name of the processor: that of the template.
-    fn name(&self) -> [kvm_cpuid_entry2; 3] {
+    fn name(&self) -> [Leaf; 3] {
         let mut text = [0; 48];
         let name = format!("Slipway {}", self.level.as_str());
         text.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
@@ -184,7 +182,7 @@ impl Cpu<'_> {
         [0, 1, 2].map(|part| {
             let at = part * 16;
             let words = [word(at), word(at + 4), word(at + 8), word(at + 12)];
-            leaf(0x8000_0002 + part as u32, words)
+            Leaf::new(0x8000_0002 + part as u32, words)
         })
     }
 }

@@ -7,11 +7,11 @@
 //! a host whose processor QEMU emulates, KVM's paravirtual end of interrupts.
 //! Topology: one socket, a core for each CPU, no threads.
 
-use kvm_bindings::kvm_cpuid_entry2;
+use slipway_cpuid_spec::Leaf;
+use slipway_cpuid_spec::features::PV_EOI;
+use slipway_cpuid_spec::leaves::{bits, topology};
 
 use crate::Host;
-use crate::features::PV_EOI;
-use crate::leaves::{bits, topology};
 
 /// Bits of leaf 1, ECX.
 mod leaf1 {
@@ -43,7 +43,7 @@ mod amd {
 const KVM_FEATURES: u32 = 0x4000_0001;
 
 /// Returns the leaves of CPU `cpu` of `cpus`.
-pub fn of_cpu(host: &Host, cpu: u32, cpus: u32) -> Vec<kvm_cpuid_entry2> {
+pub fn of_cpu(host: &Host, cpu: u32, cpus: u32) -> Vec<Leaf> {
     // The topology leaves are written anew.
     let kept = host.leaves.iter().filter(|entry| !matches!(entry.function, 0x0b | 0x1f));
     let mut leaves: Vec<_> = kept.map(|entry| adapted(*entry, host, cpu, cpus)).collect();
@@ -53,7 +53,7 @@ pub fn of_cpu(host: &Host, cpu: u32, cpus: u32) -> Vec<kvm_cpuid_entry2> {
     leaves
 }
 
-fn adapted(mut entry: kvm_cpuid_entry2, host: &Host, cpu: u32, cpus: u32) -> kvm_cpuid_entry2 {
+fn adapted(mut entry: Leaf, host: &Host, cpu: u32, cpus: u32) -> Leaf {
     match entry.function {
         1 => {
             // EBX: APIC ID in bits 31:24, logical processors in bits 23:16.
@@ -109,15 +109,14 @@ fn set(bits: &mut u32, bit: u32, on: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leaves::leaf;
 
     #[test]
     fn a_cpu_has_its_number_and_no_hidden_feature() {
         let leaves = vec![
-            leaf(0, [0; 4]),
-            leaf(1, [0, 0xff02_1234, u32::MAX, 0]),
-            leaf(6, [u32::MAX, 1, 1, 1]),
-            leaf(0x0b, [0, 9, 9, 0]),
+            Leaf::new(0, [0; 4]),
+            Leaf::new(1, [0, 0xff02_1234, u32::MAX, 0]),
+            Leaf::new(6, [u32::MAX, 1, 1, 1]),
+            Leaf::new(0x0b, [0, 9, 9, 0]),
         ];
         let guest = of_cpu(&Host { leaves, ..Host::default() }, 2, 3);
         let find = |function, index| {
@@ -128,7 +127,7 @@ mod tests {
         assert_eq!(one.ebx, 0x0203_1234);
         assert_eq!(one.ecx & (leaf1::VMX | leaf1::TSC_DEADLINE), 0);
         assert_ne!(one.ecx & leaf1::HYPERVISOR, 0);
-        assert_eq!(find(6, 0), leaf(6, [ALWAYS_RUNNING_TIMER, 0, 0, 0]));
+        assert_eq!(find(6, 0), Leaf::new(6, [ALWAYS_RUNNING_TIMER, 0, 0, 0]));
         let cores = find(0x0b, 1);
         assert_eq!((cores.eax, cores.ebx, cores.edx), (2, 3, 2));
         assert_eq!(guest.iter().filter(|entry| entry.function == 0x0b).count(), 3);

@@ -2,8 +2,7 @@
 //! and never a feature that their host's KVM does not offer.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
-use kvm_bindings::kvm_cpuid_entry2;
-use slipway_machine::{Error, Host, Level, Template, speculation};
+use slipway_machine::{Error, Host, Leaf, Level, Template, speculation};
 
 const EPYC: &str = include_str!("hosts/epyc.txt");
 const ROME: &str = include_str!("hosts/epyc-rome.txt");
@@ -33,13 +32,13 @@ fn host(text: &str) -> Host {
     let leaves = lines.map(|line| {
         let words = line.split(' ').map(|word| u32::from_str_radix(word, 16).unwrap());
         let [function, index, eax, ebx, ecx, edx] = words.collect::<Vec<_>>().try_into().unwrap();
-        kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, ..kvm_cpuid_entry2::default() }
+        Leaf { index, ..Leaf::new(function, [eax, ebx, ecx, edx]) }
     });
     Host { leaves: leaves.collect(), deadline_timer: true, ..Host::default() }
 }
 
-fn guest(host: &Host, template: Template) -> Vec<kvm_cpuid_entry2> {
-    host.features(template, 1, 4).unwrap().as_slice().to_vec()
+fn guest(host: &Host, template: Template) -> Vec<Leaf> {
+    host.cpu(template, 1, 4).unwrap()
 }
 
 /// The words of feature bits, and the bits in them that describe the machine: several CPUs, the
@@ -71,21 +70,18 @@ const OF_HOST: [(u32, u32, usize, u32); 5] = [
     (0x8000_0021, 0, 2, 6),
 ];
 
-fn place(
-    leaves: &mut [kvm_cpuid_entry2],
-    (function, index, at): (u32, u32, usize),
-) -> Option<&mut u32> {
+fn place(leaves: &mut [Leaf], (function, index, at): (u32, u32, usize)) -> Option<&mut u32> {
     let mut all = leaves.iter_mut();
     let leaf = all.find(|leaf| (leaf.function, leaf.index) == (function, index))?;
     Some([&mut leaf.eax, &mut leaf.ebx, &mut leaf.ecx, &mut leaf.edx].into_iter().nth(at).unwrap())
 }
 
-fn word(leaves: &[kvm_cpuid_entry2], at: (u32, u32, usize)) -> u32 {
+fn word(leaves: &[Leaf], at: (u32, u32, usize)) -> u32 {
     place(&mut leaves.to_vec(), at).map_or(0, |word| *word)
 }
 
 /// Returns the leaves without what the host decides.
-fn without_flaws(mut leaves: Vec<kvm_cpuid_entry2>) -> Vec<kvm_cpuid_entry2> {
+fn without_flaws(mut leaves: Vec<Leaf>) -> Vec<Leaf> {
     for (function, index, at, mask) in OF_HOST {
         if let Some(word) = place(&mut leaves, (function, index, at)) {
             *word &= !mask;
@@ -230,13 +226,13 @@ fn flaws_are_the_hosts_own() {
 fn intels_register_of_flaws_is_the_hosts_and_amd_has_none() {
     for (text, value) in [(SAPPHIRE_RAPIDS, 0x0d0f), (GENOA, 0)] {
         let host = Host { arch_capabilities: 0x0d0f, ..host(text) };
-        let features = host.features(V3, 0, 1).unwrap();
+        let features = host.cpu(V3, 0, 1).unwrap();
         assert_eq!(host.arch_capabilities(&features), value);
-        let whole = host.features(Template::Host, 0, 1).unwrap();
+        let whole = host.cpu(Template::Host, 0, 1).unwrap();
         assert_eq!(host.arch_capabilities(&whole), 0x0d0f);
     }
     let text = |host: &Host| {
-        let features = host.features(V3, 0, 1).unwrap();
+        let features = host.cpu(V3, 0, 1).unwrap();
         speculation(&features, host.arch_capabilities(&features))
     };
     let [one, mut other] = [SAPPHIRE_RAPIDS; 2].map(host);
@@ -258,11 +254,10 @@ fn an_emulated_host_has_no_end_of_interrupts_in_memory() {
 fn each_cpu_has_its_number() {
     for text in [EPYC, BROADWELL] {
         for cpu in 0..4 {
-            let leaves = host(text).features(V2, cpu, 4).unwrap();
-            let leaves = leaves.as_slice();
-            assert_eq!(word(leaves, (1, 0, 1)), 0x0004_0800 | cpu << 24);
-            assert_eq!(word(leaves, (0x0b, 0, 3)), cpu);
-            assert_eq!(word(leaves, (0x0b, 1, 1)), 4);
+            let leaves = host(text).cpu(V2, cpu, 4).unwrap();
+            assert_eq!(word(&leaves, (1, 0, 1)), 0x0004_0800 | cpu << 24);
+            assert_eq!(word(&leaves, (0x0b, 0, 3)), cpu);
+            assert_eq!(word(&leaves, (0x0b, 1, 1)), 4);
         }
     }
     let zen = guest(&host(EPYC), V2);

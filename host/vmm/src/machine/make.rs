@@ -141,9 +141,9 @@ impl Offer {
 
     /// Returns what CPU 0 is shown.
     pub fn shown(&self) -> Result<Shown> {
-        let features = self.to_cpu(0)?;
-        let flaws = self.host.arch_capabilities(&features);
-        Ok(Shown::new(self.template, &features, flaws))
+        let leaves = self.host.cpu(self.template, 0, self.max_cpus)?;
+        let flaws = self.host.arch_capabilities(&leaves);
+        Ok(Shown::new(self.template, &leaves, flaws))
     }
 }
 

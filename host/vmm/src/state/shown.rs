@@ -1,10 +1,9 @@
 //! The CPUs that a guest sees, as far as a machine that goes on from a saved state must show it the
 //! same.
 
-use kvm_bindings::CpuId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use slipway_machine::{Template, processor, speculation};
+use slipway_machine::{Leaf, Template, processor, speculation};
 
 use super::differs;
 use crate::Result;
@@ -27,14 +26,14 @@ pub struct Shown {
 impl Shown {
     /// Returns what CPUs are shown that have these features, and this value of
     /// `IA32_ARCH_CAPABILITIES`.
-    pub fn new(template: Template, features: &CpuId, arch_capabilities: u64) -> Self {
+    pub fn new(template: Template, leaves: &[Leaf], arch_capabilities: u64) -> Self {
         let processor = match template {
             Template::Host => processor(),
             Template::Level(level) => level.as_str().to_owned(),
         };
-        let speculation = speculation(features, arch_capabilities);
+        let speculation = speculation(leaves, arch_capabilities);
         let template = template.to_string();
-        Self { template, processor, speculation, features: digest(features) }
+        Self { template, processor, speculation, features: digest(leaves) }
     }
 
     /// Checks that these CPUs can go on from those that were saved.
@@ -50,11 +49,11 @@ impl Shown {
     }
 }
 
-fn digest(features: &CpuId) -> String {
+fn digest(leaves: &[Leaf]) -> String {
     let mut sum = Sha256::new();
-    for entry in features.as_slice() {
-        let words = [entry.function, entry.index, entry.flags];
-        let values = [entry.eax, entry.ebx, entry.ecx, entry.edx];
+    for leaf in leaves {
+        let words = [leaf.function, leaf.index, leaf.is_indexed.into()];
+        let values = [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx];
         words.iter().chain(&values).for_each(|word| sum.update(word.to_le_bytes()));
     }
     hex::encode(sum.finalize())
@@ -67,8 +66,7 @@ mod tests {
     use super::*;
 
     fn shown(template: Template, leaf: u32) -> Shown {
-        let entry = kvm_bindings::kvm_cpuid_entry2 { eax: leaf, ..Default::default() };
-        Shown::new(template, &CpuId::from_entries(&[entry]).unwrap(), 0)
+        Shown::new(template, &[Leaf { eax: leaf, ..Leaf::default() }], 0)
     }
 
     #[test]

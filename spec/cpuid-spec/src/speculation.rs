@@ -11,11 +11,12 @@
 //! AMD's processors have no `IA32_ARCH_CAPABILITIES`. Kernels before 6.16 offer one that says that
 //! they lack Intel's flaws, which guests know by the vendor; no template has it.
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
 
-use crate::features::Register::{Eax, Ebx, Ecx, Edx};
-use crate::features::Word;
-use crate::vendor::Vendor;
+use crate::Register::{Eax, Ebx, Ecx, Edx};
+use crate::{Leaf, Vendor, Word};
 
 /// The bit of the register `IA32_ARCH_CAPABILITIES`.
 pub const ARCH_CAPABILITIES_BIT: (Word, u32) = (LEAF_7, 1 << 29);
@@ -39,7 +40,7 @@ const WORDS: [(Word, u32); 5] = [
 ];
 
 /// Returns the bits of a word that a guest has since the host has them. 0 if the word has none.
-pub fn bits(word: Word, vendor: Vendor, host: &[kvm_cpuid_entry2]) -> u32 {
+pub fn bits(word: Word, vendor: Vendor, host: &[Leaf]) -> u32 {
     let known = WORDS.iter().find(|(other, _)| *other == word);
     let mut mask = known.map_or(0, |(_, mask)| *mask);
     if vendor == Vendor::Intel && word == ARCH_CAPABILITIES_BIT.0 {
@@ -48,10 +49,10 @@ pub fn bits(word: Word, vendor: Vendor, host: &[kvm_cpuid_entry2]) -> u32 {
     word.of(host) & mask
 }
 
-/// Returns what a guest with these `features` is told about speculative execution, as text:
+/// Returns what a guest with these `leaves` is told about speculative execution, as text:
 /// hexadecimal words, and the value of `IA32_ARCH_CAPABILITIES`, 0 without such a register.
-pub fn speculation(features: &CpuId, arch_capabilities: u64) -> String {
-    let word = |(word, mask): &(Word, u32)| word.of(features.as_slice()) & mask;
+pub fn speculation(leaves: &[Leaf], arch_capabilities: u64) -> String {
+    let word = |(word, mask): &(Word, u32)| word.of(leaves) & mask;
     let words = WORDS.iter().map(|known| format!("{:x}", word(known)));
     let all = words.chain([format!("{arch_capabilities:x}")]);
     all.collect::<Vec<_>>().join(":")

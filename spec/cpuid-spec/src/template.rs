@@ -1,7 +1,9 @@
 //! The names of CPU templates.
 
-use std::fmt;
-use std::str::FromStr;
+use alloc::format;
+use alloc::string::String;
+use core::fmt;
+use core::str::FromStr;
 
 /// The processor that a guest sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +72,8 @@ impl FromStr for Template {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     #[test]

@@ -5,13 +5,14 @@
 //! bound registers were, AMD does not. So they are fixed for each vendor, and a host whose
 //! processor has others cannot give the level.
 
-use kvm_bindings::kvm_cpuid_entry2;
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
 
-use crate::features::Register::{Eax, Ebx};
-use crate::features::Word;
-use crate::leaves::indexed;
-use crate::template::Level;
-use crate::vendor::Vendor;
+use crate::Register::{Eax, Ebx};
+use crate::{Leaf, Level, Vendor, Word};
 
 const LEAF: u32 = 0x0d;
 /// Bytes of the legacy region and the header, with x87 and SSE.
@@ -49,26 +50,26 @@ fn components(level: Level) -> impl Iterator<Item = &'static Component> {
 
 /// Returns the leaf of a level, whose XSAVE has the `instructions` (index 1, EAX). KVM keeps the
 /// size of what a CPU has switched on (EBX).
-pub fn leaves(level: Level, vendor: Vendor, instructions: u32) -> Vec<kvm_cpuid_entry2> {
+pub fn leaves(level: Level, vendor: Vendor, instructions: u32) -> Vec<Leaf> {
     if level < Level::V3 {
-        return vec![indexed(LEAF, 0, [0; 4]), indexed(LEAF, 1, [0; 4])];
+        return vec![Leaf::indexed(LEAF, 0, [0; 4]), Leaf::indexed(LEAF, 1, [0; 4])];
     }
     let all = components(level).fold(BASE_COMPONENTS, |all, component| all | 1 << component.number);
     let end = components(level).map(|component| component.offset(vendor) + component.bytes);
     let end = end.max().unwrap_or(BASE_BYTES);
     let mut leaves = vec![
-        indexed(LEAF, 0, [all, BASE_BYTES, end, 0]),
-        indexed(LEAF, 1, [instructions, BASE_BYTES, 0, 0]),
+        Leaf::indexed(LEAF, 0, [all, BASE_BYTES, end, 0]),
+        Leaf::indexed(LEAF, 1, [instructions, BASE_BYTES, 0, 0]),
     ];
     leaves.extend(components(level).map(|component| {
         let words = [component.bytes, component.offset(vendor), 0, 0];
-        indexed(LEAF, component.number, words)
+        Leaf::indexed(LEAF, component.number, words)
     }));
     leaves
 }
 
 /// Returns the first component of a level that a host lacks, or has elsewhere.
-pub fn differs(host: &[kvm_cpuid_entry2], level: Level, vendor: Vendor) -> Option<String> {
+pub fn differs(host: &[Leaf], level: Level, vendor: Vendor) -> Option<String> {
     let there = Word(LEAF, 0, Eax).of(host);
     if level >= Level::V3 && there & BASE_COMPONENTS != BASE_COMPONENTS {
         return Some("its KVM does not save components 0 and 1 of the CPU's state".to_owned());

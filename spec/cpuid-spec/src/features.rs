@@ -18,39 +18,10 @@
 //!   tables, on Intel;
 //! - virtual-8086 extensions and other features for which QEMU's emulation of a server has no code.
 
-use kvm_bindings::kvm_cpuid_entry2;
+use alloc::vec::Vec;
 
-use crate::template::Level;
-use crate::vendor::Vendor;
-
-/// A register of a leaf's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Register {
-    Eax,
-    Ebx,
-    Ecx,
-    Edx,
-}
-use Register::{Eax, Ebx, Ecx, Edx};
-
-/// A word of feature bits: leaf, index, register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word(pub u32, pub u32, pub Register);
-
-impl Word {
-    /// Returns the value of the word among `entries`; 0 if the leaf is not there.
-    pub fn of(self, entries: &[kvm_cpuid_entry2]) -> u32 {
-        let Self(function, index, register) = self;
-        let mut all = entries.iter();
-        let entry = all.find(|entry| entry.function == function && entry.index == index);
-        entry.map_or(0, |entry| match register {
-            Eax => entry.eax,
-            Ebx => entry.ebx,
-            Ecx => entry.ecx,
-            Edx => entry.edx,
-        })
-    }
-}
+use crate::Register::{Eax, Ebx, Ecx, Edx};
+use crate::{Leaf, Level, Vendor, Word};
 
 /// The level from which on the processors of each vendor have a feature.
 #[derive(Clone, Copy)]
@@ -231,12 +202,7 @@ pub fn bits(word: Word, level: Level, vendor: Vendor) -> u32 {
 
 /// Returns the names of features that a processor of `level` has and `offered` lacks. Those of
 /// `optional` in [`KVM`] may be missing.
-pub fn missing(
-    offered: &[kvm_cpuid_entry2],
-    level: Level,
-    vendor: Vendor,
-    optional: u32,
-) -> Vec<&'static str> {
+pub fn missing(offered: &[Leaf], level: Level, vendor: Vendor, optional: u32) -> Vec<&'static str> {
     let mut names = Vec::new();
     for (word, features) in TABLE {
         let there = word.of(offered) | if word == KVM { optional } else { 0 };

@@ -3,32 +3,23 @@
 //! level for all of them; lines of 64 bytes. Programs size their buffers by them. Topology: one
 //! package, a core for each CPU, no threads.
 
-use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+use alloc::vec::Vec;
+
+use crate::Leaf;
 
 /// Values of a topology level's type (Intel SDM, volume 2, CPUID leaf 0x0b).
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
-
-/// Makes a leaf without indices, from EAX, EBX, ECX and EDX.
-pub fn leaf(function: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_entry2 {
-    kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() }
-}
-
-/// Makes a leaf of one index.
-pub fn indexed(function: u32, index: u32, words: [u32; 4]) -> kvm_cpuid_entry2 {
-    let flags = KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
-    kvm_cpuid_entry2 { index, flags, ..leaf(function, words) }
-}
 
 /// Returns the number of bits that the numbers of `cpus` CPUs need.
 pub fn bits(cpus: u32) -> u32 {
     cpus.next_power_of_two().trailing_zeros()
 }
 
-/// Leaf 0x0b: one thread in a core, all cores in one package.
-pub fn topology(cpu: u32, cpus: u32) -> [kvm_cpuid_entry2; 3] {
+/// Returns leaf 0x0b of CPU `cpu` of `cpus`: one thread in a core, all cores in one package.
+pub fn topology(cpu: u32, cpus: u32) -> [Leaf; 3] {
     let level = |index: u32, shift, count, kind| {
-        indexed(0x0b, index, [shift, count, index | kind << 8, cpu])
+        Leaf::indexed(0x0b, index, [shift, count, index | kind << 8, cpu])
     };
     [level(0, 0, 1, LEVEL_THREAD), level(1, bits(cpus), cpus, LEVEL_CORE), level(2, 0, 0, 0)]
 }
@@ -53,9 +44,9 @@ const SHARED: u32 = 3;
 /// Bytes of a cache line.
 const LINE: u32 = 64;
 
-/// The caches, one for each index, in the format of Intel's leaf 4, which is that of AMD's leaf
+/// Returns the caches, one for each index, in the format of Intel's leaf 4, which is that of AMD's leaf
 /// 0x8000_001d but for the number of cores (bits 31:26 of EAX, which AMD reserves).
-pub fn caches(function: u32, cpus: u32, cores: bool) -> Vec<kvm_cpuid_entry2> {
+pub fn caches(function: u32, cpus: u32, cores: bool) -> Vec<Leaf> {
     /// Needs no initialisation by software.
     const SELF_INITIALISING: u32 = 1 << 8;
     let cores = if cores { (1 << bits(cpus)) - 1 } else { 0 };
@@ -65,16 +56,20 @@ pub fn caches(function: u32, cpus: u32, cores: bool) -> Vec<kvm_cpuid_entry2> {
             let sharing = if cache.level == SHARED { cpus - 1 } else { 0 };
             let kind = cache.kind | cache.level << 5 | SELF_INITIALISING;
             let shape = (cache.ways - 1) << 22 | (LINE - 1);
-            indexed(function, index, [kind | sharing << 14 | cores << 26, shape, cache.sets - 1, 0])
+            Leaf::indexed(
+                function,
+                index,
+                [kind | sharing << 14 | cores << 26, shape, cache.sets - 1, 0],
+            )
         })
         .collect();
-    all.push(indexed(function, CACHES.len() as u32, [0; 4]));
+    all.push(Leaf::indexed(function, CACHES.len() as u32, [0; 4]));
     all
 }
 
 /// AMD's leaves of caches and translation buffers (AMD64 APM, volume 3, appendix E.4.4), with the
 /// caches of [`caches`].
-pub fn amd_caches() -> [kvm_cpuid_entry2; 2] {
+pub fn amd_caches() -> [Leaf; 2] {
     /// 64 entries, fully associative, for small pages and for large ones.
     const FIRST_BUFFERS: u32 = 0xff40_ff40;
     /// 32 KiB, eight ways, one line of 64 bytes for each tag.
@@ -86,14 +81,14 @@ pub fn amd_caches() -> [kvm_cpuid_entry2; 2] {
     /// 16 MiB, in units of 512 KiB; sixteen ways (8).
     const THIRD: u32 = 32 << 18 | 8 << 12 | 1 << 8 | LINE;
     [
-        leaf(0x8000_0005, [FIRST_BUFFERS, FIRST_BUFFERS, FIRST, FIRST]),
-        leaf(0x8000_0006, [SECOND_BUFFERS, SECOND_BUFFERS, SECOND, THIRD]),
+        Leaf::new(0x8000_0005, [FIRST_BUFFERS, FIRST_BUFFERS, FIRST, FIRST]),
+        Leaf::new(0x8000_0006, [SECOND_BUFFERS, SECOND_BUFFERS, SECOND, THIRD]),
     ]
 }
 
 /// Intel's leaf of the second-level cache.
-pub fn intel_cache() -> kvm_cpuid_entry2 {
-    leaf(0x8000_0006, [0, 0, 512 << 16 | 6 << 12 | LINE, 0])
+pub fn intel_cache() -> Leaf {
+    Leaf::new(0x8000_0006, [0, 0, 512 << 16 | 6 << 12 | LINE, 0])
 }
 
 #[cfg(test)]
@@ -102,9 +97,8 @@ mod tests {
 
     #[test]
     fn the_caches_have_the_same_sizes_in_every_format() {
-        let size = |entry: &kvm_cpuid_entry2| {
-            ((entry.ebx >> 22) + 1) * ((entry.ebx & 0xfff) + 1) * (entry.ecx + 1)
-        };
+        let size =
+            |entry: &Leaf| ((entry.ebx >> 22) + 1) * ((entry.ebx & 0xfff) + 1) * (entry.ecx + 1);
         let four = caches(4, 6, true);
         let sizes: Vec<_> = four[..4].iter().map(size).collect();
         assert_eq!(sizes, [32 << 10, 32 << 10, 512 << 10, 16 << 20]);

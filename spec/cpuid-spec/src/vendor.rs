@@ -13,20 +13,24 @@
 //!   without threads as safe from SRSO. They show family 0x19. Family 0x17: Zen 1, whose leak of
 //!   divisions a Zen 2 lacks.
 
-use kvm_bindings::kvm_cpuid_entry2;
+use alloc::format;
+use alloc::string::String;
 
-use crate::template::Level;
+use crate::{Leaf, Level};
 
 /// A vendor of processors for which there are templates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
+    /// Intel.
     Intel,
+    /// AMD.
     Amd,
 }
 
 /// The kind of a host's processor: what a template's guests see is the same on all hosts of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
+    /// The vendor.
     pub vendor: Vendor,
     /// Value of leaf 1, EAX, that the guest sees.
     signature: [u32; 2],
@@ -47,7 +51,7 @@ impl Kind {
     ///
     /// # Errors
     /// The reason for which there is no template for it, as a clause.
-    pub fn of(zero: &kvm_cpuid_entry2, one: &kvm_cpuid_entry2) -> Result<Self, String> {
+    pub fn of(zero: &Leaf, one: &Leaf) -> Result<Self, String> {
         let name = [zero.ebx, zero.edx, zero.ecx].map(u32::to_le_bytes);
         let family = family(one.eax);
         match (name.as_flattened(), family) {
@@ -72,20 +76,8 @@ impl Kind {
     }
 }
 
-/// Returns vendor, family, model and stepping of this processor (Intel SDM, volume 2, CPUID leaves
-/// 0 and 1).
-pub fn processor() -> String {
-    let vendor = std::arch::x86_64::__cpuid(0);
-    let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
-    let vendor = String::from_utf8_lossy(&vendor);
-    let signature = std::arch::x86_64::__cpuid(1).eax;
-    let (family, stepping) = (family(signature), signature & 0xf);
-    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
-    format!("{vendor} family {family} model {model} stepping {stepping}")
-}
-
 /// Returns the family of a processor with this value of leaf 1, EAX.
-fn family(signature: u32) -> u32 {
+pub fn family(signature: u32) -> u32 {
     let base = signature >> 8 & 0xf;
     if base == 0xf { base + (signature >> 20 & 0xff) } else { base }
 }
@@ -96,13 +88,8 @@ mod tests {
 
     fn of(name: &[u8; 12], signature: u32) -> Result<Kind, String> {
         let word = |at: usize| u32::from_le_bytes(name[at..at + 4].try_into().unwrap());
-        let zero = kvm_cpuid_entry2 {
-            ebx: word(0),
-            edx: word(4),
-            ecx: word(8),
-            ..kvm_cpuid_entry2::default()
-        };
-        let one = kvm_cpuid_entry2 { eax: signature, ..kvm_cpuid_entry2::default() };
+        let zero = Leaf { ebx: word(0), edx: word(4), ecx: word(8), ..Leaf::default() };
+        let one = Leaf { eax: signature, ..Leaf::default() };
         Kind::of(&zero, &one)
     }
 
