@@ -5,9 +5,10 @@ use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_numa::NumaNode;
-use slipway_peer::Bin;
+use slipway_peer::{Bin, Foreign};
+use slipway_pool_spec::{Answer, Range, Request, SERVED, Traits, faults};
 
-use crate::message::{self, Given, Range, Request, WireError, failed};
+use crate::message::{WireError, receive, receive_any, send};
 use crate::userfault::Userfault;
 
 /// Memory of the pool that was given to a launcher. The pool takes it back when the VMM that it is
@@ -30,15 +31,28 @@ impl Lease {
     /// # Errors
     /// [`WireError`]; [`WireError::Refused`] has the pool's reason.
     pub fn ask(path: &Path, request: Request) -> Result<Self, WireError> {
-        let failed = failed("connecting to the pool of memory");
+        let failed = WireError::io("connecting to the pool of memory");
         let address = SocketAddrUnix::new(path).map_err(&failed)?;
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let connection = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
         let connection = connection.map_err(&failed)?;
         rustix::net::connect(&connection, &address).map_err(&failed)?;
-        message::ask(connection.as_fd(), request)?;
-        let Given { file, home, .. } = message::given(connection.as_fd(), &Bin::new())?;
+        send(connection.as_fd(), &request.encode(), &[])?;
+        let (file, Traits { home, .. }) = given(&connection)?;
         Ok(Self { file, connection, home })
+    }
+}
+
+/// Receives the answer to a request.
+fn given(connection: &OwnedFd) -> Result<(OwnedFd, Traits), WireError> {
+    let (message, files) = receive_any(connection.as_fd(), &Bin::new())?;
+    let files: Vec<OwnedFd> = files.into_iter().map(Foreign::into_owned).collect();
+    match (Answer::decode(&message), <[OwnedFd; 1]>::try_from(files)) {
+        (Some(Answer::Given(traits)), Ok([file])) => Ok((file, traits)),
+        (Some(Answer::Refused(text)), Err(none)) if none.is_empty() => {
+            Err(WireError::Refused(String::from_utf8_lossy(text).into_owned()))
+        }
+        _ => Err(WireError::Malformed),
     }
 }
 
@@ -46,7 +60,8 @@ impl Lease {
 #[derive(Debug)]
 pub struct HandOver {
     connection: OwnedFd,
-    token: Given<OwnedFd>,
+    token: OwnedFd,
+    traits: Traits,
     faults: Userfault,
 }
 
@@ -56,9 +71,12 @@ impl HandOver {
     /// # Errors
     /// [`WireError`].
     pub fn begin(connection: OwnedFd) -> Result<Self, WireError> {
-        let (token, device) = message::token(connection.as_fd(), &Bin::new())?;
-        let faults = Userfault::new(device.as_fd()).map_err(failed("making a userfaultfd"))?;
-        Ok(Self { connection, token, faults })
+        let (message, files) = receive(connection.as_fd(), &Bin::new())?;
+        let traits = Traits::decode_token(&message).ok_or(WireError::Malformed)?;
+        let [token, device] = files.map(Foreign::into_owned);
+        let faults = Userfault::new(device.as_fd());
+        let faults = faults.map_err(WireError::io("making a userfaultfd"))?;
+        Ok(Self { connection, token, traits, faults })
     }
 
     /// Hands the faults of `ranges` over: mappings of the file that nobody has touched. From its
@@ -70,15 +88,62 @@ impl HandOver {
     /// [`WireError`]; the mappings must not be used then.
     pub fn finish(self, ranges: &[Range]) -> Result<(OwnedFd, OwnedFd), WireError> {
         for range in ranges {
-            if let Some(home) = self.token.home {
+            if let Some(home) = self.traits.home {
                 // A process that may not use that node's memory has its pages farther away.
                 let _ = slipway_numa::prefer(range.address, range.len, home);
             }
-            let registered = self.faults.register(range.address, range.len, self.token.fork);
-            registered.map_err(failed("registering the guest's memory for faults"))?;
+            let registered = self.faults.register(range.address, range.len, self.traits.fork);
+            registered.map_err(WireError::io("registering the guest's memory for faults"))?;
         }
-        message::send_faults(self.connection.as_fd(), self.faults.as_fd(), ranges)?;
-        message::served(self.connection.as_fd(), &Bin::new())?;
-        Ok((self.connection, self.token.file))
+        send(self.connection.as_fd(), &faults::encode(ranges), &[self.faults.as_fd()])?;
+        let (message, []) = receive(self.connection.as_fd(), &Bin::new())?;
+        if message != SERVED {
+            return Err(WireError::Malformed);
+        }
+        Ok((self.connection, self.token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::socketpair;
+    use slipway_pool_spec::TOKEN;
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        socketpair(AddressFamily::UNIX, kind, flags, None).unwrap()
+    }
+
+    #[test]
+    fn answers_without_their_file_or_with_others_are_refused() {
+        let (here, there) = pair();
+        let file = there.as_fd();
+        let traits = Traits { home: None, fork: false };
+        send(file, &Answer::Given(traits).encode(), &[file]).unwrap();
+        assert_eq!(given(&here).unwrap().1, traits);
+        send(file, &Answer::Refused(b"empty").encode(), &[]).unwrap();
+        assert!(matches!(given(&here), Err(WireError::Refused(text)) if text == "empty"));
+        for (answer, files) in [
+            (Answer::Given(traits), &[][..]),
+            (Answer::Given(traits), &[file, file]),
+            (Answer::Refused(b"empty"), &[file]),
+        ] {
+            send(file, &answer.encode(), files).unwrap();
+            let refused = given(&here);
+            assert!(matches!(refused, Err(WireError::Malformed)), "{answer:?}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_without_their_files_or_of_another_form_are_refused() {
+        for (message, files) in [(&[TOKEN, 0, 0, 0][..], 1), (&[TOKEN, 0, 4, 0], 2), (&[TOKEN], 2)]
+        {
+            let (here, there) = pair();
+            send(there.as_fd(), message, &vec![there.as_fd(); files]).unwrap();
+            let refused = HandOver::begin(here);
+            assert!(matches!(refused, Err(WireError::Malformed)), "{message:?}: {refused:?}");
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The protocol by which a sandbox gets memory of a pool of recycled pages, for all three parties.
+//! The protocol by which a sandbox gets memory of a pool of recycled pages, for the launcher and
+//! the VMM. Its messages are `slipway-pool-spec`'s.
 //!
 //! 1. The launcher connects to the pool's socket and asks for memory ([`Lease::ask`]), of a NUMA
 //!    node, or as a copy of a template ([`TemplateName`]), if it likes. It gets the file of the
@@ -24,13 +25,9 @@
 
 mod lease;
 mod message;
-mod template;
 mod userfault;
 
 pub use lease::{HandOver, Lease};
-pub use message::{
-    Given, Page, Range, Request, WireError, accept, answer, confirm, receive_faults, send_token,
-};
+pub use message::{WireError, receive, send};
 pub use slipway_numa::NumaNode;
-pub use template::TemplateName;
-pub use userfault::{Continued, Userfault};
+pub use slipway_pool_spec::{Page, Range, Request, TemplateName};

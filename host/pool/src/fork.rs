@@ -12,10 +12,11 @@
 use std::ops::Range as Bytes;
 use std::time::Duration;
 
-use slipway_pool_wire::{Range, Userfault};
+use slipway_pool_spec::Range;
 use slipway_ram::{LateMemory, NotYet, Template};
 
 use crate::settle::{map, settle};
+use crate::userfault::Userfault;
 
 /// A page in bytes.
 const PAGE: u64 = Template::GRANULE as u64;

@@ -9,7 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use slipway_peer::{Bin, Foreign};
-use slipway_pool_wire::{Continued, Given, Range, Request, Userfault, WireError};
+use slipway_pool_spec::{Answer, Range, Request, SERVED, Traits, faults};
+use slipway_pool_wire::{WireError, receive, send};
 use slipway_ram::{GRANULE, LateMemory};
 use slipway_reactor::Bell;
 
@@ -18,6 +19,7 @@ use crate::make::{at_home, page_size};
 use crate::settle::{map, settle, settle_all};
 use crate::shared::Shared;
 use crate::shelf::{Left, Place};
+use crate::userfault::{Continued, Userfault};
 
 /// The most bytes that are mapped for one fault.
 const BATCH: u64 = 2 << 20;
@@ -42,6 +44,12 @@ pub(crate) struct Lease {
     place: Option<Place>,
 }
 
+/// Receives a launcher's request.
+fn accept(connection: &OwnedFd, bin: &Bin) -> Result<Request, WireError> {
+    let (message, []) = receive(connection.as_fd(), bin)?;
+    Request::decode(&message).ok_or(WireError::Malformed)
+}
+
 /// The result of a poll.
 struct Ready {
     faults: bool,
@@ -55,37 +63,37 @@ impl Lease {
     /// mapped it.
     pub(crate) fn give(shared: &Arc<Shared>, connection: OwnedFd) -> Result<Self, WireError> {
         let bin = Bin::new();
-        let failed = |what| move |source: std::io::Error| WireError::Io { what, source };
         let timeout = set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE));
-        timeout.map_err(|errno| failed("setting a deadline")(errno.into()))?;
-        let request = slipway_pool_wire::accept(connection.as_fd(), &bin)?;
+        timeout.map_err(WireError::io("setting a deadline"))?;
+        let request = accept(&connection, &bin)?;
         let timeout = set_socket_timeout(&connection, Timeout::Recv, None);
-        timeout.map_err(|errno| failed("setting a deadline")(errno.into()))?;
+        timeout.map_err(WireError::io("setting a deadline"))?;
         let (memory, place) = match Self::choose(shared, request) {
             Ok(chosen) => chosen,
             Err(text) => {
-                slipway_pool_wire::answer(connection.as_fd(), Err(&text))?;
+                send(connection.as_fd(), &Answer::Refused(text.as_bytes()).encode(), &[])?;
                 return Err(WireError::Refused(text));
             }
         };
         // Before anybody else has the file: a device that is given it must know what it is.
         shared.settings.files.add(&memory);
-        let given = |file| Given { file, home: memory.home(), fork: memory.template().is_some() };
-        slipway_pool_wire::answer(connection.as_fd(), Ok(given(memory.file())))?;
-        let token = token(&memory).map_err(failed("opening memory for its name"))?;
-        let token = given(token.as_fd());
-        slipway_pool_wire::send_token(connection.as_fd(), token, shared.device())?;
-        let (faults, ranges) = slipway_pool_wire::receive_faults(connection.as_fd(), &bin)?;
+        let traits = Traits { home: memory.home(), fork: memory.template().is_some() };
+        send(connection.as_fd(), &Answer::Given(traits).encode(), &[memory.file()])?;
+        let token = token(&memory).map_err(WireError::io("opening memory for its name"))?;
+        let files = [token.as_fd(), shared.device()];
+        send(connection.as_fd(), &traits.encode_token(), &files)?;
+        let (message, [faults]) = receive(connection.as_fd(), &bin)?;
+        let ranges = faults::decode(&message).ok_or(WireError::Malformed)?;
         let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
         if ranges.iter().any(lost) {
             return Err(WireError::Malformed);
         }
         let faults = Userfault::of_peer(Foreign::into_owned(faults));
-        let faults = faults.map_err(failed("taking a userfaultfd"))?;
-        let bell = Arc::new(Bell::new().map_err(failed("making an eventfd"))?);
+        let faults = faults.map_err(WireError::io("taking a userfaultfd"))?;
+        let bell = Arc::new(Bell::new().map_err(WireError::io("making an eventfd"))?);
         if let Some(place) = &place {
             let kept = place.put(&memory, &connection, &faults, &ranges);
-            kept.map_err(failed("leaving memory with the keeper"))?;
+            kept.map_err(WireError::io("leaving memory with the keeper"))?;
         }
         leave_holes(&memory, &faults, &ranges);
         let fork = Self::fork(shared, &memory, request);
@@ -93,7 +101,7 @@ impl Lease {
         let shared = Arc::clone(shared);
         let lease = Self { shared, memory, fork, page, bell, connection, faults, ranges, place };
         lease.shared.lend(&lease.memory, &lease.bell);
-        match slipway_pool_wire::confirm(lease.connection.as_fd()) {
+        match send(lease.connection.as_fd(), &SERVED, &[]) {
             // The VMM may have ended meanwhile, which is noticed later like any other end.
             Ok(()) | Err(WireError::Ended) => Ok(lease),
             Err(error) => {

@@ -25,7 +25,7 @@
 //! never has the template itself. When it ends its pages go to the kernel.
 //!
 //! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
-//! made ([`Page`](slipway_pool_wire::Page)).
+//! made ([`Page`](slipway_pool_spec::Page)).
 //!
 //! Memory is given again when no thread of the VMM's process runs any more, which the kernel tells
 //! by its userfaultfd, and no device of this process refers to it.
@@ -39,7 +39,7 @@
 //! Not here: pages that move to another NUMA node with their sandbox, memory for hardware
 //! functions.
 //!
-//! Dependencies: `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
+//! Dependencies: `slipway-pool-spec` and `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
 //! process, `slipway-ram` for the pages and templates, `slipway-numa` for their nodes,
 //! `slipway-reactor` for its bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls,
 //! `thiserror` for the errors, `tracing` for the daemon's log.
@@ -56,6 +56,7 @@ mod settle;
 mod shared;
 mod shelf;
 mod templates;
+mod userfault;
 
 pub use choose::NodeBytes;
 pub use pool::Pool;
@@ -63,6 +64,6 @@ pub use saved::{load, save};
 pub use server::Server;
 pub use shared::{Settings, Stats};
 pub use shelf::{Left, SLOTS, Shelves};
-pub use slipway_pool_wire::TemplateName;
+pub use slipway_pool_spec::TemplateName;
 pub use slipway_ram::Template;
 pub use templates::{NameTaken, TemplateStats};

@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use slipway_numa::{NumaNode, Topology};
-use slipway_pool_wire::{Page, Request};
+use slipway_pool_spec::{Page, Request};
 use slipway_ram::{GRANULE, LateMemory, Template};
 
 /// The most memory of one sandbox in bytes.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use slipway_pool_wire::TemplateName;
+use slipway_pool_spec::TemplateName;
 use slipway_ram::Template;
 
 use crate::background;

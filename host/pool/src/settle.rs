@@ -2,8 +2,10 @@
 
 use std::ops::Range as Bytes;
 
-use slipway_pool_wire::{Continued, Range, Userfault};
+use slipway_pool_spec::Range;
 use slipway_ram::{LateMemory, NotYet};
+
+use crate::userfault::{Continued, Userfault};
 
 /// Maps the pages of a part of a range, whose granules are clean, in pages of `page` bytes. Calls
 /// `absent` with the offset in the range of each page that is not in the file.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use slipway_numa::{NumaNode, Topology};
-use slipway_pool_wire::Request;
+use slipway_pool_spec::Request;
 use slipway_ram::{Granules, LateFiles, LateMemory, Template};
 use slipway_reactor::Bell;
 

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use slipway_keeper::{Keeper, Shelf};
 use slipway_numa::NumaNode;
-use slipway_pool_wire::{Range, Userfault};
+use slipway_pool_spec::Range;
 use slipway_ram::{Lasting, LateMemory};
 
 use crate::templates::Templates;
+use crate::userfault::Userfault;
 
 /// The number of the keeper's slots for one sandbox's memory.
 pub const SLOTS: u32 = 8;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use slipway_pool_wire::TemplateName;
+use slipway_pool_spec::TemplateName;
 use slipway_ram::Template;
 
 /// Figures of a template.

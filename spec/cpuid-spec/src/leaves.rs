@@ -44,8 +44,8 @@ const SHARED: u32 = 3;
 /// Bytes of a cache line.
 const LINE: u32 = 64;
 
-/// Returns the caches, one for each index, in the format of Intel's leaf 4, which is that of AMD's leaf
-/// 0x8000_001d but for the number of cores (bits 31:26 of EAX, which AMD reserves).
+/// Returns the caches, one for each index, in the format of Intel's leaf 4, which is that of AMD's
+/// leaf 0x8000_001d but for the number of cores (bits 31:26 of EAX, which AMD reserves).
 pub fn caches(function: u32, cpus: u32, cores: bool) -> Vec<Leaf> {
     /// Needs no initialisation by software.
     const SELF_INITIALISING: u32 = 1 << 8;

@@ -1,6 +1,6 @@
 //! Names of templates.
 
-use std::fmt;
+use core::fmt;
 
 /// The most bytes of a name.
 const MOST: usize = 64;
@@ -76,6 +76,8 @@ impl fmt::Debug for TemplateName {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     #[test]
