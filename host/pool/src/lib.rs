@@ -39,10 +39,10 @@
 //! Not here: pages that move to another NUMA node with their sandbox, memory for hardware
 //! functions.
 //!
-//! Dependencies: `slipway-pool-spec` and `slipway-pool-wire` for the protocol, `slipway-keeper` for what outlives the
-//! process, `slipway-ram` for the pages and templates, `slipway-numa` for their nodes,
-//! `slipway-reactor` for its bell, `slipway-peer` for descriptors, `rustix` and `libc` for calls,
-//! `thiserror` for the errors, `tracing` for the daemon's log.
+//! Dependencies: `slipway-pool-spec` and `slipway-pool-wire` for the protocol, `slipway-keeper` for
+//! what outlives the process, `slipway-ram` for the pages and templates, `slipway-numa` for their
+//! nodes, `slipway-reactor` for its bell, `slipway-peer` for descriptors, `rustix` and `libc` for
+//! calls, `thiserror` for the errors, `tracing` for the daemon's log.
 
 mod background;
 mod choose;

@@ -1,5 +1,5 @@
-//! What the CPUID instruction tells of an x86-64 processor, and what it tells a guest with one of
-//! Slipway's CPU templates, as tables.
+//! The CPUID instruction of x86-64 processors: its leaves, and tables of what it tells a guest with
+//! one of Slipway's CPU templates.
 //!
 //! - This module: leaves ([`Leaf`]), and words of feature bits in them ([`Word`]);
 //! - [`template`]: the names of templates;
