@@ -88,7 +88,7 @@ impl Request {
     }
 }
 
-/// What else than its file a user must know of memory of the pool.
+/// The traits of memory of the pool that its users must know, beside its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traits {
     /// The NUMA node on which the kernel makes its pages; `None` if it is that of the thread that
