@@ -10,7 +10,6 @@ use slipway_e1000_spec::{
 };
 use slipway_pci::{
     Access, Bar, ConfigEffect, ConfigSpace, Description, Function, Identity, Progress, StateError,
-    TurnLength,
 };
 use slipway_ram::Memory;
 
@@ -403,8 +402,6 @@ impl Function for Device {
 
     fn notified(&mut self) {}
 
-    fn set_turn(&mut self, _: TurnLength) {}
-
     fn poll(&mut self) -> Progress {
         self.quiesced = false;
         self.advance();
@@ -412,10 +409,6 @@ impl Function for Device {
         let recheck = (self.away && self.recalled).then(|| self.shared.clock.now() + RECHECK);
         let deadline = self.deadline().map(Duration::from_nanos);
         Progress::Idle(recheck.into_iter().chain(deadline).min())
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
     }
 
     fn reset(&mut self) {

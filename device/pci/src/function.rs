@@ -116,11 +116,15 @@ pub trait Function: Send {
 
     /// Takes the news that registers were written of which the host was told by an event: some of
     /// the BARs' [`Notifications`], or doorbells whose cells another process has stored. Which ones
-    /// is not known, and events that came together are one. The host polls afterwards.
-    fn notified(&mut self);
+    /// is not known, and events that came together are one. The host polls afterwards. A function
+    /// that looks at everything in each poll keeps this default.
+    fn notified(&mut self) {}
 
-    /// Sets how much polls may do from now on; [`TurnLength::Long`] after construction.
-    fn set_turn(&mut self, turn: TurnLength);
+    /// Sets how much polls may do from now on; [`TurnLength::Long`] after construction. A function
+    /// whose polls are always short keeps this default.
+    fn set_turn(&mut self, turn: TurnLength) {
+        let _ = turn;
+    }
 
     /// Does a bounded amount of the waiting work (doorbells, commands, completions), so that many
     /// functions share a thread fairly.
@@ -129,8 +133,10 @@ pub trait Function: Send {
     /// Prepares for the end of polling after [`Progress::Watching`]: asks the guest to announce
     /// work by a register write from now on, then looks once more, as `poll` does. After `Busy`,
     /// `Behind` or `Watching` the host must not stop yet. After `Idle` it may, and a later `poll`
-    /// that finds nothing does not change that.
-    fn rest(&mut self) -> Progress;
+    /// that finds nothing does not change that. A function that never watches keeps this default.
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
 
     /// Function-level reset: returns to the state after construction, configuration space included.
     /// Requests in flight end without anything in guest memory that the guest could take for a

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use slipway_pci::{
-    Access, ConfigEffect, ConfigSpace, Description, Function, Interrupt, Msix, Progress,
-    StateError, TurnLength,
+    Access, ConfigEffect, ConfigSpace, Description, Function, Interrupt, Msix, Progress, StateError,
 };
 use slipway_ram::Memory;
 use slipway_sgiov_spec::function::{BROKEN, Broken, MAGIC, RUNNING, VERSION, register};
@@ -207,8 +206,6 @@ impl Function for Device {
         self.exchange.ring();
     }
 
-    fn set_turn(&mut self, _: TurnLength) {}
-
     fn poll(&mut self) -> Progress {
         let mut state = self.exchange.state();
         if !std::mem::take(&mut state.suspend) {
@@ -232,10 +229,6 @@ impl Function for Device {
             }
         }
         Progress::Idle(None)
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
     }
 
     fn reset(&mut self) {

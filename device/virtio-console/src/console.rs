@@ -1,11 +1,10 @@
 //! The device: registers, control queues, and the host's end of the ports.
 
-use slipway_pci::{Access, Description, Function, Progress, StateError, TurnLength};
+use slipway_pci::{Access, Description, Function, Progress, StateError};
+use slipway_virtio::Local;
 use slipway_virtio::layout::Kind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Configured, Local, Transport};
-use slipway_virtio_spec::RingFeatures;
 use slipway_virtio_spec::console::{CONTROL, Config, Control, DEVICE_TYPE, Features, event, queue};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -72,18 +71,11 @@ impl Console {
         let offer = Offer {
             queues: queue::count(parts.ports.len() as u16),
             queue_size: QUEUE_SIZE,
-            features: (RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX).bits()
-                | Features::MULTIPORT.bits(),
-            accepts: |_| true,
+            features: Offer::SINGLE.features | Features::MULTIPORT.bits(),
+            ..Offer::SINGLE
         };
-        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts)?;
         Ok(Self { local, ports: parts.ports.into_iter().map(Port::new).collect() })
-    }
-
-    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
-    /// addresses of BARs.
-    pub fn transport(&mut self) -> &mut Transport {
-        &mut self.local.transport
     }
 
     /// Returns the settings of port `port`. Returns `None` if there is no such port.
@@ -290,8 +282,11 @@ impl Console {
         Config { max_nr_ports, ..Config::new_zeroed() }
     }
 
-    fn reset_ports(&mut self) {
-        self.ports.iter_mut().for_each(Port::reset);
+    /// Resets the ports if the device was reset.
+    fn settle(&mut self) {
+        if self.local.take_reset() {
+            self.ports.iter_mut().for_each(Port::reset);
+        }
     }
 
     /// Implements [`Function::restore`]. The caller resets the device after an error.
@@ -322,17 +317,12 @@ impl Function for Console {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
-            self.read(0, at, &mut into[..len]);
-        }
+        self.local.config_read(offset, into, self.config().as_bytes());
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
-        match self.local.transport.config_write(offset, from) {
-            Configured::Done => {}
-            Configured::Reset => self.reset(),
-            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
-        }
+        self.local.config_write(offset, from);
+        self.settle();
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -342,17 +332,9 @@ impl Function for Console {
 
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         let access = self.local.write(bar, offset, from);
-        if self.local.is_reset() {
-            self.reset_ports();
-        }
+        self.settle();
         access
     }
-
-    fn notified(&mut self) {
-        // Each poll looks at all queues.
-    }
-
-    fn set_turn(&mut self, _: TurnLength) {}
 
     /// Serves the control queues and looks at the ports. [`Progress::Busy`] also tells that a port
     /// has room again; bytes of the guest that wait for the host do not make it busy.
@@ -361,19 +343,12 @@ impl Function for Console {
             return Progress::Idle(None);
         }
         let served = self.serve();
-        match self.local.checked(served) {
-            Some(true) => Progress::Busy,
-            _ => Progress::Idle(None),
-        }
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
+        self.local.progress(served)
     }
 
     fn reset(&mut self) {
         self.local.reset();
-        self.reset_ports();
+        self.settle();
     }
 
     fn quiesce(&mut self) -> bool {

@@ -2,7 +2,7 @@
 
 use slipway_pci::Interrupt;
 use slipway_ram::Memory;
-use slipway_virtio::MAX_VECTORS;
+use slipway_virtio::InterruptCount;
 
 /// Most ports.
 pub const MAX_PORTS: usize = 16;
@@ -59,9 +59,9 @@ pub enum PartsError {
     /// A name is too long, or has other characters than it may have.
     #[error("{0:?} is no name of a port")]
     Name(String),
-    /// There is no interrupt, or there are more than the MSI-X table has room for.
-    #[error("a console device needs 1 to 256 interrupts")]
-    Interrupts,
+    /// The number of interrupts is out of range.
+    #[error(transparent)]
+    Interrupts(#[from] InterruptCount),
 }
 
 impl Parts {
@@ -74,9 +74,6 @@ impl Parts {
             if name.len() > MAX_NAME || !name.bytes().all(fits) {
                 return Err(PartsError::Name(name.clone()));
             }
-        }
-        if !(1..=MAX_VECTORS).contains(&self.interrupts.len()) {
-            return Err(PartsError::Interrupts);
         }
         Ok(())
     }

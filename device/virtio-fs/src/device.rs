@@ -1,11 +1,11 @@
 //! The device.
 
-use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError, TurnLength};
+use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::Kind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Configured, Local, MAX_VECTORS, Transport};
+use slipway_virtio::{InterruptCount, Local};
 use slipway_virtio_spec::RingFeatures;
 use slipway_virtio_spec::fs::{
     Config, DEVICE_TYPE, FIRST_REQUEST_QUEUE, HIGH_PRIORITY_QUEUE, RequestHeader, TAG,
@@ -51,9 +51,9 @@ pub struct Parts {
 /// A mistake in the parts, made by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError {
-    /// There is no interrupt, or there are more than the MSI-X table has room for.
-    #[error("a file system device needs 1 to 256 interrupts")]
-    Interrupts,
+    /// The number of interrupts is out of range.
+    #[error(transparent)]
+    Interrupts(#[from] InterruptCount),
     /// The tag is empty or too long, or has a zero byte.
     #[error("the tag of a file system device has 1 to 36 bytes, none of them zero")]
     Tag,
@@ -74,30 +74,19 @@ impl Fs {
     /// # Errors
     /// [`PartsError`] when the parts do not fit together.
     pub fn new(parts: Parts) -> Result<Self, PartsError> {
-        if !(1..=MAX_VECTORS).contains(&parts.interrupts.len()) {
-            return Err(PartsError::Interrupts);
-        }
-        let offered =
-            RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX | RingFeatures::INDIRECT_DESC;
         let offer = Offer {
             queues: QUEUES.len() as u16,
             queue_size: QUEUE_SIZE,
-            features: offered.bits(),
-            accepts: |_| true,
+            features: Offer::SINGLE.features | RingFeatures::INDIRECT_DESC.bits(),
+            ..Offer::SINGLE
         };
         Ok(Self {
             config: config(&parts.tag)?,
-            local: Local::new(&KIND, &offer, parts.memory, parts.interrupts),
+            local: Local::new(&KIND, &offer, parts.memory, parts.interrupts)?,
             server: parts.server,
             session: parts.session,
             flights: Flights::default(),
         })
-    }
-
-    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
-    /// addresses of BARs.
-    pub fn transport(&mut self) -> &mut Transport {
-        &mut self.local.transport
     }
 
     /// Returns the file server.
@@ -160,10 +149,13 @@ impl Fs {
         Ok(begun > 0)
     }
 
-    /// Forgets the driver's requests, and has the file server forget the driver.
-    fn forget(&mut self) {
-        self.flights.forget_places();
-        self.server.end_session();
+    /// If the device was reset, forgets the driver's requests, and has the file server forget the
+    /// driver.
+    fn settle(&mut self) {
+        if self.local.take_reset() {
+            self.flights.forget_places();
+            self.server.end_session();
+        }
     }
 
     /// Writes the replies that are ready, and begins nothing: what a fuzz target does before it
@@ -223,17 +215,12 @@ impl Function for Fs {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
-            self.read(0, at, &mut into[..len]);
-        }
+        self.local.config_read(offset, into, self.config.as_bytes());
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
-        match self.local.transport.config_write(offset, from) {
-            Configured::Done => {}
-            Configured::Reset => self.reset(),
-            Configured::Window(at, len) => drop(Function::write(self, 0, at, &from[..len])),
-        }
+        self.local.config_write(offset, from);
+        self.settle();
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -241,38 +228,22 @@ impl Function for Fs {
     }
 
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        let was_reset = self.local.is_reset();
         let access = self.local.write(bar, offset, from);
-        if self.local.is_reset() && !was_reset {
-            self.forget();
-        }
+        self.settle();
         access
     }
-
-    fn notified(&mut self) {
-        // Each poll looks at all queues.
-    }
-
-    fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {
         if !self.local.begin() {
             return if self.discard() { Progress::Busy } else { Progress::Idle(None) };
         }
         let served = self.serve();
-        match self.local.checked(served) {
-            Some(true) => Progress::Busy,
-            _ => Progress::Idle(None),
-        }
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
+        self.local.progress(served)
     }
 
     fn reset(&mut self) {
         self.local.reset();
-        self.forget();
+        self.settle();
     }
 
     fn quiesce(&mut self) -> bool {

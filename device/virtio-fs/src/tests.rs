@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use slipway_pci::{FifoSink, Function, Interrupt, StateError};
 use slipway_ram::Memory;
+use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
 use slipway_virtio_spec::fs::{FIRST_REQUEST_QUEUE, HIGH_PRIORITY_QUEUE, RequestHeader};
 use slipway_virtio_spec::queue::{Descriptor, available, flag};
@@ -291,7 +292,10 @@ fn parts_that_do_not_fit_are_refused() {
         change(&mut parts);
         Fs::new(parts).err()
     };
-    assert_eq!(with(|parts| parts.interrupts.clear()), Some(PartsError::Interrupts));
+    assert_eq!(
+        with(|parts| parts.interrupts.clear()),
+        Some(PartsError::Interrupts(InterruptCount))
+    );
     for tag in ["", "a\0b", &"a".repeat(37)] {
         let (parts, _) = parts(&memory, &server);
         assert_eq!(Fs::new(Parts { tag: tag.into(), ..parts }).err(), Some(PartsError::Tag));

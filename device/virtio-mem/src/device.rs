@@ -1,12 +1,11 @@
 //! The device.
 
-use slipway_pci::{Access, Description, Function, Progress, StateError, TurnLength};
+use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::Memory;
+use slipway_virtio::Local;
 use slipway_virtio::layout::Kind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Configured, Local, Transport};
-use slipway_virtio_spec::RingFeatures;
 use slipway_virtio_spec::mem::{Config, DEVICE_TYPE, Features, REQUEST_QUEUE, Request, Response};
 use zerocopy::IntoBytes;
 
@@ -45,24 +44,19 @@ impl Mem {
     /// # Errors
     /// [`PartsError`] when the parts do not fit together.
     pub fn new(parts: Parts) -> Result<Self, PartsError> {
-        parts.check()?;
-        let rings = RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX;
+        if !parts.geometry.is_sound() {
+            return Err(PartsError::Geometry);
+        }
         let offer = Offer {
-            queues: 1,
             queue_size: QUEUE_SIZE,
-            features: rings.bits() | Features::all().bits(),
+            features: Offer::SINGLE.features | Features::all().bits(),
             accepts: |bits| {
                 Features::from_bits_truncate(bits).contains(Features::UNPLUGGED_INACCESSIBLE)
             },
+            ..Offer::SINGLE
         };
-        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts)?;
         Ok(Self { local, region: Region::new(parts.geometry, parts.host), work: None })
-    }
-
-    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
-    /// addresses of BARs.
-    pub fn transport(&mut self) -> &mut Transport {
-        &mut self.local.transport
     }
 
     /// Returns the place of the region.
@@ -149,6 +143,13 @@ impl Mem {
         }
     }
 
+    /// Forgets the driver's request if the device was reset.
+    fn settle(&mut self) {
+        if self.local.take_reset() {
+            self.forget();
+        }
+    }
+
     /// Takes over a saved state. After an error the device is as after a reset, or has plugged
     /// blocks without a driver.
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
@@ -187,17 +188,12 @@ impl Function for Mem {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
-            self.read(0, at, &mut into[..len]);
-        }
+        self.local.config_read(offset, into, self.region.config().as_bytes());
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
-        match self.local.transport.config_write(offset, from) {
-            Configured::Done => {}
-            Configured::Reset => self.reset(),
-            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
-        }
+        self.local.config_write(offset, from);
+        self.settle();
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -206,17 +202,9 @@ impl Function for Mem {
 
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         let access = self.local.write(bar, offset, from);
-        if self.local.is_reset() {
-            self.forget();
-        }
+        self.settle();
         access
     }
-
-    fn notified(&mut self) {
-        // Each poll looks at all queues.
-    }
-
-    fn set_turn(&mut self, _: TurnLength) {}
 
     fn poll(&mut self) -> Progress {
         let served = if self.local.begin() {
@@ -225,19 +213,12 @@ impl Function for Mem {
             self.forget();
             self.give_back()
         };
-        match self.local.checked(served) {
-            Some(true) => Progress::Busy,
-            _ => Progress::Idle(None),
-        }
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
+        self.local.progress(served)
     }
 
     fn reset(&mut self) {
         self.local.reset();
-        self.forget();
+        self.settle();
     }
 
     fn quiesce(&mut self) -> bool {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use slipway_pci::Interrupt;
 use slipway_ram::Memory;
+use slipway_virtio::InterruptCount;
 
 /// The bytes that one poll gives back: 2 MiB, some 100 us of the kernel's time.
 pub const PIECE: u64 = 2 << 20;
@@ -53,7 +54,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// Returns whether a device can have this geometry.
-    fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let Self { address, bytes, block, .. } = *self;
         block.is_power_of_two()
             && block >= MIN_BLOCK
@@ -76,22 +77,12 @@ pub struct Parts {
     pub host: Box<dyn MemoryHost>,
 }
 
-impl Parts {
-    /// Checks that the parts fit together.
-    pub(crate) fn check(&self) -> Result<(), PartsError> {
-        if !(1..=slipway_virtio::MAX_VECTORS).contains(&self.interrupts.len()) {
-            return Err(PartsError::Interrupts);
-        }
-        self.geometry.is_sound().then_some(()).ok_or(PartsError::Geometry)
-    }
-}
-
 /// A mistake in the parts, made by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError {
-    /// There is no interrupt, or there are more than the MSI-X table has room for.
-    #[error("a memory device needs 1 to 256 interrupts")]
-    Interrupts,
+    /// The number of interrupts is out of range.
+    #[error(transparent)]
+    Interrupts(#[from] InterruptCount),
     /// The region is not made of whole blocks, or of too many.
     #[error("a memory device needs a region of 1 to 65536 whole blocks of at least 2 MiB")]
     Geometry,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use slipway_pci::{FifoSink, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
+use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
 use slipway_virtio_spec::RingFeatures;
 use slipway_virtio_spec::mem::{Config, Features, Request, Response, request, response, state};
@@ -501,7 +502,7 @@ fn parts_that_do_not_fit_together_are_refused() {
         Mem::new(Parts { memory, interrupts, geometry, host }).err()
     };
     assert_eq!(made(2, GEOMETRY), None);
-    assert_eq!(made(0, GEOMETRY), Some(PartsError::Interrupts));
+    assert_eq!(made(0, GEOMETRY), Some(PartsError::Interrupts(InterruptCount)));
     for geometry in [
         Geometry { block: MIN_BLOCK / 2, ..GEOMETRY },
         Geometry { block: 3 * MIN_BLOCK, bytes: 3 * MIN_BLOCK, ..GEOMETRY },

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_pci::{Access, Description, Function, Progress, StateError, TurnLength};
+use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::{Memory, Snapshots};
 use slipway_telemetry::Clock;
 use slipway_virtio::layout::{COMMON, Kind};
@@ -395,8 +395,6 @@ impl Function for Device {
         }
     }
 
-    fn set_turn(&mut self, _: TurnLength) {}
-
     fn poll(&mut self) -> Progress {
         self.quiesced = false;
         self.advance();
@@ -407,10 +405,6 @@ impl Function for Device {
         }
         let soon = self.is_waiting().then(|| self.clock.now() + RECHECK);
         Progress::Idle(soon)
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
     }
 
     fn reset(&mut self) {

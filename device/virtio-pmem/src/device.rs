@@ -1,12 +1,11 @@
 //! The device.
 
-use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError, TurnLength};
+use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::Kind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Configured, Local, MAX_VECTORS, Transport};
-use slipway_virtio_spec::RingFeatures;
+use slipway_virtio::{InterruptCount, Local};
 use slipway_virtio_spec::pmem::{self, Config, DEVICE_TYPE, REQUEST_QUEUE};
 use zerocopy::IntoBytes;
 
@@ -33,14 +32,6 @@ pub struct Parts {
     pub bytes: u64,
 }
 
-/// A mistake in the parts, made by the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PartsError {
-    /// There is no interrupt, or there are more than the MSI-X table has room for.
-    #[error("a persistent memory device needs 1 to 256 interrupts")]
-    Interrupts,
-}
-
 /// A persistent memory device; the crate's head describes it.
 pub struct Pmem {
     local: Local,
@@ -51,26 +42,12 @@ impl Pmem {
     /// Makes a device in its state after power-on.
     ///
     /// # Errors
-    /// [`PartsError`] when the parts do not fit together.
-    pub fn new(parts: Parts) -> Result<Self, PartsError> {
-        if !(1..=MAX_VECTORS).contains(&parts.interrupts.len()) {
-            return Err(PartsError::Interrupts);
-        }
-        let offer = Offer {
-            queues: 1,
-            queue_size: QUEUE_SIZE,
-            features: (RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX).bits(),
-            accepts: |_| true,
-        };
-        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+    /// [`InterruptCount`].
+    pub fn new(parts: Parts) -> Result<Self, InterruptCount> {
+        let offer = Offer { queue_size: QUEUE_SIZE, ..Offer::SINGLE };
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts)?;
         let config = Config { start: parts.start.into(), size: parts.bytes.into() };
         Ok(Self { local, config })
-    }
-
-    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
-    /// addresses of BARs.
-    pub fn transport(&mut self) -> &mut Transport {
-        &mut self.local.transport
     }
 
     /// Answers the waiting requests, as many as one poll may. Returns whether there were any. If
@@ -115,17 +92,11 @@ impl Function for Pmem {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
-            self.read(0, at, &mut into[..len]);
-        }
+        self.local.config_read(offset, into, self.config.as_bytes());
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
-        match self.local.transport.config_write(offset, from) {
-            Configured::Done => {}
-            Configured::Reset => self.reset(),
-            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
-        }
+        self.local.config_write(offset, from);
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -136,25 +107,12 @@ impl Function for Pmem {
         self.local.write(bar, offset, from)
     }
 
-    fn notified(&mut self) {
-        // Each poll looks at all queues.
-    }
-
-    fn set_turn(&mut self, _: TurnLength) {}
-
     fn poll(&mut self) -> Progress {
         if !self.local.begin() {
             return Progress::Idle(None);
         }
         let served = self.serve();
-        match self.local.checked(served) {
-            Some(true) => Progress::Busy,
-            _ => Progress::Idle(None),
-        }
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
+        self.local.progress(served)
     }
 
     fn reset(&mut self) {

@@ -19,8 +19,7 @@
 //!
 //! Features: `driver` is a small real driver for tests; `fuzz` has the bodies of the fuzz targets.
 //!
-//! Dependencies: `serde` for saved state, `zerocopy` for the configuration, `thiserror` for
-//! [`PartsError`].
+//! Dependencies: `serde` for saved state, `zerocopy` for the configuration.
 
 mod device;
 #[cfg(any(test, feature = "driver"))]
@@ -31,6 +30,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Parts, PartsError, Pmem, VECTORS};
+pub use device::{Parts, Pmem, VECTORS};
 pub use slipway_virtio::layout;
 pub use state::STATE_VERSION;

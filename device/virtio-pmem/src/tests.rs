@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use slipway_pci::{FifoSink, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
+use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
 use slipway_virtio_spec::pci::common;
 use slipway_virtio_spec::pmem::{DONE, FAILED, FLUSH};
 
 use crate::driver::{Arena, Buffer, Direct, DriverError, SingleQueue, ask, submit};
-use crate::{Parts, PartsError, Pmem, VECTORS};
+use crate::{Parts, Pmem, VECTORS};
 
 const MEMORY: usize = 1 << 20;
 const RANGE: (u64, u64) = (5 << 30, 6 << 20);
@@ -148,5 +149,5 @@ fn states_of_other_devices_are_refused() {
 #[test]
 fn a_device_without_interrupts_is_refused() {
     let parts = Parts { memory: Memory::heap(4096), interrupts: Vec::new(), start: 0, bytes: 0 };
-    assert_eq!(Pmem::new(parts).err(), Some(PartsError::Interrupts));
+    assert_eq!(Pmem::new(parts).err(), Some(InterruptCount));
 }

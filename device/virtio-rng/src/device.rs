@@ -1,12 +1,11 @@
 //! The device.
 
-use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError, TurnLength};
+use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::Kind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{Configured, Local, MAX_VECTORS, Transport};
-use slipway_virtio_spec::RingFeatures;
+use slipway_virtio::{InterruptCount, Local};
 use slipway_virtio_spec::entropy::{DEVICE_TYPE, REQUEST_QUEUE};
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
@@ -34,14 +33,6 @@ pub struct Parts {
     pub source: Source,
 }
 
-/// A mistake in the parts, made by the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PartsError {
-    /// There is no interrupt, or there are more than the MSI-X table has room for.
-    #[error("an entropy device needs 1 to 256 interrupts")]
-    Interrupts,
-}
-
 /// An entropy device; the crate's head describes it.
 pub struct Rng {
     local: Local,
@@ -52,25 +43,11 @@ impl Rng {
     /// Makes a device in its state after power-on.
     ///
     /// # Errors
-    /// [`PartsError`] when the parts do not fit together.
-    pub fn new(parts: Parts) -> Result<Self, PartsError> {
-        if !(1..=MAX_VECTORS).contains(&parts.interrupts.len()) {
-            return Err(PartsError::Interrupts);
-        }
-        let offer = Offer {
-            queues: 1,
-            queue_size: QUEUE_SIZE,
-            features: (RingFeatures::VERSION_1 | RingFeatures::EVENT_IDX).bits(),
-            accepts: |_| true,
-        };
-        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts);
+    /// [`InterruptCount`].
+    pub fn new(parts: Parts) -> Result<Self, InterruptCount> {
+        let offer = Offer { queue_size: QUEUE_SIZE, ..Offer::SINGLE };
+        let local = Local::new(&KIND, &offer, parts.memory, parts.interrupts)?;
         Ok(Self { local, source: parts.source })
-    }
-
-    /// Returns the transport, for a host that routes interrupts by its MSI-X table and looks up the
-    /// addresses of BARs.
-    pub fn transport(&mut self) -> &mut Transport {
-        &mut self.local.transport
     }
 
     /// Fills the waiting buffers, as many as one poll may. Returns whether there were any. If not,
@@ -100,17 +77,11 @@ impl Function for Rng {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        if let Some((at, len)) = self.local.transport.config_read(offset, into) {
-            self.read(0, at, &mut into[..len]);
-        }
+        self.local.config_read(offset, into, &[]);
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
-        match self.local.transport.config_write(offset, from) {
-            Configured::Done => {}
-            Configured::Reset => self.reset(),
-            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
-        }
+        self.local.config_write(offset, from);
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -121,25 +92,12 @@ impl Function for Rng {
         self.local.write(bar, offset, from)
     }
 
-    fn notified(&mut self) {
-        // Each poll looks at all queues.
-    }
-
-    fn set_turn(&mut self, _: TurnLength) {}
-
     fn poll(&mut self) -> Progress {
         if !self.local.begin() {
             return Progress::Idle(None);
         }
         let served = self.serve();
-        match self.local.checked(served) {
-            Some(true) => Progress::Busy,
-            _ => Progress::Idle(None),
-        }
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
+        self.local.progress(served)
     }
 
     fn reset(&mut self) {

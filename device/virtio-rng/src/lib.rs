@@ -16,7 +16,7 @@
 //!
 //! Features: `driver` is a small real driver for tests; `fuzz` has the bodies of the fuzz targets.
 //!
-//! Dependencies: `serde` for saved state, `thiserror` for [`PartsError`].
+//! Dependency: `serde` for saved state.
 
 mod device;
 #[cfg(any(test, feature = "driver"))]
@@ -27,6 +27,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{LONGEST, Parts, PartsError, Rng, Source, VECTORS};
+pub use device::{LONGEST, Parts, Rng, Source, VECTORS};
 pub use slipway_virtio::layout;
 pub use state::STATE_VERSION;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use slipway_pci::{FifoSink, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
+use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
 use slipway_virtio_spec::pci::{common, config_type};
 use slipway_virtio_spec::queue::{Descriptor, available, flag};
 use zerocopy::IntoBytes;
 
 use crate::driver::{Arena, Buffer, Direct, DriverError, SingleQueue, ask};
-use crate::{LONGEST, Parts, PartsError, Rng, VECTORS};
+use crate::{LONGEST, Parts, Rng, VECTORS};
 
 const MEMORY: usize = 1 << 20;
 
@@ -203,5 +204,5 @@ fn states_that_cannot_be_are_refused() {
 fn a_device_without_interrupts_is_refused() {
     let memory = Memory::heap(4096);
     let parts = Parts { memory, interrupts: Vec::new(), source: Box::new(|_| {}) };
-    assert_eq!(Rng::new(parts).err(), Some(PartsError::Interrupts));
+    assert_eq!(Rng::new(parts).err(), Some(InterruptCount));
 }

@@ -22,8 +22,8 @@
 //! parts that their fuzz targets share.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
-//! (rare, small, and readable when it is refused), `thiserror` for errors of the driver. `queue`
-//! says why `virtio-queue` is not used.
+//! (rare, small, and readable when it is refused), `thiserror` for errors. `queue` says why
+//! `virtio-queue` is not used.
 
 mod chain;
 #[cfg(any(test, feature = "driver"))]
@@ -39,6 +39,6 @@ pub mod state;
 mod transport;
 mod virtqueue;
 
-pub use local::Local;
+pub use local::{InterruptCount, Local};
 pub use transport::{Configured, MAX_VECTORS, Transport, Written};
 pub use virtqueue::Virtqueue;

@@ -1,6 +1,6 @@
 //! A transport and its queues, all served by the function itself.
 
-use slipway_pci::{Access, Interrupt, StateError};
+use slipway_pci::{Access, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio_spec::RingFeatures;
 
@@ -8,7 +8,7 @@ use crate::layout::Kind;
 use crate::queue::{Broken, Queue};
 use crate::registers::{Effect, Offer, QueueRegisters};
 use crate::state::TransportState;
-use crate::{Transport, Virtqueue, Written};
+use crate::{Configured, MAX_VECTORS, Transport, Virtqueue, Written};
 
 /// A transport and its queues, for a device that serves every queue in its own `poll`, on its
 /// host's thread. Offers must not include RING_RESET.
@@ -24,25 +24,44 @@ pub struct Local {
     resumes: bool,
     /// `true` if nothing may touch guest memory.
     quiesced: bool,
+    /// `true` if the device was reset since [`Local::take_reset`].
+    was_reset: bool,
 }
+
+/// There is no interrupt, or there are more than the MSI-X table has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a virtio device needs 1 to 256 interrupts")]
+pub struct InterruptCount;
 
 impl Local {
     /// Makes the transport of a device of type `kind`, which has `memory`, in its state after
     /// power-on.
     ///
+    /// # Errors
+    /// [`InterruptCount`].
+    ///
     /// # Panics
-    /// As [`Transport::new`] does; also if RING_RESET is offered, a mistake of the device.
-    pub fn new(kind: &Kind, offer: &Offer, memory: Memory, interrupts: Vec<Interrupt>) -> Self {
+    /// If RING_RESET is offered, a mistake of the device.
+    pub fn new(
+        kind: &Kind,
+        offer: &Offer,
+        memory: Memory,
+        interrupts: Vec<Interrupt>,
+    ) -> Result<Self, InterruptCount> {
+        if !(1..=MAX_VECTORS).contains(&interrupts.len()) {
+            return Err(InterruptCount);
+        }
         let rings = RingFeatures::from_bits_truncate(offer.features);
         assert!(!rings.contains(RingFeatures::RING_RESET), "no reset of single queues");
-        Self {
+        Ok(Self {
             transport: Transport::new(kind, offer, interrupts),
             memory,
             queues: (0..offer.queues).map(|_| None).collect(),
             changed: false,
             resumes: false,
             quiesced: false,
-        }
+            was_reset: false,
+        })
     }
 
     /// Returns whether the driver is ready, the device needs no reset, and memory may be touched.
@@ -50,9 +69,10 @@ impl Local {
         self.transport.registers.is_live() && !self.quiesced
     }
 
-    /// Returns whether the device is as after a reset: the driver has not set any status bit.
-    pub fn is_reset(&self) -> bool {
-        self.transport.registers.status.is_empty()
+    /// Returns whether the driver or the host has reset the device, which a driver had found, since
+    /// the last call. The device then resets what is its own.
+    pub fn take_reset(&mut self) -> bool {
+        std::mem::take(&mut self.was_reset)
     }
 
     /// Returns the guest's memory, and queue `number`. Returns `None` if the queue is not in use.
@@ -84,6 +104,15 @@ impl Local {
         outcome.ok()
     }
 
+    /// Returns the result of a poll that has served the queues: busy if there was anything to do.
+    /// After an error the device needs a reset.
+    pub fn progress(&mut self, served: Result<bool, Broken>) -> Progress {
+        match self.checked(served) {
+            Some(true) => Progress::Busy,
+            _ => Progress::Idle(None),
+        }
+    }
+
     /// Makes the queues that were enabled, and sets the vectors of all. Queues that are resumed are
     /// interrupted: a predecessor may have published entries without interrupting.
     fn equip(&mut self) -> Result<(), Broken> {
@@ -107,13 +136,30 @@ impl Local {
         Ok(())
     }
 
+    /// Implements [`slipway_pci::Function::config_read`], with the bytes of the device
+    /// configuration.
+    pub fn config_read(&mut self, offset: u16, into: &mut [u8], config: &[u8]) {
+        if let Some((at, len)) = self.transport.config_read(offset, into) {
+            self.transport.read(0, at, &mut into[..len], config);
+        }
+    }
+
+    /// Implements [`slipway_pci::Function::config_write`]. The device then calls
+    /// [`Local::take_reset`].
+    pub fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.transport.config_write(offset, from) {
+            Configured::Done => {}
+            Configured::Reset => self.reset(),
+            Configured::Window(at, len) => drop(self.write(0, at, &from[..len])),
+        }
+    }
+
     /// Implements [`slipway_pci::Function::read`], with the bytes of the device configuration.
     pub fn read(&mut self, bar: u8, offset: u64, into: &mut [u8], config: &[u8]) -> Access {
         self.transport.read(bar, offset, into, config)
     }
 
-    /// Implements [`slipway_pci::Function::write`]. The function then looks whether the driver has
-    /// reset the device: [`Local::is_reset`].
+    /// Implements [`slipway_pci::Function::write`]. The device then calls [`Local::take_reset`].
     pub fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         match self.transport.write(bar, offset, from) {
             Written::Refused => return Access::Refused,
@@ -138,6 +184,7 @@ impl Local {
     }
 
     fn reset_device(&mut self) {
+        self.was_reset |= !self.transport.registers.status.is_empty();
         self.transport.reset_device();
         self.queues.iter_mut().for_each(|queue| *queue = None);
         (self.changed, self.resumes) = (false, false);
@@ -167,7 +214,7 @@ impl Local {
         if self.transport.registers.queues.iter().any(|queue| queue.resetting) {
             return Err(StateError::Inconsistent("a queue in a reset".into()));
         }
-        (self.changed, self.resumes) = (true, true);
+        (self.changed, self.resumes, self.was_reset) = (true, true, false);
         Ok(())
     }
 }

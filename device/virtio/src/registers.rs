@@ -89,6 +89,16 @@ pub struct Offer {
     pub accepts: fn(u64) -> bool,
 }
 
+impl Offer {
+    /// One queue without entries, and nothing optional but event indexes: where most devices begin.
+    pub const SINGLE: Self = Self {
+        queues: 1,
+        queue_size: 0,
+        features: RingFeatures::VERSION_1.union(RingFeatures::EVENT_IDX).bits(),
+        accepts: |_| true,
+    };
+}
+
 /// The common configuration of one device.
 #[derive(Clone, Debug)]
 pub struct Registers {

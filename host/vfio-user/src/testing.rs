@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slipway_pci::{
     Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Notifications, Pin,
-    Progress, StateError, TurnLength,
+    Progress, StateError,
 };
 use slipway_ram::Memory;
 
@@ -257,8 +257,6 @@ impl Function for Scratch {
         self.interrupts[NOTIFIED].signal();
     }
 
-    fn set_turn(&mut self, _: TurnLength) {}
-
     fn poll(&mut self) -> Progress {
         self.quiet = false;
         self.knobs.polls.fetch_add(1, Ordering::Relaxed);
@@ -274,10 +272,6 @@ impl Function for Scratch {
         self.copy();
         self.interrupts[0].signal();
         Progress::Busy
-    }
-
-    fn rest(&mut self) -> Progress {
-        self.poll()
     }
 
     fn reset(&mut self) {

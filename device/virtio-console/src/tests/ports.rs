@@ -1,6 +1,7 @@
 //! Control messages: names, consoles, ends that open and close.
 
 use slipway_pci::Function;
+use slipway_virtio::InterruptCount;
 use slipway_virtio_spec::console::event;
 use slipway_virtio_spec::pci::common;
 
@@ -97,7 +98,7 @@ fn parts_that_do_not_fit_are_refused() {
     }
     let mut without = parts(vec![PortSettings::console()]);
     without.interrupts.clear();
-    assert_eq!(Console::new(without).err(), Some(PartsError::Interrupts));
+    assert_eq!(Console::new(without).err(), Some(PartsError::Interrupts(InterruptCount)));
     assert!(Console::new(parts(vec![PortSettings::named(&"x".repeat(MAX_NAME)); 16])).is_ok());
 }
 
