@@ -1,32 +1,22 @@
 //! A connection to a server, for one thread.
 //!
 //! The client blocks, with a timeout on every wait, and is used from one thread. While it waits for
-//! a reply it serves the server's accesses to message-only memory ([`Client::map_remote`]).
-//!
-//! Registers that the server permits to map are accessed without a message through a [`Window`].
-//!
-//! Not implemented: message-only memory outside of a wait (call [`Client::serve`] for that).
-//!
-//! Over 500 lines: every request of one connection.
+//! a reply it answers the server's accesses to memory by messages: it refuses them, but for those to
+//! the message-only memory of feature `driver`.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec as spec;
-use spec::{Command, Header, U32, U64, device_state};
+use spec::{Command, Header, device_state};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use slipway_vfio_user_wire::{
     Capabilities, End, MAX_DATA_XFER_SIZE, MAX_MESSAGE, MAX_MSG_FDS, Message, Wire, encode, parse,
 };
-
-use crate::Window;
 
 /// The reason for which a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -86,23 +76,24 @@ pub struct IrqDescription {
 
 /// A connection to a server.
 pub struct Client {
-    wire: Wire,
+    pub(crate) wire: Wire,
     next_id: u16,
     timeout: Duration,
     /// The time at which every wait ends, instead of `timeout` after the wait's begin.
     until: Option<Instant>,
     /// The time for which a wait for a reply looks before it sleeps.
-    spin: Duration,
+    pub(crate) spin: Duration,
     server: Capabilities,
-    /// Message-only memory, by its address.
-    remote: BTreeMap<u64, Vec<u8>>,
+    #[cfg(feature = "driver")]
+    pub(crate) memory: crate::driver::MessageMemory,
     /// The bin that closes the server's descriptors.
     bin: Bin,
 }
 
-/// The largest number of the server's accesses that are refused during one wait, for a client
-/// without message-only memory.
+/// The largest number of the server's accesses that are refused during one wait.
 const MAX_REFUSALS: u32 = 64;
+/// The bytes of a reply that a description of a region may have.
+pub(crate) const ROOM: u32 = 4096;
 /// The largest number of the server's descriptors that await closing.
 const MAX_HELD: usize = 64;
 /// The largest number of bytes that wait for the server to read.
@@ -117,19 +108,6 @@ impl Drop for Client {
 }
 
 impl Client {
-    /// Connects to the socket at `path` and negotiates. Every wait takes at most `timeout`.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let address = SocketAddrUnix::new(path)?;
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::connect(&socket, &address)?;
-        Self::negotiate(socket, timeout)
-    }
-
     /// Negotiates on a connected stream socket.
     ///
     /// # Errors
@@ -160,7 +138,8 @@ impl Client {
             until: None,
             spin: Duration::ZERO,
             server: Capabilities::default(),
-            remote: BTreeMap::new(),
+            #[cfg(feature = "driver")]
+            memory: Default::default(),
             bin,
         };
         let proposal = Capabilities {
@@ -187,12 +166,6 @@ impl Client {
         self.until = Some(until);
     }
 
-    /// Makes a wait for a reply look for it again and again for `time` before the thread sleeps:
-    /// for a driver that has its processor for itself. Zero, as at first, sleeps at once.
-    pub fn spin(&mut self, time: Duration) {
-        self.spin = time;
-    }
-
     /// Returns the largest number of descriptors that the server takes with one message, at least
     /// one.
     pub(crate) fn max_files(&self) -> usize {
@@ -203,18 +176,6 @@ impl Client {
     /// Returns whether the server has closed its end.
     pub(crate) fn is_hung_up(&self) -> bool {
         self.wire.is_hung_up()
-    }
-
-    /// Returns the server's process (`SO_PEERCRED`: the process that began to listen). Returns
-    /// `None` if that process is in another PID namespace.
-    pub fn server_pid(&self) -> Option<u32> {
-        let peer = slipway_peer::Peer::of(self.wire.file()).ok()?;
-        Some(peer.pid).filter(|pid| *pid > 0)
-    }
-
-    /// Returns whether the server accepts several writes in one message.
-    pub fn can_write_multiple(&self) -> bool {
-        self.server.write_multiple == Some(true)
     }
 
     /// Returns whether a successor of the server holds the function for this client.
@@ -233,24 +194,16 @@ impl Client {
         self.server.max_data_xfer_size
     }
 
-    /// Has a function go on that a new server holds for this client. RAM is mapped and interrupts
-    /// are routed as they were. Returns `false` if the function is in its state after a reset.
-    pub(crate) fn resume(&mut self) -> Result<bool, ClientError> {
-        if !self.is_held()? {
+    /// Has a function that was just connected run, or stay stopped. RAM is mapped and interrupts are
+    /// routed as they were. Returns `false` if the function is in its state after a reset: no server
+    /// held it for this client.
+    pub(crate) fn go_on(&mut self, stopped: bool) -> Result<bool, ClientError> {
+        let held = self.is_held()?;
+        let state = if stopped { device_state::STOP } else { device_state::RUNNING };
+        if !held && !stopped {
             return Ok(false);
         }
-        match self.set_device_state(device_state::RUNNING) {
-            Ok(()) => Ok(true),
-            Err(ClientError::Refused(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Has a function stay stopped that was stopped when the connection was lost. Returns `false`
-    /// if the function is in its state after a reset.
-    pub(crate) fn stay_stopped(&mut self) -> Result<bool, ClientError> {
-        let held = self.is_held()?;
-        match self.set_device_state(device_state::STOP) {
+        match self.set_device_state(state) {
             Ok(()) => Ok(held),
             Err(ClientError::Refused(_)) => Ok(false),
             Err(error) => Err(error),
@@ -264,13 +217,7 @@ impl Client {
 
     /// Asks for the description of the device.
     pub fn device_info(&mut self) -> Result<spec::DeviceInfo, ClientError> {
-        let request = spec::DeviceInfo { argsz: U32::new(16), ..Default::default() };
-        self.ask(Command::DeviceGetInfo, &request)
-    }
-
-    /// Asks for the description of a region.
-    pub fn region(&mut self, index: u32) -> Result<RegionDescription, ClientError> {
-        described(self.call(Command::DeviceGetRegionInfo, region_request(index).as_bytes(), &[])?)
+        self.ask(Command::DeviceGetInfo, &spec::DeviceInfo::request())
     }
 
     /// Asks for the descriptions of the regions `0..count` at once, and has each seen as it comes.
@@ -279,43 +226,14 @@ impl Client {
         count: u32,
         mut see: impl FnMut(RegionDescription) -> Result<T, ClientError>,
     ) -> Result<Vec<T>, ClientError> {
-        let requests: Vec<_> = (0..count).map(region_request).collect();
+        let requests: Vec<_> =
+            (0..count).map(|index| spec::RegionInfo::request(index, ROOM)).collect();
         self.ask_all(Command::DeviceGetRegionInfo, &requests, |reply| see(described(reply)?))
-    }
-
-    /// Maps the part of region `index` that holds byte `offset`. Returns `None` if the server does
-    /// not permit to map that part, which is then accessed by messages.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ClientError::Malformed`] if the part that the server describes cannot be
-    /// mapped.
-    pub fn window(&mut self, index: u32, offset: u64) -> Result<Option<Window>, ClientError> {
-        const MOST: u64 = 1 << 30;
-        let region = self.region(index)?;
-        let Some(file) = region.file.filter(|_| region.flags.contains(spec::RegionFlags::MMAP))
-        else {
-            return Ok(None);
-        };
-        let whole = [(0, region.size)];
-        let areas = if region.areas.is_empty() { &whole[..] } else { &region.areas };
-        let holds = |area: &&(u64, u64)| {
-            area.0 <= offset && area.0.checked_add(area.1).is_some_and(|end| offset < end)
-        };
-        let Some(&(start, len)) = areas.iter().find(holds) else { return Ok(None) };
-        let file_offset = region.file_offset.checked_add(start).filter(|_| len <= MOST);
-        let file_offset = file_offset.ok_or(ClientError::Malformed("area of a region"))?;
-        let window = Window::map(file, file_offset, start, len as usize);
-        window.map(Some).map_err(|_| ClientError::Malformed("an area that cannot be mapped"))
-    }
-
-    /// Asks for the description of an interrupt type.
-    pub fn irq(&mut self, index: u32) -> Result<IrqDescription, ClientError> {
-        Ok(interrupt(&self.ask(Command::DeviceGetIrqInfo, &irq_request(index))?))
     }
 
     /// Asks for the descriptions of the interrupt types `0..count` at once.
     pub(crate) fn irqs(&mut self, count: u32) -> Result<Vec<IrqDescription>, ClientError> {
-        let requests: Vec<_> = (0..count).map(irq_request).collect();
+        let requests: Vec<_> = (0..count).map(spec::IrqInfo::request).collect();
         let see = |reply: Message| Ok(interrupt(&parsed(&reply)?));
         self.ask_all(Command::DeviceGetIrqInfo, &requests, see)
     }
@@ -343,13 +261,7 @@ impl Client {
         booleans: &[u8],
         files: &[BorrowedFd<'_>],
     ) -> Result<(), ClientError> {
-        let request = spec::IrqSet {
-            argsz: U32::new(20 + booleans.len() as u32),
-            flags: U32::new(flags.bits()),
-            index: U32::new(index),
-            start: U32::new(start),
-            count: U32::new(count),
-        };
+        let request = spec::IrqSet::new(flags, index, start, count, booleans.len());
         let payload = [request.as_bytes(), booleans].concat();
         self.call(Command::DeviceSetIrqs, &payload, files).map(drop)
     }
@@ -363,42 +275,14 @@ impl Client {
         offset: u64,
         writable: bool,
     ) -> Result<(), ClientError> {
-        let request = map_request(iova, len, offset, writable);
+        let request = spec::DmaMap::new(iova, len, offset, writable);
         self.call(Command::DmaMap, request.as_bytes(), &[file]).map(drop)
     }
 
-    /// Permits the device to access `content` under the address `iova`, by messages.
-    pub fn map_remote(
-        &mut self,
-        iova: u64,
-        content: Vec<u8>,
-        writable: bool,
-    ) -> Result<(), ClientError> {
-        let request = map_request(iova, content.len() as u64, 0, writable);
-        self.remote.insert(iova, content);
-        let outcome = self.call(Command::DmaMap, request.as_bytes(), &[]).map(drop);
-        if outcome.is_err() {
-            self.remote.remove(&iova);
-        }
-        outcome
-    }
-
-    /// Removes a map. When this returns, the device does not access the memory any more. Returns
-    /// the content of message-only memory.
-    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<Option<Vec<u8>>, ClientError> {
-        let request = spec::DmaUnmap {
-            argsz: U32::new(24),
-            flags: U32::new(0),
-            address: U64::new(iova),
-            size: U64::new(len),
-        };
-        self.call(Command::DmaUnmap, request.as_bytes(), &[])?;
-        Ok(self.remote.remove(&iova))
-    }
-
-    /// Returns the content of the message-only memory at `iova`.
-    pub fn remote(&self, iova: u64) -> Option<&[u8]> {
-        self.remote.get(&iova).map(Vec::as_slice)
+    /// Removes a map. When this returns, the device does not access the memory any more.
+    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<(), ClientError> {
+        let request = spec::DmaUnmap::new(iova, len);
+        self.call(Command::DmaUnmap, request.as_bytes(), &[]).map(drop)
     }
 
     /// Reads registers.
@@ -406,7 +290,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), ClientError> {
-        let request = access(region, offset, into.len());
+        let request = spec::RegionAccess::new(region, offset, into.len());
         copy_read(&self.call(Command::RegionRead, request.as_bytes(), &[])?, into)
     }
 
@@ -416,7 +300,8 @@ impl Client {
         region: u32,
         offsets: &[u64],
     ) -> Result<Vec<u32>, ClientError> {
-        let requests: Vec<_> = offsets.iter().map(|offset| access(region, *offset, 4)).collect();
+        let requests: Vec<_> =
+            offsets.iter().map(|offset| spec::RegionAccess::new(region, *offset, 4)).collect();
         self.ask_all(Command::RegionRead, &requests, |reply| {
             let mut bytes = [0; 4];
             copy_read(&reply, &mut bytes)?;
@@ -426,53 +311,9 @@ impl Client {
 
     /// Writes registers and waits until the server has done the write.
     pub fn write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
-        let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
+        let payload =
+            [spec::RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
         self.call(Command::RegionWrite, &payload, &[]).map(drop)
-    }
-
-    /// Writes registers and does not wait for a reply. Waits while the server does not read earlier
-    /// messages.
-    ///
-    /// # Errors
-    /// [`ClientError`], but never [`ClientError::Refused`].
-    pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
-        let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
-        let mut header = self.header(Command::RegionWrite, payload.len());
-        header.flags = U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
-        self.flush(self.deadline())?;
-        self.wire.send(&header, &payload, Vec::new())?;
-        Ok(())
-    }
-
-    /// Writes the registers at one offset of a region as [`Client::post`], then reads the ones at
-    /// another. Both requests go out in one system call.
-    ///
-    /// # Errors
-    /// [`ClientError`]; a refusal is that of the read.
-    pub fn post_and_read(
-        &mut self,
-        region: u32,
-        (offset, from): (u64, &[u8]),
-        (at, into): (u64, &mut [u8]),
-    ) -> Result<(), ClientError> {
-        let write = [access(region, offset, from.len()).as_bytes(), from].concat();
-        let mut posted = self.header(Command::RegionWrite, write.len());
-        posted.flags = U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
-        let read = access(region, at, into.len());
-        let header = self.header(Command::RegionRead, size_of_val(&read));
-        // The second message follows the first one's payload.
-        let both = [&write[..], header.as_bytes(), read.as_bytes()].concat();
-        let deadline = self.deadline();
-        self.send(deadline, &posted, &both, &[])?;
-        let reply = self.next_message(deadline, &[header])?;
-        copy_read(&self.checked(Command::RegionRead, reply)?, into)
-    }
-
-    /// Reads a 32-bit register.
-    pub fn read_u32(&mut self, region: u32, offset: u64) -> Result<u32, ClientError> {
-        let mut bytes = [0; 4];
-        self.read(region, offset, &mut bytes)?;
-        Ok(u32::from_le_bytes(bytes))
     }
 
     /// Resets the device.
@@ -481,18 +322,6 @@ impl Client {
     /// [`ClientError`].
     pub fn reset(&mut self) -> Result<(), ClientError> {
         self.call(Command::DeviceReset, &[], &[]).map(drop)
-    }
-
-    /// Serves the server's accesses to message-only memory until `time` has passed.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn serve(&mut self, time: Duration) -> Result<(), ClientError> {
-        match self.next_message(Instant::now() + time, &[]) {
-            Err(ClientError::Timeout) => Ok(()),
-            Err(error) => Err(error),
-            Ok(_) => Err(ClientError::Malformed("a reply to nothing")),
-        }
     }
 
     /// Sends a command with any payload and returns the reply.
@@ -541,7 +370,7 @@ impl Client {
         Ok(seen.into_iter().flatten().collect())
     }
 
-    fn send(
+    pub(crate) fn send(
         &mut self,
         deadline: Instant,
         header: &Header,
@@ -556,7 +385,7 @@ impl Client {
     }
 
     /// Refuses a reply to `command` that is an error, or brings what nobody asked for.
-    fn checked(&self, command: Command, reply: Message) -> Result<Message, ClientError> {
+    pub(crate) fn checked(&self, command: Command, reply: Message) -> Result<Message, ClientError> {
         let brings_files =
             matches!(command, Command::DeviceGetRegionInfo | Command::DeviceGetRegionIoFds);
         // Descriptors that nobody asked for would take this process's numbers away.
@@ -570,12 +399,12 @@ impl Client {
     }
 
     /// Returns the time at which a wait that begins now ends.
-    fn deadline(&self) -> Instant {
+    pub(crate) fn deadline(&self) -> Instant {
         self.until.unwrap_or_else(|| Instant::now() + self.timeout)
     }
 
     /// Waits until the server has read enough for all output to be in the socket.
-    fn flush(&mut self, deadline: Instant) -> Result<(), ClientError> {
+    pub(crate) fn flush(&mut self, deadline: Instant) -> Result<(), ClientError> {
         let mut refusals = 0;
         while !self.wire.flush()? {
             // A server that waits for its own output to be read must not wait for ever.
@@ -588,20 +417,20 @@ impl Client {
     }
 
     /// Sends a command whose reply is a structure of the same type as the request.
-    fn ask<T>(&mut self, command: Command, request: &T) -> Result<T, ClientError>
+    pub(crate) fn ask<T>(&mut self, command: Command, request: &T) -> Result<T, ClientError>
     where
         T: IntoBytes + FromBytes + Immutable + KnownLayout,
     {
         parsed(&self.call(command, request.as_bytes(), &[])?)
     }
 
-    fn header(&mut self, command: Command, payload: usize) -> Header {
+    pub(crate) fn header(&mut self, command: Command, payload: usize) -> Header {
         self.next_id = self.next_id.wrapping_add(1);
         Header::command(self.next_id, command, payload)
     }
 
     /// Waits for the reply to one of `requests`, and serves the commands that arrive before it.
-    fn next_message(
+    pub(crate) fn next_message(
         &mut self,
         deadline: Instant,
         requests: &[Header],
@@ -653,60 +482,30 @@ impl Client {
         deadline: Instant,
         refusals: &mut u32,
     ) -> Result<(), ClientError> {
-        if !message.header.is_command() {
+        let header = &message.header;
+        if !header.is_command() {
             return Err(ClientError::Malformed("a reply to nothing"));
-        }
-        *refusals += u32::from(self.remote.is_empty());
-        if *refusals > MAX_REFUSALS {
-            return Err(ClientError::Malformed("accesses to memory that is not mapped"));
         }
         if Instant::now() >= deadline {
             return Err(ClientError::Timeout);
         }
-        self.serve_one(message)
-    }
-
-    /// Answers an access of the server to message-only memory.
-    fn serve_one(&mut self, message: &Message) -> Result<(), ClientError> {
-        let header = &message.header;
-        let reply = match Command::from_code(header.command.get()) {
-            Some(Command::DmaRead) => self.dma_read(&message.payload),
-            Some(Command::DmaWrite) => self.dma_write(&message.payload),
-            _ => Err(Errno::NOTSUP),
-        };
-        match reply {
+        match self.access_memory(message) {
             Ok(payload) => self.wire.send(&header.reply(payload.len()), &payload, Vec::new())?,
+            Err(_) if *refusals == MAX_REFUSALS => {
+                return Err(ClientError::Malformed("accesses to memory that is not mapped"));
+            }
             Err(errno) => {
+                *refusals += 1;
                 self.wire.send(&header.error_reply(errno.raw_os_error()), &[], Vec::new())?;
             }
         }
         Ok(())
     }
 
-    fn dma_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let request = spec::DmaAccess::read_from_bytes(payload).map_err(|_| Errno::INVAL)?;
-        let place = self.place(&request)?;
-        Ok([request.as_bytes(), place].concat())
-    }
-
-    fn dma_write(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let (request, data) =
-            spec::DmaAccess::read_from_prefix(payload).map_err(|_| Errno::INVAL)?;
-        let place = self.place(&request)?;
-        if place.len() != data.len() {
-            return Err(Errno::INVAL);
-        }
-        place.copy_from_slice(data);
-        Ok(request.as_bytes().to_vec())
-    }
-
-    /// Returns the bytes that an access refers to.
-    fn place(&mut self, request: &spec::DmaAccess) -> Result<&mut [u8], Errno> {
-        let (iova, count) = (request.address.get(), request.count.get());
-        let (start, content) = self.remote.range_mut(..=iova).next_back().ok_or(Errno::FAULT)?;
-        let offset = usize::try_from(iova - start).map_err(|_| Errno::FAULT)?;
-        let end = usize::try_from(count).ok().and_then(|count| offset.checked_add(count));
-        content.get_mut(offset..end.ok_or(Errno::FAULT)?).ok_or(Errno::FAULT)
+    /// Refuses the server's accesses to memory by messages: all memory is mapped from files.
+    #[cfg(not(feature = "driver"))]
+    fn access_memory(&mut self, _: &Message) -> Result<Vec<u8>, Errno> {
+        Err(Errno::NOTSUP)
     }
 }
 
@@ -717,17 +516,12 @@ impl AsFd for Client {
     }
 }
 
-fn region_request(index: u32) -> spec::RegionInfo {
-    const ROOM: u32 = 4096;
-    spec::RegionInfo { argsz: U32::new(ROOM), index: U32::new(index), ..Default::default() }
-}
-
 /// Parses the description of a region.
-fn described(mut reply: Message) -> Result<RegionDescription, ClientError> {
+pub(crate) fn described(mut reply: Message) -> Result<RegionDescription, ClientError> {
     let (info, _) = spec::RegionInfo::read_from_prefix(&reply.payload)
         .map_err(|_| ClientError::Malformed("region info"))?;
     let flags = spec::RegionFlags::from_bits_retain(info.flags.get());
-    let areas = areas(&reply.payload, &info).ok_or(ClientError::Malformed("capabilities"))?;
+    let areas = info.areas(&reply.payload).ok_or(ClientError::Malformed("capabilities"))?;
     Ok(RegionDescription {
         size: info.size.get(),
         flags,
@@ -737,11 +531,7 @@ fn described(mut reply: Message) -> Result<RegionDescription, ClientError> {
     })
 }
 
-fn irq_request(index: u32) -> spec::IrqInfo {
-    spec::IrqInfo { argsz: U32::new(16), index: U32::new(index), ..Default::default() }
-}
-
-fn interrupt(reply: &spec::IrqInfo) -> IrqDescription {
+pub(crate) fn interrupt(reply: &spec::IrqInfo) -> IrqDescription {
     let flags = spec::IrqInfoFlags::from_bits_retain(reply.flags.get());
     IrqDescription { flags, count: reply.count.get() }
 }
@@ -753,7 +543,7 @@ fn parsed<T: FromBytes>(reply: &Message) -> Result<T, ClientError> {
 }
 
 /// Copies the data of a reply to a read.
-fn copy_read(reply: &Message, into: &mut [u8]) -> Result<(), ClientError> {
+pub(crate) fn copy_read(reply: &Message, into: &mut [u8]) -> Result<(), ClientError> {
     match spec::RegionAccess::read_from_prefix(&reply.payload) {
         Ok((_, data)) if data.len() == into.len() => {
             into.copy_from_slice(data);
@@ -769,48 +559,4 @@ fn errno(number: u32) -> Errno {
         Ok(number @ 1..=4095) => Errno::from_raw_os_error(number),
         _ => Errno::IO,
     }
-}
-
-fn access(region: u32, offset: u64, len: usize) -> spec::RegionAccess {
-    spec::RegionAccess {
-        offset: U64::new(offset),
-        region: U32::new(region),
-        count: U32::new(len as u32),
-    }
-}
-
-fn map_request(iova: u64, len: u64, offset: u64, writable: bool) -> spec::DmaMap {
-    let mut flags = spec::DmaMapFlags::READ;
-    flags.set(spec::DmaMapFlags::WRITE, writable);
-    spec::DmaMap {
-        argsz: U32::new(32),
-        flags: U32::new(flags.bits()),
-        offset: U64::new(offset),
-        address: U64::new(iova),
-        size: U64::new(len),
-    }
-}
-
-/// Returns the mappable areas of a region-info reply, or `None` if the capabilities are malformed.
-fn areas(payload: &[u8], info: &spec::RegionInfo) -> Option<Vec<(u64, u64)>> {
-    let mut areas = Vec::new();
-    let mut at = info.cap_offset.get() as usize;
-    while at != 0 {
-        let rest = payload.get(at..)?;
-        let (header, rest) = spec::CapabilityHeader::read_from_prefix(rest).ok()?;
-        if header.id.get() == spec::capability::SPARSE_MMAP {
-            let (sparse, mut rest) = spec::SparseHeader::read_from_prefix(rest).ok()?;
-            for _ in 0..sparse.nr_areas.get() {
-                let (area, more) = spec::SparseArea::read_from_prefix(rest).ok()?;
-                areas.push((area.offset.get(), area.size.get()));
-                rest = more;
-            }
-        }
-        let next = header.next.get() as usize;
-        if next != 0 && next <= at {
-            return None; // would go round for ever
-        }
-        at = next;
-    }
-    Some(areas)
 }

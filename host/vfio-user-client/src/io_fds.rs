@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::fs::SealFlags;
 use slipway_peer::Foreign;
 use slipway_vfio_user_spec as spec;
-use spec::{Command, RegionIoFds, SUB_REGION_LEN, SubRegion, SubRegionFlags, U32, io_fd};
+use spec::{Command, RegionIoFds, SUB_REGION_LEN, SubRegion, SubRegionFlags, io_fd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{Client, ClientError, Window};
@@ -129,8 +129,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; [`ClientError::Malformed`] also if a sub-region is not in its region.
     pub fn io_fds(&mut self, index: u32, size: u64) -> Result<IoFds, ClientError> {
-        let request =
-            RegionIoFds { argsz: U32::new(ROOM), index: U32::new(index), ..RegionIoFds::default() };
+        let request = RegionIoFds::request(index, ROOM);
         let reply = match self.call(Command::DeviceGetRegionIoFds, request.as_bytes(), &[]) {
             Err(ClientError::Refused(_)) => return Ok(IoFds::default()),
             reply => reply?,
@@ -168,7 +167,7 @@ impl Given {
             return Err(short());
         }
         for bytes in rest.chunks_exact(stride).take(count) {
-            let one = sub_region(bytes).ok_or_else(short)?;
+            let one = SubRegion::parse(bytes).ok_or_else(short)?;
             self.add(&one, &mut found)?;
         }
         Ok(found)
@@ -239,16 +238,4 @@ impl Given {
         self.shadows.push((index, window.clone()));
         Ok(Some(window))
     }
-}
-
-/// Parses one sub-region, in either layout.
-fn sub_region(bytes: &[u8]) -> Option<SubRegion> {
-    if let Ok((one, _)) = SubRegion::read_from_prefix(bytes) {
-        return Some(one);
-    }
-    let (head, datamatch) = bytes.get(..SUB_REGION_LEN)?.split_at(SUB_REGION_LEN - 8);
-    let shadowless = [head, &[0; 8], datamatch].concat();
-    let one = SubRegion::read_from_bytes(&shadowless).ok()?;
-    // Without a place in it, there is no shadow memory.
-    (one.kind.get() != io_fd::IOEVENTFD_SHADOW).then_some(one)
 }

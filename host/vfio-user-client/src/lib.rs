@@ -6,7 +6,7 @@
 //! - [`Client`] is one connection, for one thread. It blocks, with a timeout on every wait.
 //! - [`IoFds`] are the registers that are written without messages.
 //! - [`Window`] is a part of a region that is accessed without messages.
-//! - `Registers` (feature `driver`) is a driver's access to BAR 0, for tests and benchmarks.
+//! - Feature `driver` has what programs without a VMM need, such as tests and benchmarks.
 //!
 //! The example `inspect` shows the function behind any vfio-user socket, and accesses it.
 //!
@@ -30,12 +30,12 @@
 #![allow(unsafe_code)]
 
 mod client;
+#[cfg(feature = "driver")]
+mod driver;
 #[cfg(feature = "fuzz")]
 mod fuzz;
 mod io_fds;
 mod migration;
-#[cfg(feature = "driver")]
-mod registers;
 mod remote;
 mod shape;
 mod told;
@@ -43,12 +43,12 @@ mod watch;
 mod window;
 
 pub use client::{Client, ClientError, IrqDescription, RegionDescription};
+#[cfg(feature = "driver")]
+pub use driver::Registers;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
 pub use io_fds::{Bell, Event, IoFds, Notification};
 pub use migration::MAX_STATE;
-#[cfg(feature = "driver")]
-pub use registers::Registers;
 pub use remote::{ConnectionState, Continuity, FunctionError, RemoteFunction};
 pub use shape::RegionShape;
 pub use window::Window;

@@ -12,17 +12,6 @@ use crate::{Client, ClientError};
 pub const MAX_STATE: usize = 16 << 20;
 
 impl Client {
-    /// Returns the states that the function has for migration (`slipway_vfio_user_spec::migration`)
-    /// besides RUNNING and ERROR.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ClientError::Refused`] if the function cannot be migrated.
-    pub fn migration(&mut self) -> Result<u64, ClientError> {
-        let data = self.feature(feature::GET | feature::MIGRATION, &[], 8)?;
-        let flags = spec::Migration::read_from_bytes(&data);
-        Ok(flags.map_err(|_| ClientError::Malformed("migration"))?.flags.get())
-    }
-
     /// Returns the state of the function (`slipway_vfio_user_spec::device_state`).
     ///
     /// # Errors
@@ -64,7 +53,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn read_state_part(&mut self, len: usize) -> Result<Vec<u8>, ClientError> {
-        let request = data_header(len);
+        let request = spec::MigrationData::request(len);
         let reply = self.call(Command::MigDataRead, request.as_bytes(), &[])?;
         let parsed = spec::MigrationData::read_from_prefix(&reply.payload);
         let (header, data) = parsed.map_err(|_| ClientError::Malformed("migration data"))?;
@@ -80,7 +69,7 @@ impl Client {
     /// [`ClientError`].
     pub fn write_state(&mut self, state: &[u8]) -> Result<(), ClientError> {
         for part in state.chunks(self.chunk()) {
-            let request = [data_header(part.len()).as_bytes(), part].concat();
+            let request = [spec::MigrationData::request(part.len()).as_bytes(), part].concat();
             self.call(Command::MigDataWrite, &request, &[])?;
         }
         Ok(())
@@ -102,17 +91,10 @@ impl Client {
 
     /// Gets or sets a feature. Returns its data, of which the reply has at most `room` bytes.
     fn feature(&mut self, flags: u32, data: &[u8], room: usize) -> Result<Vec<u8>, ClientError> {
-        let len = size_of::<spec::DeviceFeature>() + room;
-        let head = spec::DeviceFeature { argsz: U32::new(len as u32), flags: U32::new(flags) };
+        let head = spec::DeviceFeature::request(flags, room);
         let request = [head.as_bytes(), data].concat();
         let reply = self.call(Command::DeviceFeature, &request, &[])?;
         let data = reply.payload.get(size_of::<spec::DeviceFeature>()..);
         Ok(data.ok_or(ClientError::Malformed("device feature"))?.to_vec())
     }
-}
-
-/// Returns the start of a request for `len` bytes of state.
-fn data_header(len: usize) -> spec::MigrationData {
-    let whole = size_of::<spec::MigrationData>() + len;
-    spec::MigrationData { argsz: U32::new(whole as u32), size: U32::new(len as u32) }
 }

@@ -219,25 +219,6 @@ impl RemoteFunction {
         }
     }
 
-    /// Writes registers without waiting for the server to do it; without a message where
-    /// [`RemoteFunction::ring`] does that. Waits all the same if a successor of the server would go
-    /// on with the function: a message that the server has not read is lost with it.
-    ///
-    /// # Errors
-    /// As [`RemoteFunction::write`], but what the server refuses is dropped.
-    pub fn post(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), FunctionError> {
-        self.check(region, offset, from.len(), RegionFlags::WRITE)?;
-        if let Ok(value) = from.try_into()
-            && self.ring(region, offset, u32::from_le_bytes(value))
-        {
-            return Ok(());
-        }
-        self.perform(|client| match client.resumes() {
-            true => client.write(region, offset, from),
-            false => client.post(region, offset, from),
-        })
-    }
-
     /// Writes a 32-bit register without a message: stores the value in memory that the server
     /// shares, and raises the server's eventfd. Takes no mutex and waits for nobody. Returns
     /// `false`, and does nothing, if the register has to be written by a message.
@@ -277,25 +258,6 @@ impl RemoteFunction {
         let io_fds = self.io_fds.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let found = io_fds.iter().find(|(index, _)| *index == region);
         found.map(|(_, one)| one.notifications.clone()).unwrap_or_default()
-    }
-
-    /// Returns a descriptor for the mappable areas of `region`, and the offset in it of the
-    /// region's first byte. Returns `None` if the region cannot be mapped. After
-    /// [`RemoteFunction::reconnect`], the descriptor is another one.
-    ///
-    /// The file is sealed against shrinking: a server cannot take its pages away.
-    ///
-    /// # Errors
-    /// [`FunctionError`]; [`FunctionError::Refused`] with `EPERM` if the file is not sealed.
-    pub fn file(&self, region: u32) -> Result<Option<(OwnedFd, u64)>, FunctionError> {
-        let described = self.perform(|client| client.region(region))?;
-        let Some(file) = described.file else { return Ok(None) };
-        let seals = rustix::fs::fcntl_get_seals(&file);
-        if !seals.is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK)) {
-            return Err(FunctionError::Refused(Errno::PERM));
-        }
-        // It is memory, so closing it never waits.
-        Ok(Some((file.into_owned(), described.file_offset)))
     }
 
     /// Permits the function to read and write `len` bytes of RAM at `offset` of `file`, under the
@@ -371,22 +333,6 @@ impl RemoteFunction {
         )
     }
 
-    /// Removes the routes of MSI-X vectors.
-    ///
-    /// # Errors
-    /// As [`RemoteFunction::route`].
-    pub fn unroute(&self, vectors: Range<u32>) -> Result<(), FunctionError> {
-        self.check_vectors(vectors.clone())?;
-        if vectors.is_empty() {
-            return Ok(());
-        }
-        let (start, count) = (vectors.start, vectors.end - vectors.start);
-        self.tell(
-            |client| client.route_irqs(irq::MSIX, start, count, &[]),
-            |told| told.vectors.retain(|vector, _| !vectors.contains(vector)),
-        )
-    }
-
     /// Routes the interrupt pin (INTx) to an eventfd, or nowhere. The pin masks itself when it is
     /// delivered.
     ///
@@ -452,11 +398,7 @@ impl RemoteFunction {
         }
         client.limit(Instant::now() + self.patience);
         inner.told.replay(&mut client).map_err(failed)?;
-        let resumed = match inner.told.stopped {
-            true => client.stay_stopped(),
-            false => client.resume(),
-        };
-        let resumed = resumed.map_err(failed)?;
+        let resumed = client.go_on(inner.told.stopped).map_err(failed)?;
         if matches!(inner.link, Link::Up(_)) {
             self.lose(&mut inner, "another connection took its place".into());
         }
@@ -475,7 +417,7 @@ impl RemoteFunction {
     }
 
     /// Returns `EINVAL` if an access is not within its region, or not allowed.
-    fn check(
+    pub(crate) fn check(
         &self,
         index: u32,
         offset: u64,
@@ -490,13 +432,13 @@ impl RemoteFunction {
         region.filter(fits).map(drop).ok_or(FunctionError::Refused(Errno::INVAL))
     }
 
-    fn check_vectors(&self, vectors: Range<u32>) -> Result<(), FunctionError> {
+    pub(crate) fn check_vectors(&self, vectors: Range<u32>) -> Result<(), FunctionError> {
         let fits = vectors.start <= vectors.end && vectors.end <= self.vectors().count;
         fits.then_some(()).ok_or(FunctionError::Refused(Errno::INVAL))
     }
 
     /// Carries out `request`, again after each reconnection until it is answered.
-    fn perform<T>(
+    pub(crate) fn perform<T>(
         &self,
         mut request: impl FnMut(&mut Client) -> Result<T, ClientError>,
     ) -> Result<T, FunctionError> {
@@ -536,7 +478,7 @@ impl RemoteFunction {
     /// Sets something that is replayed after a reconnection: by `request`, if there is a
     /// connection, and then in the record of what was set. A function that breaks at this very
     /// request records nothing: [`RemoteFunction::break_off`] has raised every recorded vector.
-    fn tell(
+    pub(crate) fn tell(
         &self,
         request: impl FnOnce(&mut Client) -> Result<(), ClientError>,
         note: impl FnOnce(&mut Told),

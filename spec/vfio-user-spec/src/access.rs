@@ -16,6 +16,14 @@ pub struct RegionAccess {
     pub count: U32,
 }
 
+impl RegionAccess {
+    /// Returns an access to `len` bytes at `offset` of region `region`.
+    pub fn new(region: u32, offset: u64, len: usize) -> Self {
+        let (offset, region) = (U64::new(offset), U32::new(region));
+        Self { offset, region, count: U32::new(len as u32) }
+    }
+}
+
 /// `VFIO_USER_DMA_READ` and `VFIO_USER_DMA_WRITE`, request and reply; data follow the request of a
 /// write and the reply of a read.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

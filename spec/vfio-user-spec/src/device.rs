@@ -1,6 +1,8 @@
 //! Sections *VFIO_USER_DEVICE_GET_INFO*, *VFIO_USER_DEVICE_GET_REGION_INFO* and
 //! *VFIO_USER_DEVICE_GET_REGION_IO_FDS*.
 
+use alloc::vec::Vec;
+
 use crate::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -27,6 +29,13 @@ pub struct DeviceInfo {
     pub num_regions: U32,
     /// Number of interrupt types, see [`crate::irq`].
     pub num_irqs: U32,
+}
+
+impl DeviceInfo {
+    /// Returns the request.
+    pub fn request() -> Self {
+        Self { argsz: U32::new(16), ..Self::default() }
+    }
 }
 
 /// Region indices of a PCI device (`VFIO_PCI_*_REGION_INDEX` of `<linux/vfio.h>`).
@@ -77,6 +86,40 @@ pub struct RegionInfo {
     pub size: U64,
     /// Offset of the region's first byte in the descriptor.
     pub offset: U64,
+}
+
+impl RegionInfo {
+    /// Returns the request about region `index`, of a client that takes replies of `room` bytes.
+    pub fn request(index: u32, room: u32) -> Self {
+        Self { argsz: U32::new(room), index: U32::new(index), ..Self::default() }
+    }
+
+    /// Returns the parts of the region that may be mapped, each as its offset and its length, as
+    /// the capabilities in `reply` have them: the whole payload that begins with this structure.
+    /// They are empty if no capability tells of any. Returns `None` if the capabilities are
+    /// malformed.
+    pub fn areas(&self, reply: &[u8]) -> Option<Vec<(u64, u64)>> {
+        let mut areas = Vec::new();
+        let mut at = self.cap_offset.get() as usize;
+        while at != 0 {
+            let rest = reply.get(at..)?;
+            let (header, rest) = CapabilityHeader::read_from_prefix(rest).ok()?;
+            if header.id.get() == capability::SPARSE_MMAP {
+                let (sparse, mut rest) = SparseHeader::read_from_prefix(rest).ok()?;
+                for _ in 0..sparse.nr_areas.get() {
+                    let (area, more) = SparseArea::read_from_prefix(rest).ok()?;
+                    areas.push((area.offset.get(), area.size.get()));
+                    rest = more;
+                }
+            }
+            let next = header.next.get() as usize;
+            if next != 0 && next <= at {
+                return None; // would go round for ever
+            }
+            at = next;
+        }
+        Some(areas)
+    }
 }
 
 /// Identifiers of region capabilities (`<linux/vfio.h>`).
@@ -132,6 +175,13 @@ pub struct RegionIoFds {
     pub count: U32,
 }
 
+impl RegionIoFds {
+    /// Returns the request about region `index`, of a client that takes replies of `room` bytes.
+    pub fn request(index: u32, room: u32) -> Self {
+        Self { argsz: U32::new(room), index: U32::new(index), ..Self::default() }
+    }
+}
+
 bitflags::bitflags! {
     /// Flags of [`SubRegion`]: those of `KVM_IOEVENTFD` (`<linux/kvm.h>`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +229,22 @@ pub struct SubRegion {
     pub shadow_offset: U64,
     /// The value that counts, with [`SubRegionFlags::DATAMATCH`].
     pub datamatch: U64,
+}
+
+impl SubRegion {
+    /// Returns the sub-region in `bytes`, in the layout that their number tells. Returns `None` if
+    /// they are too few, or lack the shadow memory that their type needs.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        if let Ok((one, _)) = Self::read_from_prefix(bytes) {
+            return Some(one);
+        }
+        let (head, datamatch) = bytes.get(..SUB_REGION_LEN)?.split_at(SUB_REGION_LEN - 8);
+        let mut padded = [0; size_of::<Self>()];
+        padded[..head.len()].copy_from_slice(head);
+        padded[SUB_REGION_LEN..].copy_from_slice(datamatch);
+        let one = Self::read_from_bytes(&padded).ok()?;
+        (one.kind.get() != io_fd::IOEVENTFD_SHADOW).then_some(one)
+    }
 }
 
 /// Bytes of a sub-region in the specification, where `datamatch` follows `shadow_fd_index`.

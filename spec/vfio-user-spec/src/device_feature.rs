@@ -55,6 +55,15 @@ pub struct DeviceFeature {
     pub flags: U32,
 }
 
+impl DeviceFeature {
+    /// Returns the start of a request with these flags, of a client that takes `room` bytes of the
+    /// feature's data.
+    pub fn request(flags: u32, room: usize) -> Self {
+        let whole = size_of::<Self>() + room;
+        Self { argsz: U32::new(whole as u32), flags: U32::new(flags) }
+    }
+}
+
 /// The data of feature [`feature::MIGRATION`], of a reply only.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -84,6 +93,14 @@ pub struct MigrationData {
     /// Bytes of state: those to read, those that follow. A reply with fewer than were asked for
     /// has the last ones.
     pub size: U32,
+}
+
+impl MigrationData {
+    /// Returns the request to read or write `len` bytes.
+    pub fn request(len: usize) -> Self {
+        let whole = size_of::<Self>() + len;
+        Self { argsz: U32::new(whole as u32), size: U32::new(len as u32) }
+    }
 }
 
 #[cfg(test)]

@@ -35,6 +35,22 @@ pub struct DmaMap {
     pub size: U64,
 }
 
+impl DmaMap {
+    /// Returns the request to map `len` bytes at `offset` of the descriptor to the address `iova`,
+    /// for reading, or also for writing.
+    pub fn new(iova: u64, len: u64, offset: u64, writable: bool) -> Self {
+        let mut flags = DmaMapFlags::READ;
+        flags.set(DmaMapFlags::WRITE, writable);
+        Self {
+            argsz: U32::new(32),
+            flags: U32::new(flags.bits()),
+            offset: U64::new(offset),
+            address: U64::new(iova),
+            size: U64::new(len),
+        }
+    }
+}
+
 bitflags::bitflags! {
     /// Flags of [`DmaUnmap`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +74,14 @@ pub struct DmaUnmap {
     pub address: U64,
     /// Bytes to unmap: exactly the map's size.
     pub size: U64,
+}
+
+impl DmaUnmap {
+    /// Returns the request to remove the map of `len` bytes at the address `iova`.
+    pub fn new(iova: u64, len: u64) -> Self {
+        let (argsz, address, size) = (U32::new(24), U64::new(iova), U64::new(len));
+        Self { argsz, flags: U32::new(0), address, size }
+    }
 }
 
 #[cfg(test)]

@@ -48,6 +48,13 @@ pub struct IrqInfo {
     pub count: U32,
 }
 
+impl IrqInfo {
+    /// Returns the request about type `index`.
+    pub fn request(index: u32) -> Self {
+        Self { argsz: U32::new(16), index: U32::new(index), ..Self::default() }
+    }
+}
+
 bitflags::bitflags! {
     /// Flags of [`IrqSet`]: exactly one `DATA_*` and exactly one action.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +94,20 @@ pub struct IrqSet {
     pub start: U32,
     /// Number of interrupts; zero with `DATA_NONE` and `TRIGGER` disables the whole type.
     pub count: U32,
+}
+
+impl IrqSet {
+    /// Returns the request about `count` interrupts of type `index` from `start` on, with `len`
+    /// bytes behind it.
+    pub fn new(flags: IrqSetFlags, index: u32, start: u32, count: u32, len: usize) -> Self {
+        Self {
+            argsz: U32::new(20 + len as u32),
+            flags: U32::new(flags.bits()),
+            index: U32::new(index),
+            start: U32::new(start),
+            count: U32::new(count),
+        }
+    }
 }
 
 #[cfg(test)]

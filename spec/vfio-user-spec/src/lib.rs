@@ -33,6 +33,8 @@
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]
 
+extern crate alloc;
+
 mod access;
 mod device;
 mod device_feature;

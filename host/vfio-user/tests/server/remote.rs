@@ -29,7 +29,7 @@ fn it_is_read_and_written_by_messages() {
     assert_eq!(stats.regions[0].kind, RegionKind::Remote);
     assert_eq!(copy_remote(&mut client, 0x1000, 0x20_1000, 0x10_0000), DONE);
     assert_eq!(client.remote(0x1000).unwrap()[0x20_0000..0x30_0000], [0x5a; 0x10_0000]);
-    let back = client.unmap(0x1000, 0x40_0000).unwrap().unwrap();
+    let back = client.unmap_remote(0x1000, 0x40_0000).unwrap().unwrap();
     assert_eq!(back.len(), 0x40_0000);
     assert_eq!(copy_remote(&mut client, 0x1000, 0x20_1000, 64), FAULT);
     drop(client);
