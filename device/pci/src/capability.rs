@@ -1,5 +1,7 @@
 //! The capabilities of a function, as bytes and as masks of the bits that software may change.
 
+use slipway_pci_spec::{capability as id, express, msix};
+
 use crate::MsixLayout;
 
 /// A capability structure: ID, link (filled in when it is chained), registers.
@@ -50,11 +52,10 @@ impl VendorCapability {
 /// If the capability is too short or too long, or its mask has another length: a constant of a
 /// device.
 pub(crate) fn vendor(from: &VendorCapability) -> Capability {
-    const ID: u8 = 0x09;
     assert!((3..=255).contains(&from.bytes.len()), "a vendor-specific capability's length");
     assert!(from.bytes.len() == from.writable.len(), "a mask for each byte");
     let mut capability = Capability { bytes: from.bytes.clone(), writable: from.writable.clone() };
-    capability.bytes[..3].copy_from_slice(&[ID, 0, from.bytes.len() as u8]);
+    capability.bytes[..3].copy_from_slice(&[id::VENDOR, 0, from.bytes.len() as u8]);
     capability.writable[..3].fill(0);
     capability
 }
@@ -68,13 +69,8 @@ pub(crate) fn power_management() -> Capability {
     const POWER_STATE: u16 = 0b11;
     /// PMCSR: No_Soft_Reset, so that going back to D0 asks nothing of the device.
     const NO_SOFT_RESET: u16 = 1 << 3;
-    Capability::new(0x01, 8).u16(2, VERSION, 0).u16(4, NO_SOFT_RESET, POWER_STATE)
+    Capability::new(id::POWER_MANAGEMENT, 8).u16(2, VERSION, 0).u16(4, NO_SOFT_RESET, POWER_STATE)
 }
-
-/// Offset of Device Control in the PCI Express capability (PCIe Base 5.0, 7.5.3.4).
-pub(crate) const EXPRESS_DEVICE_CONTROL: usize = 0x08;
-/// Device Control, Initiate Function Level Reset: bit 15, seen in the register's high byte.
-pub(crate) const INITIATE_RESET_HIGH_BYTE: u8 = 1 << 7;
 
 /// PCI Express capability of an endpoint, version 2 (PCIe Base 5.0, 7.5.3).
 ///
@@ -106,10 +102,10 @@ pub(crate) fn express_endpoint() -> Capability {
     const LINK_SPEEDS: u32 = 0b1111 << 1;
     /// Link Control 2 (7.5.3.19): target speed.
     const TARGET_SPEED: u16 = 4;
-    Capability::new(0x10, 0x3c)
+    Capability::new(id::EXPRESS, 0x3c)
         .u16(0x02, EXPRESS_CAPABILITIES, 0)
         .u32(0x04, DEVICE_CAPABILITIES)
-        .u16(EXPRESS_DEVICE_CONTROL, DEVICE_CONTROL, DEVICE_CONTROL_WRITABLE)
+        .u16(express::DEVICE_CONTROL, DEVICE_CONTROL, DEVICE_CONTROL_WRITABLE)
         .u32(0x0c, LINK_CAPABILITIES)
         .u16(0x10, 0, LINK_CONTROL_WRITABLE)
         .u16(0x12, LINK_STATUS, 0)
@@ -119,19 +115,12 @@ pub(crate) fn express_endpoint() -> Capability {
         .u16(0x30, TARGET_SPEED, 0)
 }
 
-/// Offset of Message Control in the MSI-X capability (PCI Local Bus 3.0, 6.8.2.3).
-pub(crate) const MSIX_CONTROL: usize = 2;
-/// Message Control, MSI-X Enable.
-pub(crate) const MSIX_ENABLE: u16 = 1 << 15;
-/// Message Control, Function Mask.
-pub(crate) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
-
 /// MSI-X capability (PCI Local Bus 3.0, 6.8.2): Table Size is vectors - 1; table and PBA as
 /// offset (a multiple of 8) with the BAR number in bits 2:0 (6.8.2.4 and 6.8.2.5).
 pub(crate) fn msix(layout: &MsixLayout) -> Capability {
     let place = |offset: u64| offset as u32 | u32::from(layout.bar());
-    Capability::new(0x11, 12)
-        .u16(MSIX_CONTROL, layout.vectors() - 1, MSIX_ENABLE | MSIX_FUNCTION_MASK)
-        .u32(4, place(layout.table_range().start))
-        .u32(8, place(layout.pba_range().start))
+    Capability::new(id::MSIX, msix::LEN)
+        .u16(msix::CONTROL, layout.vectors() - 1, msix::ENABLE | msix::FUNCTION_MASK)
+        .u32(msix::TABLE, place(layout.table_range().start))
+        .u32(msix::PBA, place(layout.pba_range().start))
 }

@@ -4,12 +4,12 @@
 //! (write all ones, read the mask back) needs no code of its own, and no access of a guest,
 //! whatever its offset and width, can change a read-only bit.
 
+pub use slipway_pci_spec::CONFIG_SIZE;
+use slipway_pci_spec::{PIN_A, bar, command, express, msix, register, status};
+
 use crate::capability;
 use crate::state::{ConfigState, Register, VERSION};
 use crate::{Bar, Description, MsixControl, MsixLayout, StateError, VendorCapability};
-
-/// Bytes of a PCI Express function's configuration space (PCIe Base 5.0, 7.2.2).
-pub const CONFIG_SIZE: usize = 4096;
 
 /// The IDs and class code of a function (PCI Local Bus 3.0, 6.2.1 and 6.2.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,50 +38,6 @@ pub enum ConfigEffect {
     /// resets itself, this configuration space included.
     FunctionLevelReset,
 }
-
-/// Registers of the type 0 header (PCI Local Bus 3.0, 6.1 and figure 6-1).
-mod register {
-    pub const VENDOR: usize = 0x00;
-    pub const DEVICE: usize = 0x02;
-    pub const COMMAND: usize = 0x04;
-    pub const STATUS: usize = 0x06;
-    pub const REVISION: usize = 0x08;
-    pub const CLASS: usize = 0x09;
-    pub const CACHE_LINE_SIZE: usize = 0x0c;
-    pub const BAR0: usize = 0x10;
-    pub const SUBSYSTEM_VENDOR: usize = 0x2c;
-    pub const SUBSYSTEM: usize = 0x2e;
-    pub const CAPABILITIES: usize = 0x34;
-    pub const INTERRUPT_LINE: usize = 0x3c;
-    pub const INTERRUPT_PIN: usize = 0x3d;
-}
-
-/// Command register (PCI Local Bus 3.0, 6.2.2).
-mod command {
-    pub const IO_SPACE: u16 = 1;
-    pub const MEMORY_SPACE: u16 = 1 << 1;
-    pub const BUS_MASTER: u16 = 1 << 2;
-    pub const PARITY_ERROR_RESPONSE: u16 = 1 << 6;
-    pub const SERR_ENABLE: u16 = 1 << 8;
-    pub const INTERRUPT_DISABLE: u16 = 1 << 10;
-    /// I/O Space is writable only with a BAR of ports.
-    pub const WRITABLE: u16 =
-        MEMORY_SPACE | BUS_MASTER | PARITY_ERROR_RESPONSE | SERR_ENABLE | INTERRUPT_DISABLE;
-}
-
-/// Status register, Interrupt Status (PCI Local Bus 3.0, 6.2.3).
-const STATUS_INTERRUPT: u8 = 1 << 3;
-/// Interrupt Pin: INTA#, the pin of a function that has a single one (PCI Local Bus 3.0, 6.2.4).
-const PIN_A: u8 = 1;
-/// Status register, Capabilities List (PCI Local Bus 3.0, 6.2.3).
-const STATUS_CAPABILITIES_LIST: u16 = 1 << 4;
-/// Memory BAR, Type: 64-bit (PCI Local Bus 3.0, 6.2.5.1).
-const BAR_64_BIT: u32 = 0b10 << 1;
-/// Bits 3:0 of a memory BAR describe it and are read-only (PCI Local Bus 3.0, 6.2.5.1).
-const BAR_ADDRESS: u64 = !0xf;
-/// A BAR of I/O ports, of which bits 1:0 are read-only (PCI Local Bus 3.0, 6.2.5.1).
-const BAR_PORTS: u32 = 1;
-const PORT_ADDRESS: u64 = !0b11;
 
 /// The configuration space of one function: type 0 header, BARs, and capabilities for power
 /// management, PCI Express (endpoint) and MSI-X.
@@ -169,7 +125,7 @@ impl ConfigSpace {
         if let Some(byte) = status.and_then(|at| into.get_mut(at))
             && self.interrupt_status
         {
-            *byte |= STATUS_INTERRUPT;
+            *byte |= status::INTERRUPT;
         }
     }
 
@@ -182,13 +138,9 @@ impl ConfigSpace {
         }
         self.look_at_pin();
         // Initiate Function Level Reset always reads as zero, so it is no writable bit.
-        let initiate = self.express + capability::EXPRESS_DEVICE_CONTROL + 1;
-        let wrote = initiate.checked_sub(start).and_then(|index| from.get(index));
-        match wrote {
-            Some(byte) if byte & capability::INITIATE_RESET_HIGH_BYTE != 0 => {
-                ConfigEffect::FunctionLevelReset
-            }
-            _ => ConfigEffect::None,
+        match express::asks_for_reset(self.express, start, from) {
+            true => ConfigEffect::FunctionLevelReset,
+            false => ConfigEffect::None,
         }
     }
 
@@ -231,11 +183,8 @@ impl ConfigSpace {
 
     /// Returns MSI-X Message Control; all off if the function has no MSI-X.
     pub fn msix_control(&self) -> MsixControl {
-        let control = self.msix.map_or(0, |at| self.u16_at(at + capability::MSIX_CONTROL));
-        MsixControl {
-            enabled: control & capability::MSIX_ENABLE != 0,
-            masked: control & capability::MSIX_FUNCTION_MASK != 0,
-        }
+        let control = self.msix.map_or(0, |at| self.u16_at(at + msix::CONTROL));
+        MsixControl::of(control)
     }
 
     /// Returns the address that software gave BAR `index`, or 0 if there is no such BAR. For a
@@ -245,12 +194,7 @@ impl ConfigSpace {
             return 0;
         }
         let at = register::BAR0 + 4 * usize::from(index);
-        let low = self.u32_at(at);
-        if low & BAR_PORTS != 0 {
-            return u64::from(low) & PORT_ADDRESS;
-        }
-        let high = if low & BAR_64_BIT != 0 { self.u32_at(at + 4) } else { 0 };
-        (u64::from(high) << 32 | u64::from(low)) & BAR_ADDRESS
+        bar::address(self.u32_at(at), self.u32_at(at + 4))
     }
 
     /// Returns the registers that software may have changed, for a successor.
@@ -338,7 +282,7 @@ fn check(description: &Description, msix: Option<&MsixLayout>) {
 struct Builder {
     bytes: Box<[u8; CONFIG_SIZE]>,
     writable: Box<[u8; CONFIG_SIZE]>,
-    /// The offset of the next capability; 0x40 is the first byte after the header.
+    /// The offset of the next capability.
     next: usize,
     /// The offset of the byte that is to point to the next capability.
     link: usize,
@@ -347,7 +291,12 @@ struct Builder {
 impl Builder {
     fn new() -> Self {
         let zeros = || Box::new([0; CONFIG_SIZE]);
-        Self { bytes: zeros(), writable: zeros(), next: 0x40, link: register::CAPABILITIES }
+        Self {
+            bytes: zeros(),
+            writable: zeros(),
+            next: register::END,
+            link: register::CAPABILITIES,
+        }
     }
 
     fn set(&mut self, offset: usize, value: &[u8]) {
@@ -362,7 +311,7 @@ impl Builder {
         self.set(register::VENDOR, &identity.vendor.to_le_bytes());
         self.set(register::DEVICE, &identity.device.to_le_bytes());
         self.allow(register::COMMAND, &command::WRITABLE.to_le_bytes());
-        self.set(register::STATUS, &STATUS_CAPABILITIES_LIST.to_le_bytes());
+        self.set(register::STATUS, &status::CAPABILITIES_LIST.to_le_bytes());
         self.set(register::REVISION, &[identity.revision]);
         self.set(register::CLASS, &identity.class.to_le_bytes()[..3]);
         // Cache Line Size and Interrupt Line are scratch for software in PCI Express functions
@@ -377,15 +326,15 @@ impl Builder {
     /// Local Bus 3.0, 6.2.5.1).
     fn bar(&mut self, bar: &Bar) {
         let at = register::BAR0 + 4 * usize::from(bar.index);
-        let fixed = if bar.ports { PORT_ADDRESS } else { BAR_ADDRESS };
+        let fixed = if bar.ports { bar::PORT_ADDRESS } else { bar::ADDRESS };
         let mask = (!(bar.size - 1) & fixed).to_le_bytes();
         if bar.ports {
-            self.set(at, &BAR_PORTS.to_le_bytes());
+            self.set(at, &bar::PORTS.to_le_bytes());
             self.allow(at, &mask[..4]);
             let command = command::WRITABLE | command::IO_SPACE;
             self.allow(register::COMMAND, &command.to_le_bytes());
         } else if bar.wide {
-            self.set(at, &BAR_64_BIT.to_le_bytes());
+            self.set(at, &bar::WIDE.to_le_bytes());
             self.allow(at, &mask);
         } else {
             self.allow(at, &mask[..4]);

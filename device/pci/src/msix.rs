@@ -7,16 +7,10 @@
 
 use std::ops::Range;
 
+use slipway_pci_spec::msix::{ENABLE, ENTRY, FUNCTION_MASK, MASKED, MAX_VECTORS, VECTOR_CONTROL};
+
 use crate::state::{MsixState, VERSION, VectorState};
 use crate::{Access, StateError};
-
-/// Bytes of a table entry: address, upper address, data, vector control.
-const ENTRY: u64 = 16;
-/// Offset of Vector Control in an entry; bit 0 is the mask bit (6.8.2.9).
-const CONTROL: usize = 12;
-const MASKED: u32 = 1;
-/// Most vectors of a function: Table Size has 11 bits (6.8.2.3).
-const MAX_VECTORS: u16 = 2048;
 
 /// The places of table and pending bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +52,7 @@ impl MsixLayout {
 
     /// Returns the bytes of the BAR that hold the table: 16 per vector.
     pub fn table_range(&self) -> Range<u64> {
-        self.table..self.table + ENTRY * u64::from(self.vectors)
+        self.table..self.table + ENTRY as u64 * u64::from(self.vectors)
     }
 
     /// Returns the bytes of the BAR that hold the pending bits: a bit per vector, in whole 64-bit
@@ -81,6 +75,13 @@ pub struct MsixControl {
     pub enabled: bool,
     /// Function Mask: every vector counts as masked.
     pub masked: bool,
+}
+
+impl MsixControl {
+    /// Returns what the value of the register says.
+    pub fn of(control: u16) -> Self {
+        Self { enabled: control & ENABLE != 0, masked: control & FUNCTION_MASK != 0 }
+    }
 }
 
 /// An interrupt message: a memory write.
@@ -114,7 +115,7 @@ pub struct Msix {
 impl Msix {
     /// Makes a table in its state after a reset: every vector masked, nothing pending (6.8.2.9).
     pub fn new(layout: MsixLayout) -> Self {
-        let table = vec![0; ENTRY as usize * usize::from(layout.vectors)];
+        let table = vec![0; ENTRY * usize::from(layout.vectors)];
         let pending = vec![0; usize::from(layout.vectors.div_ceil(64))];
         let mut msix = Self { layout, table, pending };
         msix.reset();
@@ -129,8 +130,8 @@ impl Msix {
     /// Returns to the state after construction.
     pub fn reset(&mut self) {
         self.table.fill(0);
-        for entry in self.table.chunks_exact_mut(ENTRY as usize) {
-            entry[CONTROL] = MASKED as u8;
+        for entry in self.table.chunks_exact_mut(ENTRY) {
+            entry[VECTOR_CONTROL] = MASKED as u8;
         }
         self.pending.fill(0);
     }
@@ -157,7 +158,7 @@ impl Msix {
         for (at, &value) in (offset..).zip(from) {
             let index = at.wrapping_sub(self.layout.table) as usize;
             if self.layout.table_range().contains(&at) {
-                let mask = writable(index % ENTRY as usize);
+                let mask = writable(index % ENTRY);
                 self.table[index] = self.table[index] & !mask | value & mask;
             }
         }
@@ -169,7 +170,7 @@ impl Msix {
         if !control.enabled || vector >= self.layout.vectors {
             return Route::Off;
         }
-        if control.masked || self.word(vector, CONTROL) & MASKED != 0 {
+        if control.masked || self.word(vector, VECTOR_CONTROL) & MASKED != 0 {
             return Route::Masked;
         }
         Route::Deliver(self.message(vector))
@@ -212,7 +213,7 @@ impl Msix {
     pub fn save(&self) -> MsixState {
         let vectors = (0..self.layout.vectors).map(|vector| {
             let Message { address, data } = self.message(vector);
-            let masked = self.word(vector, CONTROL) & MASKED != 0;
+            let masked = self.word(vector, VECTOR_CONTROL) & MASKED != 0;
             VectorState { address, data, masked, pending: self.is_pending(vector) }
         });
         MsixState { version: VERSION, vectors: vectors.collect() }
@@ -234,11 +235,11 @@ impl Msix {
         if state.vectors.iter().any(|vector| vector.address % 4 != 0) {
             return Err(StateError::Inconsistent("an unaligned MSI-X message address".into()));
         }
-        let entries = self.table.chunks_exact_mut(ENTRY as usize);
+        let entries = self.table.chunks_exact_mut(ENTRY);
         for ((index, saved), entry) in state.vectors.iter().enumerate().zip(entries) {
             entry[..8].copy_from_slice(&saved.address.to_le_bytes());
             entry[8..12].copy_from_slice(&saved.data.to_le_bytes());
-            entry[CONTROL] = u8::from(saved.masked);
+            entry[VECTOR_CONTROL] = u8::from(saved.masked);
             self.pending[index / 64] |= u64::from(saved.pending) << (index % 64);
         }
         Ok(())
@@ -256,7 +257,7 @@ impl Msix {
     }
 
     fn word(&self, vector: u16, field: usize) -> u32 {
-        let at = usize::from(vector) * ENTRY as usize + field;
+        let at = usize::from(vector) * ENTRY + field;
         let mut word = [0; 4];
         word.copy_from_slice(&self.table[at..at + 4]);
         u32::from_le_bytes(word)
@@ -273,7 +274,7 @@ fn writable(index: usize) -> u8 {
     match index {
         0 => !0b11,
         1..=11 => 0xff,
-        CONTROL => MASKED as u8,
+        VECTOR_CONTROL => MASKED as u8,
         _ => 0,
     }
 }

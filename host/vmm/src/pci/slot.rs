@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use slipway_pci::{MsixControl, MsixLayout};
+use slipway_pci_spec::{bar, capability, command, express, msix, register};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::vectors::{VectorSource, Vectors};
@@ -55,33 +56,6 @@ pub struct Shape {
     pub notifications: Vec<Notification>,
 }
 
-/// Registers of the type 0 header (PCI Local Bus 3.0, 6.1).
-mod register {
-    pub const COMMAND: u16 = 0x04;
-    pub const BAR0: u16 = 0x10;
-    pub const CAPABILITIES: u16 = 0x34;
-    /// Vendor and device, class and revision, subsystem.
-    pub const IDENTITY: [u16; 3] = [0x00, 0x08, 0x2c];
-}
-
-/// Command register, Memory Space.
-const MEMORY_SPACE: u16 = 1 << 1;
-/// BAR, 64-bit.
-const WIDE: u32 = 0b10 << 1;
-/// Capability ID of PCI Express, and the offset of the byte of its Device Control that has Initiate
-/// Function Level Reset, bit 7 (PCIe Base 5.0, 7.5.3.4).
-const EXPRESS: u8 = 0x10;
-const EXPRESS_RESET: u16 = 9;
-const INITIATE_RESET: u8 = 1 << 7;
-/// Capability ID of a vendor's own, whose third byte is its length (PCI Local Bus 3.0, 6.7).
-const VENDOR: u8 = 0x09;
-/// Capability ID of MSI-X, and its fields (PCI Local Bus 3.0, 6.8.2).
-const MSIX: u8 = 0x11;
-const MSIX_ENABLE: u16 = 1 << 15;
-const MSIX_MASK: u16 = 1 << 14;
-/// The most capabilities of a function: each takes at least 4 bytes of 192.
-const MAX_CAPABILITIES: usize = 48;
-
 /// A function that is told the number of a BAR, and the addresses at which it answers now.
 pub(super) type Moved<'a> = &'a mut dyn FnMut(u8, Option<Range<u64>>);
 
@@ -99,10 +73,10 @@ pub struct Slot {
     number: u8,
     backend: Box<dyn Backend>,
     bars: Vec<(u8, u64)>,
-    /// The offset of MSI-X's Message Control in configuration space.
-    msix_control: Option<u16>,
-    /// The offset of the byte that asks for a function-level reset.
-    reset: Option<u16>,
+    /// The offset of the MSI-X capability in configuration space.
+    msix: Option<usize>,
+    /// The offset of the PCI Express capability.
+    express: Option<usize>,
     decoder: Mutex<Decoder>,
     vectors: Option<Mutex<Vectors>>,
     vm: Arc<VmFd>,
@@ -118,7 +92,7 @@ impl Slot {
         interrupts: &Interrupts,
     ) -> Arc<Self> {
         let Shape { bars, vectors: source, notifications } = shape;
-        let (msix_control, layout) = find_msix(&*backend, &bars).unzip();
+        let (msix, layout) = find_msix(&*backend, &bars).unzip();
         let vectors = layout.map(|layout| Vectors::new(layout, source, interrupts.routes()));
         let ranges = vec![None; bars.len()];
         let decoder = Decoder { ranges, notifications, closed: false };
@@ -126,8 +100,8 @@ impl Slot {
             number,
             decoder: Mutex::new(decoder),
             bars,
-            msix_control,
-            reset: find(&*backend, EXPRESS).map(|at| at + EXPRESS_RESET),
+            msix,
+            express: find(&*backend, capability::EXPRESS),
             vectors: vectors.map(Mutex::new),
             backend,
             vm: Arc::clone(vm),
@@ -146,7 +120,7 @@ impl Slot {
 
     /// Gives BAR `bar` an address, as firmware would.
     pub(super) fn place(&self, bar: u8, address: u64, moved: Moved<'_>) {
-        let register = register::BAR0 + 4 * u16::from(bar);
+        let register = register::BAR0 as u16 + 4 * u16::from(bar);
         self.config_write(register, &address.to_le_bytes()[..4], moved);
     }
 
@@ -166,8 +140,8 @@ impl Slot {
     /// what was written. That of a virtio device may: its window (Virtio 1.3, 4.1.4.9).
     pub(super) fn is_window(&self, offset: u16) -> bool {
         capabilities(&*self.backend).any(|(at, header)| {
-            let len = header >> 16 & 0xff;
-            header as u8 == VENDOR && (at..at + len as u16).contains(&offset)
+            let len = header as usize >> 16 & 0xff;
+            header as u8 == capability::VENDOR && (at..at + len).contains(&offset.into())
         })
     }
 
@@ -183,7 +157,8 @@ impl Slot {
         let Some(vectors) = &self.vectors else { return };
         let control = self.read_msix_control();
         let mut vectors = lock(vectors);
-        if self.is_reset(offset, from) {
+        let asks = |express| express::asks_for_reset(express, offset.into(), from);
+        if self.express.is_some_and(asks) {
             vectors.reset();
         }
         vectors.set_control(control);
@@ -203,24 +178,15 @@ impl Slot {
         }
     }
 
-    /// Returns whether a write to configuration space asks for a function-level reset.
-    fn is_reset(&self, offset: u16, from: &[u8]) -> bool {
-        let at = self.reset.and_then(|at| at.checked_sub(offset));
-        let byte = at.and_then(|at| from.get(usize::from(at)));
-        byte.is_some_and(|byte| byte & INITIATE_RESET != 0)
-    }
-
     /// Returns the addresses that a BAR has by the registers. Returns `None` if it does not answer,
     /// as outside of the window, where nothing but BARs is.
     fn wanted(&self, index: usize) -> Option<Range<u64>> {
         let (bar, size) = self.bars[index];
-        if self.read_u16(register::COMMAND) & MEMORY_SPACE == 0 {
+        if self.read_u32(register::COMMAND) as u16 & command::MEMORY_SPACE == 0 {
             return None;
         }
-        let at = register::BAR0 + 4 * u16::from(bar);
-        let low = self.read_u32(at);
-        let high = if low & WIDE != 0 { self.read_u32(at + 4) } else { 0 };
-        let start = u64::from(high) << 32 | u64::from(low & !0xf);
+        let at = register::BAR0 + 4 * usize::from(bar);
+        let start = bar::address(self.read_u32(at), self.read_u32(at + 4));
         let end = start.checked_add(size)?;
         (start >= PCI_WINDOW.start && end <= PCI_WINDOW.end).then_some(start..end)
     }
@@ -319,56 +285,41 @@ impl Slot {
     }
 
     fn read_msix_control(&self) -> MsixControl {
-        let control = self.msix_control.map_or(0, |at| self.read_u16(at));
-        MsixControl { enabled: control & MSIX_ENABLE != 0, masked: control & MSIX_MASK != 0 }
+        let header = self.msix.map_or(0, |at| self.read_u32(at));
+        MsixControl::of((header >> 16) as u16)
     }
 
-    fn read_u16(&self, offset: u16) -> u16 {
-        read_u32(&*self.backend, offset & !3).to_le_bytes()[usize::from(offset & 2)..]
-            .first_chunk()
-            .map_or(0, |bytes| u16::from_le_bytes(*bytes))
-    }
-
-    fn read_u32(&self, offset: u16) -> u32 {
+    fn read_u32(&self, offset: usize) -> u32 {
         read_u32(&*self.backend, offset)
     }
 }
 
-fn read_u32(backend: &dyn Backend, offset: u16) -> u32 {
+fn read_u32(backend: &dyn Backend, offset: usize) -> u32 {
     let mut bytes = [0; 4];
-    backend.config_read(offset, &mut bytes);
+    backend.config_read(offset as u16, &mut bytes);
     u32::from_le_bytes(bytes)
 }
 
+/// Returns the function's capabilities: each one's offset, and its first four bytes.
+fn capabilities(backend: &dyn Backend) -> impl Iterator<Item = (usize, u32)> {
+    slipway_pci_spec::capabilities(|at| read_u32(backend, at))
+}
+
 /// Returns the offset of the first capability with ID `id`. Returns `None` if there is none.
-fn find(backend: &dyn Backend, id: u8) -> Option<u16> {
+fn find(backend: &dyn Backend, id: u8) -> Option<usize> {
     capabilities(backend).find(|(_, header)| *header as u8 == id).map(|(at, _)| at)
 }
 
-/// Returns each capability: its offset, and its first four bytes. The lowest byte is the ID.
-fn capabilities(backend: &dyn Backend) -> impl Iterator<Item = (u16, u32)> {
-    let follow = move |at: u32| {
-        let at = at as u8 & !3;
-        (at >= 0x40).then(|| (u16::from(at), read_u32(backend, at.into())))
-    };
-    let first = follow(read_u32(backend, register::CAPABILITIES));
-    std::iter::successors(first, move |(_, header)| follow(header >> 8)).take(MAX_CAPABILITIES)
-}
-
-/// Finds MSI-X: the offset of Message Control, and the places of the table and the pending bits.
+/// Finds MSI-X: the offset of the capability, and the places of the table and the pending bits.
 /// Returns `None` if there is none, or a server's is impossible: such a function has no MSI-X.
-fn find_msix(backend: &dyn Backend, bars: &[(u8, u64)]) -> Option<(u16, MsixLayout)> {
-    let at = find(backend, MSIX)?;
-    let vectors = (read_u32(backend, at) >> 16 & 0x7ff) as u16 + 1;
-    let place = |offset: u16| {
-        let word = read_u32(backend, at + offset);
-        (word as u8 & 7, u64::from(word & !7))
-    };
-    let ((bar, table), (pending_bar, pending)) = (place(4), place(8));
-    let &(_, size) = bars.iter().find(|(number, _)| *number == bar && bar == pending_bar)?;
+fn find_msix(backend: &dyn Backend, bars: &[(u8, u64)]) -> Option<(usize, MsixLayout)> {
+    let at = find(backend, capability::MSIX)?;
+    let msix::Places { vectors, table: (bar, table), pba: (pba_bar, pba) } =
+        msix::Places::read(at, |at| read_u32(backend, at));
+    let &(_, size) = bars.iter().find(|(number, _)| *number == bar && bar == pba_bar)?;
     let end = |start: u64, len: u64| start.checked_add(len).filter(|&end| end <= size);
     let table_end = end(table, 16 * u64::from(vectors))?;
-    let pending_end = end(pending, 8 * u64::from(vectors.div_ceil(64)))?;
-    let overlap = table_end > pending && pending_end > table;
-    (!overlap).then(|| (at + 2, MsixLayout::new(bar, vectors, table, pending)))
+    let pba_end = end(pba, 8 * u64::from(vectors.div_ceil(64)))?;
+    let overlap = table_end > pba && pba_end > table;
+    (!overlap).then(|| (at, MsixLayout::new(bar, vectors, table, pba)))
 }

@@ -5,41 +5,19 @@
 //! vendor-specific capabilities (virtio's window to the BARs among them) and, for a function with a
 //! pin, the status register change by themselves, so these are read from the server each time.
 
-mod own;
-
 use std::sync::{Mutex, MutexGuard};
 
+use slipway_pci_spec::{BARS, CONFIG_SIZE, bar, capability, command, express, msix, register};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
 
-/// Bytes of configuration space.
-const SIZE: usize = 4096;
+use crate::lock::lock;
+use crate::state::OwnRegisters;
 
-/// Registers of the type 0 header (PCI Local Bus 3.0, 6.1).
-mod register {
-    use std::ops::Range;
-    pub const COMMAND: Range<usize> = 0x04..0x06;
-    pub const STATUS: Range<usize> = 0x06..0x08;
-    pub const BARS: Range<usize> = 0x10..0x28;
-    pub const EXPANSION_ROM: Range<usize> = 0x30..0x34;
-    pub const CAPABILITIES: usize = 0x34;
-    pub const INTERRUPT_LINE: usize = 0x3c;
-    pub const INTERRUPT_PIN: usize = 0x3d;
-}
-
-/// Command: memory space, bus master, parity error response, SERR#, interrupt disable.
-const COMMAND_WRITABLE: u16 = 1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 10;
-/// BAR: I/O space, and 64-bit (PCI Local Bus 3.0, 6.2.5.1).
-const BAR_IO: u32 = 1;
-const BAR_WIDE: u32 = 0b10 << 1;
-/// Capability IDs.
-const EXPRESS: u8 = 0x10;
-const MSIX: u8 = 0x11;
-const VENDOR: u8 = 0x09;
-/// Message Control: enable, and function mask.
-const MSIX_WRITABLE: u16 = 1 << 15 | 1 << 14;
-/// Offset of the high byte of Device Control in the PCI Express capability; bit 7 resets.
-const EXPRESS_RESET: usize = 9;
+/// The bits of MSI-X's Message Control that the guest may change.
+const MSIX_WRITABLE: u16 = msix::ENABLE | msix::FUNCTION_MASK;
+/// The bytes of Command.
+const COMMAND: std::ops::Range<usize> = register::COMMAND..register::COMMAND + 2;
 /// The largest BAR.
 const MAX_BAR: u64 = 256 << 20;
 
@@ -52,8 +30,11 @@ pub enum Action {
     Reset,
 }
 
+/// Configuration space as bytes.
+type Space = Box<[u8; CONFIG_SIZE]>;
+
 struct State {
-    bytes: Box<[u8; SIZE]>,
+    bytes: Space,
     /// The value of Command that the server has last got.
     command: u16,
 }
@@ -61,10 +42,10 @@ struct State {
 /// The configuration space of a function.
 pub struct Config {
     state: Mutex<State>,
-    /// Size of each BAR in bytes; 0 if there is none.
-    sizes: [u64; 6],
-    /// The low four bits of each BAR, which tell its kind.
-    kinds: [u32; 6],
+    /// The bits of the machine's own registers that the guest may change.
+    writable: Space,
+    /// Number and size of each BAR.
+    bars: Vec<(u8, u64)>,
     msix: Option<usize>,
     express: Option<usize>,
     /// Vendor-specific capabilities, each as its first byte and the one behind its last.
@@ -81,64 +62,69 @@ impl Config {
     pub fn read(function: &RemoteFunction) -> Outcome<Self> {
         let mut bytes = fetch(function)?;
         let mut config = Self {
-            sizes: [0; 6],
-            kinds: [0; 6],
+            writable: Box::new([0; CONFIG_SIZE]),
+            bars: Vec::new(),
             msix: None,
             express: None,
             vendor: Vec::new(),
-            state: Mutex::new(State { bytes: Box::new([0; SIZE]), command: 0 }),
+            state: Mutex::new(State { bytes: Box::new([0; CONFIG_SIZE]), command: 0 }),
         };
         config.learn_bars(function, &bytes);
         config.learn_capabilities(&bytes);
+        put(&mut config.writable, register::COMMAND, &command::WRITABLE.to_le_bytes());
+        config.writable[register::INTERRUPT_LINE] = 0xff;
         config.clear_own(&mut bytes);
         config.state = Mutex::new(State { bytes, command: 0 });
         Ok(config)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.state)
     }
 
-    fn learn_bars(&mut self, function: &RemoteFunction, bytes: &[u8; SIZE]) {
+    fn learn_bars(&mut self, function: &RemoteFunction, bytes: &Space) {
         let mut upper = false;
-        for bar in 0..6 {
-            let kind = dword(bytes, register::BARS.start + 4 * bar) & 0xf;
-            if std::mem::take(&mut upper) || kind & BAR_IO != 0 {
+        for number in 0..BARS {
+            let at = register::BAR0 + 4 * number;
+            let kind = dword(bytes, at);
+            if std::mem::take(&mut upper) || kind & bar::PORTS != 0 {
                 continue;
             }
-            let size = function.regions().get(region::BAR0 as usize + bar);
+            let size = function.regions().get(region::BAR0 as usize + number);
             let size = size.map_or(0, |region| region.size);
             if size == 0 || size > MAX_BAR {
                 continue;
             }
-            self.sizes[bar] = size.next_power_of_two().max(SIZE as u64);
-            self.kinds[bar] = kind;
-            upper = kind & BAR_WIDE != 0;
+            let size = size.next_power_of_two().max(CONFIG_SIZE as u64);
+            self.bars.push((number as u8, size));
+            upper = kind & bar::WIDE != 0;
+            let mask = (!(size - 1) & bar::ADDRESS).to_le_bytes();
+            // The last register has no upper half.
+            let len = if upper && number + 1 < BARS { 8 } else { 4 };
+            put(&mut self.writable, at, &mask[..len]);
         }
     }
 
-    fn learn_capabilities(&mut self, bytes: &[u8; SIZE]) {
-        let mut at = usize::from(bytes[register::CAPABILITIES] & !3);
-        // At most 48 fit into 192 bytes: a loop in a server's list ends there.
-        for _ in 0..48 {
-            if at < 0x40 {
-                return;
-            }
-            match bytes[at] {
-                MSIX => self.msix = self.msix.or(Some(at)),
-                EXPRESS => self.express = self.express.or(Some(at)),
+    fn learn_capabilities(&mut self, bytes: &Space) {
+        for (at, header) in slipway_pci_spec::capabilities(|at| dword(bytes, at)) {
+            match header as u8 {
+                capability::MSIX => self.msix = self.msix.or(Some(at)),
+                capability::EXPRESS => self.express = self.express.or(Some(at)),
                 // Behind ID and next comes the length.
-                VENDOR => self.vendor.push((at, at + usize::from(bytes[at + 2].max(3)))),
+                capability::VENDOR => {
+                    self.vendor.push((at, at + usize::from(bytes[at + 2].max(3))));
+                }
                 _ => {}
             }
-            at = usize::from(bytes[at + 1] & !3);
+        }
+        if let Some(at) = self.msix {
+            put(&mut self.writable, at + msix::CONTROL, &MSIX_WRITABLE.to_le_bytes());
         }
     }
 
     /// Returns number and size of each BAR.
     pub fn bars(&self) -> Vec<(u8, u64)> {
-        let sizes = (0..).zip(self.sizes);
-        sizes.filter(|(_, size)| *size > 0).collect()
+        self.bars.clone()
     }
 
     /// Returns whether the function has an interrupt pin, INTA#.
@@ -147,33 +133,34 @@ impl Config {
     }
 
     /// Sets what the machine keeps itself to its state after a reset.
-    fn clear_own(&self, bytes: &mut [u8; SIZE]) {
-        for bar in 0..6 {
-            put(bytes, register::BARS.start + 4 * bar, &self.kinds[bar].to_le_bytes());
+    fn clear_own(&self, bytes: &mut Space) {
+        for number in 0..BARS {
+            let has = self.bars.iter().any(|(known, _)| usize::from(*known) == number);
+            let at = register::BAR0 + 4 * number;
+            let kind = if has { bytes[at] & 0xf } else { 0 };
+            put(bytes, at, &[kind, 0, 0, 0]);
         }
-        bytes[register::EXPANSION_ROM].fill(0);
-        bytes[register::COMMAND].fill(0);
-        bytes[register::INTERRUPT_LINE] = 0;
-        if let Some(at) = self.msix {
-            let control = word(bytes, at + 2) & !MSIX_WRITABLE;
-            put(bytes, at + 2, &control.to_le_bytes());
+        put(bytes, register::EXPANSION_ROM, &[0; 4]);
+        put(bytes, register::COMMAND, &[0; 2]);
+        for (byte, mask) in bytes.iter_mut().zip(&*self.writable) {
+            *byte &= !mask;
         }
     }
 
     /// Reads as the guest sees it.
     pub fn load(&self, function: &RemoteFunction, offset: u16, into: &mut [u8]) {
         let start = usize::from(offset);
-        let end = (start + into.len()).min(SIZE);
+        let end = (start + into.len()).min(CONFIG_SIZE);
         let asks = self.vendor.iter().any(|&(first, last)| start < last && first < end)
             || self.state().bytes[register::INTERRUPT_PIN] != 0
-                && start < register::STATUS.end
-                && register::STATUS.start < end;
+                && start < register::STATUS + 2
+                && register::STATUS < end;
         if asks {
             let _ = function.read(region::CONFIG, offset.into(), into);
         }
         let state = self.state();
         for (at, byte) in (start..end).zip(into.iter_mut()) {
-            if !asks || register::COMMAND.contains(&at) {
+            if !asks || COMMAND.contains(&at) {
                 *byte = state.bytes[at];
             }
         }
@@ -182,15 +169,12 @@ impl Config {
     /// Writes as the guest asks for.
     pub fn store(&self, function: &RemoteFunction, offset: u16, from: &[u8]) -> Action {
         let start = usize::from(offset);
-        let resets = self.express.is_some_and(|at| {
-            let byte = (at + EXPRESS_RESET).checked_sub(start).and_then(|at| from.get(at));
-            byte.is_some_and(|byte| byte & 0x80 != 0)
-        });
+        let resets = self.express.is_some_and(|at| express::asks_for_reset(at, start, from));
         if self.vendor.iter().any(|&(first, last)| (first..last).contains(&start)) {
             let _ = function.write(region::CONFIG, offset.into(), from);
             return Action::None;
         }
-        if start >= 0x40 && !self.is_msix_control(start) {
+        if start >= register::END && !self.is_msix_control(start) {
             let _ = function.write(region::CONFIG, offset.into(), from);
             if resets {
                 self.reset(function);
@@ -200,17 +184,14 @@ impl Config {
             let mut now = vec![0; from.len()];
             if function.read(region::CONFIG, offset.into(), &mut now).is_ok() {
                 let mut state = self.state();
-                for (at, byte) in (start..SIZE).zip(now) {
+                for (at, byte) in (start..CONFIG_SIZE).zip(now) {
                     state.bytes[at] = byte;
                 }
             }
             return Action::None;
         }
         let mut state = self.state();
-        for (at, &byte) in (start..SIZE).zip(from) {
-            let mask = self.writable(at);
-            state.bytes[at] = state.bytes[at] & !mask | byte & mask;
-        }
+        self.overlay(&mut state.bytes, (start..CONFIG_SIZE).zip(from.iter().copied()));
         self.pass_on(function, &mut state, start);
         Action::None
     }
@@ -219,39 +200,12 @@ impl Config {
         self.msix.is_some_and(|msix| (msix..msix + 4).contains(&at))
     }
 
-    /// Returns the bits of a byte that is the machine's which the guest may change.
-    fn writable(&self, at: usize) -> u8 {
-        let half = |value: u16| value.to_le_bytes()[at % 2];
-        match at {
-            _ if register::COMMAND.contains(&at) => half(COMMAND_WRITABLE),
-            _ if register::BARS.contains(&at) => {
-                self.bar_mask((at - register::BARS.start) / 4).to_le_bytes()[at % 4]
-            }
-            register::INTERRUPT_LINE => 0xff,
-            _ if self.msix.is_some_and(|msix| (msix + 2..msix + 4).contains(&at)) => {
-                half(MSIX_WRITABLE)
-            }
-            _ => 0,
-        }
-    }
-
-    /// Returns the bits of BAR register `bar` that hold an address.
-    fn bar_mask(&self, bar: usize) -> u32 {
-        if self.sizes[bar] > 0 {
-            return !(self.sizes[bar] - 1) as u32 & !0xf;
-        }
-        // The upper half of a wide BAR.
-        let lower = bar.checked_sub(1);
-        let wide = lower.is_some_and(|lower| self.kinds[lower] & BAR_WIDE != 0);
-        if wide { u32::MAX } else { 0 }
-    }
-
     /// Tells the server what it has to know of a write at `start`.
     fn pass_on(&self, function: &RemoteFunction, state: &mut State, start: usize) {
-        let command = word(&state.bytes, register::COMMAND.start);
+        let command = word(&state.bytes, register::COMMAND);
         if command != state.command {
             state.command = command;
-            let at = register::COMMAND.start as u64;
+            let at = register::COMMAND as u64;
             let _ = function.write(region::CONFIG, at, &command.to_le_bytes());
         }
         if let Some(msix) = self.msix.filter(|_| self.is_msix_control(start)) {
@@ -274,8 +228,8 @@ impl Config {
     /// [`FunctionError`].
     pub fn restore(&self, function: &RemoteFunction) -> Outcome<()> {
         let mut state = self.state();
-        state.command = word(&state.bytes, register::COMMAND.start);
-        let at = register::COMMAND.start as u64;
+        state.command = word(&state.bytes, register::COMMAND);
+        let at = register::COMMAND as u64;
         function.write_connected(region::CONFIG, at, &state.command.to_le_bytes())?;
         match self.msix {
             Some(msix) => {
@@ -285,25 +239,67 @@ impl Config {
             None => Ok(()),
         }
     }
+
+    /// Writes those bits of the bytes, each at an offset, that are the machine's own and the guest
+    /// may change.
+    fn overlay(&self, into: &mut Space, bytes: impl Iterator<Item = (usize, u8)>) {
+        for (at, byte) in bytes {
+            if let (Some(place), Some(mask)) = (into.get_mut(at), self.writable.get(at)) {
+                *place = *place & !mask | byte & mask;
+            }
+        }
+    }
+
+    /// Returns the machine's own registers, as saved with the machine, while a function's state has
+    /// all others.
+    pub fn save(&self) -> OwnRegisters {
+        let state = self.state();
+        let all = state.bytes.iter().zip(&*self.writable).enumerate();
+        let own = all.filter(|(_, (_, mask))| **mask != 0);
+        OwnRegisters(own.map(|(at, (byte, mask))| (at, byte & mask)).collect())
+    }
+
+    /// Sets the machine's own registers, as far as the guest can change them. The server is not
+    /// told: its function's state has what it needs.
+    pub fn restore_own(&self, saved: &OwnRegisters) {
+        let mut state = self.state();
+        let State { bytes, command } = &mut *state;
+        self.overlay(bytes, saved.0.iter().copied());
+        *command = word(bytes, register::COMMAND);
+    }
+
+    /// Reads the server's registers again, after its function took over a state, and keeps the
+    /// machine's own.
+    ///
+    /// # Errors
+    /// [`FunctionError`].
+    pub fn fetch_again(&self, function: &RemoteFunction) -> Outcome<()> {
+        let mut bytes = fetch(function)?;
+        self.clear_own(&mut bytes);
+        let mut state = self.state();
+        self.overlay(&mut bytes, state.bytes.iter().copied().enumerate());
+        state.bytes = bytes;
+        Ok(())
+    }
 }
 
 /// Reads all of configuration space that the server has; what it has not reads as zeros.
-fn fetch(function: &RemoteFunction) -> Outcome<Box<[u8; SIZE]>> {
-    let mut bytes = Box::new([0; SIZE]);
+fn fetch(function: &RemoteFunction) -> Outcome<Space> {
+    let mut bytes = Box::new([0; CONFIG_SIZE]);
     let size = function.regions().get(region::CONFIG as usize).map_or(0, |region| region.size);
-    let len = size.min(SIZE as u64) as usize;
+    let len = size.min(CONFIG_SIZE as u64) as usize;
     function.read(region::CONFIG, 0, &mut bytes[..len])?;
     Ok(bytes)
 }
 
-fn word(bytes: &[u8; SIZE], at: usize) -> u16 {
+fn word(bytes: &[u8; CONFIG_SIZE], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-fn dword(bytes: &[u8; SIZE], at: usize) -> u32 {
+fn dword(bytes: &[u8; CONFIG_SIZE], at: usize) -> u32 {
     u32::from(word(bytes, at)) | u32::from(word(bytes, at + 2)) << 16
 }
 
-fn put(bytes: &mut [u8; SIZE], at: usize, value: &[u8]) {
+fn put(bytes: &mut [u8; CONFIG_SIZE], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }

@@ -15,16 +15,9 @@ pub struct LocalState {
 }
 
 /// The saved registers of configuration space that are the machine's own, of a function behind a
-/// socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OwnRegisters {
-    pub(crate) command: u16,
-    pub(crate) bars: [u32; 6],
-    pub(crate) interrupt_line: u8,
-    /// MSI-X's Message Control; 0 without MSI-X.
-    pub(crate) msix_control: u16,
-}
+/// socket: each byte in which the guest may change a bit, with its offset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnRegisters(pub(crate) Vec<(usize, u8)>);
 
 /// The saved state of a function behind a socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]

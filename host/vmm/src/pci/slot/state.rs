@@ -1,8 +1,9 @@
 //! The saved state of a device of the bus, beside its function's own.
 
 use serde::{Deserialize, Serialize};
+use slipway_pci_spec::register;
 
-use super::{Moved, Slot, register};
+use super::{Moved, Slot};
 use crate::lock::lock;
 use crate::pci::vectors::VectorsState;
 use crate::{Error, Result};
