@@ -99,7 +99,7 @@ impl Process {
         let text = |error: slipway_vmm::Error| error.to_string();
         let missing = "the command line is incomplete";
         let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
-        let saved = args.restore.map(|file| Saved::read(file.as_fd()).map(Arc::new));
+        let saved = args.restore.map(|file| Saved::read(&file.into()).map(Arc::new));
         let saved = saved.transpose().map_err(text)?;
         let start = match &saved {
             Some(saved) => Start::Saved(Arc::clone(saved)),

@@ -4,6 +4,8 @@
 //! guest's memory: the client copies it meanwhile. The functions' servers may take their time, so a
 //! thread of its own stops them, saves the machine and writes the file.
 
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -183,11 +185,7 @@ fn save(job: Job) -> Result<usize, String> {
         parts.functions.push(FunctionState { number, name, state });
     }
     let bytes = saver.save(parts).map_err(text)?;
-    let mut rest = &bytes[..];
-    while !rest.is_empty() {
-        let written = rustix::io::retry_on_intr(|| rustix::io::write(&file, rest));
-        let written = written.map_err(|errno| format!("writing the state: {errno}"))?;
-        rest = rest.get(written..).unwrap_or_default();
-    }
+    let written = File::from(file).write_all(&bytes);
+    written.map_err(|error| format!("writing the state: {error}"))?;
     Ok(bytes.len())
 }

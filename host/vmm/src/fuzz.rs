@@ -1,7 +1,8 @@
 //! Bodies of the fuzz targets.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -21,7 +22,7 @@ fn memfd() -> OwnedFd {
 /// A guest's memory, and the file that a kernel is read from. Both are made once.
 struct Place {
     ram: GuestRam,
-    kernel: OwnedFd,
+    kernel: File,
 }
 
 impl Place {
@@ -30,7 +31,7 @@ impl Place {
         rustix::fs::ftruncate(&file, 64 * MIB).expect("room");
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).expect("a seal");
         let ram = GuestRam::new(file).expect("memory of a possible size");
-        Self { ram, kernel: memfd() }
+        Self { ram, kernel: memfd().into() }
     }
 }
 
@@ -47,9 +48,9 @@ pub fn loader(data: &[u8]) {
             let written = rustix::io::pwrite(&*kernel, &data[offset..], offset as u64);
             offset += written.expect("memory for the file");
         }
-        if let Ok(found) = load_kernel(ram, kernel.as_fd()) {
+        if let Ok(found) = load_kernel(ram, kernel) {
             assert!(found.end <= ram.bytes(), "a kernel outside of memory");
-            if let Ok(at) = load_initramfs(ram, kernel.as_fd(), found) {
+            if let Ok(at) = load_initramfs(ram, kernel, found) {
                 assert!(at.start >= found.end && at.start + at.len <= ram.bytes());
             }
         }

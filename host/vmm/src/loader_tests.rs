@@ -1,16 +1,16 @@
 //! Kernels of all kinds that are no kernel.
 
-use std::os::fd::{AsFd, OwnedFd};
+use slipway_pvh_spec::elf::MACHINE_X86_64;
 
 use super::*;
 use crate::memory::tests::sealed;
 
 const CODE_AT: u64 = 0x10_0000;
 
-fn file(bytes: &[u8]) -> OwnedFd {
+fn file(bytes: &[u8]) -> File {
     let file = rustix::fs::memfd_create(c"kernel", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&file, bytes).unwrap();
-    file
+    file.into()
 }
 
 fn header(count: u16) -> Vec<u8> {
@@ -63,7 +63,7 @@ fn kernel(notes: &[u8]) -> Vec<u8> {
 
 fn load(bytes: &[u8]) -> Result<Kernel> {
     let ram = GuestRam::new(sealed(64 * MIB))?;
-    load_kernel(&ram, file(bytes).as_fd())
+    load_kernel(&ram, &file(bytes))
 }
 
 fn refused(bytes: &[u8]) -> String {
@@ -75,7 +75,7 @@ fn a_kernel_is_loaded_where_it_says() {
     let notes = [note(b"GNU\0", 3, b"12345"), note(b"Xen\0", 18, &0x10_0002u32.to_le_bytes())];
     let bytes = kernel(&notes.concat());
     let ram = GuestRam::new(sealed(64 * MIB)).unwrap();
-    let loaded = load_kernel(&ram, file(&bytes).as_fd()).unwrap();
+    let loaded = load_kernel(&ram, &file(&bytes)).unwrap();
     assert_eq!(loaded, Kernel { entry: 0x10_0002, end: CODE_AT + 8 });
     let mut code = [0; 4];
     ram.memory().read(CODE_AT, &mut code).unwrap();
@@ -121,14 +121,14 @@ fn an_initramfs_lies_above_the_kernel_or_is_refused() {
     let ram = GuestRam::new(sealed(64 * MIB)).unwrap();
     let kernel = Kernel { entry: 0, end: 60 * MIB };
     let small = file(&[7; 5000]);
-    let at = load_initramfs(&ram, small.as_fd(), kernel).unwrap();
+    let at = load_initramfs(&ram, &small, kernel).unwrap();
     assert_eq!(at, Initramfs { start: 64 * MIB - 8192, len: 5000 });
     let large = file(&[]);
     rustix::fs::ftruncate(&large, 5 * MIB).unwrap();
-    let error = load_initramfs(&ram, large.as_fd(), kernel).unwrap_err().to_string();
+    let error = load_initramfs(&ram, &large, kernel).unwrap_err().to_string();
     assert!(error.contains("5 MiB") && error.contains("leave 4 MiB"), "{error}");
     let empty = file(&[]);
-    assert!(load_initramfs(&ram, empty.as_fd(), kernel).is_err());
+    assert!(load_initramfs(&ram, &empty, kernel).is_err());
 }
 
 #[test]

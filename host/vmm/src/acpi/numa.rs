@@ -3,18 +3,13 @@
 //! the node of its range.
 
 use acpi_tables::sdt::Sdt;
+use acpi_tables::srat::MemoryAffinity;
 
-use super::{OEM, REVISION, TABLE};
+use super::{OEM, REVISION, TABLE, bytes_of};
 use crate::memory::GuestRam;
 
 /// Lengths of the table's head, with 12 reserved bytes behind the header of all tables.
 const HEAD: u32 = 36;
-/// Types and lengths of structures: *Processor Local APIC Affinity*, *Memory Affinity*.
-const CPU: [u8; 2] = [0, 16];
-const MEMORY: [u8; 2] = [1, 40];
-/// Flags: the structure counts; the memory may come and go.
-const ENABLED: u32 = 1 << 0;
-const HOT_PLUGGABLE: u32 = 1 << 1;
 
 /// A range of memory of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +43,8 @@ pub(super) fn srat(cpus: u32, ranges: &[NodeRange]) -> Vec<u8> {
     // Reserved: 1, and eight zeros.
     table.append_slice(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     for cpu in 0..cpus as u8 {
-        let [kind, len] = CPU;
-        let [a, b, c, d] = ENABLED.to_le_bytes();
-        table.append_slice(&[kind, len, 0, cpu, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0]);
+        // *Processor Local APIC Affinity*: type, length, node, CPU, and the flag that it counts.
+        table.append_slice(&[0, 16, 0, cpu, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
     for range in ranges {
         table.append_slice(&memory(range));
@@ -59,18 +53,8 @@ pub(super) fn srat(cpus: u32, ranges: &[NodeRange]) -> Vec<u8> {
 }
 
 fn memory(range: &NodeRange) -> Vec<u8> {
-    let flags = if range.hot_pluggable { ENABLED | HOT_PLUGGABLE } else { ENABLED };
-    let parts: [&[u8]; 8] = [
-        &MEMORY,
-        &u32::from(range.node).to_le_bytes(),
-        &[0; 2],
-        &range.start.to_le_bytes(),
-        &range.bytes.to_le_bytes(),
-        &[0; 4],
-        &flags.to_le_bytes(),
-        &[0; 8],
-    ];
-    parts.concat()
+    let affinity = MemoryAffinity::new(range.node.into(), range.start, range.bytes).enabled();
+    bytes_of(&if range.hot_pluggable { affinity.hotpluggable() } else { affinity })
 }
 
 #[cfg(test)]

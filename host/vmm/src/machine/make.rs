@@ -1,6 +1,7 @@
 //! The steps by which a machine is made.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap};
@@ -111,7 +112,8 @@ pub(super) fn begin(
 ) -> Result<Origin> {
     match start {
         Start::Kernel { kernel, initramfs, command_line } => {
-            load(ram, &kernel, initramfs.as_ref(), &command_line, parts).map(Origin::Kernel)
+            load(ram, kernel.into(), initramfs.map(File::from), &command_line, parts)
+                .map(Origin::Kernel)
         }
         Start::Saved(saved) => {
             traits.identity(ram, Vec::new()).check(&saved.identity)?;
@@ -176,16 +178,13 @@ pub(super) fn random() -> Result<[u8; 16]> {
 /// Puts all that the guest finds at its start into its memory. Returns the kernel's place.
 fn load(
     ram: &GuestRam,
-    kernel: &OwnedFd,
-    initramfs: Option<&OwnedFd>,
+    kernel: File,
+    initramfs: Option<File>,
     command_line: &str,
     parts: &acpi::Parts,
 ) -> Result<Kernel> {
-    let kernel = loader::load_kernel(ram, kernel.as_fd())?;
-    let initramfs = match initramfs {
-        Some(file) => Some(loader::load_initramfs(ram, file.as_fd(), kernel)?),
-        None => None,
-    };
+    let kernel = loader::load_kernel(ram, &kernel)?;
+    let initramfs = initramfs.map(|file| loader::load_initramfs(ram, &file, kernel)).transpose()?;
     loader::write_reset_vector(ram)?;
     let rsdp = acpi::write_tables(&ram.memory(), parts)?;
     let command_line = format!("{MACHINE_WORDS} {command_line}");

@@ -21,8 +21,8 @@ mod functions;
 mod shown;
 
 use std::fmt::Display;
-use std::io;
-use std::os::fd::BorrowedFd;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -216,23 +216,15 @@ impl Saved {
     ///
     /// # Errors
     /// [`Error::State`], [`Error::System`].
-    pub fn read(file: BorrowedFd<'_>) -> Result<Self> {
-        let failed = |error: io::Error| Error::system("reading the saved state")(error);
-        let found = rustix::fs::fstat(file).map_err(|errno| failed(errno.into()))?;
-        let len = usize::try_from(found.st_size).unwrap_or(0);
+    pub fn read(file: &File) -> Result<Self> {
+        let failed = || Error::system("reading the saved state");
+        let len = usize::try_from(file.metadata().map_err(failed())?.len()).unwrap_or(usize::MAX);
         if len > MAX_STATE_BYTES {
             return Err(Error::State(format!("{len} bytes; it has at most {MAX_STATE_BYTES}")));
         }
         let mut bytes = vec![0; len];
-        let mut done = 0;
-        while done < len {
-            let read = rustix::io::pread(file, &mut bytes[done..], done as u64);
-            match read.map_err(|errno| failed(errno.into()))? {
-                0 => break,
-                count => done += count,
-            }
-        }
-        Self::decode(&bytes[..done])
+        file.read_exact_at(&mut bytes, 0).map_err(failed())?;
+        Self::decode(&bytes)
     }
 }
 
