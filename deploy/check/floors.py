@@ -44,7 +44,14 @@ ONLY = {
         "it runs in other people's programs",
     ),
     "slipway-vfio-user": (
-        ["base/", "spec/", "slipway-pci", "slipway-keeper", "slipway-vfio-user-wire"],
+        [
+            "base/",
+            "spec/",
+            "slipway-pci",
+            "slipway-doorbells",
+            "slipway-keeper",
+            "slipway-vfio-user-wire",
+        ],
         "it serves any PCI function and must not know one of them (the keeper knows none either)",
     ),
     "slipway-vfio-user-wire": (["base/", "spec/"], "a VMM links it, and nothing of the server"),

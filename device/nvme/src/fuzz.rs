@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_block::RamDisk;
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::{
     AdminQueueAttributes, Configuration, head_doorbell, offset, tail_doorbell,
 };
 use slipway_nvme_spec::sgl::{DescriptorType, SglDescriptor};
-use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
+use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_telemetry::ManualClock;
 use zerocopy::IntoBytes;

@@ -159,7 +159,7 @@ mod turn;
 mod outside {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-    pub(crate) use slipway_pci::Doorbells;
+    pub(crate) use slipway_doorbells::Doorbells;
     pub(crate) use slipway_ram::{Fault, Memory};
 }
 

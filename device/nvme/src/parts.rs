@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use slipway_pci::{Doorbells, Interrupt};
+use slipway_doorbells::Doorbells;
+use slipway_pci::Interrupt;
 use slipway_ram::{Lasting, Memory};
 use slipway_telemetry::Clock;
 

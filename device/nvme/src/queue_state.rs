@@ -1,8 +1,8 @@
 //! Queues as a saved state has them.
 
 use serde::{Deserialize, Serialize};
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
-use slipway_pci::Doorbells;
 
 use crate::cell::Cell;
 use crate::queue::{CompletionQueue, Queues, SubmissionQueue};

@@ -1,6 +1,9 @@
-//! The other side of a function: a driver's access to registers.
+//! The other side of a function: a driver's access to registers, and the interrupts that it sees.
 
-use crate::{Access, Function};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::{Access, Function, InterruptSink};
 
 /// The reason why a register access failed, or why a driver waits no longer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,5 +131,40 @@ impl<F: Function> RegisterAccess for Direct<F> {
         }
         self.function.poll();
         Ok(())
+    }
+}
+
+/// Keeps interrupts in order of arrival, and the pin's level, for tests.
+#[derive(Default)]
+pub struct FifoSink {
+    vectors: Mutex<Vec<u16>>,
+    pin: AtomicBool,
+}
+
+impl FifoSink {
+    /// Makes an empty sink.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Takes all vectors signalled since the last call.
+    pub fn take(&self) -> Vec<u16> {
+        let mut vectors = self.vectors.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        std::mem::take(&mut *vectors)
+    }
+
+    /// Returns whether the pin is asserted.
+    pub fn pin(&self) -> bool {
+        self.pin.load(Ordering::SeqCst)
+    }
+}
+
+impl InterruptSink for FifoSink {
+    fn signal(&self, vector: u16) {
+        self.vectors.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(vector);
+    }
+
+    fn set_pin(&self, asserted: bool) {
+        self.pin.store(asserted, Ordering::SeqCst);
     }
 }

@@ -1,7 +1,6 @@
 //! Interrupts: a handle per vector, and one for the pin. Both lead to a sink of the host.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The destination of interrupts: eventfds of a VMM, a table in our own VMM, a queue in a test.
 pub trait InterruptSink: Send + Sync {
@@ -67,40 +66,5 @@ impl Pin {
     /// Returns whether the pin is asserted.
     pub fn is_asserted(&self) -> bool {
         self.asserted
-    }
-}
-
-/// Keeps interrupts in order of arrival, and the pin's level, for tests.
-#[derive(Default)]
-pub struct FifoSink {
-    vectors: Mutex<Vec<u16>>,
-    pin: AtomicBool,
-}
-
-impl FifoSink {
-    /// Makes an empty sink.
-    pub fn new() -> Arc<Self> {
-        Arc::default()
-    }
-
-    /// Takes all vectors signalled since the last call.
-    pub fn take(&self) -> Vec<u16> {
-        let mut vectors = self.vectors.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        std::mem::take(&mut *vectors)
-    }
-
-    /// Returns whether the pin is asserted.
-    pub fn pin(&self) -> bool {
-        self.pin.load(Ordering::SeqCst)
-    }
-}
-
-impl InterruptSink for FifoSink {
-    fn signal(&self, vector: u16) {
-        self.vectors.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(vector);
-    }
-
-    fn set_pin(&self, asserted: bool) {
-        self.pin.store(asserted, Ordering::SeqCst);
     }
 }

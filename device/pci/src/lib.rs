@@ -6,7 +6,7 @@
 //! - guest memory: `slipway_ram::Memory`;
 //! - interrupts: one [`Interrupt`] per vector, and a [`Pin`], in front of the host's
 //!   [`InterruptSink`];
-//! - doorbells: [`Doorbells`], cells that a trapped write or a shared page changes;
+//! - doorbells: `slipway_doorbells`, cells that a trapped write or a shared page changes;
 //! - its backend; and a clock, `slipway_telemetry::Clock`.
 //!
 //! A function may hand its host [`Lane`]s: parts of it, some of its queues say, that other threads
@@ -19,14 +19,14 @@
 //! Not here: expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
 //! power states (D3hot is stored and nothing else), BAR decoding.
 //!
-//! Drivers for tests and benchmarks reach a function's registers by [`driver::RegisterAccess`].
+//! Feature `driver` has the other side, for tests and benchmarks: access to a function's registers,
+//! and a sink that keeps its interrupts.
 //!
 //! Dependencies: `serde` for saved states, `thiserror` for errors.
-#![allow(unsafe_code)] // doorbell cells may lie in a page shared with the client
 
 mod capability;
 mod config;
-mod doorbell;
+#[cfg(any(test, feature = "driver"))]
 pub mod driver;
 mod function;
 #[cfg(any(test, feature = "fuzz"))]
@@ -39,9 +39,10 @@ mod turn;
 
 pub use capability::VendorCapability;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
-pub use doorbell::{CellPage, Doorbells};
+#[cfg(any(test, feature = "driver"))]
+pub use driver::FifoSink;
 pub use function::{Access, Bar, Description, Function, Notifications, StateError};
-pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
+pub use interrupt::{Interrupt, InterruptSink, Pin};
 pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};
 pub use turn::{Progress, TurnLength};

@@ -1,8 +1,10 @@
 //! A connection to a server, for one thread.
 //!
 //! The client blocks, with a timeout on every wait, and is used from one thread. While it waits for
-//! a reply it answers the server's accesses to memory by messages: it refuses them, but for those to
-//! the message-only memory of feature `driver`.
+//! a reply it answers the server's accesses to memory by messages: it refuses them, but for those
+//! to the message-only memory of feature `driver`.
+//!
+//! Over 500 lines: every request of one connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -85,7 +87,7 @@ pub struct Client {
     pub(crate) spin: Duration,
     server: Capabilities,
     #[cfg(feature = "driver")]
-    pub(crate) memory: crate::driver::MessageMemory,
+    pub(crate) memory: crate::memory::MessageMemory,
     /// The bin that closes the server's descriptors.
     bin: Bin,
 }
@@ -194,9 +196,9 @@ impl Client {
         self.server.max_data_xfer_size
     }
 
-    /// Has a function that was just connected run, or stay stopped. RAM is mapped and interrupts are
-    /// routed as they were. Returns `false` if the function is in its state after a reset: no server
-    /// held it for this client.
+    /// Has a function that was just connected run, or stay stopped. RAM is mapped and interrupts
+    /// are routed as they were. Returns `false` if the function is in its state after a reset: no
+    /// server held it for this client.
     pub(crate) fn go_on(&mut self, stopped: bool) -> Result<bool, ClientError> {
         let held = self.is_held()?;
         let state = if stopped { device_state::STOP } else { device_state::RUNNING };
@@ -489,7 +491,11 @@ impl Client {
         if Instant::now() >= deadline {
             return Err(ClientError::Timeout);
         }
-        match self.access_memory(message) {
+        #[cfg(feature = "driver")]
+        let accessed = self.memory.access(message);
+        #[cfg(not(feature = "driver"))]
+        let accessed: Result<Vec<u8>, _> = Err(Errno::NOTSUP);
+        match accessed {
             Ok(payload) => self.wire.send(&header.reply(payload.len()), &payload, Vec::new())?,
             Err(_) if *refusals == MAX_REFUSALS => {
                 return Err(ClientError::Malformed("accesses to memory that is not mapped"));
@@ -500,12 +506,6 @@ impl Client {
             }
         }
         Ok(())
-    }
-
-    /// Refuses the server's accesses to memory by messages: all memory is mapped from files.
-    #[cfg(not(feature = "driver"))]
-    fn access_memory(&mut self, _: &Message) -> Result<Vec<u8>, Errno> {
-        Err(Errno::NOTSUP)
     }
 }
 

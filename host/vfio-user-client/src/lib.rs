@@ -35,6 +35,8 @@ mod driver;
 #[cfg(feature = "fuzz")]
 mod fuzz;
 mod io_fds;
+#[cfg(feature = "driver")]
+mod memory;
 mod migration;
 mod remote;
 mod shape;

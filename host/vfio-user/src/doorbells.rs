@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use slipway_doorbells::CellPage;
 use slipway_keeper::Shelf;
-use slipway_pci::CellPage;
 use slipway_peer::Foreign;
 
 use crate::slots::DOORBELLS;
@@ -156,7 +156,7 @@ fn sealed_file(len: u64) -> std::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slipway_pci::Doorbells;
+    use slipway_doorbells::Doorbells;
     use std::sync::Arc;
 
     #[test]

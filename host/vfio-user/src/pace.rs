@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use slipway_pci::{CellPage, Doorbells, Progress};
+use slipway_doorbells::{CellPage, Doorbells};
+use slipway_pci::Progress;
 use slipway_reactor::Step;
 use slipway_telemetry::Clock;
 

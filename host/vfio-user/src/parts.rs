@@ -3,7 +3,8 @@
 use std::io::Error;
 use std::sync::Arc;
 
-use slipway_pci::{Doorbells, Function, InterruptSink, StateError};
+use slipway_doorbells::Doorbells;
+use slipway_pci::{Function, InterruptSink, StateError};
 use slipway_peer::Bin;
 use slipway_ram::{DmaMap, Memory};
 use slipway_telemetry::{Clock, MonotonicClock};

@@ -20,9 +20,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use slipway_doorbells::Doorbells;
 use slipway_pci::{
-    Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Notifications, Pin,
-    Progress, StateError,
+    Access, Bar, Description, Function, Interrupt, InterruptSink, Notifications, Pin, Progress,
+    StateError,
 };
 use slipway_ram::Memory;
 

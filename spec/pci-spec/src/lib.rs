@@ -139,8 +139,8 @@ pub mod express {
     /// Initiate Function Level Reset, a bit of the high byte of Device Control. It reads as zero.
     pub const INITIATE_RESET: u8 = 1 << 7;
 
-    /// Returns whether a write of `bytes` at `offset` asks for a function-level reset (PCIe 7.5.3.4)
-    /// of a function whose capability is at `capability`.
+    /// Returns whether a write of `bytes` at `offset` asks for a function-level reset (PCIe
+    /// 7.5.3.4) of a function whose capability is at `capability`.
     pub fn asks_for_reset(capability: usize, offset: usize, bytes: &[u8]) -> bool {
         let at = (capability + DEVICE_CONTROL + 1).checked_sub(offset);
         at.and_then(|at| bytes.get(at)).is_some_and(|byte| byte & INITIATE_RESET != 0)

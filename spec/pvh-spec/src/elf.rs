@@ -95,8 +95,8 @@ pub struct ProgramHeader {
     pub align: U64,
 }
 
-/// Returns the PVH entry in a list of notes, or `None` if there is none. Each note has the lengths of name and description, a type,
-/// and both padded to 4 bytes (System V ABI, *Note Section*).
+/// Returns the PVH entry in a list of notes, or `None` if there is none. Each note has the lengths
+/// of name and description, a type, and both padded to 4 bytes (System V ABI, *Note Section*).
 pub fn pvh_entry(mut notes: &[u8]) -> Option<u32> {
     loop {
         let (header, rest) = <[U32; 3]>::read_from_prefix(notes).ok()?;

@@ -37,8 +37,9 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use slipway_block::Completion;
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::SubmissionEntry;
-use slipway_pci::{Doorbells, Interrupt, Progress, TurnLength};
+use slipway_pci::{Interrupt, Progress, TurnLength};
 use slipway_ram::{Memory, Span, View};
 use slipway_telemetry::Clock;
 

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
-use slipway_pci::Doorbells;
+use slipway_doorbells::Doorbells;
 
 use self::link::LaneLink;
 pub(crate) use self::make::make;

@@ -1,11 +1,11 @@
 //! Queue arithmetic, exhaustively: every size up to a bound, every pair of indexes, every doorbell
 //! value; and sizes at the limits. Expected results come from walking the ring entry by entry.
 
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
 };
 use slipway_nvme_spec::status::Status;
-use slipway_pci::Doorbells;
 use slipway_ram::Memory;
 use zerocopy::{FromZeros, IntoBytes};
 

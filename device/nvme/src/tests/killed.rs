@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use slipway_block::{Completion, Disk, Geometry, Operation, Request};
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::feature::FeatureId;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::{offset, tail_doorbell};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Doorbells, Function, Progress};
+use slipway_pci::{Function, Progress};
 use slipway_ram::{Lasting, Memory};
 
 use super::rig::{Random, Setup, Shared, ram};

@@ -1,12 +1,13 @@
 //! States that another controller takes over: after a migration, or many from one snapshot.
 
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::feature::FeatureId;
 use slipway_nvme_spec::identify::Cns;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::tail_doorbell;
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Doorbells, Function};
+use slipway_pci::Function;
 use slipway_ram::{Lasting, Memory};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;

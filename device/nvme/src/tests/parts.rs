@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::identify::Cns;
-use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
+use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_telemetry::ManualClock;
 

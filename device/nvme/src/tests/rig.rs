@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, RamDisk, Request};
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::registers::{ControllerStatus, offset};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Doorbells, FifoSink, Function, Interrupt, Progress};
+use slipway_pci::{FifoSink, Function, Interrupt, Progress};
 use slipway_ram::{Lasting, Memory, Span};
 use slipway_telemetry::ManualClock;
 

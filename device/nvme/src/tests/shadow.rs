@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::identify::IdentifyController;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::{ControllerStatus, head_doorbell, offset, tail_doorbell};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Access, Doorbells, Function, Progress};
+use slipway_pci::{Access, Function, Progress};
 use slipway_ram::{DmaMap, Memory, Region};
 
 use super::rig::{Held, MEMORY, Random, Setup, Shared, ram};

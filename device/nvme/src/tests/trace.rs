@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use slipway_block::DelayDisk;
+use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
-use slipway_pci::{Doorbells, Function, Interrupt, InterruptSink};
+use slipway_pci::{Function, Interrupt, InterruptSink};
 use slipway_ram::{DmaMap, Fault, Permissions, Region, Remote};
 use slipway_telemetry::{Clock, ManualClock};
 

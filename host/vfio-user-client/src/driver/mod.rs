@@ -1,18 +1,17 @@
 //! For programs that drive a function without a VMM, such as tests and benchmarks: registers of BAR
 //! 0 ([`Registers`]), registers that are mapped, memory without a file, and single requests.
 
-mod memory;
 mod registers;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_vfio_user_spec::{
-    Command, IrqInfo, RegionAccess, RegionFlags, RegionInfo, U32, flag, irq,
+    Command, DmaMap, IrqInfo, RegionAccess, RegionFlags, RegionInfo, U32, flag, irq,
 };
 use zerocopy::IntoBytes;
 
@@ -21,7 +20,6 @@ use crate::{
     Client, ClientError, FunctionError, IrqDescription, RegionDescription, RemoteFunction, Window,
 };
 
-pub(crate) use memory::MessageMemory;
 pub use registers::Registers;
 
 impl Client {
@@ -132,6 +130,46 @@ impl Client {
         self.flush(self.deadline())?;
         self.wire.send(&header, &payload, Vec::new())?;
         Ok(())
+    }
+
+    /// Permits the device to access `content` under the address `iova`, by messages.
+    pub fn map_remote(
+        &mut self,
+        iova: u64,
+        content: Vec<u8>,
+        writable: bool,
+    ) -> Result<(), ClientError> {
+        let request = DmaMap::new(iova, content.len() as u64, 0, writable);
+        self.memory.0.insert(iova, content);
+        let outcome = self.call(Command::DmaMap, request.as_bytes(), &[]).map(drop);
+        if outcome.is_err() {
+            self.memory.0.remove(&iova);
+        }
+        outcome
+    }
+
+    /// Removes message-only memory, and returns its content. When this returns, the device does not
+    /// access the memory any more.
+    pub fn unmap_remote(&mut self, iova: u64, len: u64) -> Result<Option<Vec<u8>>, ClientError> {
+        self.unmap(iova, len)?;
+        Ok(self.memory.0.remove(&iova))
+    }
+
+    /// Returns the content of the message-only memory at `iova`.
+    pub fn remote(&self, iova: u64) -> Option<&[u8]> {
+        self.memory.0.get(&iova).map(Vec::as_slice)
+    }
+
+    /// Serves the server's accesses to message-only memory until `time` has passed.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn serve(&mut self, time: Duration) -> Result<(), ClientError> {
+        match self.next_message(Instant::now() + time, &[]) {
+            Err(ClientError::Timeout) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(ClientError::Malformed("a reply to nothing")),
+        }
     }
 }
 

@@ -54,8 +54,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use slipway_doorbells::{CellPage, Doorbells};
 use slipway_keeper::Shelf;
-use slipway_pci::{CellPage, Doorbells};
 use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 

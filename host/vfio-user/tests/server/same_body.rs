@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use slipway_pci::{Access, Doorbells, FifoSink, Function, InterruptSink};
+use slipway_doorbells::Doorbells;
+use slipway_pci::{Access, FifoSink, Function, InterruptSink};
 use slipway_ram::Memory;
 use slipway_vfio_user::testing::{DONE, DOORBELLS, FAULT, ID, Scratch};
 

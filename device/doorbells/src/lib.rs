@@ -1,8 +1,11 @@
-//! Doorbell cells.
+//! Doorbell cells: the registers by which a guest tells a function that there is work.
 //!
 //! A device reads its doorbells from cells and does not know how they change: by a trapped register
 //! write that the device itself stores, by a client's store to a page that the client maps, or by
 //! such a store that an event announces.
+//!
+//! No dependencies.
+#![allow(unsafe_code)] // cells may lie in a page shared with the client
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -47,7 +50,7 @@ impl Doorbells {
     }
 
     /// Makes cells of memory that a client stores to, and then has the function notified
-    /// ([`Function::notified`](crate::Function::notified)) of every change.
+    /// (`slipway_pci::Function::notified`) of every change.
     pub fn rung(page: Arc<dyn CellPage>) -> Self {
         Self { page, shared: false, watched: Arc::default() }
     }
