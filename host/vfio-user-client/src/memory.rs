@@ -1,5 +1,5 @@
-//! Memory of a client that the server accesses by messages, since it has no file to map: of programs
-//! without a VMM only.
+//! Memory of a client that the server accesses by messages, since it has no file to map. Programs
+//! with a VMM have none.
 
 use std::collections::BTreeMap;
 

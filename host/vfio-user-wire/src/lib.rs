@@ -15,4 +15,6 @@ mod version;
 mod wire;
 
 pub use version::{Capabilities, encode, parse};
-pub use wire::{End, MAX_DATA_XFER_SIZE, MAX_MESSAGE, MAX_MSG_FDS, Message, Peeked, Wire};
+pub use wire::{
+    End, MAX_DATA_XFER_SIZE, MAX_MESSAGE, MAX_MSG_FDS, Message, Wire, payload_len, read,
+};

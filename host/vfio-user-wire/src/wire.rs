@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use slipway_peer::{Bin, Foreign};
-use slipway_vfio_user_spec::{Command, HEADER_LEN, Header};
+use slipway_vfio_user_spec::{HEADER_LEN, Header};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The largest number of descriptors that are accepted with one message. QEMU refuses servers that
@@ -28,10 +28,6 @@ pub const MAX_DATA_XFER_SIZE: usize = 1 << 20;
 pub const MAX_MESSAGE: usize = MAX_DATA_XFER_SIZE + 4096;
 /// The number of bytes by which the payload's buffer may exceed what has arrived.
 const READ_AHEAD: usize = 64 << 10;
-/// The number of bytes that are peeked at before a message's length is known: nearly all messages
-/// are shorter.
-const PEEK_AHEAD: usize = 1 << 10;
-
 /// The reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub enum End {
@@ -60,17 +56,6 @@ pub struct Message {
     pub files: Vec<Foreign>,
     /// More descriptors came than are accepted; the excess is closed elsewhere.
     pub excess: bool,
-}
-
-/// The result of peeking at the socket.
-pub enum Peeked {
-    /// Nothing has arrived.
-    Nothing,
-    /// The beginning of a message, with the message's length if that is known and the message
-    /// carries no descriptors.
-    Partial(Option<usize>),
-    /// A complete message and its length.
-    Whole(Message, usize),
 }
 
 /// A message that waits to be sent.
@@ -122,6 +107,11 @@ impl Wire {
         self.socket.as_fd()
     }
 
+    /// Returns the bin that closes the peer's descriptors.
+    pub fn bin(&self) -> &Bin {
+        &self.bin
+    }
+
     /// Returns whether the peer has closed its end. Messages that it sent before may be unread.
     pub fn is_hung_up(&self) -> bool {
         let mut asked = [PollFd::new(&self.socket, PollFlags::empty())];
@@ -140,7 +130,7 @@ impl Wire {
             let Some(count) = self.read_header()? else { return Ok(None) };
             self.got += count;
         }
-        let want = self.payload_len()?;
+        let want = payload_len(&self.header())?;
         while self.payload.len() < want {
             if !self.read_payload(want)? {
                 return Ok(None);
@@ -148,69 +138,16 @@ impl Wire {
         }
         self.got = 0;
         Ok(Some(Message {
-            header: Header::read_from_bytes(&self.header).unwrap_or_default(),
+            header: self.header(),
             payload: std::mem::take(&mut self.payload),
             files: std::mem::take(&mut self.files),
             excess: std::mem::take(&mut self.excess),
         }))
     }
 
-    /// Peeks at the next message and leaves it in the socket. Its descriptors are duplicates. They
-    /// are received only if the request may carry some.
-    pub fn peek(&mut self) -> Result<Peeked, End> {
-        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        self.payload.resize(self.payload.len().max(PEEK_AHEAD), 0);
-        #[allow(
-            clippy::disallowed_methods,
-            reason = "what is only looked at stays in the socket, so no descriptor is closed here"
-        )]
-        let looked = rustix::net::recv(&self.socket, &mut self.payload[..], flags);
-        let count = match looked {
-            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(End::Closed),
-            Ok((count, _)) => count,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Peeked::Nothing),
-            Err(error) => return Err(error.into()),
-        };
-        if count < HEADER_LEN {
-            return Ok(Peeked::Partial(None));
-        }
-        self.header.copy_from_slice(&self.payload[..HEADER_LEN]);
-        let size = HEADER_LEN + self.payload_len()?;
-        let header = Header::read_from_bytes(&self.header).unwrap_or_default();
-        let command = Command::from_code(header.command.get());
-        let brings_files =
-            matches!(command, Some(Command::DmaMap | Command::DmaUnmap | Command::DeviceSetIrqs));
-        let (mut files, mut excess) = (Vec::new(), false);
-        if brings_files || count < size {
-            // Reads no further than the message, since descriptors come with a byte of the stream.
-            self.payload.resize(size, 0);
-            let into = &mut self.payload[..size];
-            let peek = RecvFlags::PEEK;
-            let from = (self.socket.as_fd(), &self.bin);
-            let count = read(from, into, &mut files, &mut excess, (true, peek))?;
-            if count.is_none_or(|count| count < size) {
-                return Ok(Peeked::Partial((!brings_files).then_some(size)));
-            }
-        }
-        let payload = self.payload[HEADER_LEN..size].to_vec();
-        Ok(Peeked::Whole(Message { header, payload, files, excess }, size))
-    }
-
-    /// Ends the peeking: from now on, messages are received.
-    pub fn end_peeking(&mut self) {
-        // What was peeked at is in the socket.
-        self.payload.clear();
-    }
-
-    /// Returns the number of bytes after the header. After an impossible size, the stream has no
-    /// next message.
-    fn payload_len(&self) -> Result<usize, End> {
-        let header = Header::read_from_bytes(&self.header).unwrap_or_default();
-        let size = header.size.get() as usize;
-        if size > MAX_MESSAGE {
-            return Err(End::Broken("a message larger than the limit"));
-        }
-        size.checked_sub(HEADER_LEN).ok_or(End::Broken("a message shorter than its header"))
+    /// Returns the header, whose bytes have arrived.
+    fn header(&self) -> Header {
+        Header::read_from_bytes(&self.header).unwrap_or_default()
     }
 
     fn read_header(&mut self) -> Result<Option<usize>, End> {
@@ -329,8 +266,25 @@ impl Wire {
     }
 }
 
-/// Reads once. Returns `None` if nothing has arrived. With `boundary`, the stream may end here.
-fn read(
+/// Returns the number of bytes after a header.
+///
+/// # Errors
+/// [`End`]: after an impossible size, the stream has no next message.
+pub fn payload_len(header: &Header) -> Result<usize, End> {
+    let size = header.size.get() as usize;
+    if size > MAX_MESSAGE {
+        return Err(End::Broken("a message larger than the limit"));
+    }
+    size.checked_sub(HEADER_LEN).ok_or(End::Broken("a message shorter than its header"))
+}
+
+/// Reads from a socket once, and adds at most [`MAX_MSG_FDS`] descriptors to `files`; `excess` is
+/// set if there were more. Returns `None` if nothing has arrived. With `boundary`, the stream may
+/// end here.
+///
+/// # Errors
+/// [`End`].
+pub fn read(
     (socket, bin): (BorrowedFd<'_>, &Bin),
     into: &mut [u8],
     files: &mut Vec<Foreign>,

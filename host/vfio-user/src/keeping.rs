@@ -19,11 +19,12 @@ use crate::kept::{
     Applied, Attachments, KeptRun, NegotiatedState, Parts, Progress, RegionState, SessionState,
     States, Steps,
 };
+use crate::peek::{Peeked, Peeker};
 use crate::run_state::RunState;
 use crate::slots::{BELL, CLIENT, LINES, REGIONS};
 use crate::version::Negotiated;
 use crate::{Config, fault};
-use slipway_vfio_user_wire::{End, Message, Peeked};
+use slipway_vfio_user_wire::{End, Message};
 
 /// The state that an endpoint leaves with the keeper for its successor, with or without a client.
 pub(crate) struct Keeping {
@@ -38,6 +39,7 @@ pub(crate) struct Keeping {
     stale: Vec<u32>,
     /// The identity of each interrupt's route on the shelf, to detect that a route has changed.
     routes: Vec<usize>,
+    peeker: Peeker,
     /// The size of the current message in bytes.
     size: usize,
     /// The time since when only a part of a message has arrived.
@@ -67,6 +69,7 @@ impl Keeping {
             changed: false,
             stale: Vec::new(),
             routes: Vec::new(),
+            peeker: Peeker::default(),
             size: 0,
             partial: None,
             blocked: false,
@@ -209,7 +212,7 @@ impl Keeping {
             if self.steps.holds() {
                 return self.next_held(wire.file(), config, now);
             }
-            match wire.peek()? {
+            match self.peeker.peek(wire)? {
                 Peeked::Nothing => Ok(Next::Nothing),
                 // The rest of the message did not arrive by now: it may be waiting for room in the
                 // socket.

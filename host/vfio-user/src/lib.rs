@@ -110,6 +110,7 @@ mod listener;
 mod mask;
 mod pace;
 mod parts;
+mod peek;
 mod run_state;
 mod server;
 mod slots;

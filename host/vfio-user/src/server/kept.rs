@@ -68,7 +68,6 @@ impl Session {
         let begun = |kept: &mut Box<Keeping>| resumes && !kept.waits() && kept.has_just_begun();
         let Some(mut kept) = self.kept.take_if(begun) else { return false };
         kept.release();
-        self.channel.with(|wire| wire.end_peeking());
         self.released = Some(kept);
         true
     }
