@@ -1,11 +1,12 @@
 //! The machine's interrupt lines: the IOAPIC, what is behind its pins, and the routes to the CPUs.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
 use crate::ioapic::{Effect, Ioapic};
 use crate::layout::{self, PINS};
+use crate::lock::lock;
 use crate::routes::Routes;
 use crate::{Error, Result};
 
@@ -39,13 +40,9 @@ impl Interrupts {
         Self { routes, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, InterruptsState> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// Returns the state for a successor.
     pub fn save(&self) -> InterruptsState {
-        self.state().clone()
+        lock(&self.state).clone()
     }
 
     /// Takes over the state of a predecessor, and has KVM report the ends of its interrupts.
@@ -56,7 +53,7 @@ impl Interrupts {
         if !saved.ioapic.is_sound() {
             return Err(Error::State("an IOAPIC that cannot be".into()));
         }
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         *state = saved.clone();
         for pin in 0..PINS {
             self.routes.set(pin as u32, state.ioapic.route(pin))?;
@@ -71,7 +68,7 @@ impl Interrupts {
 
     /// Interrupts once by a pin that is triggered by edges.
     pub fn pulse(&self, pin: u8) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let message = state.ioapic.set(pin, true);
         state.ioapic.set(pin, false);
         if let Some(message) = message {
@@ -82,7 +79,7 @@ impl Interrupts {
     /// Asserts or deasserts INTA# of PCI device `device`, 0 to 31.
     pub fn set_inta(&self, device: u8, asserted: bool) {
         let pin = layout::pci_pin(device);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let lines = &mut state.asserted[usize::from(pin)];
         if asserted {
             *lines |= 1 << device
@@ -97,7 +94,7 @@ impl Interrupts {
 
     /// Reads a register of the IOAPIC.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        self.state().ioapic.read(offset, into);
+        lock(&self.state).ioapic.read(offset, into);
     }
 
     /// Writes a register of the IOAPIC. Returns the reason if KVM refused the new route.
@@ -105,7 +102,7 @@ impl Interrupts {
     /// # Errors
     /// [`Error::Kvm`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let Effect { message, route } = state.ioapic.write(offset, from);
         if let Some(pin) = route {
             self.routes.set(pin as u32, state.ioapic.route(pin))?;
@@ -120,7 +117,7 @@ impl Interrupts {
     /// that assert a pin with this vector: their handlers have run, so each may say whether it
     /// still interrupts.
     pub fn end(&self, vector: u8) -> u32 {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let pins: Vec<u8> = state.ioapic.level_pins(vector).collect();
         let devices = pins.iter().fold(0, |all, &pin| all | state.asserted[usize::from(pin)]);
         if let Some(message) = state.ioapic.end(vector) {

@@ -8,6 +8,7 @@ use slipway_pci::{Access, Function, Interrupt, InterruptSink, Progress};
 use slipway_ram::Memory;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::lock::lock;
 use crate::pci::{Backend, Bus, Notification, Shape, Slot, VectorSource};
 use crate::state::LocalState;
 use crate::{Error, Machine, Result};
@@ -50,46 +51,37 @@ struct Shared<F> {
 
 impl<F: Function + 'static> Local<F> {
     /// Makes a function with `make`, which gets the guest's memory and one interrupt for each of
-    /// `vectors` vectors, and adds it to the machine's bus as device `number`. `notifications` are
-    /// offsets in BAR 0 to which the driver writes to announce work. All threads poll it.
+    /// `vectors` vectors, and adds it to the machine's bus as device `number`. Writes of the driver
+    /// that only announce work become counts of [`Local::notified`] in the kernel. `polling` says
+    /// which threads poll the function.
     ///
     /// # Errors
     /// [`Error::Config`], [`Error::System`].
     pub fn new<E: ToString>(
         machine: &Machine,
-        number: u8,
-        vectors: u16,
-        notifications: impl Iterator<Item = u64>,
-        make: impl FnOnce(Memory, Vec<Interrupt>) -> Result<F, E>,
-    ) -> Result<Self> {
-        Self::polled((machine, Polling::Anywhere), number, vectors, notifications, make)
-    }
-
-    /// Makes a function like [`Local::new`], of which `polling` says the threads that poll it.
-    ///
-    /// # Errors
-    /// As for [`Local::new`].
-    pub fn polled<E: ToString>(
-        (machine, polling): (&Machine, Polling),
-        number: u8,
-        vectors: u16,
-        notifications: impl Iterator<Item = u64>,
+        polling: Polling,
+        (number, vectors): (u8, u16),
         make: impl FnOnce(Memory, Vec<Interrupt>) -> Result<F, E>,
     ) -> Result<Self> {
         let sink = Arc::new(Sink::default());
         let interrupt = |vector| Interrupt::new(Arc::clone(&sink) as Arc<_>, vector);
         let function = make(machine.ram().memory(), (0..vectors).map(interrupt).collect());
         let function = function.map_err(|error| Error::Config(error.to_string()))?;
-        // The machine gives functions no ports.
-        let memory = function.description().bars.iter().filter(|bar| !bar.ports);
-        let bars = memory.map(|bar| (bar.index, bar.size)).collect();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let notified = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
         let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;
         // SAFETY: ownership of an open descriptor passes on.
         let eventfd = Arc::new(unsafe { EventFd::from_raw_fd(copy.into_raw_fd()) });
-        let place = |offset| Notification { bar: 0, offset, eventfd: Arc::clone(&eventfd) };
+        // The machine gives functions no ports.
+        let bars = function.description().bars.iter().filter(|bar| !bar.ports);
+        let notifications = bars.clone().flat_map(|bar| {
+            let offsets = bar.notifications.iter().flat_map(slipway_pci::Notifications::offsets);
+            let place = |offset| (bar.index, offset);
+            offsets.map(place)
+        });
+        let place = |(bar, offset)| Notification { bar, offset, eventfd: Arc::clone(&eventfd) };
         let notifications = notifications.map(place).collect();
+        let bars = bars.map(|bar| (bar.index, bar.size)).collect();
         let shape = Shape { bars, vectors: VectorSource::Calls, notifications };
         let shared = Arc::new(Shared { function: Mutex::new(function), polling, notified });
         let backend: Box<dyn Backend> = Box::new(Arc::clone(&shared));
@@ -178,7 +170,7 @@ impl<F> Shared<F> {
     }
 
     fn function(&self) -> MutexGuard<'_, F> {
-        self.function.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.function)
     }
 }
 

@@ -34,10 +34,8 @@ const PORTS: u16 = 2;
 /// # Errors
 /// [`crate::Error`].
 pub fn console(machine: &Machine) -> Result<Local<Console>> {
-    let queues = slipway_virtio_spec::console::queue::count(PORTS);
-    let notifications = (0..queues).map(slipway_virtio_console::layout::notification);
-    let vectors = slipway_virtio_console::vectors(PORTS);
-    Local::new(machine, CONSOLE_DEVICE, vectors, notifications, |memory, interrupts| {
+    let place = (CONSOLE_DEVICE, slipway_virtio_console::vectors(PORTS));
+    Local::new(machine, Polling::Anywhere, place, |memory, interrupts| {
         let ports = vec![PortSettings::console(), PortSettings::named(AGENT_NAME)];
         Console::new(slipway_virtio_console::Parts { memory, interrupts, ports })
     })
@@ -65,9 +63,8 @@ pub fn restore_console(console: &Local<Console>, bus: &Bus, saved: &LocalState) 
 /// # Errors
 /// [`crate::Error`].
 pub fn rng(machine: &Machine) -> Result<Local<Rng>> {
-    let notifications = std::iter::once(slipway_virtio_rng::layout::notification(0));
-    let vectors = slipway_virtio_rng::VECTORS;
-    Local::new(machine, RNG_DEVICE, vectors, notifications, |memory, interrupts| {
+    let place = (RNG_DEVICE, slipway_virtio_rng::VECTORS);
+    Local::new(machine, Polling::Anywhere, place, |memory, interrupts| {
         let source = Box::new(|into: &mut [u8]| {
             // Fails only if the kernel's generator is not seeded, long before any guest.
             let flags = rustix::rand::GetRandomFlags::empty();
@@ -84,12 +81,11 @@ pub fn rng(machine: &Machine) -> Result<Local<Rng>> {
 pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
     let Some(shared) = machine.ram().shared() else { return Ok(None) };
     let (start, bytes) = (shared.part().start, shared.part().len);
-    let notifications = std::iter::once(slipway_virtio_pmem::layout::notification(0));
-    let vectors = slipway_virtio_pmem::VECTORS;
+    let place = (PMEM_DEVICE, slipway_virtio_pmem::VECTORS);
     let make = |memory, interrupts| {
         Pmem::new(slipway_virtio_pmem::Parts { memory, interrupts, start, bytes })
     };
-    Local::new(machine, PMEM_DEVICE, vectors, notifications, make).map(Some)
+    Local::new(machine, Polling::Anywhere, place, make).map(Some)
 }
 
 /// Adds the devices by which the guest plugs and unplugs hot-plug memory, one for each region.
@@ -98,15 +94,12 @@ pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
 /// [`crate::Error`].
 pub fn memory(machine: &Machine) -> Result<Vec<Local<Mem>>> {
     let device = |index| {
-        let number = layout::hot_memory_device(index);
-        let notifications = std::iter::once(slipway_virtio_mem::layout::notification(0));
-        let vectors = slipway_virtio_mem::VECTORS;
+        let place = (layout::hot_memory_device(index), slipway_virtio_mem::VECTORS);
         let region = machine.ram().hot_memory().get(index).zip(HotHost::new(machine.ram(), index));
         let (hot, host) = region.ok_or_else(|| Error::Config("there is no such region".into()))?;
         let (geometry, host) = (hot.geometry(), Box::new(host));
         // To give back pages is nothing for a CPU's thread, whose filter refuses it.
-        let place = (machine, Polling::InSteps);
-        Local::polled(place, number, vectors, notifications, |memory, interrupts| {
+        Local::new(machine, Polling::InSteps, place, |memory, interrupts| {
             Mem::new(slipway_virtio_mem::Parts { memory, interrupts, geometry, host })
         })
     };

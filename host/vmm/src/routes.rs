@@ -8,7 +8,7 @@
 //! Changing the table makes KVM wait for all CPUs (milliseconds at worst), so it is changed only
 //! when an entry is really another one.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_msi, kvm_msi,
@@ -18,6 +18,7 @@ use slipway_pci::Message;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::layout::PINS;
+use crate::lock::lock;
 use crate::{Error, Result};
 
 /// The most GSIs of vectors. KVM has 4096 routes.
@@ -45,13 +46,9 @@ impl Routes {
         Self { vm, table: Mutex::new(table) }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// Reserves a GSI for a vector. Returns `None` if there is none left.
     pub fn reserve(&self) -> Option<u32> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         if let Some(gsi) = table.free.pop() {
             return Some(gsi);
         }
@@ -65,7 +62,7 @@ impl Routes {
     /// Gives back a GSI to which nothing is attached. If KVM keeps its route, it is not used again.
     pub fn release(&self, gsi: u32) {
         if self.set(gsi, None).is_ok() {
-            self.table().free.push(gsi);
+            lock(&self.table).free.push(gsi);
         }
     }
 
@@ -74,7 +71,7 @@ impl Routes {
     /// # Errors
     /// [`Error::Kvm`].
     pub fn set(&self, gsi: u32, message: Option<Message>) -> Result<()> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let entry = table.messages.get_mut(gsi as usize).filter(|entry| **entry != message);
         let Some(entry) = entry else { return Ok(()) };
         *entry = message;
@@ -84,7 +81,7 @@ impl Routes {
     /// Collects changes until [`Routes::tell`], so that many of them are one request. Nothing may
     /// interrupt meanwhile.
     pub fn collect(&self) {
-        self.table().collects = true;
+        lock(&self.table).collects = true;
     }
 
     /// Tells KVM of the changes since [`Routes::collect`].
@@ -92,7 +89,7 @@ impl Routes {
     /// # Errors
     /// [`Error::Kvm`].
     pub fn tell(&self) -> Result<()> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.collects = false;
         self.give(&table)
     }

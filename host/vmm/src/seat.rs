@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crate::board::Board;
+use crate::lock::lock;
 use crate::registers::CpuState;
 use crate::{Error, Result};
 
@@ -43,12 +44,6 @@ struct Parked {
     saved: BTreeMap<u32, Result<CpuState>>,
 }
 
-impl Shared {
-    fn parked(&self) -> MutexGuard<'_, Parked> {
-        self.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
 /// The state, and the CPUs that have not left the guest yet. Clones are the same.
 #[derive(Clone)]
 pub struct Seats {
@@ -72,7 +67,7 @@ impl Seats {
     /// Changes the state. CPUs in the guest have to be kicked out of it by the caller. Returns
     /// `false` if the state was `Ended`.
     pub fn set(&self, wanted: Wanted) -> bool {
-        let parked = self.shared.parked();
+        let parked = lock(&self.shared.parked);
         if self.is(Wanted::Ended) {
             return false;
         }
@@ -84,7 +79,7 @@ impl Seats {
 
     /// Adds CPU `cpu`, 0 to 31, or takes it away. The caller has to kick it out of the guest then.
     pub fn set_present(&self, cpu: u32, present: bool) {
-        let parked = self.shared.parked();
+        let parked = lock(&self.shared.parked);
         let bit = 1 << (cpu & 31);
         if present {
             self.shared.present.fetch_or(bit, Ordering::SeqCst);
@@ -111,7 +106,7 @@ impl Seats {
 
     /// Returns the number of CPUs that are outside of the guest.
     pub fn parked(&self) -> usize {
-        self.shared.parked().count
+        lock(&self.shared.parked).count
     }
 
     /// Waits, as CPU `cpu`, until it may be in the guest, and saves its state by `save` when it is
@@ -121,7 +116,7 @@ impl Seats {
             return true;
         }
         let bit = 1 << (cpu & 31);
-        let mut parked = self.shared.parked();
+        let mut parked = lock(&self.shared.parked);
         parked.count += 1;
         self.board.tell();
         while !self.is_running(cpu) && !self.is(Wanted::Ended) {
@@ -132,7 +127,7 @@ impl Seats {
             parked.asked &= !bit;
             drop(parked);
             let saved = save();
-            parked = self.shared.parked();
+            parked = lock(&self.shared.parked);
             parked.saved.insert(cpu, saved);
             self.shared.changed.notify_all();
         }
@@ -148,7 +143,7 @@ impl Seats {
     /// [`Error::Kvm`].
     pub fn save(&self, count: u32) -> Result<Vec<CpuState>> {
         let failed = |what: &str| Err(Error::State(what.into()));
-        let mut parked = self.shared.parked();
+        let mut parked = lock(&self.shared.parked);
         if !self.is(Wanted::Paused) || parked.count != count as usize || parked.left {
             return failed("the guest is not stopped");
         }
@@ -167,7 +162,7 @@ impl Seats {
 
     /// Counts a CPU as one that is outside of the guest for good.
     pub fn leave(&self) {
-        let mut parked = self.shared.parked();
+        let mut parked = lock(&self.shared.parked);
         (parked.count, parked.left) = (parked.count + 1, true);
         drop(parked);
         self.shared.changed.notify_all();

@@ -5,7 +5,7 @@
 //! vendor-specific capabilities (virtio's window to the BARs among them) and, for a function with a
 //! pin, the status register change by themselves, so these are read from the server each time.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use slipway_pci_spec::{BARS, CONFIG_SIZE, bar, capability, command, express, msix, register};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
@@ -78,10 +78,6 @@ impl Config {
         Ok(config)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     fn learn_bars(&mut self, function: &RemoteFunction, bytes: &Space) {
         let mut upper = false;
         for number in 0..BARS {
@@ -129,7 +125,7 @@ impl Config {
 
     /// Returns whether the function has an interrupt pin, INTA#.
     pub fn has_pin(&self) -> bool {
-        self.state().bytes[register::INTERRUPT_PIN] == 1
+        lock(&self.state).bytes[register::INTERRUPT_PIN] == 1
     }
 
     /// Sets what the machine keeps itself to its state after a reset.
@@ -152,13 +148,13 @@ impl Config {
         let start = usize::from(offset);
         let end = (start + into.len()).min(CONFIG_SIZE);
         let asks = self.vendor.iter().any(|&(first, last)| start < last && first < end)
-            || self.state().bytes[register::INTERRUPT_PIN] != 0
+            || lock(&self.state).bytes[register::INTERRUPT_PIN] != 0
                 && start < register::STATUS + 2
                 && register::STATUS < end;
         if asks {
             let _ = function.read(region::CONFIG, offset.into(), into);
         }
-        let state = self.state();
+        let state = lock(&self.state);
         for (at, byte) in (start..end).zip(into.iter_mut()) {
             if !asks || COMMAND.contains(&at) {
                 *byte = state.bytes[at];
@@ -183,14 +179,14 @@ impl Config {
             // Which bits the server has taken, it alone knows.
             let mut now = vec![0; from.len()];
             if function.read(region::CONFIG, offset.into(), &mut now).is_ok() {
-                let mut state = self.state();
+                let mut state = lock(&self.state);
                 for (at, byte) in (start..CONFIG_SIZE).zip(now) {
                     state.bytes[at] = byte;
                 }
             }
             return Action::None;
         }
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         self.overlay(&mut state.bytes, (start..CONFIG_SIZE).zip(from.iter().copied()));
         self.pass_on(function, &mut state, start);
         Action::None
@@ -218,7 +214,7 @@ impl Config {
     fn reset(&self, function: &RemoteFunction) {
         if let Ok(mut bytes) = fetch(function) {
             self.clear_own(&mut bytes);
-            *self.state() = State { bytes, command: 0 };
+            *lock(&self.state) = State { bytes, command: 0 };
         }
     }
 
@@ -227,7 +223,7 @@ impl Config {
     /// # Errors
     /// [`FunctionError`].
     pub fn restore(&self, function: &RemoteFunction) -> Outcome<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.command = word(&state.bytes, register::COMMAND);
         let at = register::COMMAND as u64;
         function.write_connected(region::CONFIG, at, &state.command.to_le_bytes())?;
@@ -253,7 +249,7 @@ impl Config {
     /// Returns the machine's own registers, as saved with the machine, while a function's state has
     /// all others.
     pub fn save(&self) -> OwnRegisters {
-        let state = self.state();
+        let state = lock(&self.state);
         let all = state.bytes.iter().zip(&*self.writable).enumerate();
         let own = all.filter(|(_, (_, mask))| **mask != 0);
         OwnRegisters(own.map(|(at, (byte, mask))| (at, byte & mask)).collect())
@@ -262,7 +258,7 @@ impl Config {
     /// Sets the machine's own registers, as far as the guest can change them. The server is not
     /// told: its function's state has what it needs.
     pub fn restore_own(&self, saved: &OwnRegisters) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let State { bytes, command } = &mut *state;
         self.overlay(bytes, saved.0.iter().copied());
         *command = word(bytes, register::COMMAND);
@@ -276,7 +272,7 @@ impl Config {
     pub fn fetch_again(&self, function: &RemoteFunction) -> Outcome<()> {
         let mut bytes = fetch(function)?;
         self.clear_own(&mut bytes);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         self.overlay(&mut bytes, state.bytes.iter().copied().enumerate());
         state.bytes = bytes;
         Ok(())
