@@ -1,49 +1,17 @@
 //! The IOAPIC: turns levels and edges of pins into messages to the local APICs, which the kernel
-//! emulates (Intel 82093AA, *I/O Advanced Programmable Interrupt Controller*).
+//! emulates. Its registers are those of `slipway_ioapic_spec`.
 //!
 //! The machine has a split interrupt controller: an exit tells of the end of an interrupt (EOI)
 //! whose vector belongs to a pin that is triggered by level. The kernel learns these vectors from
 //! the routes of the pins' interrupts, see [`crate::routes`].
 
 use serde::{Deserialize, Serialize};
+use slipway_ioapic_spec::place::{EOI, SELECT, WINDOW};
+use slipway_ioapic_spec::register::{ARBITRATION, ID, ID_BITS, REDIRECTION, VERSION};
+use slipway_ioapic_spec::{entry, version};
 use slipway_pci::Message;
 
 use crate::layout::PINS;
-
-/// Register select, at this byte of the registers.
-const SELECT: u64 = 0x00;
-/// The selected register's window.
-const WINDOW: u64 = 0x10;
-/// EOI register (version 0x20 and later).
-const EOI: u64 = 0x40;
-
-/// Selected registers.
-const ID: u8 = 0;
-const VERSION: u8 = 1;
-const ARBITRATION: u8 = 2;
-/// The bits of the ID register that software can change.
-const ID_BITS: u32 = 0x0f00_0000;
-/// Two 32-bit registers for each pin from here on.
-const REDIRECTION: u8 = 0x10;
-
-/// Version 0x20: it has an EOI register.
-const VERSION_VALUE: u32 = 0x20 | (PINS as u32 - 1) << 16;
-
-/// Fields of a redirection entry.
-mod entry {
-    pub const VECTOR: u64 = 0xff;
-    pub const DELIVERY_MODE: u64 = 0b111 << 8;
-    pub const LOGICAL_DESTINATION: u64 = 1 << 11;
-    pub const REMOTE_IRR: u64 = 1 << 14;
-    pub const LEVEL: u64 = 1 << 15;
-    pub const MASKED: u64 = 1 << 16;
-    /// Bits that software cannot change: delivery status and remote IRR.
-    pub const READ_ONLY: u64 = 1 << 12 | REMOTE_IRR;
-    pub const DESTINATION_SHIFT: u32 = 56;
-}
-
-/// The address of messages to local APICs (Intel SDM, volume 3, *Message Address Register*).
-const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,11 +48,7 @@ impl Default for Ioapic {
 impl Ioapic {
     /// Returns whether registers that were saved can be those of an IOAPIC.
     pub fn is_sound(&self) -> bool {
-        let can_be = |pin: &Pin| {
-            let waits = pin.entry & entry::REMOTE_IRR != 0;
-            let is_level = pin.entry & entry::LEVEL != 0;
-            pin.entry & entry::READ_ONLY & !entry::REMOTE_IRR == 0 && (is_level || !waits)
-        };
+        let can_be = |pin: &Pin| entry::is_sound(pin.entry);
         self.id & !ID_BITS == 0 && self.pins.iter().all(can_be)
     }
 
@@ -104,7 +68,7 @@ impl Ioapic {
     fn register(&self) -> u32 {
         match self.select {
             ID | ARBITRATION => self.id,
-            VERSION => VERSION_VALUE,
+            VERSION => version(PINS),
             _ => match self.selected_pin() {
                 Some((pin, high)) if high => (self.pins[pin].entry >> 32) as u32,
                 Some((pin, _)) => self.pins[pin].entry as u32,
@@ -141,15 +105,7 @@ impl Ioapic {
         let Some((number, high)) = self.selected_pin() else { return Effect::default() };
         let pin = &mut self.pins[number];
         let old = pin.entry;
-        let new = if high {
-            old & 0xffff_ffff | u64::from(value) << 32
-        } else {
-            old & !0xffff_ffff | u64::from(value)
-        };
-        pin.entry = new & !entry::READ_ONLY | old & entry::READ_ONLY;
-        if pin.entry & entry::LEVEL == 0 {
-            pin.entry &= !entry::REMOTE_IRR;
-        }
+        pin.entry = entry::written(old, high, value);
         let route = (route_of(old) != route_of(pin.entry)).then_some(number);
         let is_level = pin.entry & entry::LEVEL != 0;
         let message = if is_level { self.deliver(number) } else { None };
@@ -215,16 +171,8 @@ fn route_of(entry: u64) -> Option<Message> {
 /// Translates a redirection entry to a message (Intel SDM, volume 3, *Message Signalled
 /// Interrupts*).
 fn message(entry: u64) -> Message {
-    let destination = entry >> entry::DESTINATION_SHIFT & 0xff;
-    let logical = u64::from(entry & entry::LOGICAL_DESTINATION != 0) << 2;
-    // Linux sets the lowest-priority mode together with logical destinations; the redirection hint
-    // makes the local APICs choose one of several.
-    let lowest = entry & entry::DELIVERY_MODE == 1 << 8;
-    let address = MESSAGE_ADDRESS | destination << 12 | logical | u64::from(lowest) << 3;
-    /// Message data, Level: asserted.
-    const ASSERT: u64 = 1 << 14;
-    let data = entry & (entry::VECTOR | entry::DELIVERY_MODE | entry::LEVEL) | ASSERT;
-    Message { address, data: data as u32 }
+    let (address, data) = entry::message(entry);
+    Message { address, data }
 }
 
 #[cfg(test)]
