@@ -13,54 +13,7 @@ use rustix::io::FdFlags;
 use slipway_vmm::{HotRegion, Template};
 
 /// The help text.
-pub const HELP: &str = "\
-slipway-vmm runs one virtual machine on KVM, with PCI functions of vfio-user servers.
-
-usage: slipway-vmm --kernel FILE [OPTION]...
-       slipway-vmm --restore FILE [OPTION]...
-
-Each FILE is a path, or fd:N for the inherited descriptor N.
-
-  --kernel FILE       the kernel: an uncompressed x86-64 ELF with a PVH entry (vmlinux)
-  --initramfs FILE    the initial RAM file system
-  --cmdline TEXT      the kernel's command line
-  --restore FILE      go on where a machine was saved (slipway-save of --control), instead of
-                      booting a kernel: with --memory fd:N, a copy of its memory; --cpus,
-                      --max-cpus, --cpu-template, --slots, --hotplug-memory and --pmem as it had
-                      them; and a --function for each of its functions, in their order
-  --cpus N            virtual CPUs, 1 to 32 [1]
-  --max-cpus N        virtual CPUs with those that can be plugged while the guest runs [--cpus]
-  --cpu-template NAME the processor that the guest sees: host (what KVM offers on this host),
-                      x86-64-v2, x86-64-v3 or x86-64-v4 (the same on all hosts of a kind) [host]
-  --memory SIZE       guest memory: a number of MiB, or fd:N for a sealed memfd of that size and of
-                      all --hotplug-memory [256]
-  --hotplug-memory SIZE[,NODE]
-                      a region of memory that the guest is given, and gives back, while it runs: a
-                      multiple of 128 MiB, in a NUMA node of the guest's, 0 to 15 [the region's
-                      number, from 1]; up to 8 regions; those of a memfd are at its end
-  --lease fd:N        the connection to the pool that gave the memory, which serves its faults
-  --pmem FILE         pages that the guest reads and shares with other guests, such as an image's
-                      file system: a memfd sealed against shrinking and writing, of a multiple of
-                      2 MiB, opened for reading only; the guest finds it as /dev/pmem0
-  --kvm FILE          the KVM device [/dev/kvm]
-  --function FILE     a PCI function: a vfio-user server's socket, or fd:N for a connection to one;
-                      the first is PCI device 4; repeatable
-  --slots N           PCI devices, from 4 on, that functions can be plugged into and removed from
-                      while the guest runs, 0 to 28 [0]
-  --agent FILE        a socket whose client is connected to the guest's port slipway.agent; made at
-                      the path, or fd:N for a listening socket
-  --control FILE      a socket that speaks QMP, made or inherited like --agent's
-  --paused            do not run the guest before the command `cont`
-  --statistics        at the end, print exits by kind, CPU time, page faults and touched memory to
-                      standard error
-  --name NAME         the machine's name in messages [vm]
-  --help, --version   print this text, or the version
-
-The guest's serial port and its first console go to standard output.
-
-Status: 0 when the guest powered off, 3 when it reset the machine, 4 after a panic that it reported,
-1 when the machine could not be made or run, 2 for a wrong command line.
-";
+pub const HELP: &str = include_str!("help.txt");
 
 /// Everything that the command line says.
 #[derive(Debug, Default)]

@@ -4,16 +4,16 @@ mod plug;
 mod saved;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use rustix::event::EventfdFlags;
 use serde_json::{Value, json};
 use slipway_vmm::board::Board;
 use slipway_vmm::plug::MAX_FUNCTIONS;
 use slipway_vmm::remote::{Attached, Loss};
 use slipway_vmm::{Chassis, Machine};
 
+use crate::jobs::Jobs;
 use crate::qmp;
 use crate::watch::Watch;
 use plug::{Leaving, device_of};
@@ -53,16 +53,9 @@ pub struct Functions {
     all: BTreeMap<usize, Function>,
     /// The numbers of functions that threads connect or take apart, with the functions' names.
     reserved: BTreeMap<usize, String>,
-    outcomes: Outcomes,
+    jobs: Jobs<Outcome>,
     chassis: Chassis,
     board: Arc<Board>,
-}
-
-/// The outcomes of what threads have done, for the event loop.
-struct Outcomes {
-    all: Arc<Mutex<Vec<Outcome>>>,
-    /// Counts entries of `all`.
-    pushed: OwnedFd,
 }
 
 /// The outcome of what a thread has done.
@@ -73,29 +66,6 @@ enum Outcome {
     Plugged { number: usize, name: String, id: Value, outcome: Result<Attached, String> },
     /// An ejected function is taken apart.
     Removed { number: usize, name: String },
-}
-
-impl Outcomes {
-    fn new() -> Result<Self, String> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let pushed = rustix::event::eventfd(0, flags).map_err(|e| format!("eventfd: {e}"))?;
-        Ok(Self { all: Arc::default(), pushed })
-    }
-
-    fn try_clone(&self) -> Result<Self, String> {
-        let pushed = self.pushed.try_clone().map_err(|error| error.to_string())?;
-        Ok(Self { all: Arc::clone(&self.all), pushed })
-    }
-
-    fn push(&self, outcome: Outcome) {
-        self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
-        let _ = rustix::io::write(&self.pushed, &1u64.to_ne_bytes());
-    }
-
-    fn take(&self) -> Vec<Outcome> {
-        let _ = rustix::io::read(&self.pushed, &mut [0; 8]);
-        std::mem::take(&mut *self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
-    }
 }
 
 impl Functions {
@@ -122,7 +92,7 @@ impl Functions {
         Ok(Self {
             all,
             reserved: BTreeMap::new(),
-            outcomes: Outcomes::new()?,
+            jobs: Jobs::new()?,
             chassis: machine.chassis().clone(),
             board: Arc::clone(machine.board()),
         })
@@ -135,7 +105,7 @@ impl Functions {
         pins: bool,
         token: impl Fn(Token) -> T,
     ) {
-        watch.read(self.outcomes.pushed.as_fd(), token(Token::Outcome));
+        watch.read(self.jobs.ended(), token(Token::Outcome));
         for (&index, function) in &self.all {
             if !function.lost && !function.reconnecting {
                 watch.read(function.attached.ended(), token(Token::Ended(index)));
@@ -162,7 +132,7 @@ impl Functions {
                 self.lost_event(index).into_iter().collect()
             }
             Token::Outcome => {
-                let outcomes = self.outcomes.take();
+                let outcomes = self.jobs.take();
                 outcomes.into_iter().flat_map(|outcome| self.finish(outcome)).collect()
             }
         }
@@ -198,9 +168,9 @@ impl Functions {
         }
         let socket = socket.ok_or("slipway-reconnect needs a descriptor with its message")?;
         let attached = Arc::clone(&function.attached);
-        self.outcomes.spawn("reconnect", move |outcomes| {
+        self.jobs.spawn("reconnect", move || {
             let outcome = attached.reconnect(socket);
-            outcomes.push(Outcome::Reconnected { number: index, id, outcome });
+            Some(Outcome::Reconnected { number: index, id, outcome })
         })?;
         function.reconnecting = true;
         Ok(())

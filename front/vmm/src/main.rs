@@ -17,6 +17,7 @@ mod args;
 mod cpus;
 mod filter;
 mod functions;
+mod jobs;
 mod memory;
 mod ports;
 mod process;

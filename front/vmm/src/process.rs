@@ -18,7 +18,7 @@ use crate::filter::{self, Role};
 use crate::functions::{self, Functions};
 use crate::memory::{self, HotMemory};
 use crate::ports::{self, Ports};
-use crate::qmp::{self, Command};
+use crate::qmp::{self, Command, Request};
 use crate::save::Saves;
 use crate::statistics;
 use crate::watch::Watch;
@@ -271,44 +271,51 @@ impl Process {
         self.functions.has(name) || self.hot_cpus.has(name)
     }
 
-    /// Carries out a command. Returns whether the process is to end.
+    /// Carries out a command and answers it. Returns whether the process is to end.
     fn execute(&mut self, incoming: Incoming) -> bool {
-        let Incoming { request, file } = incoming;
+        let Incoming { request: Request { id, command }, file } = incoming;
         // Closing what this process's own launcher sent does not wait.
-        let socket = || -> Option<OwnedFd> { file.map(slipway_peer::Foreign::into_owned) };
-        let command = match request.command {
-            Ok(command) => command,
-            Err(reason) => {
-                self.answer(&request.id, Err(reason));
-                return false;
-            }
-        };
-        if let Err(reason) = self.permits(&command) {
-            self.answer(&request.id, Err(reason));
-            return false;
+        let file = file.map(slipway_peer::Foreign::into_owned);
+        let quits = matches!(command, Ok(Command::Quit));
+        let outcome = command.and_then(|command| {
+            self.permits(&command)?;
+            self.carry_out(command, &id, file)
+        });
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(value)) => self.answer(&id, Ok(value)),
+            Err(reason) => self.answer(&id, Err(reason)),
         }
-        let outcome = match command {
+        quits
+    }
+
+    /// Carries out a command with identifier `id`. Returns the answer, or `None` if the command was
+    /// answered, or will be when a thread or the guest has done its part.
+    fn carry_out(
+        &mut self,
+        command: Command,
+        id: &Value,
+        file: Option<OwnedFd>,
+    ) -> Result<Option<Value>, String> {
+        match command {
             Command::Capabilities => {
-                self.answer(&request.id, Ok(json!({})));
+                self.answer(id, Ok(json!({})));
                 for line in self.functions.lost_events() {
                     self.tell(&line);
                 }
-                return false;
+                return Ok(None);
             }
-            Command::Status => Ok(qmp::status(self.running.cpus.is_running())),
-            Command::Kvm => Ok(json!({ "enabled": true, "present": true })),
-            Command::Statistics => Ok(statistics::collect(&self.running, self.memory.plugged())),
-            Command::Save => match self.save(&request.id, socket()) {
-                // Answered when the machine is saved.
-                Ok(()) => return false,
-                Err(reason) => Err(reason),
-            },
+            Command::Status => return Ok(Some(qmp::status(self.running.cpus.is_running()))),
+            Command::Kvm => return Ok(Some(json!({ "enabled": true, "present": true }))),
+            Command::Statistics => {
+                return Ok(Some(statistics::collect(&self.running, self.memory.plugged())));
+            }
+            Command::Functions => return Ok(Some(self.functions.list())),
+            Command::Memory => return Ok(Some(self.memory.list())),
+            Command::Cpus => return Ok(Some(self.hot_cpus.list(self.board()))),
+            Command::Save => return self.save(id, file).map(|()| None),
             Command::Continue if self.saves.freezes() => {
-                match self.saves.start(request.id.clone(), self.functions.named()) {
-                    // Answered when the functions go on.
-                    Ok(()) => return false,
-                    Err(reason) => Err(reason),
-                }
+                return self.saves.start(id.clone(), self.functions.named()).map(|()| None);
             }
             Command::Continue => {
                 let was_running = self.running.cpus.is_running();
@@ -317,66 +324,49 @@ impl Process {
                     self.answer(&id, Err("the machine was told to run meanwhile".into()));
                 }
                 if !was_running {
-                    self.answer(&request.id, Ok(json!({})));
+                    self.answer(id, Ok(json!({})));
                     self.tell(&qmp::event("RESUME", json!({})));
-                    return false;
+                    return Ok(None);
                 }
-                Ok(json!({}))
             }
             Command::Stop if self.stopping.len() >= MAX_STOPPING => {
-                Err("too many requests to stop wait for a CPU".into())
+                return Err("too many requests to stop wait for a CPU".into());
             }
             Command::Stop => {
-                // Answered when all CPUs have left the guest, which the board tells.
-                self.stopping.push(request.id);
+                // All CPUs have to leave the guest, which the board tells.
+                self.stopping.push(id.clone());
                 self.running.cpus.pause();
                 if self.running.cpus.are_parked() {
                     self.board().tell();
                 }
-                return false;
+                return Ok(None);
             }
-            Command::PowerDown => {
-                self.board().press_power_button();
-                Ok(json!({}))
-            }
-            Command::Functions => Ok(self.functions.list()),
-            Command::Memory => Ok(self.memory.list()),
-            Command::RequestMemory { device, bytes } => {
-                self.memory.request(device, bytes).map(|()| json!({}))
-            }
-            Command::Cpus => Ok(self.hot_cpus.list(self.board())),
+            Command::PowerDown => self.board().press_power_button(),
+            Command::RequestMemory { device, bytes } => self.memory.request(device, bytes)?,
             Command::Plug { name } | Command::PlugCpu { name, .. } if self.has_device(&name) => {
-                Err(format!("there is a device {name:?} already"))
+                return Err(format!("there is a device {name:?} already"));
             }
             Command::PlugCpu { name, cpu } => {
                 let Running { cpus, board, .. } = &self.running;
-                self.hot_cpus.plug(cpus, board, name, cpu).map(|()| json!({}))
+                self.hot_cpus.plug(cpus, board, name, cpu)?;
             }
-            Command::Plug { name } => match self.functions.plug(name, socket(), request.id.clone())
-            {
-                // Answered when the server has.
-                Ok(()) => return false,
-                Err(reason) => Err(reason),
-            },
+            Command::Plug { name } => {
+                return self.functions.plug(name, file, id.clone()).map(|()| None);
+            }
             Command::Unplug { name } if self.hot_cpus.has(&name) => {
-                self.hot_cpus.unplug(&self.running.board, &name).map(|()| json!({}))
+                self.hot_cpus.unplug(&self.running.board, &name)?;
             }
-            Command::Unplug { name } => self.functions.unplug(&name).map(|()| json!({})),
+            Command::Unplug { name } => self.functions.unplug(&name)?,
             Command::Reconnect { function } => {
-                match self.functions.reconnect(function, socket(), request.id.clone()) {
-                    // Answered when the server has.
-                    Ok(()) => return false,
-                    Err(reason) => Err(reason),
-                }
+                return self.functions.reconnect(function, file, id.clone()).map(|()| None);
             }
             Command::Quit => {
-                self.answer(&request.id, Ok(json!({})));
+                self.answer(id, Ok(json!({})));
                 self.tell(&qmp::quit());
-                return true;
+                return Ok(None);
             }
-        };
-        self.answer(&request.id, outcome);
-        false
+        }
+        Ok(Some(json!({})))
     }
 
     /// Tells the client, and returns the exit status.

@@ -6,29 +6,26 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::event::EventfdFlags;
 use rustix::fs::FileType;
 use serde_json::Value;
 use slipway_vmm::state::FunctionState;
 use slipway_vmm::{Parts, Saver};
 
 use crate::functions::Named;
+use crate::jobs::Jobs;
 
 /// The progress of a save.
-#[derive(Debug, Default)]
 enum Phase {
     /// The machine is not saved.
-    #[default]
     None,
-    /// A thread saves it, for the request with this identifier.
-    Saving(Value),
+    /// A thread saves it.
+    Saving,
     /// It was saved, or the attempt has failed. Its functions are stopped until the guest goes on.
     Stopped,
-    /// A thread lets the functions go on, for the request with this identifier.
-    Starting(Value),
+    /// A thread lets the functions go on.
+    Starting,
 }
 
 /// The end of what a thread has done, for the event loop.
@@ -39,18 +36,10 @@ pub enum Finished {
     Started(Value, Result<(), String>),
 }
 
-/// The outcome of a thread.
-enum Outcome {
-    Saved(Result<usize, String>),
-    Started(Result<(), String>),
-}
-
 /// The saves of a machine.
 pub struct Saves {
     phase: Phase,
-    outcomes: (Sender<Outcome>, Receiver<Outcome>),
-    /// Counts outcomes.
-    pushed: OwnedFd,
+    jobs: Jobs<Finished>,
 }
 
 /// The parts that a save needs.
@@ -71,14 +60,12 @@ impl Saves {
     /// # Errors
     /// The reason in one line.
     pub fn new() -> Result<Self, String> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let pushed = rustix::event::eventfd(0, flags).map_err(|e| format!("eventfd: {e}"))?;
-        Ok(Self { phase: Phase::None, outcomes: channel(), pushed })
+        Ok(Self { phase: Phase::None, jobs: Jobs::new()? })
     }
 
     /// Returns the descriptor that becomes readable when a thread has finished.
     pub fn finished(&self) -> BorrowedFd<'_> {
-        self.pushed.as_fd()
+        self.jobs.ended()
     }
 
     /// Returns whether the guest's memory must not be touched.
@@ -93,8 +80,8 @@ impl Saves {
     pub fn is_free(&self) -> Result<(), String> {
         match self.phase {
             Phase::None | Phase::Stopped => Ok(()),
-            Phase::Saving(_) => Err("the machine is being saved".into()),
-            Phase::Starting(_) => Err("the machine is about to go on after a save".into()),
+            Phase::Saving => Err("the machine is being saved".into()),
+            Phase::Starting => Err("the machine is about to go on after a save".into()),
         }
     }
 
@@ -103,8 +90,8 @@ impl Saves {
     /// # Errors
     /// The reason why that cannot be tried.
     pub fn begin(&mut self, id: Value, job: Job) -> Result<(), String> {
-        self.spawn("save", move || Outcome::Saved(save(job)))?;
-        self.phase = Phase::Saving(id);
+        self.jobs.spawn("save", move || Some(Finished::Saved(id, save(job))))?;
+        self.phase = Phase::Saving;
         Ok(())
     }
 
@@ -118,48 +105,19 @@ impl Saves {
             all.try_for_each(|Named { number, attached, .. }| attached.start(*number))
         };
         let text = |error: slipway_vmm::Error| error.to_string();
-        self.spawn("start", move || Outcome::Started(start().map_err(text)))?;
-        self.phase = Phase::Starting(id);
+        self.jobs.spawn("start", move || Some(Finished::Started(id, start().map_err(text))))?;
+        self.phase = Phase::Starting;
         Ok(())
     }
 
-    /// Returns what threads have finished.
+    /// Returns what a thread has finished: there is one at a time.
     pub fn take(&mut self) -> Option<Finished> {
-        let outcome = self.outcomes.1.try_recv().ok()?;
-        // One outcome for each phase that waits for one.
-        let _ = rustix::io::read(&self.pushed, &mut [0; 8]);
-        match (std::mem::take(&mut self.phase), outcome) {
-            (Phase::Saving(id), Outcome::Saved(outcome)) => {
-                self.phase = Phase::Stopped;
-                Some(Finished::Saved(id, outcome))
-            }
-            (Phase::Starting(id), Outcome::Started(outcome)) => {
-                if outcome.is_err() {
-                    self.phase = Phase::Stopped;
-                }
-                Some(Finished::Started(id, outcome))
-            }
-            (phase, _) => {
-                self.phase = phase;
-                None
-            }
-        }
-    }
-
-    fn spawn(
-        &self,
-        name: &str,
-        work: impl FnOnce() -> Outcome + Send + 'static,
-    ) -> Result<(), String> {
-        let pushed = self.pushed.try_clone().map_err(|error| error.to_string())?;
-        let outcomes = self.outcomes.0.clone();
-        let run = move || {
-            // The event loop has the other end as long as the process lives.
-            let _ = outcomes.send(work());
-            let _ = rustix::io::write(&pushed, &1u64.to_ne_bytes());
+        let finished = self.jobs.take().pop()?;
+        self.phase = match finished {
+            Finished::Started(_, Ok(())) => Phase::None,
+            Finished::Saved(..) | Finished::Started(..) => Phase::Stopped,
         };
-        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
-        thread.map(drop).map_err(|error| format!("a thread cannot be started: {error}"))
+        Some(finished)
     }
 }
 

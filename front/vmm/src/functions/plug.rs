@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use slipway_vmm::plug::FIRST_FUNCTION;
 use slipway_vmm::remote::Attached;
 
-use super::{Function, Functions, Outcome, Outcomes};
+use super::{Function, Functions, Outcome};
 use crate::qmp;
 
 /// Returns the PCI device number of a function.
@@ -62,10 +62,10 @@ impl Functions {
             format!("all {slots} slots for hot plug are taken; --slots sets their number")
         })?;
         let (chassis, given) = (self.chassis.clone(), name.clone());
-        self.outcomes.spawn("plug", move |outcomes| {
+        self.jobs.spawn("plug", move || {
             let attached = Attached::plug(&chassis, device_of(number), number, socket);
             let outcome = attached.map_err(|error| error.to_string());
-            outcomes.push(Outcome::Plugged { number, name: given, id, outcome });
+            Some(Outcome::Plugged { number, name: given, id, outcome })
         })?;
         self.reserved.insert(number, name);
         Ok(())
@@ -105,12 +105,11 @@ impl Functions {
             let (ejected, wait) = sync_channel(1);
             let (attached, chassis) = (Arc::clone(&function.attached), self.chassis.clone());
             let name = name.to_owned();
-            self.outcomes.spawn("unplug", move |outcomes| {
-                if wait.recv().is_ok() {
-                    attached.close(&chassis);
-                    drop(attached);
-                    outcomes.push(Outcome::Removed { number, name });
-                }
+            self.jobs.spawn("unplug", move || {
+                wait.recv().ok()?;
+                attached.close(&chassis);
+                drop(attached);
+                Some(Outcome::Removed { number, name })
             })?;
             function.leaving = Some(Leaving { ejected });
         }
@@ -136,21 +135,5 @@ impl Functions {
     pub(super) fn removed(&mut self, number: usize, name: &str) -> Vec<u8> {
         self.reserved.remove(&number);
         qmp::device_deleted(name)
-    }
-}
-
-impl Outcomes {
-    /// Starts a thread that pushes an outcome.
-    ///
-    /// # Errors
-    /// The reason why there is no thread.
-    pub(super) fn spawn(
-        &self,
-        name: &str,
-        work: impl FnOnce(&Self) + Send + 'static,
-    ) -> Result<(), String> {
-        let outcomes = self.try_clone()?;
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&outcomes));
-        thread.map(drop).map_err(|error| format!("a thread cannot be started: {error}"))
     }
 }
