@@ -72,16 +72,6 @@ impl Transport {
         &self.description
     }
 
-    /// Returns configuration space: Message Control of MSI-X, bus master, BAR addresses.
-    pub fn pci(&self) -> &ConfigSpace {
-        &self.pci
-    }
-
-    /// Returns the MSI-X table and pending bits, for a host that routes interrupts by them.
-    pub fn msix(&mut self) -> &mut Msix {
-        &mut self.msix
-    }
-
     /// Returns the interrupt of MSI-X vector `vector`. Returns `None` if there is no such vector.
     pub fn interrupt(&self, vector: u16) -> Option<Interrupt> {
         self.interrupts.get(usize::from(vector)).cloned()
