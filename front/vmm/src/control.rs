@@ -3,10 +3,10 @@
 use std::os::fd::OwnedFd;
 
 use serde_json::Value;
-use slipway_peer::Foreign;
+use slipway_peer::{Foreign, Received};
 
 use crate::qmp::{self, Request};
-use crate::stream::{Client, Ended, Received};
+use crate::stream::{Client, Ended};
 
 /// The longest command in bytes.
 const MAX_LINE: usize = 16 << 10;
@@ -100,7 +100,7 @@ impl Control {
 impl Connection {
     fn receive(&mut self) -> Result<Vec<Incoming>, Ended> {
         let mut bytes = [0; 4096];
-        let Some(Received { bytes: len, files }) = self.client.receive(&mut bytes)? else {
+        let Some(Received { bytes: len, files, .. }) = self.client.receive(&mut bytes)? else {
             return Ok(Vec::new());
         };
         self.files.extend(files);

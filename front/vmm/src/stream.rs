@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
-use slipway_peer::{Bin, Foreign};
+use slipway_peer::{Bin, Received};
 
 /// A client of a listening socket.
 pub struct Client {
@@ -16,14 +16,6 @@ pub struct Client {
     unsent: VecDeque<u8>,
     /// The most bytes of `unsent`.
     most: usize,
-}
-
-/// The result of a read.
-pub struct Received {
-    /// The number of bytes.
-    pub bytes: usize,
-    /// The descriptors that came with them.
-    pub files: Vec<Foreign>,
 }
 
 /// The connection has ended, or its client does not read.
@@ -46,9 +38,7 @@ impl Client {
     pub fn receive(&mut self, into: &mut [u8]) -> Result<Option<Received>, Ended> {
         let mut parts = [IoSliceMut::new(into)];
         match slipway_peer::receive(&self.socket, &mut parts, &self.bin, RecvFlags::DONTWAIT) {
-            Ok(received) if received.bytes > 0 => {
-                Ok(Some(Received { bytes: received.bytes, files: received.files }))
-            }
+            Ok(received) if received.bytes > 0 => Ok(Some(received)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Ok(_) | Err(_) => Err(Ended),
         }

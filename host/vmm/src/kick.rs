@@ -2,7 +2,6 @@
 //! at once, even if the signal comes just before it.
 
 use std::cell::Cell;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use kvm_bindings::kvm_run;
@@ -31,28 +30,22 @@ extern "C" fn on_signal(_: libc::c_int) {
     }
 }
 
-/// Installs the handler, once for the process.
+/// Installs the handler. To install it again changes nothing.
 ///
 /// # Errors
 /// [`Error::System`].
 pub fn install() -> Result<()> {
-    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
-    let outcome = INSTALLED.get_or_init(|| {
-        // SAFETY: all zeros is a valid `sigaction`; the handler makes no call that is not
-        // async-signal-safe.
-        let result = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
-            libc::sigaction(signal(), &raw const action, std::ptr::null_mut())
-        };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
-        }
-    });
-    let failed = |errno: i32| std::io::Error::from_raw_os_error(errno);
-    outcome.map_err(|errno| Error::system("sigaction")(failed(errno)))
+    // SAFETY: all zeros is a valid `sigaction`; the handler makes no call that is not
+    // async-signal-safe.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(signal(), &raw const action, std::ptr::null_mut())
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(Error::system("sigaction")(std::io::Error::last_os_error())),
+    }
 }
 
 /// Makes the signal reach this thread's CPU, until it is dropped.

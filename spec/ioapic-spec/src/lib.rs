@@ -1,5 +1,5 @@
-//! Registers of an IOAPIC (Intel 82093AA, *I/O Advanced Programmable Interrupt Controller*), and the
-//! messages by which it interrupts a local APIC (Intel SDM, volume 3, *Message Signalled
+//! Registers of an IOAPIC (Intel 82093AA, *I/O Advanced Programmable Interrupt Controller*), and
+//! the messages by which it interrupts a local APIC (Intel SDM, volume 3, *Message Signalled
 //! Interrupts*).
 //!
 //! Not here: the effect of a pin, and the end of an interrupt.
@@ -56,8 +56,8 @@ pub mod entry {
     /// The lowest bit of the destination, of eight bits.
     pub const DESTINATION_SHIFT: u32 = 56;
 
-    /// Returns whether the bits that only the IOAPIC changes can be: nothing is being delivered, and
-    /// only a level is waiting for its end.
+    /// Returns whether the bits that only the IOAPIC changes can be: nothing is being delivered,
+    /// and only a level is waiting for its end.
     pub fn is_sound(entry: u64) -> bool {
         let waits = entry & REMOTE_IRR != 0;
         entry & READ_ONLY & !REMOTE_IRR == 0 && (entry & LEVEL != 0 || !waits)

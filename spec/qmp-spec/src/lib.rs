@@ -3,8 +3,8 @@
 //! *qapi/*). The names that begin with `slipway` are Slipway's own.
 //!
 //! One JSON object per line:
-//! - [`parse`] reads a [`Command`]: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`, `stop`,
-//!   `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`;
+//! - [`parse`] reads a [`Command`]: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
+//!   `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`;
 //!   `slipway-functions`, `slipway-memory`, `slipway-statistics`, `slipway-reconnect`,
 //!   `slipway-save`;
 //! - [`greeting`], [`answer`] and [`event`] are the lines of the VMM.

@@ -253,12 +253,17 @@ fn edge(pin: u8) -> Interrupt {
     Interrupt::new(true, true, false, false, pin.into())
 }
 
+/// Returns code that executes `then` if the pending events, which are in `Local0`, have `event`.
+fn on(event: u8, then: &dyn Aml) -> plug::Raw {
+    let test = And::new(&Local(1), &Local(0), &event);
+    let is_event = Equal::new(&Local(1), &event);
+    plug::Raw([bytes_of(&test), bytes_of(&If::new(&is_event, vec![then]))].concat())
+}
+
 /// The generic event device: its method reads the pending events and tells the devices concerned.
 fn events(parts: &Parts) -> Vec<u8> {
     let register = u32::from(layout::POWER.start + power::EVENTS);
     let (button, generation) = (Path::new("\\_SB_.PWRB"), Path::new("\\_SB_.VGEN"));
-    let (button_bit, generation_bit) = (power::EVENT_POWER_BUTTON, power::EVENT_GENERATION);
-    let (functions_bit, cpus_bit) = (power::EVENT_FUNCTIONS, power::EVENT_CPUS);
     bytes_of(&Device::new(
         "GED_".into(),
         vec![
@@ -279,26 +284,10 @@ fn events(parts: &Parts) -> Vec<u8> {
                 true,
                 vec![
                     &Store::new(&Local(0), &Path::new("EVTS")),
-                    &And::new(&Local(1), &Local(0), &button_bit),
-                    &If::new(
-                        &Equal::new(&Local(1), &button_bit),
-                        vec![&Notify::new(&button, &0x80u8)],
-                    ),
-                    &And::new(&Local(1), &Local(0), &generation_bit),
-                    &If::new(
-                        &Equal::new(&Local(1), &generation_bit),
-                        vec![&Notify::new(&generation, &0x80u8)],
-                    ),
-                    &And::new(&Local(1), &Local(0), &functions_bit),
-                    &If::new(
-                        &Equal::new(&Local(1), &functions_bit),
-                        vec![&plug::notify_functions(parts.slots)],
-                    ),
-                    &And::new(&Local(1), &Local(0), &cpus_bit),
-                    &If::new(
-                        &Equal::new(&Local(1), &cpus_bit),
-                        vec![&plug::notify_cpus(parts.hot_cpus())],
-                    ),
+                    &on(power::EVENT_POWER_BUTTON, &Notify::new(&button, &0x80u8)),
+                    &on(power::EVENT_GENERATION, &Notify::new(&generation, &0x80u8)),
+                    &on(power::EVENT_FUNCTIONS, &plug::notify_functions(parts.slots)),
+                    &on(power::EVENT_CPUS, &plug::notify_cpus(parts.hot_cpus())),
                 ],
             ),
         ],

@@ -195,7 +195,7 @@ pub fn notify_cpus(cpus: Range<u8>) -> Raw {
 }
 
 /// Code that is complete.
-pub struct Raw(Vec<u8>);
+pub struct Raw(pub Vec<u8>);
 
 impl acpi_tables::Aml for Raw {
     fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {

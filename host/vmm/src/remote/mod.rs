@@ -101,16 +101,12 @@ impl Attached {
         let failed = |reason: &dyn ToString| Error::Function { index, reason: reason.to_string() };
         let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
         let function = Arc::new(function);
-        for part in machine.ram().parts() {
-            let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
+        let ram = machine.ram();
+        for part in ram.parts().iter().chain(ram.hot_memory().iter().map(HotMemory::devices)) {
+            let mapped = function.map_ram(part.start, part.len, ram.file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
         }
-        // All of a region is mapped now: blocks that the guest plugs later change no DMA map.
-        for part in machine.ram().hot_memory().iter().map(HotMemory::devices) {
-            let mapped = function.map_ram(part.start, part.len, machine.ram().file(), part.offset);
-            mapped.map_err(|error| failed(&error))?;
-        }
-        if let Some(shared) = machine.ram().shared() {
+        if let Some(shared) = ram.shared() {
             let part = shared.part();
             let mapped = function.map_read_only(part.start, part.len, shared.file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
