@@ -1,12 +1,25 @@
 //! The device.
 
+use serde::{Deserialize, Serialize};
 use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::Kind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
+use slipway_virtio::state::{decode, encode};
 use slipway_virtio::{InterruptCount, Local};
 use slipway_virtio_spec::entropy::{DEVICE_TYPE, REQUEST_QUEUE};
+
+/// Version of the saved state. A state of another version is refused.
+pub const STATE_VERSION: u32 = 1;
+
+/// The mark of a state of this kind of device.
+const DEVICE: &str = "virtio-rng";
+
+/// The device's own state: nothing, since a successor's bytes come from the successor's source.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Own {}
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
 pub const VECTORS: u16 = 2;
@@ -109,11 +122,12 @@ impl Function for Rng {
     }
 
     fn save(&self) -> Vec<u8> {
-        crate::state::save(self.local.transport.save())
+        encode(DEVICE, STATE_VERSION, self.local.transport.save(), Own {})
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = crate::state::load(state).and_then(|state| self.local.restore(state));
+        let loaded = decode(DEVICE, STATE_VERSION, state);
+        let restored = loaded.and_then(|(transport, Own {})| self.local.restore(transport));
         if restored.is_err() {
             self.reset();
         }

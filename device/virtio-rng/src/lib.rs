@@ -23,10 +23,8 @@ mod device;
 pub mod driver;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-mod state;
 #[cfg(test)]
 mod tests;
 
-pub use device::{LONGEST, Parts, Rng, Source, VECTORS};
+pub use device::{LONGEST, Parts, Rng, STATE_VERSION, Source, VECTORS};
 pub use slipway_virtio::layout;
-pub use state::STATE_VERSION;

@@ -1,5 +1,5 @@
-//! Lines of the control socket: those of `slipway_qmp_spec`, with this program's name, the time, and
-//! the events that have several causes.
+//! Lines of the control socket: those of `slipway_qmp_spec`, with this program's name, the time,
+//! and the events that have several causes.
 
 use serde_json::{Value, json};
 pub use slipway_qmp_spec::{CPU_DRIVER, Command, Request, answer, parse, path, status};

@@ -17,10 +17,9 @@ pub(crate) struct HotHost {
 }
 
 impl HotHost {
-    /// Returns the host of region `index`. Returns `None` if there is no such region.
-    pub fn new(ram: &Arc<GuestRam>, index: usize) -> Option<Self> {
-        ram.hot_memory().get(index)?;
-        Some(Self { ram: Arc::clone(ram), index })
+    /// Returns the host of region `index`. It refuses everything if there is no such region.
+    pub fn new(ram: &Arc<GuestRam>, index: usize) -> Self {
+        Self { ram: Arc::clone(ram), index }
     }
 
     fn region(&self) -> Result<&HotMemory, Refused> {
@@ -84,8 +83,8 @@ mod tests {
     #[test]
     fn an_unplugged_piece_is_a_hole() {
         let ram = Arc::new(ram(&[HotRegion { bytes: 128 * MIB, node: 1 }]).unwrap());
-        let mut host = HotHost::new(&ram, 0).unwrap();
-        assert!(HotHost::new(&ram, 1).is_none());
+        let mut host = HotHost::new(&ram, 0);
+        assert!(HotHost::new(&ram, 1).plug(0..MIN_BLOCK).is_err());
         host.plug(0..3 * PIECE).unwrap();
         let at = 68 * GIB;
         ram.memory().write(at, &vec![7; 3 * PIECE as usize]).unwrap();
@@ -104,7 +103,7 @@ mod tests {
     #[test]
     fn only_plugged_blocks_can_be_touched() {
         let ram = Arc::new(ram(&[HotRegion { bytes: 128 * MIB, node: 1 }]).unwrap());
-        let mut host = HotHost::new(&ram, 0).unwrap();
+        let mut host = HotHost::new(&ram, 0);
         let hot = &ram.hot_memory()[0];
         // The kernel checks the address of the buffer, so that the test meets no fault.
         let accessible = |offset: usize| {

@@ -8,10 +8,11 @@ use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
 
 use crate::hot_host::HotHost;
+use crate::hot_memory::HotMemory;
 use crate::local::{Local, Polling};
 use crate::pci::Bus;
 use crate::state::LocalState;
-use crate::{Error, Machine, Result, layout};
+use crate::{Machine, Result, layout};
 
 /// PCI device of the console.
 pub const CONSOLE_DEVICE: u8 = 1;
@@ -93,15 +94,13 @@ pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
 /// # Errors
 /// [`crate::Error`].
 pub fn memory(machine: &Machine) -> Result<Vec<Local<Mem>>> {
-    let device = |index| {
+    let device = |(index, region): (usize, &HotMemory)| {
         let place = (layout::hot_memory_device(index), slipway_virtio_mem::VECTORS);
-        let region = machine.ram().hot_memory().get(index).zip(HotHost::new(machine.ram(), index));
-        let (hot, host) = region.ok_or_else(|| Error::Config("there is no such region".into()))?;
-        let (geometry, host) = (hot.geometry(), Box::new(host));
+        let (geometry, host) = (region.geometry(), Box::new(HotHost::new(machine.ram(), index)));
         // To give back pages is nothing for a CPU's thread, whose filter refuses it.
         Local::new(machine, Polling::InSteps, place, |memory, interrupts| {
             Mem::new(slipway_virtio_mem::Parts { memory, interrupts, geometry, host })
         })
     };
-    (0..machine.ram().hot_memory().len()).map(device).collect()
+    machine.ram().hot_memory().iter().enumerate().map(device).collect()
 }

@@ -44,26 +44,16 @@ const CPUS: Names = Names {
     scan: "CSCN",
 };
 
+/// Places of registers in [`Names::fields`].
+const TAKEN: usize = 0;
+const PLUGGED: usize = 1;
+const LEAVING: usize = 2;
+const EJECT: usize = 3;
+
 impl Names {
     fn path(&self, field: usize) -> Path {
         let name = std::str::from_utf8(self.fields[field]).expect("names are ASCII");
         Path::new(&format!("{}.{name}", self.scope))
-    }
-
-    fn taken(&self) -> Path {
-        self.path(0)
-    }
-
-    fn plugged(&self) -> Path {
-        self.path(1)
-    }
-
-    fn leaving(&self) -> Path {
-        self.path(2)
-    }
-
-    fn eject(&self) -> Path {
-        self.path(3)
     }
 
     /// Returns the registers at `port`.
@@ -92,9 +82,9 @@ impl Names {
             slots.clone().flat_map(notify).collect::<Vec<_>>()
         };
         let code = [
-            bytes_of(&Store::new(&Local(0), &self.plugged())),
+            bytes_of(&Store::new(&Local(0), &self.path(PLUGGED))),
             notified(DEVICE_CHECK),
-            bytes_of(&Store::new(&Local(0), &self.leaving())),
+            bytes_of(&Store::new(&Local(0), &self.path(LEAVING))),
             notified(EJECT_REQUEST),
         ];
         bytes_of(&Method::new(self.scan.into(), 0, true, vec![&Raw(code.concat())]))
@@ -103,7 +93,7 @@ impl Names {
     /// Returns the method of `slot` by which the guest ejects it.
     fn eject_method(&self, slot: u8) -> Vec<u8> {
         let bit = 1u32 << slot;
-        bytes_of(&Method::new("_EJ0".into(), 1, false, vec![&Store::new(&self.eject(), &bit)]))
+        bytes_of(&Method::new("_EJ0".into(), 1, false, vec![&Store::new(&self.path(EJECT), &bit)]))
     }
 
     /// Returns the call of the method that notifies.
@@ -165,7 +155,7 @@ pub fn cpus(cpus: Range<u8>) -> Vec<u8> {
 fn cpu(cpu: u8) -> Vec<u8> {
     /// `_STA`: present, enabled, shown and working (ACPI 6.4, 6.3.7).
     const THERE: u8 = 0xf;
-    let (bit, taken) = (1u32 << cpu, CPUS.taken());
+    let (bit, taken) = (1u32 << cpu, CPUS.path(TAKEN));
     let apic = bytes_of(&ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
     let status = bytes_of(&Method::new(
         "_STA".into(),
