@@ -63,7 +63,8 @@ pub struct RegionDescription {
     pub file_offset: u64,
     /// Parts that may be mapped, each as its offset in the region and its length in bytes.
     pub areas: Vec<(u64, u64)>,
-    /// The file to map the parts from. A user of the file has to trust the server, see [`Window`].
+    /// The file to map the parts from. A user of the file has to trust the server, see
+    /// [`crate::Window`].
     pub file: Option<Foreign>,
 }
 
@@ -119,7 +120,7 @@ impl Client {
     }
 
     /// Negotiates as a client that connects again by itself when the server was replaced, and then
-    /// calls [`Client::resume`].
+    /// calls [`Client::go_on`].
     pub(crate) fn negotiate_resuming(
         socket: OwnedFd,
         timeout: Duration,
