@@ -35,6 +35,7 @@ part layout python3 deploy/check/layout.py
 part circles python3 deploy/check/circles.py
 part figures python3 deploy/check/figures.py
 part floors python3 deploy/check/floors.py
+part vmm-lines python3 deploy/check/vmm_lines.py
 part licences python3 deploy/check/licences.py
 part scripts scripts
 
