@@ -50,28 +50,28 @@ const ROW: Duration = Duration::from_micros(50);
 /// are looked for after each round without work, in which a look takes nothing from a task.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
-    last: Instant,
-    /// The time of the last look that found an event.
-    event: Option<Instant>,
+    /// The time of the next look.
+    due: Instant,
+    /// The time up to which another event is expected.
+    row_end: Instant,
 }
 
 impl Looks {
     /// Begins at `now`, as if a look had found nothing.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { last: now, event: None }
+        Self { due: now + LOOK_PERIOD, row_end: now }
     }
 
     /// Returns whether to look at `now`, after a round that `had_work` or had none.
     pub(crate) fn is_due(&self, now: Instant, had_work: bool) -> bool {
-        let follows = self.event.is_some_and(|at| now.duration_since(at) < ROW);
-        (follows && !had_work) || now.duration_since(self.last) >= LOOK_PERIOD
+        now >= self.due || (!had_work && now < self.row_end)
     }
 
     /// Notes a look at `now`, which found an event or none.
     pub(crate) fn looked(&mut self, now: Instant, found: bool) {
-        self.last = now;
+        self.due = now + LOOK_PERIOD;
         if found {
-            self.event = Some(now);
+            self.row_end = now + ROW;
         }
     }
 }
