@@ -31,9 +31,12 @@ build: ## the programs: target/release/slipway, slipway-bench, containerd's shim
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
-	    --package slipway-guest-sockets --package slipway-bench --package slipway-vmm-process \
+	    --package slipway-guest-sockets --package slipway-bench \
 	    --package slipway-fs-process --package slipway-hollow \
 	    --bins --target $(HOST)
+	@# By itself: together with the benchmark it would have the benchmark's drivers.
+	RUSTFLAGS='-C target-feature=+crt-static' \
+	    cargo build --profile agent --locked --package slipway-vmm-process --bins --target $(HOST)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo rustc --profile agent --locked --package slipway-cni --bin slipway-cni --target $(HOST) \
 	    -- -C relocation-model=static
