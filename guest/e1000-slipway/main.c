@@ -189,9 +189,10 @@ void slip_down(struct slip_nic *nic)
 	netif_addr_lock_bh(netdev);
 	nic->runs = false;
 	netif_addr_unlock_bh(netdev);
-	netif_tx_disable(netdev);
 	slip_polling_stop(nic);
+	/* Before the queue stops: a poll would wake it again. */
 	napi_disable(&nic->napi);
+	netif_tx_disable(netdev);
 	/* The reset clears the count. */
 	atomic64_add(slip_get(nic, REG_MPC), &nic->missed);
 	if (!slip_reset(nic)) {

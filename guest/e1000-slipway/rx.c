@@ -221,7 +221,7 @@ static bool slip_rx_take(struct slip_nic *nic)
 		rx->drop = !slip_rx_append(nic, buffer, len);
 	if (!(status & RXD_EOP))
 		return false;
-	if (!rx->drop && !(status & RXD_ERROR_BAD) && rx->skb->len >= ETH_HLEN) {
+	if (!rx->drop && !(status & RXD_ERROR_BAD) && skb_headlen(rx->skb) >= ETH_HLEN) {
 		slip_rx_deliver(nic, status);
 		return true;
 	}

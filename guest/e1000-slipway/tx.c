@@ -425,8 +425,11 @@ netdev_tx_t slip_xmit(struct sk_buff *skb, struct net_device *netdev)
 		slip_tx_stop(nic);
 		return NETDEV_TX_BUSY;
 	}
-	if (eth_skb_pad(skb))
-		return NETDEV_TX_OK;	/* it has freed the frame */
+	if (eth_skb_pad(skb)) {
+		/* It has freed the frame. Earlier ones of a batch may wait. */
+		slip_tx_tell(nic);
+		return NETDEV_TX_OK;
+	}
 	skb_tx_timestamp(skb);
 	if (slip_tx_disown(nic, skb) || slip_tx_offload(nic, skb, &frame) ||
 	    slip_tx_map(nic, skb, &frame)) {

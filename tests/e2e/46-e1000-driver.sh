@@ -107,6 +107,10 @@ shake() {
     # An interface that is down, or has such an MTU, has no IPv6.
     guest "ip link set eth0 mtu 1500 && ethtool -G eth0 rx 256 tx 256 && ip addr add $address6 dev eth0 nodad &&
         ip route add default via $gateway6" >"$work/shake" || fail "$1: an MTU of 1500: $(cat "$work/shake")"
+    # The queue is never woken between its stop and the end of its ring.
+    guest "iperf3 -c $gateway -p 7002 -u -b 0 -l 64 -t 3 >/dev/null & sending=\$!
+        while kill -0 \$sending 2>/dev/null; do ethtool -G eth0 tx 128 && ethtool -G eth0 tx 256 || exit; done" >"$work/shake" ||
+        fail "$1: rings under traffic: $(cat "$work/shake")"
     traffic "$1"
 }
 

@@ -488,6 +488,8 @@ impl ServerThread {
         let thread = std::thread::Builder::new().name("networks".to_owned()).spawn(move || {
             // Ends, with all tasks, when the sender is dropped.
             let _ = runtime.block_on(stopped);
+            // The calls that may block on a file system end later.
+            runtime.shutdown_background();
         })?;
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
     }
@@ -496,7 +498,7 @@ impl ServerThread {
 impl Drop for ServerThread {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // Its tasks do not block. The next server has the same addresses.
+        // The next server has the same addresses.
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
 }

@@ -46,6 +46,8 @@ pub struct Config {
     writable: Space,
     /// Number and size of each BAR.
     bars: Vec<(u8, u64)>,
+    /// The type of each BAR, as at the connection: the lowest bits of its register.
+    kinds: [u8; BARS],
     msix: Option<usize>,
     express: Option<usize>,
     /// Vendor-specific capabilities, each as its first byte and the one behind its last.
@@ -64,6 +66,7 @@ impl Config {
         let mut config = Self {
             writable: Box::new([0; CONFIG_SIZE]),
             bars: Vec::new(),
+            kinds: [0; BARS],
             msix: None,
             express: None,
             vendor: Vec::new(),
@@ -93,6 +96,7 @@ impl Config {
             }
             let size = size.next_power_of_two().max(CONFIG_SIZE as u64);
             self.bars.push((number as u8, size));
+            self.kinds[number] = kind as u8 & 0xf;
             upper = kind & bar::WIDE != 0;
             let mask = (!(size - 1) & bar::ADDRESS).to_le_bytes();
             // The last register has no upper half.
@@ -130,11 +134,8 @@ impl Config {
 
     /// Sets what the machine keeps itself to its state after a reset.
     fn clear_own(&self, bytes: &mut Space) {
-        for number in 0..BARS {
-            let has = self.bars.iter().any(|(known, _)| usize::from(*known) == number);
-            let at = register::BAR0 + 4 * number;
-            let kind = if has { bytes[at] & 0xf } else { 0 };
-            put(bytes, at, &[kind, 0, 0, 0]);
+        for (number, kind) in self.kinds.into_iter().enumerate() {
+            put(bytes, register::BAR0 + 4 * number, &[kind, 0, 0, 0]);
         }
         put(bytes, register::EXPANSION_ROM, &[0; 4]);
         put(bytes, register::COMMAND, &[0; 2]);
