@@ -7,9 +7,9 @@
 //! end, 3 of 10 ms of processor time for each start. Here the two files exchange their names
 //! (`RENAME_EXCHANGE`), so that both inodes stay.
 //!
-//! Without a flush, the kernel is asked to begin writing (`POSIX_FADV_DONTNEED`), as ext4 does of its
-//! own for a file that rename(2) puts in another's place. Without that, a machine that loses power
-//! half a minute later could have the exchanged names and not the bytes.
+//! Without a flush, the kernel is asked to begin writing (`POSIX_FADV_DONTNEED`), as ext4 does of
+//! its own for a file that rename(2) puts in another's place. Without that, a machine that loses
+//! power half a minute later could have the exchanged names and not the bytes.
 //!
 //! The second file has the content before the last one. A reader that is not the writer and still
 //! reads a content while two newer ones are written sees a mixture: only for files that their
