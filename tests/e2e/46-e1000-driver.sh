@@ -71,7 +71,7 @@ costs_under_load() {
 sends() { guest "iperf3 -c $gateway -p 7002 -u -b 0 -l 64 -n 4M"; }
 receives() {
     "$slipway" pktgen source --port gen --to "$mac" --rate 200k --count 100000
-    # What is in the ring is taken.
+    # The answer comes behind all frames of the ring.
     guest "ping -c 1 -w 60 $gateway"
 }
 

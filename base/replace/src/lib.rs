@@ -37,7 +37,7 @@ fn second(path: &Path) -> PathBuf {
 /// on the disk before they are in place. The caller is the only one that replaces this file.
 ///
 /// # Errors
-/// Those of open(2), write(2), fsync(2) and renameat2(2). The file has its content as before.
+/// The errors of open(2), write(2), fsync(2) and renameat2(2). The file keeps its old content.
 pub fn replace(path: &Path, content: &[u8], is_flushed: bool) -> io::Result<()> {
     let second = second(path);
     let mut file = File::create(&second)?;
@@ -58,7 +58,7 @@ pub fn replace(path: &Path, content: &[u8], is_flushed: bool) -> io::Result<()> 
 /// Removes the file at `path` and its second file. Returns `false` if there is no file at `path`.
 ///
 /// # Errors
-/// Those of unlink(2).
+/// The errors of unlink(2).
 pub fn remove(path: &Path) -> io::Result<bool> {
     let remove = |path: &Path| match std::fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

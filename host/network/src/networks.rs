@@ -476,8 +476,8 @@ impl Networks {
 /// The thread on which networks are served. Dropping it ends all tasks and frees their addresses.
 struct ServerThread {
     handle: tokio::runtime::Handle,
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    /// The sender that stops the thread, and the thread.
+    running: Option<(tokio::sync::oneshot::Sender<()>, std::thread::JoinHandle<()>)>,
 }
 
 impl ServerThread {
@@ -491,15 +491,17 @@ impl ServerThread {
             // The calls that may block on a file system end later.
             runtime.shutdown_background();
         })?;
-        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { handle, running: Some((stop, thread)) })
     }
 }
 
 impl Drop for ServerThread {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        // The next server has the same addresses.
-        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+        if let Some((stop, thread)) = self.running.take() {
+            drop(stop);
+            // The next server has the same addresses.
+            let _ = thread.join();
+        }
     }
 }
 

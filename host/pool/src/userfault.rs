@@ -111,7 +111,7 @@ impl Userfault {
     /// Returns the addresses of some of the faults that wait, at most 16. Never waits.
     ///
     /// # Errors
-    /// Those of read(2).
+    /// The errors of read(2).
     pub fn faults(&self) -> io::Result<Vec<u64>> {
         let mut messages = [0; 16 * MESSAGE];
         let read = match rustix::io::read(&self.0, &mut messages) {

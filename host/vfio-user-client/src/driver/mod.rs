@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_vfio_user_spec::{
-    Command, DmaMap, IrqInfo, RegionAccess, RegionFlags, RegionInfo, U32, flag, irq,
+    Command, DmaMap, Header, IrqInfo, RegionAccess, RegionFlags, RegionInfo, U32, flag, irq,
 };
 use zerocopy::IntoBytes;
 
@@ -105,9 +105,7 @@ impl Client {
         (offset, from): (u64, &[u8]),
         (at, into): (u64, &mut [u8]),
     ) -> Result<(), ClientError> {
-        let write = [RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
-        let mut posted = self.header(Command::RegionWrite, write.len());
-        posted.flags = U32::new(flag::COMMAND | flag::NO_REPLY);
+        let (posted, write) = self.posted(region, offset, from);
         let read = RegionAccess::new(region, at, into.len());
         let header = self.header(Command::RegionRead, size_of_val(&read));
         // The second message follows the first one's payload.
@@ -124,12 +122,18 @@ impl Client {
     /// # Errors
     /// [`ClientError`], but never [`ClientError::Refused`].
     pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
-        let payload = [RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
-        let mut header = self.header(Command::RegionWrite, payload.len());
-        header.flags = U32::new(flag::COMMAND | flag::NO_REPLY);
+        let (header, payload) = self.posted(region, offset, from);
         self.flush(self.deadline())?;
         self.wire.send(&header, &payload, Vec::new())?;
         Ok(())
+    }
+
+    /// Returns header and payload of a write to registers that is not answered.
+    fn posted(&mut self, region: u32, offset: u64, from: &[u8]) -> (Header, Vec<u8>) {
+        let payload = [RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
+        let mut header = self.header(Command::RegionWrite, payload.len());
+        header.flags = U32::new(flag::COMMAND | flag::NO_REPLY);
+        (header, payload)
     }
 
     /// Permits the device to access `content` under the address `iova`, by messages.

@@ -102,6 +102,7 @@ impl Attached {
         let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
         let function = Arc::new(function);
         let ram = machine.ram();
+        // All of a region is mapped now: blocks that the guest plugs later change no DMA map.
         for part in ram.parts().iter().chain(ram.hot_memory().iter().map(HotMemory::devices)) {
             let mapped = function.map_ram(part.start, part.len, ram.file(), part.offset);
             mapped.map_err(|error| failed(&error))?;
