@@ -5,12 +5,13 @@
  * sleeps, and an interrupt comes for a driver that sleeps; while both are busy there are neither
  * exits nor interrupts. spec/e1000-spec/src/csb.rs has the rules.
  *
- * Nothing in here is about the 82540EM but the two registers that turn the block on.
+ * Nothing in here is about the 82540EM but the registers of the block.
  */
 #include "slip.h"
 
 #define CSB_SUBSYSTEM	0x5e10	/* the subsystem ID of a device that has a block */
 #define CSB_ENABLE	BIT(0)
+#define CSB_KICK	1	/* the value of CSBK in a device that is kicked there */
 
 /* Each half has a writer of its own, and cache lines of its own. */
 struct slip_csb {
@@ -52,6 +53,8 @@ void slip_csb_start(struct slip_nic *nic)
 	nic->csb->need_tx_kick = cpu_to_le32(1);
 	slip_set(nic, REG_CSBAH, upper_32_bits(nic->csb_dma));
 	slip_set(nic, REG_CSBAL, lower_32_bits(nic->csb_dma) | CSB_ENABLE);
+	/* A hypervisor can take a write of CSBK for an event, and need not look at its value. */
+	nic->kick_register = slip_get(nic, REG_CSBK) == CSB_KICK ? REG_CSBK : REG_TDT;
 }
 
 /* Frees the block. The device was reset. */

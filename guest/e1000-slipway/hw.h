@@ -32,6 +32,7 @@
 #define REG_RADV	0x282c
 #define REG_CSBAL	0x2830	/* extension: the communication status block */
 #define REG_CSBAH	0x2834
+#define REG_CSBK	0x2838
 #define REG_TDBAL	0x3800
 #define REG_TDBAH	0x3804
 #define REG_TDLEN	0x3808

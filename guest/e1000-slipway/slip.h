@@ -104,7 +104,7 @@ struct slip_rx {
 struct slip_stats {
 	u64 interrupts;
 	u64 polls;
-	u64 tdt_writes;
+	u64 tdt_writes;	/* and of CSBK */
 	u64 tdt_combined;
 	u64 csb_tails;
 	u64 rdt_writes;
@@ -135,6 +135,7 @@ struct slip_nic {
 	struct slip_rx rx;
 	struct slip_csb *csb;	/* NULL: not in use */
 	dma_addr_t csb_dma;
+	u32 kick_register;	/* by whose write the device is woken, with the block */
 	/*
 	 * With the block: a kick that the device may not have noticed yet, its tail and its time.
 	 */

@@ -155,7 +155,7 @@ static void slip_tx_tell(struct slip_nic *nic)
 			return;
 	}
 	nic->stats.tdt_writes++;
-	slip_set(nic, REG_TDT, tx->next);
+	slip_set(nic, nic->csb ? nic->kick_register : REG_TDT, tx->next);
 }
 
 /*

@@ -5,9 +5,13 @@
 # each fills some of all three with marks, and they and the host search for those of others (fork.py, marks.py).
 #   SLIPWAY_FORKS_IN_ROW   forks one after the other, 1 unless told otherwise
 #   SLIPWAY_FORKS_AT_ONCE  forks at once, 2 unless told otherwise
+#   SLIPWAY_FORK_NIC       the kind of their interfaces, such as e1000
+#   SLIPWAY_FORK_KERNEL    the directory of their kernel, for kinds that the node's own has no driver for
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2}
+nic=(${SLIPWAY_FORK_NIC:+--nic "$SLIPWAY_FORK_NIC"})
+kernel=(${SLIPWAY_FORK_KERNEL:+--kernel "$SLIPWAY_FORK_KERNEL"})
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1
@@ -22,7 +26,7 @@ timeout 120 "$slipway" run --rm --volume "file:$volume" "$image" -- python3 -c "
 expected=$(timeout 120 "$slipway" run --rm --volume "file:$volume:ro" "$image" -- python3 -c "$program" digest) ||
     fail "digest: $expected $(explain)"
 used=$(awk '/^Shmem:/ { print $2 }' /proc/meminfo)
-timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
+timeout 300 "$slipway" template create "${nic[@]}" "${kernel[@]}" web >/dev/null || fail "template create: $(explain)"
 ok "a volume is written, a template made: $("$slipway" template ls | tail -n 1)"
 
 # fork NAME PEER: starts one, whose output goes to the state. A line of input has it go on.
@@ -32,7 +36,7 @@ fork() {
     mkfifo "$state/$1.in"
     exec {pipe}<>"$state/$1.in"
     input[$1]=$pipe
-    timeout 900 "$slipway" run --interactive --rm --name "$1" --wait-network --privileged --from web --volume "file:$volume:ro" \
+    timeout 900 "$slipway" run --interactive --rm --name "$1" --wait-network --privileged --from web "${nic[@]}" --volume "file:$volume:ro" \
         --volume own:1M "$image" -- python3 -c "$program" fork "$1" "$2" "$expected" <"$state/$1.in" >"$state/$1.log" 2>&1 & client[$1]=$!
 }
 # all_say WORD NAME...: waits until each has said the word, and notes what follows it.

@@ -129,7 +129,8 @@ def counts(path):
         "sent": work["frames_sent"],
         "received": work["frames_received"],
         "exits": work["exits"],
-        "tdt": registers["TDT"]["writes"],
+        # With the block, a device that sleeps is woken by CSBK.
+        "tdt": registers["TDT"]["writes"] + registers.get("CSBK", {"writes": 0})["writes"],
         "rdt": registers["RDT"]["writes"],
         "kicks": work["kicks"],
         "interrupts": work["interrupts"],

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use slipway_e1000_spec::{
-    DESCRIPTOR, REGISTERS, cause, control, io, mdic, register, statistic, status,
+    DESCRIPTOR, REGISTERS, cause, control, csb, io, mdic, register, statistic, status,
 };
 use slipway_pci::Access;
 
@@ -13,7 +13,7 @@ use crate::registers::Effect;
 /// The bit of RDTR that ends a delay.
 const FLUSH: u32 = 1 << 31;
 /// Bits of tail and head registers.
-const INDEX: u32 = 0xffff;
+pub(crate) const INDEX: u32 = 0xffff;
 
 /// Returns the offset of the register at a dword's place.
 pub(crate) fn dword(offset: u64) -> Option<u32> {
@@ -58,8 +58,8 @@ impl Device {
             register::IMS => line.with(|line| line.mask()),
             register::ICS => line.with(|line| line.causes()),
             register::IMC => 0,
-            register::TDT => self.shared.tdt.load(Ordering::Relaxed),
-            register::RDT => self.shared.rdt.load(Ordering::Relaxed),
+            register::TDT => self.shared.tdt(),
+            register::RDT => self.shared.rdt(),
             register::TDH => self.shared.tdh.load(Ordering::Acquire),
             register::RDH => self.shared.rdh.load(Ordering::Acquire),
             register::CTRL => {
@@ -75,6 +75,7 @@ impl Device {
                 receive | 64_u32.saturating_sub(receive) << 16
             }
             register::CSBAL | register::CSBAH if !self.settings.csb => 0,
+            register::CSBK if self.settings.csb => csb::KICK,
             statistic::FIRST..statistic::END => {
                 self.cleared.read(&self.shared.statistics, offset).unwrap_or_default()
             }
@@ -97,7 +98,7 @@ impl Device {
             register::TDT => self.set_transmit_tail(value & INDEX),
             register::RDT => {
                 self.count_tail(register::RDLEN, value & INDEX);
-                self.shared.rdt.store(value & INDEX, Ordering::Release);
+                self.shared.store_rdt(value & INDEX);
             }
             register::ICR => line.with(|line| line.clear(now, value)),
             register::ICS => line.with(|line| line.cause(now, value)),
@@ -110,6 +111,7 @@ impl Device {
             register::EERD => self.eerd = crate::eeprom::read(&self.words, value),
             register::MDIC => self.access_phy(value),
             register::CSBAL | register::CSBAH if !self.settings.csb => {}
+            register::CSBK if self.settings.csb => self.kick(),
             register::RDTR if value & FLUSH != 0 => {
                 self.set_plain(offset, value);
                 let line = &self.shared.line;
@@ -158,7 +160,13 @@ impl Device {
 
     fn set_transmit_tail(&mut self, tail: u32) {
         self.count_tail(register::TDLEN, tail);
-        if self.shared.store_tail(tail) {
+        self.shared.store_tdt(tail);
+        self.kick();
+    }
+
+    /// Wakes the switch if it sleeps until there is a new transmit tail.
+    pub(crate) fn kick(&mut self) {
+        if self.shared.rouse() {
             self.exchange.wake();
             self.shared.live.kicks.add(1);
         }

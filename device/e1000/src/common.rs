@@ -1,14 +1,17 @@
 //! State that function and port share, and state that both directions of the data path use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
+use slipway_doorbells::Doorbells;
 use slipway_pci::Pin;
 use slipway_ram::{Memory, View};
 use slipway_telemetry::Clock;
 
+use crate::access::INDEX;
 use crate::counters::Live;
 use crate::interrupts::Line;
+use crate::parts::DOORBELLS;
 use crate::rules::Rules;
 use crate::statistics::Statistics;
 
@@ -16,9 +19,9 @@ use crate::statistics::Statistics;
 pub(crate) struct Shared {
     /// `true` if the port sleeps until the transmit tail is written.
     asleep: AtomicBool,
-    /// Tails, which the function stores.
-    pub tdt: AtomicU32,
-    pub rdt: AtomicU32,
+    /// The cells of the tails ([`crate::parts::TAILS`]). The function stores what drivers write to
+    /// the registers, and a client may store to the cells itself.
+    tails: Doorbells,
     /// Heads, which the owner of the path stores.
     pub tdh: AtomicU32,
     pub rdh: AtomicU32,
@@ -29,11 +32,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(pin: Pin, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub fn new(pin: Pin, tails: Doorbells, clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self {
             asleep: AtomicBool::new(false),
-            tdt: AtomicU32::new(0),
-            rdt: AtomicU32::new(0),
+            tails,
             tdh: AtomicU32::new(0),
             rdh: AtomicU32::new(0),
             line: Line::new(pin),
@@ -43,17 +45,46 @@ impl Shared {
         })
     }
 
-    /// Stores the transmit tail. Returns whether the port sleeps, and is to be woken.
-    pub fn store_tail(&self, tail: u32) -> bool {
-        // Both sequentially consistent, like the store and the load in `fall_asleep` and the look
-        // at the tail behind it: one of the two sides sees the other's store.
-        self.tdt.store(tail, Ordering::SeqCst);
-        self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst)
+    /// Returns the transmit tail, as the register has it.
+    #[inline]
+    pub fn tdt(&self) -> u32 {
+        self.tails.load(0) & INDEX
+    }
+
+    /// Returns the receive tail, as the register has it.
+    #[inline]
+    pub fn rdt(&self) -> u32 {
+        self.tails.load(1) & INDEX
+    }
+
+    /// Stores the tails: transmit, receive.
+    pub fn store_tails(&self, [transmit, receive]: [u32; DOORBELLS]) {
+        self.tails.store(0, transmit);
+        self.tails.store(1, receive);
+    }
+
+    /// Stores the transmit tail. The caller then asks whether the port [has to be
+    /// woken](Self::rouse).
+    pub fn store_tdt(&self, tail: u32) {
+        self.tails.store(0, tail);
+    }
+
+    /// Stores the receive tail.
+    pub fn store_rdt(&self, tail: u32) {
+        self.tails.store(1, tail);
+    }
+
+    /// Returns whether the port sleeps, and is to be woken, now that the transmit tail has changed.
+    pub fn rouse(&self) -> bool {
+        // Pairs with the fence in `fall_asleep`: one of the two sides sees the other's store.
+        fence(Ordering::SeqCst);
+        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::SeqCst)
     }
 
     /// Notes that the port sleeps. The caller then looks at the tail once more.
     pub fn fall_asleep(&self) {
-        self.asleep.store(true, Ordering::SeqCst);
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// Notes that the port is awake.

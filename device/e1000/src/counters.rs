@@ -22,7 +22,7 @@ impl Count {
 
 /// The registers whose accesses are counted one by one, with their names: those that drivers use
 /// while frames move. The others are counted together.
-pub const COUNTED: [(u32, &str); 12] = [
+pub const COUNTED: [(u32, &str); 13] = [
     (register::TDT, "TDT"),
     (register::RDT, "RDT"),
     (register::ICR, "ICR"),
@@ -33,6 +33,7 @@ pub const COUNTED: [(u32, &str); 12] = [
     (register::STATUS, "STATUS"),
     (register::TDH, "TDH"),
     (register::RDH, "RDH"),
+    (register::CSBK, "CSBK"),
     (register::CTRL, "CTRL"),
     (register::RCTL, "RCTL"),
 ];
@@ -77,12 +78,13 @@ impl AccessCounts {
     }
 }
 
-/// Live counts of one device. The data path changes them, except for `accesses`, `kicks` and
-/// `tail`, which the function changes.
+/// Live counts of one device. The data path changes them, except for `accesses`, `kicks`,
+/// `announced` and `tail`, which the function changes.
 #[derive(Default)]
 pub(crate) struct Live {
     pub accesses: AccessCounts,
     pub kicks: Count,
+    pub announced: Count,
     pub sent: Count,
     pub received: Count,
     pub shape: Count,
@@ -104,8 +106,11 @@ pub struct Counters {
     pub registers: [Accesses; COUNTED.len()],
     /// Accesses to all other registers.
     pub other_registers: Accesses,
-    /// Writes of the transmit tail that woke the switch.
+    /// Writes of the transmit tail, or of CSBK, that woke the switch.
     pub kicks: u64,
+    /// Writes of the tails and of CSBK that an event announced. They are not among the accesses: the
+    /// device does not know which register it was.
+    pub announced: u64,
     /// Times that the interrupt pin was asserted.
     pub interrupts: u64,
     /// Frames that the driver sent, a segment that is to be cut as one.
@@ -142,6 +147,7 @@ impl Live {
             registers: std::array::from_fn(|place| self.accesses.at(place)),
             other_registers: self.accesses.at(OTHERS),
             kicks: self.kicks.get(),
+            announced: self.announced.get(),
             interrupts,
             sent: self.sent.get(),
             received: self.received.get(),

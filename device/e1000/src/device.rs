@@ -9,7 +9,8 @@ use slipway_e1000_spec::{
     tctl,
 };
 use slipway_pci::{
-    Access, Bar, ConfigEffect, ConfigSpace, Description, Function, Identity, Progress, StateError,
+    Access, Bar, ConfigEffect, ConfigSpace, Description, DoorbellRegisters, Function, Identity,
+    Notifications, Progress, StateError,
 };
 use slipway_ram::Memory;
 
@@ -18,6 +19,7 @@ use crate::common::Shared;
 use crate::eeprom::Wires;
 use crate::exchange::Exchange;
 use crate::moderation::Delays;
+use crate::parts::{DOORBELLS, TAILS};
 use crate::path::DataPath;
 use crate::phy::Phy;
 use crate::registers::Registers;
@@ -78,16 +80,25 @@ const COMMAND: u16 = 4;
 const ENABLED: [u8; 2] = [7, 0];
 
 /// Returns the BARs: the registers, and the ports that reach them, too.
-fn bars() -> Vec<Bar> {
+fn bars(settings: &Settings) -> Vec<Bar> {
+    let kick = u64::from(register::CSBK);
+    let kick = Notifications { range: kick..kick + 4, stride: 4 };
     let registers = Bar {
         index: 0,
         size: REGISTERS,
         wide: false,
         ports: false,
-        doorbell_page: None,
+        doorbells: Some(DoorbellRegisters::Apart(TAILS.map(u64::from).to_vec())),
+        notifications: settings.csb.then_some(kick),
+    };
+    let ports = Bar {
+        index: 1,
+        size: io::PORTS,
+        wide: false,
+        ports: true,
+        doorbells: None,
         notifications: None,
     };
-    let ports = Bar { index: 1, size: io::PORTS, ports: true, ..registers.clone() };
     vec![registers, ports]
 }
 
@@ -109,12 +120,15 @@ impl Device {
     /// # Errors
     /// [`PartsError`] when the parts do not fit together.
     pub fn new(parts: Parts) -> Result<(Self, DevicePort), PartsError> {
-        let Parts { memory, interrupt, clock, settings } = parts;
+        let Parts { memory, interrupt, doorbells, clock, settings } = parts;
         settings.check()?;
-        let description = Description { bars: bars(), vectors: 0, pin: true };
+        if doorbells.len() != DOORBELLS {
+            return Err(PartsError::Doorbells(doorbells.len()));
+        }
+        let description = Description { bars: bars(&settings), vectors: 0, pin: true };
         let identity = identity(&settings);
         let now = clock.nanos();
-        let (exchange, shared) = (Exchange::new(), Shared::new(interrupt.pin(), clock));
+        let (exchange, shared) = (Exchange::new(), Shared::new(interrupt.pin(), doorbells, clock));
         let floor = u64::try_from(settings.interval.as_nanos()).unwrap_or(u64::MAX);
         shared.line.with(|line| line.set_floor(now, floor));
         let device = Self {
@@ -284,8 +298,7 @@ impl Device {
         self.cleared.clear(&self.shared.statistics);
         (self.heads, self.contexts) = ([0; 2], Contexts::default());
         self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
-        self.shared.tdt.store(0, Ordering::SeqCst);
-        self.shared.rdt.store(0, Ordering::Release);
+        self.shared.store_tails([0; DOORBELLS]);
         self.store_heads();
         self.resetting = true;
         self.changed = false;
@@ -400,7 +413,11 @@ impl Function for Device {
         Access::Done
     }
 
-    fn notified(&mut self) {}
+    /// A tail was stored to its cell, or the register CSBK written.
+    fn notified(&mut self, writes: u64) {
+        self.shared.live.announced.add(writes);
+        self.kick();
+    }
 
     fn poll(&mut self) -> Progress {
         self.quiesced = false;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_doorbells::Doorbells;
 use slipway_e1000_spec::{control, csb, rctl, register, tctl};
 use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
@@ -11,7 +12,7 @@ use slipway_switch::ports::LoopbackPort;
 use slipway_switch::{BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
 use slipway_telemetry::{Clock, ManualClock};
 
-use crate::{Device, Parts, Settings};
+use crate::{DOORBELLS, Device, Parts, Settings};
 
 /// Bytes of the guest's memory.
 const MEMORY: usize = 1 << 16;
@@ -25,6 +26,7 @@ const RING: u32 = 0x400;
 /// A device on a switch with a port that sends every frame back.
 struct Guest {
     device: Device,
+    tails: Doorbells,
     switch: Switch,
     memory: Memory,
     clock: ManualClock,
@@ -32,9 +34,11 @@ struct Guest {
 
 impl Guest {
     fn new(memory: &Memory, clock: &ManualClock, csb: bool) -> Self {
+        let tails = Doorbells::trapped(DOORBELLS);
         let made = Device::new(Parts {
             memory: memory.clone(),
             interrupt: Interrupt::new(FifoSink::new(), 0),
+            doorbells: tails.clone(),
             clock: Arc::new(clock.clone()),
             settings: Settings { csb, ..Settings::new(Mac::local(1)) },
         });
@@ -44,7 +48,7 @@ impl Guest {
         assert!(switch.attach(Box::new(port), PortConfig::default()).is_ok());
         let back = Box::new(LoopbackPort::default());
         assert!(switch.attach(back, PortConfig::default()).is_ok());
-        Self { device, switch, memory: memory.clone(), clock: clock.clone() }
+        Self { device, tails, switch, memory: memory.clone(), clock: clock.clone() }
     }
 
     fn set(&mut self, offset: u32, value: u32) {
@@ -104,6 +108,11 @@ impl Guest {
             }
             2 => {
                 let _ = self.memory.write(at.into(), &action[1..]);
+            }
+            3 if extra & 1 != 0 => {
+                // A VMM that was taken over stores any value.
+                self.tails.store(usize::from(extra >> 1 & 1), value);
+                self.device.notified(u64::from(value));
             }
             3 => self.set(register::TDT, value & 0x3f),
             4 => self.set(register::RDT, value & 0x3f),

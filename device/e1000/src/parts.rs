@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_e1000_spec::THROTTLE_UNIT;
+use slipway_doorbells::Doorbells;
+use slipway_e1000_spec::{THROTTLE_UNIT, register};
 use slipway_pci::Interrupt;
 use slipway_ram::Memory;
 use slipway_switch::Mac;
@@ -13,12 +14,20 @@ use slipway_telemetry::Clock;
 /// ITR.
 pub const LONGEST_INTERVAL: Duration = Duration::from_nanos(u16::MAX as u64 * THROTTLE_UNIT);
 
+/// The registers that the device reads from doorbell cells, in the order of the cells.
+pub(crate) const TAILS: [u32; DOORBELLS] = [register::TDT, register::RDT];
+/// The number of doorbell cells of a device.
+pub const DOORBELLS: usize = 2;
+
 /// The parts that a host hands to [`Device::new`](crate::Device::new).
 pub struct Parts {
     /// The guest's memory.
     pub memory: Memory,
     /// A handle of the function's sink, whose pin is used. The function has no vectors.
     pub interrupt: Interrupt,
+    /// [`DOORBELLS`] cells for the tails. Who stores to a cell must have had the answers to all
+    /// earlier writes of registers.
+    pub doorbells: Doorbells,
     /// The clock of all timers.
     pub clock: Arc<dyn Clock>,
     /// The properties of the device.
@@ -53,6 +62,9 @@ pub enum PartsError {
     /// The interval between interrupts is too long.
     #[error("an interval between interrupts is 0 to 16.7 ms, not {0:?}; choose a shorter one")]
     Interval(Duration),
+    /// The number of doorbell cells is another one.
+    #[error("the device has {DOORBELLS} doorbells, not {0}")]
+    Doorbells(usize),
 }
 
 impl Settings {

@@ -64,7 +64,7 @@ impl DataPath {
     pub fn look_at_transmit(&mut self) {
         self.tdt = match &mut self.csb {
             Some(csb) => csb.load(&self.common.memory, block::TDT).unwrap_or(self.tdt),
-            None => self.common.shared.tdt.load(Ordering::SeqCst),
+            None => self.common.shared.tdt(),
         };
     }
 
@@ -73,7 +73,7 @@ impl DataPath {
     pub fn look_at_receive(&mut self) {
         self.rdt = match &mut self.csb {
             Some(csb) => csb.load(&self.common.memory, block::RDT).unwrap_or(self.rdt),
-            None => self.common.shared.rdt.load(Ordering::Acquire),
+            None => self.common.shared.rdt(),
         };
     }
 

@@ -16,7 +16,6 @@ use crate::eeprom::Wires;
 use crate::moderation::ModeratorState;
 use crate::phy::{Phy, PhyState};
 use crate::transmit::Contexts;
-use std::sync::atomic::Ordering;
 
 /// Version of the types in this module. A state of another version is refused.
 pub const STATE_VERSION: u32 = 1;
@@ -73,7 +72,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         interrupts: shared.line.with(|line| line.save(now)),
         statistics: device.cleared.save(&shared.statistics),
         heads: device.saved_heads(),
-        tails: [shared.tdt.load(Ordering::Acquire), shared.rdt.load(Ordering::Acquire)],
+        tails: [shared.tdt(), shared.rdt()],
         contexts: [segmentation, checksum].map(|context| Transmit::Context(context).bytes()),
     };
     // Numbers and vectors of numbers can always be written.
@@ -120,8 +119,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
         return Err(inconsistent("registers with values that they cannot have"));
     }
     device.registers.readdress(Mac(state.mac), device.settings.mac);
-    shared.tdt.store(state.tails[0], Ordering::SeqCst);
-    shared.rdt.store(state.tails[1], Ordering::Release);
+    shared.store_tails(state.tails);
     (device.wires, device.eerd, device.mdic) = (state.wires, state.eerd, state.mdic);
     device.address = state.address;
     (device.phy, device.link) = (phy, state.link);

@@ -6,8 +6,8 @@ use std::task::Waker;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::registers::offset;
 use slipway_pci::{
-    Access, Bar, ConfigEffect, ConfigSpace, Description, Function, Lane, Msix, MsixLayout,
-    Progress, StateError, TurnLength,
+    Access, Bar, ConfigEffect, ConfigSpace, Description, DoorbellRegisters, Function, Lane, Msix,
+    MsixLayout, Progress, StateError, TurnLength,
 };
 
 use crate::fleet::{Order, Reply};
@@ -49,7 +49,7 @@ impl Controller {
             size: BAR_SIZE,
             wide: true,
             ports: false,
-            doorbell_page: Some(DOORBELL_PAGE),
+            doorbells: Some(DoorbellRegisters::Page(DOORBELL_PAGE)),
             notifications: None,
         };
         let description = Description { bars: vec![bar], vectors, pin: true };
@@ -389,7 +389,7 @@ impl Function for Controller {
         }
     }
 
-    fn notified(&mut self) {
+    fn notified(&mut self, _: u64) {
         // The home's queues look at their cells in the poll that follows.
         self.home.fleet.notified();
     }

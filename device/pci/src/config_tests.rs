@@ -18,7 +18,7 @@ fn space() -> ConfigSpace {
                 size: 16 << 10,
                 wide: true,
                 ports: false,
-                doorbell_page: None,
+                doorbells: None,
                 notifications: None,
             },
             Bar {
@@ -26,7 +26,7 @@ fn space() -> ConfigSpace {
                 size: 1 << 20,
                 wide: false,
                 ports: false,
-                doorbell_page: None,
+                doorbells: None,
                 notifications: None,
             },
             Bar {
@@ -34,7 +34,7 @@ fn space() -> ConfigSpace {
                 size: 8 << 30,
                 wide: true,
                 ports: false,
-                doorbell_page: None,
+                doorbells: None,
                 notifications: None,
             },
         ],
@@ -282,7 +282,7 @@ fn vendor_capabilities_are_chained_behind_the_others_and_masked() {
         size: 16 << 10,
         wide: true,
         ports: false,
-        doorbell_page: None,
+        doorbells: None,
         notifications: None,
     };
     let description = Description { bars: vec![bar], vectors: 65, pin: false };
@@ -319,7 +319,7 @@ fn a_bar_of_ports_is_sized_and_enabled_as_one() {
         size: 128 << 10,
         wide: false,
         ports: false,
-        doorbell_page: None,
+        doorbells: None,
         notifications: None,
     };
     let ports = Bar { index: 1, size: 64, ports: true, ..memory.clone() };

@@ -25,12 +25,23 @@ pub struct Bar {
     pub wide: bool,
     /// `true` if the BAR decodes I/O ports, else memory. A host without ports leaves it out.
     pub ports: bool,
-    /// The part of the BAR that holds doorbells and nothing else, in bytes from the BAR's start,
-    /// page-aligned. A host may map the doorbell cells there instead of trapping writes.
-    pub doorbell_page: Option<std::ops::Range<u64>>,
+    /// The registers whose values the function reads from doorbell cells
+    /// (`slipway_doorbells::Doorbells`); `None` if there are none.
+    pub doorbells: Option<DoorbellRegisters>,
     /// Registers whose writes announce something, whatever the value; `None` if there are none. A
     /// host may take an event for a write of any of them: [`Function::notified`].
     pub notifications: Option<Notifications>,
+}
+
+/// The doorbell registers of a BAR, of four bytes each, by their offset from the BAR's start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DoorbellRegisters {
+    /// A page-aligned range of bytes that holds doorbells and nothing else, the first one at its
+    /// start. A host may map the cells there instead of trapping writes.
+    Page(std::ops::Range<u64>),
+    /// Registers between others, in the order of their cells. A host has to trap their writes, and
+    /// may have somebody else store to the cells. They read as their cells.
+    Apart(Vec<u64>),
 }
 
 /// Notification registers of a BAR. Nothing else lies between them.
@@ -116,9 +127,11 @@ pub trait Function: Send {
 
     /// Takes the news that registers were written of which the host was told by an event: some of
     /// the BARs' [`Notifications`], or doorbells whose cells another process has stored. Which ones
-    /// is not known, and events that came together are one. The host polls afterwards. A function
-    /// that looks at everything in each poll keeps this default.
-    fn notified(&mut self) {}
+    /// is not known; `writes` is how many, as the other side counts them, for statistics alone. The
+    /// host polls afterwards. A function that looks at everything in each poll keeps this default.
+    fn notified(&mut self, writes: u64) {
+        let _ = writes;
+    }
 
     /// Sets how much polls may do from now on; [`TurnLength::Long`] after construction. A function
     /// whose polls are always short keeps this default.

@@ -23,7 +23,7 @@ pub fn config_space(data: &[u8]) {
         size: 16 << 10,
         wide: true,
         ports: false,
-        doorbell_page: None,
+        doorbells: None,
         notifications: None,
     };
     let description = Description { bars: vec![bar], vectors: 33, pin: true };

@@ -41,7 +41,9 @@ pub use capability::VendorCapability;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 #[cfg(any(test, feature = "driver"))]
 pub use driver::FifoSink;
-pub use function::{Access, Bar, Description, Function, Notifications, StateError};
+pub use function::{
+    Access, Bar, Description, DoorbellRegisters, Function, Notifications, StateError,
+};
 pub use interrupt::{Interrupt, InterruptSink, Pin};
 pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};

@@ -202,7 +202,7 @@ impl Function for Device {
         Access::Done
     }
 
-    fn notified(&mut self) {
+    fn notified(&mut self, _: u64) {
         self.exchange.ring();
     }
 

@@ -22,8 +22,7 @@ const IDENTITY: Identity = Identity {
 pub fn description() -> Description {
     let range = register::BELL..register::BELL + 4;
     let notifications = Some(Notifications { range, stride: 4 });
-    let bar =
-        Bar { index: 0, size: BAR, wide: true, ports: false, doorbell_page: None, notifications };
+    let bar = Bar { index: 0, size: BAR, wide: true, ports: false, doorbells: None, notifications };
     Description { bars: vec![bar], vectors: 1, pin: true }
 }
 

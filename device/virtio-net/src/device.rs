@@ -388,8 +388,8 @@ impl Function for Device {
         Access::Done
     }
 
-    fn notified(&mut self) {
-        self.exchange.live.notifications.add(1);
+    fn notified(&mut self, writes: u64) {
+        self.exchange.live.notifications.add(writes);
         if self.away {
             self.exchange.wake();
         }

@@ -65,14 +65,8 @@ pub(crate) fn description(vectors: u16, queues: usize) -> Description {
     let stride = u64::from(NOTIFY_MULTIPLIER);
     let range = NOTIFY.start..NOTIFY.start + stride * queues as u64;
     let notifications = Some(Notifications { range, stride });
-    let bar = Bar {
-        index: 0,
-        size: BAR_SIZE,
-        wide: true,
-        ports: false,
-        doorbell_page: None,
-        notifications,
-    };
+    let bar =
+        Bar { index: 0, size: BAR_SIZE, wide: true, ports: false, doorbells: None, notifications };
     Description { bars: vec![bar], vectors, pin: false }
 }
 

@@ -265,13 +265,15 @@ fn e1000_json(counters: &v1::E1000Counters) -> serde_json::Value {
     let accesses = |one: &v1::RegisterAccesses| {
         (one.register.clone(), serde_json::json!({ "reads": one.reads, "writes": one.writes }))
     };
-    let exits: u64 = counters.registers.iter().map(|one| one.reads + one.writes).sum();
+    let accesses_of = |one: &v1::RegisterAccesses| one.reads + one.writes;
+    let exits = counters.registers.iter().map(accesses_of).sum::<u64>() + counters.announced;
     let frames = counters.frames_sent + counters.frames_received;
     let each = |count: u64| (frames > 0).then(|| count as f64 / frames as f64);
     serde_json::json!({
         "exits": exits,
         "exits_by_register":
             counters.registers.iter().map(accesses).collect::<serde_json::Map<_, _>>(),
+        "exits_announced_by_events": counters.announced,
         "kicks": counters.kicks,
         "interrupts": counters.interrupts,
         "frames_sent": counters.frames_sent,

@@ -91,9 +91,10 @@ impl Served {
         let (_, handle) = reactors.first().ok_or_else(nobody)?;
         let (endpoint, kind) = match (&request.virtio_net, switch) {
             (Some(net), Some(switch)) => {
-                let parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
+                let config = Config { doorbells: network::doorbells(net), ..config };
+                let mut parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
                 let (device, attached) =
-                    network::make(&request.id, net, &parts, switch, place.as_ref())?;
+                    network::make(&request.id, net, &mut parts, switch, place.as_ref())?;
                 let endpoint = Endpoint::new(config, parts, device, Vec::new(), handle);
                 (endpoint.map_err(unserved)?, FunctionKind::Network(attached))
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slipway_pci::{Function, Interrupt};
 use slipway_plane_api::v1;
 use slipway_switch::{BadConfig, Handle, Mac, Port, PortConfig, PortIndex};
-use slipway_vfio_user::EndpointParts;
+use slipway_vfio_user::{DoorbellMode, EndpointParts};
 use slipway_virtio_net::{Device, Parts, Settings, vectors};
 
 use slipway_fabric::{SwitchHandle, link, max_rate, vlans};
@@ -43,6 +43,7 @@ fn e1000_counters(counters: &slipway_e1000::Counters) -> v1::E1000Counters {
     v1::E1000Counters {
         registers: registers.collect(),
         kicks: counters.kicks,
+        announced: counters.announced,
         interrupts: counters.interrupts,
         frames_sent: counters.sent,
         frames_received: counters.received,
@@ -96,6 +97,14 @@ impl Drop for Attached {
     }
 }
 
+/// Returns the way in which the function's doorbells are rung. Only an e1000 has some: its tails.
+pub fn doorbells(wanted: &v1::VirtioNet) -> DoorbellMode {
+    match wanted.model() {
+        v1::NetworkModel::Virtio => DoorbellMode::Trapped,
+        v1::NetworkModel::E1000 | v1::NetworkModel::E1000Csb => DoorbellMode::Rung,
+    }
+}
+
 /// Makes the function that `wanted` describes, for a client behind `parts`, and attaches its port
 /// under the name `id`. In a `place` that a predecessor with a client left, the function continues
 /// where the predecessor was, at once or when the client has come back.
@@ -106,7 +115,7 @@ impl Drop for Attached {
 pub fn make(
     id: &str,
     wanted: &v1::VirtioNet,
-    parts: &EndpointParts,
+    parts: &mut EndpointParts,
     switch: &SwitchHandle,
     place: Option<&KeptPlace>,
 ) -> Result<(Box<dyn Function>, Attached), Error> {
@@ -156,13 +165,15 @@ fn virtio(
 fn e1000(
     wanted: &v1::VirtioNet,
     mac: Mac,
-    parts: &EndpointParts,
+    parts: &mut EndpointParts,
     csb: bool,
 ) -> Result<Made, Error> {
     let interval = Duration::from_nanos(wanted.interrupt_interval_ns);
+    let doorbells = parts.doorbells(slipway_e1000::DOORBELLS);
     let made = slipway_e1000::Device::new(slipway_e1000::Parts {
         memory: parts.memory(),
         interrupt: Interrupt::new(parts.interrupts(), 0),
+        doorbells: doorbells.map_err(|error| Error::Resources(error.to_string()))?,
         clock: parts.clock(),
         settings: slipway_e1000::Settings { mac, csb, interval },
     });

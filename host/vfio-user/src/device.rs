@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use slipway_pci::{Bar, Function, StateError, TurnLength};
+use slipway_pci::{Bar, DoorbellRegisters, Function, StateError, TurnLength};
 use slipway_peer::Bin;
 use slipway_ram::DmaMap;
 
@@ -25,6 +25,15 @@ pub(crate) struct Mapped {
     pub(crate) offset: u64,
 }
 
+/// Doorbell cells that a client stores to and announces.
+pub(crate) struct Rung {
+    pub(crate) page: Arc<SharedPage>,
+    /// The BAR that holds the registers.
+    pub(crate) bar: u8,
+    /// The offset of each cell's register in the BAR, in bytes.
+    pub(crate) offsets: Vec<u64>,
+}
+
 pub(crate) struct Device {
     pub(crate) function: Box<dyn Function>,
     pub(crate) map: DmaMap,
@@ -33,14 +42,14 @@ pub(crate) struct Device {
     pub(crate) sink: Arc<EventSink>,
     pub(crate) bars: Vec<Bar>,
     pub(crate) mapped: Option<Mapped>,
-    /// The doorbell page that the client stores to and rings for.
-    pub(crate) rung: Option<Mapped>,
+    /// The doorbells that the client stores to and rings for.
+    pub(crate) rung: Option<Rung>,
     /// The eventfd that the client raises instead of sending messages. Made by us, for one client.
     bell: Option<Arc<OwnedFd>>,
     /// `bell` may have changed.
     bell_changed: bool,
-    /// The client has raised the eventfd, and the function does not know yet.
-    event: bool,
+    /// The client has raised the eventfd, for so many writes, and the function does not know yet.
+    event: Option<u64>,
     /// Error and device-request interrupts: the client may route them, but they are never
     /// signalled.
     pub(crate) error: Line,
@@ -70,12 +79,8 @@ impl Device {
         let description = function.description().clone();
         parts.sink.size(description.vectors);
         let mut pace = Pace::new(parts.clock);
-        let found = match &parts.page {
-            Some((page, _)) => find_doorbells(page.clone(), &description.bars)?,
-            None => None,
-        };
-        let is_mapped = parts.mode == DoorbellMode::Mapped;
-        let (mapped, rung) = if is_mapped { (found, None) } else { (None, found) };
+        let page = parts.page.as_ref().map(|(page, _)| page.clone());
+        let (mapped, rung) = find_doorbells(page, parts.mode, &description.bars)?;
         if mapped.is_some() {
             pace.cells = parts.page.map(|(page, doorbells)| Cells { page, doorbells });
         }
@@ -89,7 +94,7 @@ impl Device {
             rung,
             bell: None,
             bell_changed: false,
-            event: false,
+            event: None,
             error: Line::default(),
             request: Line::default(),
             has_pin: description.pin,
@@ -192,7 +197,7 @@ impl Device {
     pub(crate) fn resume(&mut self) -> Result<(), StateError> {
         self.start();
         // Whatever the client has rung meanwhile, or the predecessor took and did nothing about.
-        self.note_event();
+        self.note_event(0);
         self.function.recover()
     }
 
@@ -218,8 +223,9 @@ impl Device {
         // Have the function polled once: it may have been poked meanwhile, and the reset has a step
         // to take.
         self.pace.renew();
-        match self.mapped.as_ref().or(self.rung.as_ref()) {
-            Some(mapped) => mapped.page.renew(mapped.offset),
+        let mapped = self.mapped.as_ref().map(|mapped| &mapped.page);
+        match mapped.or(self.rung.as_ref().map(|rung| &rung.page)) {
+            Some(page) => page.renew(page.offset()),
             None => Ok(()),
         }
     }
@@ -235,7 +241,7 @@ impl Device {
     pub(crate) fn unroute(&mut self) {
         self.lines().for_each(Line::clear);
         self.note_unmasking();
-        (self.bell, self.bell_changed, self.event) = (None, true, false);
+        (self.bell, self.bell_changed, self.event) = (None, true, None);
     }
 
     /// Returns the eventfd that the present client raises instead of sending messages, if it has
@@ -262,21 +268,22 @@ impl Device {
     /// Takes the readable eventfd of the client. The event stays noted until the function may be
     /// told. Returns false if the eventfd cannot be drained.
     pub(crate) fn take_event(&mut self) -> bool {
-        let drained = self.bell.as_ref().is_none_or(|b| slipway_peer::eventfd::drain(b.as_fd()));
-        self.note_event();
+        let taken = self.bell.as_ref().map(|bell| slipway_peer::eventfd::take(bell.as_fd()));
+        let (writes, drained) = taken.unwrap_or((0, true));
+        self.note_event(writes);
         drained
     }
 
-    /// Notes that the client has raised its eventfd.
-    pub(crate) fn note_event(&mut self) {
-        self.event = true;
+    /// Notes that the client has raised its eventfd, for so many writes.
+    pub(crate) fn note_event(&mut self, writes: u64) {
+        self.event = Some(self.event.unwrap_or(0).saturating_add(writes));
         self.pace.kick();
     }
 
     /// Tells the function of the client's event, if there was one.
     pub(crate) fn pass_event(&mut self) {
-        if std::mem::take(&mut self.event) {
-            self.function.notified();
+        if let Some(writes) = self.event.take() {
+            self.function.notified(writes);
         }
     }
 
@@ -301,16 +308,42 @@ impl Device {
     }
 }
 
-fn find_doorbells(page: Arc<SharedPage>, bars: &[Bar]) -> std::io::Result<Option<Mapped>> {
-    let ranges = bars.iter().filter_map(|bar| Some((bar, bar.doorbell_page.clone()?)));
-    let Some((bar, range)) = ranges.into_iter().next() else { return Ok(None) };
-    if page.len() > range.end.saturating_sub(range.start) {
-        let text = "more doorbells than the function's doorbell page holds";
+/// The size of a doorbell in bytes.
+pub(crate) const DOORBELL: u64 = 4;
+
+/// Finds the registers that the cells of `page` belong to, and has the page as `mode` needs it. A
+/// page that no client can use is none.
+fn find_doorbells(
+    page: Option<Arc<SharedPage>>,
+    mode: DoorbellMode,
+    bars: &[Bar],
+) -> std::io::Result<(Option<Mapped>, Option<Rung>)> {
+    let found = bars.iter().find_map(|bar| Some((bar.index, bar.doorbells.as_ref()?)));
+    let (Some(page), Some((bar, registers))) = (page, found) else { return Ok((None, None)) };
+    let count = page.count() as u64;
+    let fits = match registers {
+        DoorbellRegisters::Page(range) => page.len() <= range.end.saturating_sub(range.start),
+        DoorbellRegisters::Apart(offsets) => count == offsets.len() as u64,
+    };
+    if !fits {
+        let text = "doorbells that the function has no registers for";
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
     }
+    let (start, offsets) = match registers {
+        DoorbellRegisters::Page(range) => {
+            (range.start, (0..count).map(|cell| range.start + cell * DOORBELL).collect())
+        }
+        DoorbellRegisters::Apart(offsets) => (0, offsets.clone()),
+    };
     // If a predecessor's client has mapped the page, its file must stay.
-    if page.offset() != range.start {
-        page.renew(range.start)?;
+    if page.offset() != start {
+        page.renew(start)?;
     }
-    Ok(Some(Mapped { page, bar: bar.index, offset: range.start }))
+    Ok(match (mode, registers) {
+        (DoorbellMode::Trapped, _) | (DoorbellMode::Mapped, DoorbellRegisters::Apart(_)) => {
+            (None, None)
+        }
+        (DoorbellMode::Mapped, _) => (Some(Mapped { page, bar, offset: start }), None),
+        (DoorbellMode::Rung, _) => (None, Some(Rung { page, bar, offsets })),
+    })
 }

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slipway_doorbells::Doorbells;
 use slipway_pci::{
-    Access, Bar, Description, Function, Interrupt, InterruptSink, Notifications, Pin, Progress,
-    StateError,
+    Access, Bar, Description, DoorbellRegisters, Function, Interrupt, InterruptSink, Notifications,
+    Pin, Progress, StateError,
 };
 use slipway_ram::Memory;
 
@@ -93,10 +93,14 @@ impl Scratch {
         doorbells: Doorbells,
         knobs: Arc<Knobs>,
     ) -> Self {
-        let doorbell_page = Some(0x1000..0x2000);
-        let notifications = Some(Notifications { range: 0x3800..0x3810, stride: 8 });
-        let bar =
-            Bar { index: 0, size: 0x4000, wide: true, ports: false, doorbell_page, notifications };
+        let bar = Bar {
+            index: 0,
+            size: 0x4000,
+            wide: true,
+            ports: false,
+            doorbells: Some(DoorbellRegisters::Page(0x1000..0x2000)),
+            notifications: Some(Notifications { range: 0x3800..0x3810, stride: 8 }),
+        };
         let mut scratch = Self {
             description: Description { bars: vec![bar], vectors: VECTORS, pin: true },
             memory,
@@ -247,14 +251,14 @@ impl Function for Scratch {
                 Access::Done
             }
             0x3800 | 0x3808 => {
-                self.notified();
+                self.notified(1);
                 Access::Done
             }
             _ => Access::Refused,
         }
     }
 
-    fn notified(&mut self) {
+    fn notified(&mut self, _: u64) {
         self.interrupts[NOTIFIED].signal();
     }
 

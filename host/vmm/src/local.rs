@@ -132,7 +132,7 @@ impl<F: Function + 'static> Local<F> {
         // Nobody else reads it, so a failure means that nothing was announced.
         let _ = rustix::io::read(&self.shared.notified, &mut [0; 8]);
         let mut function = self.shared.function();
-        function.notified();
+        function.notified(1);
         poll_until_idle(&mut *function);
         let outcome = serve(&mut *function);
         // Work after `serve` may be what `serve` waits for, so it is called again.
@@ -150,7 +150,7 @@ impl<F: Function + 'static> Local<F> {
     pub fn step(&self) {
         let _ = rustix::io::read(&self.shared.notified, &mut [0; 8]);
         let mut function = self.shared.function();
-        function.notified();
+        function.notified(1);
         if function.poll().is_busy() || !matches!(function.rest(), Progress::Idle(_)) {
             self.shared.announce();
         }

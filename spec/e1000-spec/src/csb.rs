@@ -13,12 +13,14 @@
 //! Rules:
 //! - The device takes [`TDT`] and [`RDT`] for the tail registers. A value beyond the ring is
 //!   ignored.
-//! - The driver writes the register TDT after it has stored [`TDT`] and found [`NEED_TX_KICK`] not
-//!   0. A full barrier lies between its store and its load, and likewise between the device's store
+//! - The driver kicks the device after it has stored [`TDT`] and found [`NEED_TX_KICK`] not 0. It
+//!   writes the register TDT, or [`crate::register::CSBK`] if that reads as [`KICK`]. The value
+//!   written to CSBK does not matter, so that a hypervisor can take the write for an event without
+//!   looking at it. A full barrier lies between its store and its load, and likewise between the device's store
 //!   of [`NEED_TX_KICK`] and its load of [`TDT`].
 //! - One kick is enough for the frames that follow it: as long as [`TDH`] has not come to the tail
 //!   of a kick, which is the end of a frame, the device looks at [`TDT`] again before it sleeps. So
-//!   a driver need not write the register until then, although it finds [`NEED_TX_KICK`] set by a
+//!   a driver need not kick until then, although it finds [`NEED_TX_KICK`] set by a
 //!   device that has not woken yet.
 //! - The device sets the causes RXT0 and TXDW for received frames and for sent ones only while
 //!   [`WANT_RX`] or [`WANT_TX`] is not 0. The driver sets the word, and looks at its ring once
@@ -33,6 +35,8 @@
 pub const SUBSYSTEM: u16 = 0x5e10;
 /// Subsystem ID of a device without it.
 pub const PLAIN_SUBSYSTEM: u16 = 0x5e00;
+/// The value of CSBK in a device that takes kicks there.
+pub const KICK: u32 = 1;
 /// Bytes of the block.
 pub const LEN: usize = 128;
 /// In CSBAL: the block is in use.
@@ -52,7 +56,7 @@ pub const WANT_RX: usize = 0x0c;
 pub const TDH: usize = 0x40;
 /// Device: the receive head.
 pub const RDH: usize = 0x44;
-/// Device: not 0 if it sleeps until the register TDT is written.
+/// Device: not 0 if it sleeps until it is kicked.
 pub const NEED_TX_KICK: usize = 0x48;
 /// Device: not 0 if it waits until the register RDT is written. This device does not: a frame
 /// without a buffer is lost.

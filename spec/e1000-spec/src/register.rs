@@ -74,6 +74,8 @@ pub const RADV: u32 = 0x282c;
 pub const CSBAL: u32 = 0x2830;
 /// Communication status block, address high; an extension ([`crate::csb`]).
 pub const CSBAH: u32 = 0x2834;
+/// Communication status block, kick; an extension ([`crate::csb`]).
+pub const CSBK: u32 = 0x2838;
 /// Receive Small Packet Detect.
 pub const RSRPD: u32 = 0x2c00;
 /// Transmit DMA Control.

@@ -103,6 +103,8 @@ pub struct Driver<R> {
     options: Options,
     /// The communication status block, if it is in use.
     block: Option<Span>,
+    /// The register by whose write a device with the block is woken.
+    kick: u32,
     /// The tail that the device was told last.
     told: u32,
 }
@@ -168,6 +170,7 @@ impl<R: RegisterAccess> Driver<R> {
             receiving: Receiving::new(receiving, options.descriptors, options.heads),
             options,
             block,
+            kick: register::TDT,
             told: 0,
         };
         driver.start()?;
@@ -223,10 +226,13 @@ impl<R: RegisterAccess> Driver<R> {
         let at = block.iova();
         self.set(register::CSBAH, (at >> 32) as u32)?;
         self.set(register::CSBAL, at as u32 | csb::ENABLE)?;
-        match self.get(register::CSBAL)? & csb::ENABLE {
-            0 => Err(DriverError::Device("it has no communication status block")),
-            _ => Ok(()),
+        if self.get(register::CSBAL)? & csb::ENABLE == 0 {
+            return Err(DriverError::Device("it has no communication status block"));
         }
+        if self.get(register::CSBK)? == csb::KICK {
+            self.kick = register::CSBK;
+        }
+        Ok(())
     }
 
     /// Reads a register.
@@ -272,6 +278,7 @@ impl<R: RegisterAccess> Driver<R> {
             if block.load_u32(csb::NEED_TX_KICK)? == 0 {
                 return Ok(());
             }
+            return self.post(self.kick, tail);
         }
         self.post(register::TDT, tail)
     }

@@ -6,8 +6,8 @@ use slipway_pci::Function;
 use super::rig::{Setup, World, frame, pair};
 use crate::COUNTED;
 
-fn tdt() -> usize {
-    COUNTED.iter().position(|(offset, _)| *offset == register::TDT).unwrap()
+fn csbk() -> usize {
+    COUNTED.iter().position(|(offset, _)| *offset == register::CSBK).unwrap()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_busy_pair_exchanges_frames_without_registers_and_interrupts() {
         assert_eq!(got.len(), 20, "round {round}");
     }
     assert_eq!(total, 4000);
-    let kicks = a.counters().registers[tdt()].writes - before.registers[tdt()].writes;
+    let kicks = a.counters().registers[csbk()].writes - before.registers[csbk()].writes;
     assert_eq!(kicks, 20, "until the switch has taken the first frames: after idleness only");
     assert_eq!(b.counters().registers, other.registers);
     assert_eq!(
@@ -50,7 +50,7 @@ fn a_device_that_sleeps_asks_for_a_kick_and_finds_what_came_meanwhile() {
     a.send(&frame(a.mac, b.mac, 60));
     assert_eq!(b.received().len(), 1);
     let after = a.counters();
-    assert_eq!(after.registers[tdt()].writes - before.registers[tdt()].writes, 1);
+    assert_eq!(after.registers[csbk()].writes - before.registers[csbk()].writes, 1);
     assert_eq!(after.kicks - before.kicks, 1);
     // A frame that comes after the last look and before the sleep.
     world.switch.borrow_mut().turn(a.port, 256, std::time::Duration::ZERO);
@@ -131,4 +131,21 @@ fn tails_beyond_the_ring_and_blocks_that_are_not_there_do_nothing() {
     assert!(!a.device().quiesce());
     world.settle();
     assert!(a.device().quiesce());
+}
+
+/// As under a VMM that takes the write of CSBK for an event.
+#[test]
+fn an_announced_kick_wakes_the_device() {
+    let (world, mut a, mut b) = pair(Setup::block(1), Setup::block(2));
+    world.settle();
+    let (before, base) = (a.counters(), a.driver.get(register::CSBAL).unwrap() & csb::ADDRESS);
+    a.queue(&frame(a.mac, b.mac, 60));
+    let tail = a.driver.sending.tail();
+    a.memory.write(u64::from(base) + csb::TDT as u64, &tail.to_le_bytes()).unwrap();
+    a.device().notified(1);
+    world.settle();
+    assert_eq!(b.received().len(), 1);
+    let after = a.counters();
+    assert_eq!((after.kicks - before.kicks, after.announced), (1, 1));
+    assert_eq!(after.registers[csbk()].writes, before.registers[csbk()].writes);
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_doorbells::Doorbells;
 use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_switch::{
@@ -13,7 +14,7 @@ use slipway_switch::{
 use slipway_telemetry::{Clock, ManualClock};
 
 use crate::driver::{Direct, Driver, Options, Received, memory_len};
-use crate::{Counters, Device, DevicePort, Parts, Settings};
+use crate::{Counters, DOORBELLS, Device, DevicePort, Parts, Settings};
 
 /// The switch that all hosts of a test share, and the time.
 #[derive(Clone)]
@@ -59,13 +60,16 @@ pub struct Setup {
     pub settings: Settings,
     pub options: Options,
     pub memory: Memory,
+    /// The cells of the tails.
+    pub tails: Doorbells,
 }
 
 impl Setup {
     pub fn new(number: u64) -> Self {
         let options = Options { descriptors: 64, ..Options::default() };
         let memory = Memory::heap(memory_len(options.descriptors));
-        Self { settings: Settings::new(Mac::local(number)), options, memory }
+        let tails = Doorbells::trapped(DOORBELLS);
+        Self { settings: Settings::new(Mac::local(number)), options, memory, tails }
     }
 
     /// A host with the communication status block.
@@ -88,6 +92,7 @@ impl Setup {
         let (device, port) = Device::new(Parts {
             memory: self.memory.clone(),
             interrupt: Interrupt::new(sink.clone(), 0),
+            doorbells: self.tails.clone(),
             clock: Arc::new(world.clock.clone()),
             settings: self.settings,
         })

@@ -3,6 +3,7 @@
 use slipway_e1000_spec::{
     Context, Data, Transmit, command, rah, rctl, receive_status, register, statistic,
 };
+use slipway_pci::Function;
 use slipway_switch::Mac;
 use slipway_switch::ports::LoopbackPort;
 
@@ -175,4 +176,41 @@ fn tags_are_inserted_stripped_and_filtered() {
     a.driver.set(register::CTRL, 0).unwrap();
     send(&mut a);
     assert_eq!(b.one().0, sent, "a tag is inserted in VLAN mode only");
+}
+
+/// As under a VMM that stores a guest's tails to memory that it shares with the function.
+#[test]
+fn a_tail_that_is_stored_and_announced_is_as_good_as_a_written_one() {
+    let (first, second) = (Setup::new(1), Setup::new(2));
+    let (tails, others) = (first.tails.clone(), second.tails.clone());
+    let (world, mut a, mut b) = pair(first, second);
+    world.settle();
+    let before = a.counters();
+    a.queue(&frame(a.mac, b.mac, 60));
+    let tail = a.driver.sending.tail();
+    tails.store(0, tail);
+    a.device().notified(1);
+    world.settle();
+    assert_eq!(b.received().len(), 1);
+    let after = a.counters();
+    assert_eq!((after.kicks - before.kicks, after.announced), (1, 1));
+    assert_eq!(after.registers[0].writes, before.registers[0].writes, "no write of TDT");
+    assert_eq!(a.driver.get(register::TDT).unwrap(), tail);
+    // One buffer fewer, by a store.
+    let given = b.driver.get(register::RDT).unwrap();
+    others.store(1, (given + 63) % 64);
+    b.device().notified(1);
+    assert_eq!(b.driver.get(register::RDT).unwrap(), (given + 63) % 64);
+    // No register has such a value, and no ring such an end.
+    for value in [64, 0xffff, u32::MAX] {
+        tails.store(0, value);
+        a.device().notified(u64::MAX);
+        world.settle();
+        assert!(b.received().is_empty(), "{value:#x}");
+        assert_eq!(a.driver.get(register::TDT).unwrap(), value & 0xffff);
+    }
+    a.queue(&frame(a.mac, b.mac, 61));
+    a.driver.flush().unwrap();
+    world.settle();
+    assert_eq!(b.received().len(), 1);
 }

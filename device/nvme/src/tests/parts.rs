@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::identify::Cns;
-use slipway_pci::{FifoSink, Function, Interrupt};
+use slipway_pci::{DoorbellRegisters, FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_telemetry::ManualClock;
 
@@ -68,7 +68,8 @@ fn the_function_is_an_nvme_controller() {
     controller.config_read(8, &mut class);
     assert_eq!(class[1..], [2, 8, 1]);
     let bar = controller.description().bars[0].clone();
-    assert_eq!((bar.index, bar.size, bar.doorbell_page), (0, 0x4000, Some(0x1000..0x2000)));
+    let doorbells = DoorbellRegisters::Page(0x1000..0x2000);
+    assert_eq!((bar.index, bar.size, bar.doorbells), (0, 0x4000, Some(doorbells)));
 }
 
 #[test]

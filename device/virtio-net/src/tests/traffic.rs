@@ -87,7 +87,7 @@ fn an_event_is_a_notification_of_any_queue() {
     let (_world, mut a, _b) = pair(Setup::new(1), Setup::new(2));
     let device = a.device();
     let before = device.control().counters().notifications;
-    device.notified();
+    device.notified(1);
     assert_eq!(device.control().counters().notifications, before + 1);
     let registers = device.description().bars[0].notifications.clone().unwrap();
     let queues = device.transport.registers.queues.len() as u64;

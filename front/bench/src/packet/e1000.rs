@@ -43,6 +43,9 @@ const CONFIG: (u32, u64, [u8; 2]) = (region::CONFIG, 4, [6, 0]);
 pub enum Mode {
     /// The register accesses of Linux's driver; interrupts are not moderated.
     Base,
+    /// The same; tails are stored in memory that the function shares, and announced by an eventfd:
+    /// what `slipway-vmm` does with a guest's writes.
+    Rung,
     /// Interrupts are moderated (the paper's section 3.1).
     Moderated,
     /// Moderated interrupts, and send combining (section 3.2).
@@ -53,12 +56,14 @@ pub enum Mode {
 
 impl Mode {
     /// All ways, in the paper's order.
-    pub const ALL: [Self; 4] = [Self::Base, Self::Moderated, Self::Combining, Self::Block];
+    pub const ALL: [Self; 5] =
+        [Self::Base, Self::Rung, Self::Moderated, Self::Combining, Self::Block];
 
     /// Returns the subject's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Base => "e1000-base",
+            Self::Rung => "e1000-rung",
             Self::Moderated => "e1000-itr",
             Self::Combining => "e1000-sc",
             Self::Block => "e1000-csb",
@@ -71,6 +76,7 @@ impl Mode {
             Self::Base => {
                 "e1000 functions in place of virtio-net's; exactly the accesses of Linux's driver"
             }
+            Self::Rung => "the same; tails by shared memory and an eventfd, and not by messages",
             Self::Moderated => "the same with moderated interrupts, at least 64 us apart",
             Self::Combining => "the same with moderated interrupts and send combining",
             Self::Block => "the same with a communication status block",
@@ -81,6 +87,7 @@ impl Mode {
     /// guests of Linux with one CPU over VALE (UDP of 8 and 1460 bytes). Returns `None` for others.
     pub fn paper(self, load: &PacketLoad) -> Option<f64> {
         let (short, long) = match self {
+            Self::Rung => return None,
             Self::Base => (32e3, 31e3),
             Self::Moderated => (125e3, 98e3),
             Self::Combining => (455e3, 186e3),
@@ -184,7 +191,10 @@ impl Station {
         client.write(region, offset, &enabled)?;
         ensure!(memory_len(DESCRIPTORS) as u64 <= memory, "no memory for the rings");
         client.spin(SPIN);
-        let registers = Registers::new(client, PATIENCE);
+        let mut registers = Registers::new(client, PATIENCE);
+        if matches!(mode, Mode::Rung | Mode::Block) {
+            registers = registers.with_io_fds()?;
+        }
         let driver = Driver::new(registers, &map.memory(), (0, memory), mode.options())?;
         Ok(Self {
             driver,
@@ -326,7 +336,8 @@ impl Pair {
     /// Sends what is to be sent, and serves both stations. Returns whether there was work.
     fn turn(&mut self) -> Result<bool> {
         // One frame for each write of the tail, as Linux sends them.
-        let most = if matches!(self.mode, Mode::Base | Mode::Moderated) { 1 } else { BATCH };
+        let most =
+            if matches!(self.mode, Mode::Base | Mode::Rung | Mode::Moderated) { 1 } else { BATCH };
         let sent = match self.traffic {
             Traffic::Flood => self.one.send(most)?,
             Traffic::Offered => 0,

@@ -18,7 +18,7 @@ use crate::args::PacketArgs;
 use crate::progress;
 
 /// The subjects to measure, with descriptions.
-const SUBJECTS: [(&str, &str); 11] = [
+const SUBJECTS: [(&str, &str); 12] = [
     ("link", "a ring in shared memory without a switch: the floor"),
     ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
     (
@@ -27,6 +27,7 @@ const SUBJECTS: [(&str, &str); 11] = [
          another",
     ),
     (Mode::Base.name(), Mode::Base.about()),
+    (Mode::Rung.name(), Mode::Rung.about()),
     (Mode::Moderated.name(), Mode::Moderated.about()),
     (Mode::Combining.name(), Mode::Combining.about()),
     (Mode::Block.name(), Mode::Block.about()),

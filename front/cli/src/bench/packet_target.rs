@@ -127,12 +127,15 @@ fn counts(plane: &Plane) -> TargetCounts {
     let ports: Vec<_> = plane.list_switches().into_iter().flat_map(|one| one.ports).collect();
     let source = ports.iter().find(|port| port.name == Source::NAME);
     let offered = source.map_or(0, |port| port.frames_in);
+    let registers = |counters: &v1::E1000Counters| {
+        let named = counters.registers.iter();
+        let named = named.map(|one| (one.register.clone(), (one.reads, one.writes)));
+        let announced = (counters.announced > 0).then_some(counters.announced);
+        // Tails, or kicks with the block.
+        named.chain(announced.map(|writes| ("by events".to_owned(), (0, writes)))).collect()
+    };
     let function = |counters: &v1::E1000Counters| FunctionCounts {
-        registers: counters
-            .registers
-            .iter()
-            .map(|one| (one.register.clone(), (one.reads, one.writes)))
-            .collect(),
+        registers: registers(counters),
         kicks: counters.kicks,
         interrupts: counters.interrupts,
         sent: counters.frames_sent,

@@ -15,14 +15,12 @@ use slipway_vfio_user_spec::{RegionIoFds, SubRegion, U32, U64, io_fd, region};
 use zerocopy::IntoBytes;
 
 use super::{Answer, Session, exactly};
-use crate::device::Device;
+use crate::device::{DOORBELL, Device};
 use crate::kept::Attachments;
 
 /// The indexes of the reply's descriptors.
 const BELL: u32 = 0;
 const PAGE: u32 = 1;
-/// The size of a doorbell in bytes.
-const DOORBELL: u64 = 4;
 
 impl Session {
     pub(super) fn region_io_fds(
@@ -95,8 +93,8 @@ fn doorbells(device: &Device, index: u32, max_files: usize) -> Vec<SubRegion> {
     let rung = device.rung.as_ref().filter(|rung| u32::from(rung.bar) == index && max_files > 1);
     let Some(rung) = rung else { return Vec::new() };
     let start = rung.page.offset();
-    let sub_region = |cell: u64| SubRegion {
-        offset: U64::new(rung.offset + cell * DOORBELL),
+    let sub_region = |(cell, offset): (u64, &u64)| SubRegion {
+        offset: U64::new(*offset),
         size: U64::new(DOORBELL),
         fd_index: U32::new(BELL),
         kind: U32::new(io_fd::IOEVENTFD_SHADOW),
@@ -104,5 +102,5 @@ fn doorbells(device: &Device, index: u32, max_files: usize) -> Vec<SubRegion> {
         shadow_offset: U64::new(start + cell * DOORBELL),
         ..SubRegion::default()
     };
-    (0..rung.page.count() as u64).map(sub_region).collect()
+    (0..).zip(&rung.offsets).map(sub_region).collect()
 }

@@ -29,7 +29,7 @@ impl Session {
         if let Some(bell) = keeping.resume_bell(parts) {
             device.hang(bell);
             // The predecessor may have taken an event and done nothing about it.
-            device.note_event();
+            device.note_event(0);
         }
         keeping.catch_up()?;
         let mut session = Self::new(channel, config, live);

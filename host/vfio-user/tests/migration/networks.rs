@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use slipway_doorbells::Doorbells;
 use slipway_e1000_spec::register;
 use slipway_pci::{Function, Interrupt};
 use slipway_reactor::{Reactor, Settings as ReactorSettings};
@@ -74,6 +75,7 @@ impl World {
             let (device, port) = Device::new(Parts {
                 memory: parts.memory(),
                 interrupt: Interrupt::new(parts.interrupts(), 0),
+                doorbells: Doorbells::trapped(slipway_e1000::DOORBELLS),
                 clock: parts.clock(),
                 settings: Settings::new(mac),
             })
