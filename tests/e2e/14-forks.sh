@@ -10,8 +10,7 @@
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2}
-nic=(${SLIPWAY_FORK_NIC:+--nic "$SLIPWAY_FORK_NIC"})
-kernel=(${SLIPWAY_FORK_KERNEL:+--kernel "$SLIPWAY_FORK_KERNEL"})
+machine=(${SLIPWAY_FORK_NIC:+--nic "$SLIPWAY_FORK_NIC"} ${SLIPWAY_FORK_KERNEL:+--kernel "$SLIPWAY_FORK_KERNEL"})
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1
@@ -26,7 +25,7 @@ timeout 120 "$slipway" run --rm --volume "file:$volume" "$image" -- python3 -c "
 expected=$(timeout 120 "$slipway" run --rm --volume "file:$volume:ro" "$image" -- python3 -c "$program" digest) ||
     fail "digest: $expected $(explain)"
 used=$(awk '/^Shmem:/ { print $2 }' /proc/meminfo)
-timeout 300 "$slipway" template create "${nic[@]}" "${kernel[@]}" web >/dev/null || fail "template create: $(explain)"
+timeout 300 "$slipway" template create "${machine[@]}" web >/dev/null || fail "template create: $(explain)"
 ok "a volume is written, a template made: $("$slipway" template ls | tail -n 1)"
 
 # fork NAME PEER: starts one, whose output goes to the state. A line of input has it go on.
@@ -36,7 +35,7 @@ fork() {
     mkfifo "$state/$1.in"
     exec {pipe}<>"$state/$1.in"
     input[$1]=$pipe
-    timeout 900 "$slipway" run --interactive --rm --name "$1" --wait-network --privileged --from web "${nic[@]}" --volume "file:$volume:ro" \
+    timeout 900 "$slipway" run --interactive --rm --name "$1" --wait-network --privileged --from web "${machine[@]}" --volume "file:$volume:ro" \
         --volume own:1M "$image" -- python3 -c "$program" fork "$1" "$2" "$expected" <"$state/$1.in" >"$state/$1.log" 2>&1 & client[$1]=$!
 }
 # all_say WORD NAME...: waits until each has said the word, and notes what follows it.
