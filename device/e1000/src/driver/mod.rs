@@ -105,6 +105,9 @@ pub struct Driver<R> {
     block: Option<Span>,
     /// The register by whose write a device with the block is woken.
     kick: u32,
+    /// The number of descriptors that there were at the last kick; 0 if the device has been awake
+    /// since.
+    kicked: u64,
     /// The tail that the device was told last.
     told: u32,
 }
@@ -171,6 +174,7 @@ impl<R: RegisterAccess> Driver<R> {
             options,
             block,
             kick: register::TDT,
+            kicked: 0,
             told: 0,
         };
         driver.start()?;
@@ -210,7 +214,7 @@ impl<R: RegisterAccess> Driver<R> {
             self.set(offset, value)?;
         }
         self.sending.restart();
-        self.told = 0;
+        (self.told, self.kicked) = (0, 0);
         let tail = self.receiving.fill()?;
         self.start_block(tail)?;
         self.set(register::TCTL, tctl::EN)?;
@@ -276,8 +280,14 @@ impl<R: RegisterAccess> Driver<R> {
             // tail.
             std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
             if block.load_u32(csb::NEED_TX_KICK)? == 0 {
+                self.kicked = 0;
                 return Ok(());
             }
+            // One kick is enough until the device has come to its tail.
+            if self.sending.done(block.load_u32(csb::TDH)?) < self.kicked {
+                return Ok(());
+            }
+            self.kicked = self.sending.filled();
             return self.post(self.kick, tail);
         }
         self.post(register::TDT, tail)

@@ -32,6 +32,8 @@ pub struct Sending {
     /// The next descriptor to fill, and the first that was not found done.
     next: u32,
     first: u32,
+    /// The number of descriptors that were filled since the start.
+    filled: u64,
     /// Descriptors between the two that ask for a report, by their places.
     reports: std::collections::VecDeque<u32>,
     /// Bits of the command of every frame's last descriptor.
@@ -74,7 +76,8 @@ impl Sending {
     pub(super) fn new((ring, buffers): (Span, Span), entries: u32, heads: bool) -> Self {
         let report = if heads { 0 } else { command::RS };
         let last = command::EOP | command::IFCS | report;
-        Self { ring, buffers, entries, next: 0, first: 0, reports: Default::default(), last }
+        let reports = Default::default();
+        Self { ring, buffers, entries, next: 0, first: 0, filled: 0, reports, last }
     }
 
     pub(super) fn address(&self) -> u64 {
@@ -82,7 +85,7 @@ impl Sending {
     }
 
     pub(crate) fn restart(&mut self) {
-        (self.next, self.first) = (0, 0);
+        (self.next, self.first, self.filled) = (0, 0, 0);
         self.reports.clear();
     }
 
@@ -126,7 +129,21 @@ impl Sending {
             self.reports.push_back(self.next);
         }
         self.next = after(self.next, self.entries);
+        self.filled += 1;
         Ok(true)
+    }
+
+    /// Returns the number of descriptors that were filled since the start.
+    pub(super) fn filled(&self) -> u64 {
+        self.filled
+    }
+
+    /// Returns how many of those a device with this head has done.
+    pub(super) fn done(&self, head: u32) -> u64 {
+        match head < self.entries {
+            true => self.filled.saturating_sub(steps(head, self.next, self.entries).into()),
+            false => 0,
+        }
     }
 
     /// Copies `bytes`, at most 2048, into the buffer of the next descriptor. Returns its address.
