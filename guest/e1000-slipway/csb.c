@@ -11,7 +11,7 @@
 
 #define CSB_SUBSYSTEM	0x5e10	/* the subsystem ID of a device that has a block */
 #define CSB_ENABLE	BIT(0)
-#define CSB_KICK	1	/* the value of CSBK in a device that is kicked there */
+#define CSB_KICKS	BIT(1)	/* in CSBAL, of a device that is kicked by CSBK */
 
 /* Each half has a writer of its own, and cache lines of its own. */
 struct slip_csb {
@@ -54,7 +54,7 @@ void slip_csb_start(struct slip_nic *nic)
 	slip_set(nic, REG_CSBAH, upper_32_bits(nic->csb_dma));
 	slip_set(nic, REG_CSBAL, lower_32_bits(nic->csb_dma) | CSB_ENABLE);
 	/* A hypervisor can take a write of CSBK for an event, and need not look at its value. */
-	nic->kick_register = slip_get(nic, REG_CSBK) == CSB_KICK ? REG_CSBK : REG_TDT;
+	nic->kick_register = slip_get(nic, REG_CSBAL) & CSB_KICKS ? REG_CSBK : REG_TDT;
 }
 
 /* Frees the block. The device was reset. */

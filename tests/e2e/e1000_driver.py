@@ -130,7 +130,7 @@ def counts(path):
         "received": work["frames_received"],
         "exits": work["exits"],
         # With the block, a device that sleeps is woken by CSBK.
-        "tdt": registers["TDT"]["writes"] + registers.get("CSBK", {"writes": 0})["writes"],
+        "tdt": sum(registers.get(name, {"writes": 0})["writes"] for name in ("TDT", "CSBK")),
         "rdt": registers["RDT"]["writes"],
         "kicks": work["kicks"],
         "interrupts": work["interrupts"],

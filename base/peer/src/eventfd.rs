@@ -254,24 +254,22 @@ pub fn raise(eventfd: BorrowedFd<'_>) -> bool {
 /// does on an empty eventfd. A peer may have made the eventfd a semaphore (EFD_SEMAPHORE), whose
 /// count each read lowers by one only; then it may still hold a count.
 pub fn drain(eventfd: BorrowedFd<'_>) -> bool {
-    take(eventfd).1
+    const AT_MOST: usize = 8;
+    (0..AT_MOST).any(|_| read(eventfd).is_none())
 }
 
-/// Empties an eventfd as [`drain`] does. Returns the sum of the counts that were read, whatever the
-/// peer makes of them, and what `drain` returns.
-pub fn take(eventfd: BorrowedFd<'_>) -> (u64, bool) {
-    const AT_MOST: usize = 8;
-    let current = u64::MAX;
-    let mut sum = 0_u64;
-    for _ in 0..AT_MOST {
-        let mut count = [0; 8];
-        let into = &mut [IoSliceMut::new(&mut count)];
-        if rustix::io::preadv2(eventfd, into, current, ReadWriteFlags::NOWAIT).is_err() {
-            return (sum, true);
-        }
-        sum = sum.saturating_add(u64::from_ne_bytes(count));
-    }
-    (sum, false)
+/// Empties an eventfd that is no semaphore. Never waits. Returns its count, which its peers choose;
+/// 0 if it was empty.
+pub fn take(eventfd: BorrowedFd<'_>) -> u64 {
+    read(eventfd).unwrap_or(0)
+}
+
+/// Reads an eventfd without waiting. Returns `None` if it is empty, or no eventfd.
+fn read(eventfd: BorrowedFd<'_>) -> Option<u64> {
+    let (mut count, current) = ([0; 8], u64::MAX);
+    let into = &mut [IoSliceMut::new(&mut count)];
+    rustix::io::preadv2(eventfd, into, current, ReadWriteFlags::NOWAIT).ok()?;
+    Some(u64::from_ne_bytes(count))
 }
 
 #[cfg(test)]
@@ -378,7 +376,8 @@ mod tests {
     #[test]
     fn draining_never_waits() {
         let file = eventfd(3, EventfdFlags::empty()).unwrap();
-        assert_eq!(take(file.as_fd()), (3, true));
+        assert_eq!(take(file.as_fd()), 3);
+        assert_eq!(take(file.as_fd()), 0, "it is empty, and blocking");
         assert!(drain(file.as_fd()), "it is empty, and blocking");
         let file = eventfd(100, EventfdFlags::SEMAPHORE).unwrap();
         assert!(!drain(file.as_fd()));

@@ -75,7 +75,8 @@ impl Device {
                 receive | 64_u32.saturating_sub(receive) << 16
             }
             register::CSBAL | register::CSBAH if !self.settings.csb => 0,
-            register::CSBK if self.settings.csb => csb::KICK,
+            register::CSBAL => self.registers.get(offset) | csb::KICKS,
+            register::CSBK => 0,
             statistic::FIRST..statistic::END => {
                 self.cleared.read(&self.shared.statistics, offset).unwrap_or_default()
             }
@@ -161,6 +162,7 @@ impl Device {
     fn set_transmit_tail(&mut self, tail: u32) {
         self.count_tail(register::TDLEN, tail);
         self.shared.store_tdt(tail);
+        self.tail = tail;
         self.kick();
     }
 

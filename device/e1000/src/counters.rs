@@ -106,7 +106,8 @@ pub struct Counters {
     pub registers: [Accesses; COUNTED.len()],
     /// Accesses to all other registers.
     pub other_registers: Accesses,
-    /// Writes of the transmit tail, or of CSBK, that woke the switch.
+    /// Writes of the transmit tail, or of CSBK, that woke the switch. Those that one event announced
+    /// are one.
     pub kicks: u64,
     /// Writes of the tails and of CSBK that an event announced. They are not among the accesses: the
     /// device does not know which register it was.

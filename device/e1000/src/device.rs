@@ -68,6 +68,8 @@ pub struct Device {
     pub(crate) resetting: bool,
     /// `true` if the data path has to be told new rules.
     pub(crate) changed: bool,
+    /// The transmit tail that the function saw last.
+    pub(crate) tail: u32,
     /// Epochs of the rings: transmit, receive.
     pub(crate) epochs: [u32; 2],
     /// Heads that the rings begin with.
@@ -154,6 +156,7 @@ impl Device {
             quiesced: false,
             resetting: false,
             changed: false,
+            tail: 0,
             epochs: [0; 2],
             heads: [0; 2],
         };
@@ -298,11 +301,13 @@ impl Device {
         self.cleared.clear(&self.shared.statistics);
         (self.heads, self.contexts) = ([0; 2], Contexts::default());
         self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
-        self.shared.store_tails([0; DOORBELLS]);
         self.store_heads();
         self.resetting = true;
         self.changed = false;
         self.advance();
+        // After the path was asked for: a port that loads such a tail finds that, and moves nothing.
+        self.shared.store_tails([0; DOORBELLS]);
+        self.tail = 0;
     }
 
     pub(crate) fn set_delays(&mut self) {
@@ -413,10 +418,14 @@ impl Function for Device {
         Access::Done
     }
 
-    /// A tail was stored to its cell, or the register CSBK written.
+    /// A tail was stored to its cell, or the register CSBK written. A receive tail wakes nobody.
     fn notified(&mut self, writes: u64) {
         self.shared.live.announced.add(writes);
-        self.kick();
+        let tail = std::mem::replace(&mut self.tail, self.shared.tdt());
+        let block = self.registers.get(register::CSBAL) & csb::ENABLE != 0;
+        if block || tail != self.tail {
+            self.kick();
+        }
     }
 
     fn poll(&mut self) -> Progress {

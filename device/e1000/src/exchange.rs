@@ -5,9 +5,10 @@
 //! lock of the slot only if that word is set. A holder of the lock only moves boxes. The function
 //! never waits: it asks for the path and finds it in a later poll or register access.
 //!
-//! New rules go to the port in the same way. The function gives them before it stores a tail that
+//! New rules go to the port in the same way. The function gives them before a tail is stored that
 //! the driver wrote after them, and the port looks for rules after it has loaded the tail. So a
-//! tail is never used with older rules.
+//! tail is never used with older rules. A client that stores tails itself does so when it has had
+//! the answers to all earlier writes of registers; one that does not harms its own guest only.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

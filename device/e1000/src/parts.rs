@@ -25,7 +25,7 @@ pub struct Parts {
     pub memory: Memory,
     /// A handle of the function's sink, whose pin is used. The function has no vectors.
     pub interrupt: Interrupt,
-    /// [`DOORBELLS`] cells for the tails. Who stores to a cell must have had the answers to all
+    /// [`DOORBELLS`] cells for the tails. A client that stores to a cell has had the answers to all
     /// earlier writes of registers.
     pub doorbells: Doorbells,
     /// The clock of all timers.

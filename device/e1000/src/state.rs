@@ -17,8 +17,12 @@ use crate::moderation::ModeratorState;
 use crate::phy::{Phy, PhyState};
 use crate::transmit::Contexts;
 
-/// Version of the types in this module. A state of another version is refused.
-pub const STATE_VERSION: u32 = 1;
+/// Version of the types in this module. A state of version 1 is taken over, too: its types are the
+/// same, but its device has no register CSBK, which a driver of version 2 may use.
+pub const STATE_VERSION: u32 = 2;
+
+/// The versions that are taken over.
+const KNOWN: std::ops::RangeInclusive<u32> = 1..=STATE_VERSION;
 
 /// Longest state in bytes; a full one has about a sixth of this.
 pub(crate) const MAX_LEN: usize = 65_536;
@@ -97,7 +101,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     }
     let state: SavedState =
         serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
-    if state.device != DEVICE || state.version != STATE_VERSION {
+    if state.device != DEVICE || !KNOWN.contains(&state.version) {
         return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));
     }
     if state.csb != device.settings.csb {
@@ -120,6 +124,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     }
     device.registers.readdress(Mac(state.mac), device.settings.mac);
     shared.store_tails(state.tails);
+    device.tail = state.tails[0];
     (device.wires, device.eerd, device.mdic) = (state.wires, state.eerd, state.mdic);
     device.address = state.address;
     (device.phy, device.link) = (phy, state.link);

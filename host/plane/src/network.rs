@@ -169,7 +169,7 @@ fn e1000(
     csb: bool,
 ) -> Result<Made, Error> {
     let interval = Duration::from_nanos(wanted.interrupt_interval_ns);
-    let doorbells = parts.doorbells(slipway_e1000::DOORBELLS);
+    let doorbells = parts.doorbells_of_reset(slipway_e1000::DOORBELLS);
     let made = slipway_e1000::Device::new(slipway_e1000::Parts {
         memory: parts.memory(),
         interrupt: Interrupt::new(parts.interrupts(), 0),

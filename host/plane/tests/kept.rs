@@ -120,6 +120,7 @@ fn the_planes_process() {
             plane.remove_disk("memory").unwrap();
             plane.remove_disk("file").unwrap();
         }
+        "make-e1000" => make_e1000(&plane, &dir),
         "make-two" => make_two(&plane, &dir),
         "end-one-of-two" => {
             assert_eq!(names(&plane), ["one", "two"]);
@@ -221,6 +222,60 @@ fn make_two(plane: &Plane, dir: &Path) {
             nvme: Some(nvme),
         };
         plane.create(&request).unwrap();
+    }
+}
+
+/// Makes an e1000 on a switch.
+fn make_e1000(plane: &Plane, dir: &Path) {
+    let switch = v1::CreateSwitchRequest { name: "blue".into(), ..Default::default() };
+    plane.fabric().create_switch(&switch).unwrap();
+    let net = v1::VirtioNet {
+        switch: "blue".into(),
+        mac: "02:00:00:00:00:01".into(),
+        model: v1::NetworkModel::E1000.into(),
+        ..Default::default()
+    };
+    let request = v1::CreateEndpointRequest {
+        id: "one".into(),
+        socket_path: dir.join("cntrl").to_string_lossy().into_owned(),
+        virtio_net: Some(net),
+        ..Default::default()
+    };
+    plane.create(&request).unwrap();
+}
+
+/// A driver finds a device that was reset, and goes on when it has reset it itself, by messages as
+/// well as by tails that it stores.
+#[test]
+fn an_e1000_outlives_the_plane() {
+    use slipway_e1000::driver::{Driver, Options, memory_len};
+    use slipway_e1000_spec::register;
+    for io_fds in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        serve_keeper(dir.path());
+        let mut child = start(dir.path(), "make-e1000");
+        let (arena, mut registers) = connect_driver(&dir.path().join("cntrl"));
+        registers.client.write(slipway_vfio_user_spec::region::CONFIG, 4, &[6, 0]).unwrap();
+        if io_fds {
+            registers = registers.with_io_fds().unwrap();
+        }
+        let options = Options { descriptors: 64, ..Options::default() };
+        let range = (BASE, memory_len(64) as u64);
+        let memory = arena.memory().clone();
+        let mut driver = Driver::new(registers, &memory, range, options).unwrap();
+        for life in ["first", "second", "third"] {
+            wait_for(|| (driver.get(register::STATUS).unwrap() & 2 != 0).then_some(()));
+            for _ in 0..5 {
+                assert!(driver.sending.queue(&[0xff; 60], 0).unwrap());
+                driver.flush().unwrap();
+                wait_for(|| (driver.clean().unwrap() > 0).then_some(()));
+            }
+            kill(child);
+            child = start(dir.path(), life);
+            assert_eq!(driver.get(register::TDT).unwrap(), 0, "it was reset, {io_fds}");
+            driver = Driver::new(driver.registers, &memory, range, options).unwrap();
+        }
+        kill(child);
     }
 }
 

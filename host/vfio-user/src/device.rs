@@ -205,7 +205,9 @@ impl Device {
     pub(crate) fn abandon(&mut self) {
         self.run = RunState::Running;
         self.function.abandon();
-        // The doorbell cells are the predecessor's.
+        // The doorbell cells are the predecessor's. Without memory for others the next client has the
+        // same ones: it is a client of the same user.
+        let _ = self.renew_page();
         self.function.reset();
         self.pace.renew();
     }
@@ -223,6 +225,11 @@ impl Device {
         // Have the function polled once: it may have been poked meanwhile, and the reset has a step
         // to take.
         self.pace.renew();
+        self.renew_page()
+    }
+
+    /// Gives the next client doorbell cells that no earlier one can store to.
+    fn renew_page(&self) -> std::io::Result<()> {
         let mapped = self.mapped.as_ref().map(|mapped| &mapped.page);
         match mapped.or(self.rung.as_ref().map(|rung| &rung.page)) {
             Some(page) => page.renew(page.offset()),
@@ -266,12 +273,11 @@ impl Device {
     }
 
     /// Takes the readable eventfd of the client. The event stays noted until the function may be
-    /// told. Returns false if the eventfd cannot be drained.
-    pub(crate) fn take_event(&mut self) -> bool {
+    /// told.
+    pub(crate) fn take_event(&mut self) {
         let taken = self.bell.as_ref().map(|bell| slipway_peer::eventfd::take(bell.as_fd()));
-        let (writes, drained) = taken.unwrap_or((0, true));
-        self.note_event(writes);
-        drained
+        // A client may claim any number.
+        self.note_event(taken.unwrap_or(0).min(MOST_WRITES));
     }
 
     /// Notes that the client has raised its eventfd, for so many writes.
@@ -308,11 +314,14 @@ impl Device {
     }
 }
 
+/// The most writes of registers that one event of the client counts for.
+const MOST_WRITES: u64 = 1 << 20;
 /// The size of a doorbell in bytes.
 pub(crate) const DOORBELL: u64 = 4;
 
-/// Finds the registers that the cells of `page` belong to, and has the page as `mode` needs it. A
-/// page that no client can use is none.
+/// Returns the page of doorbell cells with its registers: as one that clients map, or as one that
+/// they store to and announce. A function without doorbells has neither, and so has one whose
+/// registers no client can reach in this mode.
 fn find_doorbells(
     page: Option<Arc<SharedPage>>,
     mode: DoorbellMode,

@@ -55,7 +55,11 @@ impl SharedPage {
     ) -> std::io::Result<Self> {
         let mut page = Self::new(count)?;
         page.shelf = Some(shelf);
-        let Some(file) = found else { return Ok(page) };
+        let Some(file) = found else {
+            // The first client's file is left on the shelf, too.
+            page.renew(0)?;
+            return Ok(page);
+        };
         let text = "a file that is no predecessor's page of doorbells";
         let invalid = || std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         let sealed =

@@ -111,6 +111,22 @@ impl EndpointParts {
     /// not kept; or there are more cells than an endpoint can keep.
     pub fn doorbells(&mut self, count: usize) -> std::io::Result<Doorbells> {
         let has_client = self.has_client() || self.is_held();
+        let found = |parts: &kept::Parts| parts.found.contains_key(&slots::DOORBELLS);
+        let is_kept = self.kept.as_ref().is_none_or(|(parts, _)| found(parts));
+        if has_client && !is_kept && self.mode != DoorbellMode::Trapped {
+            return Err(Error::other("the client's doorbells were not kept"));
+        }
+        self.doorbells_of_reset(count)
+    }
+
+    /// Returns cells as [`EndpointParts::doorbells`] does, for a function that is as after a reset
+    /// when it goes on for a predecessor's client. If that predecessor has kept no cells, the client
+    /// has none, and these are new.
+    ///
+    /// # Errors
+    /// As for [`EndpointParts::doorbells`], except that none need have been kept.
+    pub fn doorbells_of_reset(&mut self, count: usize) -> std::io::Result<Doorbells> {
+        let has_client = self.has_client() || self.is_held();
         match (self.mode, &mut self.kept) {
             (DoorbellMode::Trapped, None) => Ok(Doorbells::trapped(count)),
             (DoorbellMode::Trapped, Some((parts, _))) => kept::cells(&parts.cells, count),
@@ -118,11 +134,7 @@ impl EndpointParts {
                 let page = match kept {
                     None => Arc::new(SharedPage::new(count)?),
                     Some((parts, keeping)) => {
-                        let found = parts.found.remove(&slots::DOORBELLS);
-                        if has_client && found.is_none() {
-                            return Err(Error::other("the client's doorbells were not kept"));
-                        }
-                        let found = found.filter(|_| has_client);
+                        let found = parts.found.remove(&slots::DOORBELLS).filter(|_| has_client);
                         let page = SharedPage::kept(count, parts.shelf.clone(), found)?;
                         let page = Arc::new(page);
                         keeping.share(page.clone());

@@ -14,9 +14,10 @@
 //! - The device takes [`TDT`] and [`RDT`] for the tail registers. A value beyond the ring is
 //!   ignored.
 //! - The driver kicks the device after it has stored [`TDT`] and found [`NEED_TX_KICK`] not 0. It
-//!   writes the register TDT, or [`crate::register::CSBK`] if that reads as [`KICK`]. The value
+//!   writes the register TDT, or [`crate::register::CSBK`] if CSBAL reads with [`KICKS`]. The value
 //!   written to CSBK does not matter, so that a hypervisor can take the write for an event without
-//!   looking at it. A full barrier lies between its store and its load, and likewise between the device's store
+//!   looking at it. The driver never reads CSBK: such a hypervisor may take that for a write, too.
+//!   A full barrier lies between its store and its load, and likewise between the device's store
 //!   of [`NEED_TX_KICK`] and its load of [`TDT`].
 //! - One kick is enough for the frames that follow it: as long as [`TDH`] has not come to the tail
 //!   of a kick, which is the end of a frame, the device looks at [`TDT`] again before it sleeps. So
@@ -35,8 +36,8 @@
 pub const SUBSYSTEM: u16 = 0x5e10;
 /// Subsystem ID of a device without it.
 pub const PLAIN_SUBSYSTEM: u16 = 0x5e00;
-/// The value of CSBK in a device that takes kicks there.
-pub const KICK: u32 = 1;
+/// In CSBAL, read only: the device takes kicks by CSBK.
+pub const KICKS: u32 = 2;
 /// Bytes of the block.
 pub const LEN: usize = 128;
 /// In CSBAL: the block is in use.

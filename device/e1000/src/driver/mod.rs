@@ -230,10 +230,11 @@ impl<R: RegisterAccess> Driver<R> {
         let at = block.iova();
         self.set(register::CSBAH, (at >> 32) as u32)?;
         self.set(register::CSBAL, at as u32 | csb::ENABLE)?;
-        if self.get(register::CSBAL)? & csb::ENABLE == 0 {
+        let low = self.get(register::CSBAL)?;
+        if low & csb::ENABLE == 0 {
             return Err(DriverError::Device("it has no communication status block"));
         }
-        if self.get(register::CSBK)? == csb::KICK {
+        if low & csb::KICKS != 0 {
             self.kick = register::CSBK;
         }
         Ok(())

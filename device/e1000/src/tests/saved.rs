@@ -107,9 +107,14 @@ fn a_state_of_another_device_or_version_is_refused() {
         let (mut device, _port, _) = setup.device(&world);
         device.restore(text.as_bytes()).unwrap_err()
     };
-    let version = state.replace("\"version\":1,\"mac\"", "\"version\":2,\"mac\"");
-    assert_ne!(version, state);
-    assert!(matches!(refused(version, Setup::new(1)), StateError::Unknown(_)));
+    for version in ["0", "3"] {
+        let other =
+            state.replace("\"version\":2,\"mac\"", &format!("\"version\":{version},\"mac\""));
+        assert_ne!(other, state);
+        assert!(matches!(refused(other, Setup::new(1)), StateError::Unknown(_)));
+    }
+    let older = state.replace("\"version\":2,\"mac\"", "\"version\":1,\"mac\"");
+    assert_eq!(Setup::new(1).device(&world).0.restore(older.as_bytes()), Ok(()));
     assert!(matches!(refused(state.clone(), Setup::block(1)), StateError::Inconsistent(_)));
     let more = state.replacen('{', "{\"more\":1,", 1);
     assert!(matches!(refused(more, Setup::new(1)), StateError::Unknown(_)));

@@ -43,8 +43,8 @@ const CONFIG: (u32, u64, [u8; 2]) = (region::CONFIG, 4, [6, 0]);
 pub enum Mode {
     /// The register accesses of Linux's driver; interrupts are not moderated.
     Base,
-    /// The same; tails are stored in memory that the function shares, and announced by an eventfd:
-    /// what `slipway-vmm` does with a guest's writes.
+    /// The accesses of [`Mode::Base`], but tails are stored in memory that the function shares, and
+    /// an eventfd is raised: what `slipway-vmm` does with a guest's writes.
     Rung,
     /// Interrupts are moderated (the paper's section 3.1).
     Moderated,

@@ -36,6 +36,7 @@ impl Registers {
         self.doorbells = window.map(|window| (offset, window));
         Ok(self)
     }
+
     /// Writes registers without messages where the server says how. Such a write overtakes earlier
     /// ones that were posted.
     ///

@@ -119,7 +119,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The socket cannot be bound (the text holds its path), or the function's doorbells do not fit
-    /// its doorbell page.
+    /// its doorbell registers.
     pub fn new(
         config: Config,
         parts: EndpointParts,
@@ -143,7 +143,7 @@ impl Endpoint {
     /// socket's path in `config` is ignored.
     ///
     /// # Errors
-    /// `socket` is no such socket, or the function's doorbells do not fit its doorbell page.
+    /// `socket` is no such socket, or the function's doorbells do not fit its doorbell registers.
     pub fn on(
         socket: OwnedFd,
         config: Config,
@@ -421,14 +421,6 @@ impl Endpoint {
         }
     }
 
-    /// Takes the client's event, before the poll that looks for its reason.
-    fn take_event(&mut self, context: &mut Context<'_>) {
-        if !self.device.take_event() {
-            // Watching the eventfd further would only keep this thread busy.
-            context.unwatch(BELL);
-        }
-    }
-
     /// Cleans up after the last client. Returns `None` until that is done, then whether that client
     /// had a thread of its own.
     fn drain(&mut self, context: &mut Context<'_>) -> Option<bool> {
@@ -645,8 +637,9 @@ impl Task for Endpoint {
             }
             self.settle(true, context);
         }
+        // Before the poll that looks for the event's reason.
         if ready.bell {
-            self.take_event(context);
+            self.device.take_event();
         }
         self.poll_device(ready, now);
         if ready.unmask {
