@@ -67,7 +67,8 @@ fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 
 soak: build ## fuzz every target for half an hour each; an interface down and up a hundred times; pods under kills for ten minutes; fifty forks, twenty at once, and kills of forks; memory of huge pages, whose limit on this host it raises
 	@deploy/setup/setup.sh build run driver fuzz
-	SLIPWAY=$(TARGET)/release/slipway SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/46-e1000-driver.sh
+	for test in 46-e1000 46-e1000-driver; do \
+	    SLIPWAY=$(TARGET)/release/slipway SLIPWAY_DRIVER_ROUNDS=100 tests/e2e/$$test.sh || exit; done
 	cargo test --locked --package slipway-pool --package slipway-vmm-process --test pool --test numa -- --ignored
 	lab/churn $(TARGET)/release/slipway || [ $$? = 77 ]
 	SLIPWAY_LAB_LIMIT=14400 lab/kvm-host --test 14-forks --test 15-fork-kills --set SLIPWAY_FORKS_IN_ROW=50 \

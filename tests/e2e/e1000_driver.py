@@ -1,9 +1,10 @@
-"""Traffic whose content is compared, for 46-e1000-driver.sh: the host serves, a guest asks.
+"""Traffic whose content is compared, for the tests of e1000 interfaces: the host or a guest serves, a guest asks.
 
-serve ADDRESS                 streams at port 7000, datagrams that come back at 7001
+serve ADDRESS…                streams at port 7000, and at each address datagrams that come back at 7001
 put|get ADDRESS BYTES         a stream to the server, or from it
 reflect INTERFACE VLAN        sends datagrams of a VLAN back, on a host whose kernel has no VLANs
 echo ADDRESS COUNT BYTES      datagrams there and back, one after the other
+arrived REPORT                whether anything arrived by the report that iperf3 --json has printed
 work BEFORE AFTER NAME=MOST…  what an e1000 did between two `slipway port inspect`, and what it may at most
 """
 
@@ -46,12 +47,17 @@ def reflect(sock):
         sock.sendto(data, peer)
 
 
-def serve(address):
+def datagram_socket(address):
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def serve(*addresses):
     listener = socket.create_server(("::", STREAMS), family=socket.AF_INET6, dualstack_ipv6=True)
-    # A datagram is answered from the address that it was sent to.
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    datagrams.bind((address, DATAGRAMS))
-    threading.Thread(target=reflect, args=[datagrams], daemon=True).start()
+    for address in addresses:
+        # A datagram is answered from the address that it was sent to.
+        datagrams = datagram_socket(address)
+        datagrams.bind((address, DATAGRAMS))
+        threading.Thread(target=reflect, args=[datagrams], daemon=True).start()
     print("serves", flush=True)
     while True:
         threading.Thread(target=answer, args=[listener.accept()[0]], daemon=True).start()
@@ -103,7 +109,7 @@ def stream(way, address, size):
 
 def echo(address, count, size):
     """Datagrams may be lost, and are sent again; none may come back changed."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock = datagram_socket(address)
     sock.connect((address, DATAGRAMS))
     sock.settimeout(1)
     for number in range(count):
@@ -120,6 +126,13 @@ def echo(address, count, size):
             sys.exit(f"datagram {number} never comes back")
         assert back == data, f"datagram {number} differs"
     print("whole")
+
+
+def arrived(path):
+    end = json.load(open(path))["end"]
+    if "sum" in end:  # of UDP only
+        return end["sum"]["packets"] > end["sum"]["lost_packets"]
+    return end["sum_received"]["bytes"] > 0
 
 
 def counts(path):
@@ -165,6 +178,8 @@ def main(role, *words):
         reflect_tagged(words[0], int(words[1]))
     elif role == "echo":
         echo(words[0], int(words[1]), int(words[2]))
+    elif role == "arrived":
+        sys.exit(not arrived(words[0]))
     elif role == "work":
         sys.exit(work(words[0], words[1], [bar.split("=") for bar in words[2:]]))
     else:
