@@ -4,6 +4,7 @@ serve ADDRESS…                streams at port 7000, and at each address datagr
 put|get ADDRESS BYTES         a stream to the server, or from it
 reflect INTERFACE VLAN        sends datagrams of a VLAN back, on a host whose kernel has no VLANs
 echo ADDRESS COUNT BYTES      datagrams there and back, one after the other
+swapped INTERFACE MAC COUNT   frames to MAC, which come back with their MAC addresses swapped
 arrived REPORT                whether anything arrived by the report that iperf3 --json has printed
 work BEFORE AFTER NAME=MOST…  what an e1000 did between two `slipway port inspect`, and what it may at most
 """
@@ -128,6 +129,27 @@ def echo(address, count, size):
     print("whole")
 
 
+def swapped(interface, mac, count):
+    """Sends frames of 60 to 1514 bytes, at most 32 at a time, of which none may get lost."""
+    kind = 0x88B5  # for local experiments: no kernel answers
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(kind))
+    sock.bind((interface, kind))
+    sock.settimeout(120)
+    there, here = bytes.fromhex(mac.replace(":", "")), sock.getsockname()[4]
+    waiting = {}
+    for number in range(count + 32):
+        if number < count:
+            key = number.to_bytes(4, "big")
+            content = kind.to_bytes(2, "big") + key + os.urandom(60 + number % 1455 - 18)
+            sock.send(there + here + content)
+            waiting[key] = here + there + content
+        if number >= 31 and waiting:
+            back = sock.recv(1 << 16)
+            assert waiting.pop(back[14:18], None) == back, f"a frame of {len(back)} bytes differs"
+    assert not waiting
+    print("whole")
+
+
 def arrived(path):
     end = json.load(open(path))["end"]
     if "sum" in end:  # of UDP only
@@ -178,6 +200,8 @@ def main(role, *words):
         reflect_tagged(words[0], int(words[1]))
     elif role == "echo":
         echo(words[0], int(words[1]), int(words[2]))
+    elif role == "swapped":
+        swapped(words[0], words[1], int(words[2]))
     elif role == "arrived":
         sys.exit(not arrived(words[0]))
     elif role == "work":

@@ -13,6 +13,12 @@ export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}
 export SLIPWAY_DATA_DIR=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
 # Debian with the tools that the tests use in the guest; made once by `image`, and named for it.
 image=slipway-e2e:$(sha256sum "$here/image" | cut -c 1-12)
+packages=()
+# own_image NAME PACKAGE…: the test uses Debian with these packages in place of that image.
+own_image() {
+    packages=("${@:2}")
+    image=slipway-e2e-$1:$({ cat "$here/image"; echo "${packages[@]}"; } | sha256sum | cut -c 1-12)
+}
 work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
 # The first user id of this node's VMMs.
 uid_base=${SLIPWAY_E2E_UIDS:-1879048192}
@@ -173,7 +179,9 @@ need_image() {
     need_root
     [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
     need_healthy "a node that can run sandboxes"
-    "$here/image" "$slipway" "$image" || fail "the test image could not be made"
+    "$here/image" "$slipway" "$image" "${packages[@]}" && return
+    [ ${#packages[@]} -eq 0 ] || skip "an image with Debian's ${packages[*]}"
+    fail "the test image could not be made"
 }
 
 # The same, with no sandbox of an earlier test's.
