@@ -5,12 +5,9 @@
 # each fills some of all three with marks, and they and the host search for those of others (fork.py, marks.py).
 #   SLIPWAY_FORKS_IN_ROW   forks one after the other, 1 unless told otherwise
 #   SLIPWAY_FORKS_AT_ONCE  forks at once, 2 unless told otherwise
-#   SLIPWAY_FORK_NIC       the kind of their interfaces, such as e1000
-#   SLIPWAY_FORK_KERNEL    the directory of their kernel, for kinds that the node's own has no driver for
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2}
-machine=(${SLIPWAY_FORK_NIC:+--nic "$SLIPWAY_FORK_NIC"} ${SLIPWAY_FORK_KERNEL:+--kernel "$SLIPWAY_FORK_KERNEL"})
 need_network_node "$@"
 [ "${SLIPWAY_VMM:-}" = native ] || skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 export SLIPWAY=$slipway PYTHONDONTWRITEBYTECODE=1

@@ -36,9 +36,9 @@ def serve(client):
 while True:
     threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
 '
-"$slipway" run --detach --name e --wait-network --publish 8080:80 "$image" python3 -c "$echo_text" >/dev/null ||
+"$slipway" run --detach --name e "${machine[@]}" --wait-network --publish 8080:80 "$image" python3 -c "$echo_text" >/dev/null ||
     fail "run: $(tail "$work/daemon.log")"
-"$slipway" run --detach --name f --wait-network "$image" sleep 3600 >/dev/null || fail "run"
+"$slipway" run --detach --name f "${machine[@]}" --wait-network "$image" sleep 3600 >/dev/null || fail "run"
 shape() { "$slipway" network inspect default; nft list ruleset; ip -o address show dev slip0 | sort; }
 shape >"$work/before"
 address=$("$slipway" network inspect default | python3 -c 'import json,sys

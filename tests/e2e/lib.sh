@@ -13,6 +13,10 @@ export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}
 export SLIPWAY_DATA_DIR=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
 # Debian with the tools that the tests use in the guest; made once by `image`, and named for it.
 image=slipway-e2e:$(sha256sum "$here/image" | cut -c 1-12)
+# Options for the sandboxes of tests that hold with any interface: SLIPWAY_TEST_NIC is its kind, SLIPWAY_TEST_KERNEL the
+# directory of a kernel that has a driver for it.
+# shellcheck disable=SC2034 # of such tests
+machine=(${SLIPWAY_TEST_NIC:+--nic "$SLIPWAY_TEST_NIC"} ${SLIPWAY_TEST_KERNEL:+--kernel "$SLIPWAY_TEST_KERNEL"})
 packages=()
 # own_image NAME PACKAGE…: the test uses Debian with these packages in place of that image.
 own_image() {
