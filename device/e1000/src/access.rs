@@ -8,12 +8,11 @@ use slipway_e1000_spec::{
 use slipway_pci::Access;
 
 use crate::Device;
+use crate::common::INDEX;
 use crate::registers::Effect;
 
 /// The bit of RDTR that ends a delay.
 const FLUSH: u32 = 1 << 31;
-/// Bits of tail and head registers.
-pub(crate) const INDEX: u32 = 0xffff;
 
 /// Returns the offset of the register at a dword's place.
 pub(crate) fn dword(offset: u64) -> Option<u32> {

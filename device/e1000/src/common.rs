@@ -8,12 +8,14 @@ use slipway_pci::Pin;
 use slipway_ram::{Memory, View};
 use slipway_telemetry::Clock;
 
-use crate::access::INDEX;
 use crate::counters::Live;
 use crate::interrupts::Line;
 use crate::parts::DOORBELLS;
 use crate::rules::Rules;
 use crate::statistics::Statistics;
+
+/// Bits of tail and head registers.
+pub(crate) const INDEX: u32 = 0xffff;
 
 /// State that function and port share.
 pub(crate) struct Shared {

@@ -106,11 +106,11 @@ pub struct Counters {
     pub registers: [Accesses; COUNTED.len()],
     /// Accesses to all other registers.
     pub other_registers: Accesses,
-    /// Writes of the transmit tail, or of CSBK, that woke the switch. Those that one event announced
-    /// are one.
+    /// Writes of the transmit tail, or of CSBK, that woke the switch. Those that one event
+    /// announced are one.
     pub kicks: u64,
-    /// Writes of the tails and of CSBK that an event announced. They are not among the accesses: the
-    /// device does not know which register it was.
+    /// Writes of the tails and of CSBK that an event announced. They are not among the accesses:
+    /// the device does not know which register it was.
     pub announced: u64,
     /// Times that the interrupt pin was asserted.
     pub interrupts: u64,

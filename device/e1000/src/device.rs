@@ -26,7 +26,7 @@ use crate::registers::Registers;
 use crate::rules::{RingRules, Rules};
 use crate::statistics::Cleared;
 use crate::transmit::Contexts;
-use crate::{Counters, DevicePort, Parts, PartsError, Settings};
+use crate::{Control, DevicePort, Parts, PartsError, Settings};
 
 /// Subsystem vendor ID: the one of virtual devices, Red Hat's.
 const SUBSYSTEM_VENDOR: u16 = 0x1af4;
@@ -305,7 +305,7 @@ impl Device {
         self.resetting = true;
         self.changed = false;
         self.advance();
-        // After the path was asked for: a port that loads such a tail finds that, and moves nothing.
+        // After the path was asked for: a port that loads such a tail sees that, and moves nothing.
         self.shared.store_tails([0; DOORBELLS]);
         self.tail = 0;
     }
@@ -473,43 +473,6 @@ impl Function for Device {
     fn recover(&mut self) -> Result<(), StateError> {
         self.reset();
         self.config_write(COMMAND, &ENABLED);
-        Ok(())
-    }
-}
-
-/// A handle to a device for other threads. It is cheap to clone, and harmless after the device is
-/// gone.
-#[derive(Clone)]
-pub struct Control {
-    exchange: Arc<Exchange>,
-    shared: Arc<Shared>,
-}
-
-impl Control {
-    /// Returns the counts so far.
-    pub fn counters(&self) -> Counters {
-        let interrupts = self.shared.line.with(|line| line.interrupts());
-        self.shared.live.snapshot(interrupts)
-    }
-
-    /// Returns whether the driver runs and the link is up.
-    pub fn is_up(&self) -> bool {
-        self.exchange.is_up()
-    }
-
-    /// Sets the shortest time between two interrupts, whatever the driver asks for. Zero leaves it
-    /// to the driver.
-    ///
-    /// # Errors
-    /// [`PartsError::Interval`] if it is longer than
-    /// [`LONGEST_INTERVAL`](crate::LONGEST_INTERVAL).
-    pub fn set_interval(&self, interval: Duration) -> Result<(), PartsError> {
-        if interval > crate::LONGEST_INTERVAL {
-            return Err(PartsError::Interval(interval));
-        }
-        let floor = interval.as_nanos() as u64;
-        let now = self.shared.clock.nanos();
-        self.shared.line.with(|line| line.set_floor(now, floor));
         Ok(())
     }
 }

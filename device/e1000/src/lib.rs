@@ -16,8 +16,8 @@
 //! The path has one owner at a time (`exchange`). The function asks for it back, without waiting,
 //! when the device is reset or quiesced; everything else that registers change reaches the path as
 //! new `rules`. Heads are words that both sides share, and tails are doorbell cells
-//! ([`slipway_doorbells`]), which a VMM may store to without a message. So a write of a tail wakes
-//! the switch only if the port sleeps. Both share the interrupt line (`interrupts`), too: whoever moved
+//! ([`slipway_doorbells`]), which a VMM may store to without a message. A write of a tail wakes the
+//! switch only if the port sleeps. Both share the interrupt line (`interrupts`), too: whoever moved
 //! a frame or changed a register drives the pin, and no interrupt waits for another thread.
 //!
 //! Interrupts are moderated (`moderation`): RDTR, RADV, TIDV, TADV and ITR are exact in the time of
@@ -62,6 +62,7 @@
 
 mod access;
 mod common;
+mod control;
 mod counters;
 mod csb;
 mod device;
@@ -90,8 +91,9 @@ mod tests;
 mod transmit;
 mod verify;
 
+pub use control::Control;
 pub use counters::{Accesses, COUNTED, Counters};
-pub use device::{Control, Device};
+pub use device::Device;
 pub use parts::{DOORBELLS, LONGEST_INTERVAL, Parts, PartsError, Settings};
 pub use port::DevicePort;
 pub use state::STATE_VERSION;

@@ -39,8 +39,8 @@ pub enum DoorbellRegisters {
     /// A page-aligned range of bytes that holds doorbells and nothing else, the first one at its
     /// start. A host may map the cells there instead of trapping writes.
     Page(std::ops::Range<u64>),
-    /// Registers between others, in the order of their cells. A host traps the guest's writes. It may
-    /// let its client do that: store the value to the cell and announce it
+    /// Registers between others, in the order of their cells. A host traps the guest's writes. It
+    /// may let its client do that: store the value to the cell and announce it
     /// ([`Function::notified`]), in place of passing the write on.
     Apart(Vec<u64>),
 }

@@ -205,8 +205,8 @@ impl Device {
     pub(crate) fn abandon(&mut self) {
         self.run = RunState::Running;
         self.function.abandon();
-        // The doorbell cells are the predecessor's. Without memory for others the next client has the
-        // same ones: it is a client of the same user.
+        // The doorbell cells are the predecessor's. Without memory for others the next client has
+        // the same ones: it is a client of the same user.
         let _ = self.renew_page();
         self.function.reset();
         self.pace.renew();

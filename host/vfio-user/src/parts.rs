@@ -120,8 +120,8 @@ impl EndpointParts {
     }
 
     /// Returns cells as [`EndpointParts::doorbells`] does, for a function that is as after a reset
-    /// when it goes on for a predecessor's client. If that predecessor has kept no cells, the client
-    /// has none, and these are new.
+    /// when it goes on for a predecessor's client. If that predecessor has kept no cells, the
+    /// client has none, and these are new.
     ///
     /// # Errors
     /// As for [`EndpointParts::doorbells`], except that none need have been kept.
