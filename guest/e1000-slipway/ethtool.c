@@ -177,10 +177,21 @@ static int slip_get_link_ksettings(struct net_device *netdev,
 	return 0;
 }
 
+/* Starts the device anew: it may have been reset without the driver being told. */
+static int slip_nway_reset(struct net_device *netdev)
+{
+	struct slip_nic *nic = netdev_priv(netdev);
+
+	if (netif_running(netdev))
+		schedule_work(&nic->restart);
+	return 0;
+}
+
 const struct ethtool_ops slip_ethtool_ops = {
 	.supported_coalesce_params = ETHTOOL_COALESCE_RX_USECS,
 	.get_drvinfo		= slip_get_drvinfo,
 	.get_link		= ethtool_op_get_link,
+	.nway_reset		= slip_nway_reset,
 	.get_link_ksettings	= slip_get_link_ksettings,
 	.get_strings		= slip_get_strings,
 	.get_sset_count		= slip_get_sset_count,

@@ -468,8 +468,9 @@ impl Function for Device {
     }
 
     /// A successor of a device that was killed begins as after a reset, since there is no journal.
-    /// A driver finds that its ring has stopped, and resets the controller: Linux does when a frame
-    /// is not sent within seconds. It does not enable the function again, so that is done here.
+    /// Linux's driver resets the controller when frames that it has queued are not sent within
+    /// seconds. One that only receives has to be told (`ethtool --negotiate`). A driver does not
+    /// enable the function again, so that is done here.
     fn recover(&mut self) -> Result<(), StateError> {
         self.reset();
         self.config_write(COMMAND, &ENABLED);

@@ -156,6 +156,13 @@ impl Agent for Hollow {
         Ok(Response::new(ConfigureNetworkReply { interface: "hollow".to_owned() }))
     }
 
+    async fn restart_interface(
+        &self,
+        _: Request<RestartInterfaceRequest>,
+    ) -> Answer<RestartInterfaceReply> {
+        none()
+    }
+
     async fn start_sockets(&self, _: Request<StartSocketsRequest>) -> Answer<StartSocketsReply> {
         none()
     }

@@ -126,6 +126,15 @@ fn interface(links: Vec<Link>, wanted: &Wanted) -> Option<Link> {
     links.into_iter().nth(at)
 }
 
+/// Has the driver of the interface with this MAC address start its device anew.
+pub fn restart(text: &str) -> Result<()> {
+    let wanted = mac(text)?;
+    let links = Netlink::open()?.links()?;
+    let link = links.into_iter().find(|link| link.mac == Some(wanted));
+    let link = link.with_context(|| format!("no interface has the address {text}"))?;
+    machine::renegotiate(&link.name).with_context(|| format!("restarting {}", link.name))
+}
+
 /// Applies the settings. A repetition changes nothing.
 fn apply(link: &Link, wanted: &Wanted) -> Result<()> {
     let mut netlink = Netlink::open()?;

@@ -87,6 +87,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     resize::recount(sandbox, &*vm).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
+    network::restart(sandbox, &agent);
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     Ok(Running::new(vm, agent, carry))
 }

@@ -30,6 +30,8 @@ const CALL: Duration = Duration::from_secs(30);
 
 /// The deadline of a call that brings CPUs online and takes others offline.
 const CPUS: Duration = Duration::from_secs(120);
+/// The time for a driver to start its interface anew. A guest under emulation takes seconds.
+const INTERFACE: Duration = Duration::from_secs(90);
 
 /// HTTP/2 receive window of one stream, in bytes: the most output that the daemon holds while no
 /// client takes it. It is small, since h2 gives up a connection on which too many tiny frames wait
@@ -273,6 +275,18 @@ impl Agent {
         };
         // The agent waits for each CPU by itself.
         self.call_within(Some(CPUS), set).await.map(drop)
+    }
+
+    /// Has the driver of the interface with this MAC address start its device anew.
+    ///
+    /// # Errors
+    /// [`Error::Agent`], also if the agent is of an earlier version.
+    pub async fn restart_interface(&self, mac: String) -> Result<()> {
+        let request = v1::RestartInterfaceRequest { mac };
+        let restart = move |mut client: AgentClient<Channel>| async move {
+            client.restart_interface(request).await
+        };
+        self.call_within(Some(INTERFACE), restart).await.map(drop)
     }
 
     /// Asks the guest for the resources that it has used, or that one of its containers has used.

@@ -312,6 +312,21 @@ async fn configure(
     Ok(())
 }
 
+/// Has an adopted sandbox's driver start its interface anew, if the plane has reset it: an e1000 does
+/// not go on where its predecessor was, and its driver may never look. Beside everything else.
+pub fn restart(sandbox: &Arc<Sandbox>, agent: &Agent) {
+    let Some(network) = sandbox.record().network.filter(|network| network.nic != Nic::Virtio)
+    else {
+        return;
+    };
+    let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
+    tokio::spawn(async move {
+        if let Err(error) = agent.restart_interface(network.mac).await {
+            tracing::warn!(sandbox = sandbox.name, %error, "its interface does not go on");
+        }
+    });
+}
+
 /// Returns the settings of an interface in a network.
 fn settings(network: &Network) -> agent_v1::ConfigureNetworkRequest {
     let address =

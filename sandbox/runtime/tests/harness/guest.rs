@@ -89,6 +89,13 @@ impl Agent for Guest {
         self.answer().await
     }
 
+    async fn restart_interface(
+        &self,
+        _: Request<v1::RestartInterfaceRequest>,
+    ) -> Reply<v1::RestartInterfaceReply> {
+        self.answer().await
+    }
+
     async fn start_sockets(
         &self,
         _: Request<v1::StartSocketsRequest>,
