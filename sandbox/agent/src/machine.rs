@@ -284,8 +284,8 @@ pub fn renegotiate(name: &str) -> io::Result<()> {
     let mut command = Command { command: NWAY_RST, data: 0 };
     let (socket, mut request) = interface_request(name)?;
     request.ifr_ifru.ifru_data = (&raw mut command).cast();
-    // SAFETY: SIOCETHTOOL reads one ifreq, which `request` is, and reads and writes the command that
-    // it points to, which outlives the call.
+    // SAFETY: SIOCETHTOOL reads one ifreq, which `request` is, and reads and writes the command
+    // that it points to, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -97,8 +97,8 @@ impl AgentService for Service {
         request: Request<RestartInterfaceRequest>,
     ) -> Result<Response<RestartInterfaceReply>, Status> {
         let mac = request.into_inner().mac;
-        // The driver talks to its device meanwhile, which must not hold up the thread that serves the
-        // host.
+        // The driver talks to its device meanwhile, which must not hold up the thread that serves
+        // the host.
         let restarted = tokio::task::spawn_blocking(move || crate::network::restart(&mac)).await;
         let restarted = restarted.map_err(|error| Status::internal(error.to_string()))?;
         restarted.map_err(|error| Status::internal(format!("{error:#}")))?;

@@ -312,8 +312,8 @@ async fn configure(
     Ok(())
 }
 
-/// Has an adopted sandbox's driver start its interface anew, if the plane has reset it: an e1000 does
-/// not go on where its predecessor was, and its driver may never look. Beside everything else.
+/// Has an adopted sandbox's driver start its interface anew, if the plane has reset it: an e1000
+/// does not go on where its predecessor was, and its driver may never look. Beside everything else.
 pub fn restart(sandbox: &Arc<Sandbox>, agent: &Agent) {
     let Some(network) = sandbox.record().network.filter(|network| network.nic != Nic::Virtio)
     else {
