@@ -125,7 +125,7 @@ fn look_at_counters(plane: &Plane, csb: bool, io_fds: bool) {
         // A cause between the read of ICR and the write of IMC raises the pin once more. The last
         // interrupt may not be served yet.
         assert!((1..=2 * (of("ICR").0 + 1)).contains(&interrupts), "{counters:?}");
-        // When the driver starts.
+        // One write of TDT is from the driver's start.
         let [tdt, csbk, sent] = [of("TDT").1 - 1, of("CSBK").1, counters.frames_sent];
         let announced = counters.announced;
         match (csb, io_fds) {

@@ -344,10 +344,7 @@ fn find_doorbells(
         }
         DoorbellRegisters::Apart(offsets) => (0, offsets.clone()),
     };
-    // If a predecessor's client has mapped the page, its file must stay.
-    if page.offset() != start {
-        page.renew(start)?;
-    }
+    page.place(start)?;
     Ok(match (mode, registers) {
         (DoorbellMode::Trapped, _) | (DoorbellMode::Mapped, DoorbellRegisters::Apart(_)) => {
             (None, None)

@@ -28,6 +28,8 @@ struct Backing {
     /// The offset of the cells in the file. mmap(2) adds the offsets of a region and an area, so
     /// the cells lie as far from the file's start as the page from its BAR's start.
     offset: u64,
+    /// The file lies on the shelf, if there is one.
+    is_left: bool,
 }
 
 // SAFETY: the memory is accessed through atomics only.
@@ -43,7 +45,8 @@ impl SharedPage {
         let file = sealed_file(len as u64)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe { map(std::ptr::null_mut(), len, MapFlags::SHARED, &file, 0)? };
-        Ok(Self { base, len, count, file: Mutex::new(Backing { file, offset: 0 }), shelf: None })
+        let backing = Backing { file, offset: 0, is_left: false };
+        Ok(Self { base, len, count, file: Mutex::new(backing), shelf: None })
     }
 
     /// Makes `count` cells and leaves every client's file on `shelf`. `found` is the file that a
@@ -55,11 +58,7 @@ impl SharedPage {
     ) -> std::io::Result<Self> {
         let mut page = Self::new(count)?;
         page.shelf = Some(shelf);
-        let Some(file) = found else {
-            // The first client's file is left on the shelf, too.
-            page.renew(0)?;
-            return Ok(page);
-        };
+        let Some(file) = found else { return Ok(page) };
         let text = "a file that is no predecessor's page of doorbells";
         let invalid = || std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         let sealed =
@@ -68,7 +67,7 @@ impl SharedPage {
         let file = Some(file).filter(|_| sealed).ok_or_else(invalid)?.into_owned();
         let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         let offset = len.checked_sub(page.len()).ok_or_else(invalid)?;
-        page.put(Backing { file, offset })?;
+        page.put(Backing { file, offset, is_left: true })?;
         Ok(page)
     }
 
@@ -82,13 +81,23 @@ impl SharedPage {
         self.count
     }
 
+    /// Has the cells lie at `offset` of the first client's file, which is on the shelf then. A file
+    /// that a predecessor's client has mapped stays.
+    pub(crate) fn place(&self, offset: u64) -> std::io::Result<()> {
+        let is_placed = {
+            let backing = self.lock();
+            backing.offset == offset && (backing.is_left || self.shelf.is_none())
+        };
+        if is_placed { Ok(()) } else { self.renew(offset) }
+    }
+
     /// Puts a fresh zeroed file behind the cells, which then lie at `offset` of it.
     pub(crate) fn renew(&self, offset: u64) -> std::io::Result<()> {
         let file = sealed_file(offset + self.len as u64)?;
         if let Some(shelf) = &self.shelf {
             shelf.put(DOORBELLS, &file)?;
         }
-        self.put(Backing { file, offset })
+        self.put(Backing { file, offset, is_left: true })
     }
 
     /// Puts a file behind the cells.

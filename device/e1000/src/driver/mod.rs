@@ -103,7 +103,7 @@ pub struct Driver<R> {
     options: Options,
     /// The communication status block, if it is in use.
     block: Option<Span>,
-    /// The register by whose write a device with the block is woken.
+    /// The register that tells the device of frames: TDT, or CSBK for a device with the block.
     kick: u32,
     /// The number of descriptors that there were at the last kick; 0 if the device has been awake
     /// since.
@@ -289,9 +289,8 @@ impl<R: RegisterAccess> Driver<R> {
                 return Ok(());
             }
             self.kicked = self.sending.filled();
-            return self.post(self.kick, tail);
         }
-        self.post(register::TDT, tail)
+        self.post(self.kick, tail)
     }
 
     /// Hands the queued descriptors to the device unless it still has some: these will end with an

@@ -55,7 +55,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All ways, in the paper's order.
+    /// All ways: the paper's in its order, and `Rung` beside what it differs from.
     pub const ALL: [Self; 5] =
         [Self::Base, Self::Rung, Self::Moderated, Self::Combining, Self::Block];
 
@@ -76,10 +76,12 @@ impl Mode {
             Self::Base => {
                 "e1000 functions in place of virtio-net's; exactly the accesses of Linux's driver"
             }
-            Self::Rung => "the same; tails by shared memory and an eventfd, and not by messages",
-            Self::Moderated => "the same with moderated interrupts, at least 64 us apart",
-            Self::Combining => "the same with moderated interrupts and send combining",
-            Self::Block => "the same with a communication status block",
+            Self::Rung => {
+                "as e1000-base, with tails by shared memory and an eventfd in place of messages"
+            }
+            Self::Moderated => "as e1000-base, with moderated interrupts, at least 64 us apart",
+            Self::Combining => "as e1000-base, with moderated interrupts and send combining",
+            Self::Block => "as e1000-base, with a communication status block",
         }
     }
 
