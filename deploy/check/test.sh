@@ -11,11 +11,11 @@ trap 'rm -rf "$logs"' EXIT
 failed=()
 
 # part NAME SHOWN COMMAND...: runs it. Lines that match SHOWN go to the screen, and the end of the
-# rest when it failed.
+# rest when it failed. Its heading says how long the tests have run until then.
 part() {
     local name=$1 shown=$2 log=$logs/${1//[^a-z0-9.-]/_}
     shift 2
-    printf '== %s\n' "$name"
+    printf '== %s (%d:%02d)\n' "$name" $((SECONDS / 60)) $((SECONDS % 60))
     "$@" </dev/null 2>&1 | tee "$log" | grep --line-buffered -E "$shown"
     # An end-to-end test that says so has failed, whatever its status.
     [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -qE '^[a-z0-9-]+: FAILED: ' "$log" && return
