@@ -6,7 +6,8 @@
 # $SLIPWAY_KERNEL_DIR is a link to a directory beside it: vmlinuz, release, modules/. So is
 # $SLIPWAY_KERNEL_DIR-e1000, on request: Debian 12's kernel for any machine, which has the drivers of
 # real hardware that the cloud kernel lacks, e1000 among them. $SLIPWAY_KERNEL_DIR-e1000-headers leads to that
-# kernel's headers, against which modules are built: `make -C … KDIR=$SLIPWAY_KERNEL_DIR-e1000-headers/build`.
+# kernel's headers, against which modules are built: `make -C … KDIR=$SLIPWAY_KERNEL_DIR-e1000-headers/build`, and
+# $SLIPWAY_KERNEL_DIR-headers to those of the cloud kernel.
 
 # Change whenever another kernel must be fetched.
 KERNEL_ID=bookworm-cloud-1
@@ -57,9 +58,11 @@ unpack_kernel() {
     mv -T "$partial" "$link"
 }
 
-# Headers of the hardware kernel, of exactly its release: its modules are loaded by no other.
+# Headers of both kernels, of exactly their releases: their modules are loaded by no other.
 want_kernel_headers() {
+    want_kernel
     want_hardware_kernel
+    unpack_headers "$SLIPWAY_KERNEL_DIR" "$SLIPWAY_KERNEL_DIR-headers" bookworm bookworm-security
     unpack_headers "$SLIPWAY_KERNEL_DIR-e1000" "$SLIPWAY_KERNEL_DIR-e1000-headers" bookworm bookworm-security
 }
 
@@ -97,7 +100,7 @@ fetch_headers() {
     names=$(private_apt "$1" apt-cache depends "linux-headers-$2" 2>/dev/null |
         awk '$1 == "Depends:" && $2 ~ /^linux-(headers|kbuild)-/ { print $2 }')
     [ -n "$names" ] || die "the mirror no longer has linux-headers-$2, the headers of the guest kernel" \
-        "remove $SLIPWAY_KERNEL_DIR-e1000 and run setup again: it unpacks the newest kernel"
+        "remove $kernel and run setup again: it unpacks the newest kernel"
     # shellcheck disable=SC2086 # names
     private_apt "$1" apt-get -qq download "linux-headers-$2" $names >/dev/null 2>&1 ||
         die "linux-headers-$2 cannot be fetched" "check the network and try again"

@@ -16,7 +16,7 @@ usage: setup.sh build|run|e1000|driver|demo|test|fuzz|check|site...
   build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   e1000  a guest kernel with the driver of --nic e1000
-  driver that kernel, and what guest/e1000-slipway is built with for it: its headers, a compiler
+  driver that kernel, and what modules of guests are built with (guest/e1000-slipway, lab/svm-once): headers, a compiler
   demo   mmdebstrap, which makes an image where no registry answers
   test   what the tests use beside these: a registry, containerd, plugins of CNI, mmdebstrap, python3, procps, cpio, tcpdump, xz,
          iperf3, curl, and nginx, wrk, redis, memcached and socat to be run under libslipway.so
