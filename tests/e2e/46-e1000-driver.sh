@@ -56,6 +56,22 @@ receives() {
     guest "ping -c 1 -w 60 $gateway"
 }
 
+# Guests of three kinds, as the benchmark has them: their kernels are beside the node's own.
+mkdir "$work/kernels"
+ln -s "${SLIPWAY_KERNEL_DIR:-/var/lib/slipway/kernel}" "$work/kernels/kernel"
+ln -s "$kernel" "$work/kernels/kernel-e1000"
+ln -s "$work/kernel" "$work/kernels/kernel-e1000-slipway"
+{ cat "$SLIPWAY_CONFIG"; echo "kernel_dir = \"$work/kernels/kernel\""; } >"$work/bench.toml"
+SLIPWAY_CONFIG=$work/bench.toml timeout 600 "$slipway" bench packet --guests --accel tcg --image "$image" --rounds 1 --time 0.5 \
+    --only csb,virtio,qemu-sc --load udp8-gh,rr-gg,udp18-sg-o5k --json --svg "$work/nic.svg" >"$work/nic.json" 2>"$work/error" ||
+    fail "bench packet --guests: $(tail -3 "$work/error")"
+python3 "$peer" measured "$work/nic.json" || fail "bench packet --guests: $(cat "$work/nic.json")"
+python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/nic.svg" || fail "the picture is not well-formed"
+SLIPWAY_CONFIG=$work/bench.toml "$slipway" bench packet --guests --only stack 2>"$work/error" && fail "an unknown kind"
+grep -q 'there is no interface "stack"' "$work/error" || fail "an unknown kind: $(cat "$work/error")"
+! ip link | grep slwb || fail "an interface is left"
+ok "bench packet --guests: datagrams, requests, offered rates; with the block, virtio-net and QEMU's own e1000"
+
 boot e1000-csb 1
 start_peers
 boot_neighbour

@@ -6,6 +6,7 @@ reflect INTERFACE VLAN        sends datagrams of a VLAN back, on a host whose ke
 echo ADDRESS COUNT BYTES      datagrams there and back, one after the other
 swapped INTERFACE MAC COUNT   frames to MAC, which come back with their MAC addresses swapped
 arrived REPORT                whether anything arrived by the report that iperf3 --json has printed
+measured REPORT               whether everything arrived in a report of `bench packet --guests` on csb, virtio and qemu-sc
 work BEFORE AFTER NAME=MOST…  what an e1000 did between two `slipway port inspect`, and what it may at most
 """
 
@@ -157,6 +158,18 @@ def arrived(path):
     return end["sum_received"]["bytes"] > 0
 
 
+def measured(path):
+    runs = json.load(open(path))["runs"]
+    seen = {(run["subject"], run["load"].split("-")[1]) for run in runs}
+    # QEMU's own interface is at no switch, from which the last load comes.
+    kinds = [("csb", "gh"), ("csb", "gg"), ("csb", "sg"), ("virtio", "gh"), ("virtio", "gg"), ("virtio", "sg")]
+    assert seen == {*kinds, ("qemu-sc", "gh"), ("qemu-sc", "gg")}, seen
+    for run in runs:
+        both = run["measured"]
+        assert both["received"]["all"] > 0 and both["sent"]["count"] > 0 and both["cpu_ns"] > 0, run
+        assert ("work" in both) == (run["subject"] == "csb"), run
+
+
 def counts(path):
     work = json.load(open(path))[0]["e1000"]
     registers = work["exits_by_register"]
@@ -204,6 +217,8 @@ def main(role, *words):
         swapped(words[0], words[1], int(words[2]))
     elif role == "arrived":
         sys.exit(not arrived(words[0]))
+    elif role == "measured":
+        measured(words[0])
     elif role == "work":
         sys.exit(work(words[0], words[1], [bar.split("=") for bar in words[2:]]))
     else:

@@ -1,9 +1,10 @@
 //! The papers' experiments: measurements and their presentation.
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
-//! [`packet`] measures the switch, [`socket`] ways from one program to another, [`vmm`] the start
-//! of a VMM, [`memory`] recycled memory for sandboxes, [`attach`] how soon many owners get virtual
-//! functions, and [`arms`] starts with and without them. The rest is about the start-up of
+//! [`packet`] measures the switch, [`nic`] guests' network interfaces, [`socket`] ways from one
+//! program to another, [`vmm`] the start of a VMM, [`memory`] recycled memory for sandboxes,
+//! [`attach`] how soon many owners get virtual functions, and [`arms`] starts with and without
+//! them. The rest is about the start-up of
 //! sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG, and
 //! the comparison of two runs. That part is a pure function of [`slipway_telemetry::Timeline`]s;
 //! its caller starts the sandboxes, prints the strings and writes the files. The pieces:
@@ -51,8 +52,10 @@ mod json;
 mod keeping;
 mod measurement;
 pub mod memory;
+pub mod nic;
 pub mod packet;
 mod palette;
+mod panels;
 mod program;
 mod report;
 mod slices;

@@ -35,6 +35,11 @@ pub trait Subject {
     /// Describes the subject in a sentence.
     fn about(&self) -> String;
 
+    /// Returns whether the subject can carry the load.
+    fn takes(&self, _load: &Self::Load) -> bool {
+        true
+    }
+
     /// Runs a turn.
     ///
     /// # Errors
@@ -101,8 +106,8 @@ impl<L: Copy + Display, M> Subjects for All<'_, L, M> {
         self.0[subject].name().to_owned()
     }
 
-    fn takes(&self, _subject: usize, _load: &L) -> bool {
-        true
+    fn takes(&self, subject: usize, load: &L) -> bool {
+        self.0[subject].takes(load)
     }
 
     fn run(&mut self, subject: usize, load: &L, round: u32) -> Result<Run<L, M>> {

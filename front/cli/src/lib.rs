@@ -173,7 +173,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
     log();
     match &cli.command {
         BenchCommand::Block(args) => bench::block(&cli.node, args),
-        BenchCommand::Packet(args) => bench::packet(args),
+        BenchCommand::Packet(args) => bench::packet(&cli.node, args),
         BenchCommand::Socket(args) => bench::socket(args),
         BenchCommand::Vmm(args) => bench::vmm(args),
         BenchCommand::Attach(args) => bench::attach(args),

@@ -189,7 +189,7 @@ impl Vmms {
     /// Returns Slipway's own VMM if it can run the VM.
     async fn native_for(&self, spec: &VmSpec) -> Result<Option<&SlipwayVmm>> {
         let Ok(native) = &self.native else { return Ok(None) };
-        if !spec.disks.is_empty() {
+        if spec.emulates_devices() {
             return Ok(None);
         }
         let runs = match spec.accel {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{EmulatedDisk, Error, Result};
+use crate::{EmulatedDisk, EmulatedNic, Error, Result};
 
 /// The number of connections to the agent's port, or to the control channel, that may wait for
 /// the VMM.
@@ -90,6 +90,33 @@ pub(crate) fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
         FileType::BlockDevice => Ok((fd, true)),
         _ => Err(failed(io::Error::other("it is neither a file nor a block device"))),
     }
+}
+
+/// Opens the TAP interface of an emulated network interface, or creates it. It disappears with its
+/// last descriptor unless somebody has made it persistent.
+pub(crate) fn open_tap(nic: &EmulatedNic) -> Result<OwnedFd> {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    let path = Path::new("/dev/net/tun");
+    let failed = |source: io::Error| Error::file("open a TAP interface by", path, source);
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file =
+        rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    // SAFETY: all zeros is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays 0.
+    let room = request.ifr_name.len() - 1;
+    if nic.tap.is_empty() || nic.tap.len() > room {
+        let text = format!("\"{}\" is no name of 1 to {room} bytes", nic.tap);
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, text)));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(nic.tap.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.ifr_ifru.ifru_flags = kind as libc::c_short;
+    // SAFETY: the request takes a pointer to an `ifreq`, owned by this function.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw mut request) };
+    if done != 0 { Err(failed(io::Error::last_os_error())) } else { Ok(file) }
 }
 
 /// Connects to a vfio-user socket without waiting.

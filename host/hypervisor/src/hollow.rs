@@ -37,8 +37,8 @@ pub(crate) fn refused(spec: &VmSpec, accel: Accel) -> Option<&'static str> {
     if accel != Accel::Hollow {
         return Some("slipway-hollow runs no guest code");
     }
-    if !spec.disks.is_empty() {
-        return Some("slipway-hollow emulates no disks");
+    if spec.emulates_devices() {
+        return Some("slipway-hollow emulates no devices");
     }
     if spec.restore.is_some() || spec.shared.is_some() || !spec.hot_memory.is_empty() {
         return Some("slipway-hollow has no template, no shared pages and no hot-plug memory");

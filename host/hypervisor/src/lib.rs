@@ -112,7 +112,7 @@ pub use shared::SharedPages;
 pub use slipway_machine::{HotRegion, MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
-pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
+pub use spec::{Credentials, DiskModel, EmulatedDisk, EmulatedNic, LeftVm, NicModel, VmSpec};
 pub use tree::{Access, ENTRY, HelperFiles, Tree};
 
 /// A future that may cross threads. With it, the traits can be used as objects.

@@ -135,6 +135,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         plug_slots: 0,
         plug_cpus: 0,
         disks: Vec::new(),
+        nic: None,
         console_log: directory.join("console"),
         run_dir: directory.to_owned(),
         credentials: None,

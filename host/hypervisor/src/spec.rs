@@ -39,6 +39,28 @@ pub enum DiskModel {
     VirtioBlk,
 }
 
+/// A network interface whose device the VMM emulates itself: the reference that Slipway's devices
+/// are measured against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmulatedNic {
+    /// The device that the guest sees.
+    pub model: NicModel,
+    /// The TAP interface of the host behind the device; opened, and created if it does not exist,
+    /// with the launcher's rights.
+    pub tap: String,
+    /// The MAC address of the guest's interface, as `52:54:00:00:00:01`.
+    pub mac: String,
+}
+
+/// A network device that a VMM emulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NicModel {
+    /// An 82540EM.
+    E1000,
+    /// A virtio-net device with one queue pair.
+    VirtioNet,
+}
+
 /// The complete description of a VM that a hypervisor starts.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -87,6 +109,8 @@ pub struct VmSpec {
     pub plug_cpus: u32,
     /// Disks that the VMM itself emulates, behind the functions on the bus.
     pub disks: Vec<EmulatedDisk>,
+    /// A network interface that the VMM itself emulates, behind these disks.
+    pub nic: Option<EmulatedNic>,
     /// The log of the guest's serial console, at most [`VmSpec::CONSOLE_CAP`] bytes: when it is
     /// full, its older half is dropped.
     pub console_log: PathBuf,
@@ -131,6 +155,11 @@ impl VmSpec {
         Self::function_address(self.vfio_user_sockets.len() + index)
     }
 
+    /// Returns whether the VMM emulates devices itself, which only QEMU does.
+    pub(crate) fn emulates_devices(&self) -> bool {
+        !self.disks.is_empty() || self.nic.is_some()
+    }
+
     /// The slot of the first function on the root bus; lower slots belong to the agent's port and
     /// other devices.
     pub(crate) const FIRST_SLOT: usize = 4;
@@ -163,6 +192,7 @@ impl VmSpec {
             return bad(format!("{most} CPUs: 1 to {} are possible", Self::MAX_CPUS));
         }
         let count = self.vfio_user_sockets.len() + self.disks.len();
+        let count = count + usize::from(self.nic.is_some());
         let count = count.saturating_add(self.plug_slots);
         if count > Self::MAX_FUNCTIONS {
             let most = Self::MAX_FUNCTIONS;
@@ -232,6 +262,7 @@ pub(crate) mod tests {
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),
+            nic: None,
             console_log: "/run/x/console".into(),
             run_dir: PathBuf::from("/run/x"),
             credentials: None,

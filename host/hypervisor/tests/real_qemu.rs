@@ -68,6 +68,7 @@ impl Machine {
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),
+            nic: None,
             console_log: run_dir.join("console"),
             run_dir,
             credentials: is_root().then_some(NOBODY),

@@ -15,8 +15,8 @@ use crate::security::Security;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, cpus, name, network, pod, process, resize, shares, sockets, start,
-    volume,
+    Error, Result, copies, cpus, emulated, name, network, pod, process, resize, shares, sockets,
+    start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -136,6 +136,7 @@ impl Node {
             labels: spec.labels.clone().into_iter().collect(),
             remove: spec.remove,
             network: None,
+            emulated_nic: emulated::nic(spec)?,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             shares: Vec::new(),
             trees: 0,

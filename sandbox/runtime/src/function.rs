@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{DiskModel, EmulatedDisk, VmSpec};
+use slipway_hypervisor::VmSpec;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
 
@@ -219,19 +219,6 @@ async fn detach(node: &Node, function: &str, nsid: u32) -> Result<()> {
     }
 }
 
-/// Returns the disks whose devices the VMM emulates.
-pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
-    let emulated = record.volumes.iter().filter_map(|volume| {
-        let model = match volume.device {
-            Device::Namespace | Device::Function => return None,
-            Device::VmmNvme => DiskModel::Nvme,
-            Device::VmmVirtioBlk => DiskModel::VirtioBlk,
-        };
-        Some(EmulatedDisk { model, path: volume.path.clone(), read_only: volume.read_only })
-    });
-    emulated.collect()
-}
-
 /// Returns the request with which the agent creates the container, with these files.
 pub fn create_request(
     record: &Record,
@@ -321,7 +308,10 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
 
 #[cfg(test)]
 mod tests {
+    use slipway_hypervisor::DiskModel;
+
     use super::*;
+    use crate::emulated;
     use crate::record::SandboxState;
 
     fn volume(name: &str, device: Device) -> Volume {
@@ -382,7 +372,7 @@ mod tests {
         let with_shares = Record { shares, ..with_sockets };
         let last = volumes(&with_shares).swap_remove(3).device.unwrap();
         assert_eq!(last.pci_address, "0000:00:0a.0");
-        let models: Vec<_> = emulated(&record).iter().map(|disk| disk.model).collect();
+        let models: Vec<_> = emulated::disks(&record).iter().map(|disk| disk.model).collect();
         assert_eq!(models, [DiskModel::Nvme, DiskModel::VirtioBlk]);
     }
 }

@@ -51,6 +51,7 @@ pub mod container;
 mod copies;
 mod cpus;
 mod create;
+mod emulated;
 mod error;
 pub mod files;
 mod fork;

@@ -25,7 +25,7 @@ pub use pooled::holds;
 /// The name of the stage on the timeline.
 pub const STAGE: &str = "network";
 /// The setting for no network.
-const NONE: &str = "none";
+pub const NONE: &str = "none";
 /// The setting for the default network on a host that can have networks.
 const AUTO: &str = "auto";
 /// The name of the network that is created when it is first needed.
@@ -267,7 +267,7 @@ impl Configuring {
 }
 
 /// Starts a task in which the agent configures the interface, while the caller goes on. Returns
-/// `None` if the sandbox has no network. `saved_mac` is the address that the interface has until
+/// `None` if the sandbox has no interface. `saved_mac` is the address that the interface has until
 /// then, in a fork; so has one of a pool.
 pub fn begin(
     sandbox: &Arc<Sandbox>,
@@ -275,12 +275,12 @@ pub fn begin(
     record: &Record,
     saved_mac: Option<String>,
 ) -> Option<Configuring> {
-    let network = record.network.clone()?;
+    let mut request = wanted(record)?;
+    let taken = record.network.as_ref().and_then(Network::taken).map(|taken| taken.mac.clone());
+    request.saved_mac = saved_mac.or(taken).unwrap_or_default();
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
     Some(Configuring(tokio::spawn(async move {
-        let taken = network.taken().map(|taken| taken.mac.clone());
-        let saved_mac = saved_mac.or(taken).unwrap_or_default();
-        let configured = configure(&sandbox, &agent, &network, saved_mac).await;
+        let configured = configure(&sandbox, &agent, request).await;
         if let Err(error) = &configured
             && !sandbox.is_stopping()
             && sandbox.state().is_live()
@@ -291,17 +291,24 @@ pub fn begin(
     })))
 }
 
+/// Returns the settings of a sandbox's interface. One that the VMM emulates gets no address: its
+/// user gives it some.
+fn wanted(record: &Record) -> Option<agent_v1::ConfigureNetworkRequest> {
+    let Some(network) = &record.network else {
+        let mac = record.emulated_nic.as_ref()?.mac.clone();
+        return Some(agent_v1::ConfigureNetworkRequest { mac, ..Default::default() });
+    };
+    Some(match &network.namespace {
+        Some(interface) => namespace::settings(network, interface),
+        None => settings(network),
+    })
+}
+
 async fn configure(
     sandbox: &Sandbox,
     agent: &Agent,
-    network: &Network,
-    saved_mac: String,
+    request: agent_v1::ConfigureNetworkRequest,
 ) -> Result<()> {
-    let request = match &network.namespace {
-        Some(interface) => namespace::settings(network, interface),
-        None => settings(network),
-    };
-    let request = agent_v1::ConfigureNetworkRequest { saved_mac, ..request };
     let configure =
         |mut client: AgentClient<_>| async move { client.configure_network(request).await };
     agent.call_within(Some(PATIENCE), configure).await?;

@@ -103,6 +103,17 @@ pub enum Device {
     VmmVirtioBlk,
 }
 
+/// A network interface that the VMM emulates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmulatedNic {
+    /// "e1000" or "virtio".
+    pub model: String,
+    /// The TAP interface of the host.
+    pub tap: String,
+    /// The MAC address.
+    pub mac: String,
+}
+
 /// The container's process, as requested and completed from the image's configuration.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Process {
@@ -203,6 +214,9 @@ pub struct Record {
     /// The sandbox's interface in a network, held from its creation to its end.
     #[serde(default)]
     pub network: Option<Network>,
+    /// A network interface that the VMM emulates, for comparisons.
+    #[serde(default)]
+    pub emulated_nic: Option<EmulatedNic>,
     /// The socket of the engine that serves the sandbox's socket function, or `None` if the sandbox
     /// has no such function.
     #[serde(default)]

@@ -29,7 +29,9 @@ use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::templates::Template;
 use crate::time::realtime_ns;
-use crate::{Error, Result, fork, function, name, network, resize, root, shares, sockets};
+use crate::{
+    Error, Result, emulated, fork, function, name, network, resize, root, shares, sockets,
+};
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
@@ -307,7 +309,8 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         // A template has one for pods; its forks have it whether or not they are one.
         plug_slots: usize::from(record.pod || record.template.is_some()),
         plug_cpus: record.max_cpus - record.cpus,
-        disks: function::emulated(record),
+        disks: emulated::disks(record),
+        nic: emulated::interface(record),
         console_log: node.store(&record.id).console(),
         run_dir,
         credentials: Some(Credentials { uid, gid: uid }),

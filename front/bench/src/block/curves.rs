@@ -1,56 +1,18 @@
 //! Draws reports of disks as curves: IOPS and latency over depth, and RocksDB's operations over
 //! time.
 
-use anyhow::{Result, anyhow};
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
+use anyhow::Result;
 
 use super::table::thousands;
 use super::workload::block_name;
 use super::{BlockReport, Figures, Pattern, RocksJob, RocksReport, Workload};
-use crate::duration::{human, round_step};
-use crate::palette::subject as fill;
-use crate::svg::{Area, FONT, LINES, heading, printable, write};
+use crate::duration::human;
+use crate::panels::{Label, Panel, marks, panels};
 
-/// Width of the picture in pixels: two panels beside each other.
-const WIDTH: i32 = 1200;
-/// Width and height of one panel with its labels.
-const PANEL: (i32, i32) = (600, 260);
-/// Margins in a panel: left of the axes, above, right, below.
-const MARGINS: (i32, i32, i32, i32) = (80, 36, 20, 44);
-/// Height above the panels, for title and legend.
-const TOP: i32 = 110;
-/// The most marks on an axis, beside the one at 0.
-const MARKS: u32 = 5;
-
-/// The unit of a panel's vertical axis.
-#[derive(Clone, Copy)]
-enum Scale {
-    /// Operations per second.
-    Rate,
-    /// Nanoseconds.
-    Time,
-}
-
-impl Scale {
-    fn label(self, value: f64) -> String {
-        match self {
-            Self::Rate => thousands(value),
-            Self::Time => human(value.round() as u64),
-        }
-    }
-}
-
-/// One pair of axes.
-struct Panel {
-    title: String,
-    below: &'static str,
-    scale: Scale,
-    /// The labels on the horizontal axis: position and text.
-    ticks: Vec<(f64, String)>,
-    /// The curves: index of the subject, and points.
-    lines: Vec<(usize, Vec<(f64, f64)>)>,
-}
+/// The labels of a rate: operations per second.
+const RATE: Label = thousands;
+/// The labels of a time in nanoseconds.
+const TIME: Label = |ns| human(ns.round() as u64);
 
 /// Draws `report`, with a curve for each subject through medians over rounds. The picture is
 /// well-formed SVG without scripts or outside references.
@@ -63,20 +25,12 @@ struct Panel {
 /// # Errors
 /// If nothing was measured.
 pub fn curves(report: &BlockReport, title: &str) -> Result<String> {
-    let mut panels = over_depth(report);
+    let mut all = over_depth(report);
     if let Some(rocksdb) = &report.rocksdb {
-        panels.extend(over_time(report, rocksdb));
+        all.extend(over_time(report, rocksdb));
     }
-    anyhow::ensure!(!panels.is_empty(), "nothing was measured, so there is nothing to draw");
-    let rows = panels.len().div_ceil(2) as i32;
-    let height = TOP + rows * PANEL.1 + 10;
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
-        let area = area.into_drawing_area();
-        draw(&area, report, &panels, title).map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
+    let subjects: Vec<&str> = report.subjects.iter().map(|one| one.name.as_str()).collect();
+    panels(title, &subjects, &all)
 }
 
 /// Returns the properties that the loads of one panel share.
@@ -102,7 +56,7 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
     let (pattern, block, threads) = wanted;
     let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let name = format!("{}, {}, {threads}", pattern.name(), block_name(block));
-    let panel = |what: &str, scale, value: &dyn Fn(&Figures) -> f64| {
+    let panel = |what: &str, label, value: &dyn Fn(&Figures) -> f64| {
         let line = |(index, subject): (usize, &super::Described)| {
             let point = |(at, load): (f64, &Workload)| {
                 Some((at, value(&report.figures(load, &subject.name)?)))
@@ -112,11 +66,11 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
         let lines = report.subjects.iter().enumerate().map(line);
         let lines: Vec<_> = lines.filter(|(_, points)| !points.is_empty()).collect();
         let title = format!("{name}: {what}");
-        Panel { title, below: "depth", scale, ticks: ticks.clone(), lines }
+        Panel { title, below: "depth", label, ticks: ticks.clone(), lines }
     };
     let panels = [
-        panel("commands a second (more is better)", Scale::Rate, &|figures| figures.iops),
-        panel("mean latency (less is better)", Scale::Time, &|figures| figures.mean_ns),
+        panel("commands a second (more is better)", RATE, &|figures| figures.iops),
+        panel("mean latency (less is better)", TIME, &|figures| figures.mean_ns),
     ];
     panels.into_iter().filter(|panel| !panel.lines.is_empty()).collect()
 }
@@ -141,65 +95,12 @@ fn over_time(report: &BlockReport, rocksdb: &RocksReport) -> Vec<Panel> {
                 job.load
             ),
             below: "time",
-            scale: Scale::Rate,
+            label: RATE,
             ticks: marks(last).map(tick).collect(),
             lines,
         }
     });
     panels.filter(|panel| !panel.lines.is_empty()).collect()
-}
-
-fn draw(area: &Area<'_>, report: &BlockReport, panels: &[Panel], title: &str) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, WIDTH)?;
-    let mut x = 20;
-    for (index, subject) in report.subjects.iter().enumerate() {
-        let name = printable(&subject.name);
-        area.draw(&Circle::new((x, TOP - 25), 5, fill(index).filled()))?;
-        write(area, &name, (x + 12, TOP - 32), FONT, HPos::Left)?;
-        x += 44 + 8 * name.chars().count() as i32;
-    }
-    for (number, panel) in (0..).zip(panels) {
-        draw_panel(area, panel, ((number % 2) * PANEL.0, TOP + (number / 2) * PANEL.1))?;
-    }
-    area.present()?;
-    Ok(())
-}
-
-/// Returns the places of an axis' marks, from 0 to `end`, in round steps.
-fn marks(end: f64) -> impl Iterator<Item = f64> {
-    let step = round_step(end, MARKS);
-    (0..=(end / step * 1.000_001) as u32).map(move |number| f64::from(number) * step)
-}
-
-fn draw_panel(area: &Area<'_>, panel: &Panel, (x, y): (i32, i32)) -> Result<()> {
-    let (left, top) = (x + MARGINS.0, y + MARGINS.1);
-    let (right, bottom) = (x + PANEL.0 - MARGINS.2, y + PANEL.1 - MARGINS.3);
-    let points = || panel.lines.iter().flat_map(|(_, points)| points);
-    let most = points().map(|point| point.1).fold(f64::MIN_POSITIVE, f64::max);
-    let widest = points().map(|point| point.0).chain(panel.ticks.iter().map(|tick| tick.0));
-    let widest = widest.fold(f64::MIN_POSITIVE, f64::max);
-    let across = |at: f64| left + (at / widest * f64::from(right - left)).round() as i32;
-    let up = |value: f64| bottom - (value / most * f64::from(bottom - top)).round() as i32;
-    write(area, &panel.title, (left, y + 10), FONT, HPos::Left)?;
-    for value in marks(most) {
-        let line = [(left, up(value)), (right, up(value))];
-        area.draw(&PathElement::new(line, LINES))?;
-        let label = panel.scale.label(value);
-        write(area, &label, (left - 8, up(value) - 7), FONT * 0.9, HPos::Right)?;
-    }
-    for (at, label) in &panel.ticks {
-        write(area, label, (across(*at), bottom + 6), FONT * 0.9, HPos::Center)?;
-    }
-    write(area, panel.below, (i32::midpoint(left, right), bottom + 22), FONT * 0.9, HPos::Center)?;
-    for (subject, points) in &panel.lines {
-        let line: Vec<_> = points.iter().map(|&(at, value)| (across(at), up(value))).collect();
-        for &point in &line {
-            area.draw(&Circle::new(point, 3, fill(*subject).filled()))?;
-        }
-        area.draw(&PathElement::new(line, fill(*subject).stroke_width(2)))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ fn ring(text: &str) -> Option<(u32, u32)> {
 }
 
 /// Parses a number with an optional `k` or `M`.
-fn count(text: &str) -> Option<u64> {
+pub(crate) fn count(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix('M') {
         Some(digits) => (digits, 1_000_000),
         None => text.strip_suffix('k').map_or((text, 1), |digits| (digits, 1_000)),

@@ -35,6 +35,7 @@ pub use devices::Devices;
 pub use e1000::{E1000, Mode};
 pub use kernel::{Bridge, Ends};
 pub use load::PacketLoad;
+pub(crate) use load::count;
 pub use memif::Memif;
 pub use ovs::OvsDpdk;
 pub use plot::packet_plot;

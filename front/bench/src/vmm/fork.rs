@@ -119,6 +119,7 @@ impl Fork {
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),
+            nic: None,
             console_log: folder.join("console"),
             run_dir: folder.to_owned(),
             credentials: Cage::of_launcher().map(|_| NOBODY),

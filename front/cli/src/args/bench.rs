@@ -8,6 +8,7 @@ use slipway_bench::arms::Arm;
 
 use super::MachineArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
+use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -201,17 +202,37 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct PacketArgs {
+    /// With Linux guests: traffic of ordinary sockets through their interfaces, beside the figures
+    /// of Speeding Up Packet I/O in Virtual Machines
+    #[arg(long)]
+    pub guests: bool,
     /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames
     /// in a row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each), 64b-p2-o5M (frames
     /// offered a second; else as many as the source can) or 64b-p2-w1 (frames on their way there
-    /// and back)
+    /// and back). With --guests as udp8-gh (datagrams of 8 bytes from a guest to the host), tcp1460
+    /// (a stream in pieces of so many bytes), rr (requests and responses), -hg (from the host), -gg
+    /// (between two guests), -sg (from a port of the switch), -c2 (CPUs of a guest), -tso, -o5k
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
-    pub load: Vec<slipway_bench::packet::PacketLoad>,
+    pub load: Vec<String>,
     #[command(flatten)]
     pub turns: TurnsArgs,
-    /// Three loads, three short turns at most: shows that everything works, in seconds
+    /// Three loads, three short turns at most: shows that everything works, in seconds; in minutes
+    /// with --guests
     #[arg(long)]
     pub quick: bool,
+    /// Image of the guests, with ethtool and iproute2 in it [default: made from Debian's packages]
+    #[arg(long, value_name = "IMAGE", requires = "guests")]
+    pub image: Option<String>,
+    /// Memory of each guest, as 512M [default: 256M]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size, requires = "guests")]
+    pub memory: Option<u64>,
+    /// How guest code runs: auto, kvm, or tcg (software emulation)
+    #[arg(long, value_name = "WORD", requires = "guests")]
+    pub accel: Option<String>,
+    /// Processor that all guests have for themselves, if this command and the daemon were started
+    /// on others (taskset) [default: any]
+    #[arg(long, value_name = "N", requires = "guests")]
+    pub guest_cpu: Option<usize>,
     #[command(flatten)]
     pub report: ReportArgs,
 }

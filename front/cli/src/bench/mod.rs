@@ -6,6 +6,7 @@ mod attach;
 mod block;
 mod cgroups;
 mod memory;
+mod nic;
 mod packet;
 mod packet_target;
 mod reports;

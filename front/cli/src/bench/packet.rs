@@ -11,10 +11,11 @@ use slipway_bench::packet::{
     PacketSubject, compare_packets, measure_packets, packet_plot, packet_table,
 };
 
+use super::nic;
 use super::packet_target;
 use super::reports::{self, Report};
 use super::subjects;
-use crate::args::PacketArgs;
+use crate::args::{NodeArgs, PacketArgs};
 use crate::progress;
 
 /// The subjects to measure, with descriptions.
@@ -64,7 +65,10 @@ const LOADS: [&str; 18] = [
 const QUICK: [&str; 3] = ["64b-p2", "1500b-p2", "64b-p128-r32"];
 
 /// Measures, or shows an earlier report.
-pub fn packet(args: &PacketArgs) -> Result<i32> {
+pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
+    if args.guests {
+        return nic::nic(node, args);
+    }
     if args.turns.list {
         subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
@@ -105,7 +109,7 @@ impl Report for PacketReport {
 }
 
 fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
-    subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
+    subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
 fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {

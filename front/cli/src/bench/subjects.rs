@@ -38,6 +38,20 @@ where
     }
 }
 
+/// Returns the loads that the user named, or those in `all`.
+///
+/// # Errors
+/// If a text is not a valid load.
+pub(super) fn parsed<L: FromStr>(asked: &[String], all: &[&str]) -> Result<Vec<L>>
+where
+    anyhow::Error: From<L::Err>,
+{
+    if asked.is_empty() {
+        return all.iter().map(|text| Ok(text.parse()?)).collect();
+    }
+    asked.iter().map(|text| Ok(text.parse()?)).collect()
+}
+
 /// Returns the turns if any was measured.
 ///
 /// # Errors

@@ -59,8 +59,8 @@ impl Program for Binary {
                 "slipway-vmm runs guests on KVM only; QEMU emulates a CPU (vmm = \"auto\")",
             );
         }
-        if !spec.disks.is_empty() {
-            return bad("slipway-vmm emulates no disks; QEMU does (vmm = \"auto\")");
+        if spec.emulates_devices() {
+            return bad("slipway-vmm emulates no disks or NICs; QEMU does (vmm = \"auto\")");
         }
         Ok(())
     }
@@ -215,6 +215,6 @@ mod tests {
         assert!(refusal(&spec(), Accel::Tcg).contains("KVM only"));
         let disk = EmulatedDisk { model: DiskModel::Nvme, path: "/d".into(), read_only: false };
         let with_disk = VmSpec { disks: vec![disk], ..spec() };
-        assert!(refusal(&with_disk, Accel::Kvm).contains("no disks"));
+        assert!(refusal(&with_disk, Accel::Kvm).contains("no disks or NICs"));
     }
 }

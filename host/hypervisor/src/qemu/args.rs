@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::accel::is_emulated;
 use crate::launch::Common;
 use crate::qmp::PORT;
-use crate::{Accel, DiskModel, VmSpec};
+use crate::{Accel, DiskModel, EmulatedNic, NicModel, VmSpec};
 
 /// The name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
@@ -46,6 +46,8 @@ pub(super) struct Passed {
     pub(super) functions: Vec<RawFd>,
     /// The files of the emulated disks, each with a flag that it is a block device.
     pub(super) disks: Vec<(RawFd, bool)>,
+    /// The TAP interface of the emulated network interface.
+    pub(super) tap: Option<RawFd>,
 }
 
 /// Builds the command line for a checked spec.
@@ -63,6 +65,9 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     for (index, file) in passed.disks.iter().enumerate() {
         disk(&mut arguments, spec, index, *file);
     }
+    if let Some((own, tap)) = spec.nic.as_ref().zip(passed.tap) {
+        nic(&mut arguments, spec, own, tap);
+    }
     for index in 0..spec.plug_slots {
         port(&mut arguments, spec, index);
     }
@@ -74,13 +79,33 @@ fn slot(index: usize) -> String {
     format!("{:x}", VmSpec::FIRST_SLOT + index)
 }
 
+/// Returns the place of the first device behind the disks.
+fn behind_disks(spec: &VmSpec) -> usize {
+    spec.vfio_user_sockets.len() + spec.disks.len()
+}
+
+/// Adds a network interface that QEMU emulates, without the threads of vhost: QEMU's own device is
+/// what is measured.
+fn nic(arguments: &mut Arguments, spec: &VmSpec, nic: &EmulatedNic, tap: RawFd) {
+    arguments.pair("-netdev", format!("tap,id=nic,fd={tap},vhost=off"));
+    let driver = match nic.model {
+        NicModel::E1000 => "e1000",
+        NicModel::VirtioNet => "virtio-net-pci",
+    };
+    let addr = slot(behind_disks(spec));
+    let device = json!({
+        "driver": driver, "netdev": "nic", "mac": nic.mac, "addr": addr, "romfile": "",
+    });
+    arguments.json("-device", &device);
+}
+
 /// Adds a port to which a function can be added while the VM runs: QEMU's root bus takes none.
 fn port(arguments: &mut Arguments, spec: &VmSpec, index: usize) {
     let device = json!({
         "driver": "pcie-root-port",
         "id": format!("{PORT}{index}"),
         "chassis": index + 1,
-        "addr": slot(spec.vfio_user_sockets.len() + spec.disks.len() + index),
+        "addr": slot(behind_disks(spec) + usize::from(spec.nic.is_some()) + index),
     });
     arguments.json("-device", &device);
 }
@@ -225,7 +250,8 @@ mod tests {
         let functions = vec![7, 8];
         let disks = disks.to_vec();
         let common = Common { memory: 3, lease: None, control: 5, agent: 6, kvm };
-        let passed = Passed { common, functions, disks };
+        let tap = spec.nic.as_ref().map(|_| 13);
+        let passed = Passed { common, functions, disks, tap };
         let arguments = build(spec, accel, &passed);
         arguments.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
@@ -261,11 +287,22 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_may_come_have_ports_behind_the_disks() {
+    fn functions_that_may_come_have_ports_behind_disks_and_an_interface() {
         let disk =
             EmulatedDisk { model: DiskModel::Nvme, path: PathBuf::from("/d"), read_only: true };
         let spec = VmSpec { disks: vec![disk], plug_slots: 2, ..spec() };
         let line = lined(&spec, &[(11, false)], Accel::Tcg, None);
+        let nic = |model| {
+            let (tap, mac) = ("tap0".to_owned(), "52:54:00:00:00:01".to_owned());
+            VmSpec { nic: Some(EmulatedNic { model, tap, mac }), ..spec.clone() }
+        };
+        for (model, driver) in [(NicModel::E1000, "e1000"), (NicModel::VirtioNet, "virtio-net-pci")]
+        {
+            let line = lined(&nic(model), &[(11, false)], Accel::Tcg, None);
+            assert!(line.contains("-netdev tap,id=nic,fd=13,vhost=off"), "{line}");
+            assert!(line.contains(&format!(r#"-device {{"addr":"7","driver":"{driver}","mac""#)));
+            assert!(line.contains(r#"-device {"addr":"8","chassis":1,"#), "{line}");
+        }
         for port in [
             r#"-device {"addr":"7","chassis":1,"driver":"pcie-root-port","id":"port-0"}"#,
             r#"-device {"addr":"8","chassis":2,"driver":"pcie-root-port","id":"port-1"}"#,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::args::{Passed, build};
 use super::find::Binary;
-use crate::files::{open_disk, open_socket};
+use crate::files::{open_disk, open_socket, open_tap};
 use crate::launch::{Common, Program};
 use crate::process::Launch;
 use crate::{Accel, CpuTemplate, Error, Result, VmSpec};
@@ -41,10 +41,12 @@ impl Program for Binary {
         let functions = spec.vfio_user_sockets.iter().map(|path| open_socket(path));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let disks = spec.disks.iter().map(open_disk).collect::<Result<Vec<_>>>()?;
+        let tap = spec.nic.as_ref().map(open_tap).transpose()?;
         let passed = Passed {
             common,
             functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
             disks: disks.into_iter().map(|(fd, device)| (launch.pass(fd), device)).collect(),
+            tap: tap.map(|fd| launch.pass(fd)),
         };
         Ok(build(spec, accel, &passed))
     }

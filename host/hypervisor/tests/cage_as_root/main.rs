@@ -118,6 +118,7 @@ impl Host {
             plug_slots: 0,
             plug_cpus: 0,
             disks: Vec::new(),
+            nic: None,
             console_log: self.directory.path().join("console"),
             run_dir,
             credentials: Some(USER),

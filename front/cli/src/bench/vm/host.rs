@@ -11,7 +11,8 @@ use slipway_bench::block::{
 };
 
 /// Debian's package for each program that a load needs.
-const PACKAGES: [(&str, &str); 2] = [("fio", "fio"), ("db_bench", "rocksdb-tools")];
+const PACKAGES: [(&str, &str); 3] =
+    [("fio", "fio"), ("db_bench", "rocksdb-tools"), ("ethtool", "ethtool")];
 
 /// Returns the package that contains `program`.
 pub fn package(program: &str) -> &'static str {

@@ -1,4 +1,4 @@
-//! The guests' image: Debian with fio and RocksDB's tools.
+//! The guests' image: Debian with fio, RocksDB's tools and ethtool.
 
 use std::process::Command;
 
@@ -9,11 +9,11 @@ use slipway_runtime::Config;
 use crate::args::Pull;
 use crate::progress::Fetch;
 
-/// The image that is made if the user names none.
-const OWN: &str = "slipway-bench:bookworm";
+/// The image that is made if the user names none. The number changes with the packages.
+const OWN: &str = "slipway-bench:bookworm-2";
 const SUITE: &str = "bookworm";
 /// The packages that the loads need in a guest.
-const PACKAGES: &str = "fio,rocksdb-tools,e2fsprogs,mount";
+const PACKAGES: &str = "fio,rocksdb-tools,e2fsprogs,mount,ethtool,iproute2";
 
 /// Returns the image called `named`. Without a name it returns our own, made at the first use from
 /// Debian's packages.
@@ -36,7 +36,8 @@ pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Imag
 
 fn bootstrap(tree: &std::path::Path) -> Result<()> {
     let missing = "mmdebstrap is missing: `apt-get install mmdebstrap` brings it, or --image \
-                   names an image that has fio (and rocksdb-tools for --rocksdb)";
+                   names an image that has fio (rocksdb-tools for --rocksdb; ethtool and \
+                   iproute2 for packets)";
     // Mounts are made in their own mount namespace. So in whatever way the command ends, nothing of
     // the host is mounted in the tree, which is removed.
     let output = Command::new("unshare")

@@ -9,7 +9,9 @@
 mod guest;
 mod host;
 mod image;
+mod nic;
 mod node;
+mod tap;
 mod user;
 
 use std::path::PathBuf;
@@ -23,7 +25,8 @@ use super::scratch::Scratch;
 use crate::args::{BlockArgs, DiskKind, NodeArgs};
 use guest::Guests;
 use host::Host;
-use node::Node;
+pub use nic::{INTERFACES, Interface, Interfaces};
+pub use node::{Node, Wishes};
 use user::UserGuest;
 
 /// The configurations, with descriptions.
@@ -35,6 +38,9 @@ pub const CONFIGURATIONS: [(&str, &str); 6] = [
     (USER, "a guest on the same controller, our own polling driver in the guest's user space"),
     (SHARED, "two guests on one Slipway disk, both at work"),
 ];
+
+/// Memory of a guest that runs a database, bytes.
+const DATABASE_MEMORY: u64 = 1 << 30;
 
 /// The configuration without a block device.
 const USER: &str = "slipway-user";
@@ -144,7 +150,15 @@ impl Machines {
     ) -> Result<Self> {
         host::need(if args.rocksdb { "db_bench" } else { "fio" }, names.contains(&"host"))?;
         let guests = names.iter().any(|name| *name != "host");
-        let node = guests.then(|| Node::open(node, args, threads)).transpose()?;
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+        let wishes = Wishes {
+            image: args.image.as_deref(),
+            machine: &args.machine,
+            memory: if args.rocksdb { DATABASE_MEMORY } else { 0 },
+            cpus: threads.clamp(1, cores),
+            program: if args.rocksdb { "db_bench" } else { "fio" },
+        };
+        let node = guests.then(|| Node::open(node, &wishes)).transpose()?;
         Ok(Self { node: node.map(Rc::new), medium })
     }
 

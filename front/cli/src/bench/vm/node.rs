@@ -6,28 +6,46 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures_util::future::try_join_all;
-use slipway_plane_api::PlaneClient;
+use slipway_bench::nic::Times;
 use slipway_plane_api::v1 as plane_v1;
+use slipway_plane_api::{NetworkClient, PlaneClient};
 use slipway_runtime::v1::{self, RunIn, RunOut, run_in, run_out};
 use slipway_runtime::{Config, SandboxClient};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tonic::Streaming;
 
-use super::{host, image};
-use crate::args::{BlockArgs, NodeArgs};
-use crate::client::{config, connect, connect_plane, refused};
+use super::host::package;
+use super::image;
+use crate::args::{MachineArgs, NodeArgs};
+use crate::client::{config, connect, connect_networks, connect_plane, refused};
 use crate::session::requests;
 
-/// Memory of a guest that runs a database, bytes.
-const DATABASE_MEMORY: u64 = 1 << 30;
-/// The most output of fio or RocksDB that is accepted, bytes.
+/// The static program of loads, which is installed beside the agent; and its path in a guest.
+const LOAD: &str = "slipway-load";
+pub const LOAD_PLACE: &str = "/run/slipway-load";
+/// The most output of a load that is accepted, bytes.
 const LONGEST_OUTPUT: usize = 16 << 20;
+
+/// The settings that all guests of a measurement share.
+pub struct Wishes<'a> {
+    /// The image, unless it is our own.
+    pub image: Option<&'a str>,
+    /// Their machine, as the user asked for it.
+    pub machine: &'a MachineArgs,
+    /// Memory, bytes, unless the user asked for some; 0: a sandbox's usual memory.
+    pub memory: u64,
+    /// CPUs, unless the user asked for some.
+    pub cpus: u32,
+    /// The program that the image must have.
+    pub program: &'static str,
+}
 
 /// The node's daemon, and the settings that its guests share.
 pub struct Node {
     runtime: tokio::runtime::Runtime,
     sandboxes: RefCell<SandboxClient>,
     plane: RefCell<PlaneClient>,
+    networks: RefCell<NetworkClient>,
     template: v1::RunSpec,
     /// The program that guests must have.
     program: &'static str,
@@ -36,25 +54,26 @@ pub struct Node {
 
 impl Node {
     /// Connects to the daemon, starts one if none runs, and gets the image.
-    pub fn open(node: &NodeArgs, args: &BlockArgs, threads: u32) -> Result<Self> {
+    pub fn open(node: &NodeArgs, wishes: &Wishes<'_>) -> Result<Self> {
         let config: Config = config(node)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (sandboxes, plane, (name, image)) = runtime.block_on(async {
-            let image = image::ready(&config, args.image.as_deref()).await?;
+        let (sandboxes, plane, networks, (name, image)) = runtime.block_on(async {
+            let image = image::ready(&config, wishes.image).await?;
             let sandboxes = connect(node, &config).await?;
-            Ok::<_, anyhow::Error>((sandboxes, connect_plane(node, &config).await?, image))
+            let plane = connect_plane(node, &config).await?;
+            let networks = connect_networks(node, &config).await?;
+            Ok::<_, anyhow::Error>((sandboxes, plane, networks, image))
         })?;
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-        let memory = if args.rocksdb { DATABASE_MEMORY } else { 0 };
-        let kernel = args.machine.kernel.as_deref().map(std::path::absolute).transpose()?;
+        let machine = wishes.machine;
+        let kernel = machine.kernel.as_deref().map(std::path::absolute).transpose()?;
         let template = v1::RunSpec {
             image: name,
             image_digest: image.digest.to_string(),
-            memory_bytes: args.machine.memory.unwrap_or(memory),
-            cpus: args.machine.cpus.unwrap_or(threads.clamp(1, cores)),
-            max_cpus: args.machine.max_cpus.unwrap_or(0),
+            memory_bytes: machine.memory.unwrap_or(wishes.memory),
+            cpus: machine.cpus.unwrap_or(wishes.cpus),
+            max_cpus: machine.max_cpus.unwrap_or(0),
             kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
-            accelerator: args.machine.accel.clone().unwrap_or_default(),
+            accelerator: machine.accel.clone().unwrap_or_default(),
             // `cat` ends with its input, which ends with this process, in whatever way that ends.
             command: vec!["cat".to_owned()],
             // No entry point, whatever the image's is.
@@ -67,13 +86,33 @@ impl Node {
             network: "none".to_owned(),
             ..v1::RunSpec::default()
         };
-        let (sandboxes, plane) = (RefCell::new(sandboxes), RefCell::new(plane));
-        let program = if args.rocksdb { "db_bench" } else { "fio" };
-        Ok(Self { runtime, sandboxes, plane, template, program, config })
+        Ok(Self {
+            runtime,
+            sandboxes: RefCell::new(sandboxes),
+            plane: RefCell::new(plane),
+            networks: RefCell::new(networks),
+            template,
+            program: wishes.program,
+            config,
+        })
     }
 
-    fn sandboxes(&self) -> SandboxClient {
+    /// Returns what a guest is started with, unless its configuration differs.
+    pub fn template(&self) -> v1::RunSpec {
+        self.template.clone()
+    }
+
+    /// Returns the node's settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn sandboxes(&self) -> SandboxClient {
         self.sandboxes.borrow().clone()
+    }
+
+    pub fn networks(&self) -> NetworkClient {
+        self.networks.borrow().clone()
     }
 
     pub fn plane(&self) -> PlaneClient {
@@ -103,14 +142,19 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts a sandbox named after `configuration`.
+    /// Starts a sandbox named after `configuration`, with `volumes`.
     pub fn start(
         node: &Rc<Node>,
         configuration: &str,
         volumes: Vec<v1::VolumeSpec>,
     ) -> Result<Self> {
+        Self::start_as(node, configuration, v1::RunSpec { volumes, ..node.template() })
+    }
+
+    /// Starts a sandbox named after `configuration`, as `spec` has it but for the name.
+    pub fn start_as(node: &Rc<Node>, configuration: &str, spec: v1::RunSpec) -> Result<Self> {
         let name = format!("bench-{configuration}-{}", std::process::id());
-        let spec = v1::RunSpec { name, volumes, ..node.template.clone() };
+        let spec = v1::RunSpec { name, ..spec };
         let guest = node.wait(started(node, spec))?;
         let program = node.program;
         let there = format!("command -v {program} >/dev/null || echo missing");
@@ -118,9 +162,23 @@ impl Guest {
             node.wait(guest.shell(&there, Duration::ZERO))?.trim().is_empty(),
             "the image {} has no {program}: it needs Debian's package {}",
             node.template.image,
-            host::package(program)
+            package(program)
         );
         Ok(guest)
+    }
+
+    /// Brings `slipway-load` into the guest.
+    pub fn install_load(&self) -> Result<()> {
+        let program = self.node.guest_program(LOAD)?;
+        let install = format!("mkdir -p /run && cat >{LOAD_PLACE} && chmod 700 {LOAD_PLACE}");
+        self.node.wait(self.feed(&install, program)).context("bringing the load into the guest")?;
+        Ok(())
+    }
+
+    /// Returns a script that runs `slipway-load` with `words` and then the times.
+    pub fn load_script(words: &str, times: Times) -> String {
+        let (warm_up, time) = (times.warm_up.as_millis(), times.time.as_millis().max(1));
+        format!("{LOAD_PLACE} {words} {warm_up} {time}")
     }
 
     /// Runs a script and returns its standard output. Fails if the script takes longer than `time`
@@ -129,9 +187,19 @@ impl Guest {
         self.within(time, self.run(script, None)).await
     }
 
+    /// Runs a script whose standard input ends when `stop` is sent or dropped.
+    pub async fn until(
+        &self,
+        script: &str,
+        time: Duration,
+        stop: oneshot::Receiver<()>,
+    ) -> Result<String> {
+        self.within(time, self.run(script, Some((Vec::new(), Some(stop))))).await
+    }
+
     /// Runs a script with `input` as its standard input.
     pub async fn feed(&self, script: &str, input: Vec<u8>) -> Result<String> {
-        self.within(Duration::ZERO, self.run(script, Some(input))).await
+        self.within(Duration::ZERO, self.run(script, Some((input, None)))).await
     }
 
     async fn within(
@@ -145,7 +213,7 @@ impl Guest {
         run.await.map_err(|_| anyhow!("{} does nothing since {limit:?}", self.name))?
     }
 
-    async fn run(&self, script: &str, input: Option<Vec<u8>>) -> Result<String> {
+    async fn run(&self, script: &str, input: Option<Input>) -> Result<String> {
         let spec = v1::ExecSpec {
             name: self.name.clone(),
             command: ["sh", "-c", script].map(str::to_owned).to_vec(),
@@ -184,16 +252,24 @@ pub async fn shells(guests: &[Guest], script: &str, time: Duration) -> Result<Ve
     try_join_all(guests.iter().map(|guest| guest.shell(script, time))).await
 }
 
+/// Bytes for a script's standard input, and what its end waits for.
+type Input = (Vec<u8>, Option<oneshot::Receiver<()>>);
+
 /// Sends `input` and then end-of-file.
-async fn fed(sender: mpsc::Sender<RunIn>, input: Vec<u8>) {
+async fn fed(sender: mpsc::Sender<RunIn>, (input, end): Input) {
     const PIECE: usize = 64 << 10;
-    let pieces = input.chunks(PIECE).map(|piece| run_in::Kind::Stdin(piece.to_vec()));
-    for kind in pieces.chain([run_in::Kind::StdinClosed(true)]) {
+    for piece in input.chunks(PIECE) {
+        let kind = Some(run_in::Kind::Stdin(piece.to_vec()));
         // The receiver has ended, and reports that elsewhere.
-        if sender.send(RunIn { kind: Some(kind) }).await.is_err() {
+        if sender.send(RunIn { kind }).await.is_err() {
             return;
         }
     }
+    if let Some(end) = end {
+        // A sender that is dropped ends it, too.
+        let _ = end.await;
+    }
+    let _ = sender.send(RunIn { kind: Some(run_in::Kind::StdinClosed(true)) }).await;
 }
 
 async fn next(replies: &mut Streaming<RunOut>) -> Result<Option<run_out::Kind>> {

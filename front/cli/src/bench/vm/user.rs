@@ -4,16 +4,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use slipway_bench::block::{Measured, Subject, Workload, load_command, load_measured};
 use slipway_runtime::v1::volume_spec::Device;
 
 use super::guest::volume;
-use super::node::{Guest, Node};
-
-/// The static program with the driver, which lies beside the agent; and its path in the guest.
-const PROGRAM: &str = "slipway-load";
-const PLACE: &str = "/run/slipway-load";
+use super::node::{Guest, LOAD_PLACE, Node};
 
 /// One guest with a function of its own, which the guest's kernel has released.
 pub struct UserGuest {
@@ -28,11 +24,9 @@ pub struct UserGuest {
 impl UserGuest {
     /// Starts the guest; its disk is `file`.
     pub fn start(node: &Rc<Node>, name: &str, about: &'static str, file: &Path) -> Result<Self> {
-        let program = node.guest_program(PROGRAM)?;
         let guest = Guest::start(node, name, vec![volume(file, Device::PlaneFunction)])?;
-        let install = format!("mkdir -p /run && cat >{PLACE} && chmod 700 {PLACE}");
-        node.wait(guest.feed(&install, program)).context("bringing the driver into the guest")?;
-        let take = format!("{PLACE} take {}", super::guest::OWN);
+        guest.install_load()?;
+        let take = format!("{LOAD_PLACE} take {}", super::guest::OWN);
         let address = node.wait(guest.shell(&take, Duration::ZERO))?.trim().to_owned();
         Ok(Self { name: name.to_owned(), about, guest, node: Rc::clone(node), address })
     }
@@ -48,7 +42,7 @@ impl Subject for UserGuest {
     }
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {
-        let command = load_command(PLACE, &self.address, workload, warm_up, time);
+        let command = load_command(LOAD_PLACE, &self.address, workload, warm_up, time);
         let output = self.node.wait(self.guest.shell(&command, warm_up + time))?;
         load_measured(&output, workload)
     }

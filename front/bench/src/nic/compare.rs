@@ -1,0 +1,53 @@
+//! Compares two reports of network interfaces.
+
+use super::NicReport;
+use super::table::shown;
+use crate::compare::rate_verdict;
+use crate::table::grid;
+
+const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
+
+/// Formats a row for each load and subject that both reports have. A difference counts as real if
+/// it exceeds the spread of the rounds of both reports; a single round has no known spread.
+pub fn compare_nics(before: &NicReport, now: &NicReport) -> String {
+    let mut rows = Vec::new();
+    let rounds = before.plan.rounds.min(now.plan.rounds) as usize;
+    for load in &now.plan.loads {
+        for subject in &now.subjects {
+            let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
+            let Some((old, new)) = both else { continue };
+            let ratio = new.rate / old.rate.max(f64::MIN_POSITIVE);
+            let verdict = rate_verdict(ratio, old.spread().max(new.spread()), rounds);
+            let name = format!("{load} {}", subject.name);
+            let (old, new) = (shown(load, old.rate), shown(load, new.rate));
+            rows.push([name, old, new, format!("{ratio:.2}"), verdict.to_owned()]);
+        }
+    }
+    if rows.is_empty() {
+        return "The reports have nothing in common.\n".to_owned();
+    }
+    grid(&HEADINGS, &rows, |_, line| line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::report::tests::report;
+
+    #[test]
+    fn differences_are_told_from_noise() {
+        let report =
+            |csb: &[u64], virtio: &[u64]| report(&["udp8-gh"], &[("csb", csb), ("virtio", virtio)]);
+        let before = report(&[100, 101, 102], &[100, 150, 200]);
+        let now = report(&[150, 151, 152], &[130, 180, 230]);
+        let ends = |text: &str, name: &str, end: &str| {
+            let line = text.lines().find(|line| line.contains(name)).unwrap();
+            assert!(line.ends_with(end), "{text}");
+        };
+        let text = compare_nics(&before, &now);
+        ends(&text, "csb", "faster");
+        ends(&text, "virtio", "noise");
+        ends(&compare_nics(&now, &before), "csb", "slower");
+        assert!(compare_nics(&report(&[], &[]), &now).contains("nothing in common"));
+    }
+}

@@ -1,0 +1,25 @@
+//! Measurements of guests' network interfaces: the same traffic through several kinds of interface,
+//! in turn (ABAB, never AABB), as *Speeding Up Packet I/O in Virtual Machines* compares them.
+//!
+//! - [`NicLoad`]: the data, its two ends, CPUs of a guest, the offered rate;
+//! - [`send`] and [`receive`] are the two ends, on ordinary sockets;
+//! - [`NicSubject`]: a subject; its caller has the guests;
+//! - [`measure`](crate::measure) runs a [`NicPlan`]; [`NicReport`] is everything measured, as JSON;
+//!   [`nic_table`] and [`nic_plot`] show it beside the paper's figures ([`paper`]);
+//!   [`compare_nics`] compares two.
+
+mod compare;
+mod load;
+mod paper;
+mod plot;
+mod report;
+mod table;
+mod traffic;
+
+pub use compare::compare_nics;
+pub use load::{BadNicLoad, Ends, NicLoad, Traffic};
+pub use paper::paper;
+pub use plot::nic_plot;
+pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicRun, NicSubject, NicWork};
+pub use table::nic_table;
+pub use traffic::{Counted, Times, receive, send};

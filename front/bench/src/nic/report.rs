@@ -1,0 +1,202 @@
+//! A report of a measurement of network interfaces, with the context needed to judge and repeat it.
+
+use serde::{Deserialize, Serialize};
+
+use super::traffic::Counted;
+use super::{NicLoad, Traffic};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::statistics::median;
+
+/// The result of a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicMeasured {
+    /// The sender's counts. Of requests: those of the end that asks.
+    pub sent: Counted,
+    /// The receiver's counts.
+    pub received: Counted,
+    /// CPU time of the guests' VMMs in the whole turn, ns.
+    pub cpu_ns: u64,
+    /// Work of the guests' functions in the whole turn, if they count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<NicWork>,
+}
+
+/// The work of the guests' functions, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicWork {
+    /// Accesses to registers, each an exit of the guest.
+    pub exits: u64,
+    /// Writes that woke a device.
+    pub kicks: u64,
+    /// Interrupts that were raised.
+    pub interrupts: u64,
+    /// Frames that guests sent.
+    pub sent: u64,
+    /// Frames that guests received.
+    pub received: u64,
+}
+
+impl Measured for NicMeasured {
+    const KIND: &'static str = "network interfaces";
+}
+
+/// A kind of interface that can be measured.
+pub type NicSubject = AnySubject<NicLoad, NicMeasured>;
+/// The loads and rounds of a measurement.
+pub type NicPlan = Plan<NicLoad>;
+/// One turn of one subject.
+pub type NicRun = Run<NicLoad, NicMeasured>;
+/// All results of one command, stored as JSON.
+pub type NicReport = Measurement<NicLoad, NicMeasured>;
+
+/// Medians over the rounds of one subject with one load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NicFigures {
+    /// Datagrams, bytes, or exchanges per second, as the load says.
+    pub rate: f64,
+    /// The least and the greatest of the rounds.
+    pub range: (f64, f64),
+    /// The sender's rate.
+    pub sent: f64,
+    /// CPU time of the guests' VMMs for each datagram, byte or exchange that arrived, ns.
+    pub cpu_ns: f64,
+    /// Exits, kicks and interrupts for each frame of the guests' functions, if these count them.
+    pub work: Option<[f64; 3]>,
+}
+
+impl NicFigures {
+    /// Returns the range of the rounds relative to their median.
+    pub fn spread(&self) -> f64 {
+        (self.range.1 - self.range.0) / self.rate.max(f64::MIN_POSITIVE)
+    }
+}
+
+impl NicMeasured {
+    /// Returns the counts of the end that measured `load`.
+    fn measured(&self, load: &NicLoad) -> &Counted {
+        if load.traffic == Traffic::RequestResponse { &self.sent } else { &self.received }
+    }
+}
+
+impl NicWork {
+    /// Returns the work since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            exits: self.exits.saturating_sub(before.exits),
+            kicks: self.kicks.saturating_sub(before.kicks),
+            interrupts: self.interrupts.saturating_sub(before.interrupts),
+            sent: self.sent.saturating_sub(before.sent),
+            received: self.received.saturating_sub(before.received),
+        }
+    }
+
+    /// Returns exits, kicks and interrupts for each frame.
+    fn for_each_frame(&self) -> [f64; 3] {
+        let frames = (self.sent + self.received).max(1) as f64;
+        [self.exits, self.kicks, self.interrupts].map(|count| count as f64 / frames)
+    }
+}
+
+fn rate(counted: &Counted) -> f64 {
+    counted.count as f64 * 1e9 / counted.elapsed_ns.max(1) as f64
+}
+
+impl NicReport {
+    /// Returns medians over the rounds, or `None` if there was no turn.
+    pub fn figures(&self, load: &NicLoad, subject: &str) -> Option<NicFigures> {
+        let turns = self.turns(load, subject);
+        turns.clone().next()?;
+        let all = |value: &dyn Fn(&NicMeasured) -> f64| -> Vec<f64> {
+            turns.clone().map(|one| value(&one)).collect()
+        };
+        let rates = all(&|one| rate(one.measured(load)));
+        let range = rates
+            .iter()
+            .fold((f64::INFINITY, 0_f64), |(low, high), rate| (low.min(*rate), high.max(*rate)));
+        let works: Vec<[f64; 3]> =
+            turns.clone().filter_map(|one| Some(one.work?.for_each_frame())).collect();
+        let work = (!works.is_empty())
+            .then(|| [0, 1, 2].map(|at| median(works.iter().map(|work| work[at]).collect())));
+        Some(NicFigures {
+            rate: median(rates),
+            range,
+            sent: median(all(&|one| rate(&one.sent))),
+            cpu_ns: median(all(&|one| one.cpu_ns as f64 / one.measured(load).all.max(1) as f64)),
+            work,
+        })
+    }
+
+    /// Returns, for a subject, the points of the curve that `load` without its rate stands for:
+    /// datagrams offered and received per second, from the least offered rate to the greatest.
+    pub fn curve(&self, load: &NicLoad, subject: &str) -> Vec<(f64, f64)> {
+        let same = |one: &&NicLoad| one.offered > 0 && one.without_rate() == load.without_rate();
+        let mut loads: Vec<&NicLoad> = self.plan.loads.iter().filter(same).collect();
+        loads.sort_unstable();
+        loads.dedup();
+        let point = |load: &NicLoad| Some((load.offered as f64, self.figures(load, subject)?.rate));
+        loads.into_iter().filter_map(point).collect()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::block::Described;
+    use crate::report::Environment;
+
+    /// Makes a report with these loads, of subjects with these rates, round by round, the same with
+    /// each load.
+    pub(crate) fn report(loads: &[&str], subjects: &[(&str, &[u64])]) -> NicReport {
+        let loads: Vec<NicLoad> = loads.iter().map(|load| load.parse().unwrap()).collect();
+        let mut runs = Vec::new();
+        for &load in &loads {
+            for (name, rates) in subjects {
+                for (round, rate) in (0..).zip(*rates) {
+                    let one = |count| Counted { count, all: 2 * count, elapsed_ns: 1_000_000_000 };
+                    let (kicks, interrupts) = (1, 2);
+                    let work = NicWork { exits: 5, kicks, interrupts, sent: 10, received: 0 };
+                    let measured = NicMeasured {
+                        sent: one(2 * rate),
+                        received: one(*rate),
+                        cpu_ns: 1_000_000,
+                        work: name.starts_with("csb").then_some(work),
+                    };
+                    runs.push(NicRun { subject: (*name).to_owned(), load, round, measured });
+                }
+            }
+        }
+        let described =
+            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
+        NicReport {
+            format: NicReport::FORMAT,
+            environment: Environment::default(),
+            command: "bench packet --guests".into(),
+            plan: NicPlan { loads, rounds: 3 },
+            subjects: subjects.iter().map(described).collect(),
+            runs,
+            faults: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn figures_are_medians_and_survive_json() {
+        let report = report(&["udp8-gh", "rr-gh"], &[("csb", &[30, 10, 20]), ("virtio", &[])]);
+        let figures = report.figures(&report.plan.loads[0], "csb").unwrap();
+        assert_eq!((figures.rate, figures.range, figures.sent), (20.0, (10.0, 30.0), 40.0));
+        assert_eq!((figures.cpu_ns, figures.work), (25_000.0, Some([0.5, 0.1, 0.2])));
+        let asked = report.figures(&report.plan.loads[1], "csb").unwrap();
+        assert_eq!(asked.rate, 40.0, "the end that asks measures");
+        assert_eq!(report.figures(&report.plan.loads[0], "virtio"), None);
+        assert_eq!(NicReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        assert!(NicReport::from_json("{}").is_err());
+    }
+
+    #[test]
+    fn loads_of_different_rates_are_a_curve() {
+        let loads = ["udp18-sg-o20k", "udp18-gh-o1k", "udp18-sg-o5k", "udp18-sg"];
+        let report = report(&loads, &[("csb", &[7])]);
+        let curve = report.curve(&loads[0].parse().unwrap(), "csb");
+        assert_eq!(curve, [(5_000.0, 7.0), (20_000.0, 7.0)]);
+        assert!(report.curve(&loads[0].parse().unwrap(), "base").is_empty());
+    }
+}

@@ -1,0 +1,131 @@
+//! `slipway bench packet --guests`: measures guests' network interfaces.
+
+use std::rc::Rc;
+
+use anyhow::{Result, bail, ensure};
+use slipway_bench::nic::{
+    NicLoad, NicPlan, NicReport, NicSubject, Times, compare_nics, nic_plot, nic_table,
+};
+use slipway_bench::{Fault, measure};
+
+use super::reports::{self, Report};
+use super::subjects;
+use super::vm::{INTERFACES, Interface, Interfaces, Node, Wishes};
+use crate::args::{MachineArgs, NodeArgs, PacketArgs};
+use crate::client::config;
+use crate::progress;
+
+/// The columns of the paper's tables, from a guest to the host and between two guests, and
+/// streams to a guest.
+const LOADS: [&str; 12] = [
+    "udp8-gh",
+    "udp1460-gh",
+    "tcp1460-gh",
+    "tcp16384-gh",
+    "rr-gh",
+    "tcp1460-hg",
+    "tcp16384-hg",
+    "udp8-gg",
+    "udp1460-gg",
+    "tcp1460-gg",
+    "tcp16384-gg",
+    "rr-gg",
+];
+/// The loads of a quick run.
+const QUICK: [&str; 3] = ["udp8-gh", "tcp1460-gg", "udp18-sg-o20k"];
+
+/// Measures, or shows an earlier report.
+pub fn nic(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
+    if args.turns.list {
+        let all: Vec<_> = INTERFACES.iter().map(|kind| (kind.name, kind.about)).collect();
+        subjects::list(&all, &loads(args)?);
+        return Ok(0);
+    }
+    reports::complete(&reports::show(&args.report, || run(node, args))?)?;
+    Ok(0)
+}
+
+impl Report for NicReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        let what = "Traffic of sockets through guests' network interfaces";
+        reports::titled(what, &self.environment, self.plan.rounds, "round", "")
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        nic_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        nic_table(self, colour)
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        compare_nics(before, self)
+    }
+}
+
+fn loads(args: &PacketArgs) -> Result<Vec<NicLoad>> {
+    subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })
+}
+
+/// Returns the kinds of interface that the user named, or all that the node has what they need for.
+fn kinds(node: &NodeArgs, args: &PacketArgs) -> Result<Vec<Interface>> {
+    let only = &args.turns.only;
+    let config = config(node)?;
+    let mut kinds = Vec::new();
+    for kind in subjects::chosen("interface", only, &INTERFACES, |kind| kind.name)? {
+        match kind.check(&config) {
+            Ok(()) => kinds.push(kind),
+            Err(needs) if !only.is_empty() => bail!("{} needs {needs}", kind.name),
+            Err(needs) => eprintln!("Left out: {} (needs {needs})", kind.name),
+        }
+    }
+    Ok(kinds)
+}
+
+fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
+    let (warm_up, time) = args.turns.durations();
+    let rounds = if args.quick { args.turns.rounds.min(1) } else { args.turns.rounds };
+    let plan = NicPlan { loads: loads(args)?, rounds };
+    let kinds = kinds(node, args)?;
+    ensure!(!kinds.is_empty(), "there is nothing to measure");
+    let machine = MachineArgs {
+        memory: args.memory,
+        max_memory: None,
+        cpus: None,
+        max_cpus: None,
+        kernel: None,
+        accel: args.accel.clone(),
+    };
+    let wishes = Wishes {
+        image: args.image.as_deref(),
+        machine: &machine,
+        memory: 0,
+        cpus: 1,
+        program: "ethtool",
+    };
+    let node = Rc::new(Node::open(node, &wishes)?);
+    let times = Times { warm_up, time };
+    let mut subjects: Vec<Box<NicSubject>> = Vec::new();
+    for kind in kinds {
+        subjects.push(Box::new(Interfaces::new(&node, kind, times, args.guest_cpu)));
+    }
+    let bar = progress::turns();
+    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
+    bar.finish_and_clear();
+    let turns = subjects::measured(turns)?;
+    let environment = super::environment(super::accelerator(args.accel.as_deref()));
+    Ok(NicReport::new(environment, super::command_line(), plan, &subjects, turns))
+}

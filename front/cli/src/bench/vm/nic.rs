@@ -1,0 +1,532 @@
+//! Guests with network interfaces, as subjects.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use slipway_bench::Subject;
+use slipway_bench::nic::{
+    Counted, Ends, NicLoad, NicMeasured, NicWork, Times, Traffic, receive, send,
+};
+use slipway_ethernet_spec::Mac;
+use slipway_plane_api::{network_v1, v1 as plane_v1};
+use slipway_runtime::{Config, v1};
+use tokio::sync::oneshot;
+
+use super::node::{Guest, Node};
+use super::tap::Taps;
+use crate::client::refused;
+
+/// Where the frames of a memory port go to in a guest: the address to which `slipway pktgen` sends.
+const FROM_PORT: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
+/// Frames in a row from a memory port (the paper's section 3.4).
+const BURST: u32 = 100;
+/// Headers of Ethernet, IPv4 and UDP, bytes.
+const HEADERS: usize = 42;
+/// The time for a receiver to be there before its sender begins.
+const HEAD_START: Duration = Duration::from_secs(1);
+
+/// The driver that a guest's interface has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Driver {
+    /// That of the node's kernel.
+    Virtio,
+    /// Linux's e1000.
+    Stock,
+    /// `guest/e1000-slipway`.
+    Own,
+}
+
+impl Driver {
+    /// Returns the directory of the guests' kernel, which is beside the node's own, and the command
+    /// that makes it; `None` stands for the node's own.
+    fn kernel(self, config: &Config) -> Option<(PathBuf, &'static str)> {
+        let (end, how) = match self {
+            Self::Virtio => return None,
+            Self::Stock => ("-e1000", "deploy/setup/setup.sh e1000"),
+            Self::Own => {
+                ("-e1000-slipway", "`make -C guest/e1000-slipway kernel`, as its README says")
+            }
+        };
+        let mut path = config.kernel_dir.clone().into_os_string();
+        path.push(end);
+        Some((path.into(), how))
+    }
+}
+
+/// The device of a guest's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Model {
+    /// A function of Slipway's, at the switch: `--nic`.
+    Slipway(&'static str),
+    /// A device that QEMU emulates, at a TAP interface of the host.
+    Qemu(&'static str),
+}
+
+/// A kind of interface, with what its guests are told before each turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Interface {
+    pub name: &'static str,
+    pub about: &'static str,
+    model: Model,
+    driver: Driver,
+    setup: &'static str,
+}
+
+/// The kinds of interface, in the order of their turns.
+pub const INTERFACES: [Interface; 10] = [
+    Interface {
+        name: "stock",
+        about: "an e1000 with Linux's driver, which moderates its interrupts as it sees fit",
+        model: Model::Slipway("e1000"),
+        driver: Driver::Stock,
+        setup: ":",
+    },
+    Interface {
+        name: "base",
+        about: "an e1000 with our driver and none of the paper's techniques",
+        model: Model::Slipway("e1000"),
+        driver: Driver::Own,
+        setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 0",
+    },
+    Interface {
+        name: "itr",
+        about: "the same, interrupts at least 64 us apart (the paper's itr=250)",
+        model: Model::Slipway("e1000"),
+        driver: Driver::Own,
+        setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 64",
+    },
+    Interface {
+        name: "sc",
+        about: "the same with send combining",
+        model: Model::Slipway("e1000"),
+        driver: Driver::Own,
+        setup: "ethtool --set-priv-flags eth0 lazy-tx off && \
+                ethtool --set-priv-flags eth0 send-combining on && ethtool -C eth0 rx-usecs 64",
+    },
+    Interface {
+        name: "csb",
+        about: "an e1000 with our driver and the communication status block",
+        model: Model::Slipway("e1000-csb"),
+        driver: Driver::Own,
+        setup: ":",
+    },
+    Interface {
+        name: "polling",
+        about: "the same, polled on a timer's ticks, half of a processor for programs",
+        model: Model::Slipway("e1000-csb"),
+        driver: Driver::Own,
+        setup: "ethtool --set-priv-flags eth0 polling on",
+    },
+    Interface {
+        name: "virtio",
+        about: "Slipway's virtio-net with Linux's driver",
+        model: Model::Slipway("virtio"),
+        driver: Driver::Virtio,
+        setup: ":",
+    },
+    Interface {
+        name: "qemu-e1000",
+        about: "QEMU's own e1000, driven as base; a Linux bridge between guests",
+        model: Model::Qemu("e1000"),
+        driver: Driver::Own,
+        setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 0",
+    },
+    Interface {
+        name: "qemu-sc",
+        about: "the same with send combining, which needs no change of the VMM",
+        model: Model::Qemu("e1000"),
+        driver: Driver::Own,
+        setup: "ethtool --set-priv-flags eth0 lazy-tx off && \
+                ethtool --set-priv-flags eth0 send-combining on && ethtool -C eth0 rx-usecs 0",
+    },
+    Interface {
+        name: "qemu-virtio",
+        about: "QEMU's own virtio-net, without vhost; a Linux bridge between guests",
+        model: Model::Qemu("virtio"),
+        driver: Driver::Virtio,
+        setup: ":",
+    },
+];
+
+impl Interface {
+    /// Checks that the node has what the guests need.
+    ///
+    /// # Errors
+    /// A sentence about what is missing, with the next step.
+    pub fn check(&self, config: &Config) -> Result<()> {
+        let Some((directory, how)) = self.driver.kernel(config) else { return Ok(()) };
+        ensure!(
+            directory.join("vmlinuz").is_file(),
+            "a guest kernel in {}; next step: {how}",
+            directory.display()
+        );
+        Ok(())
+    }
+}
+
+/// A guest with what the traffic needs to know about its interface.
+struct Member {
+    guest: Guest,
+    /// The guest's process on the host.
+    vmm: u32,
+    /// The host's address for it, its own for the host and for another guest.
+    addresses: [IpAddr; 3],
+    /// Its interface's function, if that is Slipway's.
+    function: Option<Function>,
+}
+
+/// A function of Slipway's that is a guest's interface.
+struct Function {
+    /// The plane's id, which the port of the switch is called by.
+    id: String,
+    network: String,
+    mac: Mac,
+}
+
+/// Guests of one kind, up to two, which a load needs.
+pub struct Interfaces {
+    kind: Interface,
+    node: Rc<Node>,
+    times: Times,
+    /// The processor of their VMMs.
+    processor: Option<usize>,
+    /// CPUs of the guests that run.
+    cpus: u32,
+    members: Vec<Member>,
+    /// Their interfaces on the host, if QEMU emulates their devices. Dropped after the guests.
+    taps: Option<Taps>,
+}
+
+impl Interfaces {
+    /// Makes the subject; guests start when a load needs them.
+    pub fn new(node: &Rc<Node>, kind: Interface, times: Times, processor: Option<usize>) -> Self {
+        Self {
+            kind,
+            node: Rc::clone(node),
+            times,
+            processor,
+            cpus: 0,
+            members: Vec::new(),
+            taps: None,
+        }
+    }
+
+    /// Starts the guests that `load` needs and tells them how to drive their interfaces.
+    fn prepare(&mut self, load: &NicLoad) -> Result<()> {
+        if self.cpus != load.cpus {
+            self.members.clear();
+            (self.cpus, self.taps) = (load.cpus, None);
+        }
+        while self.members.len() < load.ends.guests() {
+            let member = self.start(load.cpus, self.members.len() + 1)?;
+            if let Some(processor) = self.processor {
+                pin(member.vmm, processor)?;
+            }
+            self.members.push(member);
+        }
+        if let Some(taps) = &self.taps {
+            taps.set_bridged(load.ends == Ends::GuestGuest)?;
+        }
+        let segmentation = if load.segmentation { "on" } else { "off" };
+        let script = format!("{} && ethtool -K eth0 tso {segmentation}", self.kind.setup);
+        for member in &self.members[..load.ends.guests()] {
+            self.node.wait(member.guest.shell(&script, Duration::ZERO))?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, cpus: u32, number: usize) -> Result<Member> {
+        let template = self.node.template();
+        let kernel = match self.kind.driver.kernel(self.node.config()) {
+            Some((kernel, _)) => kernel.to_string_lossy().into_owned(),
+            None => template.kernel.clone(),
+        };
+        let spec = v1::RunSpec { kernel, cpus, queues: 1, ..template };
+        match self.kind.model {
+            Model::Slipway(nic) => self.start_with_function(nic, spec, number),
+            Model::Qemu(model) => self.start_with_tap(model, spec, number),
+        }
+    }
+
+    fn launch(&self, spec: v1::RunSpec, number: usize) -> Result<Guest> {
+        let guest = Guest::start_as(&self.node, &format!("{}-{number}", self.kind.name), spec)?;
+        guest.install_load()?;
+        Ok(guest)
+    }
+
+    fn start_with_function(&self, nic: &str, spec: v1::RunSpec, number: usize) -> Result<Member> {
+        let (nic, network) = (nic.to_owned(), String::new());
+        let guest =
+            self.launch(v1::RunSpec { nic, network, wait_network: true, ..spec }, number)?;
+        let listed = self.listed(&guest)?;
+        let address = listed.addresses.first().context("the guest has no address")?.parse()?;
+        let routes = self.node.wait(guest.shell("ip -4 route show default", Duration::ZERO))?;
+        let gateway = routes.split_whitespace().skip_while(|word| *word != "via").nth(1);
+        let gateway = gateway.context("the guest has no default route")?.parse()?;
+        let mac = listed.mac.parse().map_err(|error| anyhow!("{}: {error}", listed.mac))?;
+        let function = Function { id: listed.network_function, network: listed.network, mac };
+        let (vmm, addresses) = (listed.vmm_pid, [gateway, address, address]);
+        Ok(Member { guest, vmm, addresses, function: Some(function) })
+    }
+
+    fn start_with_tap(&mut self, model: &str, spec: v1::RunSpec, number: usize) -> Result<Member> {
+        if self.taps.is_none() {
+            let kind = INTERFACES.iter().position(|one| one.name == self.kind.name);
+            self.taps = Some(Taps::make(kind.unwrap_or_default() as u8)?);
+        }
+        let taps = self.taps.as_mut().context("no TAP interfaces")?;
+        let tap = taps.add();
+        let at = number as u8;
+        let (mac, model) = (taps.mac(at), model.to_owned());
+        let addresses = [taps.host(at), taps.guest(at), taps.bridged(at)];
+        let emulated_nic = Some(v1::EmulatedNic { model, tap, mac });
+        let guest = self.launch(v1::RunSpec { emulated_nic, queues: 0, ..spec }, number)?;
+        let script = self.taps.as_ref().context("no TAP interfaces")?.take()?;
+        self.node.wait(guest.shell(&script, Duration::ZERO)).context("the guest's interface")?;
+        let vmm = self.listed(&guest)?.vmm_pid;
+        Ok(Member { guest, vmm, addresses, function: None })
+    }
+
+    fn listed(&self, guest: &Guest) -> Result<v1::Sandbox> {
+        let listed = self.node.wait(self.node.sandboxes().list(v1::Empty {}));
+        let listed = listed.map_err(|status| refused(&status))?.into_inner().sandboxes;
+        listed.into_iter().find(|one| one.id == guest.id).context("the daemon has lost the guest")
+    }
+
+    /// Carries the traffic. Returns what the sender and the receiver have counted.
+    async fn carry(&self, load: &NicLoad) -> Result<(Counted, Counted)> {
+        let [one, two] = match &self.members[..] {
+            [one] => [one, one],
+            [one, two, ..] => [one, two],
+            [] => bail!("there is no guest"),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let flag = Arc::new(AtomicBool::new(false));
+        let receiver = async {
+            let received = match load.ends {
+                Ends::GuestHost => self.receive_here(load).await,
+                Ends::HostGuest | Ends::SwitchGuest => self.receive_in(one, load).await,
+                Ends::GuestGuest => self.receive_in(two, load).await,
+            };
+            // The sender goes on until its receiver has measured.
+            flag.store(true, Ordering::Relaxed);
+            drop(stop);
+            received
+        };
+        let sender = async {
+            tokio::time::sleep(HEAD_START).await;
+            match load.ends {
+                Ends::GuestHost => self.send_in(one, load, one.addresses[0], stopped).await,
+                Ends::GuestGuest => self.send_in(one, load, two.addresses[2], stopped).await,
+                Ends::HostGuest => self.send_here(load, one.addresses[1], Arc::clone(&flag)).await,
+                Ends::SwitchGuest => self.send_from_port(one, load, Arc::clone(&flag)).await,
+            }
+        };
+        let (received, sent) = tokio::join!(receiver, sender);
+        // A receiver without a sender complains too, and knows less.
+        let sent = sent.context("the sender")?;
+        Ok((sent, received.context("the receiver")?))
+    }
+
+    fn limit(&self) -> Duration {
+        self.times.warm_up + self.times.time
+    }
+
+    async fn receive_in(&self, member: &Member, load: &NicLoad) -> Result<Counted> {
+        let script = Guest::load_script(&format!("receive {load}"), self.times);
+        counted(&member.guest.shell(&script, self.limit()).await?)
+    }
+
+    async fn send_in(
+        &self,
+        member: &Member,
+        load: &NicLoad,
+        to: IpAddr,
+        stopped: oneshot::Receiver<()>,
+    ) -> Result<Counted> {
+        let script = Guest::load_script(&format!("send {load} {to}"), self.times);
+        counted(&member.guest.until(&script, self.limit(), stopped).await?)
+    }
+
+    async fn receive_here(&self, load: &NicLoad) -> Result<Counted> {
+        let (load, times) = (*load, self.times);
+        self.on_host(move || receive(&load, times, &AtomicBool::new(false))).await
+    }
+
+    async fn send_here(
+        &self,
+        load: &NicLoad,
+        to: IpAddr,
+        flag: Arc<AtomicBool>,
+    ) -> Result<Counted> {
+        let (load, times) = (*load, self.times);
+        self.on_host(move || send(&load, to, times, &flag)).await
+    }
+
+    /// Runs the host's end on a thread of its own, where the guests' interfaces are.
+    async fn on_host(
+        &self,
+        end: impl FnOnce() -> Result<Counted> + Send + 'static,
+    ) -> Result<Counted> {
+        let namespace = self.taps.as_ref().map(|taps| taps.namespace.clone());
+        let (done, counted) = oneshot::channel();
+        std::thread::spawn(move || {
+            let entered = namespace.map_or(Ok(()), |namespace| namespace.enter());
+            // A measurement that was given up waits for nothing.
+            let _ = done.send(entered.and_then(|()| end()));
+        });
+        counted.await.context("the host's end panicked")?
+    }
+
+    /// Sends from a memory port of the member's network, which exists meanwhile.
+    async fn send_from_port(
+        &self,
+        member: &Member,
+        load: &NicLoad,
+        flag: Arc<AtomicBool>,
+    ) -> Result<Counted> {
+        let function = member.function.as_ref().context("the interface is at no switch")?;
+        let add = format!("ip addr replace {FROM_PORT}/32 dev eth0");
+        member.guest.shell(&add, Duration::ZERO).await?;
+        let name = format!("bench-{}", std::process::id());
+        let request = network_v1::CreatePortRequest {
+            network: function.network.clone(),
+            name: name.clone(),
+            slots: 4096,
+            ..network_v1::CreatePortRequest::default()
+        };
+        let made = self.node.networks().create_port(request).await;
+        let socket = made.map_err(|status| refused(&status))?.into_inner().socket_path;
+        let (to, load, times) = (function.mac, *load, self.times);
+        let sent = tokio::task::spawn_blocking(move || {
+            from_port(Path::new(&socket), to, &load, times, &flag)
+        });
+        let sent = sent.await;
+        let mut networks = self.node.networks();
+        let removed = networks.remove_port(network_v1::RemovePortRequest { name }).await;
+        removed.map_err(|status| refused(&status))?;
+        sent?
+    }
+
+    /// Returns what the functions of the guests that take part have done until now, if all count it.
+    async fn work(&self, load: &NicLoad) -> Result<Option<NicWork>> {
+        let reply = self.node.plane().list_switches(plane_v1::ListSwitchesRequest {}).await;
+        let switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
+        let ports: Vec<_> = switches.into_iter().flat_map(|switch| switch.ports).collect();
+        let mut all = NicWork::default();
+        for member in &self.members[..load.ends.guests()] {
+            let Some(function) = &member.function else { return Ok(None) };
+            let port = ports.iter().find(|port| port.name == function.id);
+            let port = port.context("the switch has lost the guest's port")?;
+            let Some(counters) = &port.e1000 else { return Ok(None) };
+            let accesses = |one: &plane_v1::RegisterAccesses| one.reads + one.writes;
+            all.exits += counters.registers.iter().map(accesses).sum::<u64>() + counters.announced;
+            all.kicks += counters.kicks;
+            all.interrupts += counters.interrupts;
+            all.sent += counters.frames_sent;
+            all.received += counters.frames_received;
+        }
+        Ok(Some(all))
+    }
+
+    /// Returns the CPU time that the VMMs of the guests that take part have used until now, ns.
+    fn cpu_ns(&self, load: &NicLoad) -> Result<u64> {
+        let members = &self.members[..load.ends.guests()];
+        members.iter().map(|member| process_cpu_ns(member.vmm)).sum()
+    }
+}
+
+impl Subject for Interfaces {
+    type Load = NicLoad;
+    type Measured = NicMeasured;
+
+    fn name(&self) -> &str {
+        self.kind.name
+    }
+
+    fn about(&self) -> String {
+        self.kind.about.to_owned()
+    }
+
+    fn takes(&self, load: &NicLoad) -> bool {
+        load.ends != Ends::SwitchGuest || matches!(self.kind.model, Model::Slipway(_))
+    }
+
+    fn run(&mut self, load: &NicLoad) -> Result<NicMeasured> {
+        self.prepare(load)?;
+        let before = (self.node.wait(self.work(load))?, self.cpu_ns(load)?);
+        let (sent, received) = self.node.wait(self.carry(load))?;
+        let after = (self.node.wait(self.work(load))?, self.cpu_ns(load)?);
+        let cpu_ns = after.1.saturating_sub(before.1);
+        let work = after.0.zip(before.0).map(|(after, before)| after.since(&before));
+        Ok(NicMeasured { sent, received, cpu_ns, work })
+    }
+}
+
+/// Sends datagrams from a memory port until `flag` is set.
+fn from_port(
+    socket: &Path,
+    to: Mac,
+    load: &NicLoad,
+    times: Times,
+    flag: &AtomicBool,
+) -> Result<Counted> {
+    use slipway_pktgen::{Limits, MemoryWire, Plan, Vary, source};
+    let Traffic::Udp(bytes) = load.traffic else { bail!("a memory port sends datagrams only") };
+    let size = (usize::from(bytes) + HEADERS).to_string();
+    let plan = Plan {
+        to,
+        from: None,
+        sizes: size.parse().map_err(|error| anyhow!("{size}: {error}"))?,
+        rate: (load.offered > 0).then_some(load.offered as f64),
+        burst: BURST,
+        flows: 1,
+        vary: Vary { mac: false, ip: false, port: false },
+        id: std::process::id() as u16,
+    };
+    // A receiver that never measures gives up by itself.
+    let time = times.warm_up + times.time + Duration::from_secs(300);
+    let limits = Limits { count: None, time: Some(time), stop: flag };
+    let mut wire = MemoryWire::connect(socket)?;
+    let figures = source(&mut wire, &plan, limits, &mut |_| {})?;
+    let elapsed_ns = (figures.seconds * 1e9) as u64;
+    Ok(Counted { count: figures.frames, all: figures.frames, elapsed_ns })
+}
+
+/// Lets all threads of a process run on one processor only.
+fn pin(process: u32, processor: usize) -> Result<()> {
+    ensure!(processor < rustix::thread::CpuSet::MAX_CPU, "there is no processor {processor}");
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(processor);
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let name = thread?.file_name();
+        let thread = name.to_str().and_then(|name| name.parse().ok());
+        let thread = thread.and_then(rustix::process::Pid::from_raw);
+        rustix::thread::sched_setaffinity(thread, &set)
+            .with_context(|| format!("running a guest on processor {processor}"))?;
+    }
+    Ok(())
+}
+
+/// Returns the CPU time of all threads of a process, ns.
+fn process_cpu_ns(process: u32) -> Result<u64> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task"));
+    let mut all = 0;
+    for thread in threads.context("the guest's VMM has ended")? {
+        // A thread that has ended meanwhile has none.
+        let Ok(times) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
+        let time = times.split(' ').next().and_then(|time| time.parse::<u64>().ok());
+        all += time.context("the kernel does not count threads' CPU time (CONFIG_SCHED_INFO)")?;
+    }
+    Ok(all)
+}
+
+/// Parses the counts that a guest's end has printed.
+fn counted(text: &str) -> Result<Counted> {
+    serde_json::from_str(text).context("the load printed no counts")
+}

@@ -1,0 +1,147 @@
+//! TAP interfaces for network devices that QEMU emulates, and a bridge between them.
+//!
+//! They are in a network namespace of their own: what the host's filters do to bridges is not
+//! measured, and nothing of them is left when this process ends in whatever way.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+/// A network namespace that exists as long as this and its clones.
+#[derive(Clone)]
+pub struct Namespace {
+    path: String,
+    file: Arc<File>,
+    /// The thread that the path names ends when this is dropped.
+    _holder: Sender<()>,
+}
+
+impl Namespace {
+    fn make() -> Result<Self> {
+        let (holder, held) = channel::<()>();
+        let (made, thread) = channel();
+        std::thread::spawn(move || {
+            #[allow(unsafe_code)] // rustix has it as unsafe for the sake of another flag
+            // SAFETY: only the network namespace is unshared, and no descriptors.
+            let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) };
+            let thread = rustix::thread::gettid().as_raw_nonzero();
+            if made.send(unshared.map(|()| thread)).is_ok() {
+                // Nothing is sent: this is the end of the namespace's last owner.
+                let _ = held.recv();
+            }
+        });
+        let thread = thread.recv().context("the thread of a network namespace")?;
+        let thread = thread.context("a network namespace takes root")?;
+        let path = format!("/proc/{}/task/{thread}/ns/net", std::process::id());
+        let file = Arc::new(File::open(&path).with_context(|| format!("cannot open {path}"))?);
+        Ok(Self { path, file, _holder: holder })
+    }
+
+    /// Moves the calling thread into the namespace, for good.
+    ///
+    /// # Errors
+    /// Those of setns(2).
+    pub fn enter(&self) -> Result<()> {
+        let kind = Some(LinkNameSpaceType::Network);
+        Ok(rustix::thread::move_into_link_name_space(self.file.as_fd(), kind)?)
+    }
+
+    /// Runs `ip` in the namespace.
+    fn ip(&self, arguments: &str) -> Result<()> {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path)).arg("ip").args(arguments.split(' '));
+        run(command)
+    }
+}
+
+/// A TAP interface for each guest of one kind.
+pub struct Taps {
+    pub namespace: Namespace,
+    /// Tells the interfaces of several kinds apart, 0 to 99.
+    number: u8,
+    count: u8,
+}
+
+impl Taps {
+    /// Makes the bridge between the guests. `number` tells these interfaces from those of other
+    /// kinds of this process.
+    pub fn make(number: u8) -> Result<Self> {
+        let namespace = Namespace::make()?;
+        namespace.ip("link add bridge type bridge mcast_snooping 0")?;
+        namespace.ip("link set bridge up")?;
+        Ok(Self { namespace, number, count: 0 })
+    }
+
+    /// Returns the name of the next guest's interface. The guest's VMM makes it, among those of the
+    /// host, and it goes with the VMM.
+    pub fn add(&mut self) -> String {
+        self.count += 1;
+        self.tap(self.count)
+    }
+
+    /// Moves the interface of the last guest, which runs, to where it is measured. Returns
+    /// the script that gives the guest its addresses.
+    pub fn take(&self) -> Result<String> {
+        let (guest, tap) = (self.count, self.tap(self.count));
+        let mut command = Command::new("ip");
+        command.args(["link", "set", &tap, "netns", &self.namespace.path]);
+        run(command)?;
+        self.namespace.ip(&format!("addr add {}/24 dev {tap}", self.host(guest)))?;
+        self.namespace.ip(&format!("link set {tap} up"))?;
+        let addresses = [self.guest(guest), self.bridged(guest)];
+        let script = addresses.map(|address| format!("ip addr add {address}/24 dev eth0"));
+        // The guest loads the driver beside the start of its container.
+        let wait = "for try in $(seq 600); do [ -e /sys/class/net/eth0 ] && break; sleep 0.1; done";
+        Ok(format!("{wait}; ip link set eth0 up && {}", script.join(" && ")))
+    }
+
+    /// Returns the MAC address of a guest, from 1 on.
+    pub fn mac(&self, guest: u8) -> String {
+        format!("52:54:00:00:{:02x}:{guest:02x}", self.number)
+    }
+
+    /// Has the interfaces be ports of the bridge, or interfaces of the host with addresses.
+    pub fn set_bridged(&self, bridged: bool) -> Result<()> {
+        let master = if bridged { "master bridge" } else { "nomaster" };
+        let set = |guest| self.namespace.ip(&format!("link set {} {master}", self.tap(guest)));
+        (1..=self.count).try_for_each(set)
+    }
+
+    /// Returns the host's address at the interface of a guest.
+    pub fn host(&self, guest: u8) -> IpAddr {
+        Ipv4Addr::new(198, 18, guest, 1).into()
+    }
+
+    /// Returns the address by which the host reaches a guest.
+    pub fn guest(&self, guest: u8) -> IpAddr {
+        Ipv4Addr::new(198, 18, guest, 2).into()
+    }
+
+    /// Returns the address by which guests reach a guest over the bridge.
+    pub fn bridged(&self, guest: u8) -> IpAddr {
+        Ipv4Addr::new(198, 19, 1, guest).into()
+    }
+
+    fn tap(&self, guest: u8) -> String {
+        format!("slwb{}-{}t{guest}", std::process::id() % 100_000, self.number)
+    }
+}
+
+fn run(mut command: Command) -> Result<()> {
+    let output = command.output().with_context(|| {
+        format!(
+            "cannot start {} (Debian's packages iproute2, util-linux)",
+            command.get_program().display()
+        )
+    })?;
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}", words.join(" "), said.trim());
+    Ok(())
+}

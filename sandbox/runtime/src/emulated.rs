@@ -1,0 +1,82 @@
+//! Devices that the VMM emulates itself, which Slipway's are measured against.
+
+use slipway_hypervisor::{DiskModel, EmulatedDisk, NicModel};
+
+use crate::record::{Device, EmulatedNic, Record};
+use crate::v1::{self, RunSpec};
+use crate::{Error, Result, network};
+
+/// Returns the disks whose devices the VMM emulates.
+pub fn disks(record: &Record) -> Vec<EmulatedDisk> {
+    let disks = record.volumes.iter().filter_map(|volume| {
+        let model = match volume.device {
+            Device::Namespace | Device::Function => return None,
+            Device::VmmNvme => DiskModel::Nvme,
+            Device::VmmVirtioBlk => DiskModel::VirtioBlk,
+        };
+        Some(EmulatedDisk { model, path: volume.path.clone(), read_only: volume.read_only })
+    });
+    disks.collect()
+}
+
+/// Checks the network interface that the VMM is to emulate, if `spec` asks for one.
+///
+/// # Errors
+/// [`Error::Invalid`] for an unknown model, or if the sandbox has an interface in a network, too.
+pub fn nic(spec: &RunSpec) -> Result<Option<EmulatedNic>> {
+    let Some(v1::EmulatedNic { model, tap, mac }) = spec.emulated_nic.clone() else {
+        return Ok(None);
+    };
+    if spec.network != network::NONE {
+        let what = "a sandbox with a network interface of the VMM's own is in no network";
+        return Err(Error::Invalid(what.to_owned()));
+    }
+    let nic = EmulatedNic { model, tap, mac };
+    if nic_model(&nic).is_none() {
+        let what = format!("\"{}\" is no interface of the VMM's own: e1000 or virtio", nic.model);
+        return Err(Error::Invalid(what));
+    }
+    Ok(Some(nic))
+}
+
+fn nic_model(nic: &EmulatedNic) -> Option<NicModel> {
+    match nic.model.as_str() {
+        "e1000" => Some(NicModel::E1000),
+        "virtio" => Some(NicModel::VirtioNet),
+        _ => None,
+    }
+}
+
+/// Returns the network interface that the VMM emulates.
+pub fn interface(record: &Record) -> Option<slipway_hypervisor::EmulatedNic> {
+    let nic = record.emulated_nic.as_ref()?;
+    let (model, tap, mac) = (nic_model(nic)?, nic.tap.clone(), nic.mac.clone());
+    Some(slipway_hypervisor::EmulatedNic { model, tap, mac })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::SandboxState;
+
+    #[test]
+    fn an_interface_is_checked_and_given_to_the_vmm() {
+        let asked = |model: &str, network: &str| RunSpec {
+            network: network.to_owned(),
+            emulated_nic: Some(v1::EmulatedNic {
+                model: model.to_owned(),
+                tap: "tap0".to_owned(),
+                mac: "52:54:00:00:00:01".to_owned(),
+            }),
+            ..RunSpec::default()
+        };
+        assert_eq!(nic(&RunSpec::default()).unwrap(), None);
+        let emulated_nic = nic(&asked("virtio", "none")).unwrap();
+        let given = interface(&Record { emulated_nic, ..record_of(SandboxState::Running) });
+        assert_eq!(given.unwrap().model, NicModel::VirtioNet);
+        for bad in [asked("e1001", "none"), asked("e1000", ""), asked("e1000", "default")] {
+            assert!(matches!(nic(&bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+    }
+}
