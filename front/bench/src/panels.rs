@@ -24,9 +24,9 @@ pub(crate) type Label = fn(f64) -> String;
 
 /// One pair of axes.
 pub(crate) struct Panel {
-    /// What the curves show.
+    /// The value that the curves show.
     pub title: String,
-    /// What the horizontal axis shows.
+    /// The value on the horizontal axis.
     pub below: &'static str,
     /// The labels on the vertical axis.
     pub label: Label,

@@ -106,8 +106,8 @@ pub struct BadNicLoad(String);
 
 impl fmt::Display for BadNicLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let about = "udp8-gh: datagrams of 8 bytes (8 to 1472) from a guest to the host; tcp1460, a \
-                     stream in pieces of so many bytes (1 to 65535); rr, requests and responses; \
+        let about = "udp8-gh: datagrams of 8 bytes (8 to 1472) from a guest to the host; tcp1460, \
+                     a stream in pieces of so many bytes (1 to 65535); rr, requests and responses; \
                      -hg from the host to a guest, -gg between two guests, -sg from a port of the \
                      switch (udp18 to udp1472 only); -c2, CPUs of a guest (1 to 32); -tso (tcp \
                      only, not -hg); -o5k, datagrams offered a second (udp only)";
@@ -133,15 +133,17 @@ fn parse(text: &str) -> Option<NicLoad> {
     let mut load = NicLoad { traffic, ends, cpus: 1, segmentation: false, offered: 0 };
     for part in parts {
         match part.split_at_checked(1)? {
-            ("c", value) => {
-                load.cpus = value.parse().ok().filter(|cpus| (1..=32).contains(cpus))?
-            }
+            ("c", value) => load.cpus = cpus(value)?,
             ("t", "so") => load.segmentation = true,
             ("o", value) => load.offered = crate::packet::count(value)?,
             _ => return None,
         }
     }
     fits(&load).then_some(load)
+}
+
+fn cpus(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|cpus| (1..=32).contains(cpus))
 }
 
 fn traffic(text: &str) -> Option<Traffic> {

@@ -9,6 +9,7 @@
 mod guest;
 mod host;
 mod image;
+mod interfaces;
 mod nic;
 mod node;
 mod tap;
@@ -25,7 +26,8 @@ use super::scratch::Scratch;
 use crate::args::{BlockArgs, DiskKind, NodeArgs};
 use guest::Guests;
 use host::Host;
-pub use nic::{INTERFACES, Interface, Interfaces};
+pub use interfaces::{INTERFACES, Interface};
+pub use nic::Interfaces;
 pub use node::{Node, Wishes};
 use user::UserGuest;
 
