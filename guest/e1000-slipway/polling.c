@@ -8,6 +8,7 @@
  */
 #include <linux/moduleparam.h>
 #include <linux/sched/clock.h>
+#include <linux/tick.h>
 
 #include "slip.h"
 
@@ -22,27 +23,44 @@ static unsigned int poll_usecs = 500;
 module_param(poll_usecs, uint, 0644);
 MODULE_PARM_DESC(poll_usecs, "microseconds between ticks of polling, 50 or more (default: 500)");
 
-static unsigned int poll_share = 50;
+/*
+ * The stack takes a third of what a small datagram costs, and the process that receives it the
+ * rest. With a greater share, frames are taken that no process has the time for.
+ */
+static unsigned int poll_share = 30;
 module_param(poll_share, uint, 0644);
 MODULE_PARM_DESC(poll_share,
-		 "percent of a processor that frames may take in polling (default: 50)");
+		 "percent of a busy processor that frames may take in polling (default: 30)");
 
 static u64 slip_poll_interval(void)
 {
 	return max(poll_usecs, 50U) * (u64)NSEC_PER_USEC;
 }
 
+/* Time that this processor has idled since the last tick, in nanoseconds. */
+static u64 slip_poll_idled(struct slip_polling *polling)
+{
+	u64 idle = get_cpu_idle_time_us(smp_processor_id(), NULL);
+	u64 idled = idle - polling->idle;
+
+	polling->idle = idle;
+	/* A tick on another processor, or a kernel that does not count. */
+	return idled <= USEC_PER_SEC ? idled * NSEC_PER_USEC : 0;
+}
+
 /*
  * Begins a tick. Its frames' share is of the time since the last one, which is longer than the
- * interval where a guest is without its processor for a while.
+ * interval where a guest is without its processor for a while. Time that no process wanted is
+ * theirs, too.
  */
 static void slip_poll_begin(struct slip_polling *polling)
 {
 	u64 now = local_clock();
 	u64 passed = clamp_t(u64, now - polling->since, slip_poll_interval(),
 			     TICK_LONGEST * slip_poll_interval());
+	u64 idled = min(slip_poll_idled(polling), passed);
 
-	polling->share = div_u64(passed * min(poll_share, 100U), 100);
+	polling->share = idled + div_u64((passed - idled) * min(poll_share, 100U), 100);
 	polling->since = now;
 	polling->left = polling->burst;
 	polling->used = 0;

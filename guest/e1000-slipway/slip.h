@@ -124,6 +124,7 @@ struct slip_polling {
 	u64 since;	/* when it began, in nanoseconds */
 	u64 used;	/* nanoseconds that its frames took */
 	u64 share;	/* that they should take at most */
+	u64 idle;	/* idle time of its processor at the last tick, microseconds since boot */
 };
 
 struct slip_nic {

@@ -6,28 +6,37 @@
 // (lab/README.md, "Interrupts that come twice"). This module sees to it that the guest leaves before its first
 // instruction: an interrupt of the host is pending at each VMRUN that injects one. The guest then goes on without
 // anything injected.
+#include <linux/hash.h>
 #include <linux/irq_work.h>
 #include <linux/kprobes.h>
 #include <linux/module.h>
 #include <linux/percpu.h>
 
-static DEFINE_PER_CPU(bool, injected);
+#define BITS 8
+// The threads of virtual CPUs whose next VMRUN injects an interrupt. One may be preempted until then, so this is not
+// kept for each processor. Of two threads with the same place the later one has it.
+static struct task_struct *injecting[1 << BITS];
 static DEFINE_PER_CPU(struct irq_work, leave);
 
 static void nothing(struct irq_work *work) {}
 
-// svm_inject_irq: KVM will inject an interrupt at this CPU's next VMRUN.
+static struct task_struct **place(void)
+{
+	return &injecting[hash_ptr(current, BITS)];
+}
+
+// svm_inject_irq: KVM will inject an interrupt at this thread's next VMRUN.
 static int on_inject(struct kprobe *probe, struct pt_regs *regs)
 {
-	__this_cpu_write(injected, true);
+	WRITE_ONCE(*place(), current);
 	return 0;
 }
 
 // svm_vcpu_run: the CPU's interrupts are off until VMRUN, so that the work's own interrupt is pending there.
 static int on_run(struct kprobe *probe, struct pt_regs *regs)
 {
-	if (__this_cpu_read(injected)) {
-		__this_cpu_write(injected, false);
+	if (READ_ONCE(*place()) == current) {
+		WRITE_ONCE(*place(), NULL);
 		irq_work_queue(this_cpu_ptr(&leave));
 	}
 	return 0;

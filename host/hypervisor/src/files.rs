@@ -92,12 +92,13 @@ pub(crate) fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
     }
 }
 
-/// Opens the TAP interface of an emulated network interface, or creates it. It disappears with its
-/// last descriptor unless somebody has made it persistent.
+/// Creates the TAP interface of an emulated network interface. It disappears with its last
+/// descriptor.
 pub(crate) fn open_tap(nic: &EmulatedNic) -> Result<OwnedFd> {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    const IFF_TUN_EXCL: libc::c_int = 0x8000;
     let path = Path::new("/dev/net/tun");
-    let failed = |source: io::Error| Error::file("open a TAP interface by", path, source);
+    let failed = |source: io::Error| Error::file("make a TAP interface by", path, source);
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file =
         rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
@@ -112,7 +113,7 @@ pub(crate) fn open_tap(nic: &EmulatedNic) -> Result<OwnedFd> {
     for (to, from) in request.ifr_name.iter_mut().zip(nic.tap.bytes()) {
         *to = from as libc::c_char;
     }
-    let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | IFF_TUN_EXCL;
     request.ifr_ifru.ifru_flags = kind as libc::c_short;
     // SAFETY: the request takes a pointer to an `ifreq`, owned by this function.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw mut request) };

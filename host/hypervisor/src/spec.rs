@@ -45,8 +45,8 @@ pub enum DiskModel {
 pub struct EmulatedNic {
     /// The device that the guest sees.
     pub model: NicModel,
-    /// The TAP interface of the host behind the device; opened, and created if it does not exist,
-    /// with the launcher's rights.
+    /// The name of the TAP interface of the host behind the device, 1 to 15 bytes. The launcher
+    /// creates it; it goes with the VM.
     pub tap: String,
     /// The MAC address of the guest's interface, as `52:54:00:00:00:01`.
     pub mac: String,

@@ -31,12 +31,28 @@ pub fn nic(spec: &RunSpec) -> Result<Option<EmulatedNic>> {
         let what = "a sandbox with a network interface of the VMM's own is in no network";
         return Err(Error::Invalid(what.to_owned()));
     }
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    // Names that begin so are the networks'.
+    if !(1..16).contains(&tap.len()) || !tap.bytes().all(plain) || tap.starts_with("slip") {
+        let what = format!(
+            "\"{tap}\" is no name of a TAP interface: 1 to 15 letters, digits, - and _, not slip…"
+        );
+        return Err(Error::Invalid(what));
+    }
+    if !is_mac(&mac) {
+        return Err(Error::Invalid(format!("\"{mac}\" is no MAC address")));
+    }
     let nic = EmulatedNic { model, tap, mac };
     if nic_model(&nic).is_none() {
         let what = format!("\"{}\" is no interface of the VMM's own: e1000 or virtio", nic.model);
         return Err(Error::Invalid(what));
     }
     Ok(Some(nic))
+}
+
+fn is_mac(text: &str) -> bool {
+    let byte = |pair: &str| pair.len() == 2 && u8::from_str_radix(pair, 16).is_ok();
+    text.split(':').count() == 6 && text.split(':').all(byte)
 }
 
 fn nic_model(nic: &EmulatedNic) -> Option<NicModel> {
@@ -75,6 +91,18 @@ mod tests {
         let emulated_nic = nic(&asked("virtio", "none")).unwrap();
         let given = interface(&Record { emulated_nic, ..record_of(SandboxState::Running) });
         assert_eq!(given.unwrap().model, NicModel::VirtioNet);
+        for (tap, mac) in [
+            ("", "52:54:00:00:00:01"),
+            ("tap%d", "52:54:00:00:00:01"),
+            ("slip1", "52:54:00:00:00:01"),
+            ("a-name-of-16-long", "52:54:00:00:00:01"),
+            ("tap0", "52:54"),
+        ] {
+            let (tap, mac, model) = (tap.to_owned(), mac.to_owned(), "e1000".to_owned());
+            let emulated_nic = Some(v1::EmulatedNic { model, tap, mac });
+            let bad = RunSpec { emulated_nic, ..asked("e1000", "none") };
+            assert!(matches!(nic(&bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
         for bad in [asked("e1001", "none"), asked("e1000", ""), asked("e1000", "default")] {
             assert!(matches!(nic(&bad), Err(Error::Invalid(_))), "{bad:?}");
         }

@@ -54,7 +54,8 @@ fn run(words: &[&str]) -> Result<String> {
         }
         ["receive", load, warm_up, time] => {
             let (load, times): (NicLoad, _) = (load.parse()?, times(warm_up, time)?);
-            let received = nic::receive(&load, times, &AtomicBool::new(false))?;
+            let anywhere = std::net::Ipv4Addr::UNSPECIFIED.into();
+            let received = nic::receive(&load, anywhere, times, &AtomicBool::new(false))?;
             Ok(serde_json::to_string(&received)?)
         }
         _ => bail!(

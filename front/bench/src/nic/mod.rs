@@ -18,7 +18,7 @@ mod traffic;
 
 pub use compare::compare_nics;
 pub use load::{BadNicLoad, Ends, NicLoad, Traffic};
-pub use paper::paper;
+pub use paper::{PaperFigure, paper};
 pub use plot::nic_plot;
 pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicRun, NicSubject, NicWork};
 pub use table::nic_table;

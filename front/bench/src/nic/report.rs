@@ -14,7 +14,8 @@ pub struct NicMeasured {
     pub sent: Counted,
     /// The receiver's counts.
     pub received: Counted,
-    /// CPU time of the guests' VMMs in the whole turn, ns.
+    /// CPU time of the guests' VMMs from the sender's start to the receiver's end, ns. What the
+    /// daemon uses for Slipway's functions is not in it.
     pub cpu_ns: u64,
     /// Work of the guests' functions in the whole turn, if they count it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,13 +128,17 @@ impl NicReport {
     }
 
     /// Returns, for a subject, the points of the curve that `load` without its rate stands for:
-    /// datagrams offered and received per second, from the least offered rate to the greatest.
+    /// datagrams sent and received per second, from the least offered rate to the greatest. A
+    /// source may send fewer than it is asked for.
     pub fn curve(&self, load: &NicLoad, subject: &str) -> Vec<(f64, f64)> {
         let same = |one: &&NicLoad| one.offered > 0 && one.without_rate() == load.without_rate();
         let mut loads: Vec<&NicLoad> = self.plan.loads.iter().filter(same).collect();
         loads.sort_unstable();
         loads.dedup();
-        let point = |load: &NicLoad| Some((load.offered as f64, self.figures(load, subject)?.rate));
+        let point = |load: &NicLoad| {
+            let figures = self.figures(load, subject)?;
+            Some((figures.sent, figures.rate))
+        };
         loads.into_iter().filter_map(point).collect()
     }
 }
@@ -196,7 +201,7 @@ pub(crate) mod tests {
         let loads = ["udp18-sg-o20k", "udp18-gh-o1k", "udp18-sg-o5k", "udp18-sg"];
         let report = report(&loads, &[("csb", &[7])]);
         let curve = report.curve(&loads[0].parse().unwrap(), "csb");
-        assert_eq!(curve, [(5_000.0, 7.0), (20_000.0, 7.0)]);
+        assert_eq!(curve, [(14.0, 7.0), (14.0, 7.0)]);
         assert!(report.curve(&loads[0].parse().unwrap(), "base").is_empty());
     }
 }

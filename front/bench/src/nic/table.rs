@@ -1,6 +1,6 @@
 //! Formats a report of network interfaces as tables for a terminal.
 
-use super::{NicFigures, NicLoad, NicReport, Traffic, paper};
+use super::{NicFigures, NicLoad, NicReport, PaperFigure, Traffic, paper};
 use crate::duration::{human, rate};
 use crate::table::titled;
 use crate::turns::fault_lines;
@@ -10,9 +10,9 @@ const HEADINGS: [&str; 11] = [
     "rate",
     "spread",
     "sent",
-    "of the first",
+    "of base",
     "paper",
-    "of its first",
+    "of base",
     "CPU",
     "exits",
     "kicks",
@@ -33,13 +33,10 @@ pub(super) fn shown(load: &NicLoad, value: f64) -> String {
 pub fn nic_table(report: &NicReport, colour: bool) -> String {
     let mut text = String::new();
     for load in &report.plan.loads {
-        let (mut first, mut of_paper) = (None, None);
+        let base = base(report, load);
         let row = |name: &String| {
             let figures = report.figures(load, name)?;
-            let base = *first.get_or_insert(figures.rate);
-            let then = paper(name, load);
-            of_paper = of_paper.or(then);
-            Some(row(load, name, &figures, base, then.zip(of_paper)))
+            Some(row(load, name, &figures, base))
         };
         let names = report.subjects.iter().map(|one| &one.name);
         let rows: Vec<_> = names.filter_map(row).collect();
@@ -50,8 +47,9 @@ pub fn nic_table(report: &NicReport, colour: bool) -> String {
     }
     text.push_str(
         "CPU: time of the guests' VMMs for each datagram, MiB of a stream, or exchange. Exits, \
-         kicks and interrupts: for each frame of the guests, as their functions count them. Paper: \
-         Speeding Up Packet I/O in Virtual Machines (2013), tables 4 and 11.\n",
+         kicks and interrupts: for each frame of the guests, as their functions count them. Not in \
+         the CPU time: the daemon's, which serves Slipway's functions. Paper: Speeding Up Packet \
+         I/O in Virtual Machines (2013), tables 4 and 11; * what was sent, and not all received.\n",
     );
     text.push_str(&fault_lines(&report.faults));
     for subject in &report.subjects {
@@ -60,14 +58,26 @@ pub fn nic_table(report: &NicReport, colour: bool) -> String {
     text
 }
 
+/// Returns the rate of the subject to which the others are compared, and the paper's of the same:
+/// the first that the paper has, or else the first.
+fn base(report: &NicReport, load: &NicLoad) -> Option<(f64, Option<f64>)> {
+    let measured = report.subjects.iter().filter_map(|subject| {
+        let rate = report.figures(load, &subject.name)?.rate;
+        Some((rate, paper(&subject.name, load).map(|then| then.rate)))
+    });
+    let all: Vec<_> = measured.collect();
+    all.iter().find(|(_, then)| then.is_some()).or(all.first()).copied()
+}
+
 fn row(
     load: &NicLoad,
     name: &str,
     figures: &NicFigures,
-    base: f64,
-    then: Option<(f64, f64)>,
+    base: Option<(f64, Option<f64>)>,
 ) -> [String; 11] {
     let ratio = |value: f64, of: f64| format!("{:.2}", value / of.max(f64::MIN_POSITIVE));
+    let then = paper(name, load);
+    let star = |then: &PaperFigure| if then.only_sent { "*" } else { "" };
     let cpu_ns = match load.traffic {
         Traffic::Tcp(_) => figures.cpu_ns * f64::from(1 << 20),
         Traffic::Udp(_) | Traffic::RequestResponse => figures.cpu_ns,
@@ -81,9 +91,11 @@ fn row(
         shown(load, figures.rate),
         format!("{:.0}%", figures.spread() * 100.0),
         shown(load, figures.sent),
-        ratio(figures.rate, base),
-        then.map(|(value, _)| shown(load, value)).unwrap_or_default(),
-        then.map(|(value, first)| ratio(value, first)).unwrap_or_default(),
+        base.map(|(first, _)| ratio(figures.rate, first)).unwrap_or_default(),
+        then.map(|then| shown(load, then.rate) + star(&then)).unwrap_or_default(),
+        then.zip(base.and_then(|(_, first)| first))
+            .map(|(then, first)| ratio(then.rate, first))
+            .unwrap_or_default(),
         human(cpu_ns as u64),
         exits,
         kicks,
@@ -99,7 +111,8 @@ mod tests {
 
     #[test]
     fn rows_are_subjects_beside_the_paper() {
-        let subjects = [("base", &[20_000][..]), ("csb", &[200_000]), ("polling", &[1])];
+        let subjects =
+            [("stock", &[7][..]), ("base", &[20_000]), ("csb", &[200_000]), ("polling", &[1])];
         let report = report(&["udp8-gg", "tcp1460-gh", "rr-gh"], &subjects);
         let text = nic_table(&report, false);
         let lines: Vec<Vec<&str>> = text
@@ -108,7 +121,7 @@ mod tests {
             .map(|line| line.split_whitespace().collect())
             .collect();
         assert_eq!(lines[0][1..3], ["200", "kpps"], "{text}");
-        assert!(text.contains("1.53 Mpps") && text.contains("47.69"), "{text}");
+        assert_eq!(lines[0][6..10], ["10.00", "1.53", "Mpps*", "47.69"], "{text}");
         assert!(text.contains("0.5000") && text.contains("polling: <&>"), "{text}");
         assert_eq!(lines[1][1..3], ["1.60", "Mbit/s"], "{text}");
         assert_eq!(lines[2][1..3], ["400", "k/s"], "{text}");

@@ -95,16 +95,15 @@ pub fn send(load: &NicLoad, to: IpAddr, times: Times, stop: &AtomicBool) -> Resu
     }
 }
 
-/// Receives `load` at all addresses of this machine, or answers its requests, until the measured
-/// time is over.
+/// Receives `load` at the address `at`, or answers its requests, until the measured time is over.
 ///
 /// # Errors
-/// If nothing comes within a minute.
-pub fn receive(load: &NicLoad, times: Times, stop: &AtomicBool) -> Result<Counted> {
+/// If nothing comes within a minute, or the port is taken or needs more rights.
+pub fn receive(load: &NicLoad, at: IpAddr, times: Times, stop: &AtomicBool) -> Result<Counted> {
     match load.traffic {
-        Traffic::Udp(_) => receive_datagrams(times, stop),
-        Traffic::Tcp(_) => read_stream(accept(stop)?, times, stop),
-        Traffic::RequestResponse => answer(accept(stop)?),
+        Traffic::Udp(_) => receive_datagrams(at, times, stop),
+        Traffic::Tcp(_) => read_stream(accept(at, stop)?, times, stop),
+        Traffic::RequestResponse => answer(accept(at, stop)?),
     }
 }
 
@@ -140,8 +139,8 @@ fn send_datagrams(
     Ok(window.counted)
 }
 
-fn receive_datagrams(times: Times, stop: &AtomicBool) -> Result<Counted> {
-    let socket = UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, UDP_PORT));
+fn receive_datagrams(at: IpAddr, times: Times, stop: &AtomicBool) -> Result<Counted> {
+    let socket = UdpSocket::bind((at, UDP_PORT));
     let socket = socket.with_context(|| format!("receiving at UDP port {UDP_PORT}"))?;
     socket.set_read_timeout(Some(LOOK))?;
     let (begin, mut window, mut data) = (Instant::now(), Window::new(times), [0; 2048]);
@@ -177,6 +176,7 @@ fn write_stream(
 
 fn read_stream(mut stream: TcpStream, times: Times, stop: &AtomicBool) -> Result<Counted> {
     stream.set_read_timeout(Some(LOOK))?;
+    let begin = Instant::now();
     let (mut window, mut data) = (Window::new(times), vec![0; 128 << 10]);
     loop {
         let count = match stream.read(&mut data) {
@@ -187,6 +187,9 @@ fn read_stream(mut stream: TcpStream, times: Times, stop: &AtomicBool) -> Result
         };
         if !window.see(count) || stop.load(Ordering::Relaxed) {
             return Ok(window.counted);
+        }
+        if window.counted.all == 0 && begin.elapsed() > PATIENCE {
+            bail!("no byte has arrived within {PATIENCE:?}");
         }
     }
 }
@@ -229,8 +232,8 @@ fn connect(to: IpAddr, stop: &AtomicBool) -> Result<TcpStream> {
     }
 }
 
-fn accept(stop: &AtomicBool) -> Result<TcpStream> {
-    let listener = TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, TCP_PORT));
+fn accept(at: IpAddr, stop: &AtomicBool) -> Result<TcpStream> {
+    let listener = TcpListener::bind((at, TCP_PORT));
     let listener = listener.with_context(|| format!("listening at TCP port {TCP_PORT}"))?;
     listener.set_nonblocking(true)?;
     let begin = Instant::now();
@@ -296,7 +299,7 @@ mod tests {
                 // `in_namespace` runs this on a thread whose children share its namespace.
                 std::thread::scope(|scope| {
                     let sender = scope.spawn(|| send(&load, to, SHORT, &stop));
-                    let received = receive(&load, SHORT, &AtomicBool::new(false));
+                    let received = receive(&load, to, SHORT, &AtomicBool::new(false));
                     stop.store(true, Ordering::Relaxed);
                     Ok((sender.join().unwrap()?, received?))
                 })

@@ -49,7 +49,7 @@ pub struct Interface {
     pub about: &'static str,
     pub model: Model,
     pub driver: Driver,
-    /// What a guest runs before each turn.
+    /// The script that a guest runs before each turn.
     pub setup: &'static str,
 }
 
@@ -89,11 +89,11 @@ pub const INTERFACES: [Interface; 10] = [
         about: "an e1000 with our driver and the communication status block",
         model: Model::Slipway("e1000-csb"),
         driver: Driver::Own,
-        setup: ":",
+        setup: "ethtool -C eth0 rx-usecs 0",
     },
     Interface {
         name: "polling",
-        about: "the same, polled on a timer's ticks, half of a processor for programs",
+        about: "the same, polled on a timer's ticks; programs keep most of a busy processor",
         model: Model::Slipway("e1000-csb"),
         driver: Driver::Own,
         setup: "ethtool --set-priv-flags eth0 polling on",
@@ -107,7 +107,7 @@ pub const INTERFACES: [Interface; 10] = [
     },
     Interface {
         name: "qemu-e1000",
-        about: "QEMU's own e1000, driven as base; a Linux bridge between guests",
+        about: "QEMU's own e1000, driven as base; QEMU moderates its interrupts by itself",
         model: Model::Qemu("e1000"),
         driver: Driver::Own,
         setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 0",

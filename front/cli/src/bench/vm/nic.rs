@@ -92,7 +92,7 @@ impl Interfaces {
             self.members.push(member);
         }
         if let Some(taps) = &self.taps {
-            taps.set_bridged(load.ends == Ends::GuestGuest)?;
+            taps.set_bridged(self.members.len() as u8, load.ends == Ends::GuestGuest)?;
         }
         let segmentation = if load.segmentation { "on" } else { "off" };
         let script = format!("{} && ethtool -K eth0 tso {segmentation}", self.kind.setup);
@@ -141,14 +141,13 @@ impl Interfaces {
             let kind = INTERFACES.iter().position(|one| one.name == self.kind.name);
             self.taps = Some(Taps::make(kind.unwrap_or_default() as u8)?);
         }
-        let taps = self.taps.as_mut().context("no TAP interfaces")?;
-        let tap = taps.add();
+        let taps = self.taps.as_ref().context("no TAP interfaces")?;
         let at = number as u8;
-        let (mac, model) = (taps.mac(at), model.to_owned());
+        let (tap, mac, model) = (taps.name(at), taps.mac(at), model.to_owned());
         let addresses = [taps.host(at), taps.guest(at), taps.bridged(at)];
         let emulated_nic = Some(v1::EmulatedNic { model, tap, mac });
         let guest = self.launch(v1::RunSpec { emulated_nic, queues: 0, ..spec }, number)?;
-        let script = self.taps.as_ref().context("no TAP interfaces")?.take()?;
+        let script = taps.take(at)?;
         self.node.wait(guest.shell(&script, Duration::ZERO)).context("the guest's interface")?;
         let vmm = self.listed(&guest)?.vmm_pid;
         Ok(Member { guest, vmm, addresses, function: None })
@@ -160,8 +159,9 @@ impl Interfaces {
         listed.into_iter().find(|one| one.id == guest.id).context("the daemon has lost the guest")
     }
 
-    /// Carries the traffic. Returns what the sender and the receiver have counted.
-    async fn carry(&self, load: &NicLoad) -> Result<(Counted, Counted)> {
+    /// Carries the traffic. Returns what the sender and the receiver have counted, and the CPU time
+    /// of the guests' VMMs from the sender's start to the receiver's end, ns.
+    async fn carry(&self, load: &NicLoad) -> Result<(Counted, Counted, u64)> {
         let [one, two] = match &self.members[..] {
             [one] => [one, one],
             [one, two, ..] => [one, two],
@@ -171,28 +171,40 @@ impl Interfaces {
         let flag = Arc::new(AtomicBool::new(false));
         let receiver = async {
             let received = match load.ends {
-                Ends::GuestHost => self.receive_here(load).await,
+                Ends::GuestHost => self.receive_here(load, one.addresses[0]).await,
                 Ends::HostGuest | Ends::SwitchGuest => self.receive_in(one, load).await,
                 Ends::GuestGuest => self.receive_in(two, load).await,
             };
             // The sender goes on until its receiver has measured.
             flag.store(true, Ordering::Relaxed);
             drop(stop);
-            received
+            anyhow::Ok((received?, self.cpu_ns(load)?))
         };
         let sender = async {
             tokio::time::sleep(HEAD_START).await;
-            match load.ends {
+            let before = self.cpu_ns(load)?;
+            let sent = match load.ends {
                 Ends::GuestHost => self.send_in(one, load, one.addresses[0], stopped).await,
                 Ends::GuestGuest => self.send_in(one, load, two.addresses[2], stopped).await,
                 Ends::HostGuest => self.send_here(load, one.addresses[1], Arc::clone(&flag)).await,
                 Ends::SwitchGuest => self.send_from_port(one, load, Arc::clone(&flag)).await,
-            }
+            };
+            anyhow::Ok((sent?, before))
         };
-        let (received, sent) = tokio::join!(receiver, sender);
-        // A receiver without a sender complains too, and knows less.
-        let sent = sent.context("the sender")?;
-        Ok((sent, received.context("the receiver")?))
+        match tokio::join!(receiver, sender) {
+            (Ok((received, after)), Ok((sent, before))) => {
+                Ok((sent, received, after.saturating_sub(before)))
+            }
+            // The end that failed first knows why; the other one only misses it.
+            (Err(receiver), Err(sender)) => {
+                Err(anyhow!("the receiver: {receiver:#}; the sender: {sender:#}"))
+            }
+            (received, sent) => {
+                sent.context("the sender")?;
+                Err(received.err().unwrap_or_else(|| anyhow!("no end failed")))
+                    .context("the receiver")
+            }
+        }
     }
 
     fn limit(&self) -> Duration {
@@ -215,9 +227,9 @@ impl Interfaces {
         counted(&member.guest.until(&script, self.limit(), stopped).await?)
     }
 
-    async fn receive_here(&self, load: &NicLoad) -> Result<Counted> {
+    async fn receive_here(&self, load: &NicLoad, at: IpAddr) -> Result<Counted> {
         let (load, times) = (*load, self.times);
-        self.on_host(move || receive(&load, times, &AtomicBool::new(false))).await
+        self.on_host(move || receive(&load, at, times, &AtomicBool::new(false))).await
     }
 
     async fn send_here(
@@ -271,8 +283,9 @@ impl Interfaces {
         let sent = sent.await;
         let mut networks = self.node.networks();
         let removed = networks.remove_port(network_v1::RemovePortRequest { name }).await;
+        let sent = sent??;
         removed.map_err(|status| refused(&status))?;
-        sent?
+        Ok(sent)
     }
 
     /// Returns what the functions of the guests that take part have done until now, if all of them
@@ -322,11 +335,10 @@ impl Subject for Interfaces {
 
     fn run(&mut self, load: &NicLoad) -> Result<NicMeasured> {
         self.prepare(load)?;
-        let before = (self.node.wait(self.work(load))?, self.cpu_ns(load)?);
-        let (sent, received) = self.node.wait(self.carry(load))?;
-        let after = (self.node.wait(self.work(load))?, self.cpu_ns(load)?);
-        let cpu_ns = after.1.saturating_sub(before.1);
-        let work = after.0.zip(before.0).map(|(after, before)| after.since(&before));
+        let before = self.node.wait(self.work(load))?;
+        let (sent, received, cpu_ns) = self.node.wait(self.carry(load))?;
+        let after = self.node.wait(self.work(load))?;
+        let work = after.zip(before).map(|(after, before)| after.since(&before));
         Ok(NicMeasured { sent, received, cpu_ns, work })
     }
 }

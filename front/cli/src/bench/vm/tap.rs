@@ -65,7 +65,6 @@ pub struct Taps {
     pub namespace: Namespace,
     /// Tells the interfaces of several kinds apart, 0 to 99.
     number: u8,
-    count: u8,
 }
 
 impl Taps {
@@ -75,20 +74,19 @@ impl Taps {
         let namespace = Namespace::make()?;
         namespace.ip("link add bridge type bridge mcast_snooping 0")?;
         namespace.ip("link set bridge up")?;
-        Ok(Self { namespace, number, count: 0 })
+        Ok(Self { namespace, number })
     }
 
-    /// Returns the name of the next guest's interface. The guest's VMM makes it, among those of the
-    /// host, and it goes with the VMM.
-    pub fn add(&mut self) -> String {
-        self.count += 1;
-        self.tap(self.count)
+    /// Returns the name of the interface of a guest, from 1 on. The guest's VMM makes it, among
+    /// those of the host, and it goes with the VMM.
+    pub fn name(&self, guest: u8) -> String {
+        format!("slwb{}-{}t{guest}", std::process::id() % 100_000, self.number)
     }
 
-    /// Moves the interface of the last guest, which runs, to where it is measured. Returns
+    /// Moves the interface of a guest, which runs, to where it is measured. Returns
     /// the script that gives the guest its addresses.
-    pub fn take(&self) -> Result<String> {
-        let (guest, tap) = (self.count, self.tap(self.count));
+    pub fn take(&self, guest: u8) -> Result<String> {
+        let tap = self.name(guest);
         let mut command = Command::new("ip");
         command.args(["link", "set", &tap, "netns", &self.namespace.path]);
         run(command)?;
@@ -106,11 +104,12 @@ impl Taps {
         format!("52:54:00:00:{:02x}:{guest:02x}", self.number)
     }
 
-    /// Has the interfaces be ports of the bridge, or interfaces of the host with addresses.
-    pub fn set_bridged(&self, bridged: bool) -> Result<()> {
+    /// Has the interfaces of the first `guests` guests be ports of the bridge, or interfaces of the
+    /// host with addresses.
+    pub fn set_bridged(&self, guests: u8, bridged: bool) -> Result<()> {
         let master = if bridged { "master bridge" } else { "nomaster" };
-        let set = |guest| self.namespace.ip(&format!("link set {} {master}", self.tap(guest)));
-        (1..=self.count).try_for_each(set)
+        let set = |guest| self.namespace.ip(&format!("link set {} {master}", self.name(guest)));
+        (1..=guests).try_for_each(set)
     }
 
     /// Returns the host's address at the interface of a guest.
@@ -126,10 +125,6 @@ impl Taps {
     /// Returns the address by which guests reach a guest over the bridge.
     pub fn bridged(&self, guest: u8) -> IpAddr {
         Ipv4Addr::new(198, 19, 1, guest).into()
-    }
-
-    fn tap(&self, guest: u8) -> String {
-        format!("slwb{}-{}t{guest}", std::process::id() % 100_000, self.number)
     }
 }
 
