@@ -157,11 +157,11 @@ down_and_up() {
     wait $shaking || fail "$1: no answer after the interface was down: $(tail "$work/shake")"
 }
 
-# boot_jumbo KIND CPUS: a guest in the network `wide`, whose MTU is 9000. The peers of the first network serve there, too.
+# boot_jumbo KIND CPUS OPTION…: a guest in the network `wide`, whose MTU is 9000. The peers of the first network serve there, too.
 boot_jumbo() {
     "$slipway" network rm wide >/dev/null 2>&1  # Of a run that was killed.
     "$slipway" network create wide --mtu 9000 >/dev/null || fail "network create"
-    boot "$1" "$2" --network wide
+    boot "$1" "$2" --network wide "${@:3}"
 }
 # jumbo NAME: frames of 9000 bytes both ways, before and after an MTU of 1500.
 jumbo() {

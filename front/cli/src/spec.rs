@@ -83,6 +83,7 @@ pub fn machine(
         wait_network: network.wait_network,
         queues: network.queues.unwrap_or(0),
         nic: network.nic.clone().unwrap_or_default(),
+        interrupt_interval_ns: network.nic_interval.map_or(0, |time| time.as_nanos() as u64),
         vf_pool: network.vf.clone().unwrap_or_default(),
         socket_engine: if network.sockets { socket_engine(run_dir)? } else { String::new() },
         ..v1::RunSpec::default()

@@ -26,6 +26,9 @@ pub use pooled::holds;
 pub const STAGE: &str = "network";
 /// The setting for no network.
 pub const NONE: &str = "none";
+/// The longest interval that an e1000's register ITR has: 16 bits of 256 ns (Intel's manual of the
+/// 8254x, section 13.4.18).
+const LONGEST_INTERVAL_NS: u64 = 65_535 * 256;
 /// The setting for the default network on a host that can have networks.
 const AUTO: &str = "auto";
 /// The name of the network that is created when it is first needed.
@@ -68,6 +71,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     let nic = check_interface(spec)?;
     pooled::check(spec, nic)?;
     let asks = asks || !spec.nic.is_empty() || !spec.vf_pool.is_empty();
+    let asks = asks || spec.interrupt_interval_ns > 0;
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // A user who asks for anything of a network gets the networks' error about what is missing.
@@ -111,6 +115,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         wait: spec.wait_network,
         queues: spec.queues,
         nic,
+        interrupt_interval_ns: spec.interrupt_interval_ns,
         namespace: None,
         pool: pooled::chosen(node, spec, nic),
     };
@@ -126,6 +131,14 @@ fn check_interface(spec: &RunSpec) -> Result<Nic> {
     }
     if spec.queues > 1 && nic != Nic::Virtio {
         let what = "an e1000 has one queue pair: leave --queues out, or choose --nic virtio";
+        return Err(Error::Invalid(what.to_owned()));
+    }
+    if spec.interrupt_interval_ns > 0 && nic == Nic::Virtio {
+        let what = "only an e1000 has an interval between interrupts: choose --nic e1000 too";
+        return Err(Error::Invalid(what.to_owned()));
+    }
+    if spec.interrupt_interval_ns > LONGEST_INTERVAL_NS {
+        let what = "an interval between interrupts is at most 16.7 ms: choose a shorter one";
         return Err(Error::Invalid(what.to_owned()));
     }
     Ok(nic)
@@ -220,6 +233,7 @@ pub async fn serve(
             spoof_check: true,
             vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
             model: model(network.nic).into(),
+            interrupt_interval_ns: network.interrupt_interval_ns,
             ..Default::default()
         }),
     };

@@ -160,6 +160,7 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
         (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
         (!spec.nic.is_empty(), "a kind of network interface"),
+        (spec.interrupt_interval_ns != 0, "an interval between interrupts"),
         (!spec.volumes.is_empty(), "volumes"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),

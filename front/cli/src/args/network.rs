@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use crate::size::parse_duration;
+
 #[derive(Clone, Debug, Args)]
 pub struct NetworkArgs {
     /// Network that the sandbox joins, or "none". The network "default" is made when it is first
@@ -39,6 +41,10 @@ pub struct NetworkArgs {
     /// [default: virtio]
     #[arg(long, value_name = "KIND", value_parser = ["virtio", "e1000", "e1000-csb"])]
     pub nic: Option<String>,
+    /// The shortest time between two interrupts of an e1000, as 64us, whatever its driver asks for;
+    /// at most 16.7ms [default: as the driver wants]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "nic")]
+    pub nic_interval: Option<std::time::Duration>,
     /// Take the sandbox's interface from this pool of virtual functions (`slipway vf create POOL
     /// --switch NETWORK`), which were made before [default: the settings' `vf_pool`, or one is
     /// made]

@@ -82,6 +82,7 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         wait: spec.wait_network,
         queues: spec.queues,
         nic: spec.nic.parse().unwrap_or_default(),
+        interrupt_interval_ns: spec.interrupt_interval_ns,
         pool: None,
         namespace: Some(NamespaceInterface {
             interface: found.name,

@@ -239,6 +239,7 @@ mod tests {
             wait: false,
             queues: 0,
             nic: Nic::Virtio,
+            interrupt_interval_ns: 0,
             namespace: None,
             pool: None,
         }

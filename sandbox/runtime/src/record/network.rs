@@ -39,6 +39,10 @@ pub struct Network {
     /// The kind of the sandbox's interface.
     #[serde(default)]
     pub nic: Nic,
+    /// The shortest time between two interrupts of an e1000 in ns, whatever its driver asks for; 0:
+    /// as the driver wants.
+    #[serde(default)]
+    pub interrupt_interval_ns: u64,
     /// The settings of an interface that somebody else made in a network namespace, or `None` for
     /// an interface in a network. `name` is the namespace's path then, and `ipv4` and `ipv6` are
     /// the first addresses, or empty.
