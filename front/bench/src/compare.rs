@@ -14,7 +14,7 @@ pub(crate) const LEAST_ROUNDS: usize = 3;
 /// Returns the verdict on the ratio of two rates, given the spread of the rounds relative to the
 /// rate as `noise`. A difference counts as real if it exceeds the noise; too few rounds give no
 /// verdict.
-pub(crate) fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
+fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
     match ratio - 1.0 {
         _ if rounds < LEAST_ROUNDS => "needs three rounds",
         difference if difference > noise => "faster",
@@ -22,6 +22,30 @@ pub(crate) fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static st
         _ => "noise",
     }
 }
+
+/// Formats a row about a rate in two reports: both as text, `ratio` of the later to the earlier
+/// one, and whether it differs by more than `noise`, the greater spread of the rounds of both.
+pub(crate) fn rate_row(
+    name: String,
+    [before, now]: [String; 2],
+    ratio: f64,
+    noise: f64,
+    rounds: u32,
+) -> [String; 5] {
+    let verdict = rate_verdict(ratio, noise, rounds as usize);
+    [name, before, now, format!("{ratio:.2}"), verdict.to_owned()]
+}
+
+/// Formats rows of [`rate_row`] as a table with a newline at the end.
+pub(crate) fn rate_table(rows: &[[String; 5]]) -> String {
+    if rows.is_empty() {
+        return NOTHING_IN_COMMON.to_owned();
+    }
+    grid(&["load, subject", "before", "now", "ratio", ""], rows, |_, line| line)
+}
+
+/// The text in place of a table without rows.
+const NOTHING_IN_COMMON: &str = "The reports have nothing in common.\n";
 
 /// The values that the noise is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,9 +240,9 @@ pub(crate) fn time_row(
 /// Formats rows of [`time_row`] as a table with a newline at the end.
 pub(crate) fn time_table(rows: &[[String; 6]]) -> String {
     if rows.is_empty() {
-        return "The reports have nothing in common.\n".to_owned();
+        return NOTHING_IN_COMMON.to_owned();
     }
-    crate::table::grid(&TIME_HEADINGS, rows, |_, line| line)
+    grid(&TIME_HEADINGS, rows, |_, line| line)
 }
 
 pub(crate) fn mean(values: &[f64]) -> f64 {

@@ -151,6 +151,12 @@ fn ratio(part: u128, whole: u128) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
+/// Returns the least and the greatest of `values`; infinities for no values.
+pub(crate) fn range(values: &[f64]) -> (f64, f64) {
+    let none = (f64::INFINITY, f64::NEG_INFINITY);
+    values.iter().fold(none, |(least, most), value| (least.min(*value), most.max(*value)))
+}
+
 /// Returns the middle of `values`, or the mean of the two in the middle; 0 for no values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AttachLoad;
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
-use crate::statistics::median;
+use crate::statistics::{median, range};
 
 /// The result of a turn: all owners have their VFs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,9 +66,7 @@ impl AttachReport {
             turns.clone().map(|one| value(&one) as f64).collect()
         };
         let times = all(|one| one.all_ns);
-        let (least, most) = (f64::INFINITY, f64::NEG_INFINITY);
-        let range =
-            times.iter().fold((least, most), |(low, high), at| (low.min(*at), high.max(*at)));
+        let range = range(&times);
         let refills: Vec<f64> =
             turns.clone().filter_map(|one| one.refill_ns).map(|ns| ns as f64).collect();
         Some(AttachFigures {

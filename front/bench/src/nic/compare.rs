@@ -2,31 +2,25 @@
 
 use super::NicReport;
 use super::table::shown;
-use crate::compare::rate_verdict;
-use crate::table::grid;
-
-const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
+use crate::compare::{rate_row, rate_table};
 
 /// Formats a row for each load and subject that both reports have. A difference counts as real if
 /// it exceeds the spread of the rounds of both reports; a single round has no known spread.
 pub fn compare_nics(before: &NicReport, now: &NicReport) -> String {
     let mut rows = Vec::new();
-    let rounds = before.plan.rounds.min(now.plan.rounds) as usize;
+    let rounds = before.plan.rounds.min(now.plan.rounds);
     for load in &now.plan.loads {
         for subject in &now.subjects {
             let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
             let Some((old, new)) = both else { continue };
             let ratio = new.rate / old.rate.max(f64::MIN_POSITIVE);
-            let verdict = rate_verdict(ratio, old.spread().max(new.spread()), rounds);
+            let noise = old.spread().max(new.spread());
             let name = format!("{load} {}", subject.name);
-            let (old, new) = (shown(load, old.rate), shown(load, new.rate));
-            rows.push([name, old, new, format!("{ratio:.2}"), verdict.to_owned()]);
+            let both = [shown(load, old.rate), shown(load, new.rate)];
+            rows.push(rate_row(name, both, ratio, noise, rounds));
         }
     }
-    if rows.is_empty() {
-        return "The reports have nothing in common.\n".to_owned();
-    }
-    grid(&HEADINGS, &rows, |_, line| line)
+    rate_table(&rows)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::traffic::Counted;
 use super::{NicLoad, Traffic};
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
-use crate::statistics::median;
+use crate::statistics::{median, range};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,9 +111,7 @@ impl NicReport {
             turns.clone().map(|one| value(&one)).collect()
         };
         let rates = all(&|one| rate(one.measured(load)));
-        let range = rates
-            .iter()
-            .fold((f64::INFINITY, 0_f64), |(low, high), rate| (low.min(*rate), high.max(*rate)));
+        let range = range(&rates);
         let works: Vec<[f64; 3]> =
             turns.clone().filter_map(|one| Some(one.work?.for_each_frame())).collect();
         let work = (!works.is_empty())

@@ -125,7 +125,7 @@ fn send_datagrams(
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             }
-            // What is overdue by more than that is not made up for.
+            // A sender that wakes late makes up for `LATE` datagrams at most.
             number = number.max(due.saturating_sub(LATE)) + 1;
         }
         match socket.send(&data) {

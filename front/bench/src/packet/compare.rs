@@ -1,10 +1,7 @@
 //! Compares two reports of packets.
 
 use super::PacketReport;
-use crate::compare::rate_verdict;
-use crate::table::grid;
-
-const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
+use crate::compare::{rate_row, rate_table};
 
 /// Formats a row for each load and subject that both reports have. A difference counts as real if
 /// it exceeds the spread of the rounds of both reports; a single round has no known spread.
@@ -17,17 +14,13 @@ pub fn compare_packets(before: &PacketReport, now: &PacketReport) -> String {
             let ratio = new.delivered / old.delivered.max(f64::MIN_POSITIVE);
             let noise = old.spread().max(new.spread());
             let rounds = before.plan.rounds.min(now.plan.rounds);
-            let verdict = rate_verdict(ratio, noise, rounds as usize);
             let mpps = |rate: f64| format!("{:.2}", rate / 1e6);
             let name = format!("{load} {}", subject.name);
-            let (old, new) = (mpps(old.delivered), mpps(new.delivered));
-            rows.push([name, old, new, format!("{ratio:.2}"), verdict.to_owned()]);
+            let both = [mpps(old.delivered), mpps(new.delivered)];
+            rows.push(rate_row(name, both, ratio, noise, rounds));
         }
     }
-    if rows.is_empty() {
-        return "The reports have nothing in common.\n".to_owned();
-    }
-    grid(&HEADINGS, &rows, |_, line| line)
+    rate_table(&rows)
 }
 
 #[cfg(test)]

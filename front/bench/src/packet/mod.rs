@@ -39,6 +39,7 @@ pub(crate) use load::count;
 pub use memif::Memif;
 pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
+pub use process::run as run_command;
 pub use report::{
     Neighbour, PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject,
     Work, measure_packets,

@@ -1,11 +1,8 @@
 //! Compares two reports of sockets.
 
 use super::SocketReport;
-use crate::compare::rate_verdict;
+use crate::compare::{rate_row, rate_table};
 use crate::duration::human;
-use crate::table::grid;
-
-const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
 
 /// Formats a row for each load and subject that both reports have: gigabits per second, or the
 /// median round trip. A difference counts as real if it exceeds the spread of the rounds of both
@@ -19,19 +16,15 @@ pub fn compare_sockets(before: &SocketReport, now: &SocketReport) -> String {
             let ratio = new.main() / old.main();
             let noise = old.spread.max(new.spread);
             let rounds = before.plan.rounds.min(now.plan.rounds);
-            let verdict = rate_verdict(ratio, noise, rounds as usize);
             let show = |figures: &super::SocketFigures| match figures.latency {
                 Some([p50, ..]) => human(p50 as u64),
                 None => format!("{:.2}", figures.bytes * 8.0 / 1e9),
             };
             let name = format!("{load} {}", subject.name);
-            rows.push([name, show(&old), show(&new), format!("{ratio:.2}"), verdict.to_owned()]);
+            rows.push(rate_row(name, [show(&old), show(&new)], ratio, noise, rounds));
         }
     }
-    if rows.is_empty() {
-        return "The reports have nothing in common.\n".to_owned();
-    }
-    grid(&HEADINGS, &rows, |_, line| line)
+    rate_table(&rows)
 }
 
 #[cfg(test)]

@@ -38,18 +38,16 @@ where
     }
 }
 
-/// Returns the loads that the user named, or those in `all`.
+/// Returns the loads that the user named as text, or those in `all`.
 ///
 /// # Errors
 /// If a text is not a valid load.
-pub(super) fn parsed<L: FromStr>(asked: &[String], all: &[&str]) -> Result<Vec<L>>
+pub(super) fn parsed<L: FromStr + Clone>(asked: &[String], all: &[&str]) -> Result<Vec<L>>
 where
     anyhow::Error: From<L::Err>,
 {
-    if asked.is_empty() {
-        return all.iter().map(|text| Ok(text.parse()?)).collect();
-    }
-    asked.iter().map(|text| Ok(text.parse()?)).collect()
+    let asked = asked.iter().map(|text| Ok(text.parse()?));
+    loads(&asked.collect::<Result<Vec<L>>>()?, all)
 }
 
 /// Returns the turns if any was measured.

@@ -53,6 +53,9 @@ pub struct Interface {
     pub setup: &'static str,
 }
 
+/// The setup of our driver without any of the paper's techniques.
+const PLAIN: &str = "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 0";
+
 /// The kinds of interface, in the order of their turns.
 pub const INTERFACES: [Interface; 10] = [
     Interface {
@@ -67,7 +70,7 @@ pub const INTERFACES: [Interface; 10] = [
         about: "an e1000 with our driver and none of the paper's techniques",
         model: Model::Slipway("e1000"),
         driver: Driver::Own,
-        setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 0",
+        setup: PLAIN,
     },
     Interface {
         name: "itr",
@@ -110,7 +113,7 @@ pub const INTERFACES: [Interface; 10] = [
         about: "QEMU's own e1000, driven as base; QEMU moderates its interrupts by itself",
         model: Model::Qemu("e1000"),
         driver: Driver::Own,
-        setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 0",
+        setup: PLAIN,
     },
     Interface {
         name: "qemu-sc",

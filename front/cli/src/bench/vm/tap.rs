@@ -10,8 +10,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use slipway_bench::packet::run_command;
 
 /// A network namespace that exists as long as this and its clones.
 #[derive(Clone)]
@@ -46,7 +47,7 @@ impl Namespace {
     /// Moves the calling thread into the namespace, for good.
     ///
     /// # Errors
-    /// Those of setns(2).
+    /// The errors of setns(2).
     pub fn enter(&self) -> Result<()> {
         let kind = Some(LinkNameSpaceType::Network);
         Ok(rustix::thread::move_into_link_name_space(self.file.as_fd(), kind)?)
@@ -56,7 +57,7 @@ impl Namespace {
     fn ip(&self, arguments: &str) -> Result<()> {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.path)).arg("ip").args(arguments.split(' '));
-        run(command)
+        run(&mut command)
     }
 }
 
@@ -89,7 +90,7 @@ impl Taps {
         let tap = self.name(guest);
         let mut command = Command::new("ip");
         command.args(["link", "set", &tap, "netns", &self.namespace.path]);
-        run(command)?;
+        run(&mut command)?;
         self.namespace.ip(&format!("addr add {}/24 dev {tap}", self.host(guest)))?;
         self.namespace.ip(&format!("link set {tap} up"))?;
         let addresses = [self.guest(guest), self.bridged(guest)];
@@ -128,15 +129,6 @@ impl Taps {
     }
 }
 
-fn run(mut command: Command) -> Result<()> {
-    let output = command.output().with_context(|| {
-        format!(
-            "cannot start {} (Debian's packages iproute2, util-linux)",
-            command.get_program().display()
-        )
-    })?;
-    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {}", words.join(" "), said.trim());
-    Ok(())
+fn run(command: &mut Command) -> Result<()> {
+    run_command(command).context("QEMU's interfaces need root, iproute2 and util-linux")
 }
