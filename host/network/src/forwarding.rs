@@ -16,20 +16,26 @@
 //! - IPv6 of kernels before 6.17 has only the switch for the whole host. It is used there, with the
 //!   same rule. Interfaces that learn their routes from router advertisements are told to go on.
 //! - When the last network with a way out goes, the former state is restored. It is recorded in a
-//!   file that does not survive a restart of the machine, as the switches do not.
+//!   file that does not survive a restart of the machine, as the switches do not. A lock beside the
+//!   file keeps daemons apart: one that restores the state while another switches forwarding on
+//!   would remove the record and leave some switches on for ever.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use slipway_lock::Lock;
 
 use crate::host::DEVICE;
 use crate::{Error, Result};
 
 const PROC: &str = "/proc/sys/net";
+/// The longest wait for another daemon that changes the switches, which takes it milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The address families for which the host forwards for networks of sandboxes alone: all other
 /// packets of the family must be dropped.
@@ -118,11 +124,13 @@ impl Forwarding {
     }
 
     /// Switches forwarding on for the families of `alone`. The packet filter must have its rules
-    /// already.
+    /// already, and the interface of a network must exist. Sleeps while another daemon changes the
+    /// switches.
     ///
     /// # Errors
     /// [`Error::Host`].
     pub fn open(&self, alone: Alone) -> Result<()> {
+        let _lock = self.lock()?;
         let mut before = self.load();
         // If the host now forwards for its own reasons, that must not be undone later.
         before.four = before.four.filter(|_| alone.four);
@@ -149,14 +157,19 @@ impl Forwarding {
     }
 
     /// Restores the former state, unless networks of another daemon exist (`own` are this one's
-    /// interfaces).
-    pub fn close(&self, own: &BTreeSet<&str>) {
+    /// interfaces). Sleeps while another daemon changes the switches.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if another daemon keeps the lock; nothing is changed then.
+    pub fn close(&self, own: &BTreeSet<String>) -> Result<()> {
         if !self.file.exists() {
-            return;
+            return Ok(());
         }
-        let others = |name: &String| name.starts_with(DEVICE) && !own.contains(name.as_str());
-        if interfaces(FOUR.family).iter().any(others) {
-            return;
+        let _lock = self.lock()?;
+        let others = |name: &String| name.starts_with(DEVICE) && !own.contains(name);
+        // A daemon makes its interface before it waits for the lock in `open`.
+        if !self.file.exists() || interfaces(FOUR.family).iter().any(others) {
+            return Ok(());
         }
         let before = self.load();
         if let Some(before) = before.four.filter(|_| !is_set(&whole_four())) {
@@ -170,6 +183,20 @@ impl Forwarding {
             takers.iter().for_each(|name| drop(fs::write(accept_ra(name), "1")));
         }
         let _ = fs::remove_file(&self.file);
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<Lock> {
+        let lock = || -> std::io::Result<Lock> {
+            self.make_dir()?;
+            let path = self.file.with_extension("lock");
+            Lock::within(&path, PATIENCE).map_err(std::io::Error::other)
+        };
+        lock().map_err(Error::host("cannot change IP forwarding"))
+    }
+
+    fn make_dir(&self) -> std::io::Result<()> {
+        self.file.parent().map_or(Ok(()), fs::create_dir_all)
     }
 
     fn load(&self) -> Before {
@@ -182,9 +209,6 @@ impl Forwarding {
             return Ok(());
         }
         let save = || -> std::io::Result<()> {
-            if let Some(dir) = self.file.parent() {
-                fs::create_dir_all(dir)?;
-            }
             let aside = self.file.with_extension("new");
             let mut options = fs::File::options();
             options.write(true).create(true).truncate(true).mode(0o600);

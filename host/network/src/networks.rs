@@ -18,6 +18,7 @@ use slipway_plane_api::v1 as plane_v1;
 use tokio::sync::Mutex;
 use tonic::Code;
 
+use self::namespaces::blocking;
 use crate::allocate::{self, Wish, choose};
 use crate::attachment::{Attachment, Store};
 use crate::dns::{Server, Zone};
@@ -288,6 +289,10 @@ impl Networks {
         // Even if no network is up: the rules of the last daemon may be in force.
         if !state.networks.is_empty() {
             outcome = outcome.and(self.apply(&mut state).await);
+        } else {
+            // A daemon with other networks may have been killed.
+            let forwarding = Forwarding::new(self.settings.forwarding.clone());
+            stop_forwarding(&forwarding, BTreeSet::new()).await;
         }
         outcome
     }
@@ -427,7 +432,7 @@ impl Networks {
         let leads_out = up.iter().any(|network| !network.internal);
         let alone = if leads_out { forwarding.alone() } else { Alone::default() };
         if !leads_out {
-            forwarding.close(&up.iter().map(|network| network.device.as_str()).collect());
+            stop_forwarding(&forwarding, devices(&up)).await;
             state.forwards = None;
         }
         let Settings { table, reach, .. } = &self.settings;
@@ -437,7 +442,7 @@ impl Networks {
             state.rules = Some(rules);
         }
         if leads_out && state.forwards != Some(alone) {
-            forwarding.open(alone)?;
+            blocking(move || forwarding.open(alone)).await?;
             state.forwards = Some(alone);
         }
         Ok(())
@@ -502,6 +507,19 @@ impl Drop for ServerThread {
             // The next server has the same addresses.
             let _ = thread.join();
         }
+    }
+}
+
+fn devices(networks: &[&Network]) -> BTreeSet<String> {
+    networks.iter().map(|network| network.device.clone()).collect()
+}
+
+/// Restores the host's forwarding switches, unless daemons with other interfaces than `own` use
+/// them.
+async fn stop_forwarding(forwarding: &Forwarding, own: BTreeSet<String>) {
+    let forwarding = forwarding.clone();
+    if let Err(error) = blocking(move || forwarding.close(&own)).await {
+        tracing::warn!(%error, "the host goes on forwarding until the next change");
     }
 }
 

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use slipway_lock::Lock;
 use slipway_network::reach::Policy;
 use slipway_network::{Networks, Settings};
 use slipway_plane::Plane;
@@ -145,6 +146,10 @@ fn in_namespace<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F + S
             return println!("SKIPPED: {test}: needs /dev/net/tun");
         }
         run("ip link set lo up");
+        // A new namespace may take its defaults from the host, where another daemon may run.
+        for default in ["ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding"] {
+            std::fs::write(Path::new("/proc/sys/net").join(default), "0").unwrap();
+        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(body());
     });
@@ -159,15 +164,19 @@ struct Rig {
 async fn open(dir: &Path, reach: Policy) -> Rig {
     let plane = Plane::new(slipway_plane::Settings::default()).unwrap();
     let client = PlaneClient::new(plane.connect().await.unwrap());
-    let settings = Settings {
+    let networks = Networks::open(settings(dir, reach), client).unwrap();
+    Rig { _plane: plane, networks }
+}
+
+fn settings(dir: &Path, reach: Policy) -> Settings {
+    Settings {
         dir: dir.join("networks"),
         ports_dir: dir.to_owned(),
         table: "slipway_test".into(),
         resolv_conf: dir.join("resolv.conf"),
         reach,
         forwarding: dir.join("run/forwarding.json"),
-    };
-    Rig { _plane: plane, networks: Networks::open(settings, client).unwrap() }
+    }
 }
 
 impl Rig {
@@ -410,5 +419,51 @@ fn forwarding_is_as_before_when_the_last_network_has_gone_as_root() {
         rig.networks.leave("a").await.unwrap();
         rig.networks.remove("default").await.unwrap();
         assert_eq!([switch("ipv4/ip_forward"), four("right0")], ["1", "1"]);
+    });
+}
+
+#[test]
+fn forwarding_is_left_alone_while_another_daemon_changes_it_as_root() {
+    in_namespace("forwarding_is_left_alone_while_another_daemon_changes_it_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let [_left, _right] = neighbours();
+        let record = dir.path().join("run/forwarding.json");
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        let other = Lock::try_take(&record.with_extension("lock")).unwrap();
+        let namespace = File::open("/proc/thread-self/ns/net").unwrap();
+        let is_open = || switch("ipv4/conf/right0/forwarding") == "1";
+        let recorded = record.clone();
+        let holder = std::thread::spawn(move || {
+            // SAFETY: setns(2) takes no pointers, and concerns this thread alone.
+            assert_eq!(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
+            // The interface is there before the lock is asked for.
+            let begun = Instant::now();
+            while !Path::new("/proc/sys/net/ipv4/conf/slip0").exists() {
+                assert!(begun.elapsed() < PATIENCE, "the daemon makes no interface");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            let before = (is_open(), recorded.exists());
+            drop(other);
+            before
+        });
+        let rig = open(dir.path(), Policy::default()).await;
+        rig.join().await;
+        assert_eq!(holder.join().unwrap(), (false, false));
+        assert!(is_open());
+        // The lock of a daemon that hangs is not waited for longer than some seconds.
+        let other = Lock::try_take(&dir.path().join("run/forwarding.lock")).unwrap();
+        rig.networks.leave("a").await.unwrap();
+        rig.networks.remove("default").await.unwrap();
+        assert!(is_open());
+        drop(other);
+        // The next daemon restores the switches, whatever networks it has.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let mut settings = settings(elsewhere.path(), Policy::default());
+        settings.forwarding = record.clone();
+        let client = PlaneClient::new(rig._plane.connect().await.unwrap());
+        let next = Networks::open(settings, client).unwrap();
+        next.reconcile(&std::collections::BTreeSet::new()).await.unwrap();
+        assert!(!is_open() && !record.exists());
     });
 }
