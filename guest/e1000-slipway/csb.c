@@ -66,6 +66,12 @@ void slip_csb_free(struct slip_nic *nic)
 	nic->csb = NULL;
 }
 
+/* Descriptors up to the place @at since the ring began: a place alone is the same in each lap. */
+static u32 slip_csb_count(const struct slip_tx *tx, u16 at)
+{
+	return tx->reclaimed + slip_steps(tx->clean, at, tx->count);
+}
+
 /*
  * Returns whether the last kick is still on its way: the device has not come to the tail that was
  * kicked for. It looks at the tail once more behind that, before it sleeps. A kick of an earlier
@@ -73,12 +79,9 @@ void slip_csb_free(struct slip_nic *nic)
  */
 static bool slip_csb_is_kicked(struct slip_nic *nic)
 {
-	const struct slip_tx *tx = &nic->tx;
-	u16 to_tail = slip_steps(tx->clean, nic->kicked_tail, tx->count);
-	u16 to_head = slip_steps(tx->clean, slip_csb_sent(nic), tx->count);
-	u16 queued = slip_steps(tx->clean, tx->next, tx->count);
+	u32 sent = slip_csb_count(&nic->tx, slip_csb_sent(nic));
 
-	return nic->kicked && nic->kicked_at == jiffies && to_head < to_tail && to_tail <= queued;
+	return nic->kicked && nic->kicked_at == jiffies && (s32)(nic->kicked_for - sent) > 0;
 }
 
 /*
@@ -101,7 +104,7 @@ bool slip_csb_send(struct slip_nic *nic, u16 tail)
 	if (slip_csb_is_kicked(nic))
 		return false;
 	nic->kicked = true;
-	nic->kicked_tail = tail;
+	nic->kicked_for = slip_csb_count(&nic->tx, tail);
 	nic->kicked_at = jiffies;
 	return true;
 }

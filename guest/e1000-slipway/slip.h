@@ -68,6 +68,7 @@ struct slip_tx {
 	u16 count;
 	u16 next;	/* the first free descriptor */
 	u16 clean;	/* the first that was not reclaimed */
+	u32 reclaimed;	/* descriptors since the ring began, modulo 2^32 */
 	u16 told;	/* the tail that the device knows */
 	u16 unreported;	/* descriptors since the last that reports */
 	/* Places of descriptors that report, oldest first: a ring with as many entries. */
@@ -138,10 +139,11 @@ struct slip_nic {
 	dma_addr_t csb_dma;
 	u32 kick_register;	/* by whose write the device is woken, with the block */
 	/*
-	 * With the block: a kick that the device may not have noticed yet, its tail and its time.
+	 * With the block: a kick that the device may not have noticed yet, the descriptors up to
+	 * its tail since the ring began, and its time.
 	 */
 	bool kicked;
-	u16 kicked_tail;
+	u32 kicked_for;
 	unsigned long kicked_at;
 	bool runs;	/* the rings are the device's; changes under the address lock, too */
 	u32 flags;

@@ -73,6 +73,7 @@ static void slip_tx_reclaim(struct slip_nic *nic, u16 until, int budget)
 			napi_consume_skb(slot->skb, budget);
 		slot->skb = NULL;
 		tx->clean = slip_after(tx->clean, tx->count);
+		tx->reclaimed++;
 	}
 }
 
@@ -103,6 +104,7 @@ void slip_tx_start(struct slip_nic *nic)
 
 	tx->next = 0;
 	tx->clean = 0;
+	tx->reclaimed = 0;
 	tx->told = 0;
 	tx->unreported = 0;
 	tx->report_first = 0;

@@ -121,8 +121,8 @@ part_volumes() {
     same "the downward API's file" "$(in_one 'cat /pod/name')" volumes
     in_one 'test -s /var/run/secrets/kubernetes.io/serviceaccount/token' || fail "there is no service account's token"
     has_word first || fail "the configMap is not there"
-    # Slipway's pods have copies of configMaps.
-    [ "$LAB_RUNTIME" = slipway ] || check_change
+    check_change
+    check_message
     remove pod/volumes configmap/volumes
     check_left
 }
@@ -130,6 +130,15 @@ part_volumes() {
 check_change() {
     kubectl create configmap volumes --from-literal=word=second --dry-run=client -o yaml | kubectl replace -f -
     wait_until 150 has_word second || fail "the configMap's change does not come through"
+}
+
+# The pod has ended by itself, and says why; its user is not root, who has a token all the same.
+check_message() {
+    apply message
+    kubectl wait --for=jsonpath='{.status.phase}'=Failed pod/message --timeout=300s
+    same "the termination message" \
+        "$(kubectl get pod message -o jsonpath='{.status.containerStatuses[0].state.terminated.message}')" "1000 has a token"
+    remove pod/message
 }
 
 only_new() { ! kubectl get pods -l app=web -o jsonpath='{.items[*].spec.containers[0].image}' | grep httpd; }

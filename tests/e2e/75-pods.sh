@@ -53,6 +53,37 @@ for id in web two; do
 done
 ok "two containers in one microVM and one shim: /dev/shm and 127.0.0.1 shared, roots and processes not, a limit of memory"
 
+# A secret, as kubelet lays one out and replaces it, in a container of another user with a read-only root.
+secret=$work/pods/0-1/volumes/kubernetes.io~secret/key
+version() {
+    mkdir -p "$secret/..$1" && echo "$2" >"$secret/..$1/token" && chmod 600 "$secret/..$1/token" &&
+        chown 1000:1000 "$secret/..$1/token" && ln -s "..$1" "$secret/..data_tmp" &&
+        mv -T "$secret/..data_tmp" "$secret/..data" && ln -sf ..data/token "$secret/token" || fail "version $1"
+}
+version 1 one
+started web --read-only --user 1000 --mount "type=bind,src=$secret,dst=/etc/key,options=rbind:ro" \
+    "$image" holder sleep 1000
+has() { [ "$(inside holder cat /etc/key/token)" = "$1" ]; }
+has one || fail "a secret: $(inside holder ls -lna /etc/key 2>&1) $(explain)"
+version 2 two
+rm -r "$secret/..1"
+wait_until 60 has two || fail "a secret's second version: $(inside holder ls -lna /etc/key 2>&1) $(explain)"
+alone() { [ "$(inside holder ls -A /etc/key | tr '\n' ' ')" = "..2 ..data token " ]; }
+wait_until 60 alone || fail "beside a secret's second version: $(inside holder ls -A /etc/key)"
+inside holder sh -c ': >/etc/key/x' 2>/dev/null && fail "the root became writable"
+c task kill -s SIGKILL holder || fail "kill: $(explain)"
+wait_until 60 stopped holder || fail "after SIGKILL: $(c task ls) $(explain)"
+deleted holder
+ok "a secret that changes changes in a container that runs, with its owner; the root stays read-only"
+
+# A termination message, at the usual path of its file.
+: >"$work/message"
+member web --rm --user 1000 --mount "type=bind,src=$work/message,dst=/dev/termination-log,options=rbind:rw" \
+    "$image" says sh -c 'echo no disk >/dev/termination-log; exit 4' >"$work/out" 2>&1; status=$?
+[ "$status:$(cat "$work/message")" = "4:no disk" ] ||
+    fail "a termination message: status $status, $(cat "$work/message") $(cat "$work/out") $(explain)"
+ok "a container's termination message is in the host's file for it"
+
 # containerd dies and comes back, and a container ends meanwhile.
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
 sandbox=$("$slipway" ps --quiet | grep '^web-[0-9a-f]*$') || fail "no pod: $("$slipway" ps)"

@@ -221,7 +221,7 @@ impl Agent for Hollow {
 
     async fn wait(&self, _: Request<WaitRequest>) -> Answer<WaitReply> {
         let exit_status = self.ended().await;
-        Ok(Response::new(WaitReply { exit_status, out_of_memory: false }))
+        Ok(Response::new(WaitReply { exit_status, ..WaitReply::default() }))
     }
 
     type ForwardStream = ReceiverStream<Result<ForwardOut, Status>>;
@@ -258,6 +258,10 @@ impl Agent for Hollow {
         &self,
         _: Request<UpdateContainerRequest>,
     ) -> Answer<UpdateContainerReply> {
+        none()
+    }
+
+    async fn put_files(&self, _: Request<PutFilesRequest>) -> Answer<PutFilesReply> {
         none()
     }
 

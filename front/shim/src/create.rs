@@ -10,6 +10,7 @@ use tonic::Code;
 
 use crate::args::{self, Args};
 use crate::containerd as cd;
+use crate::copies::Copies;
 use crate::daemon::{Daemon, failure};
 use crate::events::Events;
 use crate::io::Paths;
@@ -37,8 +38,16 @@ pub struct Maker<'a> {
 struct Made {
     kind: Kind,
     run: v1::RunSpec,
+    content: Content,
+}
+
+/// The parts of a container that are made beside its configuration.
+#[derive(Default)]
+struct Content {
     /// The name of the image that is the container's alone, if there is one.
     private: Option<String>,
+    /// The files of the host that it has copies of.
+    copies: Option<Copies>,
 }
 
 impl Maker<'_> {
@@ -59,7 +68,7 @@ impl Maker<'_> {
         let role = Role::of(&oci.annotations).map_err(invalid)?;
         self.check_group(id, &oci)?;
         let name = names::container(self.args, id, &role);
-        let Made { kind, mut run, private } = match &role {
+        let Made { kind, mut run, content } = match &role {
             Role::Pod => self.pod(&oci).await?,
             Role::Member(pod) => self.member(request, &oci, pod, &name).await?,
             Role::Alone => self.alone(request, &oci, &name).await?,
@@ -77,7 +86,9 @@ impl Maker<'_> {
             events: Arc::clone(self.events),
             init: Arc::new(init),
             execs: Mutex::new(HashMap::new()),
-            private,
+            private: content.private,
+            copies: Mutex::new(content.copies),
+            message: spec::message_file(&oci.mounts).filter(|_| matches!(role, Role::Member(_))),
         })
     }
 
@@ -96,7 +107,7 @@ impl Maker<'_> {
         let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
         let run = spec::pod_spec(oci, node.get_ref()).map_err(invalid)?;
         let network = run.network_namespace.clone();
-        Ok(Made { kind: Kind::Pod { network }, run, private: None })
+        Ok(Made { kind: Kind::Pod { network }, run, content: Content::default() })
     }
 
     async fn member(
@@ -122,8 +133,8 @@ impl Maker<'_> {
         let container = Container { id: &request.id, in_pod: true, read_only };
         let mut run = spec::member_spec(oci, container, network).map_err(invalid)?;
         run.pod = task.name.clone();
-        let private = self.content(request, oci, container, name, &mut run).await?;
-        Ok(Made { kind: Kind::Member(Arc::clone(task)), run, private })
+        let content = self.content(request, oci, container, name, &mut run).await?;
+        Ok(Made { kind: Kind::Member(Arc::clone(task)), run, content })
     }
 
     async fn alone(
@@ -135,12 +146,12 @@ impl Maker<'_> {
         let read_only = oci.root.readonly;
         let container = Container { id: &request.id, in_pod: false, read_only };
         let mut run = spec::run_spec(oci, container).map_err(invalid)?;
-        let private = self.content(request, oci, container, name, &mut run).await?;
-        Ok(Made { kind: Kind::Alone, run, private })
+        let content = self.content(request, oci, container, name, &mut run).await?;
+        Ok(Made { kind: Kind::Alone, run, content })
     }
 
     /// Adds to `run` what a container has beside its configuration: its streams, copies of files
-    /// of the host, and its root. Returns the image that is the container's alone, if there is one.
+    /// of the host, and its root.
     async fn content(
         &self,
         request: &cd::CreateTaskRequest,
@@ -148,15 +159,13 @@ impl Maker<'_> {
         container: Container<'_>,
         owner: &str,
         run: &mut v1::RunSpec,
-    ) -> Result<Option<String>, Failure> {
+    ) -> Result<Content, Failure> {
         run.terminal = request.terminal;
         run.stdin = !request.stdin.is_empty();
-        let (mounts, id) = (oci.mounts.clone(), container.id.to_owned());
-        let Container { in_pod, read_only, .. } = container;
-        let files = tokio::task::spawn_blocking(move || {
-            spec::files(&mounts, Container { id: &id, in_pod, read_only })
-        });
-        run.files = files.await.map_err(|error| error.to_string())?.map_err(invalid)?;
+        let copied = spec::copied(&oci.mounts, container).map_err(invalid)?;
+        let read = tokio::task::spawn_blocking(move || Copies::read(copied)).await;
+        let (copies, files) = read.map_err(|error| error.to_string())?.map_err(invalid)?;
+        run.files = files;
         let bundle = PathBuf::from(&request.bundle);
         let root = rootfs::Wanted {
             mounts: &request.rootfs,
@@ -167,7 +176,7 @@ impl Maker<'_> {
         let root = rootfs::prepare(self.daemon, &root).await?;
         run.image = root.image.clone();
         run.image_digest = root.digest;
-        Ok(root.is_private.then_some(root.image))
+        Ok(Content { private: root.is_private.then_some(root.image), copies: Some(copies) })
     }
 }
 

@@ -32,6 +32,8 @@ pub struct End {
     pub reason: String,
     /// Set if the guest's kernel ended it for want of memory.
     pub out_of_memory: bool,
+    /// The container's termination message.
+    pub message: String,
     /// The time of the end.
     pub at: cd::Timestamp,
     /// Set if the process ever ran.
@@ -42,13 +44,14 @@ impl End {
     /// Makes the end of a process that ended now.
     pub fn now(status: u32, reason: impl Into<String>) -> Self {
         let reason = reason.into();
-        Self { status, reason, out_of_memory: false, at: timestamp(), ran: false }
+        let (message, at) = (String::new(), timestamp());
+        Self { status, reason, out_of_memory: false, message, at, ran: false }
     }
 
     /// Makes the end of a process whose exit the daemon reports now.
     pub fn reported(exit: v1::Exit) -> Self {
-        let v1::Exit { status, reason, out_of_memory } = exit;
-        Self { out_of_memory, ..Self::now(status, reason) }
+        let v1::Exit { status, reason, out_of_memory, termination_message: message } = exit;
+        Self { out_of_memory, message, ..Self::now(status, reason) }
     }
 }
 

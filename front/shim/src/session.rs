@@ -88,6 +88,7 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
         _ => {
             if process.is_init() {
                 crate::forward::serve(task);
+                crate::copies::serve(task);
             }
             Ok(())
         }
@@ -119,6 +120,7 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     } else {
         tokio::spawn(keep_unread(Arc::clone(&process), stdout, stderr));
     }
+    task.tell(&process, &end.message).await;
     task.finish(&process, end);
     process.closed.send_replace(true);
 }

@@ -129,6 +129,8 @@ mod tests {
             init: Arc::new(Process::new(String::new(), Paths::default(), first)),
             execs: Mutex::default(),
             private: None,
+            copies: Mutex::default(),
+            message: None,
         })
     }
 

@@ -9,8 +9,8 @@ use anyhow::Context;
 use rustix::process::Pid;
 use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::{
-    ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef, StatsReply,
-    UpdateContainerRequest,
+    ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef,
+    PutFilesRequest, StatsReply, UpdateContainerRequest,
 };
 use tonic::{Code, Status};
 
@@ -205,6 +205,12 @@ impl Agent {
         let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
         let limited = cgroup.limit(&request.resources.unwrap_or_default());
         limited.map_err(|error| Status::failed_precondition(format!("{error:#}")))
+    }
+
+    /// Puts files into a container that runs, and removes others.
+    pub async fn put_files(&self, request: PutFilesRequest) -> Result<(), Status> {
+        let put = self.container(&request.id)?.put_files(request).await;
+        put.map_err(|error| Status::failed_precondition(format!("{error:#}")))
     }
 
     /// Returns statistics of a container, or of the sandbox for "".

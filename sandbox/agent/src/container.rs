@@ -6,19 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use slipway_agent_protocol::v1::{
-    BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, Volume,
+    BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, PutFilesRequest, Volume,
 };
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::init::{ContainerSpec, InitSpec, VolumeSpec};
 use crate::log;
+use crate::message::Message;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::shares::{self, Held};
 use crate::sockets::Files;
-use crate::{machine, nvme, pmem};
+use crate::{copies, machine, nvme, pmem};
 
 /// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
@@ -59,6 +60,10 @@ pub struct Container {
     sockets: bool,
     /// The host's files that the container has.
     _shares: Held,
+    /// What the container's program says of its end.
+    message: Option<Message>,
+    /// Held while files are put into the container: two requests would write the same ones.
+    copying: tokio::sync::Mutex<()>,
     execs: Mutex<HashMap<String, Arc<Process>>>,
 }
 
@@ -88,6 +93,10 @@ impl Container {
         let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
         let limits = request.resources.unwrap_or_default();
         let shares = shares::hold(&request.shares).await?;
+        let message = match request.termination_message_path.as_str() {
+            "" => None,
+            _ => Some(Message::make(&request.id)?),
+        };
         let cgroup = match &places.hierarchy {
             Some(hierarchy) => Some(hierarchy.create(&request.id, &limits)?),
             None => None,
@@ -114,6 +123,12 @@ impl Container {
                 read_only_paths: request.read_only_paths,
                 sysctls,
                 shares: request.shares,
+                message: message
+                    .as_ref()
+                    .map(|one| utf8(one.path()))
+                    .transpose()?
+                    .unwrap_or_default(),
+                message_path: request.termination_message_path,
             }),
             sockets: request.sockets,
             ..InitSpec::default()
@@ -127,7 +142,9 @@ impl Container {
             }
         };
         let (main, execs, sockets) = (Arc::new(main), Mutex::default(), spec.sockets);
-        let container = Container { main, cgroup, sockets, _shares: shares, execs };
+        let copying = tokio::sync::Mutex::default();
+        let container =
+            Container { main, cgroup, sockets, _shares: shares, message, copying, execs };
         // Devices are restricted only now, since the first process had to open those of the root.
         if !request.privileged
             && places.restricts_devices()
@@ -166,6 +183,17 @@ impl Container {
         Process::prepare(&places.program, reaper, &spec).await
     }
 
+    /// Puts files into the container's root, and removes others.
+    pub async fn put_files(&self, request: PutFilesRequest) -> Result<()> {
+        let _copying = self.copying.lock().await;
+        if !self.main.is_alive() {
+            bail!("the container is not running");
+        }
+        // Before anything is waited for: the number of a process that has ended may be another's.
+        let process = pidfd_open(self.main.pid(), PidfdFlags::empty())?;
+        copies::replace(process, request).await
+    }
+
     /// Returns the process with this exec id, or the first process for "". Returns `None` if there
     /// is none.
     pub fn process(&self, exec_id: &str) -> Option<Arc<Process>> {
@@ -187,6 +215,11 @@ impl Container {
             execs.retain(|_, process| process.is_alive());
         }
         execs.insert(id, process);
+    }
+
+    /// Returns what the container's program says of its end.
+    pub fn message(&self) -> Vec<u8> {
+        self.message.as_ref().map(Message::read).unwrap_or_default()
     }
 
     /// Sends `signal` to every process.

@@ -25,6 +25,8 @@ pub const BASE: &str = "/containers";
 pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
 /// The directory that is /dev/shm in all containers of a pod.
 const SHARED_MEMORY: &str = "/dev/shm";
+/// The directory of the containers' termination messages.
+const MESSAGES: &str = "/messages";
 /// The mount options of /dev/shm, with the size that container engines give it.
 pub const SHARED_MEMORY_OPTIONS: &CStr = c"mode=1777,size=65536k";
 const MODULES: &str = "/modules";
@@ -229,18 +231,32 @@ fn load_signed_module(path: &Path) -> io::Result<()> {
 /// # Errors
 /// It cannot be mounted.
 pub fn shared_memory() -> Result<&'static str> {
+    mount_once(SHARED_MEMORY, SHARED_MEMORY_OPTIONS)
+}
+
+/// Returns the directory of the containers' termination messages, and mounts a small file system
+/// there for the first one.
+///
+/// # Errors
+/// It cannot be mounted.
+pub fn messages() -> Result<&'static str> {
+    mount_once(MESSAGES, c"mode=0700,size=1m")
+}
+
+/// Mounts a tmpfs at `path`, unless that exists.
+fn mount_once(path: &'static str, options: &CStr) -> Result<&'static str> {
     /// Held while the directory exists and its file system may not be mounted yet.
     static MOUNTING: Mutex<()> = Mutex::new(());
     let _mounting = MOUNTING.lock().unwrap_or_else(PoisonError::into_inner);
-    match std::fs::create_dir(SHARED_MEMORY) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(SHARED_MEMORY),
-        made => made.context(SHARED_MEMORY)?,
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(path),
+        made => made.context(path)?,
     }
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("tmpfs", SHARED_MEMORY, "tmpfs", flags, SHARED_MEMORY_OPTIONS)
-        .inspect_err(|_| drop(std::fs::remove_dir(SHARED_MEMORY)))
-        .with_context(|| format!("mounting {SHARED_MEMORY}"))?;
-    Ok(SHARED_MEMORY)
+    mount("tmpfs", path, "tmpfs", flags, options)
+        .inspect_err(|_| drop(std::fs::remove_dir(path)))
+        .with_context(|| format!("mounting {path}"))?;
+    Ok(path)
 }
 
 /// Returns a request about the interface `name` (netdevice(7)), and a socket for it.

@@ -16,7 +16,8 @@
 //! for it. [`network`] configures the sandbox's interface. [`cpus`] brings CPUs online, those that
 //! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
 //! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices. [`shares`]
-//! mounts the host's files that containers have.
+//! mounts the host's files that containers have, and [`copies`] writes those of which they have
+//! copies. A [`message`] is what a container's program says of its end.
 //!
 //! # What keeps a container in
 //!
@@ -50,12 +51,14 @@ mod agent;
 mod cgroup;
 mod connect;
 mod container;
+mod copies;
 mod cpus;
 mod device_policy;
 mod file;
 mod init;
 mod kept;
 mod machine;
+mod message;
 mod network;
 mod nvme;
 mod pmem;

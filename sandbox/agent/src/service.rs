@@ -195,7 +195,10 @@ impl AgentService for Service {
         drop(process.outputs.lock().await);
         let killed = exit_status == 128 + libc::SIGKILL as u32;
         let oom = container.cgroup.as_ref().is_some_and(|cgroup| cgroup.out_of_memory());
-        Ok(Response::new(WaitReply { exit_status, out_of_memory: killed && oom }))
+        let is_first = reference.exec_id.is_empty();
+        let termination_message = if is_first { container.message() } else { Vec::new() };
+        let out_of_memory = killed && oom;
+        Ok(Response::new(WaitReply { exit_status, out_of_memory, termination_message }))
     }
 
     async fn signal(
@@ -243,6 +246,15 @@ impl AgentService for Service {
         })
         .await?;
         Ok(Response::new(UpdateContainerReply {}))
+    }
+
+    async fn put_files(
+        &self,
+        request: Request<PutFilesRequest>,
+    ) -> Result<Response<PutFilesReply>, Status> {
+        let request = request.into_inner();
+        self.complete(|agent| async move { agent.put_files(request).await }).await?;
+        Ok(Response::new(PutFilesReply {}))
     }
 
     async fn set_cpus(

@@ -1,9 +1,9 @@
 //! Files of the host that a container gets copies of.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 
@@ -17,6 +17,11 @@ pub const MOST: usize = 1024;
 const MOST_ENTRIES: usize = 4096;
 /// The most directories within each other.
 const DEPTH: usize = 16;
+
+/// The link in a volume of Kubernetes' that leads to the version of its files that is in force.
+const CURRENT: &str = "..data";
+/// How often a volume is read anew because its version was replaced meanwhile.
+const ATTEMPTS: u32 = 5;
 
 /// The reason why a file of the host cannot be copied into a container.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +54,7 @@ pub enum CopyError {
 }
 
 /// The copies of one container: all of them count against its limits.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Copies {
     files: Vec<v1::File>,
     bytes: usize,
@@ -71,10 +76,67 @@ impl Copies {
         let opened = rustix::fs::open(host, FLAGS, Mode::empty());
         let top = opened.map_err(|errno| failed(errno, host))?;
         if file_type(&top, host)? != FileType::Directory {
-            return self.add_file(top, host, target.to_owned());
+            return self.add_file(top, host, target.to_owned(), false);
         }
-        let walk = Walk { top: top.as_fd(), host, target: target.trim_end_matches('/') };
+        let target = target.trim_end_matches('/');
+        let walk = Walk { top: top.as_fd(), host, target, owners: false };
         self.add_below(&walk, "", 0)
+    }
+
+    /// Reads a volume of Kubernetes' that holds a few small files (a configMap, a secret), as it is
+    /// kept there: a directory with the version that is in force, the link `..data` to it, and a
+    /// link to each file through that. So a new version can take the place of all of the old one at
+    /// once, and programs that watch for that see it. Files keep their owners. A directory without
+    /// `..data` is read as by [`add`](Self::add).
+    ///
+    /// # Errors
+    /// [`CopyError`], which names the file.
+    pub fn add_volume(&mut self, host: &Path, target: &str) -> Result<(), CopyError> {
+        let before = self.clone();
+        for _ in 1..ATTEMPTS {
+            match self.add_version(host, target) {
+                // Kubernetes removes a version as soon as there is a new one.
+                Err(CopyError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                    self.clone_from(&before);
+                }
+                outcome => return outcome,
+            }
+        }
+        self.add_version(host, target)
+    }
+
+    fn add_version(&mut self, host: &Path, target: &str) -> Result<(), CopyError> {
+        let current = host.join(CURRENT);
+        let version = match std::fs::read_link(&current) {
+            Ok(version) => version,
+            Err(source) if source.kind() == ErrorKind::NotFound => return self.add(host, target),
+            Err(source) => return Err(CopyError::Read { path: current, source }),
+        };
+        let mut parts = version.components();
+        let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else {
+            return Err(CopyError::Outside(current));
+        };
+        let name = name.to_str().ok_or_else(|| CopyError::Name(current.clone()))?;
+        let (path, target) = (host.join(name), target.trim_end_matches('/'));
+        let opened = rustix::fs::open(&path, FLAGS | OFlags::NOFOLLOW, Mode::empty());
+        let top = opened.map_err(|errno| failed(errno, &path))?;
+        let below = format!("{target}/{name}");
+        let walk = Walk { top: top.as_fd(), host: &path, target: &below, owners: true };
+        self.add_below(&walk, "", 0)?;
+        self.add_link(format!("{target}/{CURRENT}"), name.to_owned(), &current)?;
+        for name in self.names(walk.open(".")?, &path)? {
+            self.add_link(format!("{target}/{name}"), format!("{CURRENT}/{name}"), &path)?;
+        }
+        Ok(())
+    }
+
+    fn add_link(&mut self, target: String, link: String, path: &Path) -> Result<(), CopyError> {
+        self.forget(&target);
+        if self.files.len() == MOST {
+            return Err(CopyError::TooLarge(path.to_owned()));
+        }
+        self.files.push(v1::File { path: target, link, mode: 0o777, ..v1::File::default() });
+        Ok(())
     }
 
     /// Returns the files.
@@ -82,7 +144,13 @@ impl Copies {
         self.files
     }
 
-    fn add_file(&mut self, file: OwnedFd, path: &Path, target: String) -> Result<(), CopyError> {
+    fn add_file(
+        &mut self,
+        file: OwnedFd,
+        path: &Path,
+        target: String,
+        owners: bool,
+    ) -> Result<(), CopyError> {
         if file_type(&file, path)? != FileType::RegularFile {
             return Err(CopyError::Kind(path.to_owned()));
         }
@@ -95,7 +163,9 @@ impl Copies {
             return Err(CopyError::TooLarge(path.to_owned()));
         }
         self.bytes += content.len();
-        self.files.push(v1::File { path: target, content, mode: status.st_mode & 0o777 });
+        let (uid, gid) = if owners { (status.st_uid, status.st_gid) } else { (0, 0) };
+        let (mode, link) = (status.st_mode & 0o777, String::new());
+        self.files.push(v1::File { path: target, content, mode, uid, gid, link });
         Ok(())
     }
 
@@ -119,7 +189,7 @@ impl Copies {
             if file_type(&file, &path)? == FileType::Directory {
                 self.add_below(walk, &relative, depth + 1)?;
             } else {
-                self.add_file(file, &path, format!("{}/{relative}", walk.target))?;
+                self.add_file(file, &path, format!("{}/{relative}", walk.target), walk.owners)?;
             }
         }
         Ok(())
@@ -152,6 +222,8 @@ struct Walk<'a> {
     top: std::os::fd::BorrowedFd<'a>,
     host: &'a Path,
     target: &'a str,
+    /// Set if files keep their owners; else they are root's.
+    owners: bool,
 }
 
 impl Walk<'_> {
@@ -206,7 +278,8 @@ mod tests {
         let path = dir.path().join("one");
         fs::write(&path, "text").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4640)).unwrap();
-        let expected = v1::File { path: "/etc/a".into(), content: b"text".to_vec(), mode: 0o640 };
+        let (content, mode) = (b"text".to_vec(), 0o640);
+        let expected = v1::File { path: "/etc/a".into(), content, mode, ..Default::default() };
         assert_eq!(read(&path, "/etc/a").unwrap(), [expected]);
     }
 
@@ -222,6 +295,42 @@ mod tests {
         let files = read(dir.path(), "/run/secrets/").unwrap();
         assert_eq!(paths(&files), ["/run/secrets/key", "/run/secrets/more/x"]);
         assert_eq!(files[0].content, b"secret");
+    }
+
+    #[test]
+    fn a_volume_of_kubernetes_keeps_its_versions_and_owners() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("..2026/deep")).unwrap();
+        fs::write(at("..2026/deep/x"), "x").unwrap();
+        fs::write(at("..2026/token"), "secret").unwrap();
+        fs::write(at("stray"), "is in no version").unwrap();
+        symlink("..2026", at("..data")).unwrap();
+        let read = |target: &str| {
+            let mut copies = Copies::default();
+            copies.add_volume(dir.path(), target).map(|()| copies.into_files())
+        };
+        let files = read("/run/secrets/").unwrap();
+        let links: Vec<_> = files.iter().map(|f| (f.path.as_str(), f.link.as_str())).collect();
+        let expected = [
+            ("/run/secrets/..2026/deep/x", ""),
+            ("/run/secrets/..2026/token", ""),
+            ("/run/secrets/..data", "..2026"),
+            ("/run/secrets/deep", "..data/deep"),
+            ("/run/secrets/token", "..data/token"),
+        ];
+        assert_eq!(links, expected);
+        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(at("..2026")).unwrap());
+        assert_eq!((&files[1].content[..], files[1].uid), (&b"secret"[..], owner));
+        // A version that is another directory's, or is gone, is an error.
+        for (version, reason) in [("../etc", "link out of"), ("..2027", "cannot read")] {
+            fs::remove_file(at("..data")).unwrap();
+            symlink(version, at("..data")).unwrap();
+            let error = read("/a").unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        fs::remove_file(at("..data")).unwrap();
+        assert_eq!(paths(&read("/a").unwrap()), ["/a/stray"]);
     }
 
     #[test]

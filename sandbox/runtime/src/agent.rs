@@ -44,6 +44,8 @@ const MOST_SESSIONS: usize = 48;
 /// The most connections to ports at once in one sandbox, which count among [`MOST_SESSIONS`]: the
 /// others are left for commands and containers.
 const MOST_FORWARDS: usize = 16;
+/// The most bytes of a container's termination message.
+const MOST_TERMINATION: usize = 4096;
 const _: () = assert!((MOST_SESSIONS as u32 + 8) * STREAM_WINDOW <= CONNECTION_WINDOW);
 
 /// A connection to a sandbox's agent. Clones share the connection.
@@ -75,12 +77,14 @@ pub struct GuestStage {
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// The exit status, 0 to 255.
     pub status: u32,
     /// Set if the guest's out-of-memory killer ended the process.
     pub out_of_memory: bool,
+    /// The termination message of a container, of at most 4096 bytes of the guest's.
+    pub message: String,
 }
 
 /// The resources that the guest reports to have used so far.
@@ -256,8 +260,10 @@ impl Agent {
         let request = v1::WaitRequest { process };
         let waited =
             self.call_within(None, |mut client| async move { client.wait(request).await }).await?;
-        let v1::WaitReply { exit_status, out_of_memory } = waited;
-        Ok(Ended { status: exit_status.min(255), out_of_memory })
+        let v1::WaitReply { exit_status, out_of_memory, mut termination_message } = waited;
+        termination_message.truncate(MOST_TERMINATION);
+        let message = String::from_utf8_lossy(&termination_message).into_owned();
+        Ok(Ended { status: exit_status.min(255), out_of_memory, message })
     }
 
     /// Has the guest use CPUs 0 to `cpus` - 1, and no others.

@@ -6,9 +6,11 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use slipway_agent_protocol::v1::File;
+use slipway_agent_protocol::v1::{File, PutFilesRequest};
 use slipway_sandbox_api::copies::{MOST, MOST_BYTES};
 
+use crate::record::SandboxState;
+use crate::target::Target;
 use crate::{Error, Result, v1};
 
 /// The longest path in bytes.
@@ -34,6 +36,7 @@ pub(crate) fn check(files: &[v1::File]) -> Result<Vec<File>> {
     files.iter().try_for_each(|file| {
         let reason = match is_path(&file.path) {
             Err(reason) => reason,
+            Ok(()) if !is_sound(file) => "the link has a content, or is too long",
             Ok(()) if !paths.insert(&file.path) => "there are two with this path",
             Ok(()) => return Ok(()),
         };
@@ -46,12 +49,54 @@ pub(crate) fn check(files: &[v1::File]) -> Result<Vec<File>> {
         path: file.path.clone(),
         content: file.content.clone(),
         mode: file.mode & 0o777,
+        uid: file.uid,
+        gid: file.gid,
+        link: file.link.clone(),
     });
     Ok(converted.collect())
 }
 
+/// Puts files into a container that runs, and then removes files.
+///
+/// # Errors
+/// [`Error::Invalid`], which names the file; [`Error::WrongState`] if the container does not run;
+/// [`Error::Agent`] if the guest refuses. Files before the one that was refused are in place.
+pub(crate) async fn put(target: &Target, request: &v1::PutFilesRequest) -> Result<()> {
+    target.has_process()?;
+    if target.container.state() != SandboxState::Running {
+        return Err(target.wrong_state("files of a container that runs can be changed"));
+    }
+    let (files, removed) = (check(&request.files)?, check_removed(&request.removed)?);
+    let id = target.container.name.clone();
+    let request = PutFilesRequest { id, files, removed };
+    let agent = target.sandbox.agent()?;
+    agent.call(|mut client| async move { client.put_files(request).await }).await?;
+    Ok(())
+}
+
+fn check_removed(paths: &[String]) -> Result<Vec<String>> {
+    if paths.len() > MOST {
+        let count = paths.len();
+        return Err(Error::Invalid(format!(
+            "{count} files to remove are too many: at most {MOST}"
+        )));
+    }
+    paths.iter().try_for_each(|path| {
+        is_path(path).map_err(|reason| {
+            Error::Invalid(format!("cannot remove {path:?} from a container: {reason}"))
+        })
+    })?;
+    Ok(paths.to_vec())
+}
+
+/// Returns whether the file has a content or is a link, and not both, and the link can exist.
+fn is_sound(file: &v1::File) -> bool {
+    let link = &file.link;
+    link.is_empty() || (file.content.is_empty() && link.len() <= LONGEST && !link.contains('\0'))
+}
+
 /// Checks that `path` names a file: absolute, with plain names only.
-fn is_path(path: &str) -> std::result::Result<(), &'static str> {
+pub(crate) fn is_path(path: &str) -> std::result::Result<(), &'static str> {
     let mut parts = Path::new(path).components();
     if parts.next() != Some(Component::RootDir) {
         return Err("not an absolute path");
@@ -72,13 +117,15 @@ mod tests {
     use super::*;
 
     fn file(path: &str, bytes: usize) -> v1::File {
-        v1::File { path: path.to_owned(), content: vec![1; bytes], mode: 0o4755 }
+        let content = vec![1; bytes];
+        v1::File { path: path.to_owned(), content, mode: 0o4755, ..v1::File::default() }
     }
 
     #[test]
     fn files_keep_path_content_and_permission_bits() {
         let checked = check(&[file("/etc/hosts", 3), file("/a", MOST_BYTES - 3)]).unwrap();
-        let first = File { path: "/etc/hosts".into(), content: vec![1; 3], mode: 0o755 };
+        let (path, content) = ("/etc/hosts".to_owned(), vec![1; 3]);
+        let first = File { path, content, mode: 0o755, ..File::default() };
         assert_eq!((checked.len(), &checked[0]), (2, &first));
     }
 

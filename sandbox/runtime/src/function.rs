@@ -272,6 +272,7 @@ pub fn create_added(
         read_only_paths,
         in_pod: true,
         shares_processes: added.shares_processes,
+        termination_message_path: added.message_path.clone(),
         shares: shares::for_agent(&added.shares),
         resources: Some(added.limits.into()),
         ..Default::default()

@@ -8,6 +8,7 @@
 //! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
 //! the task of a container changes the container's record only while that says that it is live.
 
+use std::path::{Component, Path};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,6 +151,15 @@ impl Node {
     }
 }
 
+/// Checks the path of a container's termination message.
+fn message_path(path: &str) -> Result<String> {
+    let fits = path.is_empty() || copies::is_path(path).is_ok() || path.starts_with("/dev/");
+    match fits && !Path::new(path).components().any(|part| part == Component::ParentDir) {
+        true => Ok(path.to_owned()),
+        false => Err(Error::Invalid(format!("a termination message cannot be at {path:?}"))),
+    }
+}
+
 /// Refuses settings of a machine: a container has the machine of its pod.
 fn refuse_machine(spec: &RunSpec) -> Result<()> {
     let asked = [
@@ -202,6 +212,8 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         exit_status: None,
         reason: String::new(),
         out_of_memory: false,
+        message_path: message_path(&spec.termination_message_path)?,
+        message: String::new(),
         limits: limits(spec.resources.as_ref())?,
         disks: None,
         shares: Vec::new(),
@@ -396,13 +408,14 @@ async fn wait(target: &Target, running: Running) -> Result<u32> {
         ended = agent.wait(target.container.process()) => ended,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
-    let Ended { status, out_of_memory } = match ended {
+    let Ended { status, out_of_memory, message } = match ended {
         Ok(ended) => ended,
         Err(error) => return Err(blame(&*vm, error).await),
     };
     carried(carry, &target.name()).await;
     change(target, |added| {
         (added.exit_status, added.out_of_memory) = (Some(status), out_of_memory);
+        added.message = message;
         if out_of_memory {
             "it reached its memory limit, or the pod's".clone_into(&mut added.reason);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::container::Container;
-use crate::record::{Process, Settings};
+use crate::record::{Added, Process, Settings};
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::{Error, Result, v1};
@@ -58,15 +58,20 @@ impl Target {
 
     /// Returns the exit of the container, as far as it is known.
     pub(crate) fn exit(&self) -> v1::Exit {
-        let exit = |status: Option<u32>, reason: &String, out_of_memory| v1::Exit {
+        let exit = |status: Option<u32>, reason: &String, out_of_memory, message: &str| v1::Exit {
+            termination_message: message.to_owned(),
             status: status.unwrap_or(125),
             reason: reason.clone(),
             out_of_memory,
         };
         self.sandbox.look(|record| match record.added(&self.container.name) {
-            _ if self.is_own() => exit(record.exit_status, &record.reason, record.out_of_memory),
-            Some(added) => exit(added.exit_status, &added.reason, added.out_of_memory),
-            None => exit(None, &String::new(), false),
+            _ if self.is_own() => {
+                exit(record.exit_status, &record.reason, record.out_of_memory, "")
+            }
+            Some(Added { exit_status, reason, out_of_memory, message, .. }) => {
+                exit(*exit_status, reason, *out_of_memory, message)
+            }
+            None => exit(None, &String::new(), false, ""),
         })
     }
 

@@ -12,10 +12,11 @@ mod security;
 mod sizes;
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path, PathBuf};
 
 use slipway_sandbox_api::v1;
 
-pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS};
+pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS, read as read_copies};
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
@@ -51,7 +52,7 @@ pub fn labels(
 }
 
 /// Translates a container with a sandbox of its own. The caller adds name, image, labels, streams
-/// and [`files`].
+/// and copies of files.
 ///
 /// # Errors
 /// One line that names what cannot be honoured, and says what to do.
@@ -94,13 +95,17 @@ fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
     })
 }
 
-/// Reads the host's files that a container with these mounts gets copies of. May wait for a file
-/// system of the host.
+/// Returns the mounts whose files a container gets copies of.
 ///
 /// # Errors
-/// One line that names the file.
-pub fn files(mounts: &[Mount], container: Container<'_>) -> Result<Vec<v1::File>, String> {
-    mounts::read(mounts, container)
+/// One line that names a mount that a microVM cannot have.
+pub fn copied(mounts: &[Mount], container: Container<'_>) -> Result<Vec<Mount>, String> {
+    Ok(mounts::plan(mounts, container)?.copies.into_iter().cloned().collect())
+}
+
+/// Returns the host's file for the termination message of a container of a pod.
+pub fn message_file(mounts: &[Mount]) -> Option<PathBuf> {
+    mounts::message(mounts).map(|mount| PathBuf::from(&mount.source))
 }
 
 /// Translates a further process. The caller adds the sandbox's name and the streams.
@@ -174,7 +179,26 @@ fn check_rest(oci: &Oci, privileged: bool) -> Result<(), String> {
             device.path
         ));
     }
+    check_control_group(&oci.linux.cgroups_path)?;
     check_hooks(oci)
+}
+
+/// Refuses a control group that no container can have. VMMs are in groups of Slipway's, but a group
+/// that is wrong is a mistake of whoever asks for the container.
+fn check_control_group(path: &str) -> Result<(), String> {
+    let is_path = |path: &Path| {
+        path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+    };
+    let is_unit = || match path.split(':').collect::<Vec<_>>()[..] {
+        [slice, _, name] => (slice.is_empty() || slice.ends_with(".slice")) && !name.is_empty(),
+        _ => false,
+    };
+    if path.is_empty() || is_path(Path::new(path)) || is_unit() {
+        return Ok(());
+    }
+    Err(format!(
+        "the control group {path:?} is wrong: it is an absolute path, as /kubepods/pod1/one, or a          unit of systemd's, as kubepods-pod1.slice:cri:one"
+    ))
 }
 
 fn check_hooks(oci: &Oci) -> Result<(), String> {

@@ -22,8 +22,9 @@ const SMALL_VOLUMES: [&str; 4] = [
 ];
 /// Files that container engines make for each container, and mount writable.
 const NAMES: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
-/// Where Kubernetes mounts the file for a container's last words, unless a pod says otherwise.
-const LAST_WORDS: &str = "/dev/termination-log";
+/// Where Kubernetes mounts the file for a container's termination message, unless a pod says
+/// otherwise.
+const TERMINATION_LOG: &str = "/dev/termination-log";
 /// The memory that the containers of a pod share.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// File systems that the agent mounts itself, where it mounts them.
@@ -119,17 +120,14 @@ fn origin(mount: &Mount, container: Container<'_>) -> Result<Origin, String> {
         return file_system(mount);
     }
     let destination = destination.as_str();
-    if container.in_pod && [SHARED_MEMORY, LAST_WORDS].contains(&destination) {
+    if container.in_pod && (destination == SHARED_MEMORY || is_for_message(mount)) {
         return Ok(Origin::Guest);
     }
     // The root has the image's files there, and is as volatile as such a volume.
     if is_volume_of_image(mount, container.id) && !container.read_only {
         return Ok(Origin::Guest);
     }
-    let is_copied = NAMES.contains(&destination)
-        || is_for_last_words(&mount.source)
-        || is_small_volume(&mount.source);
-    if is_copied {
+    if NAMES.contains(&destination) || is_small_volume(&mount.source) {
         return Ok(Origin::Copy);
     }
     if options.iter().any(|option| BOTH_WAYS.contains(&option.as_str())) {
@@ -157,11 +155,18 @@ fn is_volume_of_image(mount: &Mount, id: &str) -> bool {
     matches!(last_parts(&mount.source)[..], ["containers", of, "volumes", _] if of == id)
 }
 
-/// Returns whether `source` is the file that kubelet makes for a container's last words:
-/// `…/pods/UID/containers/NAME/FILE`.
-fn is_for_last_words(source: &str) -> bool {
-    let parts = plain_parts(source);
-    matches!(parts[..], [.., "pods", _, "containers", _, _])
+/// Returns the mount of the host's file for a container's termination message. The guest has a file
+/// of its own there, whose content is written to the host's when the container has ended.
+pub fn message(mounts: &[Mount]) -> Option<&Mount> {
+    mounts.iter().find(|mount| is_bind(&mount.kind, &mount.options) && is_for_message(mount))
+}
+
+/// Returns whether the mount is at the usual place of the file for a container's termination
+/// message, or is the file that kubelet makes for one: `…/pods/UID/containers/NAME/FILE`.
+fn is_for_message(mount: &Mount) -> bool {
+    let parts = plain_parts(&mount.source);
+    let is_kubelets = matches!(parts[..], [.., "pods", _, "containers", _, _]);
+    mount.destination == TERMINATION_LOG || is_kubelets
 }
 
 /// Returns whether `source` is a volume of Kubernetes' that holds a few small files:
@@ -187,14 +192,19 @@ fn plain_parts(path: &str) -> Vec<&str> {
     plain.collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Reads the files of all mounts that are copied. A later mount takes the place of an earlier one.
+/// Reads the files of all of these mounts, which are to be copied. A later mount takes the place of
+/// an earlier one.
 ///
 /// # Errors
 /// One line: a file cannot be read, or they are too large.
-pub fn read(mounts: &[Mount], container: Container<'_>) -> Result<Vec<v1::File>, String> {
+pub fn read<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Result<Vec<v1::File>, String> {
     let mut copies = Copies::default();
-    for mount in plan(mounts, container)?.copies {
-        let added = copies.add(Path::new(&mount.source), &mount.destination);
+    for mount in mounts {
+        let (source, destination) = (Path::new(&mount.source), &mount.destination);
+        let added = match is_small_volume(&mount.source) {
+            true => copies.add_volume(source, destination),
+            false => copies.add(source, destination),
+        };
         added.map_err(|error| refused(mount, &error.to_string()))?;
     }
     Ok(copies.into_files())
@@ -234,12 +244,12 @@ mod tests {
             mount(dir.path().join("b"), "/etc/hosts", &["rbind", "rw"]),
             mount(&volume, "/etc/app", &["rbind", "rro"]),
         ];
-        let files = read(&mounts, ALONE).unwrap();
+        let files = read(plan(&mounts, ALONE).unwrap().copies).unwrap();
         let files: Vec<_> = files.iter().map(|f| (f.path.as_str(), &f.content[..])).collect();
         let expected: [(&str, &[u8]); 2] = [("/etc/hosts", b"b"), ("/etc/app/a", b"a")];
         assert_eq!(files, expected);
         assert_eq!(shares(&mounts), []);
-        let missing = read(&[mount("/no/such", "/etc/hosts", &["ro"])], ALONE).unwrap_err();
+        let missing = read(&[mount("/no/such", "/etc/hosts", &["ro"])]).unwrap_err();
         assert!(missing.contains("cannot read /no/such"), "{missing}");
     }
 
@@ -276,14 +286,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_shared_memory_and_a_place_for_last_words_are_the_guests() {
+    fn a_pods_shared_memory_and_a_file_for_a_termination_message_are_the_guests() {
         let shared = mount("/run/containerd/x/sandboxes/pod/shm", "/dev/shm", &["rbind", "rw"]);
         assert_eq!(origin(&shared, MEMBER), Ok(Origin::Guest));
         assert_eq!(origin(&shared, ALONE), Ok(Origin::Share));
         let file = "/var/lib/kubelet/pods/0-1/containers/web/8f2a";
         let words = |destination| mount(file, destination, &["rbind", "rprivate", "rw"]);
-        assert_eq!(origin(&words(LAST_WORDS), MEMBER), Ok(Origin::Guest));
-        assert_eq!(origin(&words("/tmp/message"), MEMBER), Ok(Origin::Copy));
+        for place in [TERMINATION_LOG, "/tmp/message"] {
+            let mounts = [shared.clone(), words(place)];
+            assert_eq!(origin(&mounts[1], MEMBER), Ok(Origin::Guest));
+            assert_eq!(message(&mounts), Some(&mounts[1]));
+        }
+        assert_eq!(message(&[shared]), None);
         for other in ["/var/lib/kubelet/pods/0-1/containers/../x", "/containers/web/8f2a"] {
             let mount = mount(other, "/tmp/message", &["rw"]);
             assert_eq!(origin(&mount, MEMBER), Ok(Origin::Share), "{other}");

@@ -30,7 +30,7 @@ pub struct Root {
     pub readonly: bool,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct Mount {
     pub destination: String,
@@ -91,6 +91,7 @@ pub struct Linux {
     pub namespaces: Vec<Namespace>,
     pub devices: Vec<Device>,
     pub resources: Resources,
+    pub cgroups_path: String,
     pub sysctl: BTreeMap<String, String>,
     pub masked_paths: Vec<String>,
     pub readonly_paths: Vec<String>,

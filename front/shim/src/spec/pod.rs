@@ -5,7 +5,7 @@ use slipway_sandbox_api::v1;
 use super::mounts::Container;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, MAX_CPUS, MAX_MEMORY, MEMORY};
-use super::{NETWORK, check_hooks, namespaces, process_spec};
+use super::{NETWORK, check_control_group, check_hooks, mounts, namespaces, process_spec};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
 const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
@@ -32,6 +32,7 @@ pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String
              {NETWORK}={network:?} too: leave out one of them"
         ));
     }
+    check_control_group(&oci.linux.cgroups_path)?;
     check_hooks(oci)?;
     Ok(v1::RunSpec {
         makes_pod: true,
@@ -60,7 +61,9 @@ pub fn member_spec(
     if let Some(name) = oci.linux.sysctl.keys().next() {
         return Err(format!("the kernel setting {name} is the pod's: set it there"));
     }
+    let message = mounts::message(&oci.mounts).map(|mount| mount.destination.clone());
     Ok(v1::RunSpec {
+        termination_message_path: message.unwrap_or_default(),
         shares_processes: namespaces::of_member(&oci.linux, network)?,
         resources: Some(limits(&oci.linux.resources)),
         ..process_spec(oci, container)?

@@ -112,7 +112,8 @@ impl v1::sandboxes_server::Sandboxes for Fake {
             sender.send(out(run_out::Kind::Created(created))).await.unwrap();
             sender.send(out(run_out::Kind::Started(v1::Started::default()))).await.unwrap();
             let status = ended.wait_for(Option::is_some).await.unwrap().unwrap();
-            let exit = v1::Exit { status, ..Default::default() };
+            let termination_message = "said".to_owned();
+            let exit = v1::Exit { status, termination_message, ..Default::default() };
             // The test may be over.
             let _ = sender.send(out(run_out::Kind::Stdout(words))).await;
             let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
@@ -195,6 +196,12 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         let memory = resources.map_or(memory_bytes, |resources| resources.memory_bytes);
         self.note(format!("update {name} {cpus} {memory}"));
         Ok(Response::new(v1::UpdateReply::default()))
+    }
+
+    async fn put_files(&self, request: Request<v1::PutFilesRequest>) -> Reply<v1::Empty> {
+        let v1::PutFilesRequest { name, files, removed } = request.into_inner();
+        self.note(format!("put {name} {} {}", files.len(), removed.len()));
+        Ok(Response::new(v1::Empty {}))
     }
 
     async fn snoop_guest(

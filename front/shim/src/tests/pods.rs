@@ -112,12 +112,19 @@ impl Shim {
 
     /// Puts a container into the pod, and starts it. Its root would need the program `slipway`.
     async fn member(&self, pod: &Arc<Task>, id: &str) {
-        self.member_with(pod, id, Paths::default()).await;
+        self.begin(Self::made(pod, id, Paths::default())).await;
     }
 
-    async fn member_with(&self, pod: &Arc<Task>, id: &str, paths: Paths) {
+    async fn begin(&self, task: Task) {
+        let id = task.id.clone();
+        self.service.tasks.reserve(&id).unwrap().fill(Arc::new(task));
+        self.on::<cd::StartResponse>("Start", &id).await.unwrap();
+    }
+
+    /// Makes a container of the pod.
+    fn made(pod: &Arc<Task>, id: &str, paths: Paths) -> Task {
         let run = v1::RunSpec { pod: pod.name.clone(), name: id.into(), ..Default::default() };
-        let task = Task {
+        Task {
             id: id.into(),
             bundle: "/".into(),
             name: format!("{}/{id}", pod.name),
@@ -127,9 +134,9 @@ impl Shim {
             init: Arc::new(Process::new(String::new(), paths, run_in::Kind::Run(run))),
             execs: std::sync::Mutex::default(),
             private: None,
-        };
-        self.service.tasks.reserve(id).unwrap().fill(Arc::new(task));
-        self.on::<cd::StartResponse>("Start", id).await.unwrap();
+            copies: std::sync::Mutex::default(),
+            message: None,
+        }
     }
 
     async fn status(&self, id: &str) -> u32 {
@@ -291,7 +298,7 @@ async fn output_waits_for_a_reader_that_was_away_at_the_end() {
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
     let paths = Paths { stdout: path.to_string_lossy().into_owned(), ..Paths::default() };
     shim.daemon.prints(b"the last line\n");
-    shim.member_with(&pod, "one", paths).await;
+    shim.begin(Shim::made(&pod, "one", paths)).await;
     shim.daemon.end(&format!("{}/one", pod.name), 3, 0);
     // Nobody reads, and the exit is told even so.
     assert_eq!(shim.status("one").await, 3);
@@ -311,4 +318,32 @@ async fn a_client_that_joins_a_container_has_time_to_enter_it_before_its_exit() 
     let (status, ()) = tokio::join!(shim.status("one"), end);
     assert_eq!(status, 3);
     assert!(asked.elapsed() >= ENTERED);
+}
+
+#[tokio::test]
+async fn files_that_change_are_put_into_a_container_and_its_message_is_written() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    let (hosts, message) = (shim.dir.path().join("hosts"), shim.dir.path().join("message"));
+    for file in [&hosts, &message] {
+        std::fs::write(file, "before").unwrap();
+    }
+    let mount = crate::spec::Mount {
+        source: hosts.display().to_string(),
+        destination: "/etc/hosts".into(),
+        kind: "bind".into(),
+        ..Default::default()
+    };
+    let copies = crate::copies::Copies::read(vec![mount]).unwrap().0;
+    let task = Shim::made(&pod, "one", Paths::default());
+    let (copies, file) = (std::sync::Mutex::new(Some(copies)), Some(message.clone()));
+    shim.begin(Task { copies, message: file, ..task }).await;
+    std::fs::write(&hosts, "after it began").unwrap();
+    let put = format!("put {}/one 1 0", pod.name);
+    while !shim.daemon.calls().contains(&put) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    shim.kill("one", 9).await;
+    assert_eq!(shim.status("one").await, 137);
+    assert_eq!(std::fs::read_to_string(&message).unwrap(), "said");
 }

@@ -118,5 +118,7 @@ fn task() -> Task {
         init: Arc::new(Process::new(String::new(), Paths::default(), first)),
         execs: std::sync::Mutex::default(),
         private: None,
+        copies: std::sync::Mutex::default(),
+        message: None,
     }
 }

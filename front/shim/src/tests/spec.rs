@@ -117,6 +117,17 @@ fn a_privileged_container_has_its_guests_devices() {
 }
 
 #[test]
+fn a_control_group_that_cannot_be_is_refused() {
+    for path in ["", "/kubepods/pod1/one", "kubepods-pod1.slice:cri-containerd:one", ":a:one"] {
+        with("/linux/cgroupsPath", json!(path)).unwrap();
+    }
+    for path in ["kubepods/pod1", "/kubepods/../one", "pod1:cri:one", "a.slice:cri:", "a:b"] {
+        let refused = with("/linux/cgroupsPath", json!(path)).unwrap_err();
+        assert!(refused.contains("the control group"), "{refused}");
+    }
+}
+
+#[test]
 fn what_processes_may_do() {
     let security = |pointer: &str, value: Value| with(pointer, value).unwrap().security.unwrap();
     let plain = security("/linux/sysctl", json!({"net.core.somaxconn": "9"}));

@@ -2,14 +2,12 @@
 //! entered, so a hostile image's symbolic link leads at most to another place in the same
 //! container.
 
-use std::fs::Permissions;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
-use slipway_agent_protocol::v1::{File, Names};
+use slipway_agent_protocol::v1::Names;
 
 /// Creates the directory `path` (absolute) and its missing parents, with mode 0755.
 pub fn create_directory(path: &str) -> Result<()> {
@@ -47,27 +45,6 @@ pub fn replace(path: &str, content: &str) -> Result<()> {
         .with_context(|| format!("writing {path}"))?;
     rustix::io::write(&file, content.as_bytes()).with_context(|| format!("writing {path}"))?;
     Ok(())
-}
-
-/// Writes a file in place of the image's, and makes the directories that it needs. A link of the
-/// image at the file's own path is replaced, too; a directory there is an error.
-pub fn put(file: &File) -> Result<()> {
-    let path = Path::new(&file.path);
-    let parent = path.parent().and_then(Path::to_str);
-    create_directory(parent.with_context(|| format!("{:?} is no file's path", file.path))?)?;
-    let failed = || format!("writing {}", file.path);
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(failed);
-        }
-        _ => {}
-    }
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600);
-    let mut open = options.open(path).with_context(failed)?;
-    open.write_all(&file.content).with_context(failed)?;
-    // Exactly these bits, whatever the umask is.
-    open.set_permissions(Permissions::from_mode(file.mode & 0o777)).with_context(failed)
 }
 
 /// Writes the image's `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`.
@@ -132,27 +109,6 @@ mod tests {
         assert!(mount_point(&at("target")).is_err());
         mount_point(&at("new")).unwrap();
         mount_point(&at("new")).unwrap();
-    }
-
-    #[test]
-    fn a_file_takes_the_place_of_the_images() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-        let file = |name: &str| File { path: at(name), content: b"new".to_vec(), mode: 0o4640 };
-        std::fs::write(at("target"), "old").unwrap();
-        std::os::unix::fs::symlink(at("target"), at("link")).unwrap();
-        for name in ["link", "a/b/fresh", "a/b/fresh"] {
-            put(&file(name)).unwrap();
-            assert_eq!(std::fs::read_to_string(at(name)).unwrap(), "new");
-            let metadata = std::fs::symlink_metadata(at(name)).unwrap();
-            assert!(metadata.is_file());
-            assert_eq!(metadata.permissions().mode() & 0o7777, 0o640);
-        }
-        assert_eq!(std::fs::read_to_string(at("target")).unwrap(), "old");
-        assert!(format!("{:#}", put(&file("a/b")).unwrap_err()).contains("writing"));
-        let relative = File { path: "x/y".into(), ..File::default() };
-        assert!(put(&relative).is_err());
-        assert!(put(&File::default()).is_err());
     }
 
     #[test]

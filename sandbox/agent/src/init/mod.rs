@@ -140,6 +140,12 @@ pub struct ContainerSpec {
     /// The file systems of the host to mount.
     #[prost(message, repeated, tag = "30")]
     pub shares: Vec<Share>,
+    /// The agent's file for the container's termination message; empty: it has none.
+    #[prost(string, tag = "31")]
+    pub message: String,
+    /// The path of that file in the container.
+    #[prost(string, tag = "32")]
+    pub message_path: String,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.

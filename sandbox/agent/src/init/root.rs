@@ -3,17 +3,19 @@
 //! Mount flags are those of the OCI runtime specification's Linux defaults.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, makedev, mknodat};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount, unmount,
 };
 
+use slipway_agent_protocol::v1::Share;
+
 use super::{ContainerSpec, Device, dev, files, hidden, shares, sockets, tree, volume};
-use crate::{machine, sysctl};
+use crate::{copies, machine, sysctl};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -35,14 +37,18 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         "" => None,
         path => Some(tree::clone(Path::new(path))?),
     };
+    let message = match spec.message.as_str() {
+        "" => None,
+        path => Some(tree::clone(Path::new(path))?),
+    };
     let root = assemble(spec)?;
     let shares = shares::open_all(&spec.shares)?;
     pivot(&root)?;
     files::write_etc(spec.names.as_ref())?;
     // Before anything is mounted on the root: a link of the image leads into the image only.
-    for file in &spec.files {
-        files::put(file)?;
-    }
+    let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    spec.files.iter().try_for_each(|file| copies::put(root.as_fd(), file))?;
+    drop(root);
     mount_system(privileged)?;
     mount_shared_memory(shared_memory.as_ref())?;
     dev::populate(&devices)?;
@@ -51,6 +57,10 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     }
     for (share, tree) in spec.shares.iter().zip(shares) {
         shares::attach(share, &tree)?;
+    }
+    if let Some(message) = message {
+        let (path, file) = (spec.message_path.clone(), true);
+        shares::attach(&Share { path, file, ..Share::default() }, &message)?;
     }
     if let Some(sockets) = sockets {
         sockets.attach()?;

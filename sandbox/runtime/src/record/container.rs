@@ -50,6 +50,12 @@ pub struct Added {
     /// Set if the guest's kernel ended the container for want of memory.
     #[serde(default)]
     pub out_of_memory: bool,
+    /// The path of the file for the container's termination message; empty: it has none.
+    #[serde(default)]
+    pub message_path: String,
+    /// The termination message, once the container ended.
+    #[serde(default)]
+    pub message: String,
     /// The limits of the container in the guest.
     pub limits: Limits,
     /// The namespaces of the pod's first NVMe function that the container has.

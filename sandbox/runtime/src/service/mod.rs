@@ -28,7 +28,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, name, snoop};
+use crate::{Error, connect, copies, name, snoop};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -235,7 +235,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let output = match opened {
             Ok(output) => output,
             Err(Error::Exec { status, reason }) => {
-                let exit = v1::Exit { status, reason, out_of_memory: false };
+                let exit = v1::Exit { status, reason, ..Default::default() };
                 let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
                 return Ok(stream(receiver));
             }
@@ -316,6 +316,12 @@ impl v1::sandboxes_server::Sandboxes for Service {
             }
         }
         Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&target.sandbox)) }))
+    }
+
+    async fn put_files(&self, request: Request<v1::PutFilesRequest>) -> Reply<v1::Empty> {
+        let request = request.into_inner();
+        copies::put(&self.node.target(&request.name)?, &request).await?;
+        Ok(Response::new(v1::Empty {}))
     }
 
     async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {

@@ -153,7 +153,7 @@ impl Agent for Guest {
             pending::<()>().await;
         }
         let exit_status = self.exit_status;
-        Ok(Response::new(v1::WaitReply { exit_status, out_of_memory: false }))
+        Ok(Response::new(v1::WaitReply { exit_status, ..Default::default() }))
     }
 
     async fn signal(&self, _: Request<v1::SignalRequest>) -> Reply<v1::SignalReply> {
@@ -179,6 +179,10 @@ impl Agent for Guest {
         &self,
         _: Request<v1::UpdateContainerRequest>,
     ) -> Reply<v1::UpdateContainerReply> {
+        self.answer().await
+    }
+
+    async fn put_files(&self, _: Request<v1::PutFilesRequest>) -> Reply<v1::PutFilesReply> {
         self.answer().await
     }
 

@@ -1,5 +1,6 @@
 //! Guests with network interfaces, as subjects.
 
+use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::rc::Rc;
@@ -60,6 +61,8 @@ pub struct Interfaces {
     /// CPUs of the guests that run.
     cpus: u32,
     members: Vec<Member>,
+    /// The name of the memory port that sends, while it exists.
+    port: RefCell<Option<String>>,
     /// Their interfaces on the host, if QEMU emulates their devices. Dropped after the guests.
     taps: Option<Taps>,
 }
@@ -74,6 +77,7 @@ impl Interfaces {
             processor,
             cpus: 0,
             members: Vec::new(),
+            port: RefCell::default(),
             taps: None,
         }
     }
@@ -274,6 +278,7 @@ impl Interfaces {
             slots: 4096,
             ..network_v1::CreatePortRequest::default()
         };
+        self.port.replace(Some(name.clone()));
         let made = self.node.networks().create_port(request).await;
         let socket = made.map_err(|status| refused(&status))?.into_inner().socket_path;
         let (to, load, times) = (function.mac, *load, self.times);
@@ -285,6 +290,7 @@ impl Interfaces {
         let removed = networks.remove_port(network_v1::RemovePortRequest { name }).await;
         let sent = sent??;
         removed.map_err(|status| refused(&status))?;
+        self.port.replace(None);
         Ok(sent)
     }
 
@@ -314,6 +320,16 @@ impl Interfaces {
     fn cpu_ns(&self, load: &NicLoad) -> Result<u64> {
         let members = &self.members[..load.ends.guests()];
         members.iter().map(|member| process_cpu_ns(member.vmm)).sum()
+    }
+}
+
+impl Drop for Interfaces {
+    /// Removes the port of a turn that was interrupted.
+    fn drop(&mut self) {
+        let Some(name) = self.port.take() else { return };
+        // One that was never made is no error worth a line.
+        let request = network_v1::RemovePortRequest { name };
+        let _ = self.node.wait(self.node.networks().remove_port(request));
     }
 }
 
