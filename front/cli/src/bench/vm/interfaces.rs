@@ -51,6 +51,9 @@ pub struct Interface {
     pub driver: Driver,
     /// The script that a guest runs before each turn.
     pub setup: &'static str,
+    /// The script that a guest runs after each turn, so that it costs the next ones nothing; empty:
+    /// none.
+    pub rest: &'static str,
 }
 
 /// The setup of our driver without any of the paper's techniques.
@@ -64,6 +67,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Slipway("e1000"),
         driver: Driver::Stock,
         setup: ":",
+        rest: "",
     },
     Interface {
         name: "base",
@@ -71,6 +75,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Slipway("e1000"),
         driver: Driver::Own,
         setup: PLAIN,
+        rest: "",
     },
     Interface {
         name: "itr",
@@ -78,6 +83,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Slipway("e1000"),
         driver: Driver::Own,
         setup: "ethtool --set-priv-flags eth0 lazy-tx off && ethtool -C eth0 rx-usecs 64",
+        rest: "",
     },
     Interface {
         name: "sc",
@@ -86,6 +92,7 @@ pub const INTERFACES: [Interface; 10] = [
         driver: Driver::Own,
         setup: "ethtool --set-priv-flags eth0 lazy-tx off && \
                 ethtool --set-priv-flags eth0 send-combining on && ethtool -C eth0 rx-usecs 64",
+        rest: "",
     },
     Interface {
         name: "csb",
@@ -93,6 +100,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Slipway("e1000-csb"),
         driver: Driver::Own,
         setup: "ethtool -C eth0 rx-usecs 0",
+        rest: "",
     },
     Interface {
         name: "polling",
@@ -100,6 +108,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Slipway("e1000-csb"),
         driver: Driver::Own,
         setup: "ethtool --set-priv-flags eth0 polling on",
+        rest: "ethtool --set-priv-flags eth0 polling off",
     },
     Interface {
         name: "virtio",
@@ -107,6 +116,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Slipway("virtio"),
         driver: Driver::Virtio,
         setup: ":",
+        rest: "",
     },
     Interface {
         name: "qemu-e1000",
@@ -114,6 +124,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Qemu("e1000"),
         driver: Driver::Own,
         setup: PLAIN,
+        rest: "",
     },
     Interface {
         name: "qemu-sc",
@@ -122,6 +133,7 @@ pub const INTERFACES: [Interface; 10] = [
         driver: Driver::Own,
         setup: "ethtool --set-priv-flags eth0 lazy-tx off && \
                 ethtool --set-priv-flags eth0 send-combining on && ethtool -C eth0 rx-usecs 0",
+        rest: "",
     },
     Interface {
         name: "qemu-virtio",
@@ -129,6 +141,7 @@ pub const INTERFACES: [Interface; 10] = [
         model: Model::Qemu("virtio"),
         driver: Driver::Virtio,
         setup: ":",
+        rest: "",
     },
 ];
 

@@ -355,6 +355,11 @@ impl Subject for Interfaces {
         let (sent, received, cpu_ns) = self.node.wait(self.carry(load))?;
         let after = self.node.wait(self.work(load))?;
         let work = after.zip(before).map(|(after, before)| after.since(&before));
+        if !self.kind.rest.is_empty() {
+            for member in &self.members[..load.ends.guests()] {
+                self.node.wait(member.guest.shell(self.kind.rest, Duration::ZERO))?;
+            }
+        }
         Ok(NicMeasured { sent, received, cpu_ns, work })
     }
 }
