@@ -53,7 +53,7 @@ for id in web two; do
 done
 ok "two containers in one microVM and one shim: /dev/shm and 127.0.0.1 shared, roots and processes not, a limit of memory"
 
-# A secret, as kubelet lays one out and replaces it, in a container of another user with a read-only root.
+# A secret of another user's than root, as kubelet lays one out and replaces it, in a container with a read-only root.
 secret=$work/pods/0-1/volumes/kubernetes.io~secret/key
 version() {
     mkdir -p "$secret/..$1" && echo "$2" >"$secret/..$1/token" && chmod 600 "$secret/..$1/token" &&
@@ -61,9 +61,9 @@ version() {
         mv -T "$secret/..data_tmp" "$secret/..data" && ln -sf ..data/token "$secret/token" || fail "version $1"
 }
 version 1 one
-started web --read-only --user 1000 --mount "type=bind,src=$secret,dst=/etc/key,options=rbind:ro" \
+started web --read-only --mount "type=bind,src=$secret,dst=/etc/key,options=rbind:ro" \
     "$image" holder sleep 1000
-has() { [ "$(inside holder cat /etc/key/token)" = "$1" ]; }
+has() { [ "$(inside --user 1000 holder cat /etc/key/token)" = "$1" ]; }
 has one || fail "a secret: $(inside holder ls -lna /etc/key 2>&1) $(explain)"
 version 2 two
 rm -r "$secret/..1"
@@ -78,7 +78,7 @@ ok "a secret that changes changes in a container that runs, with its owner; the 
 
 # A termination message, at the usual path of its file.
 : >"$work/message"
-member web --rm --user 1000 --mount "type=bind,src=$work/message,dst=/dev/termination-log,options=rbind:rw" \
+member web --rm --mount "type=bind,src=$work/message,dst=/dev/termination-log,options=rbind:rw" \
     "$image" says sh -c 'echo no disk >/dev/termination-log; exit 4' >"$work/out" 2>&1; status=$?
 [ "$status:$(cat "$work/message")" = "4:no disk" ] ||
     fail "a termination message: status $status, $(cat "$work/message") $(cat "$work/out") $(explain)"
