@@ -17,10 +17,10 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test check site fuzz soak bench install clean
+.PHONY: help setup build demo shell test check site fuzz soak bench install node-image clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
@@ -109,6 +109,15 @@ install: build ## install to PREFIX (/usr/local), with completions, man pages an
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-hollow \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-hollow
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-cni $(DESTDIR)$(CNI_BIN)/slipway-cni
+
+# The archive, and options of deploy/kubernetes/node/image.py such as --name and --qemu.
+OUT ?= $(TARGET)/slipway-node.tar
+NODE_IMAGE ?=
+node-image: build ## an image (OUT) that installs Slipway on the nodes of a Kubernetes cluster, with the guest kernel and mkfs.erofs; options in NODE_IMAGE
+	@deploy/setup/setup.sh run image
+	rm -rf $(TARGET)/node-image
+	@$(MAKE) --no-print-directory --old-file build install DESTDIR=$(abspath $(TARGET))/node-image
+	/usr/bin/python3 deploy/kubernetes/node/image.py $(NODE_IMAGE) $(TARGET)/node-image $(OUT)
 
 clean: ## remove what was built; tools and images stay in /var/lib/slipway
 	cargo clean

@@ -11,13 +11,14 @@ done
 
 usage() {
     cat <<'END'
-usage: setup.sh build|run|e1000|driver|demo|test|fuzz|check|site...
+usage: setup.sh build|run|e1000|driver|demo|image|test|fuzz|check|site...
 
   build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   e1000  a guest kernel with the driver of --nic e1000
   driver that kernel, and what modules of guests are built with (guest/e1000-slipway, lab/svm-once): headers, a compiler
   demo   mmdebstrap, which makes an image where no registry answers
+  image  a static busybox and python3, for the image that installs Slipway on Kubernetes' nodes
   test   what the tests use beside these: a registry, containerd, plugins of CNI, mmdebstrap, python3, procps, cpio, tcpdump, xz,
          iperf3, curl, and nginx, wrk, redis, memcached and socat to be run under libslipway.so
   fuzz   a C++ compiler, for the fuzzing engine
@@ -44,6 +45,7 @@ set_up() {
             want_kernel_headers
             ;;
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;
+        image) want_packages "the image of the nodes' installer" busybox-static python3 ;;
         test)
             want_packages "the tests" busybox-static containerd containernetworking-plugins cpio curl erofs-utils iperf3 iproute2 iputils-ping memcached mmdebstrap \
                 nginx-light procps python3 redis-server redis-tools socat tcpdump wrk xz-utils

@@ -1,0 +1,226 @@
+# shellcheck shell=dash
+# The files that an installation makes on the node: what differs, how they are replaced, and how they are taken away.
+# Sourced by slipway-node, never run.
+
+# source_of PATH: the file that is installed there.
+source_of() { if [ -e "$work/tree$1" ]; then echo "$work/tree$1"; else echo "$tree$1"; fi; }
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+# is_ours PATH: an earlier installation has made it.
+is_ours() { grep -qs " $1\$" "$host$state/files"; }
+# is_others PATH: it is there, and no installation has made it.
+is_others() { exists "$host$1" && ! is_ours "$1"; }
+
+# The administrator's setting `keeper` is left as it is. Without one, pods have to outlive the daemon.
+make_setting() {
+    local file
+    for file in "$host/etc/slipway/config.toml" "$host${setting%/*}"/*.toml; do
+        [ "$file" = "$host$setting" ] || ! grep -qsE '^[[:space:]]*keeper[[:space:]]*=' "$file" || return 0
+    done
+    mkdir -p "$work/tree${setting%/*}"
+    printf '%s\n' '# Made by slipway-node: pods go on while the daemon is restarted or upgraded.' 'keeper = true' \
+        >"$work/tree$setting"
+}
+
+# A guest kernel and tools that the administrator has set up are used, not replaced.
+own_parts() {
+    local path
+    # busybox's grep takes an empty list for a pattern that all lines match.
+    echo '^none$'
+    if is_others /var/lib/slipway/kernel; then
+        echo '^[lu] /var/lib/slipway/(kernel|node/kernel-.*)$'
+    fi
+    for path in "$tree"/var/lib/slipway/tools/bin/*; do
+        path=${path#"$tree"}
+        if is_others "$path"; then printf '^f %s$\n^u %s/tools-\n' "$path" "$state"; fi
+    done
+}
+
+# list_items: a line `KIND PATH` for each thing to install: a file, a link, or a unit.
+list_items() {
+    own_parts >"$work/own"
+    {
+        (cd "$tree" && find . -path ".$state" -prune -o -type f -print) | sed 's/^\./f /'
+        (cd "$tree" && find . -path ".$state" -prune -o -type l -print) | sed 's/^\./l /'
+        [ ! -d "$tree$state" ] || find "$tree$state" -mindepth 1 -maxdepth 1 | sed "s|^$tree|u |"
+        [ ! -e "$work/tree$setting" ] || echo "f $setting"
+    } | sort | grep -vEf "$work/own" >"$work/items"
+}
+
+# differs KIND PATH: the node does not have it as the image has.
+differs() {
+    local to=$host$2 from
+    case $1 in
+        u) [ ! -d "$to" ] ;;
+        l) [ "$(readlink "$tree$2")" != "$(readlink "$to" 2>/dev/null)" ] ;;
+        f)
+            from=$(source_of "$2")
+            [ -L "$to" ] || ! cmp -s "$from" "$to" || [ "$(stat -c %a "$from")" != "$(stat -c %a "$to")" ]
+            ;;
+    esac
+}
+
+# missing_directories: those that have to be made for the items, parents first.
+missing_directories() {
+    local path
+    { cut -d ' ' -f 2 "$work/items"; echo "$state/files"; echo "$config"; } | while read -r path; do
+        while path=${path%/*} && [ -n "$path" ] && [ ! -d "$host$path" ]; do echo "$path"; done
+    done | sort -u
+}
+
+# describe: the lines of the state for the items.
+describe() {
+    local kind path
+    while read -r kind path; do
+        case $kind in
+            f) printf 'f %s %s\n' "$(sha256sum <"$(source_of "$path")" | cut -d ' ' -f 1)" "$path" ;;
+            l) printf 'l %s %s\n' "$(readlink "$tree$path")" "$path" ;;
+            u) printf 'u - %s\n' "$path" ;;
+        esac
+    done <"$work/items"
+}
+
+# plan_files: the items that differ, the lines of the new state, and what an earlier version has that this has not.
+plan_files() {
+    local kind path _
+    [ -x "$tree/usr/local/bin/slipway" ] || find "$tree" -name slipway -type f 2>/dev/null | grep -q . ||
+        die "$tree has no programs of Slipway's: this is not the image that \`make node-image\` makes"
+    make_setting
+    list_items
+    missing_directories >"$work/directories"
+    while read -r kind path; do
+        if differs "$kind" "$path"; then echo "$kind $path"; fi
+    done <"$work/items" >"$work/changed"
+    {
+        describe
+        grep -s '^d ' "$host$state/files" || true
+        sed 's/^/d - /' "$work/directories"
+    } | sort -u >"$work/files"
+    : >"$work/gone"
+    [ ! -e "$host$state/files" ] || while read -r kind _ path; do
+        grep -q " $path\$" "$work/files" || echo "$kind $path"
+    done <"$host$state/files" >"$work/gone"
+}
+
+# check_writable: fails before anything is changed.
+check_writable() {
+    local dir
+    { sed 's/^[a-z] //; s|/[^/]*$||' "$work/changed"; echo "$state"; echo "${config%/*}"; } | sort -u | while read -r dir; do
+        while [ ! -d "$host$dir" ]; do dir=${dir%/*}; done
+        touch "$host$dir/.slipway-node" 2>/dev/null || { echo "${dir:-/}"; return; }
+        rm -f "$host$dir/.slipway-node"
+    done >"$work/unwritable"
+    [ ! -s "$work/unwritable" ] || die "$(cat "$work/unwritable") on the node cannot be written: is it read-only?"
+}
+
+# copy KIND PATH TO
+copy() {
+    local from
+    if [ "$1" != f ]; then cp -a "$tree$2" "$3"; return; fi
+    from=$(source_of "$2")
+    cp "$from" "$3" && chmod "$(stat -c %a "$from")" "$3"
+}
+
+# stage: makes the new files beside their places, and runs the most important one.
+stage() {
+    local kind path new program=''
+    while read -r path; do
+        mkdir -m "$(stat -c %a "$tree$path" 2>/dev/null || echo 755)" "$host$path"
+    done <"$work/directories"
+    while read -r kind path; do
+        new=$(aside "$path")
+        note_aside "$new"
+        rm -rf "$new"
+        copy "$kind" "$path" "$new" 2>"$work/err" || die "$path on the node cannot be written: $(last_line "$work/err")"
+        case $path in */bin/slipway) program=${new#"$host"} ;; esac
+    done <"$work/changed"
+    [ -z "$program" ] || on_host "$program" --version >"$work/out" 2>"$work/err" ||
+        die "Slipway's programs do not run on this node: $(last_line "$work/err")"
+}
+
+# keep_others: files that the installation replaces and did not make.
+keep_others() {
+    local path kept
+    while read -r _ path; do
+        is_others "$path" || continue
+        kept=$host$state/kept$path
+        mkdir -p "${kept%/*}"
+        cp -a "$host$path" "$kept.new"
+        mv -f "$kept.new" "$kept"
+    done <"$work/changed"
+}
+
+# rename_all: each file in one step; the old ones stay under another name until the daemon runs. busybox's mv follows
+# a link to a directory, the node's own does not.
+rename_all() {
+    local path old new
+    while read -r _ path; do
+        old=$(before "$path")
+        note_aside "$old"
+        rm -f "$old"
+        if [ -L "$host$path" ]; then cp -a "$host$path" "$old"; elif [ -f "$host$path" ]; then ln "$host$path" "$old"; fi
+        new=$(aside "$path")
+        on_host mv -fT "${new#"$host"}" "$path"
+    done <"$work/changed"
+}
+
+# undo_rename: the version that ran before.
+undo_rename() {
+    local path old
+    while read -r _ path; do
+        old=$(before "$path")
+        if exists "$old"; then on_host mv -fT "${old#"$host"}" "$path"; else rm -rf "${host:?}$path"; fi
+    done <"$work/changed"
+}
+
+remove_gone() {
+    local kind path
+    while read -r kind path; do
+        case $kind in
+            d) rmdir "$host$path" 2>/dev/null || true ;;
+            *) rm -rf "${host:?}$path" ;;
+        esac
+    done <"$work/gone"
+}
+
+apply_files() {
+    [ -s "$work/changed" ] || [ -s "$work/gone" ] || return 0
+    stage
+    keep_others
+    echo slipway >>"$host$state/pending"
+    # A run that is killed after this knows the files of both versions for its own.
+    cat "$work/files" "$host$state/files" 2>/dev/null | sort -u >"$work/both"
+    [ ! -e "$host$state/files" ] || cp -p "$host$state/files" "$work/files-before"
+    write_host "$state/files" "$work/both"
+    rename_all
+    tell "new files, links and directories: $(wc -l <"$work/changed")"
+}
+
+remove_files() {
+    local kind what path
+    while read -r kind what path; do
+        case $kind in
+            f) [ "$({ sha256sum <"$host$path"; } 2>/dev/null | cut -d ' ' -f 1)" = "$what" ] || continue ;;
+            l) [ "$(readlink "$host$path" 2>/dev/null)" = "$what" ] || continue ;;
+            d) continue ;;
+        esac
+        rm -rf "${host:?}$path"
+    done <"$host$state/files"
+    # What somebody has changed since is his.
+    while read -r kind what path; do
+        case $kind in f | l) if exists "$host$path"; then say "$path stays: it is not what was installed"; fi ;; esac
+    done <"$host$state/files" | sort -u
+}
+
+put_back_others() {
+    local path kept=$host$state/kept
+    [ -d "$kept" ] || return 0
+    find "$kept" ! -type d ! -name '*.new' | sed "s|^$kept||" | while read -r path; do
+        exists "$host$path" || { cp -a "$kept$path" "$(aside "$path")" && mv -f "$(aside "$path")" "$host$path"; }
+    done
+}
+
+remove_directories() {
+    sed -n 's/^d - //p' "$work/files-before" | sort -r | while read -r path; do
+        rmdir "$host$path" 2>/dev/null || true
+    done
+}

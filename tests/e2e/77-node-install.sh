@@ -1,0 +1,404 @@
+#!/usr/bin/env bash
+# The image that installs Slipway on a Kubernetes node: it installs, upgrades under running programs, says what is wrong
+# and removes itself, on a node of its own with every containerd that this machine has. The node is a root directory,
+# process ids and mounts of its own. It has the machine's programs, a real containerd, and a systemctl that starts
+# containerd and takes note of the rest, since no systemd can run there.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_root
+for program in busybox containerd unshare nsenter pivot_root python3 make; do
+    command -v "$program" >/dev/null || skip "$program"
+done
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+[ -e "${SLIPWAY_TOOLS:-/var/lib/slipway/tools}/bin/mkfs.erofs" ] || skip "mkfs.erofs of deploy/setup/setup.sh run"
+sources=$top/deploy/kubernetes/node target=$(dirname "$(dirname "$(readlink -f "$slipway")")")
+node=$work/node image=$work/image init=''
+
+end_all() {
+    [ -z "$init" ] || kill -KILL "$init" 2>/dev/null
+    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort -r | xargs -r umount -l
+}
+
+# --- the image ---------------------------------------------------------------------------------------------------
+
+mkdir -p "$work/kernel/modules/kernel"
+echo 6.1.0-1-cloud-amd64 >"$work/kernel/release"
+echo kernel >"$work/kernel/vmlinuz"
+echo module >"$work/kernel/modules/kernel/one.ko"
+make -s -C "$top" -o build install DESTDIR="$work/tree" CARGO_TARGET_DIR="$target" >"$work/out" 2>&1 || fail "make install: $(tail -n 3 "$work/out")"
+make_image() {
+    /usr/bin/python3 "$sources/image.py" --kernel "$work/kernel" --tools "${SLIPWAY_TOOLS:-/var/lib/slipway/tools}" \
+        --busybox "$(command -v busybox)" "$@" 2>&1
+}
+make_image --level 0 "$work/tree" "$work/image.tar" >"$work/out" || fail "image: $(cat "$work/out")"
+# Every digest is looked at, then the layers are laid upon each other as containerd does.
+/usr/bin/python3 - "$work/image.tar" "$image" <<'P' || fail "the image is not well-formed"
+import hashlib, io, json, sys, tarfile
+archive = tarfile.open(sys.argv[1])
+def blob(one):
+    data = archive.extractfile("blobs/sha256/" + one["digest"].removeprefix("sha256:")).read()
+    assert len(data) == one["size"] and "sha256:" + hashlib.sha256(data).hexdigest() == one["digest"], one
+    return data
+assert json.load(archive.extractfile("oci-layout"))["imageLayoutVersion"] == "1.0.0"
+entry, = json.load(archive.extractfile("index.json"))["manifests"]
+assert entry["annotations"]["io.containerd.image.name"].startswith("localhost/slipway-node:"), entry
+manifest = json.loads(blob(entry))
+config = json.loads(blob(manifest["config"]))
+assert config["config"]["Entrypoint"] == ["/bin/slipway-node"], config
+layers = [blob(one) for one in manifest["layers"]]
+assert ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers] == config["rootfs"]["diff_ids"]
+for one in layers:
+    tarfile.open(fileobj=io.BytesIO(one)).extractall(sys.argv[2])
+P
+make_image --level 0 "$work/tree" "$work/again.tar" >"$work/out" && cmp -s "$work/image.tar" "$work/again.tar" || fail "two images of the same files differ"
+rm "$work/again.tar" "$work/image.tar"
+ok "an image of $(du -sm "$image" | cut -f 1) MiB, twice the same"
+refuses_image() {
+    local want=$1; shift
+    make_image "$@" "$work/none.tar" >"$work/out" && fail "image.py $* made an image"
+    [ "$(wc -l <"$work/out")" = 1 ] && grep -qF -- "$want" "$work/out" || fail "image.py $*: $(cat "$work/out")"
+    ok "image.py -> $(cat "$work/out")"
+}
+mkdir "$work/empty"
+refuses_image 'has no bin/slipway' "$work/empty"
+refuses_image 'is no static busybox' --busybox "$slipway" "$work/tree"
+refuses_image 'has no guest kernel' --kernel "$work/empty" "$work/tree"
+
+# --- the node ----------------------------------------------------------------------------------------------------
+
+mkdir -p "$node"/{etc/containerd,var/lib,run,proc,sys,dev,tmp,opt,root,usr,image} "$work/local/bin" "$work/usr-local" "$work/usr-libexec"
+for link in bin sbin lib lib64; do ln -s "usr/$link" "$node/$link"; done
+cp /etc/passwd /etc/group "$node/etc"
+# Units are active while the file is there. The service of containerd is a real one.
+cat >"$work/local/bin/systemctl" <<'END'
+#!/bin/bash
+echo "$*" >>/run/systemctl.log
+unit=${*: -1} unit=${unit%.service}
+case $1 in
+    show) cat /run/containerd.pid 2>/dev/null || echo 0 ;;
+    is-active) [ -e "/run/active-$unit" ] ;;
+    is-enabled) [ -e "/etc/enabled-$unit" ] ;;
+    enable) : >"/etc/enabled-$unit" ;;
+    disable) rm -f "/etc/enabled-$unit" ;;
+    stop) rm -f "/run/active-$unit" ;;
+    restart)
+        rm -f "/run/active-$unit"
+        if [ "$unit" = containerd ]; then
+            pid=$(cat /run/containerd.pid 2>/dev/null) && kill "$pid" && while [ -e "/proc/$pid" ]; do sleep 0.02; done
+            containerd >>/tmp/containerd.log 2>&1 </dev/null &
+            echo $! >/run/containerd.pid
+            for _ in $(seq 200); do ctr version >/dev/null 2>&1 && break; sleep 0.05; done
+            ctr version >/dev/null || exit
+        elif grep -qsaf /run/refused /usr/local/bin/slipway; then
+            echo 'Job for slipway.service failed' >&2
+            exit 1
+        fi
+        : >"/run/active-$unit"
+        ;;
+esac
+END
+cat >"$work/local/bin/kubectl" <<'END'
+#!/bin/sh
+echo "$*" >>/run/kubectl.log
+END
+chmod 755 "$work/local/bin"/*
+mkdir "$node/etc/kubernetes"
+echo credentials >"$node/etc/kubernetes/kubelet.conf"
+cp -a "$work/local/." "$work/usr-local"
+# shellcheck disable=SC2016 # for the other shell
+unshare --mount --pid --fork --kill-child -- bash -c '
+    set -e
+    cd "$1"
+    mount --bind . . && cd "$1"
+    mount --bind /usr usr && mount -o remount,bind,ro usr
+    mount --bind "$2" usr/local && mount --bind "$3" usr/libexec
+    mount --rbind /dev dev && mount --rbind /sys sys && mount -t proc proc proc && mount -t tmpfs tmpfs run
+    mount --bind "$4" image
+    pivot_root . . && umount -l .
+    cd / && : >/run/ready
+    while :; do sleep 1000 & wait $!; done' init "$node" "$work/usr-local" "$work/usr-libexec" "$image" 2>"$work/init" &
+unshared=$!
+started() { init=$(pgrep -P "$unshared" -x bash) && nsenter -t "$init" -m -- test -e /run/ready; }
+wait_until 20 started || fail "no node: $(cat "$work/init")"
+# on COMMAND…: runs on the node.
+on() { nsenter -t "$init" -m -p -- env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
+# pod ARGUMENTS…: the image's program in a container of the node's, with the files of $files.
+files=/image/slipway
+pod() {
+    on unshare --mount -- sh -c 'mount --bind "$0" /image/slipway && mount --rbind / /image/host && mount -t proc proc /image/proc &&
+        exec chroot /image env NODE_NAME=one SLIPWAY_CONTAINERD_CONFIG= /bin/slipway-node "$@"' "$files" "$@" >"$work/out" 2>&1
+}
+does() { pod "$@" || fail "$*: $(cat "$work/out")"; }
+# refuses WORDS ARGUMENTS…: it fails in one line that has the words, and changes nothing on the node.
+refuses() {
+    local want=$1 before; shift
+    before=$(contents)
+    pod "$@" && fail "$* was not refused: $(cat "$work/out")"
+    [ "$(wc -l <"$work/out")" = 1 ] && grep -qF -- "$want" "$work/out" || fail "$*: $(cat "$work/out")"
+    [ "$(contents)" = "$before" ] || fail "$* changed: $(diff <(echo "$before") <(contents))"
+    ok "$1 -> $(cat "$work/out")"
+}
+# contents: a line for each file, link and directory of the node.
+contents() {
+    on find /etc /usr/local /usr/libexec /var /opt \( -path /var/lib/containerd -prune \) -o -type f -exec sha256sum {} + -o -printf '%p %y %l\n' | sort
+}
+systemctl_did() { on cat /run/systemctl.log | grep -E "^(restart|enable|disable|stop|daemon-reload)" | paste -sd ' '; on rm -f /run/systemctl.log; }
+has_line() { grep -qF -- "$1" "$work/out" || fail "no line \`$1\`: $(cat "$work/out")"; }
+
+before=$(contents)
+on mkdir -p /run/systemd/system
+on systemctl restart containerd.service || fail "no containerd on the node: $(tail -n 3 "$node/tmp/containerd.log")"
+on rm /run/systemctl.log
+refuses 'nothing is installed' status
+does remove
+has_line 'nothing is installed'
+on unshare --mount -- sh -c 'mount -t proc proc /image/proc; exec chroot /image /bin/slipway-node install' >"$work/out" 2>&1 && fail "installed without /host"
+has_line "error: the node's root is not mounted at /host"
+on unshare --mount --pid --fork -- sh -c 'mount --rbind / /image/host; mount -t proc proc /image/proc; exec chroot /image /bin/slipway-node install' >"$work/out" 2>&1 &&
+    fail "installed without hostPID"
+has_line "error: process 1 is not the node's: the pod needs hostPID: true"
+ok "without the node's root, or its process ids: $(cat "$work/out")"
+on mount -o remount,bind,ro /usr/local
+refuses '/usr/local/bin on the node cannot be written: is it read-only?' install
+on mount -o remount,bind,rw /usr/local
+[ -z "$(systemctl_did)" ] || fail "refused installations have called systemctl"
+
+# --- installation, upgrade, removal ------------------------------------------------------------------------------
+
+echo 'of an earlier installation by hand' >"$work/usr-local/bin/slipway-bench"
+before=$(contents)
+does install
+has_line "Slipway is installed: $("$slipway" --version)"
+did=$(systemctl_did)
+[ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service restart containerd.service' ] || fail "systemctl was called: $did"
+# The node sees the test's files nowhere, so that they are compared by their sums.
+sums() { find usr opt -type f -exec sha256sum {} + | sort -k 2; }
+(cd "$work/tree" && sums) >"$work/sums"
+on sh -c 'cd / && sha256sum --quiet -c -' <"$work/sums" >"$work/out" 2>&1 || fail "files differ: $(cat "$work/out")"
+[ "$(wc -l <"$work/sums")" -ge 60 ] || fail "make install has made $(wc -l <"$work/sums") files"
+[ "$(on cat /etc/slipway/config.d/10-node.toml | tail -n 1)" = 'keeper = true' ] || fail "no keeper in the settings"
+[ "$(on cat /var/lib/slipway/kernel/release)" = 6.1.0-1-cloud-amd64 ] || fail "no guest kernel"
+grep -q -- --tar= <<<"$(on /var/lib/slipway/tools/bin/mkfs.erofs --help 2>&1)" || fail "mkfs.erofs does not run on the node"
+grep -q '^mkfs.erofs 1.7 or newer  *ok' <<<"$(on slipway doctor 2>&1)" || fail "doctor: $(on slipway doctor)"
+grep -q 'runtimes.slipway\]' <<<"$(on containerd config dump)" || fail "no runtime: $(on containerd config dump)"
+[ "$(on cat /run/kubectl.log)" = '--kubeconfig /etc/kubernetes/kubelet.conf label node one dev.slipway.node=ready --overwrite' ] ||
+    fail "kubectl was called: $(on cat /run/kubectl.log)"
+does status
+ok "installed: $(cat "$work/out")"
+inodes() { on find /etc /usr/local /usr/libexec /var/lib/slipway /opt -type f -printf '%i %T@ %p\n' | sort; }
+was=$(inodes)
+does install
+has_line 'nothing is new'
+[ "$(inodes)" = "$was" ] || fail "the second installation changed $(diff <(echo "$was") <(inodes))"
+did=$(systemctl_did)
+[ -z "$did" ] || fail "the second installation called systemctl: $did"
+ok "again: no file is touched, nothing is restarted"
+
+# Another version: one program differs, one file is new, one is gone.
+two=/tmp/two
+mkdir -p "$node$two"
+cp -a "$image/slipway/." "$node$two"
+echo two >>"$node$two/usr/local/bin/slipway"
+rm "$node$two/usr/local/share/man/man1/slipway-run.1"
+echo new >"$node$two/usr/local/share/man/man1/slipway-new.1"
+on sh -c 'slipway keeper --run-dir /run/slipway >/dev/null 2>&1 & echo $! >/run/keeper.pid'
+cp "$(command -v sleep)" "$node/tmp/containerd-shim-slipway-v2"
+on sh -c '/tmp/containerd-shim-slipway-v2 600 >/dev/null 2>&1 & echo $! >/run/shim.pid'
+wait_until 10 on test -S /run/slipway/keeper.sock || fail "no keeper"
+keeper_pid=$(on cat /run/keeper.pid)
+files=$two
+does install
+has_line 'new files, links and directories: 2'
+did=$(systemctl_did)
+[ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service' ] || fail "the upgrade called systemctl: $did"
+cmp -s "$node$two/usr/local/bin/slipway" "$work/usr-local/bin/slipway" || fail "slipway is the old one"
+[ ! -e "$work/usr-local/share/man/man1/slipway-run.1" ] && [ -e "$work/usr-local/share/man/man1/slipway-new.1" ] || fail "the manual pages are those of the old version"
+[ "$(on readlink "/proc/$keeper_pid/exe")" = '/usr/local/bin/slipway (deleted)' ] && on cmp -s "/proc/$keeper_pid/exe" /image/slipway/usr/local/bin/slipway ||
+    fail "the keeper does not go on with the old program: $(on readlink "/proc/$keeper_pid/exe")"
+asides() { on find /etc /usr/local /usr/libexec /var /opt /run -name '.*.slipway-*'; }
+[ -z "$(asides)" ] || fail "left: $(asides)"
+ok "an upgrade: a program that runs goes on with its old file"
+
+# variant NAME: a directory of files that differ from the second version by a line in the main program.
+variant() {
+    cp -al "$node$two" "$node/tmp/$1"
+    rm "$node/tmp/$1/usr/local/bin/slipway"
+    { cat "$node$two/usr/local/bin/slipway"; echo "of-the-test-$1"; } >"$node/tmp/$1/usr/local/bin/slipway"
+    chmod 755 "$node/tmp/$1/usr/local/bin/slipway"
+    files=/tmp/$1
+}
+variant three
+echo of-the-test-three >"$node/tmp/refused"
+on cp /tmp/refused /run/refused
+refuses 'the new daemon does not start, so the old version is back' install
+systemctl_did >/dev/null
+does status
+cmp -s "$node$two/usr/local/bin/slipway" "$work/usr-local/bin/slipway" || fail "the old version is not back"
+on rm /run/refused
+variant broken
+echo 'no program' >"$node/tmp/broken/usr/local/bin/slipway"
+refuses "Slipway's programs do not run on this node" install
+on kill "$keeper_pid"
+wait_until 10 on test ! -e "/proc/$keeper_pid"
+files=/tmp/three
+refuses 'which has no keeper: drain the node first' install
+refuses 'nothing is removed before they have ended' remove
+on kill "$(on cat /run/shim.pid)"
+wait_until 10 on test ! -e "/proc/$(on cat /run/shim.pid)"
+[ -z "$(systemctl_did)" ] || fail "refused installations have called systemctl"
+does install
+has_line 'new files, links and directories: 1'
+systemctl_did >/dev/null
+on rm /run/kubectl.log
+does remove
+[ "$(contents)" = "$before" ] || fail "after the removal: $(diff <(echo "$before") <(contents))"
+did=$(systemctl_did)
+[ "$did" = 'restart containerd.service disable --quiet slipway.service stop slipway.service daemon-reload' ] || fail "the removal called systemctl: $did"
+[ "$(on cat /run/kubectl.log)" = '--kubeconfig /etc/kubernetes/kubelet.conf label node one dev.slipway.node- --overwrite' ] ||
+    fail "kubectl was called: $(on cat /run/kubectl.log)"
+refuses 'nothing is installed' status
+ok "removed: every file is as it was, also one that was there before"
+
+# --wait: it stays until it is told to end, and leaves what it has installed.
+files=/image/slipway
+pod install --wait & waiting=$!
+wait_until 30 on sh -c 'test -e /var/lib/slipway/node/files -a ! -e /run/slipway-node.lock' || fail "install --wait: $(cat "$work/out")"
+sleep 0.3
+runs "$waiting" || fail "install --wait has ended: $(cat "$work/out")"
+on sh -c 'kill $(pgrep -f "slipway-node install --wait")'
+wait "$waiting" || fail "install --wait ended with status $?: $(cat "$work/out")"
+does status
+does remove
+[ "$(contents)" = "$before" ] || fail "after the removal: $(diff <(echo "$before") <(contents))"
+ok "install --wait ends at SIGTERM, and leaves what is installed"
+
+# --- settings of containerd --------------------------------------------------------------------------------------
+
+# A node without systemd, and a small program in place of Slipway's.
+on sh -c 'kill "$(cat /run/containerd.pid)"; rm -r /run/systemd'
+mkdir -p "$node/tmp/small/usr/local/bin"
+printf '#!/bin/sh\necho slipway 0\n' >"$node/tmp/small/usr/local/bin/slipway"
+chmod 755 "$node/tmp/small/usr/local/bin/slipway"
+files=/tmp/small settings=$node/etc/containerd/config.toml
+dump() { on containerd --config /etc/containerd/config.toml config dump | tr "'" '"'; }
+runtimes() { sed -n 's/^ *\[plugins\."[^"]*"\.containerd\.runtimes\.\([^].]*\)\]$/\1/p' <<<"$1" | sort | paste -sd ' '; }
+
+# gives NAME RUNTIMES [WORDS]: with the settings as they are, the node has these runtimes after the installation, and a
+# setting with these words; a second one changes nothing, and a removal restores the settings.
+gives() {
+    local name=$1 want=$2 words=${3:-} now was=absent
+    [ ! -e "$settings" ] || was=$(sha256sum <"$settings")
+    does install
+    has_line 'next step: restart Slipway'
+    now=$(dump)
+    [ "$(runtimes "$now")" = "$want" ] || fail "$name: the runtimes are $(runtimes "$now"), not $want: $now"
+    grep -q 'default_runtime_name = "runc"' <<<"$now" || fail "$name: runc is not the default"
+    grep -q 'runtime_type = "io.containerd.slipway.v2"' <<<"$now" || fail "$name: the type is wrong"
+    grep -qF -- "$words" <<<"$now" || fail "$name: no $words in $now"
+    now=$(inodes)
+    does install
+    has_line 'nothing is new'
+    [ "$(inodes)" = "$now" ] || fail "$name: the second installation changed $(diff <(echo "$now") <(inodes))"
+    does remove
+    if [ "$was" = absent ]; then
+        [ ! -e "$settings" ] || fail "$name: the settings stay: $(cat "$settings")"
+    else
+        [ "$(sha256sum <"$settings")" = "$was" ] || fail "$name: the settings are not as they were: $(cat "$settings")"
+    fi
+    ok "containerd $version, $name: runtimes $want"
+}
+
+# each_containerd VERSION: what an administrator may have.
+each_containerd() {
+    local plugin='"io.containerd.grpc.v1.cri"'
+    rm -f "$settings"
+    gives 'no settings' 'runc slipway'
+    printf 'version = 2\n[plugins.%s.cni]\n  bin_dir = "/usr/lib/cni"' "$plugin" >"$settings"
+    gives 'no runtime named, no newline at the end' 'runc slipway' 'bin_dir = "/usr/lib/cni"'
+    cat >"$settings" <<END
+version = 2
+[plugins.$plugin]
+  sandbox_image = "registry.example/pause:3.9"
+  [plugins.$plugin.containerd]
+    default_runtime_name = "runc"
+    [plugins.$plugin.containerd.runtimes.nvidia]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins.$plugin.containerd.runtimes.nvidia.options]
+        BinaryName = "/usr/bin/nvidia-container-runtime"
+    [plugins.$plugin.containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins.$plugin.containerd.runtimes.runc.options]
+        SystemdCgroup = true
+  [plugins.$plugin.registry]
+    config_path = "/etc/containerd/certs.d"
+END
+    gives 'version 2 with two runtimes' 'nvidia runc slipway' 'SystemdCgroup = true'
+    on containerd config default | sed 's/SystemdCgroup = false/SystemdCgroup = true/' >"$settings"
+    gives "$(grep '^version' "$settings"), all of containerd's own" "$(runtimes "$(dump)") slipway" 'SystemdCgroup = true'
+    case $version in
+        2.*) imports ;;
+        *) imports_lose ;;
+    esac
+}
+
+# Version 2 adds up what it imports: a drop-in is enough, and the administrator's file stays.
+imports() {
+    mkdir "$node/etc/containerd/conf.d"
+    printf 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n' >"$settings"
+    does install
+    [ -e "$node/etc/containerd/conf.d/slipway.toml" ] && ! grep -q slipway "$settings" || fail "no drop-in: $(cat "$settings")"
+    does remove
+    [ ! -e "$node/etc/containerd/conf.d/slipway.toml" ] || fail "the drop-in stays"
+    gives 'version 3 with imports: a drop-in' 'runc slipway'
+    rmdir "$node/etc/containerd/conf.d"
+}
+
+# Version 1 replaces a plugin's settings by those of a drop-in, so the lines have to be in the file itself.
+imports_lose() {
+    mkdir "$node/etc/containerd/conf.d"
+    printf 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "a/b:1"\n' >"$settings"
+    gives 'imports that replace' 'runc slipway' 'sandbox_image = "a/b:1"'
+    rmdir "$node/etc/containerd/conf.d"
+}
+
+for folder in system "${SLIPWAY_LAB:-/var/lib/slipway/lab}"/cri/containerd-*; do
+    [ "$folder" = system ] || { [ -x "$folder/containerd" ] && cp "$folder/containerd" "$work/usr-local/bin/containerd" || continue; }
+    version=$(on containerd --version | cut -d ' ' -f 3)
+    version=${version#v}
+    each_containerd
+done
+rm -f "$work/usr-local/bin/containerd"
+
+# What is wrong is said in one line, and the node stays as it is.
+printf 'version = 2\n[plugins\n' >"$settings"
+refuses 'cannot read /etc/containerd/config.toml' install
+printf 'disabled_plugins = ["cri"]\n' >"$settings"
+refuses 'version 1, or names no version' install
+printf 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n' >"$settings"
+refuses "containerd's CRI plugin is off on the node" install
+rm "$settings"
+printf '#!/bin/sh\necho containerd github.com/containerd/containerd 1.5.9 0\n' >"$work/usr-local/bin/containerd"
+chmod 755 "$work/usr-local/bin/containerd"
+refuses "containerd '1.5.9' of the node is not known" install
+rm "$work/usr-local/bin/containerd"
+
+# The administrator's own: a runtime, a setting and a kernel stay as they are.
+mkdir -p "$node"/etc/slipway "$node/var/lib/slipway/kernel"
+echo 'keeper = false' >"$node/etc/slipway/config.toml"
+printf 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes]\nrunc.runtime_type = "io.containerd.runc.v2"\nslipway.runtime_type = "io.containerd.slipway.v2"\n' >"$settings"
+before=$(contents)
+files=/image/slipway
+does install
+[ ! -e "$node/etc/slipway/config.d" ] && [ ! -L "$node/var/lib/slipway/kernel" ] && ! ls -d "$node"/var/lib/slipway/node/kernel-* >"$work/out" 2>&1 ||
+    fail "the administrator's settings or kernel were replaced: $(ls -R "$node/etc/slipway") $(cat "$work/out")"
+[ "$(contents | grep config.toml)" = "$(grep config.toml <<<"$before")" ] || fail "the settings have changed"
+does remove
+[ "$(contents)" = "$before" ] || fail "after the removal: $(diff <(echo "$before") <(contents))"
+ok "a runtime, a setting and a guest kernel that are there already stay as they are"
+
+# The manifests name commands that the program has, and the image that the Makefile makes.
+for word in install remove; do
+    grep -qF "args: [$word, --wait]" "$sources/$word.yaml" || fail "$word.yaml does not call \`$word --wait\`"
+    grep -qF "image: localhost/slipway-node:$("$slipway" --version | cut -d ' ' -f 2)" "$sources/$word.yaml" || fail "$word.yaml has another image"
+done
+ok "the manifests name the image and its commands"
