@@ -51,7 +51,7 @@ for one in layers:
     tarfile.open(fileobj=io.BytesIO(one)).extractall(sys.argv[2])
 P
 make_image --level 0 "$work/tree" "$work/again.tar" >"$work/out" && cmp -s "$work/image.tar" "$work/again.tar" || fail "two images of the same files differ"
-rm "$work/again.tar" "$work/image.tar"
+rm "$work/again.tar"
 ok "an image of $(du -sm "$image" | cut -f 1) MiB, twice the same"
 refuses_image() {
     local want=$1; shift
@@ -138,9 +138,10 @@ refuses() {
     [ "$(contents)" = "$before" ] || fail "$* changed: $(diff <(echo "$before") <(contents))"
     ok "$1 -> $(cat "$work/out")"
 }
-# contents: a line for each file, link and directory of the node.
+# contents: a line for each file, link and directory of the node. A big file is the same one or another one.
 contents() {
-    on find /etc /usr/local /usr/libexec /var /opt \( -path /var/lib/containerd -prune \) -o -type f -exec sha256sum {} + -o -printf '%p %y %l\n' | sort
+    on find /etc /usr/local /usr/libexec /var /opt \( -path /var/lib/containerd -prune \) -o -type f -size -2048 -exec sha256sum {} + \
+        -o -type f -printf '%p %i %T@ %s\n' -o -printf '%p %y %l\n' | sort
 }
 systemctl_did() { on cat /run/systemctl.log | grep -E "^(restart|enable|disable|stop|daemon-reload)" | paste -sd ' '; on rm -f /run/systemctl.log; }
 has_line() { grep -qF -- "$1" "$work/out" || fail "no line \`$1\`: $(cat "$work/out")"; }
@@ -185,6 +186,21 @@ grep -q 'runtimes.slipway\]' <<<"$(on containerd config dump)" || fail "no runti
     fail "kubectl was called: $(on cat /run/kubectl.log)"
 does status
 ok "installed: $(cat "$work/out")"
+# The node's own containerd takes the image, and runc runs it as the manifests have it: the privileged container that
+# shares the node's process ids, with the node's root.
+if command -v runc >/dev/null; then
+    mv "$work/image.tar" "$node/tmp"
+    on ctr image import /tmp/image.tar >"$work/out" 2>&1 || fail "ctr image import: $(cat "$work/out")"
+    name=$(on ctr image ls -q)
+    [ "$name" = "localhost/slipway-node:$("$slipway" --version | cut -d ' ' -f 2)" ] || fail "the image is called $name"
+    on ctr run --rm --privileged --snapshotter native --cgroup '' --runtime io.containerd.runc.v2 --with-ns pid:/proc/1/ns/pid \
+        --mount type=bind,src=/,dst=/host,options=rbind:rslave "$name" node /bin/slipway-node install >"$work/out" 2>&1 ||
+        fail "ctr run: $(cat "$work/out") $(tail -n 3 "$node/tmp/containerd.log")"
+    has_line 'nothing is new'
+    ok "containerd imports the image, and runc runs it: $(cat "$work/out")"
+else
+    say "without runc the image is not run by containerd"
+fi
 inodes() { on find /etc /usr/local /usr/libexec /var/lib/slipway /opt -type f -printf '%i %T@ %p\n' | sort; }
 was=$(inodes)
 does install
@@ -193,6 +209,22 @@ has_line 'nothing is new'
 did=$(systemctl_did)
 [ -z "$did" ] || fail "the second installation called systemctl: $did"
 ok "again: no file is touched, nothing is restarted"
+
+on sh -c 'echo slipway >/var/lib/slipway/node/pending'
+refuses 'an installation was broken off' status
+does install
+did=$(systemctl_did)
+[ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service' ] || fail "after a broken installation systemctl was called: $did"
+on sh -c 'sleep 30 & echo $! >/run/slipway-node.lock; wait' slipway-node &
+wait_until 10 on test -s /run/slipway-node.lock
+does install
+on sh -c 'echo $$ >/run/slipway-node.lock; sleep 30; :' slipway-node 2>/dev/null &
+holds() { on sh -c 'grep -q slipway-node "/proc/$(cat /run/slipway-node.lock)/cmdline"'; }
+disown -a
+wait_until 10 holds || fail "nobody holds the lock"
+refuses 'is installing or removing Slipway already' install
+on sh -c 'kill "$(cat /run/slipway-node.lock)"; rm /run/slipway-node.lock'
+systemctl_did >/dev/null
 
 # Another version: one program differs, one file is new, one is gone.
 two=/tmp/two
@@ -260,17 +292,38 @@ refuses 'nothing is installed' status
 ok "removed: every file is as it was, also one that was there before"
 
 # --wait: it stays until it is told to end, and leaves what it has installed.
-files=/image/slipway
+# Few files, so that the test is short.
+light=$node/tmp/light
+mkdir -p "$light/usr/local/bin" "$light/usr/local/lib"
+cp -al "$image/slipway/var" "$light"
+cp -al "$image/slipway/usr/local/lib/systemd" "$light/usr/local/lib"
+cp -al "$image/slipway/usr/local/bin/slipway" "$light/usr/local/bin"
+files=/tmp/light
 pod install --wait & waiting=$!
 wait_until 30 on sh -c 'test -e /var/lib/slipway/node/files -a ! -e /run/slipway-node.lock' || fail "install --wait: $(cat "$work/out")"
 sleep 0.3
 runs "$waiting" || fail "install --wait has ended: $(cat "$work/out")"
-on sh -c 'kill $(pgrep -f "slipway-node install --wait")'
+on sh -c 'kill $(pgrep -f "[s]lipway-node install --wait")'
 wait "$waiting" || fail "install --wait ended with status $?: $(cat "$work/out")"
 does status
 does remove
 [ "$(contents)" = "$before" ] || fail "after the removal: $(diff <(echo "$before") <(contents))"
 ok "install --wait ends at SIGTERM, and leaves what is installed"
+
+# Runs that are killed while they copy, rename, or start services: the next one ends what they began.
+for sign in "$work/usr-local/bin/.slipway.slipway-new" "$node/var/lib/slipway/node/files" "$node/var/lib/slipway/node/enabled"; do
+    pod install & killed=$!
+    until [ -e "$sign" ] || ! runs "$killed"; do :; done
+    on sh -c 'kill -KILL $(pgrep -f "[s]lipway-node install")' 2>/dev/null
+    wait "$killed" 2>/dev/null && fail "an installation ended before it was killed at ${sign##*/}"
+    does install
+    does status
+    [ -z "$(asides)" ] || fail "left: $(asides)"
+    does remove
+    [ "$(contents)" = "$before" ] || fail "after a kill at ${sign##*/} and a removal: $(diff <(echo "$before") <(contents))"
+# The shell says that a job was killed.
+done 2>/dev/null
+ok "installations that were killed: the next one ends what they began, and a removal restores every file"
 
 # --- settings of containerd --------------------------------------------------------------------------------------
 
@@ -280,7 +333,7 @@ mkdir -p "$node/tmp/small/usr/local/bin"
 printf '#!/bin/sh\necho slipway 0\n' >"$node/tmp/small/usr/local/bin/slipway"
 chmod 755 "$node/tmp/small/usr/local/bin/slipway"
 files=/tmp/small settings=$node/etc/containerd/config.toml
-dump() { on containerd --config /etc/containerd/config.toml config dump | tr "'" '"'; }
+dump() { on containerd --config /etc/containerd/config.toml config dump 2>/dev/null | tr "'" '"'; }
 runtimes() { sed -n 's/^ *\[plugins\."[^"]*"\.containerd\.runtimes\.\([^].]*\)\]$/\1/p' <<<"$1" | sort | paste -sd ' '; }
 
 # gives NAME RUNTIMES [WORDS]: with the settings as they are, the node has these runtimes after the installation, and a
@@ -314,7 +367,7 @@ each_containerd() {
     rm -f "$settings"
     gives 'no settings' 'runc slipway'
     printf 'version = 2\n[plugins.%s.cni]\n  bin_dir = "/usr/lib/cni"' "$plugin" >"$settings"
-    gives 'no runtime named, no newline at the end' 'runc slipway' 'bin_dir = "/usr/lib/cni"'
+    gives 'no runtime named, no newline at the end' 'runc slipway' '/usr/lib/cni'
     cat >"$settings" <<END
 version = 2
 [plugins.$plugin]
@@ -357,7 +410,7 @@ imports() {
 imports_lose() {
     mkdir "$node/etc/containerd/conf.d"
     printf 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "a/b:1"\n' >"$settings"
-    gives 'imports that replace' 'runc slipway' 'sandbox_image = "a/b:1"'
+    gives 'imports that replace' 'runc slipway' '"a/b:1"'
     rmdir "$node/etc/containerd/conf.d"
 }
 
@@ -376,6 +429,8 @@ printf 'disabled_plugins = ["cri"]\n' >"$settings"
 refuses 'version 1, or names no version' install
 printf 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n' >"$settings"
 refuses "containerd's CRI plugin is off on the node" install
+printf 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  runtimes = {runc = {runtime_type = "io.containerd.runc.v2"}}\n' >"$settings"
+refuses 'reads no further runtime in /etc/containerd/config.toml' install
 rm "$settings"
 printf '#!/bin/sh\necho containerd github.com/containerd/containerd 1.5.9 0\n' >"$work/usr-local/bin/containerd"
 chmod 755 "$work/usr-local/bin/containerd"

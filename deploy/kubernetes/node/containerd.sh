@@ -1,19 +1,21 @@
 # shellcheck shell=dash
-# containerd's settings on the node: the runtime slipway is added to them and taken away. Sourced by slipway-node, never
-# run.
+# containerd's settings on the node: the runtime slipway is added to them and taken away. Sourced by slipway-node,
+# never run.
 
 find_containerd() {
     local pid=0 words
     containerd=containerd config=${SLIPWAY_CONTAINERD_CONFIG:-}
     if has_systemd; then
         pid=$(on_host systemctl show --property MainPID --value containerd.service 2>/dev/null) || pid=0
-        [ "${pid:-0}" != 0 ] || die "the node's containerd is not the systemd service \`containerd\`, or does not run"
+        [ "${pid:-0}" != 0 ] ||
+            die "the node's containerd is not the systemd service \`containerd\`, or does not run"
         containerd=$(readlink "/proc/$pid/exe" | sed 's/ (deleted)$//')
         [ -n "$config" ] || config=$(tr '\0' '\n' <"/proc/$pid/cmdline" |
             sed -n '/^--\{0,1\}config=/s/^[^=]*=//p; /^\(-c\|--config\)$/{n;p;}' | head -n 1)
     fi
     config=${config:-/etc/containerd/config.toml}
-    words=$(on_host "$containerd" --version 2>"$work/err") || die "the node has no containerd: $(last_line "$work/err")"
+    words=$(on_host "$containerd" --version 2>"$work/err") ||
+        die "the node has no containerd: $(last_line "$work/err")"
     release=$(echo "$words" | cut -d ' ' -f 3 | sed 's/^v//')
     case $release in
         1.6.* | 1.7.*) major=1 ;;
@@ -25,7 +27,8 @@ find_containerd() {
     fi
 }
 
-# cut_block FILE: the file without the lines of an installation, byte for byte. Without the last of them nothing is cut.
+# cut_block FILE: the file without the lines of an installation, byte for byte. A block without its last line is not
+# cut.
 cut_block() {
     if ! grep -q "^$begin" "$1" || ! grep -q "^$end" "$1"; then cat "$1"; return; fi
     awk -v begin="$begin" -v end="$end" '
@@ -60,7 +63,8 @@ add_block() {
     echo "$end"
 }
 
-# flatten: `SECTION|KEY = VALUE` for each setting of containerd's dump that is not empty, so that two can be compared.
+# flatten: prints `SECTION|KEY = VALUE` for each setting of containerd's dump that is not empty, so that two dumps can
+# be compared.
 flatten() {
     tr "'" '"' | awk '
         /^[ \t]*\[.*\][ \t]*$/ { gsub(/^[ \t]+|[ \t]+$/, ""); section = $0; next }
@@ -81,28 +85,32 @@ dump() {
     flatten <"$work/dump" >"$2"
 }
 
+# The beginning of the sections of runtimes, of either version of the CRI plugin.
+runtimes_section='\[plugins\."io\.containerd\.[a-z]*\.v1\.[a-z]*"\.containerd\.runtimes\.'
 # runtimes FLAT: the sections of the runtimes of pods.
 runtimes() {
-    sed -n 's/^\(\[plugins\."io\.containerd\.[a-z]*\.v1\.[a-z]*"\.containerd\.runtimes\.[^|.]*\)[]|.].*/\1]/p' "$1" | sort -u
+    sed -n "s/^\(${runtimes_section}[^|.]*\)[]|.].*/\1]/p" "$1" | sort -u
 }
-# section FLAT PLUGIN: the lines of the runtimes that are named, in a file of settings for the plugin.
+# settings_of_runtimes FLAT PLUGIN: the lines of all runtimes, as a file of settings for the plugin has them.
 settings_of_runtimes() {
-    grep '^\[plugins\."io\.containerd\.[a-z]*\.v1\.[a-z]*"\.containerd\.runtimes\.' "$1" |
+    grep "^$runtimes_section" "$1" |
         sed "s/^\[plugins\.\"[^\"]*\"/[plugins.\"$2\"/" | awk -F '|' '
             $1 != section { section = $1; print section }
             { print "  " substr($0, length($1) + 2) }'
 }
 # lacking FILE FILE: the lines of the second that the first has not.
 lacking() { awk 'FILENAME == ARGV[1] { found[$0]; next } !($0 in found)' "$1" "$2"; }
-# others FLAT FLAT: settings of the first that the second has not, but for Slipway's runtime and the list of imports.
+# others FLAT FLAT: settings of the first that the second has not. Slipway's runtime and the imports do not count.
 others() {
     lacking "$2" "$1" | grep -v '\.containerd\.runtimes\.slipway[]|.]' | grep -v '^|imports = ' || true
 }
 
 # file_version FILE: the version of the settings' format; 1 is not written.
 file_version() {
-    awk '/^[ \t]*\[/ { exit } /^[ \t]*version[ \t]*=/ { gsub(/[^0-9]/, ""); print; found = 1; exit } END { if (!found) print 1 }' "$1" |
-        head -n 1
+    awk '
+        /^[ \t]*\[/ { exit }
+        /^[ \t]*version[ \t]*=/ { sub(/^[^=]*=/, ""); found = $0 + 0; exit }
+        END { print found ? found : 1 }' "$1"
 }
 
 plugin_of() { case $1 in 2) echo io.containerd.grpc.v1.cri ;; *) echo io.containerd.cri.v1.runtime ;; esac; }
@@ -110,8 +118,11 @@ plugin_of() { case $1 in 2) echo io.containerd.grpc.v1.cri ;; *) echo io.contain
 # check_settings BEFORE AFTER: adding the runtime has changed nothing else.
 check_settings() {
     local wrong
+    [ -s "$2" ] || die "containerd $release reads no further runtime in $config ($(last_line "$work/err")):" \
+        "add it by hand ($guide)"
     wrong=$({ others "$1" "$2"; others "$2" "$1"; } | head -n 1)
-    [ -z "$wrong" ] || die "the runtime cannot be added to $config without a change of \`$wrong\`: add it by hand ($guide)"
+    [ -z "$wrong" ] || die "the runtime cannot be added to $config without a change of \`$wrong\`:" \
+        "add it by hand ($guide)"
     grep -q '\.containerd\.runtimes\.slipway\]|runtime_type = "io\.containerd\.slipway\.v2"' "$2" ||
         die "containerd $release does not see the runtime in $config: add it by hand ($guide)"
 }
@@ -120,16 +131,18 @@ make_drop_in() { { printf '%s\n' '# Made by slipway-node.' "version = $version";
 
 # plan_drop_in PLUGIN: from version 2 on containerd adds up the settings that it imports.
 plan_drop_in() {
-    local dir=${config%/*}/conf.d
-    [ "$major" -ge 2 ] && grep -q "^|imports = .*\"\($dir\|conf\.d\)/\*\.toml\"" "$work/before" && [ -d "$host$dir" ] || return
+    local dir=${config%/*}/conf.d trial
+    [ "$major" -ge 2 ] && [ -d "$host$dir" ] || return
+    grep -q "^|imports = .*\"\($dir\|conf\.d\)/\*\.toml\"" "$work/before" || return
     drop_in=$dir/slipway.toml
     make_drop_in "$1"
     is_others "$drop_in" && die "$drop_in on the node is not this program's, and names no runtime slipway: remove it"
-    # It is there for the time of the question only: nothing is changed before all is checked.
-    note_aside "$host$drop_in"
-    cp "$work/drop-in" "$host$drop_in"
+    # It is there for the time of the question only, by another name: nothing is changed before all is checked.
+    trial=$host$dir/.slipway-node.toml
+    note_aside "$trial"
+    cp "$work/drop-in" "$trial"
     dump "$work/without" "$work/after" || : >"$work/after"
-    rm -f "$host$drop_in"
+    rm -f "$trial"
 }
 
 # plan_lines PLUGIN: lines at the end of the file. Version 1 of containerd replaces all settings of a plugin by those
@@ -147,7 +160,8 @@ plan_lines() {
         add_block "$work/without" "$work/block" >"$work/settings"
         dump "$work/settings" "$work/after" || : >"$work/after"
     fi
-    cut_block "$work/settings" | cmp -s - "$work/without" || die "$config could not be restored later: add the runtime by hand ($guide)"
+    cut_block "$work/settings" | cmp -s - "$work/without" ||
+        die "$config could not be restored later: add the runtime by hand ($guide)"
 }
 
 # plan_containerd: what the file ($work/settings) or the drop-in ($work/drop-in) has to be, where it has to change.

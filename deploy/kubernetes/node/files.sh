@@ -67,10 +67,23 @@ missing_directories() {
     done | sort -u
 }
 
-# describe: the lines of the state for the items.
+# find_left: what a run that was killed has left: files beside their places, and directories that the state has not.
+find_left() {
+    local dir
+    sed 's/^[a-z] //; s|/[^/]*$||' "$work/items" | sort -u | while read -r dir; do
+        [ ! -d "$host$dir" ] || find "$host$dir" -mindepth 1 -maxdepth 1 \( -name '.*.slipway-new' -o -name '.*.slipway-old' \)
+    done >>"$work/asides"
+    cat "$host$made" >>"$work/directories" 2>/dev/null || true
+}
+
+# describe: the lines of the state for the items. A file that the node has already has its line.
 describe() {
     local kind path
     while read -r kind path; do
+        if is_ours "$path" && ! grep -qx "$kind $path" "$work/changed"; then
+            grep "^$kind .* $path\$" "$host$state/files"
+            continue
+        fi
         case $kind in
             f) printf 'f %s %s\n' "$(sha256sum <"$(source_of "$path")" | cut -d ' ' -f 1)" "$path" ;;
             l) printf 'l %s %s\n' "$(readlink "$tree$path")" "$path" ;;
@@ -86,7 +99,9 @@ plan_files() {
         die "$tree has no programs of Slipway's: this is not the image that \`make node-image\` makes"
     make_setting
     list_items
-    missing_directories >"$work/directories"
+    missing_directories >"$work/missing"
+    cp "$work/missing" "$work/directories"
+    find_left
     while read -r kind path; do
         if differs "$kind" "$path"; then echo "$kind $path"; fi
     done <"$work/items" >"$work/changed"
@@ -104,7 +119,11 @@ plan_files() {
 # check_writable: fails before anything is changed.
 check_writable() {
     local dir
-    { sed 's/^[a-z] //; s|/[^/]*$||' "$work/changed"; echo "$state"; echo "${config%/*}"; } | sort -u | while read -r dir; do
+    {
+        sed 's/^[a-z] //; s|/[^/]*$||' "$work/changed"
+        echo "$state"
+        echo "${config%/*}"
+    } | sort -u | while read -r dir; do
         while [ ! -d "$host$dir" ]; do dir=${dir%/*}; done
         touch "$host$dir/.slipway-node" 2>/dev/null || { echo "${dir:-/}"; return; }
         rm -f "$host$dir/.slipway-node"
@@ -123,9 +142,10 @@ copy() {
 # stage: makes the new files beside their places, and runs the most important one.
 stage() {
     local kind path new program=''
+    cat "$work/missing" >>"$host$made"
     while read -r path; do
         mkdir -m "$(stat -c %a "$tree$path" 2>/dev/null || echo 755)" "$host$path"
-    done <"$work/directories"
+    done <"$work/missing"
     while read -r kind path; do
         new=$(aside "$path")
         note_aside "$new"
@@ -149,15 +169,19 @@ keep_others() {
     done <"$work/changed"
 }
 
-# rename_all: each file in one step; the old ones stay under another name until the daemon runs. busybox's mv follows
-# a link to a directory, the node's own does not.
+# rename_all: replaces each file in one step. The old ones stay under another name until the new daemon runs. The mv
+# is the node's: busybox's follows a link to a directory.
 rename_all() {
     local path old new
     while read -r _ path; do
         old=$(before "$path")
         note_aside "$old"
         rm -f "$old"
-        if [ -L "$host$path" ]; then cp -a "$host$path" "$old"; elif [ -f "$host$path" ]; then ln "$host$path" "$old"; fi
+        if [ -L "$host$path" ]; then
+            cp -a "$host$path" "$old"
+        elif [ -f "$host$path" ]; then
+            ln "$host$path" "$old"
+        fi
         new=$(aside "$path")
         on_host mv -fT "${new#"$host"}" "$path"
     done <"$work/changed"

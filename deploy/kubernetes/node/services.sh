@@ -47,7 +47,8 @@ restart_daemon() {
     [ -e "$host$state/enabled" ] || ! on_host systemctl is-enabled --quiet slipway.service 2>/dev/null ||
         echo before >"$host$state/enabled"
     [ -e "$host$state/enabled" ] || echo here >"$host$state/enabled"
-    on_host systemctl enable --quiet slipway.service 2>"$work/err" || die "slipway.service cannot be enabled: $(last_line "$work/err")"
+    on_host systemctl enable --quiet slipway.service 2>"$work/err" ||
+        die "slipway.service cannot be enabled: $(last_line "$work/err")"
     if on_host systemctl restart slipway.service 2>"$work/err" && is_active slipway.service; then
         tell "Slipway's daemon was started"
         return
@@ -57,7 +58,7 @@ restart_daemon() {
     write_host "$state/files" "$work/files-before"
     on_host systemctl daemon-reload
     on_host systemctl restart slipway.service 2>"$work/err" ||
-        die "Slipway's daemon starts neither in the new nor in the old version: see \`journalctl -u slipway\` on the node"
+        die "Slipway's daemon starts neither in the new nor in the old version: see \`journalctl -u slipway\`"
     sed -i '/^slipway$/d' "$host$state/pending"
     [ -s "$host$state/pending" ] || rm "$host$state/pending"
     die "the new daemon does not start, so the old version is back: see \`journalctl -u slipway\`; if it refuses what" \
@@ -83,10 +84,12 @@ label_node() {
     local credentials=/etc/kubernetes/kubelet.conf
     [ -n "${NODE_NAME:-}" ] || return 0
     if [ ! -e "$host$credentials" ] || ! on_host sh -c 'command -v kubectl' >/dev/null 2>&1; then
-        say "the node's label is left alone, since it has no kubectl or no $credentials: kubectl label node $NODE_NAME $label$1"
+        say "the node's label is left alone, since it has no kubectl or no $credentials:" \
+            "kubectl label node $NODE_NAME $label$1"
         return
     fi
-    on_host kubectl --kubeconfig "$credentials" label node "$NODE_NAME" "$label$1" --overwrite >"$work/out" 2>"$work/err" ||
+    on_host kubectl --kubeconfig "$credentials" label node "$NODE_NAME" "$label$1" --overwrite \
+        >"$work/out" 2>"$work/err" ||
         say "the node's label is left alone: $(last_line "$work/err")"
 }
 
@@ -97,7 +100,12 @@ report() {
 }
 
 stop_daemon() {
-    has_systemd || { say "next step: end Slipway's daemon, and restart containerd, since the node has no systemd"; return 0; }
-    [ "$(cat "$host$state/enabled" 2>/dev/null)" = before ] || on_host systemctl disable --quiet slipway.service 2>/dev/null || true
-    on_host systemctl stop slipway.service || die "slipway.service cannot be stopped: see \`systemctl status slipway\` on the node"
+    if ! has_systemd; then
+        say "next step: end Slipway's daemon, and restart containerd, since the node has no systemd"
+        return
+    fi
+    [ "$(cat "$host$state/enabled" 2>/dev/null)" = before ] ||
+        on_host systemctl disable --quiet slipway.service 2>/dev/null || true
+    on_host systemctl stop slipway.service ||
+        die "slipway.service cannot be stopped: see \`systemctl status slipway\` on the node"
 }
