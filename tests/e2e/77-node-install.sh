@@ -215,7 +215,7 @@ refuses 'an installation was broken off' status
 does install
 did=$(systemctl_did)
 [ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service' ] || fail "after a broken installation systemctl was called: $did"
-on sh -c 'sleep 30 & echo $! >/run/slipway-node.lock; wait' slipway-node &
+on sh -c 'sleep 30 & echo $! >/run/slipway-node.lock; wait' 2>/dev/null &
 wait_until 10 on test -s /run/slipway-node.lock
 does install
 on sh -c 'echo $$ >/run/slipway-node.lock; sleep 30; :' slipway-node 2>/dev/null &
@@ -226,13 +226,14 @@ refuses 'is installing or removing Slipway already' install
 on sh -c 'kill "$(cat /run/slipway-node.lock)"; rm /run/slipway-node.lock'
 systemctl_did >/dev/null
 
-# Another version: one program differs, one file is new, one is gone.
+# Another version: one program differs, one file is new, one is gone, and there is another kernel.
 two=/tmp/two
 mkdir -p "$node$two"
 cp -a "$image/slipway/." "$node$two"
 echo two >>"$node$two/usr/local/bin/slipway"
 rm "$node$two/usr/local/share/man/man1/slipway-run.1"
 echo new >"$node$two/usr/local/share/man/man1/slipway-new.1"
+(cd "$node$two/var/lib/slipway" && mv node/kernel-* node/kernel-two && echo two >node/kernel-two/release && ln -sfn node/kernel-two kernel)
 on sh -c 'slipway keeper --run-dir /run/slipway >/dev/null 2>&1 & echo $! >/run/keeper.pid'
 cp "$(command -v sleep)" "$node/tmp/containerd-shim-slipway-v2"
 on sh -c '/tmp/containerd-shim-slipway-v2 600 >/dev/null 2>&1 & echo $! >/run/shim.pid'
@@ -240,10 +241,12 @@ wait_until 10 on test -S /run/slipway/keeper.sock || fail "no keeper"
 keeper_pid=$(on cat /run/keeper.pid)
 files=$two
 does install
-has_line 'new files, links and directories: 2'
+has_line 'new files, links and directories: 4'
 did=$(systemctl_did)
 [ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service' ] || fail "the upgrade called systemctl: $did"
 cmp -s "$node$two/usr/local/bin/slipway" "$work/usr-local/bin/slipway" || fail "slipway is the old one"
+[ "$(on cat /var/lib/slipway/kernel/release; on ls /var/lib/slipway/node)" = "two$(printf '\n%s' containerd enabled files kept kernel-two "$(basename "$image"/slipway/var/lib/slipway/node/tools-*)")" ] ||
+    fail "the guest kernel is not the new one: $(on ls -l /var/lib/slipway /var/lib/slipway/node)"
 [ ! -e "$work/usr-local/share/man/man1/slipway-run.1" ] && [ -e "$work/usr-local/share/man/man1/slipway-new.1" ] || fail "the manual pages are those of the old version"
 [ "$(on readlink "/proc/$keeper_pid/exe")" = '/usr/local/bin/slipway (deleted)' ] && on cmp -s "/proc/$keeper_pid/exe" /image/slipway/usr/local/bin/slipway ||
     fail "the keeper does not go on with the old program: $(on readlink "/proc/$keeper_pid/exe")"
@@ -316,6 +319,8 @@ for sign in "$work/usr-local/bin/.slipway.slipway-new" "$node/var/lib/slipway/no
     until [ -e "$sign" ] || ! runs "$killed"; do :; done
     on sh -c 'kill -KILL $(pgrep -f "[s]lipway-node install")' 2>/dev/null
     wait "$killed" 2>/dev/null && fail "an installation ended before it was killed at ${sign##*/}"
+    # Services that were being started then are started.
+    wait_until 20 on sh -c '! pgrep -f "[s]ystemctl restart" >/dev/null' || fail "a service is not started"
     does install
     does status
     [ -z "$(asides)" ] || fail "left: $(asides)"
@@ -410,6 +415,9 @@ imports() {
 imports_lose() {
     mkdir "$node/etc/containerd/conf.d"
     printf 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "a/b:1"\n' >"$settings"
+    printf 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  default_runtime_name = "runc"\n' >"$node/etc/containerd/conf.d/one.toml"
+    ! grep -qF '"a/b:1"' <<<"$(dump)" || fail "containerd $version adds up what it imports: a drop-in would do"
+    rm "$node/etc/containerd/conf.d/one.toml"
     gives 'imports that replace' 'runc slipway' '"a/b:1"'
     rmdir "$node/etc/containerd/conf.d"
 }

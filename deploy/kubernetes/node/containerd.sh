@@ -7,9 +7,9 @@ find_containerd() {
     containerd=containerd config=${SLIPWAY_CONTAINERD_CONFIG:-}
     if has_systemd; then
         pid=$(on_host systemctl show --property MainPID --value containerd.service 2>/dev/null) || pid=0
-        [ "${pid:-0}" != 0 ] ||
+        containerd=$(readlink "/proc/${pid:-0}/exe" 2>/dev/null | sed 's/ (deleted)$//')
+        [ -n "$containerd" ] ||
             die "the node's containerd is not the systemd service \`containerd\`, or does not run"
-        containerd=$(readlink "/proc/$pid/exe" | sed 's/ (deleted)$//')
         [ -n "$config" ] || config=$(tr '\0' '\n' <"/proc/$pid/cmdline" |
             sed -n '/^--\{0,1\}config=/s/^[^=]*=//p; /^\(-c\|--config\)$/{n;p;}' | head -n 1)
     fi

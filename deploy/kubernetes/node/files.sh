@@ -170,7 +170,7 @@ keep_others() {
 }
 
 # rename_all: replaces each file in one step. The old ones stay under another name until the new daemon runs. The mv
-# is the node's: busybox's follows a link to a directory.
+# is the node's, by its path: busybox's follows a link to a directory, and is what a name alone would run.
 rename_all() {
     local path old new
     while read -r _ path; do
@@ -183,7 +183,7 @@ rename_all() {
             ln "$host$path" "$old"
         fi
         new=$(aside "$path")
-        on_host mv -fT "${new#"$host"}" "$path"
+        on_host /bin/mv -fT "${new#"$host"}" "$path"
     done <"$work/changed"
 }
 
@@ -192,7 +192,7 @@ undo_rename() {
     local path old
     while read -r _ path; do
         old=$(before "$path")
-        if exists "$old"; then on_host mv -fT "${old#"$host"}" "$path"; else rm -rf "${host:?}$path"; fi
+        if exists "$old"; then on_host /bin/mv -fT "${old#"$host"}" "$path"; else rm -rf "${host:?}$path"; fi
     done <"$work/changed"
 }
 
