@@ -7,8 +7,8 @@
 //! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
 //! (`io`). What containerd asks for is translated in `spec` and `create`, its root is made an image
-//! in `rootfs` and `mount`, its `copies` of the host's files are kept up to date, and what happens is
-//! told in `events`.
+//! in `rootfs` and `mount`, and what happens is told in `events`. `refresh` keeps the container's
+//! `copies` of the host's files up to date.
 //!
 //! A container has a sandbox of its own, or it runs in a pod: its `role` follows from annotations.
 //! A pod's sandbox is a task too, without a process; one shim serves all `tasks` of a pod.
@@ -41,6 +41,7 @@ mod log;
 mod mount;
 mod names;
 mod process;
+mod refresh;
 mod role;
 mod rootfs;
 mod serve;

@@ -88,7 +88,7 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
         _ => {
             if process.is_init() {
                 crate::forward::serve(task);
-                crate::copies::serve(task);
+                crate::refresh::serve(task);
             }
             Ok(())
         }

@@ -60,7 +60,7 @@ pub struct Container {
     sockets: bool,
     /// The host's files that the container has.
     _shares: Held,
-    /// What the container's program says of its end.
+    /// The container's termination message.
     message: Option<Message>,
     /// Held while files are put into the container: two requests would write the same ones.
     copying: tokio::sync::Mutex<()>,
@@ -217,7 +217,7 @@ impl Container {
         execs.insert(id, process);
     }
 
-    /// Returns what the container's program says of its end.
+    /// Returns the container's termination message.
     pub fn message(&self) -> Vec<u8> {
         self.message.as_ref().map(Message::read).unwrap_or_default()
     }

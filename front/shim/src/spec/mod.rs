@@ -197,7 +197,8 @@ fn check_control_group(path: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the control group {path:?} is wrong: it is an absolute path, as /kubepods/pod1/one, or a          unit of systemd's, as kubepods-pod1.slice:cri:one"
+        "the control group {path:?} is wrong: it is an absolute path, as /kubepods/pod1/one, or a \
+         unit of systemd's, as kubepods-pod1.slice:cri:one"
     ))
 }
 
