@@ -16,14 +16,15 @@
 //! - IPv6 of kernels before 6.17 has only the switch for the whole host. It is used there, with the
 //!   same rule. Interfaces that learn their routes from router advertisements are told to go on.
 //! - When the last network with a way out goes, the former state is restored. It is recorded in a
-//!   file that does not survive a restart of the machine, as the switches do not. A lock beside the
-//!   file keeps daemons apart: one that restores the state while another switches forwarding on
-//!   would remove the record and leave some switches on for ever.
+//!   file that does not survive a restart of the machine, as the switches do not. Each network
+//!   namespace has switches of its own, and a file. A lock beside the file keeps daemons apart: one
+//!   that restores the state while another switches forwarding on would remove the record and
+//!   leave some switches on for ever.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -112,8 +113,16 @@ impl Switches {
 }
 
 impl Forwarding {
-    pub fn new(file: PathBuf) -> Self {
-        Self { file }
+    /// Returns the switches of the calling thread's network namespace. Its number becomes a part of
+    /// the file's name: a daemon in another namespace must neither use the record nor remove it.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if /proc does not tell the namespace.
+    pub fn new(file: &Path) -> Result<Self> {
+        let namespace = fs::metadata("/proc/thread-self/ns/net");
+        let namespace = namespace.map_err(Error::host("cannot tell the network namespace"))?.ino();
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        Ok(Self { file: file.with_file_name(format!("{stem}-{namespace}.json")) })
     }
 
     /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.

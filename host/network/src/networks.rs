@@ -46,6 +46,7 @@ pub struct Settings {
     pub reach: Policy,
     /// The file that records the former state of the host's forwarding switches. All daemons of a
     /// host share it, in a directory that is empty after the machine's start ([`FORWARDING_FILE`]).
+    /// The number of the network namespace is added to its name.
     pub forwarding: PathBuf,
 }
 
@@ -291,7 +292,7 @@ impl Networks {
             outcome = outcome.and(self.apply(&mut state).await);
         } else {
             // A daemon with other networks may have been killed.
-            let forwarding = Forwarding::new(self.settings.forwarding.clone());
+            let forwarding = Forwarding::new(&self.settings.forwarding)?;
             stop_forwarding(&forwarding, BTreeSet::new()).await;
         }
         outcome
@@ -426,7 +427,7 @@ impl Networks {
     /// forward while a network has a way out. The rules that limit forwarding are there before it
     /// is switched on and until it is off.
     async fn apply(&self, state: &mut NetworkTable) -> Result<()> {
-        let forwarding = Forwarding::new(self.settings.forwarding.clone());
+        let forwarding = Forwarding::new(&self.settings.forwarding)?;
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
         let up: Vec<&Network> = up.collect();
         let leads_out = up.iter().any(|network| !network.internal);

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -166,6 +167,12 @@ async fn open(dir: &Path, reach: Policy) -> Rig {
     let client = PlaneClient::new(plane.connect().await.unwrap());
     let networks = Networks::open(settings(dir, reach), client).unwrap();
     Rig { _plane: plane, networks }
+}
+
+/// Returns the record of the forwarding switches of this thread's namespace.
+fn record(dir: &Path) -> std::path::PathBuf {
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+    dir.join(format!("run/forwarding-{namespace}.json"))
 }
 
 fn settings(dir: &Path, reach: Policy) -> Settings {
@@ -412,7 +419,7 @@ fn forwarding_is_as_before_when_the_last_network_has_gone_as_root() {
         if Path::new("/proc/sys/net").join(six).exists() {
             assert_eq!(switch(six), "0");
         }
-        assert!(!dir.path().join("run/forwarding.json").exists());
+        assert!(!record(dir.path()).exists());
         // A host that forwards already is left as it is.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
         rig.join().await;
@@ -427,7 +434,7 @@ fn forwarding_is_left_alone_while_another_daemon_changes_it_as_root() {
     in_namespace("forwarding_is_left_alone_while_another_daemon_changes_it_as_root", || async {
         let dir = tempfile::tempdir().unwrap();
         let [_left, _right] = neighbours();
-        let record = dir.path().join("run/forwarding.json");
+        let record = record(dir.path());
         std::fs::create_dir(dir.path().join("run")).unwrap();
         let other = Lock::try_take(&record.with_extension("lock")).unwrap();
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
@@ -451,8 +458,23 @@ fn forwarding_is_left_alone_while_another_daemon_changes_it_as_root() {
         rig.join().await;
         assert_eq!(holder.join().unwrap(), (false, false));
         assert!(is_open());
+        // A daemon in another namespace has other switches, and leaves the record alone.
+        let shared = dir.path().join("run/forwarding.json");
+        Host::new().there(|| {
+            let elsewhere = tempfile::tempdir().unwrap();
+            let mut settings = settings(elsewhere.path(), Policy::default());
+            settings.forwarding = shared;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let plane = Plane::new(slipway_plane::Settings::default()).unwrap();
+                let client = PlaneClient::new(plane.connect().await.unwrap());
+                let other = Networks::open(settings, client).unwrap();
+                other.reconcile(&std::collections::BTreeSet::new()).await.unwrap();
+            });
+        });
+        assert!(is_open() && record.exists());
         // The lock of a daemon that hangs is not waited for longer than some seconds.
-        let other = Lock::try_take(&dir.path().join("run/forwarding.lock")).unwrap();
+        let other = Lock::try_take(&record.with_extension("lock")).unwrap();
         rig.networks.leave("a").await.unwrap();
         rig.networks.remove("default").await.unwrap();
         assert!(is_open());
@@ -460,7 +482,7 @@ fn forwarding_is_left_alone_while_another_daemon_changes_it_as_root() {
         // The next daemon restores the switches, whatever networks it has.
         let elsewhere = tempfile::tempdir().unwrap();
         let mut settings = settings(elsewhere.path(), Policy::default());
-        settings.forwarding = record.clone();
+        settings.forwarding = dir.path().join("run/forwarding.json");
         let client = PlaneClient::new(rig._plane.connect().await.unwrap());
         let next = Networks::open(settings, client).unwrap();
         next.reconcile(&std::collections::BTreeSet::new()).await.unwrap();
