@@ -26,6 +26,7 @@ static const char slip_stat_names[][ETH_GSTRING_LEN] = {
 	"rx_checksums_good",
 	"rx_checksums_bad",
 	"rx_no_memory",
+	"idle_polls",
 };
 
 static void slip_get_drvinfo(struct net_device *netdev, struct ethtool_drvinfo *info)

@@ -6,6 +6,7 @@
  * processor is left to processes whatever the offered load, and what they cannot take is lost in
  * the ring, where it has cost the guest nothing.
  */
+#include <linux/kthread.h>
 #include <linux/moduleparam.h>
 #include <linux/sched/clock.h>
 #include <linux/tick.h>
@@ -32,6 +33,11 @@ static unsigned int poll_share = 20;
 module_param(poll_share, uint, 0644);
 MODULE_PARM_DESC(poll_share,
 		 "percent of a busy processor that frames may take in polling (default: 20)");
+
+static bool poll_idle;
+module_param(poll_idle, bool, 0644);
+MODULE_PARM_DESC(poll_idle,
+		 "polling: look at the rings whenever no process wants the processor, too (default: off)");
 
 static u64 slip_poll_interval(void)
 {
@@ -65,6 +71,7 @@ static void slip_poll_begin(struct slip_polling *polling)
 	polling->since = now;
 	polling->left = polling->burst;
 	polling->used = 0;
+	polling->is_tick = true;
 }
 
 /* A tick that comes while the poll of the last one goes on is that one's. */
@@ -81,6 +88,43 @@ static enum hrtimer_restart slip_poll_tick(struct hrtimer *timer)
 	return HRTIMER_RESTART;
 }
 
+/*
+ * The idle loop's polling: a thread that any process goes before. It never sleeps, so the guest never
+ * idles. Its frames take time that nobody wants, and the ticks' share does not follow them.
+ */
+static int slip_poll_idly(void *data)
+{
+	struct slip_nic *nic = data;
+
+	set_user_nice(current, MAX_NICE);
+	while (!kthread_should_stop()) {
+		local_bh_disable();
+		if (napi_schedule_prep(&nic->napi)) {
+			nic->polling.left = NAPI_POLL_WEIGHT;
+			nic->polling.used = 0;
+			nic->polling.is_tick = false;
+			nic->stats.idle_polls++;
+			__napi_schedule(&nic->napi);
+		}
+		local_bh_enable();	/* the poll is here */
+		cond_resched();
+	}
+	return 0;
+}
+
+static void slip_poll_start_idle(struct slip_nic *nic)
+{
+	struct task_struct *idler;
+
+	if (!poll_idle)
+		return;
+	idler = kthread_run(slip_poll_idly, nic, "%s-idle", nic->netdev->name);
+	if (IS_ERR(idler))
+		netdev_warn(nic->netdev, "no polling in the idle loop: %ld\n", PTR_ERR(idler));
+	else
+		nic->polling.idler = idler;
+}
+
 /* Starts ticks, if the user wants polling. NAPI is enabled. */
 void slip_polling_start(struct slip_nic *nic)
 {
@@ -93,12 +137,19 @@ void slip_polling_start(struct slip_nic *nic)
 	hrtimer_init(&polling->timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL);
 	polling->timer.function = slip_poll_tick;
 	hrtimer_start(&polling->timer, ns_to_ktime(slip_poll_interval()), HRTIMER_MODE_REL);
+	slip_poll_start_idle(nic);
 }
 
 void slip_polling_stop(struct slip_nic *nic)
 {
-	if (nic->flags & SLIP_FLAG_POLL)
-		hrtimer_cancel(&nic->polling.timer);
+	struct task_struct *idler = nic->polling.idler;
+
+	if (!(nic->flags & SLIP_FLAG_POLL))
+		return;
+	hrtimer_cancel(&nic->polling.timer);
+	nic->polling.idler = NULL;
+	if (idler)
+		kthread_stop(idler);
 }
 
 /*
@@ -131,7 +182,8 @@ int slip_polling_poll(struct slip_nic *nic, int budget)
 	polling->used += local_clock() - since;
 	if (frames == budget && polling->left)
 		return budget;
-	slip_poll_adapt(nic, !polling->left);
+	if (polling->is_tick)
+		slip_poll_adapt(nic, !polling->left);
 	/* NAPI takes a full budget for more to do. */
 	frames = min(frames, budget - 1);
 	napi_complete_done(&nic->napi, frames);

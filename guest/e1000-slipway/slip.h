@@ -116,6 +116,7 @@ struct slip_stats {
 	u64 rx_checksums_good;
 	u64 rx_checksums_bad;
 	u64 rx_no_memory;
+	u64 idle_polls;	/* those of the idle loop */
 };
 
 struct slip_polling {
@@ -126,6 +127,8 @@ struct slip_polling {
 	u64 used;	/* nanoseconds that its frames took */
 	u64 share;	/* that they should take at most */
 	u64 idle;	/* idle time of its processor at the last tick, microseconds since boot */
+	bool is_tick;	/* the poll at hand is a tick's, not the idle loop's */
+	struct task_struct *idler;	/* NULL: the idle loop does not poll */
 };
 
 struct slip_nic {

@@ -99,7 +99,14 @@ costs "lazy completion, sending" -- sends
 shake "lazy completion"
 guest "ethtool --set-priv-flags eth0 polling on csb on" && traffic polling
 costs "polling, receiving" interrupts_per_received=0 -- receives
+guest "ethtool --set-priv-flags eth0 polling off && echo 1 >/sys/module/e1000_slipway/parameters/poll_idle &&
+    ethtool --set-priv-flags eth0 polling on" && traffic "polling in the idle loop"
+idle_polls() { guest "ethtool -S eth0" | awk '/idle_polls/ { print $2 }'; }
+[ "$(idle_polls)" -gt 0 ] || fail "nothing polls in the idle loop"
 guest "ethtool --set-priv-flags eth0 polling off"
+polls=$(idle_polls)
+sleep 1
+[ "$(idle_polls)" = "$polls" ] || fail "the idle loop polls on"
 ok "the private flags choose how frames are sent, and exclude each other where they must"
 no_errors
 ok "no errors are counted, and the kernel does not complain"
