@@ -77,8 +77,9 @@ deleted holder
 ok "a secret that changes changes in a container that runs, with its owner; the root stays read-only"
 
 # A termination message, at the usual path of its file.
-: >"$work/message"
-member web --rm --mount "type=bind,src=$work/message,dst=/dev/termination-log,options=rbind:rw" \
+: >"$work/message" && mkdir -p "$work/pods/0-1/containers/says" && ln "$work/message" "$work/pods/0-1/containers/says/1" ||
+    fail "no file for a message"
+member web --rm --mount "type=bind,src=$work/pods/0-1/containers/says/1,dst=/dev/termination-log,options=rbind:rw" \
     "$image" says sh -c 'echo no disk >/dev/termination-log; exit 4' >"$work/out" 2>&1; status=$?
 [ "$status:$(cat "$work/message")" = "4:no disk" ] ||
     fail "a termination message: status $status, $(cat "$work/message") $(cat "$work/out") $(explain)"

@@ -2,15 +2,17 @@
 //! container's image is made here.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::{Mode, OFlags};
 use slipway_sandbox_api::v1::{self, run_in};
 use tonic::Code;
 
 use crate::args::{self, Args};
 use crate::containerd as cd;
-use crate::copies::Copies;
+use crate::copies::{self, Copy};
 use crate::daemon::{Daemon, failure};
 use crate::events::Events;
 use crate::io::Paths;
@@ -47,7 +49,9 @@ struct Content {
     /// The name of the image that is the container's alone, if there is one.
     private: Option<String>,
     /// The files of the host that it has copies of.
-    copies: Option<Copies>,
+    copies: Option<Vec<Copy>>,
+    /// The host's file for its termination message.
+    message: Option<File>,
 }
 
 impl Maker<'_> {
@@ -88,7 +92,7 @@ impl Maker<'_> {
             execs: Mutex::new(HashMap::new()),
             private: content.private,
             copies: Mutex::new(content.copies),
-            message: spec::message_file(&oci.mounts).filter(|_| matches!(role, Role::Member(_))),
+            message: content.message,
         })
     }
 
@@ -162,9 +166,14 @@ impl Maker<'_> {
     ) -> Result<Content, Failure> {
         run.terminal = request.terminal;
         run.stdin = !request.stdin.is_empty();
+        let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
         let copied = spec::copied(&oci.mounts, container).map_err(invalid)?;
-        let read = tokio::task::spawn_blocking(move || Copies::read(copied)).await;
-        let (copies, files) = read.map_err(|error| error.to_string())?.map_err(invalid)?;
+        let read = tokio::task::spawn_blocking(move || {
+            let message = message.and_then(|path| open_message(&path));
+            copies::read(copied).map(|(copies, files)| (copies, files, message))
+        });
+        let (copies, files, message) =
+            read.await.map_err(|error| error.to_string())?.map_err(invalid)?;
         run.files = files;
         let bundle = PathBuf::from(&request.bundle);
         let root = rootfs::Wanted {
@@ -176,8 +185,17 @@ impl Maker<'_> {
         let root = rootfs::prepare(self.daemon, &root).await?;
         run.image = root.image.clone();
         run.image_digest = root.digest;
-        Ok(Content { private: root.is_private.then_some(root.image), copies: Some(copies) })
+        let private = root.is_private.then_some(root.image);
+        Ok(Content { private, copies: Some(copies), message })
     }
+}
+
+/// Opens the host's file for a termination message, once: its path may lead elsewhere when the
+/// container ends. Without one that is a regular file, no message is written.
+fn open_message(path: &Path) -> Option<File> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
 }
 
 fn paths(request: &cd::CreateTaskRequest) -> Paths {

@@ -10,11 +10,13 @@ use std::time::Duration;
 use slipway_sandbox_api::v1;
 use tonic::Code;
 
-use crate::copies::Copies;
+use crate::copies::Copy;
 use crate::task::Task;
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 5000 });
+/// The longest time between two looks after failures, each of which doubles it.
+const LONGEST: Duration = Duration::from_secs(300);
 /// The longest time that the daemon and the guest may take to put files into a container.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -25,31 +27,47 @@ pub fn serve(task: &Arc<Task>) {
     let Some(copies) = copies.filter(|copies| !copies.is_empty()) else { return };
     let task = Arc::clone(task);
     tokio::spawn(async move {
+        // One that cannot be read or put keeps none of the others.
+        let refreshed = copies.into_iter().map(|copy| refresh(Arc::clone(&task), copy));
+        let mut all = tokio::task::JoinSet::new();
+        for one in refreshed {
+            all.spawn(one);
+        }
         tokio::select! {
-            () = refresh(&task, Arc::new(copies)) => {}
+            () = async { while all.join_next().await.is_some() {} } => {}
             _ = task.init.ended() => {}
             _ = task.pod_ended() => {}
         }
     });
 }
 
-async fn refresh(task: &Task, mut copies: Arc<Copies>) {
-    let mut told = String::new();
+async fn refresh(task: Arc<Task>, mut copy: Copy) {
+    let (mut told, mut wait) = (String::new(), LOOK);
     loop {
-        tokio::time::sleep(LOOK).await;
-        let now = Arc::clone(&copies);
-        let read = tokio::task::spawn_blocking(move || now.read_again()).await;
-        let put = match read.map_err(|error| error.to_string()).and_then(|read| read) {
-            Ok(None) => continue,
-            Ok(Some((now, request))) => put(task, request).await.map(|()| now),
+        tokio::time::sleep(wait).await;
+        let read = tokio::task::spawn_blocking(move || {
+            let change = copy.change();
+            (copy, change)
+        });
+        let Ok((read, change)) = read.await else { return };
+        copy = read;
+        let outcome = match change {
+            Ok(None) => Ok(()),
+            Ok(Some(change)) => {
+                let (stamp, paths, request) = change.split();
+                let put = put(&task, request).await;
+                copy.note(stamp, paths, put.is_ok());
+                put
+            }
             Err(reason) => Err(Refused::Now(reason)),
         };
-        match put {
-            Ok(now) => copies = Arc::new(now),
-            Err(Refused::Always(reason)) => return warn(task, &reason),
-            // Tried again with the next look, and said once.
+        wait = if outcome.is_ok() { LOOK } else { (2 * wait).min(LONGEST) };
+        match outcome {
+            Ok(()) => told.clear(),
+            Err(Refused::Always(reason)) => return warn(&task, &reason),
+            // Said once.
             Err(Refused::Now(reason)) if reason != told => {
-                warn(task, &reason);
+                warn(&task, &reason);
                 told = reason;
             }
             Err(Refused::Now(_)) => {}

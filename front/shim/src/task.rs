@@ -2,18 +2,18 @@
 //! which has none.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
 use slipway_sandbox_api::v1::{self, RunIn, run_in};
 use tonic::Code;
 
 use crate::containerd as cd;
-use crate::copies::Copies;
+use crate::copies::Copy;
 use crate::daemon::{Daemon, failure, is_lost};
 use crate::events::{Event, Events};
 use crate::process::{End, Phase, Process};
@@ -60,9 +60,9 @@ pub struct Task {
     /// The name of the image that is this container's alone, if there is one.
     pub private: Option<String>,
     /// The files of the host that it has copies of, until it runs.
-    pub copies: Mutex<Option<Copies>>,
+    pub copies: Mutex<Option<Vec<Copy>>>,
     /// The host's file for its termination message, if it can have one.
-    pub message: Option<PathBuf>,
+    pub message: Option<File>,
 }
 
 /// The place of a task.
@@ -161,10 +161,8 @@ impl Task {
     /// Writes the container's termination message to the host's file for it. An end without a
     /// message leaves the file as it is.
     pub async fn tell(&self, process: &Process, message: &str) {
-        let Some(file) = self.message.clone().filter(|_| process.is_init()) else { return };
-        if message.is_empty() {
-            return;
-        }
+        let Some(file) = self.message.as_ref().filter(|_| process.is_init()) else { return };
+        let (Ok(file), false) = (file.try_clone(), message.is_empty()) else { return };
         let message = message.to_owned();
         let written = tokio::task::spawn_blocking(move || write_over(&file, &message));
         // A file system that does not answer keeps nobody from hearing of the end.
@@ -282,11 +280,10 @@ impl Task {
     }
 }
 
-/// Replaces the content of a file that exists, and is not reached by a link.
-fn write_over(file: &Path, content: &str) -> std::io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let open = rustix::fs::open(file, flags | OFlags::CLOEXEC, Mode::empty())?;
-    std::fs::File::from(open).write_all(content.as_bytes())
+/// Replaces the content of a file.
+fn write_over(mut file: &File, content: &str) -> std::io::Result<()> {
+    file.set_len(0)?;
+    file.write_all(content.as_bytes())
 }
 
 async fn signal_exec(process: &Process, signal: u32) -> Result<(), Failure> {

@@ -119,10 +119,19 @@ impl Forwarding {
     /// # Errors
     /// [`Error::Host`] if /proc does not tell the namespace.
     pub fn new(file: &Path) -> Result<Self> {
-        let namespace = fs::metadata("/proc/thread-self/ns/net");
-        let namespace = namespace.map_err(Error::host("cannot tell the network namespace"))?.ino();
+        let namespace = |of: &str| {
+            let namespace = fs::metadata(format!("/proc/{of}/ns/net"));
+            namespace.map(|namespace| namespace.ino())
+        };
+        let own = namespace("thread-self");
+        let own = own.map_err(Error::host("cannot tell the network namespace"))?;
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-        Ok(Self { file: file.with_file_name(format!("{stem}-{namespace}.json")) })
+        let named = file.with_file_name(format!("{stem}-{own}.json"));
+        // The host's record of an earlier version, which had no number.
+        if file.exists() && !named.exists() && namespace("1").is_ok_and(|first| first == own) {
+            let _ = fs::rename(file, &named);
+        }
+        Ok(Self { file: named })
     }
 
     /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.

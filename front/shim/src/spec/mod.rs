@@ -16,7 +16,7 @@ use std::path::{Component, Path, PathBuf};
 
 use slipway_sandbox_api::v1;
 
-pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS, read as read_copies};
+pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS, read as read_copy, refused};
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
@@ -103,7 +103,7 @@ pub fn copied(mounts: &[Mount], container: Container<'_>) -> Result<Vec<Mount>, 
     Ok(mounts::plan(mounts, container)?.copies.into_iter().cloned().collect())
 }
 
-/// Returns the host's file for the termination message of a container of a pod.
+/// Returns the path of the host's file for the termination message of a container of a pod.
 pub fn message_file(mounts: &[Mount]) -> Option<PathBuf> {
     mounts::message(mounts).map(|mount| PathBuf::from(&mount.source))
 }

@@ -155,18 +155,26 @@ fn is_volume_of_image(mount: &Mount, id: &str) -> bool {
     matches!(last_parts(&mount.source)[..], ["containers", of, "volumes", _] if of == id)
 }
 
-/// Returns the mount of the host's file for a container's termination message. The guest has a file
-/// of its own there, whose content is written to the host's when the container has ended.
+/// Returns the mount of kubelet's file for a container's termination message. The guest has a file
+/// of its own there, whose content is written to the host's when the container has ended. A file
+/// that is mounted read-only is never written.
 pub fn message(mounts: &[Mount]) -> Option<&Mount> {
-    mounts.iter().find(|mount| is_bind(&mount.kind, &mount.options) && is_for_message(mount))
+    mounts.iter().find(|mount| {
+        let is_read_only = mount.options.iter().any(|option| option == "ro" || option == "rro");
+        is_bind(&mount.kind, &mount.options) && is_kubelets_message(mount) && !is_read_only
+    })
 }
 
 /// Returns whether the mount is at the usual place of the file for a container's termination
-/// message, or is the file that kubelet makes for one: `…/pods/UID/containers/NAME/FILE`.
+/// message, or is kubelet's file for one.
 fn is_for_message(mount: &Mount) -> bool {
-    let parts = plain_parts(&mount.source);
-    let is_kubelets = matches!(parts[..], [.., "pods", _, "containers", _, _]);
-    mount.destination == TERMINATION_LOG || is_kubelets
+    mount.destination == TERMINATION_LOG || is_kubelets_message(mount)
+}
+
+/// Returns whether the source is a file that kubelet makes for a container's termination message:
+/// `…/pods/UID/containers/NAME/FILE`.
+fn is_kubelets_message(mount: &Mount) -> bool {
+    matches!(plain_parts(&mount.source)[..], [.., "pods", _, "containers", _, _])
 }
 
 /// Returns whether `source` is a volume of Kubernetes' that holds a few small files:
@@ -192,25 +200,23 @@ fn plain_parts(path: &str) -> Vec<&str> {
     plain.collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Reads the files of all of these mounts, which are to be copied. A later mount takes the place of
-/// an earlier one.
+/// Reads the files of a mount that is to be copied. They are below `from`, which is the mount's
+/// source as it was opened.
 ///
 /// # Errors
 /// One line: a file cannot be read, or they are too large.
-pub fn read<'a>(mounts: impl IntoIterator<Item = &'a Mount>) -> Result<Vec<v1::File>, String> {
+pub fn read(mount: &Mount, from: &Path) -> Result<Vec<v1::File>, String> {
     let mut copies = Copies::default();
-    for mount in mounts {
-        let (source, destination) = (Path::new(&mount.source), &mount.destination);
-        let added = match is_small_volume(&mount.source) {
-            true => copies.add_volume(source, destination),
-            false => copies.add(source, destination),
-        };
-        added.map_err(|error| refused(mount, &error.to_string()))?;
-    }
+    let added = match is_small_volume(&mount.source) {
+        true => copies.add_volume(from, &mount.destination),
+        false => copies.add(from, &mount.destination),
+    };
+    added.map_err(|error| refused(mount, &error.to_string()))?;
     Ok(copies.into_files())
 }
 
-fn refused(mount: &Mount, reason: &str) -> String {
+/// Returns one line that says why a mount cannot be.
+pub fn refused(mount: &Mount, reason: &str) -> String {
     let Mount { source, destination, .. } = mount;
     format!("the host's {source} cannot be mounted at {destination}: {reason}")
 }
@@ -244,12 +250,15 @@ mod tests {
             mount(dir.path().join("b"), "/etc/hosts", &["rbind", "rw"]),
             mount(&volume, "/etc/app", &["rbind", "rro"]),
         ];
-        let files = read(plan(&mounts, ALONE).unwrap().copies).unwrap();
+        let copied = plan(&mounts, ALONE).unwrap().copies;
+        let files = copied.iter().flat_map(|mount| read(mount, Path::new(&mount.source)).unwrap());
+        let files: Vec<_> = files.collect();
         let files: Vec<_> = files.iter().map(|f| (f.path.as_str(), &f.content[..])).collect();
         let expected: [(&str, &[u8]); 2] = [("/etc/hosts", b"b"), ("/etc/app/a", b"a")];
         assert_eq!(files, expected);
         assert_eq!(shares(&mounts), []);
-        let missing = read(&[mount("/no/such", "/etc/hosts", &["ro"])]).unwrap_err();
+        let gone = mount("/no/such", "/etc/hosts", &["ro"]);
+        let missing = read(&gone, Path::new("/no/such")).unwrap_err();
         assert!(missing.contains("cannot read /no/such"), "{missing}");
     }
 
@@ -298,6 +307,11 @@ mod tests {
             assert_eq!(message(&mounts), Some(&mounts[1]));
         }
         assert_eq!(message(&[shared]), None);
+        // A file of somebody else's is not written, nor one that is read-only.
+        let other = mount("/srv/file", TERMINATION_LOG, &["rbind", "rw"]);
+        let fixed = mount(file, TERMINATION_LOG, &["rbind", "ro"]);
+        assert_eq!(message(&[other.clone(), fixed]), None);
+        assert_eq!(origin(&other, MEMBER), Ok(Origin::Guest));
         for other in ["/var/lib/kubelet/pods/0-1/containers/../x", "/containers/web/8f2a"] {
             let mount = mount(other, "/tmp/message", &["rw"]);
             assert_eq!(origin(&mount, MEMBER), Ok(Origin::Share), "{other}");

@@ -334,9 +334,12 @@ async fn files_that_change_are_put_into_a_container_and_its_message_is_written()
         kind: "bind".into(),
         ..Default::default()
     };
-    let copies = crate::copies::Copies::read(vec![mount]).unwrap().0;
+    let copies = crate::copies::read(vec![mount]).unwrap().0;
     let task = Shim::made(&pod, "one", Paths::default());
-    let (copies, file) = (std::sync::Mutex::new(Some(copies)), Some(message.clone()));
+    let (copies, file) = (
+        std::sync::Mutex::new(Some(copies)),
+        Some(std::fs::File::options().write(true).open(&message).unwrap()),
+    );
     shim.begin(Task { copies, message: file, ..task }).await;
     std::fs::write(&hosts, "after it began").unwrap();
     let put = format!("put {}/one 1 0", pod.name);
