@@ -4,10 +4,11 @@
 //! without following any link: whoever can write to a directory above must not choose another file
 //! of the host.
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use slipway_sandbox_api::copies::{CopyError, MOST, MOST_BYTES};
@@ -20,16 +21,17 @@ pub struct Copy {
     mount: Mount,
     /// The mount's source without links.
     source: PathBuf,
+    /// The version that the container has; `None` until it has one.
     stamp: Option<Stamp>,
     /// The paths of the copies, and of those that an attempt to put them may have left.
-    paths: Vec<String>,
+    paths: BTreeSet<String>,
     /// The paths that a later mount has its own files at.
-    hidden: Vec<String>,
+    hidden: BTreeSet<String>,
 }
 
 /// The version of a mount's files. It changes when they do.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Stamp {
+enum Stamp {
     /// A volume of Kubernetes': the directory that its link `..data` names.
     Version(PathBuf),
     /// Inode, size, and the time of its last change in ns.
@@ -37,22 +39,21 @@ pub enum Stamp {
 }
 
 impl Stamp {
-    /// Returns the version of what was opened at `path`, or `None` if nothing is there.
-    fn of(path: &Path) -> Option<Self> {
+    /// Returns the version of what was opened at `path`.
+    fn of(path: &Path) -> io::Result<Self> {
         if let Ok(version) = fs::read_link(path.join("..data")) {
-            return Some(Self::Version(version));
+            return Ok(Self::Version(version));
         }
-        let status = fs::metadata(path).ok()?;
+        let status = fs::metadata(path)?;
         let changed = i128::from(status.ctime()) * 1_000_000_000 + i128::from(status.ctime_nsec());
-        Some(Self::File(status.ino(), status.size(), changed))
+        Ok(Self::File(status.ino(), status.size(), changed))
     }
 }
 
-/// New files of a copy.
-pub struct Change {
-    stamp: Option<Stamp>,
-    /// The files that the container is to get, and those that it is to lose.
-    pub request: v1::PutFilesRequest,
+/// A version of a copy, to be noted with [`Copy::has`] or [`Copy::may_have`].
+pub struct Version {
+    stamp: Stamp,
+    paths: BTreeSet<String>,
 }
 
 /// An open source, and a path that leads to it whatever becomes of its own.
@@ -64,64 +65,56 @@ struct Opened {
 impl Copy {
     /// Resolves a mount's source.
     fn new(mount: Mount) -> Result<Self, String> {
-        let source = fs::canonicalize(&mount.source).map_err(|source| {
-            let path = PathBuf::from(&mount.source);
-            spec::refused(&mount, &CopyError::Read { path, source }.to_string())
-        })?;
-        let (paths, hidden) = (Vec::new(), Vec::new());
+        let source = fs::canonicalize(&mount.source)
+            .map_err(|error| unreadable(&mount, mount.source.as_ref(), error))?;
+        let (paths, hidden) = (BTreeSet::new(), BTreeSet::new());
         Ok(Self { mount, source, stamp: None, paths, hidden })
     }
 
-    fn open(&self) -> Result<Opened, String> {
+    fn open(&self) -> io::Result<Opened> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let no_links = ResolveFlags::NO_SYMLINKS;
-        let opened = rustix::fs::openat2(CWD, &self.source, flags, Mode::empty(), no_links);
-        let file = opened.map_err(|errno| {
-            let error = CopyError::Read { path: self.source.clone(), source: errno.into() };
-            spec::refused(&self.mount, &error.to_string())
-        })?;
+        let file = rustix::fs::openat2(CWD, &self.source, flags, Mode::empty(), no_links)?;
         Ok(Opened { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: file })
     }
 
-    /// Reads the files again if they have changed. `None` if they have not. May wait for a file
-    /// system of the host.
+    /// Reads the files again if they have changed. Returns `None` if they have not, else the new
+    /// version, and the request for it without the container's name. May wait for a file system of
+    /// the host.
     ///
     /// # Errors
     /// One line that names the file.
-    pub fn change(&self) -> Result<Option<Change>, String> {
-        let opened = self.open()?;
+    pub fn change(&self) -> Result<Option<(Version, v1::PutFilesRequest)>, String> {
+        let failed = |error| unreadable(&self.mount, &self.source, error);
+        let opened = self.open().map_err(failed)?;
         // Before the files: what changes meanwhile is read again.
-        let stamp = Stamp::of(&opened.path);
-        if stamp == self.stamp {
+        let stamp = Stamp::of(&opened.path).map_err(failed)?;
+        if self.stamp.as_ref() == Some(&stamp) {
             return Ok(None);
         }
         let mut files = spec::read_copy(&self.mount, &opened.path)?;
         files.retain(|file| !self.hidden.contains(&file.path));
-        let is_gone = |path: &&String| !files.iter().any(|file| file.path == **path);
-        let removed = self.paths.iter().filter(is_gone).cloned().collect();
+        let paths: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
+        let removed = self.paths.difference(&paths).cloned().collect();
         let request = v1::PutFilesRequest { name: String::new(), files, removed };
-        Ok(Some(Change { stamp, request }))
+        Ok(Some((Version { stamp, paths }, request)))
     }
 
-    /// Notes that the container was asked to take a change, and whether it has.
-    pub fn note(&mut self, stamp: Option<Stamp>, paths: Vec<String>, is_put: bool) {
-        if is_put {
-            (self.stamp, self.paths) = (stamp, paths);
-        } else {
-            // Some of them may be there: the next attempt removes what it does not replace.
-            let new = paths.into_iter().filter(|path| !self.paths.contains(path));
-            let new: Vec<_> = new.collect();
-            self.paths.extend(new);
-        }
+    /// Notes that the container has a version.
+    pub fn has(&mut self, version: Version) {
+        (self.stamp, self.paths) = (Some(version.stamp), version.paths);
+    }
+
+    /// Notes that the container may have files of a version: the next one removes those that it
+    /// does not replace.
+    pub fn may_have(&mut self, version: Version) {
+        self.paths.extend(version.paths);
     }
 }
 
-impl Change {
-    /// Returns what is to be noted, and what the container is to get.
-    pub fn split(self) -> (Option<Stamp>, Vec<String>, v1::PutFilesRequest) {
-        let paths = self.request.files.iter().map(|file| file.path.clone()).collect();
-        (self.stamp, paths, self.request)
-    }
+fn unreadable(mount: &Mount, path: &Path, source: io::Error) -> String {
+    let path = path.to_owned();
+    spec::refused(mount, &CopyError::Read { path, source }.to_string())
 }
 
 /// Reads the files of these mounts. A later mount takes the place of an earlier one. May wait for a
@@ -133,19 +126,19 @@ pub fn read(mounts: Vec<Mount>) -> Result<(Vec<Copy>, Vec<v1::File>), String> {
     let (mut copies, mut all): (Vec<Copy>, Vec<v1::File>) = (Vec::new(), Vec::new());
     for mount in mounts {
         let mut copy = Copy::new(mount)?;
-        let Some(change) = copy.change()? else { continue };
-        let (stamp, paths, request) = change.split();
+        // A new copy has no version yet.
+        let Some((version, request)) = copy.change()? else { continue };
         for earlier in &mut copies {
-            earlier.hidden.extend(paths.iter().cloned());
+            earlier.hidden.extend(version.paths.iter().cloned());
         }
-        all.retain(|file| !paths.contains(&file.path));
+        all.retain(|file| !version.paths.contains(&file.path));
         all.extend(request.files);
         let bytes: usize = all.iter().map(|file| file.content.len()).sum();
         if all.len() > MOST || bytes > MOST_BYTES {
             let error = CopyError::TooLarge(copy.source.clone());
             return Err(spec::refused(&copy.mount, &error.to_string()));
         }
-        copy.note(stamp, paths, true);
+        copy.has(version);
         copies.push(copy);
     }
     Ok((copies, all))
@@ -187,21 +180,21 @@ mod tests {
         assert!(copies.iter().all(|copy| copy.change().unwrap().is_none()));
         version("..2", "b");
         assert!(copies[0].change().unwrap().is_none());
-        let (stamp, put, request) = copies[1].change().unwrap().unwrap().split();
+        let (version_2, request) = copies[1].change().unwrap().unwrap();
         assert_eq!(paths(&request.files), ["/c/..2/b", "/c/..data", "/c/b"]);
         assert_eq!(request.files[1].link, "..2");
         assert_eq!(request.removed, ["/c/..1/a", "/c/a"]);
-        // What a failed attempt may have left goes with the next one.
-        copies[1].note(stamp, put, false);
+        // The next version removes the files that a failed attempt may have left.
+        copies[1].may_have(version_2);
         version("..3", "a");
-        let (stamp, put, request) = copies[1].change().unwrap().unwrap().split();
+        let (version_3, request) = copies[1].change().unwrap().unwrap();
         assert_eq!(request.removed, ["/c/..1/a", "/c/..2/b", "/c/b"]);
-        copies[1].note(stamp, put, true);
+        copies[1].has(version_3);
         assert!(copies[1].change().unwrap().is_none());
         // A file that was replaced, with as many bytes.
         fs::write(dir.path().join("new"), "two").unwrap();
         fs::rename(dir.path().join("new"), &hosts).unwrap();
-        let (_, _, request) = copies[0].change().unwrap().unwrap().split();
+        let (_, request) = copies[0].change().unwrap().unwrap();
         assert_eq!((&request.files[0].content[..], request.removed.len()), (&b"two"[..], 0));
         // A link in its place, or in that of a directory above, is not followed.
         let secret = tempfile::tempdir().unwrap();

@@ -49,7 +49,7 @@ struct Content {
     /// The name of the image that is the container's alone, if there is one.
     private: Option<String>,
     /// The files of the host that it has copies of.
-    copies: Option<Vec<Copy>>,
+    copies: Vec<Copy>,
     /// The host's file for its termination message.
     message: Option<File>,
 }
@@ -186,7 +186,7 @@ impl Maker<'_> {
         run.image = root.image.clone();
         run.image_digest = root.digest;
         let private = root.is_private.then_some(root.image);
-        Ok(Content { private, copies: Some(copies), message })
+        Ok(Content { private, copies, message })
     }
 }
 

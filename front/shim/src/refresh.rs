@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_sandbox_api::v1;
-use tonic::Code;
+use tokio::task::JoinSet;
 
 use crate::copies::Copy;
 use crate::task::Task;
@@ -23,18 +23,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Keeps the copies of a container that runs up to date, until it ends.
 pub fn serve(task: &Arc<Task>) {
     // Nobody panics with the lock held.
-    let copies = task.copies.lock().ok().and_then(|mut copies| copies.take());
-    let Some(copies) = copies.filter(|copies| !copies.is_empty()) else { return };
+    let copies = task.copies.lock().map(|mut copies| std::mem::take(&mut *copies));
+    let copies = copies.unwrap_or_default();
+    if copies.is_empty() {
+        return;
+    }
     let task = Arc::clone(task);
     tokio::spawn(async move {
-        // One that cannot be read or put keeps none of the others.
+        // Each has a task of its own: one that fails does not delay the others.
         let refreshed = copies.into_iter().map(|copy| refresh(Arc::clone(&task), copy));
-        let mut all = tokio::task::JoinSet::new();
-        for one in refreshed {
-            all.spawn(one);
-        }
+        let refreshed: JoinSet<()> = refreshed.collect();
         tokio::select! {
-            () = async { while all.join_next().await.is_some() {} } => {}
+            _ = refreshed.join_all() => {}
             _ = task.init.ended() => {}
             _ = task.pod_ended() => {}
         }
@@ -53,52 +53,39 @@ async fn refresh(task: Arc<Task>, mut copy: Copy) {
         copy = read;
         let outcome = match change {
             Ok(None) => Ok(()),
-            Ok(Some(change)) => {
-                let (stamp, paths, request) = change.split();
-                let put = put(&task, request).await;
-                copy.note(stamp, paths, put.is_ok());
-                put
-            }
-            Err(reason) => Err(Refused::Now(reason)),
+            Ok(Some((version, request))) => match put(&task, request).await {
+                Ok(()) => {
+                    copy.has(version);
+                    Ok(())
+                }
+                Err(reason) => {
+                    copy.may_have(version);
+                    Err(reason)
+                }
+            },
+            Err(reason) => Err(reason),
         };
         wait = if outcome.is_ok() { LOOK } else { (2 * wait).min(LONGEST) };
-        match outcome {
-            Ok(()) => told.clear(),
-            Err(Refused::Always(reason)) => return warn(&task, &reason),
-            // Said once.
-            Err(Refused::Now(reason)) if reason != told => {
-                warn(&task, &reason);
-                told = reason;
-            }
-            Err(Refused::Now(_)) => {}
+        // A reason is said once.
+        let reason = outcome.err().unwrap_or_default();
+        if !reason.is_empty() && reason != told {
+            let id = &task.id;
+            crate::log::warn(&format!("{id}: files that have changed stay as they were: {reason}"));
         }
+        told = reason;
     }
 }
 
-fn warn(task: &Task, reason: &str) {
-    crate::log::warn(&format!("{}: files that have changed stay as they were: {reason}", task.id));
-}
-
-/// The reason why files were not put into a container.
-enum Refused {
-    /// The next attempt may succeed.
-    Now(String),
-    /// No attempt will succeed.
-    Always(String),
-}
-
-async fn put(task: &Task, mut request: v1::PutFilesRequest) -> Result<(), Refused> {
+/// Puts files into the container.
+///
+/// # Errors
+/// One line. Some of the files may be in place.
+async fn put(task: &Task, mut request: v1::PutFilesRequest) -> Result<(), String> {
     request.name = task.name.clone();
-    let mut client =
-        task.daemon.connect().await.map_err(|failure| Refused::Now(failure.message))?;
-    let called = tokio::time::timeout(PATIENCE, client.put_files(request)).await;
-    match called {
+    let mut client = task.daemon.connect().await.map_err(|failure| failure.message)?;
+    match tokio::time::timeout(PATIENCE, client.put_files(request)).await {
         Ok(Ok(_)) => Ok(()),
-        // A daemon, or a guest, of an earlier version.
-        Ok(Err(status)) if status.code() == Code::Unimplemented => {
-            Err(Refused::Always(status.message().to_owned()))
-        }
-        Ok(Err(status)) => Err(Refused::Now(status.message().to_owned())),
-        Err(_) => Err(Refused::Now("the guest does not take them".to_owned())),
+        Ok(Err(status)) => Err(status.message().to_owned()),
+        Err(_) => Err("the guest does not take them".to_owned()),
     }
 }

@@ -60,7 +60,7 @@ pub struct Task {
     /// The name of the image that is this container's alone, if there is one.
     pub private: Option<String>,
     /// The files of the host that it has copies of, until it runs.
-    pub copies: Mutex<Option<Vec<Copy>>>,
+    pub copies: Mutex<Vec<Copy>>,
     /// The host's file for its termination message, if it can have one.
     pub message: Option<File>,
 }

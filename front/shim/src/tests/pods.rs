@@ -337,7 +337,7 @@ async fn files_that_change_are_put_into_a_container_and_its_message_is_written()
     let copies = crate::copies::read(vec![mount]).unwrap().0;
     let task = Shim::made(&pod, "one", Paths::default());
     let (copies, file) = (
-        std::sync::Mutex::new(Some(copies)),
+        std::sync::Mutex::new(copies),
         Some(std::fs::File::options().write(true).open(&message).unwrap()),
     );
     shim.begin(Task { copies, message: file, ..task }).await;
