@@ -89,8 +89,9 @@ static enum hrtimer_restart slip_poll_tick(struct hrtimer *timer)
 }
 
 /*
- * The idle loop's polling: a thread that any process goes before. It never sleeps, so the guest never
- * idles. Its frames take time that nobody wants, and the ticks' share does not follow them.
+ * The idle loop's polling: a thread of the lowest priority that a module can set. A busy process leaves
+ * it about 1.5 % of its processor. It never sleeps, so the guest never idles, and a tick finds no idle
+ * time to use: its share is poll_share.
  */
 static int slip_poll_idly(void *data)
 {

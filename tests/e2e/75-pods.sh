@@ -5,7 +5,6 @@
 . "$(dirname "$0")/cri.sh"
 . "$(dirname "$0")/containerd.sh"
 
-kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
 pod() { run -d --annotation $kind=sandbox --annotation $of="$1" "${@:2}" "$image" "$1" true >"$work/out" 2>&1 || fail "pod $1: $(cat "$work/out") $(explain)"; }
 # member POD ARGUMENTS…: `ctr run` of a container in it.
 member() { run --annotation $kind=container --annotation $of="$1" "${@:2}"; }

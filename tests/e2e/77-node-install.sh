@@ -430,7 +430,7 @@ for folder in system "${SLIPWAY_LAB:-/var/lib/slipway/lab}"/cri/containerd-*; do
 done
 rm -f "$work/usr-local/bin/containerd"
 
-# What is wrong is said in one line, and the node stays as it is.
+# An error is one line, and the node stays as it is.
 printf 'version = 2\n[plugins\n' >"$settings"
 refuses 'cannot read /etc/containerd/config.toml' install
 printf 'disabled_plugins = ["cri"]\n' >"$settings"

@@ -5,7 +5,6 @@
 . "$(dirname "$0")/containerd.sh"
 
 pods=${SLIPWAY_PODS:-4}
-kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
 run_runc() { c run --runtime io.containerd.runc.v2 "$@" </dev/null; }
 
 # pod RUN ID: a pod with a container in it that does nothing.

@@ -15,6 +15,8 @@ stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
 echo 'keeper = true' >>"$SLIPWAY_CONFIG"
 containerd='' daemon='' keeper='' listener=''
+# The annotations with which CRI tells a pod's containers apart.
+kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
 sockets() { find /run/containerd/s -type s 2>/dev/null | sort; }
 sockets >"$work/sockets"
 

@@ -10,7 +10,10 @@
 //!
 //! Not here: making and naming namespaces, other kinds of namespaces.
 //!
-//! Dependencies: `rustix` for the system calls, `thiserror` for [`Error`].
+//! Dependencies: `rustix` for the system calls, `libc` for `SO_NETNS_COOKIE`, which rustix does not
+//! have, `thiserror` for [`Error`].
+
+mod cookie;
 
 use std::fmt;
 use std::fs::File;
@@ -20,6 +23,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fstat, fstatfs};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+pub use self::cookie::cookie;
 
 /// `NSFS_MAGIC` of linux/magic.h: the file system of all namespace files.
 const NSFS_MAGIC: i128 = 0x6e73_6673;

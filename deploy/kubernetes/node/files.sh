@@ -229,7 +229,7 @@ remove_files() {
         esac
         rm -rf "${host:?}$path"
     done <"$host$state/files"
-    # What somebody has changed since is his.
+    # A file that was changed after it was installed stays.
     while read -r kind what path; do
         case $kind in f | l) if exists "$host$path"; then say "$path stays: it is not what was installed"; fi ;; esac
     done <"$host$state/files" | sort -u

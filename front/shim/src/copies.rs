@@ -83,7 +83,8 @@ impl Copy {
     /// the host.
     ///
     /// # Errors
-    /// One line that names the file.
+    /// One line that names the file. A volume without a version that had one is an error, too: the
+    /// host is about to remove it, which is no reason to remove the container's files.
     pub fn change(&self) -> Result<Option<(Version, v1::PutFilesRequest)>, String> {
         let failed = |error| unreadable(&self.mount, &self.source, error);
         let opened = self.open().map_err(failed)?;
@@ -92,12 +93,23 @@ impl Copy {
         if self.stamp.as_ref() == Some(&stamp) {
             return Ok(None);
         }
-        let mut files = spec::read_copy(&self.mount, &opened.path)?;
+        if let (Some(Stamp::Version(_)), Stamp::File(..)) = (&self.stamp, &stamp) {
+            return Err(failed(io::Error::other("the volume has no version any more")));
+        }
+        let mut files = self.read(&opened)?;
         files.retain(|file| !self.hidden.contains(&file.path));
         let paths: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
-        let removed = self.paths.difference(&paths).cloned().collect();
+        let gone = self.paths.difference(&paths).filter(|path| !self.hidden.contains(*path));
+        let removed = gone.cloned().collect();
         let request = v1::PutFilesRequest { name: String::new(), files, removed };
         Ok(Some((Version { stamp, paths }, request)))
+    }
+
+    /// Reads the files of the opened source. An error names the source, not the descriptor.
+    fn read(&self, opened: &Opened) -> Result<Vec<v1::File>, String> {
+        let read = spec::read_copy(&self.mount, &opened.path);
+        let (descriptor, source) = (opened.path.display().to_string(), self.source.display());
+        read.map_err(|error| error.replace(&descriptor, &source.to_string()))
     }
 
     /// Notes that the container has a version.
@@ -154,6 +166,39 @@ mod tests {
         files.iter().map(|file| file.path.as_str()).collect()
     }
 
+    fn mount(source: &Path, destination: &str) -> Mount {
+        Mount {
+            source: source.display().to_string(),
+            destination: destination.to_owned(),
+            kind: "bind".to_owned(),
+            options: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_later_mount_is_neither_replaced_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (etc, resolver) = (dir.path().join("etc"), dir.path().join("resolver"));
+        fs::create_dir(&etc).unwrap();
+        for file in [etc.join("resolv.conf"), etc.join("app"), resolver.clone()] {
+            fs::write(file, "").unwrap();
+        }
+        let mounts = vec![mount(&etc, "/etc"), mount(&resolver, "/etc/resolv.conf")];
+        let (mut copies, files) = read(mounts).unwrap();
+        assert_eq!(paths(&files), ["/etc/app", "/etc/resolv.conf"]);
+        // Its directory changes with a file in it.
+        fs::rename(etc.join("app"), etc.join("new")).unwrap();
+        let (version, request) = copies[0].change().unwrap().unwrap();
+        assert_eq!(
+            (paths(&request.files), request.removed),
+            (vec!["/etc/new"], vec!["/etc/app".to_owned()])
+        );
+        copies[0].has(version);
+        fs::remove_file(etc.join("resolv.conf")).unwrap();
+        let (_, request) = copies[0].change().unwrap().unwrap();
+        assert_eq!((paths(&request.files), request.removed.len()), (vec!["/etc/new"], 0));
+    }
+
     #[test]
     fn a_new_version_is_read_and_the_old_one_removed() {
         let dir = tempfile::tempdir().unwrap();
@@ -168,12 +213,6 @@ mod tests {
         version("..1", "a");
         let hosts = dir.path().join("hosts");
         fs::write(&hosts, "one").unwrap();
-        let mount = |source: &Path, destination: &str| Mount {
-            source: source.display().to_string(),
-            destination: destination.to_owned(),
-            kind: "bind".to_owned(),
-            options: Vec::new(),
-        };
         let mounts = vec![mount(&hosts, "/etc/hosts"), mount(&volume, "/c")];
         let (mut copies, files) = read(mounts).unwrap();
         assert_eq!(paths(&files), ["/etc/hosts", "/c/..1/a", "/c/..data", "/c/a"]);
@@ -196,6 +235,13 @@ mod tests {
         fs::rename(dir.path().join("new"), &hosts).unwrap();
         let (_, request) = copies[0].change().unwrap().unwrap();
         assert_eq!((&request.files[0].content[..], request.removed.len()), (&b"two"[..], 0));
+        // A volume that the host is removing: an error that names it, and nothing is removed.
+        fs::remove_file(volume.join("..data")).unwrap();
+        let error = copies[1].change().err().unwrap();
+        assert!(error.contains("app") && error.contains("no version any more"), "{error}");
+        symlink("..4", volume.join("..data")).unwrap();
+        let error = copies[1].change().err().unwrap();
+        assert!(error.contains("app/..4") && !error.contains("/proc"), "{error}");
         // A link in its place, or in that of a directory above, is not followed.
         let secret = tempfile::tempdir().unwrap();
         fs::write(secret.path().join("hosts"), "secret").unwrap();

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_sandbox_api::copies::MOST;
 use slipway_sandbox_api::v1;
 use tokio::task::JoinSet;
 
@@ -80,12 +81,44 @@ async fn refresh(task: Arc<Task>, mut copy: Copy) {
 ///
 /// # Errors
 /// One line. Some of the files may be in place.
-async fn put(task: &Task, mut request: v1::PutFilesRequest) -> Result<(), String> {
-    request.name = task.name.clone();
+async fn put(task: &Task, request: v1::PutFilesRequest) -> Result<(), String> {
     let mut client = task.daemon.connect().await.map_err(|failure| failure.message)?;
-    match tokio::time::timeout(PATIENCE, client.put_files(request)).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(status)) => Err(status.message().to_owned()),
-        Err(_) => Err("the guest does not take them".to_owned()),
+    for mut request in pieces(request) {
+        request.name.clone_from(&task.name);
+        match tokio::time::timeout(PATIENCE, client.put_files(request)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(status)) => return Err(status.message().to_owned()),
+            Err(_) => return Err("the guest does not take them".to_owned()),
+        }
+    }
+    Ok(())
+}
+
+/// Divides a request, since the daemon removes no more than [`MOST`] files at once, and failed
+/// attempts may have left more. All files are in the first piece.
+fn pieces(mut request: v1::PutFilesRequest) -> Vec<v1::PutFilesRequest> {
+    let removed = std::mem::take(&mut request.removed);
+    let mut removed = removed.chunks(MOST).map(<[String]>::to_vec);
+    request.removed = removed.next().unwrap_or_default();
+    let more = removed.map(|removed| v1::PutFilesRequest { removed, ..Default::default() });
+    std::iter::once(request).chain(more).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_files_to_remove_are_several_requests() {
+        let removed: Vec<_> = (0..2 * MOST + 1).map(|number| format!("/{number}")).collect();
+        let files = vec![v1::File::default()];
+        let request =
+            |removed| v1::PutFilesRequest { files: files.clone(), removed, ..Default::default() };
+        let divided = pieces(request(removed.clone()));
+        let sizes: Vec<_> =
+            divided.iter().map(|one| (one.files.len(), one.removed.len())).collect();
+        assert_eq!(sizes, [(1, MOST), (0, MOST), (0, 1)]);
+        assert_eq!(divided.iter().flat_map(|one| one.removed.clone()).collect::<Vec<_>>(), removed);
+        assert_eq!(pieces(request(Vec::new())).len(), 1);
     }
 }

@@ -113,22 +113,18 @@ impl Switches {
 }
 
 impl Forwarding {
-    /// Returns the switches of the calling thread's network namespace. Its number becomes a part of
+    /// Returns the switches of the calling thread's network namespace. Its cookie becomes a part of
     /// the file's name: a daemon in another namespace must neither use the record nor remove it.
     ///
     /// # Errors
-    /// [`Error::Host`] if /proc does not tell the namespace.
+    /// [`Error::Host`] if the kernel does not tell the cookie.
     pub fn new(file: &Path) -> Result<Self> {
-        let namespace = |of: &str| {
-            let namespace = fs::metadata(format!("/proc/{of}/ns/net"));
-            namespace.map(|namespace| namespace.ino())
-        };
-        let own = namespace("thread-self");
-        let own = own.map_err(Error::host("cannot tell the network namespace"))?;
+        let cookie = slipway_netns::cookie();
+        let cookie = cookie.map_err(Error::host("cannot tell the network namespace"))?;
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-        let named = file.with_file_name(format!("{stem}-{own}.json"));
-        // The host's record of an earlier version, which had no number.
-        if file.exists() && !named.exists() && namespace("1").is_ok_and(|first| first == own) {
+        let named = file.with_file_name(format!("{stem}-{cookie}.json"));
+        // The host's record of an earlier version, which had no cookie.
+        if file.exists() && !named.exists() && is_first_namespace() {
             let _ = fs::rename(file, &named);
         }
         Ok(Self { file: named })
@@ -235,6 +231,12 @@ impl Forwarding {
         };
         save().map_err(Error::host(format!("cannot write {}", self.file.display())))
     }
+}
+
+/// Returns whether the calling thread is in the network namespace of process 1.
+fn is_first_namespace() -> bool {
+    let namespace = |of: &str| fs::metadata(format!("/proc/{of}/ns/net")).map(|file| file.ino());
+    matches!((namespace("thread-self"), namespace("1")), (Ok(own), Ok(first)) if own == first)
 }
 
 fn whole_four() -> PathBuf {

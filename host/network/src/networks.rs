@@ -46,7 +46,7 @@ pub struct Settings {
     pub reach: Policy,
     /// The file that records the former state of the host's forwarding switches. All daemons of a
     /// host share it, in a directory that is empty after the machine's start ([`FORWARDING_FILE`]).
-    /// The number of the network namespace is added to its name.
+    /// The cookie of the network namespace is added to its name.
     pub forwarding: PathBuf,
 }
 
@@ -56,6 +56,7 @@ pub const FORWARDING_FILE: &str = "/run/slipway/forwarding.json";
 /// All networks of a node.
 pub struct Networks {
     settings: Settings,
+    forwarding: Forwarding,
     ledger: Ledger,
     attachments: Store,
     /// Operations on attachments.
@@ -96,6 +97,7 @@ impl Networks {
     /// # Errors
     /// [`Error::File`], [`Error::Host`].
     pub fn open(settings: Settings, plane: PlaneClient) -> Result<Self> {
+        let forwarding = Forwarding::new(&settings.forwarding)?;
         let ledger = Ledger::open(&settings.dir)?;
         let networks = ledger.load()?.into_iter().map(|one| (one.name.clone(), one)).collect();
         let serving = ServerThread::start().map_err(Error::host("no thread for networks"))?;
@@ -106,7 +108,7 @@ impl Networks {
             attachments::enter(&mut table, &id, &one, one.lease.clone());
         }
         let (state, turns) = (Mutex::new(table), turns::Turns::default());
-        Ok(Self { settings, ledger, attachments, turns, plane, serving, state })
+        Ok(Self { settings, forwarding, ledger, attachments, turns, plane, serving, state })
     }
 
     /// Makes a network; it comes up when a sandbox joins it.
@@ -292,8 +294,7 @@ impl Networks {
             outcome = outcome.and(self.apply(&mut state).await);
         } else {
             // A daemon with other networks may have been killed.
-            let forwarding = Forwarding::new(&self.settings.forwarding)?;
-            stop_forwarding(&forwarding, BTreeSet::new()).await;
+            stop_forwarding(&self.forwarding, BTreeSet::new()).await;
         }
         outcome
     }
@@ -427,13 +428,13 @@ impl Networks {
     /// forward while a network has a way out. The rules that limit forwarding are there before it
     /// is switched on and until it is off.
     async fn apply(&self, state: &mut NetworkTable) -> Result<()> {
-        let forwarding = Forwarding::new(&self.settings.forwarding)?;
+        let forwarding = &self.forwarding;
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
         let up: Vec<&Network> = up.collect();
         let leads_out = up.iter().any(|network| !network.internal);
         let alone = if leads_out { forwarding.alone() } else { Alone::default() };
         if !leads_out {
-            stop_forwarding(&forwarding, devices(&up)).await;
+            stop_forwarding(forwarding, devices(&up)).await;
             state.forwards = None;
         }
         let Settings { table, reach, .. } = &self.settings;
@@ -443,6 +444,7 @@ impl Networks {
             state.rules = Some(rules);
         }
         if leads_out && state.forwards != Some(alone) {
+            let forwarding = forwarding.clone();
             blocking(move || forwarding.open(alone)).await?;
             state.forwards = Some(alone);
         }

@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -171,8 +170,8 @@ async fn open(dir: &Path, reach: Policy) -> Rig {
 
 /// Returns the record of the forwarding switches of this thread's namespace.
 fn record(dir: &Path) -> std::path::PathBuf {
-    let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
-    dir.join(format!("run/forwarding-{namespace}.json"))
+    let cookie = slipway_netns::cookie().unwrap();
+    dir.join(format!("run/forwarding-{cookie}.json"))
 }
 
 fn settings(dir: &Path, reach: Policy) -> Settings {

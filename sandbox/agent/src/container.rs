@@ -185,7 +185,10 @@ impl Container {
 
     /// Puts files into the container's root, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<()> {
-        let _copying = self.copying.lock().await;
+        // Nobody waits for a request that a hung file system of the guest's holds up.
+        let Ok(_copying) = self.copying.try_lock() else {
+            bail!("other files are being put into the container");
+        };
         if !self.main.is_alive() {
             bail!("the container is not running");
         }

@@ -53,12 +53,13 @@ fn apply(root: BorrowedFd<'_>, request: &PutFilesRequest) -> Result<()> {
 /// the container's own is not. The calling thread is in a copy of the container's mount namespace
 /// from then on.
 fn writable_root(process: &OwnedFd) -> Result<OwnedFd> {
-    // SAFETY: neither the working directory nor a descriptor of this thread is used by another
-    // thread of this program as a path of its own.
+    // SAFETY: only this thread's working directory, root and umask become its own; it uses none of
+    // another thread's.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.context("unshare")?;
     move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::MOUNT)
         .context("joining the container's mount namespace")?;
-    // SAFETY: as above. The copy keeps the container's own mounts as they are.
+    // SAFETY: only this thread's mount namespace changes. In a copy, the changes below leave the
+    // container's own mounts as they are.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.context("unshare")?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("making mounts private")?;
@@ -74,7 +75,7 @@ pub fn put(root: BorrowedFd<'_>, file: &File) -> Result<()> {
     let failed = || format!("writing {}", file.path);
     let (directory, name) = split(&file.path)?;
     let directory = make_directory(root, directory).with_context(failed)?;
-    // One that was left behind by a container that ended meanwhile.
+    // An earlier attempt may have left one.
     let _ = rustix::fs::unlinkat(&directory, ASIDE, AtFlags::empty());
     let made = if file.link.is_empty() {
         make_file(directory.as_fd(), file)
@@ -100,26 +101,27 @@ fn make_file(directory: BorrowedFd<'_>, file: &File) -> Result<()> {
 }
 
 fn make_link(directory: BorrowedFd<'_>, file: &File) -> Result<()> {
-    rustix::fs::symlinkat(file.link.as_str(), directory, ASIDE)?;
-    let owner = (Uid::from_raw(file.uid), Gid::from_raw(file.gid));
-    let (user, group) = (Some(owner.0), Some(owner.1));
-    Ok(rustix::fs::chownat(directory, ASIDE, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
+    // Its owner stays root: a change by name could reach a file that the container moved there.
+    Ok(rustix::fs::symlinkat(file.link.as_str(), directory, ASIDE)?)
 }
 
 /// Removes a file if it is there, and then the directories of a volume's version that are empty.
 fn remove(root: BorrowedFd<'_>, path: &str) -> Result<()> {
-    let failed = || format!("removing {path}");
     let (directory, name) = split(path)?;
-    let open = match open_directory(root, directory) {
-        Err(Errno::NOENT) => return Ok(()),
-        opened => opened.with_context(failed)?,
-    };
-    match rustix::fs::unlinkat(&open, name, AtFlags::empty()) {
-        Err(Errno::NOENT) | Ok(()) => {}
-        Err(error) => return Err(error).with_context(failed),
+    let removed = open_directory(root, directory)
+        .and_then(|open| rustix::fs::unlinkat(open, name, AtFlags::empty()));
+    match removed {
+        Ok(()) | Err(Errno::NOENT) => remove_version(root, directory),
+        Err(error) if is_containers(error) => {}
+        Err(error) => return Err(error).with_context(|| format!("removing {path}")),
     }
-    remove_version(root, directory);
     Ok(())
+}
+
+/// Returns whether an error says that the container has put something else in a file's place, or
+/// protects it. That must not fail every later change of its other files.
+fn is_containers(error: Errno) -> bool {
+    matches!(error, Errno::ISDIR | Errno::NOTDIR | Errno::LOOP | Errno::BUSY | Errno::PERM)
 }
 
 /// Removes `directory` and those above it up to the one that holds a version, as far as they are
@@ -275,6 +277,10 @@ mod tests {
         names.sort_by_key(std::fs::DirEntry::file_name);
         let names: Vec<_> = names.iter().map(|entry| entry.file_name()).collect();
         assert_eq!(names, ["..2", "..data", "deep", "own"]);
+        // A directory that the container has made in a file's place stays.
+        std::fs::create_dir(root.at("v/gone")).unwrap();
+        root.apply(&[], &["/v/gone", "/v/own/below"]).unwrap();
+        std::fs::remove_dir(root.at("v/gone")).unwrap();
         // The directory of a volume stays even if nothing is left in it.
         root.apply(&[], &["/v/..2/deep/x", "/v/..data", "/v/deep", "/v/own"]).unwrap();
         assert_eq!(std::fs::read_dir(root.at("v")).unwrap().count(), 0);

@@ -95,8 +95,17 @@ fn is_sound(file: &v1::File) -> bool {
     link.is_empty() || (file.content.is_empty() && link.len() <= LONGEST && !link.contains('\0'))
 }
 
-/// Checks that `path` names a file: absolute, with plain names only.
+/// Checks that `path` names a file that is in no file system of the container's own.
 pub(crate) fn is_path(path: &str) -> std::result::Result<(), &'static str> {
+    is_plain(path)?;
+    if SYSTEM.iter().any(|one| Path::new(path).starts_with(one)) {
+        return Err("a file system of the container's own is there");
+    }
+    Ok(())
+}
+
+/// Checks that `path` names a file: absolute, with plain names only.
+pub(crate) fn is_plain(path: &str) -> std::result::Result<(), &'static str> {
     let mut parts = Path::new(path).components();
     if parts.next() != Some(Component::RootDir) {
         return Err("not an absolute path");
@@ -106,10 +115,20 @@ pub(crate) fn is_path(path: &str) -> std::result::Result<(), &'static str> {
     if !is_file || !parts.all(plain) || path.contains('\0') || path.len() > LONGEST {
         return Err("not the path of a file");
     }
-    if SYSTEM.iter().any(|one| Path::new(path).starts_with(one)) {
-        return Err("a file system of the container's own is there");
-    }
     Ok(())
+}
+
+/// Checks the path of a container's termination message. It may be in the container's own `/dev`,
+/// where Kubernetes has it.
+pub(crate) fn message_path(path: &str) -> Result<String> {
+    let checked = match Path::new(path).starts_with("/dev") {
+        _ if path.is_empty() => Ok(()),
+        true => is_plain(path),
+        false => is_path(path),
+    };
+    let refused =
+        |reason| Error::Invalid(format!("a termination message cannot be at {path:?}: {reason}"));
+    checked.map(|()| path.to_owned()).map_err(refused)
 }
 
 #[cfg(test)]
@@ -158,5 +177,18 @@ mod tests {
         assert!(much.contains("2 files with 1025 KiB") && much.contains("1024 KiB"), "{much}");
         let many: Vec<_> = (0..=MOST).map(|number| file(&format!("/{number}"), 0)).collect();
         assert!(check(&many).unwrap_err().to_string().contains("1025 files"));
+    }
+
+    #[test]
+    fn a_termination_message_is_in_a_file_of_the_root_or_of_dev() {
+        for path in ["", "/dev/termination-log", "/dev/null", "/dev/shm/log", "/var/log/end"] {
+            assert_eq!(message_path(path).unwrap(), path);
+        }
+        let long = format!("/dev/{}", "a".repeat(2000));
+        let paths = ["log", "/", "/dev/", "/dev/../etc", "/dev/a\0b", "/proc/1/x", &long];
+        for path in paths {
+            let refused = message_path(path).unwrap_err().to_string();
+            assert!(refused.contains("termination message"), "{path}: {refused}");
+        }
     }
 }

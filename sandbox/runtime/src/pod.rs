@@ -8,7 +8,6 @@
 //! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
 //! the task of a container changes the container's record only while that says that it is live.
 
-use std::path::{Component, Path};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,15 +150,6 @@ impl Node {
     }
 }
 
-/// Checks the path of a container's termination message.
-fn message_path(path: &str) -> Result<String> {
-    let fits = path.is_empty() || copies::is_path(path).is_ok() || path.starts_with("/dev/");
-    match fits && !Path::new(path).components().any(|part| part == Component::ParentDir) {
-        true => Ok(path.to_owned()),
-        false => Err(Error::Invalid(format!("a termination message cannot be at {path:?}"))),
-    }
-}
-
 /// Refuses settings of a machine: a container has the machine of its pod.
 fn refuse_machine(spec: &RunSpec) -> Result<()> {
     let asked = [
@@ -212,7 +202,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         exit_status: None,
         reason: String::new(),
         out_of_memory: false,
-        message_path: message_path(&spec.termination_message_path)?,
+        message_path: copies::message_path(&spec.termination_message_path)?,
         message: String::new(),
         limits: limits(spec.resources.as_ref())?,
         disks: None,

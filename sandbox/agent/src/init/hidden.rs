@@ -31,15 +31,21 @@ const MASKED: &[&str] = &[
 const READ_ONLY: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Hides the paths `masked` and write-protects the paths `read_only`. What is absent is as usual,
-/// and in a privileged container empty. Paths that do not exist are left out.
-pub fn hide(masked: Option<&Paths>, read_only: Option<&Paths>, privileged: bool) -> Result<()> {
+/// Hides the paths `masked` and write-protects the paths `read_only`. A list that is absent stands
+/// for the usual one, and in a privileged container for none. Paths that do not exist are left out.
+/// `null` is `/dev/null`, opened before anything could be mounted on it.
+pub fn hide(
+    masked: Option<&Paths>,
+    read_only: Option<&Paths>,
+    privileged: bool,
+    null: &OwnedFd,
+) -> Result<()> {
     // A masked path may be below a read-only one, whose mount would cover it again.
     for path in list(read_only, READ_ONLY, privileged) {
         protect(path).with_context(|| format!("protecting {path}"))?;
     }
     for path in list(masked, MASKED, privileged) {
-        mask(path).with_context(|| format!("masking {path}"))?;
+        mask(path, null).with_context(|| format!("masking {path}"))?;
     }
     Ok(())
 }
@@ -52,16 +58,15 @@ fn list<'a>(given: Option<&'a Paths>, usual: &[&'a str], privileged: bool) -> Ve
     }
 }
 
-/// Covers a file with `/dev/null`, which the container's `/dev` has from the agent, and a directory
-/// with an empty file system.
-fn mask(path: &str) -> Result<()> {
+/// Covers a file with the device `null`, and a directory with an empty file system.
+fn mask(path: &str, null: &OwnedFd) -> Result<()> {
     let Some(target) = open(path)? else { return Ok(()) };
     let stat = rustix::fs::fstat(&target)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
         let options = c"size=0,nr_inodes=1";
         mount("tmpfs", own(&target), "tmpfs", MountFlags::RDONLY, options)?;
     } else {
-        mount_bind("/dev/null", own(&target))?;
+        mount_bind(own(null), own(&target))?;
     }
     Ok(())
 }
@@ -110,6 +115,9 @@ fn own(target: &OwnedFd) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::mount::{MountPropagationFlags, mount_change};
+    use rustix::thread::UnshareFlags;
+
     use super::*;
 
     #[test]
@@ -119,6 +127,34 @@ mod tests {
         assert_eq!(list(Some(&Paths::default()), MASKED, false), [""; 0]);
         assert_eq!(list(None, MASKED, false), MASKED);
         assert_eq!(list(None, MASKED, true), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_is_masked_with_the_device_whatever_is_mounted_on_it() {
+        if !rustix::process::geteuid().is_root() {
+            println!(
+                "SKIPPED: a_file_is_masked_with_the_device_whatever_is_mounted_on_it: needs root"
+            );
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let (file, covered) = (at("file"), at("covered"));
+        let masked = std::thread::spawn(move || {
+            // SAFETY: the thread ends with the test, and no other uses its descriptors' paths.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }
+                .unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            std::fs::write(&file, "seen").unwrap();
+            std::fs::write(&covered, "").unwrap();
+            mount_bind("/dev/null", &covered).unwrap();
+            let null = open(&covered).unwrap().unwrap();
+            mount_bind(&file, &covered).unwrap();
+            assert_eq!(std::fs::read_to_string(&covered).unwrap(), "seen");
+            mask(&file, &null).unwrap();
+            std::fs::read_to_string(&file).unwrap()
+        });
+        assert_eq!(masked.join().unwrap(), "");
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     mount_system(privileged)?;
     mount_shared_memory(shared_memory.as_ref())?;
     dev::populate(&devices)?;
+    // Before the mounts that an orchestrator asks for: one may be put on it.
+    let null = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     for spec in &spec.volumes {
         volume::publish(spec)?;
     }
@@ -65,7 +67,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     if let Some(sockets) = sockets {
         sockets.attach()?;
     }
-    hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged)?;
+    hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged, &null)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
 }

@@ -327,7 +327,7 @@ impl Drop for Interfaces {
     /// Removes the port of a turn that was interrupted.
     fn drop(&mut self) {
         let Some(name) = self.port.take() else { return };
-        // One that was never made is no error worth a line.
+        // The turn may have ended before the port was made: an error is not told.
         let request = network_v1::RemovePortRequest { name };
         let _ = self.node.wait(self.node.networks().remove_port(request));
     }
