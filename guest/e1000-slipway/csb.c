@@ -12,6 +12,7 @@
 #define CSB_SUBSYSTEM	0x5e10	/* the subsystem ID of a device that has a block */
 #define CSB_ENABLE	BIT(0)
 #define CSB_KICKS	BIT(1)	/* in CSBAL, of a device that is kicked by CSBK */
+#define CSB_OFFLOADS	BIT(2)	/* received frames have a header, and may have work left */
 
 /* Each half has a writer of its own, and cache lines of its own. */
 struct slip_csb {
@@ -35,12 +36,26 @@ bool slip_csb_offered(struct slip_nic *nic)
 }
 
 /*
+ * Returns whether the stack takes frames that lack their checksum, and whole segments. Linux has a
+ * feature for either.
+ */
+static bool slip_csb_wants_offloads(struct slip_nic *nic)
+{
+	netdev_features_t both = NETIF_F_RXCSUM | NETIF_F_GRO_HW;
+
+	return (nic->netdev->features & both) == both;
+}
+
+/*
  * Turns the block on, if the device has one and the user wants it. The device was reset: it looks
  * at no block. Without memory for it the driver does without.
  */
 void slip_csb_start(struct slip_nic *nic)
 {
+	u32 low;
+
 	BUILD_BUG_ON(sizeof(struct slip_csb) != 128);
+	nic->header = 0;
 	if (!(nic->flags & SLIP_FLAG_CSB) || !slip_csb_offered(nic))
 		return;
 	nic->csb = dma_alloc_coherent(&nic->pdev->dev, sizeof(*nic->csb), &nic->csb_dma,
@@ -52,9 +67,13 @@ void slip_csb_start(struct slip_nic *nic)
 	/* Until the device says otherwise it sleeps. */
 	nic->csb->need_tx_kick = cpu_to_le32(1);
 	slip_set(nic, REG_CSBAH, upper_32_bits(nic->csb_dma));
-	slip_set(nic, REG_CSBAL, lower_32_bits(nic->csb_dma) | CSB_ENABLE);
+	low = lower_32_bits(nic->csb_dma) | CSB_ENABLE;
+	slip_set(nic, REG_CSBAL, slip_csb_wants_offloads(nic) ? low | CSB_OFFLOADS : low);
+	/* The device says what it can. */
+	low = slip_get(nic, REG_CSBAL);
 	/* A hypervisor can take a write of CSBK for an event, and need not look at its value. */
-	nic->kick_register = slip_get(nic, REG_CSBAL) & CSB_KICKS ? REG_CSBK : REG_TDT;
+	nic->kick_register = low & CSB_KICKS ? REG_CSBK : REG_TDT;
+	nic->header = low & CSB_OFFLOADS ? SLIP_HEADER : 0;
 }
 
 /* Frees the block. The device was reset. */

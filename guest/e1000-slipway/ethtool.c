@@ -26,6 +26,7 @@ static const char slip_stat_names[][ETH_GSTRING_LEN] = {
 	"rx_checksums_good",
 	"rx_checksums_bad",
 	"rx_no_memory",
+	"rx_segments",
 	"idle_polls",
 };
 

@@ -288,11 +288,18 @@ static netdev_features_t slip_fix_features(struct net_device *netdev, netdev_fea
 static int slip_set_features(struct net_device *netdev, netdev_features_t features)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
+	netdev_features_t changed = netdev->features ^ features;
 
 	netdev->features = features;
-	if (nic->runs)
+	if (!nic->runs)
+		return 1;	/* the features are set */
+	if (!nic->csb || !(changed & (NETIF_F_RXCSUM | NETIF_F_GRO_HW))) {
 		slip_set_mode(nic);
-	return 1;	/* the features are set */
+		return 1;
+	}
+	/* The block says from its start on how frames are received. */
+	slip_down(nic);
+	return slip_up(nic) ?: 1;
 }
 
 /* A context has 8 bits for the place of each header, and for the headers' length. */
@@ -340,6 +347,8 @@ static void slip_set_up_netdev(struct slip_nic *nic)
 	netdev->ethtool_ops = &slip_ethtool_ops;
 	netdev->hw_features = offloads | NETIF_F_RXCSUM | NETIF_F_HW_VLAN_CTAG_RX |
 			      NETIF_F_HW_VLAN_CTAG_TX;
+	if (slip_csb_offered(nic))
+		netdev->hw_features |= NETIF_F_GRO_HW;
 	netdev->features = netdev->hw_features | NETIF_F_HIGHDMA;
 	netdev->vlan_features = offloads | NETIF_F_HIGHDMA;
 	netdev->priv_flags |= IFF_UNICAST_FLT;

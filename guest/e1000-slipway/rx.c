@@ -3,9 +3,13 @@
  * Receiving. The poll owns the ring. Each descriptor has a buffer of 2048 bytes; the first of a
  * frame becomes the head of its skb, without a copy, and the others are its fragments, so that a
  * change of the MTU changes no buffer.
+ *
+ * With the block a frame may come as its sender's stack made it: without its checksum, or as a
+ * whole TCP segment of up to 64 KiB. A header of virtio's says so.
  */
 #include <linux/etherdevice.h>
 #include <linux/if_vlan.h>
+#include <linux/virtio_net.h>
 
 #include "slip.h"
 
@@ -13,6 +17,8 @@
 #define HEADROOM	(NET_SKB_PAD + NET_IP_ALIGN)
 #define TRUESIZE	(SKB_DATA_ALIGN(HEADROOM + BUFFER) + \
 			 SKB_DATA_ALIGN(sizeof(struct skb_shared_info)))
+/* Bytes of the longest frame, with its header. */
+#define LONGEST		(SLIP_HEADER + VLAN_ETH_HLEN + 0xffff)
 /* Buffers that are given back at once: each time may cost an exit. */
 #define BATCH		32
 
@@ -142,6 +148,22 @@ bool slip_rx_waits(struct slip_nic *nic)
 	return rx->next != rx->fill && le32_to_cpu(READ_ONCE(rx->ring[rx->next].status)) & RXD_DD;
 }
 
+/* Appends an skb to the list of the frame at hand, whose last one is full. */
+static bool slip_rx_chain(struct slip_rx *rx)
+{
+	struct sk_buff *more = alloc_skb(0, GFP_ATOMIC);
+
+	if (!more)
+		return false;
+	if (rx->last == rx->skb)
+		skb_shinfo(rx->skb)->frag_list = more;
+	else
+		rx->last->next = more;
+	rx->last = more;
+	rx->skb->truesize += more->truesize;
+	return true;
+}
+
 /*
  * Appends a descriptor's buffer to the frame at hand. Returns false if the frame is lost; the
  * buffer is used up.
@@ -156,12 +178,19 @@ static bool slip_rx_append(struct slip_nic *nic, void *buffer, u32 len)
 			goto lost;
 		skb_reserve(rx->skb, HEADROOM);
 		skb_put(rx->skb, len);
+		rx->last = rx->skb;
 		return true;
 	}
-	if (skb_shinfo(rx->skb)->nr_frags == MAX_SKB_FRAGS)
+	if (rx->skb->len + len > LONGEST ||
+	    (skb_shinfo(rx->last)->nr_frags == MAX_SKB_FRAGS && !slip_rx_chain(rx)))
 		goto lost;
-	skb_add_rx_frag(rx->skb, skb_shinfo(rx->skb)->nr_frags, virt_to_head_page(buffer),
+	skb_add_rx_frag(rx->last, skb_shinfo(rx->last)->nr_frags, virt_to_head_page(buffer),
 			buffer + HEADROOM - page_address(virt_to_head_page(buffer)), len, TRUESIZE);
+	if (rx->last != rx->skb) {
+		rx->skb->len += len;
+		rx->skb->data_len += len;
+		rx->skb->truesize += TRUESIZE;
+	}
 	return true;
 
 lost:
@@ -183,16 +212,40 @@ static void slip_rx_checksum(struct slip_nic *nic, struct sk_buff *skb, u32 stat
 	skb->ip_summed = CHECKSUM_UNNECESSARY;
 }
 
-/* Gives a whole frame to the stack. */
+/*
+ * Takes the header off a frame, and tells the stack what the sender has left to do. Returns false
+ * for a header that does not suit its frame.
+ */
+static bool slip_rx_header(struct slip_nic *nic, struct sk_buff *skb)
+{
+	struct virtio_net_hdr header;
+
+	if (!nic->header)
+		return true;
+	memcpy(&header, skb->data, sizeof(header));
+	skb_pull(skb, nic->header);
+	if (!(header.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM))
+		return header.gso_type == VIRTIO_NET_HDR_GSO_NONE;
+	nic->stats.rx_segments += header.gso_type != VIRTIO_NET_HDR_GSO_NONE;
+	skb->dev = nic->netdev;
+	return !virtio_net_hdr_to_skb(skb, &header, true);
+}
+
+/* Gives a whole frame to the stack, or drops it. */
 static void slip_rx_deliver(struct slip_nic *nic, u32 status)
 {
 	struct net_device *netdev = nic->netdev;
 	struct sk_buff *skb = nic->rx.skb;
 
 	nic->rx.skb = NULL;
+	if (!slip_rx_header(nic, skb)) {
+		netdev->stats.rx_errors++;
+		dev_kfree_skb(skb);
+		return;
+	}
 	netdev->stats.rx_packets++;
 	netdev->stats.rx_bytes += skb->len;
-	if (netdev->features & NETIF_F_RXCSUM)
+	if (netdev->features & NETIF_F_RXCSUM && skb->ip_summed == CHECKSUM_NONE)
 		slip_rx_checksum(nic, skb, status);
 	if (status & RXD_VP)
 		__vlan_hwaccel_put_tag(skb, htons(ETH_P_8021Q), status >> RXD_TAG);
@@ -221,7 +274,7 @@ static bool slip_rx_take(struct slip_nic *nic)
 		rx->drop = !slip_rx_append(nic, buffer, len);
 	if (!(status & RXD_EOP))
 		return false;
-	if (!rx->drop && !(status & RXD_ERROR_BAD) && skb_headlen(rx->skb) >= ETH_HLEN) {
+	if (!rx->drop && !(status & RXD_ERROR_BAD) && skb_headlen(rx->skb) >= nic->header + ETH_HLEN) {
 		slip_rx_deliver(nic, status);
 		return true;
 	}

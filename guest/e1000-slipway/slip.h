@@ -37,6 +37,9 @@
 /* The longest headers that the device changes: 8 bits in a context, and a tag beside them. */
 #define SLIP_HEADERS_MAX	240
 
+/* Bytes in front of a received frame, if the block says that there are any. */
+#define SLIP_HEADER		16
+
 /*
  * What a driver can do beyond the documented controller; private flags of ethtool, in this order.
  */
@@ -98,6 +101,7 @@ struct slip_rx {
 	u16 next;	/* the next descriptor to look at */
 	u16 fill;	/* the next descriptor without a buffer */
 	struct sk_buff *skb;	/* a frame whose last buffer is still to come */
+	struct sk_buff *last;	/* itself, or the last of its list: one has few fragments */
 	bool drop;	/* the rest of the frame at hand is dropped */
 };
 
@@ -116,6 +120,7 @@ struct slip_stats {
 	u64 rx_checksums_good;
 	u64 rx_checksums_bad;
 	u64 rx_no_memory;
+	u64 rx_segments;	/* that came whole */
 	u64 idle_polls;	/* those of the idle loop */
 };
 
@@ -140,6 +145,7 @@ struct slip_nic {
 	struct slip_rx rx;
 	struct slip_csb *csb;	/* NULL: not in use */
 	dma_addr_t csb_dma;
+	u32 header;		/* bytes in front of each received frame */
 	u32 kick_register;	/* by whose write the device is woken, with the block */
 	/*
 	 * With the block: a kick that the device may not have noticed yet, the descriptors up to

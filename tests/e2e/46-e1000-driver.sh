@@ -83,6 +83,27 @@ guest "ethtool -K eth0 tso off && iperf3 -c neighbour -p 7002 -t 5 && ethtool -K
     fail "batches: $(tail -3 "$work/load")"
 no_complaints
 ok "frames in batches, without segmentation by the device: $(awk '/receiver/ { print $7, $8 }' "$work/load")"
+# Segments come whole, and the guest passes them on with what is left to do: it is a router between the neighbour and the host.
+segments() { guest "ethtool -S eth0" | awk '/rx_segments/ { print $2 }'; }
+before=$(segments)
+traffic "segments of the host"
+[ "$(segments)" -gt "$before" ] || fail "the host's segments do not come whole: $(guest 'ethtool -S eth0')"
+address=$(guest 'ip -4 -o addr show dev eth0' | awk '{ sub("/.*", "", $4); print $4 }')
+"$slipway" port set nic --spoof-check off >/dev/null
+guest "cd /proc/sys/net/ipv4 && echo 1 >ip_forward && echo 0 | tee conf/all/send_redirects conf/eth0/send_redirects" >/dev/null
+before=$(segments)
+"$slipway" exec neighbour sh -c "ip route add $gateway/32 via $address && iperf3 -c $gateway -p 7002 -n 8M" >"$work/load" 2>&1 ||
+    fail "a guest that forwards segments: $(tail -3 "$work/load")"
+[ "$(segments)" -gt "$before" ] || fail "the neighbour's segments do not come whole: $(guest 'ethtool -S eth0')"
+guest "echo 0 >/proc/sys/net/ipv4/ip_forward && ethtool -K eth0 rx-gro-hw off"
+before=$(segments)
+traffic "without segments"
+[ "$(segments)" = "$before" ] || fail "segments come that are not wanted"
+guest "ethtool -K eth0 rx-gro-hw on"
+traffic "segments again"
+[ "$(segments)" -gt "$before" ] || fail "no segments after rx-gro-hw was off"
+no_complaints
+ok "segments of the host and of another guest come whole, and are forwarded as they are; rx-gro-hw says whether they do"
 "$slipway" rm --force neighbour >/dev/null
 costs "with the block, sending" needless_tdt_per_sent=0.02 -- sends
 costs_under_load "with the block, sending" tdt_per_sent=0.02 -- sends

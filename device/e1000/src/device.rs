@@ -200,7 +200,7 @@ impl Device {
         let registers = &self.registers;
         let rctl = registers.get(register::RCTL);
         let block = registers.wide(register::CSBAL, register::CSBAH);
-        let enable = u64::from(csb::ENABLE);
+        let has_block = self.settings.csb && block & u64::from(csb::ENABLE) != 0;
         let loops = self.phy.loops() || rctl & rctl::LBM != 0;
         Rules {
             transmit: self.ring(
@@ -213,7 +213,8 @@ impl Device {
                 self.receives(),
                 [register::RDBAL, register::RDBAH, register::RDLEN],
             ),
-            csb: (block & enable != 0 && self.settings.csb).then_some(block & !enable),
+            csb: has_block.then_some(block & !u64::from(!csb::ADDRESS)),
+            offloads: has_block && block & u64::from(csb::OFFLOADS) != 0,
             rctl,
             rxcsum: registers.get(register::RXCSUM),
             small: registers.get(register::RSRPD) as u16,

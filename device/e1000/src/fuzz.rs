@@ -139,8 +139,9 @@ impl Guest {
     }
 }
 
-/// Runs a hostile guest. The first byte says whether the device has the block, and whether a
-/// successor takes over in the middle; the rest are the memory, then actions.
+/// Runs a hostile guest. The first byte says whether the device has the block, whether a successor
+/// takes over in the middle, and whether received frames may have work left; the rest are the
+/// memory, then actions.
 ///
 /// # Panics
 /// When the device has a defect.
@@ -156,6 +157,9 @@ pub fn device(data: &[u8]) {
     }
     let mut guest = Guest::new(&memory, &clock, csb);
     guest.start();
+    if first & 4 != 0 {
+        guest.set(register::CSBAL, BLOCK | csb::ENABLE | csb::OFFLOADS);
+    }
     let actions = actions.as_chunks::<8>().0;
     for (number, action) in actions.iter().enumerate() {
         guest.act(action);

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use slipway_e1000_spec::csb as block;
 use slipway_ram::{Memory, View};
-use slipway_switch::{Burst, Delivered, Pick};
+use slipway_switch::{Abilities, Burst, Delivered, Pick};
 
 use crate::common::{Common, Shared};
 use crate::csb::Csb;
@@ -131,6 +131,16 @@ impl DataPath {
         }
         if sent != Sent::default() {
             shared.line.with(|line| line.sent(shared.clock.nanos(), sent));
+        }
+    }
+
+    /// Implements [`slipway_switch::Port::abilities`].
+    #[inline]
+    pub fn abilities(&self) -> Abilities {
+        match self.common.rules.offloads {
+            // Linux 6.1 knows no datagrams that are still to be cut.
+            true => Abilities { udp: false, ..Abilities::ALL },
+            false => Abilities::NONE,
         }
     }
 

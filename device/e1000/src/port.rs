@@ -45,11 +45,13 @@ impl Drop for DevicePort {
 }
 
 impl Port for DevicePort {
-    /// Complete frames only: no receive descriptor can say that a checksum is still to be filled
-    /// in, and a driver that forwarded such a frame would send a wrong one.
+    /// Complete frames only, unless the driver has asked for others by the communication status
+    /// block: no descriptor of the 82540EM can say that a checksum is still to be filled in, so a
+    /// driver that forwarded such a frame would send a wrong one. Linux's drops a frame that needs
+    /// several buffers, too.
     #[inline]
     fn abilities(&self) -> Abilities {
-        Abilities::NONE
+        self.path.as_ref().map_or(Abilities::NONE, |path| path.abilities())
     }
 
     #[inline]

@@ -1,9 +1,11 @@
 //! Frames to the driver (section 3.2).
 
-use slipway_e1000_spec::{LONGEST, LONGEST_LONG, Receive, cause, rctl, receive_status, statistic};
+use slipway_e1000_spec::{
+    LONGEST, LONGEST_LONG, Receive, cause, csb, rctl, receive_status, statistic,
+};
 use slipway_ethernet_spec::{HEADER, MIN_FRAME, Mac, SOURCE, TAG, TYPE};
 use slipway_ram::{Access, Fault, Span};
-use slipway_switch::{Burst, Delivered, Pick, Reader};
+use slipway_switch::{Burst, Delivered, MAX_FRAME, Offload, Pick, Reader, Segmentation, vnet};
 
 use crate::common::Common;
 use crate::filter::Verdict;
@@ -11,8 +13,8 @@ use crate::offload::get;
 use crate::ring::Ring;
 use crate::verify;
 
-/// Most buffers of a frame: the longest one in buffers of 256 bytes.
-const MOST: usize = LONGEST_LONG / 256;
+/// Most buffers of a frame: the longest one, with its header, in buffers of 256 bytes.
+const MOST: usize = (csb::HEADER + MAX_FRAME).div_ceil(256);
 
 /// The receive ring.
 pub(crate) struct Receiver {
@@ -28,6 +30,8 @@ pub(crate) struct Receiver {
 
 /// The form in which a frame is given to the driver.
 struct Shape {
+    /// The header in front of the frame, of which [`crate::rules::Rules::header`] bytes are used.
+    header: [u8; csb::HEADER],
     /// Bytes of the frame, padded, without a tag that is stripped and without check sequence.
     len: usize,
     /// Bytes of zeros behind the frame's own bytes.
@@ -46,7 +50,7 @@ enum Outcome {
     Filtered,
     /// The driver has no buffers.
     Full,
-    /// The frame is longer than the driver takes, or memory is gone.
+    /// The frame is not one that the driver takes, or memory is gone.
     Refused,
 }
 
@@ -131,9 +135,14 @@ impl Receiver {
         if verdict == Verdict::Rejected {
             return Err(Outcome::Filtered);
         }
+        let offload = burst.offload_of(pick);
+        if offload.is_some() && !rules.offloads {
+            // The rules have changed since the switch looked at the port's abilities.
+            return Err(Outcome::Refused);
+        }
         let len = burst.len_of(pick);
-        let short = rules.rctl & rctl::LPE == 0;
-        let most = match (short, tag) {
+        let most = match (rules.rctl & rctl::LPE == 0, tag) {
+            _ if offload.segmentation != Segmentation::None => usize::MAX,
             (true, None) => LONGEST,
             (true, Some(_)) => LONGEST + TAG,
             (false, _) => LONGEST_LONG,
@@ -146,6 +155,7 @@ impl Receiver {
         let pad = MIN_FRAME.saturating_sub(len);
         let tag = tag.filter(|_| strips);
         Ok(Shape {
+            header: header(offload, strips),
             len: len + pad - if strips { TAG } else { 0 },
             pad,
             tag,
@@ -165,8 +175,12 @@ impl Receiver {
             Ok(shape) => shape,
             Err(outcome) => return outcome,
         };
-        let (size, total) = (common.rules.buffer(), shape.len + common.rules.fcs());
+        let size = common.rules.buffer();
+        let total = common.rules.header() + shape.len + common.rules.fcs();
         let count = total.div_ceil(size);
+        if count >= self.ring.entries() as usize {
+            return Outcome::Refused;
+        }
         let memory = (&common.memory, &common.view);
         if !self.ring.look(memory, (tail, count), Access::Write) {
             return Outcome::Full;
@@ -199,11 +213,14 @@ impl Receiver {
         let padding = [0; MIN_FRAME + slipway_e1000_spec::FCS];
         // No wire was there to damage the frame, and no driver looks at its check sequence: zeros.
         let padding = &padding[..shape.pad + common.rules.fcs()];
+        let header = &shape.header[..common.rules.header()];
         if let ([span], None) = (self.spans.as_slice(), &shape.tag) {
-            burst.copy(pick, span, 0)?;
-            return span.write(shape.bytes, padding);
+            span.write(0, header)?;
+            burst.copy(pick, span, header.len())?;
+            return span.write(header.len() + shape.bytes, padding);
         }
         let mut cursor = Cursor { spans: &self.spans, at: 0 };
+        cursor.write(header)?;
         match shape.tag {
             None => cursor.fill(&mut burst.read(pick))?,
             Some((_, in_frame)) => {
@@ -253,6 +270,17 @@ impl Receiver {
         self.ring.release();
         self.spans.clear();
     }
+}
+
+/// Returns the header of a frame. `strips` says that a tag is taken off, which counts in the places
+/// of the frame's offload.
+fn header(mut offload: Offload, strips: bool) -> [u8; csb::HEADER] {
+    if let (true, Some((start, _))) = (strips, &mut offload.checksum) {
+        *start = start.saturating_sub(TAG as u16);
+    }
+    let mut header = [0; csb::HEADER];
+    header[..vnet::HEADER].copy_from_slice(&offload.to_header(0));
+    header
 }
 
 /// A write position in a row of spans.

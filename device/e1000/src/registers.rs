@@ -65,7 +65,7 @@ const PLAIN: [Plain; 42] = [
     plain(register::RDTR, HALF, 0, Effect::Delays),
     plain(register::RXDCTL, ALL, 0, Effect::None),
     plain(register::RADV, HALF, 0, Effect::Delays),
-    plain(register::CSBAL, csb::ADDRESS | csb::ENABLE, 0, Effect::Rules),
+    plain(register::CSBAL, csb::ADDRESS | csb::ENABLE | csb::OFFLOADS, 0, Effect::Rules),
     plain(register::CSBAH, ALL, 0, Effect::None),
     plain(register::RSRPD, 0xfff, 0, Effect::Rules),
     plain(register::TXDMAC, 1, 0, Effect::None),

@@ -27,6 +27,8 @@ pub(crate) struct Rules {
     pub receive: RingRules,
     /// Address of the communication status block, if it is in use.
     pub csb: Option<u64>,
+    /// Received frames have a header, and may have work left ([`slipway_e1000_spec::csb`]).
+    pub offloads: bool,
     pub rctl: u32,
     pub rxcsum: u32,
     /// Bytes of the longest small packet (RSRPD).
@@ -48,6 +50,11 @@ impl Rules {
         let size = 2048 >> (self.rctl >> rctl::BSIZE & 0b11);
         let extended = self.rctl & rctl::BSEX != 0 && size < 2048;
         if extended { 16 * size } else { size }
+    }
+
+    /// Returns the bytes of the header in front of a received frame.
+    pub fn header(&self) -> usize {
+        if self.offloads { slipway_e1000_spec::csb::HEADER } else { 0 }
     }
 
     /// Returns the bytes of a received frame's check sequence: 0 if it is stripped.

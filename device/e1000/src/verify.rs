@@ -35,7 +35,8 @@ struct Transport {
 /// Checks frame `pick` of a burst as `wanted`, RXCSUM, asks for.
 #[inline]
 pub(crate) fn check(burst: &Burst, pick: Pick, wanted: u32) -> Checked {
-    if wanted & (rxcsum::IPOFL | rxcsum::TUOFL) == 0 {
+    let offload = burst.frames()[usize::from(pick.frame)].offload;
+    if offload.is_some() || wanted & (rxcsum::IPOFL | rxcsum::TUOFL) == 0 {
         return IGNORED;
     }
     let head = burst.head(usize::from(pick.frame));
@@ -49,8 +50,7 @@ pub(crate) fn check(burst: &Burst, pick: Pick, wanted: u32) -> Checked {
     }
     let known = matches!(found.protocol, protocol::TCP | protocol::UDP) && !found.fragment;
     if known && wanted & rxcsum::TUOFL != 0 {
-        let valid = burst.frames()[usize::from(pick.frame)].offload.valid;
-        match if valid { Some(true) } else { payload(burst, pick, &found) } {
+        match if offload.valid { Some(true) } else { payload(burst, pick, &found) } {
             Some(true) => checked.status |= receive_status::TCPCS,
             Some(false) => {
                 checked.status |= receive_status::TCPCS;

@@ -27,6 +27,12 @@
 //!   [`WANT_RX`] or [`WANT_TX`] is not 0. The driver sets the word, and looks at its ring once
 //!   more, after a full barrier.
 //! - The device stores how far it came in [`TDH`] and [`RDH`], after the descriptors.
+//! - With [`OFFLOADS`] in CSBAL, [`HEADER`] bytes lie in front of each received frame, in its first
+//!   buffer: virtio's header of a packet (virtio 1.2, section 5.1.6) without the number of buffers,
+//!   then zeros. A frame may have work left that its sender left to a device: its checksum is not
+//!   filled in, or it is a TCP segment of up to 64 KiB that would be cut for a wire, whatever the
+//!   longest frame is (RCTL.LPE). Places in the header are counted without a tag that was taken
+//!   off. The descriptor of such a frame says IXSM. A device without this reads the bit as 0.
 //!
 //! The block knows nothing of the 82540EM: any controller with a ring and a tail in each direction
 //! can use it, the Realtek RTL8169 for example, whose descriptors' OWN bits take the place of the
@@ -42,6 +48,10 @@ pub const KICKS: u32 = 2;
 pub const LEN: usize = 128;
 /// In CSBAL: the block is in use.
 pub const ENABLE: u32 = 1;
+/// In CSBAL: received frames have a header, and may have work left.
+pub const OFFLOADS: u32 = 4;
+/// Bytes of the header in front of a received frame, with [`OFFLOADS`].
+pub const HEADER: usize = 16;
 /// The address bits of CSBAL.
 pub const ADDRESS: u32 = !(LEN as u32 - 1);
 

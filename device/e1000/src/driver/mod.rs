@@ -60,6 +60,9 @@ pub struct Options {
     /// The communication status block is used, if the device has one. The driver asks for
     /// interrupts only by its words.
     pub csb: bool,
+    /// With the block: received frames have the header of [`csb::HEADER`] bytes in front, and may have
+    /// work left.
+    pub offloads: bool,
     /// With the block: frames are found by the heads in it, and received unread. Each must fit one
     /// buffer.
     pub heads: bool,
@@ -78,6 +81,7 @@ impl Default for Options {
         Self {
             descriptors: 256,
             csb: false,
+            offloads: false,
             heads: false,
             throttle: 0,
             delays: [0; 4],
@@ -229,7 +233,8 @@ impl<R: RegisterAccess> Driver<R> {
         block.store_u32(csb::RDT, tail)?;
         let at = block.iova();
         self.set(register::CSBAH, (at >> 32) as u32)?;
-        self.set(register::CSBAL, at as u32 | csb::ENABLE)?;
+        let offloads = if self.options.offloads { csb::OFFLOADS } else { 0 };
+        self.set(register::CSBAL, at as u32 | csb::ENABLE | offloads)?;
         let low = self.get(register::CSBAL)?;
         if low & csb::ENABLE == 0 {
             return Err(DriverError::Device("it has no communication status block"));

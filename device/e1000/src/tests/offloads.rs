@@ -1,10 +1,10 @@
 //! Checksums and segmentation, through the switch, with headers that are checked on arrival.
 
 use slipway_e1000_spec::{
-    Context, Legacy, Transmit, command, option, rctl, receive_error, receive_status, register,
+    Context, Legacy, Transmit, command, csb, option, rctl, receive_error, receive_status, register,
     statistic,
 };
-use slipway_switch::Mac;
+use slipway_switch::{Mac, Offload, Segmentation, vnet};
 
 use super::rig::{Host, Setup, frame, pair};
 use crate::offload::{fold, get, sum};
@@ -175,4 +175,65 @@ fn offloads_that_cannot_be_are_dropped_and_counted() {
     assert!(b.received().is_empty());
     send(&mut a, &sent, context(1448), command::TSE, 3);
     assert_eq!(b.received().len(), 2, "the device goes on");
+}
+
+/// A host whose driver takes frames with work left.
+fn taker(number: u64) -> Setup {
+    Setup::block(number).options(|one| one.offloads = true)
+}
+
+#[test]
+fn a_segment_reaches_a_driver_that_asks_for_it_whole() {
+    let (_, mut a, mut b) = pair(Setup::new(1), taker(2).options(|one| one.vlans = true));
+    let sent = tcp(a.mac, b.mac, 54 + 60_000, 0);
+    send(&mut a, &sent, context(1448), command::TSE, option::IXSM | option::TXSM);
+    let (got, descriptor) = b.one();
+    let (header, got) = got.split_at(csb::HEADER);
+    let offload = Offload::from_header(header.first_chunk().unwrap()).unwrap();
+    let expected = Offload {
+        checksum: Some((34, 16)),
+        segmentation: Segmentation::Tcp4,
+        segment: 1448,
+        ..Offload::NONE
+    };
+    assert_eq!((offload, &header[vnet::HEADER..]), (expected, &[0; 6][..]));
+    assert_eq!((got.len(), &got[54..]), (sent.len(), &sent[54..]));
+    assert_eq!(fold(sum(&got[14..34])), 0xffff, "the header");
+    assert_eq!(get(got, 50), Some(fold(pseudo(6, sent.len() - 34))), "the pseudo header's sum");
+    assert_eq!((descriptor.errors, descriptor.status & 0x64), (0, receive_status::IXSM));
+    // A frame that lacks its checksum only, with a tag that is taken off.
+    let mut tagged = tcp(a.mac, b.mac, 200, 200 - 34);
+    tagged[16..18].copy_from_slice(&186_u16.to_be_bytes());
+    tagged.splice(12..12, [0x81, 0, 0, 7]);
+    let moved = |at: u8| at + 4;
+    let plain = context(0);
+    let shifted =
+        Context { ipcss: moved(14), ipcso: moved(24), ipcse: 37, tucss: 38, tucso: 54, ..plain };
+    send(&mut a, &tagged, shifted, 0, option::IXSM | option::TXSM);
+    let (got, descriptor) = b.one();
+    let offload = Offload::from_header(got.first_chunk().unwrap()).unwrap();
+    assert_eq!(offload, Offload { checksum: Some((34, 16)), ..Offload::NONE });
+    assert_eq!((descriptor.special, get(&got, csb::HEADER + 12)), (7, Some(0x0800)));
+    // A complete frame is checked as ever.
+    let mut good = tcp(a.mac, b.mac, 300, 300 - 34);
+    good[16..18].copy_from_slice(&286_u16.to_be_bytes());
+    let header = fold(sum(&good[14..34]));
+    good[24..26].copy_from_slice(&(!header).to_be_bytes());
+    let value = !fold(sum(&good[34..]));
+    good[50..52].copy_from_slice(&value.to_be_bytes());
+    a.send(&good);
+    let (got, descriptor) = b.one();
+    assert_eq!((&got[..csb::HEADER], &got[csb::HEADER..]), (&[0; csb::HEADER][..], &good[..]));
+    let checked = receive_status::IPCS | receive_status::TCPCS;
+    assert_eq!((descriptor.errors, descriptor.status & checked), (0, checked));
+}
+
+#[test]
+fn a_ring_that_is_too_short_for_a_segment_loses_no_other_frame() {
+    let (_, mut a, mut b) = pair(Setup::new(1), taker(2).options(|one| one.descriptors = 32));
+    let sent = tcp(a.mac, b.mac, 54 + 64_000, 0);
+    send(&mut a, &sent, context(1448), command::TSE, option::IXSM | option::TXSM);
+    a.send(&frame(a.mac, b.mac, 60));
+    assert_eq!(b.received().iter().map(Vec::len).collect::<Vec<_>>(), [csb::HEADER + 60]);
+    assert_eq!(b.counters().too_large, 1);
 }
