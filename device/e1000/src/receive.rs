@@ -30,8 +30,8 @@ pub(crate) struct Receiver {
 
 /// The form in which a frame is given to the driver.
 struct Shape {
-    /// The header in front of the frame, of which [`crate::rules::Rules::header`] bytes are used.
-    header: [u8; csb::HEADER],
+    /// A tag is stripped.
+    strips: bool,
     /// Bytes of the frame, padded, without a tag that is stripped and without check sequence.
     len: usize,
     /// Bytes of zeros behind the frame's own bytes.
@@ -155,7 +155,7 @@ impl Receiver {
         let pad = MIN_FRAME.saturating_sub(len);
         let tag = tag.filter(|_| strips);
         Ok(Shape {
-            header: header(offload, strips),
+            strips,
             len: len + pad - if strips { TAG } else { 0 },
             pad,
             tag,
@@ -213,14 +213,14 @@ impl Receiver {
         let padding = [0; MIN_FRAME + slipway_e1000_spec::FCS];
         // No wire was there to damage the frame, and no driver looks at its check sequence: zeros.
         let padding = &padding[..shape.pad + common.rules.fcs()];
-        let header = &shape.header[..common.rules.header()];
-        if let ([span], None) = (self.spans.as_slice(), &shape.tag) {
-            span.write(0, header)?;
-            burst.copy(pick, span, header.len())?;
-            return span.write(header.len() + shape.bytes, padding);
+        if let ([span], None, false) = (&self.spans[..], &shape.tag, common.rules.offloads) {
+            burst.copy(pick, span, 0)?;
+            return span.write(shape.bytes, padding);
         }
         let mut cursor = Cursor { spans: &self.spans, at: 0 };
-        cursor.write(header)?;
+        if common.rules.offloads {
+            cursor.write(&header(burst.offload_of(pick), shape.strips))?;
+        }
         match shape.tag {
             None => cursor.fill(&mut burst.read(pick))?,
             Some((_, in_frame)) => {
