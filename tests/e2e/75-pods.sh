@@ -194,6 +194,27 @@ END
     ok "crictl: a pod and a container in it, log, exec, figures, limits, and the end of both"
 fi
 
+# A pod that begins with a template of the node's.
+run -d --annotation $kind=sandbox --annotation $of=cold --annotation dev.slipway.template=cold "$image" cold true 2>"$work/err" &&
+    fail "a pod began with a template that is not there"
+grep -qF 'there is no template "cold": `slipway template create`' "$work/err" || fail "no template: $(cat "$work/err")"
+c container delete cold >/dev/null 2>&1
+wait_until 60 gone || fail "after a template that is not there: $("$slipway" ps) shims: $(shims)"
+if [ "${SLIPWAY_VMM:-}" = native ]; then
+    timeout 300 "$slipway" template create warm --memory 256M >/dev/null || fail "template create: $(explain)"
+    pod warm --annotation dev.slipway.template=warm
+    grep -rqs '"template": *"warm"' "$SLIPWAY_DATA_DIR/sandboxes" || fail "the pod has booted: $("$slipway" ps) $(explain)"
+    [ "$(member warm --rm "$image" inner echo in a fork)" = "in a fork" ] || fail "a container in a fork: $(explain)"
+    c task kill -s SIGKILL warm || fail "kill: $(explain)"
+    wait_until 60 stopped warm || fail "warm: $(c task ls) $(explain)"
+    deleted warm
+    wait_until 60 gone || fail "after a fork: $("$slipway" ps) $(c task ls) shims: $(shims)"
+    "$slipway" template rm warm >/dev/null || fail "template rm: $(explain)"
+    ok "a pod with the annotation dev.slipway.template is a fork; one whose template is not there is refused"
+else
+    printf 'SKIPPED: %s\n' "e2e/$test_name: a pod that is a fork needs slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
+fi
+
 images | xargs -r "$slipway" image rm >/dev/null || fail "images stay"
 left=$(shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -)
 [ -z "$left" ] || fail "left: $left"

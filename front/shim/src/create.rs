@@ -77,6 +77,10 @@ impl Maker<'_> {
             Role::Member(pod) => self.member(request, &oci, pod, &name).await?,
             Role::Alone => self.alone(request, &oci, &name).await?,
         };
+        if let (Some(name), true) = (oci.annotations.get(spec::TEMPLATE), run.pod.is_empty()) {
+            let template = self.daemon.template(name).await?;
+            spec::begin_with(&mut run, &template).map_err(invalid)?;
+        }
         run.labels = spec::labels(&self.args.namespace, id, &oci.annotations);
         // A container of a pod has its name within the pod.
         run.name = if run.pod.is_empty() { name.clone() } else { id.to_owned() };

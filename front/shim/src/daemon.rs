@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use slipway_sandbox_api::{SandboxClient, v1};
+use slipway_sandbox_api::{SandboxClient, TemplateClient, v1};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::ttrpc::Failure;
@@ -64,12 +65,31 @@ impl Daemon {
     }
 
     async fn connect_within(&self, patience: Duration) -> Result<SandboxClient, Failure> {
+        let channel = self.channel(patience).await?;
+        Ok(SandboxClient::new(channel).max_decoding_message_size(LARGEST))
+    }
+
+    /// Returns the template with this name.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], with the command that makes one; those of [`connect`](Self::connect).
+    pub async fn template(&self, name: &str) -> Result<v1::Template, Failure> {
+        let mut client = TemplateClient::new(self.channel(REPLACEMENT).await?);
+        let list = client.list(v1::Empty {}).await.map_err(|status| failure(&status))?;
+        let found = list.into_inner().templates.into_iter().find(|one| one.name == name);
+        found.ok_or_else(|| {
+            let message = format!(
+                "there is no template {name:?}: `slipway template create` makes one on the node"
+            );
+            Failure::new(Code::NotFound, message)
+        })
+    }
+
+    async fn channel(&self, patience: Duration) -> Result<Channel, Failure> {
         let (begun, at) = (Instant::now(), self.socket());
         loop {
             match slipway_sandbox_api::connect(&at).await {
-                Ok(channel) => {
-                    return Ok(SandboxClient::new(channel).max_decoding_message_size(LARGEST));
-                }
+                Ok(channel) => return Ok(channel),
                 Err(_) if begun.elapsed() < patience && self.is_between_lives() => {
                     tokio::time::sleep(AGAIN).await;
                 }

@@ -10,6 +10,7 @@ mod oci;
 mod pod;
 mod security;
 mod sizes;
+mod template;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -21,6 +22,7 @@ pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
 use self::sizes::{CPUS, MAX_CPUS, MAX_MEMORY};
+pub use self::template::{TEMPLATE, begin_with};
 use crate::ttrpc::Failure;
 
 /// The annotation that names one of Slipway's networks, or "none".

@@ -32,7 +32,9 @@ impl Fake {
         let fake = Arc::new(Self::default());
         let listener = tokio::net::UnixListener::bind(dir.join("slipway.sock")).unwrap();
         let service = v1::sandboxes_server::SandboxesServer::from_arc(Arc::clone(&fake));
+        let templates = v1::templates_server::TemplatesServer::new(Templates);
         let server = tonic::transport::Server::builder().add_service(service);
+        let server = server.add_service(templates);
         tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
         fake
     }
@@ -209,5 +211,26 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         _: Request<v1::SnoopGuestRequest>,
     ) -> Reply<Self::SnoopGuestStream> {
         Err(Status::unimplemented("snoop"))
+    }
+}
+
+/// A node with one template.
+struct Templates;
+
+#[tonic::async_trait]
+impl v1::templates_server::Templates for Templates {
+    async fn create(&self, _: Request<v1::CreateTemplateRequest>) -> Reply<v1::Template> {
+        Err(Status::unimplemented("create"))
+    }
+
+    async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::TemplateList> {
+        let name = "warm".to_owned();
+        let (memory_bytes, cpus, max_cpus) = (640 << 20, 1, 1);
+        let warm = v1::Template { name, memory_bytes, cpus, max_cpus, ..Default::default() };
+        Ok(Response::new(v1::TemplateList { templates: vec![warm] }))
+    }
+
+    async fn remove(&self, _: Request<v1::Name>) -> Reply<v1::Empty> {
+        Err(Status::unimplemented("remove"))
     }
 }

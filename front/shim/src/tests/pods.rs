@@ -289,6 +289,32 @@ async fn what_a_pod_cannot_do_is_refused_in_one_line() {
 }
 
 #[tokio::test]
+async fn a_pod_begins_with_the_template_that_its_annotation_names() {
+    let shim = Shim::new();
+    let with = |more: &[(&str, &str)]| {
+        let mut all = annotations("sandbox");
+        for (name, value) in more {
+            all[name] = json!(value);
+        }
+        all
+    };
+    let refused = shim.create("pod", with(&[("dev.slipway.template", "cold")])).await.unwrap_err();
+    assert_eq!(refused.code, Code::NotFound);
+    assert!(
+        refused.message.contains(r#"no template "cold": `slipway template create`"#),
+        "{refused}"
+    );
+    let large = [("dev.slipway.template", "warm"), ("dev.slipway.memory", "2G")];
+    let refused = shim.create("pod", with(&large)).await.unwrap_err();
+    assert!(refused.message.contains("640 MiB of memory, and 2048 are needed"), "{refused}");
+    shim.create("pod", with(&[("dev.slipway.template", "warm")])).await.unwrap();
+    shim.on::<cd::StartResponse>("Start", "pod").await.unwrap();
+    let run = &shim.daemon.runs()[0];
+    assert_eq!((run.template.as_str(), run.memory_bytes), ("warm", 640 << 20));
+    assert!(run.makes_pod && run.network_namespace == "/run/netns/cni-1");
+}
+
+#[tokio::test]
 async fn output_waits_for_a_reader_that_was_away_at_the_end() {
     use tokio::io::AsyncReadExt;
     let shim = Shim::new();
