@@ -60,8 +60,8 @@ pub struct Options {
     /// The communication status block is used, if the device has one. The driver asks for
     /// interrupts only by its words.
     pub csb: bool,
-    /// With the block: received frames have the header of [`csb::HEADER`] bytes in front, and may have
-    /// work left.
+    /// With the block: received frames have the header of [`csb::HEADER`] bytes in front, and may
+    /// have work left.
     pub offloads: bool,
     /// With the block: frames are found by the heads in it, and received unread. Each must fit one
     /// buffer.
