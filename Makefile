@@ -81,7 +81,7 @@ bench: build ## start-up of sandboxes, stage by stage; disks under load
 	$(TARGET)/release/slipway bench block --native --quick
 
 install: build ## install to PREFIX (/usr/local), with completions, man pages and units of systemd
-	install -D -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
+	install -D -s -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
 	    $(TARGET)/release/containerd-shim-slipway-v2 -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
 	    zsh/site-functions fish/vendor_completions.d)
