@@ -21,7 +21,7 @@ build_kubernetes() {
         export GOFLAGS="${GOFLAGS:-} -mod=mod -buildvcs=false -modcacherw"
         go build -trimpath -o "$1/" -ldflags "-s -w -X $flag.gitVersion=v$kubernetes_version \
             -X $flag.gitMajor=1 -X $flag.gitMinor=37" "${packages[@]}"
-    ) >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "Kubernetes $kubernetes_version is not built"; }
+    ) >"$work/making" 2>&1 || { tail -n 20 "$work/making" >&2; die "Kubernetes $kubernetes_version is not built"; }
     rm -rf "$folder"
 }
 
@@ -29,8 +29,8 @@ build_kubernetes() {
 fetch_from_sid() {
     local deb
     private_apt_begin "$work/apt-kubernetes" sid
-    private_apt "$work/apt-kubernetes" apt-get -qq download kubectl etcd-server >"$work/log" 2>&1 ||
-        { tail -n 20 "$work/log" >&2; die "kubectl and etcd cannot be fetched"; }
+    private_apt "$work/apt-kubernetes" apt-get -qq download kubectl etcd-server >"$work/making" 2>&1 ||
+        { tail -n 20 "$work/making" >&2; die "kubectl and etcd cannot be fetched"; }
     for deb in "$work/apt-kubernetes"/*.deb; do dpkg-deb -x "$deb" "$work/unpacked-kubernetes"; done
     cp "$work/unpacked-kubernetes/usr/bin"/{kubectl,etcd} "$1"
 }

@@ -25,8 +25,8 @@ go_build() {
     need_programs go:golang-go
     mkdir -p "$folder"
     printf 'module lab\n\ngo 1.24\n\nrequire %s %s\n' "$module" "$version" >"$folder/go.mod"
-    (cd "$folder" && GOFLAGS="${GOFLAGS:-} -mod=mod -buildvcs=false" CGO_ENABLED=0 go "$@") >"$work/log" 2>&1 ||
-        { tail -n 20 "$work/log" >&2; die "$module $version is not built"; }
+    (cd "$folder" && GOFLAGS="${GOFLAGS:-} -mod=mod -buildvcs=false" CGO_ENABLED=0 go "$@") >"$work/making" 2>&1 ||
+        { tail -n 20 "$work/making" >&2; die "$module $version is not built"; }
 }
 
 # Debian's packages of this machine's release, so that they run here; unpacked, not installed.
@@ -77,8 +77,8 @@ containerd_from_debian() {
     [ "$release" = sid ] || suites="$release $release-security"
     # shellcheck disable=SC2086 # a list
     private_apt_begin "$work/apt-$release" $suites
-    private_apt "$work/apt-$release" apt-get -qq download containerd >"$work/log" 2>&1 ||
-        { tail -n 20 "$work/log" >&2; die "containerd of Debian's $release cannot be fetched"; }
+    private_apt "$work/apt-$release" apt-get -qq download containerd >"$work/making" 2>&1 ||
+        { tail -n 20 "$work/making" >&2; die "containerd of Debian's $release cannot be fetched"; }
     dpkg-deb -x "$work/apt-$release"/containerd_*.deb "$work/unpacked"
     mv -T "$work/unpacked/usr/bin" "$2"
     "$2/containerd" --version | grep -q " v\?$1\."
@@ -116,8 +116,8 @@ need_images() {
     for program in pause nonewprivs; do
         CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/programs/$program" "$here/critest/$program.go"
     done
-    LAB_IMAGES=$work/images unshare --net -- "$here/critest/node" images "$root" "$work" >"$work/log" 2>&1 ||
-        { tail -n 20 "$work/log" >&2; die "critest's images are not made"; }
+    LAB_IMAGES=$work/images unshare --net -- "$here/critest/node" images "$root" "$work" >"$work/making" 2>&1 ||
+        { tail -n 20 "$work/making" >&2; die "critest's images are not made"; }
     rm -rf "$kept"/images-*
     mv -T "$work/images" "$images"
 }
