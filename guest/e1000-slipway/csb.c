@@ -39,7 +39,7 @@ bool slip_csb_offered(struct slip_nic *nic)
  * Returns whether the stack takes frames that lack their checksum, and whole segments. Linux has a
  * feature for either.
  */
-static bool slip_csb_wants_offloads(struct slip_nic *nic)
+bool slip_csb_wants_offloads(struct slip_nic *nic)
 {
 	netdev_features_t both = NETIF_F_RXCSUM | NETIF_F_GRO_HW;
 

@@ -220,17 +220,20 @@ static int slip_stop(struct net_device *netdev)
 	return 0;
 }
 
+static void slip_restart_now(struct slip_nic *nic)
+{
+	slip_down(nic);
+	if (slip_up(nic))
+		netdev_err(nic->netdev, "cannot start again; set the interface down and up\n");
+}
+
 static void slip_restart(struct work_struct *work)
 {
 	struct slip_nic *nic = container_of(work, struct slip_nic, restart);
 
 	rtnl_lock();
-	if (nic->runs) {
-		slip_down(nic);
-		if (slip_up(nic))
-			netdev_err(nic->netdev,
-				   "cannot start again; set the interface down and up\n");
-	}
+	if (nic->runs)
+		slip_restart_now(nic);
 	rtnl_unlock();
 }
 
@@ -288,18 +291,18 @@ static netdev_features_t slip_fix_features(struct net_device *netdev, netdev_fea
 static int slip_set_features(struct net_device *netdev, netdev_features_t features)
 {
 	struct slip_nic *nic = netdev_priv(netdev);
-	netdev_features_t changed = netdev->features ^ features;
+	bool had = slip_csb_wants_offloads(nic);
 
 	netdev->features = features;
 	if (!nic->runs)
 		return 1;	/* the features are set */
-	if (!nic->csb || !(changed & (NETIF_F_RXCSUM | NETIF_F_GRO_HW))) {
+	if (!nic->csb || slip_csb_wants_offloads(nic) == had) {
 		slip_set_mode(nic);
 		return 1;
 	}
 	/* The block says from its start on how frames are received. */
-	slip_down(nic);
-	return slip_up(nic) ?: 1;
+	slip_restart_now(nic);
+	return 1;
 }
 
 /* A context has 8 bits for the place of each header, and for the headers' length. */

@@ -9,6 +9,7 @@
  */
 #include <linux/etherdevice.h>
 #include <linux/if_vlan.h>
+#include <linux/ip.h>
 #include <linux/virtio_net.h>
 
 #include "slip.h"
@@ -226,6 +227,9 @@ static bool slip_rx_header(struct slip_nic *nic, struct sk_buff *skb)
 	skb_pull(skb, nic->header);
 	if (!(header.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM))
 		return header.gso_type == VIRTIO_NET_HDR_GSO_NONE;
+	/* Linux 6.1 takes any place for its own, and the sender is a stranger. */
+	if (le16_to_cpu((__force __le16)header.csum_start) < ETH_HLEN + sizeof(struct iphdr))
+		return false;
 	nic->stats.rx_segments += header.gso_type != VIRTIO_NET_HDR_GSO_NONE;
 	skb->dev = nic->netdev;
 	return !virtio_net_hdr_to_skb(skb, &header, true);
@@ -296,8 +300,8 @@ int slip_rx_poll(struct slip_nic *nic, int budget)
 		if (slip_rx_missing(rx) >= BATCH)
 			slip_rx_fill(nic, true);
 	}
-	/* After a want of memory there may be no frame that has the ring filled. */
-	if (slip_rx_starves(nic))
+	/* After a want of memory there may be no frame that fits what the ring has. */
+	if (slip_rx_missing(rx) >= BATCH || slip_rx_starves(nic))
 		slip_rx_fill(nic, true);
 	return frames;
 }

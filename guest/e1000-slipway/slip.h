@@ -224,6 +224,7 @@ bool slip_rx_waits(struct slip_nic *nic);
 
 /* csb.c */
 bool slip_csb_offered(struct slip_nic *nic);
+bool slip_csb_wants_offloads(struct slip_nic *nic);
 void slip_csb_start(struct slip_nic *nic);
 void slip_csb_free(struct slip_nic *nic);
 bool slip_csb_send(struct slip_nic *nic, u16 tail);

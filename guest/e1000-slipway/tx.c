@@ -274,6 +274,9 @@ static int slip_tx_segment(struct slip_nic *nic, struct sk_buff *skb, struct sli
 	u64 low, high;
 	int error;
 
+	/* A stranger's segment may have longer ones than slip_check_features() could see. */
+	if (header > SLIP_HEADERS_MAX)
+		return -EINVAL;
 	error = skb_cow_head(skb, 0);
 	if (error)
 		return error;

@@ -103,7 +103,7 @@ guest "ethtool -K eth0 rx-gro-hw on"
 traffic "segments again"
 [ "$(segments)" -gt "$before" ] || fail "no segments after rx-gro-hw was off"
 no_complaints
-ok "segments of the host and of another guest come whole, and are forwarded as they are; rx-gro-hw says whether they do"
+ok "segments of the host and of another guest come whole, and are forwarded; rx-gro-hw says whether they do"
 "$slipway" rm --force neighbour >/dev/null
 costs "with the block, sending" needless_tdt_per_sent=0.02 -- sends
 costs_under_load "with the block, sending" tdt_per_sent=0.02 -- sends

@@ -23,6 +23,8 @@ use crate::{rootfs, session, spec, stats};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
+/// Its name in the later version of the protocol, which has the same messages.
+const LATER: &str = "containerd.task.v3.Task";
 /// The most further processes of a task at once.
 const MOST_EXECS: usize = 256;
 /// The longest time that a deleted process's output may take to be written.
@@ -65,7 +67,7 @@ impl Handler for Service {
         method: String,
         payload: Vec<u8>,
     ) -> Result<Vec<u8>, Failure> {
-        if service != SERVICE {
+        if service != SERVICE && service != LATER {
             let message = format!("no service {service}: this shim serves {SERVICE}");
             return Err(Failure::new(Code::Unimplemented, message));
         }
@@ -309,8 +311,8 @@ impl Service {
     async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
         let task = self.tasks.find(&request.id)?;
         let is_member = matches!(task.kind, Kind::Member(_));
-        // Kubernetes asks for those of containers that do not run yet, or no more, too.
-        if is_member && task.init.phase() != Phase::Running {
+        // Those of containers that do not run yet, or no more, are asked for, too.
+        if task.init.phase() != Phase::Running {
             return Ok(cd::StatsResponse { stats: Some(stats::none()) });
         }
         let mut client = self.daemon.connect().await?;

@@ -21,6 +21,9 @@ use crate::shares::{self, Held};
 use crate::sockets::Files;
 use crate::{copies, machine, nvme, pmem};
 
+/// The longest wait for other files that are being put into a container. The daemon waits for 30 s.
+const COPYING: Duration = Duration::from_secs(20);
+
 /// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
 
@@ -185,8 +188,8 @@ impl Container {
 
     /// Puts files into the container's root, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<()> {
-        // Nobody waits for a request that a hung file system of the guest's holds up.
-        let Ok(_copying) = self.copying.try_lock() else {
+        // A request that a hung file system of the guest's holds up is not waited for forever.
+        let Ok(_copying) = tokio::time::timeout(COPYING, self.copying.lock()).await else {
             bail!("other files are being put into the container");
         };
         if !self.main.is_alive() {

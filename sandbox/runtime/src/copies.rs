@@ -121,7 +121,7 @@ pub(crate) fn is_plain(path: &str) -> std::result::Result<(), &'static str> {
 /// Checks the path of a container's termination message. It may be in the container's own `/dev`,
 /// where Kubernetes has it.
 pub(crate) fn message_path(path: &str) -> Result<String> {
-    let checked = match Path::new(path).starts_with("/dev") {
+    let checked = match path.starts_with("/dev/") {
         _ if path.is_empty() => Ok(()),
         true => is_plain(path),
         false => is_path(path),
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(message_path(path).unwrap(), path);
         }
         let long = format!("/dev/{}", "a".repeat(2000));
-        let paths = ["log", "/", "/dev/", "/dev/../etc", "/dev/a\0b", "/proc/1/x", &long];
+        let paths = ["log", "/", "/dev", "/dev/", "/dev/../etc", "/dev/a\0b", "/proc/1/x", &long];
         for path in paths {
             let refused = message_path(path).unwrap_err().to_string();
             assert!(refused.contains("termination message"), "{path}: {refused}");
