@@ -30,8 +30,6 @@ pub(crate) struct Receiver {
 
 /// The form in which a frame is given to the driver.
 struct Shape {
-    /// A tag is stripped.
-    strips: bool,
     /// Bytes of the frame, padded, without a tag that is stripped and without check sequence.
     len: usize,
     /// Bytes of zeros behind the frame's own bytes.
@@ -155,7 +153,6 @@ impl Receiver {
         let pad = MIN_FRAME.saturating_sub(len);
         let tag = tag.filter(|_| strips);
         Ok(Shape {
-            strips,
             len: len + pad - if strips { TAG } else { 0 },
             pad,
             tag,
@@ -219,7 +216,7 @@ impl Receiver {
         }
         let mut cursor = Cursor { spans: &self.spans, at: 0 };
         if common.rules.offloads {
-            cursor.write(&header(burst.offload_of(pick), shape.strips))?;
+            cursor.write(&header(burst.offload_of(pick), shape.tag.is_some()))?;
         }
         match shape.tag {
             None => cursor.fill(&mut burst.read(pick))?,

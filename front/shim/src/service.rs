@@ -311,7 +311,7 @@ impl Service {
     async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
         let task = self.tasks.find(&request.id)?;
         let is_member = matches!(task.kind, Kind::Member(_));
-        // Those of containers that do not run yet, or no more, are asked for, too.
+        // containerd also asks for the figures of a task before its start and after its end.
         if task.init.phase() != Phase::Running {
             return Ok(cd::StatsResponse { stats: Some(stats::none()) });
         }
