@@ -25,10 +25,10 @@ check_machine() {
         dpkg-deb:dpkg apt-get:apt "$@"
 }
 
-# Control groups of pods, in every hierarchy. Those of a node that was killed stay.
+# Control groups of pods and of other containers, in every hierarchy. Those of a node that was killed stay.
 pods_groups() {
-    find /sys/fs/cgroup -depth -type d \( -path '*/k8s.io' -o -path '*/k8s.io/*' -o -path '*/test.slice*' \
-        -o -path '*/slipway-lab' -o -path '*/slipway-lab/*' \) 2>/dev/null | sort -r
+    find /sys/fs/cgroup -depth -regextype posix-extended -type d \
+        -regex ".*/(k8s\.io|test\.slice[^/]*|slipway-lab|${more_groups:-k8s\.io})(/.*)?" 2>/dev/null | sort -r
 }
 remove_groups() {
     comm -13 <(sort <<<"$groups") <(pods_groups | sort) | sort -r | while read -r group; do

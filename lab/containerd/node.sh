@@ -16,17 +16,19 @@ wait_until() {
     done
 }
 
+# start_registry [SETTINGS URL]: with more settings of its HTTP server, and the address where it then answers.
 start_registry() {
+    local url=${2:-http://$registry}
     ip link set lo up
     cat >"$work/registry.yml" <<END
 version: 0.1
 storage: {filesystem: {rootdirectory: "$LAB_IMAGES"}}
-http: {addr: "$registry"}
+http: {addr: "$registry"${1:+, $1}}
 log: {level: error, accesslog: {disabled: true}}
 END
     "$root/usr/bin/docker-registry" serve "$work/registry.yml" >"$work/registry.log" 2>&1 &
     server=$!
-    wait_until 30 python3 -c "import urllib.request as r; r.urlopen('http://$registry/v2/')" ||
+    wait_until 30 python3 -c "import urllib.request as r; r.urlopen('$url/v2/')" ||
         die "the registry does not answer: $(tail -n 3 "$work/registry.log")"
 }
 

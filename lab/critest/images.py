@@ -19,6 +19,7 @@ import urllib.request
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLATFORM = {"architecture": "amd64", "os": "linux"}
 
 # Debian's busybox has no pgrep and no ipcs.
 PGREP = b"#!/bin/sh\nexec pidof \"$@\"\n"
@@ -89,17 +90,19 @@ class Registry:
         self.call("PUT", f"{where}&digest={digest(data)}", data)
         return {"digest": digest(data), "size": len(data)}
 
-    def push(self, name, tags, layers, **settings):
-        """Pushes an image with some tags; `settings` are those of a container."""
+    def push(self, name, tags, layers, platform=PLATFORM, **settings):
+        """Pushes an image with some tags, and returns its descriptor; `settings` are those of a container."""
         settings["Env"] = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
         packed = [layer.packed() for layer in layers]
-        config = {"architecture": "amd64", "os": "linux", "config": settings,
+        config = {**platform, "config": settings,
                   "rootfs": {"type": "layers", "diff_ids": [plain for _, plain in packed]}}
         manifest = {"schemaVersion": 2, "mediaType": MANIFEST,
                     "config": self.push_blob(name, as_json(config)) | {"mediaType": CONFIG},
                     "layers": [self.push_blob(name, data) | {"mediaType": LAYER} for data, _ in packed]}
+        data = as_json(manifest)
         for tag in tags:
-            self.call("PUT", f"{self.url}/{name}/manifests/{tag}", as_json(manifest), MANIFEST)
+            self.call("PUT", f"{self.url}/{name}/manifests/{tag}", data, MANIFEST)
+        return {"mediaType": MANIFEST, "digest": digest(data), "size": len(data)}
 
 
 def digest(data):
