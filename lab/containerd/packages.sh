@@ -117,7 +117,7 @@ need_stress() {
     chmod -R u+w "$built/source"
     printf 'package main\n\nfunc setRlimit() error { return nil }\n' >"$built/source/cmd/containerd-stress/rlimit_unix.go"
     go_build "$built" "$module" "$1
-replace $module => ./source" build -o containerd-stress "$module/cmd/containerd-stress"
+replace $module => ./source" build -trimpath -o containerd-stress "$module/cmd/containerd-stress"
     mv -T "$built/containerd-stress" "$stress_program"
 }
 
