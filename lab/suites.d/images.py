@@ -19,10 +19,18 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 PLATFORMS = ({"architecture": "amd64", "os": "linux"}, {"architecture": "arm", "os": "linux", "variant": "v7"},
              {"architecture": "arm64", "os": "linux", "variant": "v8"}, {"architecture": "s390x", "os": "linux"})
 WINDOWS = {"architecture": "amd64", "os": "windows", "os.version": "10.0.17763.1"}
-# containerd-stress runs as this user.
-GAMES = b"games:x:5:60:games:/usr/games:/bin/false\n"
+# Users and groups that tests name, and that containerd-stress runs as.
+PASSWD = images.PASSWD + b"""daemon:x:1:1:daemon:/usr/sbin:/bin/false
+bin:x:2:2:bin:/bin:/bin/false
+sys:x:3:3:sys:/dev:/bin/false
+games:x:5:60:games:/usr/games:/bin/false
+"""
+GROUP = images.GROUP + b"daemon:x:1:\nbin:x:2:\nsys:x:3:\nwheel:x:10:root\ngames:x:60:\n"
+BASH = b"#!/bin/sh\nexec sh \"$@\"\n"
 RELEASE = b"NAME=\"Alpine Linux\"\nID=alpine\nVERSION_ID=3.14.0\n"
 TEXT = b"test_content\n"
+# nc of Debian's busybox has no handler for SIGTERM, and a container's first process ignores what it has none for.
+NC = b"#!/bin/sh\ntrap 'kill $!; exit 143' TERM\nbusybox nc \"$@\" &\nwait $!\n"
 # Bytes of a layer that is as long as tests need it, which cut its transfer after 3 MiB.
 LONG = 6 << 20
 
@@ -48,7 +56,7 @@ def push_volumes(registry, base):
     named = {"/" * (not volume.startswith("C:")) + volume: {} for volume in volumes}
     for tag in ("2.1", "2.2"):
         push_index(registry, "containerd/volume-copy-up", tag, [base, layer], Cmd=["sh"], Volumes=named)
-    owned = Layer().add("test_dir").add("var/lib/long", random.Random(1).randbytes(LONG), 0o644)
+    owned = Layer().add("bin/bash", BASH).add("test_dir").add("var/lib/long", random.Random(1).randbytes(LONG), 0o644)
     info, _ = owned.entries["test_dir"]
     info.uid = info.gid = 65534
     push_index(registry, "containerd/volume-ownership", "2.1", [base, owned], Cmd=["sh"], Volumes={"/test_dir": {}})
@@ -57,7 +65,7 @@ def push_volumes(registry, base):
 def main():
     root, programs, registry = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), images.Registry(sys.argv[3])
     base = images.busybox(root)
-    users = Layer().add("etc/passwd", images.PASSWD + GAMES, 0o644)
+    users = Layer().add("etc/passwd", PASSWD, 0o644).add("etc/group", GROUP, 0o644).add("bin/nc", NC)
     digest = push_index(registry, "containerd/busybox", "1.36", [base, users], Cmd=["sh"])
     alpine = Layer().add("etc/os-release", RELEASE, 0o644).add("bin/sh", symlink="/bin/busybox")
     push_index(registry, "containerd/alpine", "3.14.0", [base, users, alpine], Cmd=["/bin/sh"])
