@@ -12,6 +12,7 @@ import subprocess
 import time
 
 ROOTS = [pathlib.Path(root) for root in os.environ.get("LAB_ROOTS", "").split(":") if root]
+GRACE = 10
 SLIPWAY = os.environ.get("LAB_SLIPWAY", "")
 
 
@@ -96,6 +97,8 @@ def clean(before):
     """Ends and removes what is left, and returns a line for each kind of it."""
     hold = pathlib.Path(os.environ["LAB_HOLD"])
     hold.touch()
+    # A shim ends a little later than its last container. containerd is there as long as its node starts it.
+    wait(GRACE, lambda: not set(strays(before).values()) - {"containerd"})
     lines, ended = [], end(before)
     if ended := sorted(set(ended) - {"containerd"}):
         lines.append("processes: " + " ".join(ended))
