@@ -55,7 +55,8 @@ def push_volumes(registry, base):
     named = {"/" * (not volume.startswith("C:")) + volume: {} for volume in volumes}
     for tag in ("2.1", "2.2"):
         push_index(registry, "containerd/volume-copy-up", tag, [base, layer], Cmd=["sh"], Volumes=named)
-    owned = Layer().add("bin/bash", BASH).add("test_dir").add("var/lib/long", random.Random(1).randbytes(LONG), 0o644)
+    owned = Layer().add("bin/bash", BASH).add("usr/bin/passwd", b"", 0o4755).add("test_dir")
+    owned.add("var/lib/long", random.Random(1).randbytes(LONG), 0o644)
     info, _ = owned.entries["test_dir"]
     info.uid = info.gid = 65534
     push_index(registry, "containerd/volume-ownership", "2.1", [base, owned], Cmd=["sh"], Volumes={"/test_dir": {}})
