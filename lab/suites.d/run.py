@@ -64,15 +64,21 @@ def checks(lines):
             (error if field == "Error" else messages).append(text.strip())
 
 
+def shortened(text):
+    """A long text without its middle: a call's error ends with what it comes from."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST // 3]} ... {text[-LONGEST * 2 // 3:]}"
+
+
 def summary(lines):
     """Why a test failed, or was skipped, in one line: a panic, its first failed check, or the last that it said."""
     for line in lines:
         if line.startswith(("panic: ", "fatal error: ")):
-            return line[:LONGEST]
+            return shortened(line)
     for text in checks(lines):
-        return text[:LONGEST]
+        return shortened(text)
     said = [match[1] for match in map(SAID.match, lines) if match and match[1].strip()]
-    return (said[-1] if said else next((line for line in reversed(lines) if line.strip()), ""))[:LONGEST]
+    return shortened(said[-1] if said else next((line for line in reversed(lines) if line.strip()), ""))
 
 
 def result(name, lines, status):
@@ -171,7 +177,7 @@ def main():
     with open(folder / f"{name}.tsv", "w") as table:
         for test in tests:
             state, seconds, message, shim = suite.run(test)
-            row = Row(state, seconds, test, shim, reasons.get(test, ""), " ".join(message.split()))
+            row = Row(state, seconds, test, shim, reasons.get(test, ""), message)
             rows.append(row)
             why = f" [known: {row.known}]" if row.known and state == FAILED else ""
             print(one_line(state, seconds, test, row.message) + why, flush=True)
