@@ -169,21 +169,30 @@ def total(rows, reasons):
     return 1 if unknown or not rows else 0
 
 
+def run_all(suite, tests, reasons, rows, table):
+    for test in tests:
+        state, seconds, message, shim = suite.run(test)
+        row = Row(state, seconds, test, shim, reasons.get(test, ""), message)
+        rows.append(row)
+        why = f" [known: {row.known}]" if row.known and state == FAILED else ""
+        print(one_line(state, seconds, test, row.message) + why, flush=True)
+        table.write(f"{state}\t{seconds:.3f}\t{test}\t{'shim' if shim else '-'}\t{row.known}\t{row.message}\n")
+        table.flush()
+        suite.clean(state)
+
+
 def main():
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     suite, reasons, rows = Suite(name, folder, sys.argv[3:]), known(name, os.environ["LAB_RUNTIME"]), []
     suite.ready()
     tests = list(suite.names())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open(folder / f"{name}.tsv", "w") as table:
-        for test in tests:
-            state, seconds, message, shim = suite.run(test)
-            row = Row(state, seconds, test, shim, reasons.get(test, ""), message)
-            rows.append(row)
-            why = f" [known: {row.known}]" if row.known and state == FAILED else ""
-            print(one_line(state, seconds, test, row.message) + why, flush=True)
-            table.write(f"{state}\t{seconds:.3f}\t{test}\t{'shim' if shim else '-'}\t{row.known}\t{row.message}\n")
-            table.flush()
-            suite.clean(state)
+        try:
+            run_all(suite, tests, reasons, rows, table)
+        except KeyboardInterrupt:
+            print(f"suites: interrupted after {len(rows)} of {len(tests)} tests")
+            return total(rows, {}) or 1
     return total(rows, reasons)
 
 
