@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""images.py ROOT PROGRAMS REGISTRY: makes the images that containerd's own tests ask for, and pushes them to a registry.
+"""images.py ROOT PROGRAMS REGISTRY: makes the images that containerd's own tests ask for, and pushes them.
 
 The arguments are those of `critest/images.py`, which has what these images are made of; ROOT has Debian's stress too.
 Only what the tests look at is as in the images of these names. One that they name by the digest of its maker's

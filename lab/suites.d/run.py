@@ -112,8 +112,9 @@ class Suite:
                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
         focus, skip = (os.environ.get(name, "").split("\n") for name in ("LAB_FOCUS", "LAB_SKIP"))
         for name in filter(re.compile("Test").match, listed.split()):
-            if any(re.search(text, name) for text in focus) and not any(text and re.search(text, name) for text in skip):
-                yield name
+            if any(re.search(text, name) for text in focus):
+                if not any(text and re.search(text, name) for text in skip):
+                    yield name
 
     def ready(self):
         """Waits for the containerd that all tests of CRI share; a test of the client starts its own."""
@@ -126,8 +127,8 @@ class Suite:
         mark = self.daemon_log.stat().st_size if self.daemon_log.exists() else 0
         start, log = time.monotonic(), self.logs / f"{name}.log"
         with open(log, "w") as out:
-            program = subprocess.Popen([*self.command, "-test.v", "-test.run", f"^{name}$", "-test.timeout", f"{LIMIT}s"],
-                                       stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            command = [*self.command, "-test.v", "-test.run", f"^{name}$", "-test.timeout", f"{LIMIT}s"]
+            program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                                        start_new_session=True)
             try:
                 status = program.wait(LIMIT + 60)

@@ -39,7 +39,7 @@ def run(runtime, seconds, log):
 
 
 def groups():
-    """The control groups of containers and of VMMs in every hierarchy, but for those that are ready for the next VMM."""
+    """The control groups of containers and of VMMs in every hierarchy, without those that wait for a VMM."""
     return [path for path, _, _ in os.walk("/sys/fs/cgroup")
             if "/stress/" in path or "/slipway/" in path and "/pool-" not in path]
 
