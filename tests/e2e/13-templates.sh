@@ -103,12 +103,22 @@ timeout 120 "$slipway" pod create --from web pod >/dev/null || fail "pod create:
 [ "$(timeout 60 "$slipway" pod run pod --name x "$image" -- echo in a pod)" = "in a pod" ] || fail "pod run: $(explain)"
 ok "a pod is a fork"
 
+# Directories of the host come to a fork later: their server, another process, finds all of the memory.
+mkdir "$work/shared"
+head -c 20000000 /dev/urandom >"$work/shared/in"
+timeout 120 "$slipway" pod run pod --name y -v "$work/shared:/data" "$image" -- sh -c \
+    'cat /data/in /data/in >/data/out && cmp /data/in /data/in && echo written' >"$work/out" 2>&1 || fail "a share in a fork: $(cat "$work/out") $(explain)"
+[ "$(cat "$work/shared/in" "$work/shared/in" | sha256sum)" = "$(sha256sum <"$work/shared/out")" ] || fail "a share in a fork has other bytes"
+ok "a container of a pod that is a fork has a directory of the host"
+
 says "256 MiB, and 512 MiB" run --rm --memory 512M --from web "$image" -- true
 says "none is asked for" run --rm --network none --from web "$image" -- true
 says "1 of 1, and 2 of 2" run --rm --cpus 2 --from web "$image" -- true
 says 'there is no template "nothing"' run --rm --from nothing "$image" -- true
 says 'there is a template "web" already' template create web
 says "no name for a template" template create ../x
+says "templates of the node's own" template create auto
+says "templates of the node's own" template create auto-0123456789ab
 ok "a sandbox that cannot be a fork of the template gets one line"
 
 "$slipway" rm --force --all >/dev/null || fail "rm: $(explain)"
@@ -119,6 +129,42 @@ says 'its file "memory" was changed' run --rm --from web "$image" -- true
 [ "$("$slipway" template rm web)" = web ] || fail "template rm: $(explain)"
 [ -z "$(templates)" ] || fail "left: $(templates)"
 ok "a template with a changed byte is refused, and removed"
+
+# An interface with an MTU of its own.
+timeout 300 "$slipway" template create --mtu 1400 small >/dev/null || fail "template create --mtu: $(explain)"
+says "an MTU of 1400, not virtio, 0 and 1500" run --rm --from small "$image" -- true
+"$slipway" template rm small >/dev/null || fail "template rm: $(explain)"
+ok "a template has the MTU that it is made with"
+
+# Templates of the node's own: the first sandbox boots and has the template made, the next one is a fork.
+began() { python3 -c 'import json, sys
+stages = json.load(open(sys.argv[1]))
+stages = stages[0]["stages"] if isinstance(stages, list) else stages["stages"]
+print("fork" if any(one["name"] == "resume" for one in stages) else "boot")' "$1"; }
+automatic() { timeout 300 "$slipway" run --rm --from auto --timeline "$work/auto.json" "$@" "$image" -- true && began "$work/auto.json"; }
+has() { [ "$(templates | wc -l)" = "$1" ]; }
+[ "$(automatic)" = boot ] || fail "there is a template already: $(templates) $(explain)"
+wait_until 120 has 1 || fail "no template is made: $(templates) $(explain)"
+templates | grep -qx 'auto-[0-9a-f]* 256 1 virtio' || fail "templates: $(templates)"
+[ "$(automatic)" = fork ] || fail "the second sandbox boots: $(templates) $(explain)"
+[ "$(automatic --memory 320M --network none)" = boot ] || fail "another machine: $(templates) $(explain)"
+wait_until 120 has 2 || fail "no second template is made: $(templates) $(explain)"
+[ "$(automatic --memory 320M --network none)" = fork ] || fail "another machine boots again: $(templates) $(explain)"
+[ "$(automatic -v "$work/shared:/data")" = boot ] || fail "a sandbox with a directory of the host: $(explain)"
+[ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
+ok "the node makes a template of each machine that is asked for with --from auto, and the next such sandbox is a fork"
+
+# One that is damaged is no error: the next sandbox boots, and it is made anew.
+end_daemon TERM
+for damaged in "$SLIPWAY_DATA_DIR"/templates/auto-*; do
+    printf X | dd of="$damaged/memory" bs=1 seek=$((1 << 20)) conv=notrunc 2>/dev/null
+done
+start_daemon
+[ "$(automatic)" = boot ] || fail "a damaged template: $(explain)"
+forks() { [ "$(automatic)" = fork ]; }
+wait_until 120 forks || fail "a damaged template is not made anew: $(templates) $(explain)"
+for name in $(templates | cut -d ' ' -f 1); do "$slipway" template rm "$name" >/dev/null || fail "template rm: $(explain)"; done
+ok "a damaged template of the node's own is made anew"
 
 # Killed while it is saved: the next daemon has no template, no sandbox and no file of it.
 "$slipway" template create cut >/dev/null 2>&1 &

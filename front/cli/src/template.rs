@@ -28,7 +28,8 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &TemplateCommand
 async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> Result<()> {
     let mut client = connect_templates(node, config).await?;
     let machine = spec::machine(&args.machine, &args.network, &config.run_dir)?;
-    let request = v1::CreateTemplateRequest { name: args.name.clone(), machine: Some(machine) };
+    let (name, mtu) = (args.name.clone(), args.mtu.unwrap_or(0));
+    let request = v1::CreateTemplateRequest { name, machine: Some(machine), mtu };
     let spinner = progress::waiting("booting a machine to save it");
     let made = client.create(request).await;
     spinner.finish_and_clear();

@@ -78,8 +78,7 @@ impl Maker<'_> {
             Role::Alone => self.alone(request, &oci, &name).await?,
         };
         if let (Some(name), true) = (oci.annotations.get(spec::TEMPLATE), run.pod.is_empty()) {
-            let template = self.daemon.template(name).await?;
-            spec::begin_with(&mut run, &template).map_err(invalid)?;
+            self.begin_with(name, &mut run).await?;
         }
         run.labels = spec::labels(&self.args.namespace, id, &oci.annotations);
         // A container of a pod has its name within the pod.
@@ -98,6 +97,17 @@ impl Maker<'_> {
             copies: Mutex::new(content.copies),
             message: content.message,
         })
+    }
+
+    /// Has a sandbox begin with a template of the node's, or with the one that the node makes for
+    /// such sandboxes.
+    async fn begin_with(&self, template: &str, run: &mut v1::RunSpec) -> Result<(), Failure> {
+        if template == spec::AUTO {
+            run.template = spec::AUTO.to_owned();
+            return Ok(());
+        }
+        let template = self.daemon.template(template).await?;
+        spec::begin_with(run, &template).map_err(invalid)
     }
 
     /// Checks that the container belongs to the group that this shim serves, so that `delete` finds

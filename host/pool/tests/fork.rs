@@ -238,6 +238,32 @@ fn only_pages_that_are_needed_are_copied() {
 }
 
 #[test]
+fn another_process_finds_all_of_the_template_once_it_was_copied() {
+    let Some(node) = Node::new() else { return };
+    let (pool, _server) = pool(&node, true);
+    let own = Own::take(&node);
+    own.store(PAGE + 5, 7);
+    let status = rustix::fs::fstat(&own.lease.file).unwrap();
+    assert!(pool.copy_all((status.st_dev, status.st_ino)).unwrap());
+    assert!(!pool.copy_all((0, 0)).unwrap(), "no sandbox has this memory");
+    // By the file, as a process that knows no pool.
+    let mut bytes = vec![0; BYTES as usize];
+    rustix::io::pread(&own.lease.file, &mut bytes, 0).unwrap();
+    for (at, found) in bytes.iter().enumerate() {
+        let expected = match at {
+            _ if at == PAGE + 5 => 7,
+            _ if is_hole(at / PAGE) => 0,
+            _ => byte(at),
+        };
+        assert_eq!(*found, expected, "{at}");
+    }
+    // The sandbox's faults go on, and it sees what the other process writes.
+    let at = HOLE.start * PAGE + 3;
+    rustix::io::pwrite(&own.lease.file, &[9], at as u64).unwrap();
+    assert_eq!((own.load(at), own.load(PAGE + 5), own.load(7 * PAGE)), (9, 7, byte(7 * PAGE)));
+}
+
+#[test]
 fn a_page_that_was_given_back_is_zeros_and_not_the_template() {
     let Some(node) = Node::new() else { return };
     let (_pool, _server) = pool(&node, true);

@@ -53,6 +53,11 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// Returns the needs of a template, which is a pod without containers.
+    pub(crate) fn of_template() -> Self {
+        Self { shares: true, bridge: true, ..Self::default() }
+    }
+
     /// Returns the needs of a sandbox whose root is a disk.
     pub fn of(record: &Record) -> Self {
         Self {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use slipway_telemetry::Timeline;
 
+use crate::automatic::{self, AUTO};
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
 use crate::record::{
     self, MemoryBounds, Process, Record, SandboxState, Settings, ShareServer, Volume,
 };
 use crate::sandbox::Sandbox;
+use crate::save::Saves;
 use crate::security::Security;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
@@ -32,14 +34,14 @@ impl Node {
         self.create_saving(spec, None).await
     }
 
-    /// Records a new sandbox, whose machine is saved as the template `saves` if that is a name.
+    /// Records a new sandbox, whose machine is saved as a template if `saves` names one.
     ///
     /// # Errors
     /// Those of [`Node::create`].
     pub(crate) async fn create_saving(
         &self,
         spec: &RunSpec,
-        saves: Option<String>,
+        saves: Option<Saves>,
     ) -> Result<Arc<Sandbox>> {
         let lane = self.lane();
         let settings = match spec.makes_pod {
@@ -51,6 +53,8 @@ impl Node {
         let (volumes, its) = (spec.volumes.clone(), store.clone());
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
         let shares = shares::check(&self.looks, &spec.shares).await?;
+        let mtu = saves.as_ref().map_or(0, |saves| saves.mtu);
+        let saves = saves.map(|saves| saves.name);
         let record = Record { shares, saves, ..self.record(spec, settings, id.clone(), volumes)? };
         let is_or_begins = record.saves.is_some() || record.template.is_some();
         if is_or_begins && record.memory.room() > 0 {
@@ -70,7 +74,7 @@ impl Node {
         let sandbox = Sandbox::new(record, store, lane);
         sandbox.own.set_copies(copies);
         self.enter(&sandbox)?;
-        if let Err(error) = self.keep(&sandbox, spec).await {
+        if let Err(error) = self.keep(&sandbox, spec, mtu).await {
             self.abandon(&sandbox).await;
             return Err(error);
         }
@@ -90,12 +94,20 @@ impl Node {
         sandbox.give_up();
     }
 
-    /// Saves a new sandbox's record, then joins its network.
-    async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
+    /// Saves a new sandbox's record, then joins its network, or gives it an interface of its own
+    /// with this MTU unless that is 0. Then its machine is known, and so is the template for it.
+    async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec, mtu: u32) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;
         sandbox.update(|_| {}).await?;
-        network::join(self, sandbox, spec).await
+        if mtu > 0 {
+            return network::isolate(self, sandbox, spec, mtu).await;
+        }
+        network::join(self, sandbox, spec).await?;
+        if spec.template == AUTO {
+            automatic::choose(self, sandbox).await?;
+        }
+        Ok(())
     }
 
     fn record(
@@ -115,7 +127,7 @@ impl Node {
         Ok(Record {
             settings,
             pod: spec.makes_pod,
-            template: (!spec.template.is_empty()).then(|| spec.template.clone()),
+            template: Some(spec.template.clone()).filter(|name| !["", AUTO].contains(&&**name)),
             saves: None,
             added: Vec::new(),
             attached: 0,

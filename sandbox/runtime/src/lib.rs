@@ -28,7 +28,7 @@
 //! - `resize` gives a running sandbox memory and takes it away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
-//!   with them;
+//!   with them; `automatic` chooses and makes templates for sandboxes that name none;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
@@ -42,6 +42,7 @@
 
 mod adopt;
 pub mod agent;
+mod automatic;
 pub mod boot;
 mod carrier;
 mod cgroup;

@@ -34,6 +34,10 @@ const AUTO: &str = "auto";
 /// The name of the network that is created when it is first needed.
 const DEFAULT: &str = "default";
 
+/// The name in place of a network's for an interface that leads nowhere.
+const ISOLATED: &str = "isolated";
+/// The address of such an interface.
+const ISOLATED_MAC: &str = "5a:11:0a:00:00:01";
 /// The deadline of the agent's call to configure an interface; the agent itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -120,6 +124,27 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         pool: pooled::chosen(node, spec, nic),
     };
     enter(node, sandbox, place).await
+}
+
+/// Gives a recorded sandbox, whose machine is saved, an interface that leads nowhere, and records
+/// it. Its forks have other addresses.
+///
+/// # Errors
+/// [`Error::Plane`]; [`Error::Invalid`] for a contradictory `spec`; those of saving the record.
+pub async fn isolate(node: &Node, sandbox: &Sandbox, spec: &RunSpec, mtu: u32) -> Result<()> {
+    let nic = check_interface(spec)?;
+    let switch = isolated(&sandbox.id);
+    let request = plane_v1::CreateSwitchRequest { name: switch.clone(), ..Default::default() };
+    let made = node.plane.clone().create_switch(request).await;
+    made.map_err(|status| Error::Plane(status.message().to_owned()))?;
+    let (queues, mac) = (spec.queues, ISOLATED_MAC.to_owned());
+    let name = ISOLATED.to_owned();
+    enter(node, sandbox, Network { name, switch, mac, mtu, queues, nic, ..Network::default() }).await
+}
+
+/// Returns the name of the switch of a sandbox whose interface leads nowhere.
+fn isolated(sandbox_id: &str) -> String {
+    format!("{sandbox_id}.{ISOLATED}")
 }
 
 /// Checks the interface that `spec` asks for, and returns its kind.
@@ -254,6 +279,11 @@ pub async fn release(node: &Node, record: &Record) -> Result<()> {
         }
         _ => Ok(()),
     };
+    if record.saves.is_some() {
+        // Not there if its interface is in a network.
+        let request = plane_v1::RemoveSwitchRequest { name: isolated(&record.id) };
+        let _ = node.plane.clone().remove_switch(request).await;
+    }
     let returned = pooled::give_back(node, record).await;
     // The interface is released even if it was not recorded: a daemon may have been killed before
     // it was.

@@ -14,6 +14,7 @@ use slipway_image::{Cache, Image};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use tokio::sync::watch;
 
+use crate::automatic::Automatic;
 use crate::boot::{Boot, Known};
 use crate::config::Config;
 use crate::files::{Files, Lane};
@@ -75,6 +76,8 @@ pub struct Node {
     pub(crate) roots: SharedRoots,
     /// The machines that sandboxes can begin with.
     pub(crate) templates: Templates,
+    /// The state of those that the node makes by itself.
+    pub(crate) automatic: Automatic,
     /// The control groups that were made ahead.
     pub(crate) cgroups: Arc<Pool>,
     /// Counts of starts.
@@ -99,6 +102,7 @@ impl Node {
             config,
             roots,
             templates,
+            automatic: Automatic::default(),
             cgroups: Arc::new(cgroups),
             starts: Starts::default(),
             plane: parts.plane,

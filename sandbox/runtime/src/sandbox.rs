@@ -1,6 +1,6 @@
 //! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_hypervisor::{GuestMemory, Vm};
 use slipway_peer::Bin;
@@ -45,6 +45,8 @@ pub struct Sandbox {
     root: Mutex<Option<Arc<SharedRoot>>>,
     /// The guest's memory, while a template is made of it.
     memory: Mutex<Option<GuestMemory>>,
+    /// The name of the template that it would have begun with, had the node had that.
+    wanted_template: OnceLock<String>,
     stopping: watch::Sender<bool>,
     /// Set once a pod is asked to end.
     ending: watch::Sender<bool>,
@@ -84,6 +86,7 @@ impl Sandbox {
             vm: Mutex::new(None),
             root: Mutex::new(None),
             memory: Mutex::new(None),
+            wanted_template: OnceLock::new(),
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
@@ -93,6 +96,18 @@ impl Sandbox {
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),
         })
+    }
+
+    /// Notes the name of the template that the sandbox would have begun with.
+    pub(crate) fn want_template(&self, name: String) {
+        // Noted once, when the sandbox is made.
+        let _ = self.wanted_template.set(name);
+    }
+
+    /// Returns the name of the template that the sandbox would have begun with, or `None` if it has
+    /// one, or can have none.
+    pub(crate) fn wanted_template(&self) -> Option<&str> {
+        self.wanted_template.get().map(String::as_str)
     }
 
     /// Returns a copy of the record.

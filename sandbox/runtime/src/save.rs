@@ -15,7 +15,44 @@ use crate::sandbox::Sandbox;
 use crate::start::{Booted, Stages, boot_guest, or_end};
 use crate::templates::pages::copy_pages;
 use crate::templates::{Boots, Manifest, Saved, Shape, Unfinished, apart, digest};
-use crate::{Error, Result, function};
+use crate::{Error, Result, function, name, v1};
+
+/// A template that is to be made.
+pub(crate) struct Saves {
+    /// Its name.
+    pub name: String,
+    /// The MTU of its interface, which is in no network; 0 if the interface is in the network that
+    /// the machine names, or there is none.
+    pub mtu: u32,
+}
+
+/// Makes a template of a machine, which is described as a pod's. Returns when that is done.
+///
+/// # Errors
+/// [`Error::Template`] if the machine has ended without it, with the reason; those of
+/// [`Node::create`].
+pub(crate) async fn make(
+    node: &Arc<Node>,
+    saves: Saves,
+    machine: v1::RunSpec,
+) -> Result<Manifest> {
+    let spec = v1::RunSpec {
+        name: format!("template-{}", name::new_id()),
+        makes_pod: true,
+        remove: true,
+        detach: true,
+        ..machine
+    };
+    let name = saves.name.clone();
+    let sandbox = node.create_saving(&spec, Some(saves)).await?;
+    node.start(&sandbox);
+    sandbox.wait_state(|state| !state.is_live()).await;
+    let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.reason.clone()));
+    // Even if it was stopped a moment later.
+    let is_ours = |one: &Manifest| one.name == name && one.created_ns >= created_ns;
+    let made = node.templates.list().await.into_iter().find(is_ours);
+    made.ok_or_else(|| Error::Template { name, why: format!("it was not saved: {why}") })
+}
 
 /// Boots the sandbox's guest, waits until its drivers are in place, and saves its machine as the
 /// template `name`. The caller ends the sandbox.

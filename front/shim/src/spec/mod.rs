@@ -22,7 +22,7 @@ pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
 use self::sizes::{CPUS, MAX_CPUS, MAX_MEMORY};
-pub use self::template::{TEMPLATE, begin_with};
+pub use self::template::{AUTO, TEMPLATE, begin_with};
 use crate::ttrpc::Failure;
 
 /// The annotation that names one of Slipway's networks, or "none".

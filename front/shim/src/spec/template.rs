@@ -4,6 +4,8 @@ use slipway_sandbox_api::v1;
 
 /// The annotation that names the template.
 pub const TEMPLATE: &str = "dev.slipway.template";
+/// The name for the template that the node makes by itself, of the machine that is asked for.
+pub const AUTO: &str = "auto";
 
 /// Has a sandbox begin with a template, whose machine it gets. What it asks for of a machine is the
 /// least that the template must have.

@@ -307,6 +307,9 @@ async fn a_pod_begins_with_the_template_that_its_annotation_names() {
     let large = [("dev.slipway.template", "warm"), ("dev.slipway.memory", "2G")];
     let refused = shim.create("pod", with(&large)).await.unwrap_err();
     assert!(refused.message.contains("640 MiB of memory, and 2048 are needed"), "{refused}");
+    shim.create("own", with(&[("dev.slipway.template", "auto"), ("dev.slipway.memory", "2G")]))
+        .await
+        .unwrap();
     shim.create("pod", with(&[("dev.slipway.template", "warm")])).await.unwrap();
     shim.on::<cd::StartResponse>("Start", "pod").await.unwrap();
     let run = &shim.daemon.runs()[0];

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{FunctionPool, TakenFunction};
 
 /// A sandbox's interface in a network.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// The network's name.
     pub name: String,
@@ -61,10 +61,11 @@ impl Network {
         self.pool.as_ref()?.taken.as_ref()
     }
 
-    /// Returns all addresses of the sandbox, IPv4 before IPv6.
+    /// Returns all addresses of the sandbox, IPv4 before IPv6. One that leads nowhere has none.
     pub fn addresses(&self) -> Vec<String> {
         let Some(interface) = &self.namespace else {
-            return vec![self.ipv4.clone(), self.ipv6.clone()];
+            let both = [&self.ipv4, &self.ipv6].into_iter();
+            return both.filter(|address| !address.is_empty()).cloned().collect();
         };
         let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
         all.sort_by_key(|address| address.contains(':'));

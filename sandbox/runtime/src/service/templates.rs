@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::node::Node;
+use crate::save::{self, Saves};
 use crate::templates::{Interface, Manifest};
-use crate::{Error, Result, name, v1};
+use crate::{Error, Result, automatic, name, v1};
 
 /// The gRPC service for templates.
 pub struct TemplateService(
@@ -39,31 +40,20 @@ impl v1::templates_server::Templates for TemplateService {
 
 /// Saves a machine as a template. Returns when that is done, or the machine has ended without it.
 async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<v1::Template> {
-    let v1::CreateTemplateRequest { name, machine } = request;
+    let v1::CreateTemplateRequest { name, machine, mtu } = request;
     name::check_template(&name)?;
+    automatic::check_chosen(&name)?;
     let machine = machine.unwrap_or_default();
+    let invalid = |why: &str| Err(Error::Invalid(why.to_owned()));
     if !machine.template.is_empty() || !machine.pod.is_empty() || !machine.socket_engine.is_empty()
     {
-        let why = "a template boots by itself, without a socket function";
-        return Err(Error::Invalid(why.to_owned()));
+        return invalid("a template boots by itself, without a socket function");
     }
-    let spec = v1::RunSpec {
-        name: format!("template-{}", name::new_id()),
-        makes_pod: true,
-        remove: true,
-        detach: true,
-        ..machine
-    };
-    let sandbox = node.create_saving(&spec, Some(name.clone())).await?;
-    node.start(&sandbox);
-    sandbox.wait_state(|state| !state.is_live()).await;
-    let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.reason.clone()));
-    // Even if it was stopped a moment later.
-    let is_ours = |one: &Manifest| one.name == name && one.created_ns >= created_ns;
-    match node.templates.list().await.iter().find(|one| is_ours(one)) {
-        Some(manifest) => Ok(describe(manifest)),
-        None => Err(Error::Template { name, why: format!("it was not saved: {why}") }),
+    if mtu > 0 && !machine.network.is_empty() {
+        return invalid("an interface with an MTU of its own is in no network: name none");
     }
+    let made = save::make(node, Saves { name, mtu }, machine).await?;
+    Ok(describe(&made))
 }
 
 /// Describes a template.
