@@ -90,8 +90,15 @@ out+=", $(in_terminal run --rm -t --runtime io.containerd.slipway.v2 --fifo-dir 
 [[ $out == *yes*5 ]] || fail "run -t: $out"
 ok "terminals: $out"
 
-c task pause web 2>"$work/err" && fail "task pause succeeded"
-grep -q 'pausing is not implemented for microVMs' "$work/err" || fail "task pause: $(cat "$work/err")"
+state_of() { c task ls | awk -v name="$1" '$1 == name { print $3 }'; }
+c task pause web || fail "task pause: $(explain)"
+[ "$(state_of web)" = PAUSED ] || fail "after task pause: $(c task ls)"
+"$slipway" ps | grep -q 'web-.*paused' || fail "after task pause: $("$slipway" ps)"
+c task exec --exec-id paused --fifo-dir "$work/fifo" web true 2>"$work/err" && fail "a process began in a paused container"
+grep -q 'is paused: `slipway resume`' "$work/err" || fail "exec while paused: $(cat "$work/err")"
+c task resume web || fail "task resume: $(explain)"
+[ "$(state_of web)" = RUNNING ] || fail "after task resume: $(c task ls)"
+ok "a container is paused, and goes on"
 # ctr has no command for updates, so this is the call.
 python3 - "$work/state/io.containerd.runtime.v2.task/default/web/address" <<'P' || fail "update: $(explain)"
 import json, socket, struct, sys

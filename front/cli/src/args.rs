@@ -117,6 +117,11 @@ pub enum Command {
     Stop(StopArgs),
     /// Send a signal to running containers
     Kill(KillArgs),
+    /// Stop the processes of running containers where they are
+    Pause(NamesArg),
+    /// Have paused containers go on
+    #[command(visible_alias = "unpause")]
+    Resume(NamesArg),
     /// Remove sandboxes that have ended
     Rm(RmArgs),
     /// Print all that is known of sandboxes, as JSON

@@ -224,6 +224,8 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Wait(args) => manage::wait(client, &config, args).await,
         Command::Stop(args) => manage::stop(client, args).await,
         Command::Kill(args) => manage::kill(client, args).await,
+        Command::Pause(args) => manage::pause(client, args).await,
+        Command::Resume(args) => manage::resume(client, args).await,
         Command::Rm(args) => manage::rm(client, args).await,
         Command::Update(args) => manage::update(client, args).await,
         Command::Inspect(args) => manage::inspect(client, args).await,

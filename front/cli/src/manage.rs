@@ -27,7 +27,7 @@ pub async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
 /// Runs `slipway ps`.
 pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
     let mut sandboxes = list(&mut client).await?;
-    sandboxes.retain(|one| !args.running || one.state == "running");
+    sandboxes.retain(|one| !args.running || ["running", "paused"].contains(&&*one.state));
     if args.quiet && !args.json {
         sandboxes.iter().for_each(|one| crate::say!("{}", one.name));
     } else {
@@ -293,11 +293,29 @@ pub async fn kill(client: SandboxClient, args: &KillArgs) -> Result<i32> {
     .await
 }
 
+/// Runs `slipway pause`.
+pub async fn pause(client: SandboxClient, args: &NamesArg) -> Result<i32> {
+    each(&args.names, |name| {
+        let mut client = client.clone();
+        async move { client.pause(v1::Name { name }).await.map(drop) }
+    })
+    .await
+}
+
+/// Runs `slipway resume`.
+pub async fn resume(client: SandboxClient, args: &NamesArg) -> Result<i32> {
+    each(&args.names, |name| {
+        let mut client = client.clone();
+        async move { client.resume(v1::Name { name }).await.map(drop) }
+    })
+    .await
+}
+
 /// Runs `slipway rm`.
 pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
     let names = if args.all {
         let all = list(&mut client).await?;
-        let live = |state: &str| matches!(state, "starting" | "running" | "stopping");
+        let live = |state: &str| matches!(state, "starting" | "running" | "paused" | "stopping");
         all.into_iter().filter(|s| args.force || !live(&s.state)).map(|s| s.name).collect()
     } else {
         args.names.clone()

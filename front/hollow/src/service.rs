@@ -261,6 +261,10 @@ impl Agent for Hollow {
         none()
     }
 
+    async fn freeze(&self, _: Request<FreezeRequest>) -> Answer<FreezeReply> {
+        none()
+    }
+
     async fn put_files(&self, _: Request<PutFilesRequest>) -> Answer<PutFilesReply> {
         none()
     }

@@ -27,6 +27,10 @@ pub enum Event {
     Start(cd::TaskStart),
     /// The kernel ended a process for want of memory.
     OutOfMemory(cd::TaskOom),
+    /// Its processes were stopped where they are.
+    Paused(cd::TaskPaused),
+    /// Its processes go on.
+    Resumed(cd::TaskResumed),
     /// A process has ended.
     Exit(cd::TaskExit),
     /// The task, or one of its further processes, was deleted.
@@ -44,6 +48,8 @@ impl Event {
             Self::Create(event) => ("/tasks/create", "TaskCreate", event.encode_to_vec()),
             Self::Start(event) => ("/tasks/start", "TaskStart", event.encode_to_vec()),
             Self::OutOfMemory(event) => ("/tasks/oom", "TaskOOM", event.encode_to_vec()),
+            Self::Paused(event) => ("/tasks/paused", "TaskPaused", event.encode_to_vec()),
+            Self::Resumed(event) => ("/tasks/resumed", "TaskResumed", event.encode_to_vec()),
             Self::Exit(event) => ("/tasks/exit", "TaskExit", event.encode_to_vec()),
             Self::Delete(event) => ("/tasks/delete", "TaskDelete", event.encode_to_vec()),
             Self::ExecAdded(event) => ("/tasks/exec-added", "TaskExecAdded", event.encode_to_vec()),

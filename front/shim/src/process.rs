@@ -103,9 +103,18 @@ impl Process {
         self.exec_id.is_empty()
     }
 
-    /// Takes the first message of its session, once.
+    /// Takes the first message of its session, once. A size that the terminal was given before the
+    /// start is in it, since a program may ask for the size before it hears of a change.
     pub fn take_first(&self) -> Option<run_in::Kind> {
-        lock(&self.first).take()
+        let mut first = lock(&self.first).take()?;
+        if let Some(size) = *lock(&self.size) {
+            match &mut first {
+                run_in::Kind::Run(run) => (run.rows, run.columns) = (size.rows, size.columns),
+                run_in::Kind::Exec(exec) => (exec.rows, exec.columns) = (size.rows, size.columns),
+                _ => {}
+            }
+        }
+        Some(first)
     }
 
     /// Returns the state.
@@ -206,6 +215,16 @@ pub fn timestamp() -> cd::Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_begins_with_the_size_that_its_terminal_was_given() {
+        let exec = run_in::Kind::Exec(v1::ExecSpec { rows: 1, ..Default::default() });
+        let process = Process::new("more".into(), Paths::default(), exec);
+        process.resize(v1::Size { rows: 40, columns: 120 });
+        let Some(run_in::Kind::Exec(exec)) = process.take_first() else { panic!("no process") };
+        assert_eq!((exec.rows, exec.columns), (40, 120));
+        assert!(process.take_first().is_none());
+    }
 
     #[tokio::test]
     async fn a_process_ends_once() {

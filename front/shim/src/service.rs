@@ -1,6 +1,7 @@
 //! containerd's task service, version 2.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prost::Message;
@@ -108,7 +109,8 @@ impl Service {
             "Stats" => answer(self.stats(&request(payload)?).await),
             "Connect" => answer(Ok(self.connect(&request(payload)?))),
             "Shutdown" => answer(Ok(self.shutdown())),
-            "Pause" | "Resume" => Err(Failure::unimplemented("pausing")),
+            "Pause" => answer(self.pause(request(payload)?).await),
+            "Resume" => answer(self.resume(request(payload)?).await),
             "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
         }
@@ -236,6 +238,7 @@ impl Service {
         let process = task.process(&request.exec_id)?;
         let (status, end) = match process.phase() {
             Phase::Created | Phase::Starting => (cd::Status::Created, None),
+            Phase::Running if task.paused.load(Ordering::Relaxed) => (cd::Status::Paused, None),
             Phase::Running => (cd::Status::Running, None),
             Phase::Stopped(end) => (cd::Status::Stopped, Some(end)),
         };
@@ -259,6 +262,26 @@ impl Service {
         let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         task.kill(&process, request.signal).await?;
+        Ok(cd::Empty {})
+    }
+
+    async fn pause(&self, request: cd::ProcessRequest) -> Result<cd::Empty, Failure> {
+        let task = self.tasks.find(&request.id)?;
+        let mut client = self.daemon.connect().await?;
+        let paused = client.pause(v1::Name { name: task.name.clone() }).await;
+        paused.map_err(|status| failure(&status))?;
+        task.paused.store(true, Ordering::Relaxed);
+        self.events.publish(&Event::Paused(cd::TaskPaused { container_id: task.id.clone() }));
+        Ok(cd::Empty {})
+    }
+
+    async fn resume(&self, request: cd::ProcessRequest) -> Result<cd::Empty, Failure> {
+        let task = self.tasks.find(&request.id)?;
+        let mut client = self.daemon.connect().await?;
+        let resumed = client.resume(v1::Name { name: task.name.clone() }).await;
+        resumed.map_err(|status| failure(&status))?;
+        task.paused.store(false, Ordering::Relaxed);
+        self.events.publish(&Event::Resumed(cd::TaskResumed { container_id: task.id.clone() }));
         Ok(cd::Empty {})
     }
 

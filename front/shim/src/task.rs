@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub struct Task {
     pub init: Arc<Process>,
     /// Its further processes, by their ids.
     pub execs: Mutex<HashMap<String, Arc<Process>>>,
+    /// Set while its processes are stopped where they are.
+    pub paused: AtomicBool,
     /// The name of the image that is this container's alone, if there is one.
     pub private: Option<String>,
     /// The files of the host that it has copies of, until it runs.

@@ -207,6 +207,15 @@ impl Agent {
         limited.map_err(|error| Status::failed_precondition(format!("{error:#}")))
     }
 
+    /// Stops all processes of a container where they are, or has them go on.
+    pub async fn freeze(&self, id: &str, frozen: bool) -> Result<(), Status> {
+        let container = self.container(id)?;
+        let cgroup = container.cgroup.as_ref();
+        let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
+        let stopped = cgroup.freeze(frozen).await;
+        stopped.map_err(|error| Status::failed_precondition(format!("{id} is not stopped: {error}")))
+    }
+
     /// Puts files into a container that runs, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<(), Status> {
         let put = self.container(&request.id)?.put_files(request).await;

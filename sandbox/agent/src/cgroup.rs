@@ -14,6 +14,9 @@ use crate::init::VolumeSpec;
 /// The time that removing a cgroup waits for the last process to leave.
 const LEAVE: Duration = Duration::from_secs(2);
 
+/// The longest time that the processes of a container take to stop.
+const STOP: Duration = Duration::from_secs(10);
+
 /// The period of a CPU limit, microseconds.
 const CPU_PERIOD_US: u32 = 100_000;
 
@@ -148,6 +151,28 @@ impl Cgroup {
     pub fn processes(&self) -> Vec<i32> {
         let list = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
         list.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Stops all processes where they are, or has them go on, and waits until that is so. If the
+    /// kernel does not stop them all, they go on.
+    pub async fn freeze(&self, frozen: bool) -> io::Result<()> {
+        let set = |frozen: bool| std::fs::write(self.0.join("cgroup.freeze"), if frozen { "1" } else { "0" });
+        set(frozen)?;
+        let deadline = tokio::time::Instant::now() + STOP;
+        while self.is_frozen()? != frozen {
+            if tokio::time::Instant::now() >= deadline {
+                set(false)?;
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a process does not stop"));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    /// Returns whether all processes are stopped.
+    fn is_frozen(&self) -> io::Result<bool> {
+        let events = std::fs::read_to_string(self.0.join("cgroup.events"))?;
+        Ok(events.lines().any(|line| line == "frozen 1"))
     }
 
     /// Kills every process in this cgroup and in those below it.

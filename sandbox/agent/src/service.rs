@@ -248,6 +248,12 @@ impl AgentService for Service {
         Ok(Response::new(UpdateContainerReply {}))
     }
 
+    async fn freeze(&self, request: Request<FreezeRequest>) -> Result<Response<FreezeReply>, Status> {
+        let FreezeRequest { id, frozen } = request.into_inner();
+        self.complete(|agent| async move { agent.freeze(&id, frozen).await }).await?;
+        Ok(Response::new(FreezeReply {}))
+    }
+
     async fn put_files(
         &self,
         request: Request<PutFilesRequest>,

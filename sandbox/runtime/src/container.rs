@@ -26,6 +26,8 @@ pub struct Container {
     input_end: Mutex<Option<mpsc::Receiver<Input>>>,
     log: PathBuf,
     state: watch::Sender<SandboxState>,
+    /// Held while the container is paused or goes on.
+    pub(crate) pausing: tokio::sync::Mutex<()>,
     /// The files for a container that is not created yet.
     copies: Mutex<Vec<File>>,
 }
@@ -41,6 +43,7 @@ impl Container {
             input_end: Mutex::new(Some(input_end)),
             log,
             state: watch::Sender::new(state),
+            pausing: tokio::sync::Mutex::default(),
             copies: Mutex::default(),
         })
     }

@@ -134,6 +134,7 @@ impl Node {
             state: SandboxState::Created,
             created_ns: realtime_ns(),
             exit_status: None,
+            paused: false,
             reason: String::new(),
             out_of_memory: false,
             memory_bytes,

@@ -66,6 +66,7 @@ mod memory;
 pub mod name;
 mod network;
 mod node;
+mod pause;
 mod pod;
 pub mod proc;
 pub mod process;

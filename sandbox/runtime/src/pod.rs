@@ -200,6 +200,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         created_ns: realtime_ns(),
         started_ns: None,
         exit_status: None,
+        paused: false,
         reason: String::new(),
         out_of_memory: false,
         message_path: copies::message_path(&spec.termination_message_path)?,

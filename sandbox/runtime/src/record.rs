@@ -45,6 +45,9 @@ pub enum SandboxState {
     Lost,
 }
 
+/// The word in place of "running" for a container whose processes are stopped.
+pub const PAUSED: &str = "paused";
+
 impl SandboxState {
     /// Returns whether a task of the daemon creates, runs or ends a sandbox in this state. Only
     /// then may the sandbox hold an interface, a VMM, an endpoint or a cgroup.
@@ -181,6 +184,9 @@ pub struct Record {
     pub created_ns: u64,
     /// The exit status of the container's process, once it ended.
     pub exit_status: Option<u32>,
+    /// Set while the processes of the sandbox's own container are stopped.
+    #[serde(default)]
+    pub paused: bool,
     /// Why the sandbox ended, if the container did not end by itself.
     pub reason: String,
     /// Set if the guest's kernel ended the container for want of memory.

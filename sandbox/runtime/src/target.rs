@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::container::Container;
-use crate::record::{Added, Process, Settings};
+use crate::record::{Added, PAUSED, Process, Settings};
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
-use crate::{Error, Result, v1};
+use crate::{Error, Result, pause, v1};
 
 /// A container together with its sandbox: the target of a call.
 #[derive(Clone)]
@@ -79,7 +79,10 @@ impl Target {
     pub(crate) fn wrong_state(&self, advice: &str) -> Error {
         Error::WrongState {
             name: self.name(),
-            state: self.container.state().as_str().to_owned(),
+            state: match pause::is_paused(self) {
+                true => PAUSED.to_owned(),
+                false => self.container.state().as_str().to_owned(),
+            },
             advice: advice.to_owned(),
         }
     }

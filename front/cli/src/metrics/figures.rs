@@ -13,6 +13,10 @@ use slipway_plane_api::v1 as plane_v1;
 use slipway_runtime::{SandboxClient, v1};
 use tonic::transport::Channel;
 
+/// The states of sandboxes.
+const STATES: [&str; 8] =
+    ["created", "starting", "running", "paused", "stopping", "exited", "failed", "lost"];
+
 /// All figures of one moment.
 #[derive(Debug)]
 pub struct Figures {
@@ -76,8 +80,7 @@ impl Figures {
         let version = [([("version", self.status.version.as_str())], 1)];
         gauges(to, ("build", help, Some(&Unit::Other("info".to_owned()))), version)?;
         // States without a sandbox have a zero, so that no time series ends.
-        let states = ["created", "starting", "running", "stopping", "exited", "failed", "lost"];
-        let mut counts: BTreeMap<&str, u64> = states.map(|state| (state, 0)).into();
+        let mut counts: BTreeMap<&str, u64> = STATES.map(|state| (state, 0)).into();
         for sandbox in &self.sandboxes {
             *counts.entry(sandbox.state.as_str()).or_default() += 1;
         }

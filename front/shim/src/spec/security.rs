@@ -9,11 +9,15 @@ use super::oci::{Capabilities, DeviceRule, Oci, Process};
 /// Capabilities that only a privileged container has together.
 const PRIVILEGED: [&str; 4] = ["CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_NET_ADMIN"];
 
-/// Returns whether a container is privileged: it has the capabilities of one, and all devices.
+/// Returns whether a container is privileged: it has the capabilities of one, and all devices or no
+/// hidden and no read-only path. containerd gives no rule for devices to a privileged container of a
+/// runtime with `privileged_without_host_devices`.
 pub(super) fn is_privileged(oci: &Oci) -> bool {
     let Some(capabilities) = &oci.process.capabilities else { return false };
     let has = |name: &str| capabilities.bounding.iter().any(|one| one == name);
-    PRIVILEGED.iter().all(|name| has(name)) && oci.linux.resources.devices.iter().any(is_all)
+    let sees_all = oci.linux.masked_paths.is_empty() && oci.linux.readonly_paths.is_empty();
+    let is_open = sees_all || oci.linux.resources.devices.iter().any(is_all);
+    PRIVILEGED.iter().all(|name| has(name)) && is_open
 }
 
 fn is_all(rule: &DeviceRule) -> bool {

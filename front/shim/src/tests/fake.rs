@@ -200,6 +200,16 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         Ok(Response::new(v1::UpdateReply::default()))
     }
 
+    async fn pause(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        self.note(format!("pause {}", request.into_inner().name));
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn resume(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        self.note(format!("resume {}", request.into_inner().name));
+        Ok(Response::new(v1::Empty {}))
+    }
+
     async fn put_files(&self, request: Request<v1::PutFilesRequest>) -> Reply<v1::Empty> {
         let v1::PutFilesRequest { name, files, removed } = request.into_inner();
         self.note(format!("put {name} {} {}", files.len(), removed.len()));

@@ -111,9 +111,16 @@ fn a_privileged_container_has_its_guests_devices() {
     config["linux"]["resources"]["devices"] = json!([{"allow": true, "access": "rwm"}]);
     config["linux"]["devices"] =
         json!([{"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]);
-    let spec = translated(config).unwrap();
+    let spec = translated(config.clone()).unwrap();
     assert!(spec.privileged);
     assert_eq!(spec.security.unwrap().capabilities.unwrap().names, ALL);
+    // As containerd's CRI plugin has it for a runtime with `privileged_without_host_devices`.
+    config["linux"]["resources"]["devices"] = json!([]);
+    config["linux"]["maskedPaths"] = json!([]);
+    config["linux"]["readonlyPaths"] = json!([]);
+    assert!(translated(config.clone()).unwrap().privileged);
+    config["process"]["capabilities"]["bounding"] = json!(["CAP_SYS_ADMIN"]);
+    assert!(!translated(config).unwrap().privileged);
 }
 
 #[test]

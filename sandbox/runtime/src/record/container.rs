@@ -45,6 +45,9 @@ pub struct Added {
     pub started_ns: Option<u64>,
     /// The exit status of the first process, once it ended.
     pub exit_status: Option<u32>,
+    /// Set while its processes are stopped.
+    #[serde(default)]
+    pub paused: bool,
     /// Why the container ended, if it did not end by itself.
     pub reason: String,
     /// Set if the guest's kernel ended the container for want of memory.

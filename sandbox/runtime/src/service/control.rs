@@ -9,7 +9,7 @@ use super::forward;
 use crate::record::SandboxState;
 use crate::stdio::{self, Input};
 use crate::target::Target;
-use crate::{Error, pod, v1};
+use crate::{Error, pause, pod, v1};
 
 /// The effect of a client's leaving on the container's standard input.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,6 +73,10 @@ pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Erro
 /// # Errors
 /// A container of a pod does not end. A sandbox does in any case.
 pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Error> {
+    if pause::is_paused(target) {
+        // It takes no other signal than SIGKILL while it is paused, and that is sent in any case.
+        let _ = pause::resume(target).await;
+    }
     if !target.is_own() {
         let is_live = target.container.state().is_live();
         return if is_live { pod::stop(target, patience).await } else { Ok(()) };

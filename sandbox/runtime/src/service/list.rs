@@ -1,7 +1,7 @@
 //! Entries of the list of sandboxes: `slipway ps`.
 
 use crate::network::function_of;
-use crate::record::{Added, Record, SandboxState, Settings};
+use crate::record::{Added, PAUSED, Record, SandboxState, Settings};
 use crate::sandbox::Sandbox;
 use crate::v1;
 
@@ -20,6 +20,12 @@ fn command(settings: &Settings) -> String {
     command
 }
 
+/// Returns the word for the state of a container.
+fn word(state: SandboxState, paused: bool) -> String {
+    let word = if paused && state == SandboxState::Running { PAUSED } else { state.as_str() };
+    word.to_owned()
+}
+
 /// Returns a sandbox's entry in the list. Its state is the announced one, which decides whether
 /// calls are allowed.
 pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
@@ -31,7 +37,7 @@ fn container(added: &Added) -> v1::Container {
         name: added.name.clone(),
         image: added.settings.image.clone(),
         command: command(&added.settings),
-        state: added.state.as_str().to_owned(),
+        state: word(added.state, added.paused),
         created_ns: added.created_ns,
         exit_status: added.exit_status.unwrap_or(0),
         reason: added.reason.clone(),
@@ -47,7 +53,7 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         name: record.name.clone(),
         image: record.settings.image.clone(),
         command: command(&record.settings),
-        state: state.as_str().to_owned(),
+        state: word(state, record.paused),
         created_ns: record.created_ns,
         exit_status: record.exit_status.unwrap_or(0),
         reason: record.reason.clone(),

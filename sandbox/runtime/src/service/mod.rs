@@ -28,7 +28,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, copies, name, snoop};
+use crate::{Error, connect, copies, name, pause, snoop};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -219,6 +219,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         };
         let target = self.node.target(&spec.name)?;
         target.has_process()?;
+        pause::check_runs(&target)?;
         let agent = target.sandbox.agent()?;
         let session = agent.session(&target.sandbox.name)?;
         let exec_id = name::new_id();
@@ -269,6 +270,16 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let request = request.into_inner();
         let target = self.node.target(&request.name)?;
         send_signal(&target, request.signal).await?;
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn pause(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        pause::pause(&self.node.target(&request.into_inner().name)?).await?;
+        Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn resume(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        pause::resume(&self.node.target(&request.into_inner().name)?).await?;
         Ok(Response::new(v1::Empty {}))
     }
 

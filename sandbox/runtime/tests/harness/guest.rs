@@ -182,6 +182,10 @@ impl Agent for Guest {
         self.answer().await
     }
 
+    async fn freeze(&self, _: Request<v1::FreezeRequest>) -> Reply<v1::FreezeReply> {
+        self.answer().await
+    }
+
     async fn put_files(&self, _: Request<v1::PutFilesRequest>) -> Reply<v1::PutFilesReply> {
         self.answer().await
     }

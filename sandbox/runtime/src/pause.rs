@@ -1,0 +1,67 @@
+//! Pausing a container: its processes stay where they are until they go on.
+
+use slipway_agent_protocol::v1 as agent_v1;
+
+use crate::record::{Record, SandboxState};
+use crate::target::Target;
+use crate::Result;
+
+/// Stops all processes of a container where they are.
+///
+/// # Errors
+/// [`Error::WrongState`](crate::Error::WrongState) if it does not run, or is paused already;
+/// [`Error::Agent`](crate::Error::Agent) if the guest does not stop it; those of saving the record.
+pub(crate) async fn pause(target: &Target) -> Result<()> {
+    let _turn = target.container.pausing.lock().await;
+    if is_paused(target) {
+        return Err(target.wrong_state("`slipway resume` has it go on"));
+    }
+    set(target, true).await
+}
+
+/// Has a container go on. One that is not paused runs on.
+///
+/// # Errors
+/// As for [`pause`].
+pub(crate) async fn resume(target: &Target) -> Result<()> {
+    let _turn = target.container.pausing.lock().await;
+    set(target, false).await
+}
+
+/// Checks that a container can run one more process.
+///
+/// # Errors
+/// [`Error::WrongState`](crate::Error::WrongState): it is paused.
+pub(crate) fn check_runs(target: &Target) -> Result<()> {
+    match is_paused(target) {
+        true => Err(target.wrong_state("`slipway resume` has it go on")),
+        false => Ok(()),
+    }
+}
+
+/// Returns whether a container is paused.
+pub(crate) fn is_paused(target: &Target) -> bool {
+    let name = &target.container.name;
+    target.sandbox.look(|record| match target.is_own() {
+        true => record.paused,
+        false => record.added(name).is_some_and(|added| added.paused),
+    })
+}
+
+async fn set(target: &Target, paused: bool) -> Result<()> {
+    target.has_process()?;
+    if target.container.state() != SandboxState::Running {
+        return Err(target.wrong_state("its process does not run"));
+    }
+    let request = agent_v1::FreezeRequest { id: target.container.name.clone(), frozen: paused };
+    let agent = target.sandbox.agent()?;
+    agent.call(|mut client| async move { client.freeze(request).await }).await?;
+    let is_own = target.is_own();
+    let name = target.container.name.clone();
+    let change = move |record: &mut Record| match record.added_mut(&name) {
+        _ if is_own => record.paused = paused,
+        Some(added) => added.paused = paused,
+        None => {}
+    };
+    target.sandbox.update(change).await
+}
