@@ -213,7 +213,8 @@ impl Agent {
         let cgroup = container.cgroup.as_ref();
         let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
         let stopped = cgroup.freeze(frozen).await;
-        stopped.map_err(|error| Status::failed_precondition(format!("{id} is not stopped: {error}")))
+        stopped
+            .map_err(|error| Status::failed_precondition(format!("{id} is not stopped: {error}")))
     }
 
     /// Puts files into a container that runs, and removes others.

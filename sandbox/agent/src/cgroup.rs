@@ -156,7 +156,9 @@ impl Cgroup {
     /// Stops all processes where they are, or has them go on, and waits until that is so. If the
     /// kernel does not stop them all, they go on.
     pub async fn freeze(&self, frozen: bool) -> io::Result<()> {
-        let set = |frozen: bool| std::fs::write(self.0.join("cgroup.freeze"), if frozen { "1" } else { "0" });
+        let set = |frozen: bool| {
+            std::fs::write(self.0.join("cgroup.freeze"), if frozen { "1" } else { "0" })
+        };
         set(frozen)?;
         let deadline = tokio::time::Instant::now() + STOP;
         while self.is_frozen()? != frozen {

@@ -248,7 +248,10 @@ impl AgentService for Service {
         Ok(Response::new(UpdateContainerReply {}))
     }
 
-    async fn freeze(&self, request: Request<FreezeRequest>) -> Result<Response<FreezeReply>, Status> {
+    async fn freeze(
+        &self,
+        request: Request<FreezeRequest>,
+    ) -> Result<Response<FreezeReply>, Status> {
         let FreezeRequest { id, frozen } = request.into_inner();
         self.complete(|agent| async move { agent.freeze(&id, frozen).await }).await?;
         Ok(Response::new(FreezeReply {}))

@@ -54,7 +54,8 @@ struct State {
 /// [`Error::Invalid`]: it is a name of the node's.
 pub(crate) fn check_chosen(name: &str) -> Result<()> {
     if name == AUTO || is_automatic(name) {
-        let what = format!("\"{name}\" stands for templates of the node's own: choose another name");
+        let what =
+            format!("\"{name}\" stands for templates of the node's own: choose another name");
         return Err(Error::Invalid(what));
     }
     Ok(())
@@ -191,11 +192,9 @@ fn machine(record: &Record) -> v1::RunSpec {
     };
     match &record.network {
         None => v1::RunSpec { network: network::NONE.to_owned(), ..machine },
-        Some(network) => v1::RunSpec {
-            nic: network.nic.as_str().to_owned(),
-            queues: network.queues,
-            ..machine
-        },
+        Some(network) => {
+            v1::RunSpec { nic: network.nic.as_str().to_owned(), queues: network.queues, ..machine }
+        }
     }
 }
 
@@ -208,9 +207,8 @@ async fn name_of(node: &Node, record: &Record) -> Result<String> {
     let shape = Shape::of(record, &boots);
     // The kernel may be replaced by another one under the same path.
     let kernel = boot.kernel.clone();
-    let status = apart(move || {
-        std::fs::metadata(&kernel).map_err(Error::file("cannot read", kernel))
-    });
+    let status =
+        apart(move || std::fs::metadata(&kernel).map_err(Error::file("cannot read", kernel)));
     let status = status.await?;
     Ok(name_of_shape(&shape, status.len(), status.modified().ok()))
 }

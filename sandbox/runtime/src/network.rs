@@ -139,7 +139,8 @@ pub async fn isolate(node: &Node, sandbox: &Sandbox, spec: &RunSpec, mtu: u32) -
     made.map_err(|status| Error::Plane(status.message().to_owned()))?;
     let (queues, mac) = (spec.queues, ISOLATED_MAC.to_owned());
     let name = ISOLATED.to_owned();
-    enter(node, sandbox, Network { name, switch, mac, mtu, queues, nic, ..Network::default() }).await
+    enter(node, sandbox, Network { name, switch, mac, mtu, queues, nic, ..Network::default() })
+        .await
 }
 
 /// Returns the name of the switch of a sandbox whose interface leads nowhere.

@@ -2,9 +2,9 @@
 
 use slipway_agent_protocol::v1 as agent_v1;
 
+use crate::Result;
 use crate::record::{Record, SandboxState};
 use crate::target::Target;
-use crate::Result;
 
 /// Stops all processes of a container where they are.
 ///

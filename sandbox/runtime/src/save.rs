@@ -31,11 +31,7 @@ pub(crate) struct Saves {
 /// # Errors
 /// [`Error::Template`] if the machine has ended without it, with the reason; those of
 /// [`Node::create`].
-pub(crate) async fn make(
-    node: &Arc<Node>,
-    saves: Saves,
-    machine: v1::RunSpec,
-) -> Result<Manifest> {
+pub(crate) async fn make(node: &Arc<Node>, saves: Saves, machine: v1::RunSpec) -> Result<Manifest> {
     let spec = v1::RunSpec {
         name: format!("template-{}", name::new_id()),
         makes_pod: true,

@@ -133,6 +133,7 @@ impl Shim {
             events: Arc::clone(&pod.events),
             init: Arc::new(Process::new(String::new(), paths, run_in::Kind::Run(run))),
             execs: std::sync::Mutex::default(),
+            paused: Default::default(),
             private: None,
             copies: std::sync::Mutex::default(),
             message: None,
@@ -315,6 +316,22 @@ async fn a_pod_begins_with_the_template_that_its_annotation_names() {
     let run = &shim.daemon.runs()[0];
     assert_eq!((run.template.as_str(), run.memory_bytes), ("warm", 640 << 20));
     assert!(run.makes_pod && run.network_namespace == "/run/netns/cni-1");
+}
+
+#[tokio::test]
+async fn a_container_is_paused_and_goes_on() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.begin(Shim::made(&pod, "one", Paths::default())).await;
+    for (method, expected) in [("Pause", cd::Status::Paused), ("Resume", cd::Status::Running)] {
+        shim.on::<cd::Empty>(method, "one").await.unwrap();
+        let state = shim.on::<cd::StateResponse>("State", "one").await.unwrap();
+        assert_eq!(state.status, i32::from(expected));
+    }
+    let calls = shim.daemon.calls();
+    let name = format!("{}/one", pod.name);
+    assert_eq!(calls[calls.len() - 2..], [format!("pause {name}"), format!("resume {name}")]);
+    assert!(shim.on::<cd::Empty>("Pause", "two").await.is_err());
 }
 
 #[tokio::test]

@@ -120,6 +120,7 @@ fn a_privileged_container_has_its_guests_devices() {
     config["linux"]["readonlyPaths"] = json!([]);
     assert!(translated(config.clone()).unwrap().privileged);
     config["process"]["capabilities"]["bounding"] = json!(["CAP_SYS_ADMIN"]);
+    config["linux"]["devices"] = json!([]);
     assert!(!translated(config).unwrap().privileged);
 }
 
