@@ -13,7 +13,7 @@ use crate::target::Target;
 /// [`Error::Agent`](crate::Error::Agent) if the guest does not stop it; those of saving the record.
 pub(crate) async fn pause(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.lock().await;
-    if is_paused(target) {
+    if target.is_paused() {
         return Err(target.wrong_state("`slipway resume` has it go on"));
     }
     set(target, true).await
@@ -33,19 +33,10 @@ pub(crate) async fn resume(target: &Target) -> Result<()> {
 /// # Errors
 /// [`Error::WrongState`](crate::Error::WrongState): it is paused.
 pub(crate) fn check_runs(target: &Target) -> Result<()> {
-    match is_paused(target) {
+    match target.is_paused() {
         true => Err(target.wrong_state("`slipway resume` has it go on")),
         false => Ok(()),
     }
-}
-
-/// Returns whether a container is paused.
-pub(crate) fn is_paused(target: &Target) -> bool {
-    let name = &target.container.name;
-    target.sandbox.look(|record| match target.is_own() {
-        true => record.paused,
-        false => record.added(name).is_some_and(|added| added.paused),
-    })
 }
 
 async fn set(target: &Target, paused: bool) -> Result<()> {

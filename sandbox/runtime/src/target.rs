@@ -6,7 +6,7 @@ use crate::container::Container;
 use crate::record::{Added, PAUSED, Process, Settings};
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
-use crate::{Error, Result, pause, v1};
+use crate::{Error, Result, v1};
 
 /// A container together with its sandbox: the target of a call.
 #[derive(Clone)]
@@ -56,6 +56,14 @@ impl Target {
         })
     }
 
+    /// Returns whether the container's processes are stopped where they are.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.sandbox.look(|record| match self.is_own() {
+            true => record.paused,
+            false => record.added(&self.container.name).is_some_and(|added| added.paused),
+        })
+    }
+
     /// Returns the exit of the container, as far as it is known.
     pub(crate) fn exit(&self) -> v1::Exit {
         let exit = |status: Option<u32>, reason: &String, out_of_memory, message: &str| v1::Exit {
@@ -79,7 +87,7 @@ impl Target {
     pub(crate) fn wrong_state(&self, advice: &str) -> Error {
         Error::WrongState {
             name: self.name(),
-            state: match pause::is_paused(self) {
+            state: match self.is_paused() {
                 true => PAUSED.to_owned(),
                 false => self.container.state().as_str().to_owned(),
             },

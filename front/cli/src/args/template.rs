@@ -32,6 +32,7 @@ pub struct TemplateCreateArgs {
     pub network: NetworkArgs,
     /// MTU of the interface, for forks in networks of others, such as a CNI plugin's, with this MTU
     /// [default: that of the network]
-    #[arg(long, value_name = "BYTES", conflicts_with = "network", value_parser = clap::value_parser!(u32).range(68..=65535))]
+    #[arg(long, value_name = "BYTES", conflicts_with = "network",
+          value_parser = clap::value_parser!(u32).range(68..=65535))]
     pub mtu: Option<u32>,
 }

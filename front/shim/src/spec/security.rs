@@ -10,8 +10,8 @@ use super::oci::{Capabilities, DeviceRule, Oci, Process};
 const PRIVILEGED: [&str; 4] = ["CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_NET_ADMIN"];
 
 /// Returns whether a container is privileged: it has the capabilities of one, and all devices or no
-/// hidden and no read-only path. containerd gives no rule for devices to a privileged container of a
-/// runtime with `privileged_without_host_devices`.
+/// hidden and no read-only path. containerd gives a privileged container no rule for devices if the
+/// runtime has `privileged_without_host_devices`.
 pub(super) fn is_privileged(oci: &Oci) -> bool {
     let Some(capabilities) = &oci.process.capabilities else { return false };
     let has = |name: &str| capabilities.bounding.iter().any(|one| one == name);

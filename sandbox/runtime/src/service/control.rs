@@ -73,7 +73,7 @@ pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Erro
 /// # Errors
 /// A container of a pod does not end. A sandbox does in any case.
 pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Error> {
-    if pause::is_paused(target) {
+    if target.is_paused() {
         // It takes no other signal than SIGKILL while it is paused, and that is sent in any case.
         let _ = pause::resume(target).await;
     }
