@@ -123,7 +123,7 @@ answer = update({"pids": {"limit": 5}})
 assert b"is not implemented" in answer, answer
 P
 [ "$("$slipway" ps --json | grep -o '"cpus": [0-9]*')" = '"cpus": 2' ] || fail "after the update: $("$slipway" ps --json)"
-ok "an update of the CPU limit gives a CPU; memory without room, pause and other updates are refused"
+ok "an update of the CPU limit gives a CPU; memory without room and other updates are refused"
 
 # containerd dies and comes back: containers do not notice, and their ends are seen.
 run -d "$image" meanwhile sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 9' >/dev/null || fail "meanwhile: $(explain)"
