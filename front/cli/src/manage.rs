@@ -27,7 +27,7 @@ pub async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
 /// Runs `slipway ps`.
 pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
     let mut sandboxes = list(&mut client).await?;
-    sandboxes.retain(|one| !args.running || ["running", "paused"].contains(&&*one.state));
+    sandboxes.retain(|one| !args.running || runs(one));
     if args.quiet && !args.json {
         sandboxes.iter().for_each(|one| crate::say!("{}", one.name));
     } else {
@@ -250,6 +250,11 @@ pub async fn wait(mut client: SandboxClient, config: &Config, args: &NamesArg) -
     Ok(0)
 }
 
+/// Returns whether a sandbox's container runs, or is paused.
+fn runs(sandbox: &v1::Sandbox) -> bool {
+    ["running", "paused"].contains(&&*sandbox.state)
+}
+
 /// Calls `action` for each name, and prints each success and each error.
 async fn each<F>(names: &[String], action: impl Fn(String) -> F) -> Result<i32>
 where
@@ -401,7 +406,7 @@ async fn measure(
 ) -> Result<Vec<(String, v1::StatsReply)>> {
     let wanted = if names.is_empty() {
         let all = list(client).await?;
-        all.into_iter().filter(|one| one.state == "running").map(|one| one.name).collect()
+        all.into_iter().filter(runs).map(|one| one.name).collect()
     } else {
         names.to_vec()
     };

@@ -203,14 +203,6 @@ impl v1::plane_server::Plane for Service {
         blocking(move || template::learn(&plane, &request)).await
     }
 
-    async fn complete_fork(
-        &self,
-        request: Request<v1::CompleteForkRequest>,
-    ) -> Result<Response<v1::CompleteForkReply>, Status> {
-        let (plane, request) = (self.plane.clone(), request.into_inner());
-        blocking(move || template::complete(&plane, request)).await
-    }
-
     async fn create_switch(
         &self,
         request: Request<v1::CreateSwitchRequest>,

@@ -11,8 +11,6 @@ use crate::Plane;
 /// The part of a template, one in so many bytes, that may be copied ahead for each fork. One that
 /// touches all of its memory must not have all others take as much.
 const AHEAD: u64 = 2;
-/// The message for memory that is no sandbox's.
-const UNKNOWN: &str = "no sandbox has this memory";
 
 /// Has the pool give memory that begins as a file. Waits for the file's disk.
 pub(crate) fn add(
@@ -47,8 +45,8 @@ pub(crate) fn learn(
     request: &v1::LearnTemplateRequest,
 ) -> Result<v1::LearnTemplateReply, Status> {
     let (pool, name) = (pool(plane)?, name(&request.name)?);
-    let touched = pool.copied((request.device, request.inode));
-    let touched = touched.ok_or_else(|| Status::not_found(UNKNOWN))?;
+    let absent = || Status::not_found("no sandbox has this memory");
+    let touched = pool.copied((request.device, request.inode)).ok_or_else(absent)?;
     let absent = || Status::not_found(format!("the pool has no template {name}"));
     let most = stats(pool, name).ok_or_else(absent)?.held / AHEAD;
     let ahead_bytes = touched.iter().map(|range| range.end - range.start).sum();
@@ -60,19 +58,6 @@ pub(crate) fn learn(
         return Err(absent());
     }
     Ok(v1::LearnTemplateReply { ahead_bytes })
-}
-
-/// Copies the part of its template that a sandbox does not have yet.
-pub(crate) fn complete(
-    plane: &Plane,
-    request: v1::CompleteForkRequest,
-) -> Result<v1::CompleteForkReply, Status> {
-    let v1::CompleteForkRequest { device, inode } = request;
-    match pool(plane)?.copy_all((device, inode)) {
-        Ok(true) => Ok(v1::CompleteForkReply {}),
-        Ok(false) => Err(Status::not_found(UNKNOWN)),
-        Err(error) => Err(Status::resource_exhausted(format!("copying a template: {error}"))),
-    }
 }
 
 fn pool(plane: &Plane) -> Result<&Pool, Status> {

@@ -10,7 +10,6 @@ use slipway_ram::Template;
 use crate::background;
 use crate::lease::Lease;
 use crate::server::Server;
-use crate::settle::settle_all;
 use crate::shared::{Settings, Shared, Stats};
 use crate::shelf::Left;
 use crate::templates::NameTaken;
@@ -101,18 +100,6 @@ impl Pool {
     /// has this memory.
     pub fn copied(&self, identity: (u64, u64)) -> Option<Vec<Range<u64>>> {
         self.0.lent(identity).map(|memory| memory.copied())
-    }
-
-    /// Copies the part of its template that a sandbox does not have yet, so that another process
-    /// finds it in the sandbox's memory; `identity` is the device and inode number of that memory.
-    /// Returns `false` if no sandbox has this memory. Waits for the copy.
-    ///
-    /// # Errors
-    /// `ENOMEM`: the host has no memory left.
-    pub fn copy_all(&self, identity: (u64, u64)) -> std::io::Result<bool> {
-        let Some(memory) = self.0.lent(identity) else { return Ok(false) };
-        let copied = settle_all(&memory).map(|()| true);
-        copied.map_err(|_| rustix::io::Errno::NOMEM.into())
     }
 
     /// Returns the present figures.

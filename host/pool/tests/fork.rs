@@ -8,8 +8,6 @@
 #[path = "common/node.rs"]
 #[allow(dead_code)] // shared with other tests
 mod node;
-#[path = "common/own.rs"]
-mod own;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use node::{BYTES, Node, PATIENCE, connect};
-use own::Own;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
@@ -241,27 +238,6 @@ fn only_pages_that_are_needed_are_copied() {
 }
 
 #[test]
-fn another_process_finds_all_of_the_template_once_it_was_copied() {
-    let Some(node) = Node::new() else { return };
-    let (pool, _server) = pool(&node, true);
-    let own = Own::take(&node, request(Some(name())));
-    own.store(PAGE + 5, 7);
-    let status = rustix::fs::fstat(&own.lease.file).unwrap();
-    assert!(pool.copy_all((status.st_dev, status.st_ino)).unwrap());
-    assert!(!pool.copy_all((0, 0)).unwrap(), "no sandbox has this memory");
-    // By the file, as a process that knows no pool.
-    let mut bytes = vec![0; BYTES as usize];
-    rustix::io::pread(&own.lease.file, &mut bytes, 0).unwrap();
-    for (at, found) in bytes.iter().enumerate() {
-        assert_eq!(*found, if at == PAGE + 5 { 7 } else { byte(at) }, "{at}");
-    }
-    // The sandbox's faults go on, and it sees what the other process writes.
-    let at = HOLE.start * PAGE + 3;
-    rustix::io::pwrite(&own.lease.file, &[9], at as u64).unwrap();
-    assert_eq!((own.load(at), own.load(PAGE + 5), own.load(7 * PAGE)), (9, 7, byte(7 * PAGE)));
-}
-
-#[test]
 fn a_page_that_was_given_back_is_zeros_and_not_the_template() {
     let Some(node) = Node::new() else { return };
     let (_pool, _server) = pool(&node, true);
@@ -273,11 +249,51 @@ fn a_page_that_was_given_back_is_zeros_and_not_the_template() {
     assert_eq!((user.read(PAGE + 5), user.read(PAGE + 6)), (7, 0));
 }
 
+/// A fork's memory in this process.
+struct Own {
+    base: *mut u8,
+    lease: Lease,
+    _kept: (OwnedFd, OwnedFd),
+}
+
+// SAFETY: the mapping is accessed by volatile bytes only, and stays until the process ends.
+unsafe impl Sync for Own {}
+
+impl Own {
+    /// Takes memory for this process, which has both the guest's side and the device's.
+    fn take(node: &Node) -> Self {
+        let mut lease = Lease::ask(&node.socket(), request(Some(name()))).unwrap();
+        let connection = lease.connection.try_clone().unwrap();
+        let hand_over =
+            HandOver::begin(std::mem::replace(&mut lease.connection, connection)).unwrap();
+        let (prot, any) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
+        let len = BYTES as usize;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(any, len, prot, MapFlags::SHARED, &lease.file, 0) };
+        let base = base.unwrap().cast::<u8>();
+        let range = Range { address: base.addr() as u64, len: BYTES, offset: 0 };
+        let _kept = hand_over.finish(&[range]).unwrap();
+        Self { base, lease, _kept }
+    }
+
+    fn load(&self, at: usize) -> u8 {
+        assert!(at < BYTES as usize);
+        // SAFETY: within the mapping, which stays.
+        unsafe { self.base.add(at).read_volatile() }
+    }
+
+    fn store(&self, at: usize, value: u8) {
+        assert!(at < BYTES as usize);
+        // SAFETY: as above.
+        unsafe { self.base.add(at).write_volatile(value) };
+    }
+}
+
 #[test]
 fn a_device_and_a_guest_see_the_same_bytes() {
     let Some(node) = Node::new() else { return };
     let (pool, _server) = pool(&node, true);
-    let own = Own::take(&node, request(Some(name())));
+    let own = Own::take(&node);
     let map = device(&node, &own.lease);
     let memory = map.memory();
     let mut bytes = vec![0; BYTES as usize];
@@ -311,7 +327,7 @@ fn a_device_and_a_guest_see_the_same_bytes() {
 fn a_guest_and_devices_race_for_every_page() {
     let Some(node) = Node::new() else { return };
     let (_pool, _server) = pool(&node, true);
-    let own = Own::take(&node, request(Some(name())));
+    let own = Own::take(&node);
     let map = device(&node, &own.lease);
     let gate = std::sync::Barrier::new(3);
     let writer = |at: usize, value: u8, reverse: bool| {
@@ -348,7 +364,7 @@ fn a_guest_and_devices_race_for_every_page() {
 fn what_one_fork_touched_is_copied_ahead_for_the_next() {
     let Some(node) = Node::new() else { return };
     let (pool, _server) = pool(&node, true);
-    let own = Own::take(&node, request(Some(name())));
+    let own = Own::take(&node);
     let status = rustix::fs::fstat(&own.lease.file).unwrap();
     let identity = (status.st_dev, status.st_ino);
     assert_eq!(pool.copied(identity), Some(vec![]));

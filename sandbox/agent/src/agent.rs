@@ -213,8 +213,9 @@ impl Agent {
         let cgroup = container.cgroup.as_ref();
         let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
         let stopped = cgroup.freeze(frozen).await;
+        let what = if frozen { "stop" } else { "go on" };
         stopped
-            .map_err(|error| Status::failed_precondition(format!("{id} is not stopped: {error}")))
+            .map_err(|error| Status::failed_precondition(format!("{id} does not {what}: {error}")))
     }
 
     /// Puts files into a container that runs, and removes others.

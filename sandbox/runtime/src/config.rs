@@ -92,6 +92,8 @@ pub struct Config {
     /// one is ready on the switch of their network. Empty: none; each interface is made when its
     /// sandbox starts.
     pub vf_pool: String,
+    /// The most templates that the node makes by itself, for sandboxes with "auto"; 0: none.
+    pub auto_templates: u32,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
     /// excludes private networks. Both exclude link-local addresses, and with them a cloud's
     /// metadata.
@@ -134,6 +136,7 @@ impl Default for Config {
             keeper: false,
             network: "auto".into(),
             vf_pool: String::new(),
+            auto_templates: 8,
             network_reach: "all".into(),
             network_allow: Vec::new(),
             network_deny: Vec::new(),

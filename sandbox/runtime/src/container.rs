@@ -26,8 +26,9 @@ pub struct Container {
     input_end: Mutex<Option<mpsc::Receiver<Input>>>,
     log: PathBuf,
     state: watch::Sender<SandboxState>,
-    /// Held while the container is paused or goes on.
-    pub(crate) pausing: tokio::sync::Mutex<()>,
+    /// Held for writing while the container is paused or goes on, and for reading while a process
+    /// begins in it.
+    pub(crate) pausing: tokio::sync::RwLock<()>,
     /// The files for a container that is not created yet.
     copies: Mutex<Vec<File>>,
 }
@@ -43,7 +44,7 @@ impl Container {
             input_end: Mutex::new(Some(input_end)),
             log,
             state: watch::Sender::new(state),
-            pausing: tokio::sync::Mutex::default(),
+            pausing: tokio::sync::RwLock::default(),
             copies: Mutex::default(),
         })
     }

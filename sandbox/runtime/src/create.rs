@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use slipway_telemetry::Timeline;
 
-use crate::automatic::{self, AUTO};
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
 use crate::record::{
@@ -14,6 +13,7 @@ use crate::record::{
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
 use crate::security::Security;
+use crate::templates::AUTO;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
@@ -72,6 +72,9 @@ impl Node {
         }
         let copies = copies::check(&spec.files)?;
         let sandbox = Sandbox::new(record, store, lane);
+        if spec.template == AUTO {
+            sandbox.set_automatic();
+        }
         sandbox.own.set_copies(copies);
         self.enter(&sandbox)?;
         if let Err(error) = self.keep(&sandbox, spec, mtu).await {
@@ -95,7 +98,7 @@ impl Node {
     }
 
     /// Saves a new sandbox's record, then joins its network, or gives it an interface of its own
-    /// with this MTU unless that is 0. Then its machine is known, and so is the template for it.
+    /// with this MTU unless that is 0.
     async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec, mtu: u32) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;
@@ -103,11 +106,7 @@ impl Node {
         if mtu > 0 {
             return network::isolate(self, sandbox, spec, mtu).await;
         }
-        network::join(self, sandbox, spec).await?;
-        if spec.template == AUTO {
-            automatic::choose(self, sandbox).await?;
-        }
-        Ok(())
+        network::join(self, sandbox, spec).await
     }
 
     fn record(

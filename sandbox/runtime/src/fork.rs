@@ -8,7 +8,6 @@ use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
 use crate::record::{Device, Record};
-use crate::sandbox::Sandbox;
 use crate::templates::{Boots, Shape, Template};
 use crate::{Error, Result};
 
@@ -56,20 +55,6 @@ pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
         (!record.shares.is_empty(), "a sandbox with directories of the host boots: leave -v out"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
-}
-
-/// Has the pool copy the part of its template that a fork does not have yet: other processes find
-/// all of it in the fork's memory then. Does nothing for a sandbox that is no fork.
-///
-/// # Errors
-/// [`Error::Plane`].
-pub(crate) async fn complete(node: &Node, sandbox: &Sandbox) -> Result<()> {
-    let memory = sandbox.look(|record| record.template.as_ref().and(record.client_memory));
-    let Some(memory) = memory else { return Ok(()) };
-    let (device, inode) = memory.file;
-    let request = plane_v1::CompleteForkRequest { device, inode };
-    let completed = node.plane.clone().complete_fork(request).await;
-    completed.map(drop).map_err(|status| Error::Plane(status.message().to_owned()))
 }
 
 /// Attaches the disks of a fork to its functions, whose guests learn of them by the event of the

@@ -28,7 +28,7 @@
 //! - `resize` gives a running sandbox memory and takes it away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
-//!   with them; `automatic` chooses and makes templates for sandboxes that name none;
+//!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
@@ -90,6 +90,7 @@ mod target;
 mod templates;
 pub mod time;
 pub mod volume;
+mod warm;
 
 pub use config::{Config, find_library};
 pub use error::{Error, Result};

@@ -11,7 +11,7 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
-use crate::{Error, Result, automatic, function, network, save, sockets};
+use crate::{Error, Result, function, network, save, sockets, warm};
 
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
@@ -35,13 +35,12 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = match start(&node, &sandbox).await {
         Ok(running) => {
             sandbox.look(|record| node.starts.succeeded(&record.timeline));
-            automatic::make_later(&node, &sandbox);
+            warm::make_later(&node, &sandbox);
             running.wait(&sandbox).await
         }
         Err(error) => {
             if !sandbox.is_stopping() {
                 node.starts.failed();
-                automatic::distrust(&node, &sandbox.record(), &error).await;
             }
             Err(sockets::blame(&sandbox.record(), error).await)
         }

@@ -14,7 +14,6 @@ use slipway_image::{Cache, Image};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use tokio::sync::watch;
 
-use crate::automatic::Automatic;
 use crate::boot::{Boot, Known};
 use crate::config::Config;
 use crate::files::{Files, Lane};
@@ -26,7 +25,7 @@ use crate::sandbox::Sandbox;
 use crate::shared_root::SharedRoots;
 use crate::starts::Starts;
 use crate::target::Target;
-use crate::templates::Templates;
+use crate::templates::{Automatic, Templates};
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
@@ -77,7 +76,7 @@ pub struct Node {
     /// The machines that sandboxes can begin with.
     pub(crate) templates: Templates,
     /// The state of those that the node makes by itself.
-    pub(crate) automatic: Automatic,
+    pub(crate) automatic: Arc<Automatic>,
     /// The control groups that were made ahead.
     pub(crate) cgroups: Arc<Pool>,
     /// Counts of starts.
@@ -102,7 +101,7 @@ impl Node {
             config,
             roots,
             templates,
-            automatic: Automatic::default(),
+            automatic: Arc::default(),
             cgroups: Arc::new(cgroups),
             starts: Starts::default(),
             plane: parts.plane,

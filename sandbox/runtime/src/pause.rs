@@ -12,11 +12,15 @@ use crate::target::Target;
 /// [`Error::WrongState`](crate::Error::WrongState) if it does not run, or is paused already;
 /// [`Error::Agent`](crate::Error::Agent) if the guest does not stop it; those of saving the record.
 pub(crate) async fn pause(target: &Target) -> Result<()> {
-    let _turn = target.container.pausing.lock().await;
-    if target.is_paused() {
-        return Err(target.wrong_state("`slipway resume` has it go on"));
+    let _turn = target.container.pausing.write().await;
+    check_runs(target)?;
+    // A daemon that is killed in between leaves a container that seems paused: resuming mends it.
+    note(target, true).await?;
+    let paused = freeze(target, true).await;
+    if paused.is_err() {
+        note(target, false).await?;
     }
-    set(target, true).await
+    paused
 }
 
 /// Has a container go on. One that is not paused runs on.
@@ -24,11 +28,20 @@ pub(crate) async fn pause(target: &Target) -> Result<()> {
 /// # Errors
 /// As for [`pause`].
 pub(crate) async fn resume(target: &Target) -> Result<()> {
-    let _turn = target.container.pausing.lock().await;
-    set(target, false).await
+    let _turn = target.container.pausing.write().await;
+    freeze(target, false).await?;
+    note(target, false).await
 }
 
-/// Checks that a container can run one more process.
+/// Has a container go on if it is paused: it takes no signal but SIGKILL until then.
+///
+/// # Errors
+/// As for [`pause`].
+pub(crate) async fn resume_paused(target: &Target) -> Result<()> {
+    if target.is_paused() { resume(target).await } else { Ok(()) }
+}
+
+/// Checks that a container is not paused, so that one more process can begin in it.
 ///
 /// # Errors
 /// [`Error::WrongState`](crate::Error::WrongState): it is paused.
@@ -39,16 +52,19 @@ pub(crate) fn check_runs(target: &Target) -> Result<()> {
     }
 }
 
-async fn set(target: &Target, paused: bool) -> Result<()> {
+async fn freeze(target: &Target, frozen: bool) -> Result<()> {
     target.has_process()?;
     if target.container.state() != SandboxState::Running {
         return Err(target.wrong_state("its process does not run"));
     }
-    let request = agent_v1::FreezeRequest { id: target.container.name.clone(), frozen: paused };
+    let request = agent_v1::FreezeRequest { id: target.container.name.clone(), frozen };
     let agent = target.sandbox.agent()?;
-    agent.call(|mut client| async move { client.freeze(request).await }).await?;
-    let is_own = target.is_own();
-    let name = target.container.name.clone();
+    agent.call(|mut client| async move { client.freeze(request).await }).await.map(drop)
+}
+
+/// Records whether a container is paused.
+async fn note(target: &Target, paused: bool) -> Result<()> {
+    let (is_own, name) = (target.is_own(), target.container.name.clone());
     let change = move |record: &mut Record| match record.added_mut(&name) {
         _ if is_own => record.paused = paused,
         Some(added) => added.paused = paused,

@@ -24,7 +24,7 @@ use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
-use crate::{Error, Result, copies, function, log, name, process, shares};
+use crate::{Error, Result, copies, function, log, name, pause, process, shares};
 
 /// The most containers of a pod, ended ones included.
 const MOST: usize = 256;
@@ -465,6 +465,7 @@ pub(crate) async fn stop(target: &Target, patience: Duration) -> Result<()> {
             .map_or(libc::SIGTERM as u32, |added| added.settings.stop_signal)
     });
     let asked = async {
+        pause::resume_paused(target).await?;
         let request =
             agent_v1::SignalRequest { process: target.container.process(), signal, all: false };
         let agent = target.sandbox.agent()?;

@@ -1,5 +1,6 @@
 //! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_hypervisor::{GuestMemory, Vm};
@@ -45,6 +46,9 @@ pub struct Sandbox {
     root: Mutex<Option<Arc<SharedRoot>>>,
     /// The guest's memory, while a template is made of it.
     memory: Mutex<Option<GuestMemory>>,
+    /// Set if the node chooses the template that it begins with. Not kept across a restart of the
+    /// daemon: then it boots.
+    automatic: AtomicBool,
     /// The name of the template that it would have begun with, had the node had that.
     wanted_template: OnceLock<String>,
     stopping: watch::Sender<bool>,
@@ -86,6 +90,7 @@ impl Sandbox {
             vm: Mutex::new(None),
             root: Mutex::new(None),
             memory: Mutex::new(None),
+            automatic: AtomicBool::new(false),
             wanted_template: OnceLock::new(),
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
@@ -98,9 +103,19 @@ impl Sandbox {
         })
     }
 
+    /// Has the node choose the template that the sandbox begins with.
+    pub(crate) fn set_automatic(&self) {
+        self.automatic.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the node chooses the template that the sandbox begins with.
+    pub(crate) fn is_automatic(&self) -> bool {
+        self.automatic.load(Ordering::Relaxed)
+    }
+
     /// Notes the name of the template that the sandbox would have begun with.
     pub(crate) fn want_template(&self, name: String) {
-        // Noted once, when the sandbox is made.
+        // Noted once, when the sandbox starts.
         let _ = self.wanted_template.set(name);
     }
 

@@ -30,7 +30,8 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::time::realtime_ns;
 use crate::{
-    Error, Result, emulated, fork, function, name, network, resize, root, shares, sockets,
+    Error, Result, automatic, emulated, fork, function, name, network, resize, root, shares,
+    sockets,
 };
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
@@ -105,7 +106,8 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     }
     let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
-    let carry = stages.run("container", or_end(&*vm, container)).await?;
+    let carried = stages.run("container", or_end(&*vm, container)).await;
+    let carry = trusted(node, sandbox, &template, carried).await?;
     if let Some(template) = &template {
         fork::learn(node, template, memory).await;
     } else {
@@ -140,11 +142,9 @@ pub(crate) async fn boot_guest(
         }
     });
     recorded.await?;
+    let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
     let record = sandbox.record();
     let run_dir = node.run_dir(&record.id);
-    let template = fork::template(node, &record).await?;
-    let memory = guest_memory(node, sandbox, &record, template.as_deref());
-    let memory = stages.run("memory", memory).await?;
     let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
     let name = record.saves.as_ref().or(record.template.as_ref());
     if let Some(name) = name
@@ -216,7 +216,14 @@ pub(crate) async fn boot_guest(
         }
         Some(_) => {
             // The guest looks at its disks once it has answered.
-            let agent = stages.run("resume", boot(node, sandbox, &*vm)).await?.0;
+            let agent = trusted(
+                node,
+                sandbox,
+                &template,
+                stages.run("resume", boot(node, sandbox, &*vm)).await,
+            )
+            .await?
+            .0;
             let disks = function::ids(&record).collect::<Vec<_>>().into_iter().zip(later);
             stages.run("disks", fork::attach(node, disks)).await?;
             agent
@@ -225,6 +232,52 @@ pub(crate) async fn boot_guest(
     dma_stages(node, stages, &record.id).await?;
     let memory = (client.device, client.inode);
     Ok(Booted { vm, agent, memory, template, at_ns })
+}
+
+/// Returns the outcome of a stage of a sandbox that may be a fork. A machine that failed is held
+/// against its template.
+async fn trusted<T>(
+    node: &Node,
+    sandbox: &Sandbox,
+    template: &Option<Arc<Template>>,
+    outcome: Result<T>,
+) -> Result<T> {
+    if let (Err(error), Some(template)) = (&outcome, template) {
+        automatic::distrust(node, sandbox, template, error).await;
+    }
+    outcome
+}
+
+/// Finds the template that a sandbox begins with, if any, and makes the sandbox's memory. A sandbox
+/// for which the node chose the template boots if it cannot have that memory.
+async fn begin_memory(
+    node: &Node,
+    sandbox: &Sandbox,
+    uid: u32,
+) -> Result<(Option<Arc<Template>>, GuestMemory)> {
+    if leaves_choice(node, sandbox, uid).await?
+        && let Some(template) = automatic::choose(node, sandbox).await?
+    {
+        match guest_memory(node, sandbox, &sandbox.record(), Some(&template)).await {
+            Ok(memory) => return Ok((Some(template), memory)),
+            Err(error) => automatic::decline(sandbox, &error),
+        }
+    }
+    let record = sandbox.record();
+    let template = fork::template(node, &record).await?;
+    let memory = guest_memory(node, sandbox, &record, template.as_deref()).await?;
+    Ok((template, memory))
+}
+
+/// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that saves
+/// machines.
+async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
+    if !sandbox.is_automatic() || node.config.auto_templates == 0 {
+        return Ok(false);
+    }
+    let record = sandbox.record();
+    let spec = vm_spec(node, &record, uid, GuestMemory::new(record.memory_bytes)?).await?;
+    Ok(node.hypervisor.capabilities(&spec).await?.saves_machines)
 }
 
 /// Returns the limits of a sandbox's VMM.

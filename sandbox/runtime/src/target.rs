@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::container::Container;
-use crate::record::{Added, PAUSED, Process, Settings};
+use crate::record::{Added, PAUSED, Process, SandboxState, Settings};
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::{Error, Result, v1};
@@ -58,7 +58,8 @@ impl Target {
 
     /// Returns whether the container's processes are stopped where they are.
     pub(crate) fn is_paused(&self) -> bool {
-        self.sandbox.look(|record| match self.is_own() {
+        let runs = self.container.state() == SandboxState::Running;
+        runs && self.sandbox.look(|record| match self.is_own() {
             true => record.paused,
             false => record.added(&self.container.name).is_some_and(|added| added.paused),
         })

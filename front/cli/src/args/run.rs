@@ -32,8 +32,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Begin with the machine of a template in place of booting; `slipway template` makes one, with
-    /// the same memory, CPUs, kernel and kind of network. "auto": with one that the node makes after
-    /// the first start
+    /// the same memory, CPUs, kernel and kind of network. "auto": with one that the node makes
+    /// after the first start
     #[arg(long, value_name = "TEMPLATE", conflicts_with = "pod")]
     pub from: Option<String>,
     #[command(flatten)]

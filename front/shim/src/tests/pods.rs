@@ -311,9 +311,12 @@ async fn a_pod_begins_with_the_template_that_its_annotation_names() {
     shim.create("own", with(&[("dev.slipway.template", "auto"), ("dev.slipway.memory", "2G")]))
         .await
         .unwrap();
+    shim.on::<cd::StartResponse>("Start", "own").await.unwrap();
+    let run = &shim.daemon.runs()[0];
+    assert_eq!((run.template.as_str(), run.memory_bytes), ("auto", 2 << 30));
     shim.create("pod", with(&[("dev.slipway.template", "warm")])).await.unwrap();
     shim.on::<cd::StartResponse>("Start", "pod").await.unwrap();
-    let run = &shim.daemon.runs()[0];
+    let run = &shim.daemon.runs()[1];
     assert_eq!((run.template.as_str(), run.memory_bytes), ("warm", 640 << 20));
     assert!(run.makes_pod && run.network_namespace == "/run/netns/cni-1");
 }

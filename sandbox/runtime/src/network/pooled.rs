@@ -30,7 +30,7 @@ pub fn check(spec: &RunSpec, nic: Nic) -> Result<()> {
         return Ok(());
     }
     let what = "an interface of a pool is virtio with one queue pair, and no template's: leave out \
-                --nic, --queues and --template, or --vf";
+                --nic, --queues and --from, or --vf";
     Err(Error::Invalid(what.to_owned()))
 }
 

@@ -73,10 +73,6 @@ pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Erro
 /// # Errors
 /// A container of a pod does not end. A sandbox does in any case.
 pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Error> {
-    if target.is_paused() {
-        // It takes no other signal than SIGKILL while it is paused, and that is sent in any case.
-        let _ = pause::resume(target).await;
-    }
     if !target.is_own() {
         let is_live = target.container.state().is_live();
         return if is_live { pod::stop(target, patience).await } else { Ok(()) };
@@ -100,6 +96,7 @@ async fn stop_own(target: &Target, patience: Duration) {
     let signal = target.look(|settings| settings.stop_signal);
     for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, Duration::from_secs(5))] {
         let asked = async {
+            pause::resume_paused(target).await?;
             send_signal(target, signal).await?;
             target.container.wait_state(|state| !state.is_live()).await;
             Ok::<_, Error>(())

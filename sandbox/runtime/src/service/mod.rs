@@ -219,6 +219,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         };
         let target = self.node.target(&spec.name)?;
         target.has_process()?;
+        let _turn = target.container.pausing.read().await;
         pause::check_runs(&target)?;
         let agent = target.sandbox.agent()?;
         let session = agent.session(&target.sandbox.name)?;

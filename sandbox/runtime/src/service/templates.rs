@@ -6,8 +6,11 @@ use tonic::{Request, Response, Status};
 
 use crate::node::Node;
 use crate::save::{self, Saves};
-use crate::templates::{Interface, Manifest};
-use crate::{Error, Result, automatic, name, v1};
+use crate::templates::{Interface, Manifest, check_chosen};
+use crate::{Error, Result, name, v1};
+
+/// The MTUs that an interface can have, bytes.
+const MTUS: std::ops::RangeInclusive<u32> = 68..=65535;
 
 /// The gRPC service for templates.
 pub struct TemplateService(
@@ -42,15 +45,24 @@ impl v1::templates_server::Templates for TemplateService {
 async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<v1::Template> {
     let v1::CreateTemplateRequest { name, machine, mtu } = request;
     name::check_template(&name)?;
-    automatic::check_chosen(&name)?;
+    check_chosen(&name)?;
     let machine = machine.unwrap_or_default();
     let invalid = |why: &str| Err(Error::Invalid(why.to_owned()));
     if !machine.template.is_empty() || !machine.pod.is_empty() || !machine.socket_engine.is_empty()
     {
         return invalid("a template boots by itself, without a socket function");
     }
-    if mtu > 0 && !machine.network.is_empty() {
-        return invalid("an interface with an MTU of its own is in no network: name none");
+    let in_network = !(machine.network.is_empty() && machine.network_namespace.is_empty())
+        || !(machine.mac.is_empty() && machine.addresses.is_empty() && machine.publish.is_empty())
+        || !machine.vf_pool.is_empty()
+        || machine.wait_network;
+    if mtu > 0 && in_network {
+        return invalid(
+            "an interface with an MTU of its own is in no network: leave its settings out",
+        );
+    }
+    if mtu != 0 && !MTUS.contains(&mtu) {
+        return invalid("an MTU is 68 to 65535 bytes");
     }
     let made = save::make(node, Saves { name, mtu }, machine).await?;
     Ok(describe(&made))

@@ -25,7 +25,7 @@ use crate::node::Node;
 use crate::record::{ClientMemory, MountedTree, Record, Share, ShareServer};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, fork, v1};
+use crate::{Error, Result, v1};
 
 /// The tag by which a guest finds the device.
 const TAG: &str = "shares";
@@ -183,8 +183,11 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
     if shares.is_empty() {
         return Ok(());
     }
-    // Their server, another process, finds in a fork's memory what was copied.
-    fork::complete(node, sandbox).await?;
+    if sandbox.look(|record| record.template.is_some()) {
+        // Its server, another process, would not find the template's bytes in the pod's memory.
+        let why = "a pod that began with a template has no directories of the host";
+        return Err(Error::Invalid(why.to_owned()));
+    }
     let _turn = sandbox.shares.lock().await;
     let files = Arc::new(server::of_pod(node, sandbox).await?);
     for (position, share) in shares.iter().enumerate() {

@@ -8,9 +8,11 @@
 //! (the module `fork`). Its guest finds its drivers in place; it gets its disks, its addresses and
 //! its identity like one that has booted.
 
+mod automatic;
 pub(crate) mod manifest;
 pub(crate) mod pages;
 mod store;
 
+pub(crate) use automatic::{AUTO, Automatic, PREFIX, check_chosen, is_automatic};
 pub(crate) use manifest::{Boots, Interface, Manifest, Saved, Shape};
 pub(crate) use store::{Template, Templates, Unfinished, apart, digest};

@@ -1,0 +1,145 @@
+//! The state of the templates that a node makes by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::Manifest;
+use crate::lock::lock;
+use crate::{Error, Result};
+
+/// The word for the template that the node chooses, and makes if there is none.
+pub(crate) const AUTO: &str = "auto";
+/// The beginning of the names of templates that the node makes by itself.
+pub(crate) const PREFIX: &str = "auto-";
+/// The most templates that wait to be made.
+const MOST_PENDING: usize = 16;
+/// The time after which a template that could not be made is tried again.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// The state of the templates that a node makes by itself.
+#[derive(Default)]
+pub(crate) struct Automatic {
+    /// Held while one is made: each takes a machine's memory and time.
+    pub(crate) making: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The names of those that are being made, or wait for it.
+    pending: BTreeSet<String>,
+    /// The times at which sandboxes of this daemon last began with them.
+    used: BTreeMap<String, Instant>,
+    /// The times at which they could not be made.
+    failed: BTreeMap<String, Instant>,
+}
+
+/// Checks the name of a template that a user makes.
+///
+/// # Errors
+/// [`Error::Invalid`]: it is a name of the node's.
+pub(crate) fn check_chosen(name: &str) -> Result<()> {
+    if name == AUTO || is_automatic(name) {
+        let what =
+            format!("\"{name}\" stands for templates of the node's own: choose another name");
+        return Err(Error::Invalid(what));
+    }
+    Ok(())
+}
+
+pub(crate) fn is_automatic(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+impl Automatic {
+    /// Notes that a sandbox begins with the template, or that it was made.
+    pub(crate) fn used(&self, name: &str) {
+        lock(&self.state).used.insert(name.to_owned(), Instant::now());
+    }
+
+    /// Notes that the template could not be made.
+    pub(crate) fn failed(&self, name: &str) {
+        lock(&self.state).failed.insert(name.to_owned(), Instant::now());
+    }
+
+    /// Notes that a template is to be made. Returns `None` if it is already, could not be made a
+    /// while ago, or too many are.
+    pub(crate) fn begin(self: &Arc<Self>, name: &str) -> Option<Pending> {
+        let mut state = lock(&self.state);
+        state.failed.retain(|_, at| at.elapsed() < AGAIN);
+        let may = !state.failed.contains_key(name) && state.pending.len() < MOST_PENDING;
+        let begun = may && state.pending.insert(name.to_owned());
+        drop(state);
+        begun.then(|| Pending { of: Arc::clone(self), name: name.to_owned() })
+    }
+
+    /// Returns those of the node's own templates in `all` that are too many, if at most `most` are
+    /// kept.
+    pub(crate) fn surplus(&self, all: &[Manifest], most: usize) -> Vec<String> {
+        let state = lock(&self.state);
+        let mut own: Vec<_> = all.iter().filter(|one| is_automatic(&one.name)).collect();
+        // Those that this daemon has not used go first, the oldest before the others.
+        own.sort_by_key(|one| (state.used.get(&one.name).copied(), one.created_ns));
+        let count = own.len().saturating_sub(most);
+        own.into_iter().take(count).map(|one| one.name.clone()).collect()
+    }
+}
+
+/// A template that is being made, or waits for it.
+pub(crate) struct Pending {
+    of: Arc<Automatic>,
+    /// The template's name.
+    pub(crate) name: String,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        lock(&self.of.state).pending.remove(&self.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::tests::manifest;
+    use super::*;
+
+    #[test]
+    fn names_of_the_nodes_own_templates_cannot_be_chosen() {
+        assert!(check_chosen("web").is_ok() && check_chosen("automatic").is_ok());
+        for name in [AUTO, "auto-0123456789ab"] {
+            assert!(check_chosen(name).unwrap_err().to_string().contains("of the node's own"));
+        }
+    }
+
+    #[test]
+    fn one_template_too_many_is_the_one_that_was_not_used_for_the_longest_time() {
+        let automatic = Automatic::default();
+        let own = |at: u64| {
+            let mut own = manifest(&format!("{PREFIX}{at}"));
+            own.created_ns = at;
+            own
+        };
+        let mut all: Vec<_> = (1..=2).map(own).collect();
+        all.push(manifest("web"));
+        assert!(automatic.surplus(&all, 2).is_empty(), "those of users do not count");
+        all.push(own(3));
+        assert_eq!(automatic.surplus(&all, 2), ["auto-1"], "the oldest, of those that nobody used");
+        automatic.used("auto-1");
+        assert_eq!(automatic.surplus(&all, 2), ["auto-2"]);
+        assert_eq!(automatic.surplus(&all, 0).len(), 3);
+    }
+
+    #[test]
+    fn a_template_is_made_once_at_a_time_and_not_at_once_after_a_failure() {
+        let automatic = Arc::new(Automatic::default());
+        let first = automatic.begin("auto-a").unwrap();
+        assert!(automatic.begin("auto-a").is_none());
+        drop(first);
+        assert!(automatic.begin("auto-a").is_some(), "the first has ended");
+        automatic.failed("auto-a");
+        assert!(automatic.begin("auto-a").is_none());
+        let begun = (0..99).filter_map(|n| automatic.begin(&format!("auto-c{n}")));
+        assert_eq!(begun.collect::<Vec<_>>().len(), MOST_PENDING);
+    }
+}
