@@ -93,6 +93,32 @@ awk '$0 != "line " NR { print NR ": " $0; exit 1 }' "$work/lines" || fail "the l
 [ "$(disks "$id" | wc -l)" = 4 ] || fail "disks after three kills: $(disks "$id")"
 ok "containers go on through three deaths of the daemon, $(wc -l <"$work/lines") lines in order"
 
+# A paused container stays where it is, also across a death of the daemon. A stop has it go on first.
+ticks='i=0; trap "exit 6" TERM; while :; do i=$((i + 1)); echo $i; sleep 0.05; done'
+lines_of() { s logs pod/ticks | wc -l; }
+grew() { [ "$(lines_of)" -gt "$1" ]; }
+s run -d --pod pod --name ticks "$image" -- sh -c "$ticks" >/dev/null || fail "ticks: $(explain)"
+wait_until 30 grew 2 || fail "ticks writes nothing: $(explain)"
+s pause pod/ticks >/dev/null || fail "pause: $(explain)"
+is ticks paused && is a running || fail "after pause: $(s ps; explain)"
+before=$(sleep 1; lines_of)
+refused 'is paused: `slipway resume`' exec pod/ticks -- true
+refused 'is paused' pause pod/ticks
+refused 'is a pod' pause pod
+end_daemon KILL
+start_daemon
+is ticks paused && in_pod a true || fail "after a kill: $(s ps; explain)"
+sleep 1
+[ "$(lines_of)" = "$before" ] || fail "a paused container wrote: $before lines, then $(lines_of)"
+s resume pod/ticks >/dev/null && is ticks running || fail "resume: $(explain)"
+wait_until 30 grew "$before" || fail "it does not go on: $(explain)"
+s pause pod/ticks >/dev/null || fail "pause: $(explain)"
+s stop --time 60 pod/ticks >/dev/null && [ "$(s wait pod/ticks)" = 6 ] || fail "stop: $(s ps; explain)"
+s run -d --pod pod --name held "$image" -- sleep 1000 >/dev/null && s pause pod/held >/dev/null || fail "held: $(explain)"
+s kill --signal KILL pod/held >/dev/null && [ "$(s wait pod/held)" = 137 ] || fail "SIGKILL: $(s ps; explain)"
+is held exited && s rm pod/ticks pod/held >/dev/null || fail "after pauses: $(s ps)"
+ok "a container is paused and goes on, and ends by a stop, or by SIGKILL, while it is paused"
+
 refused 'is a pod' exec pod -- true
 refused "more than the 512 MiB of the pod's microVM" update pod/b --memory 4G
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 100663296 ] || fail "a refused update changed a limit"

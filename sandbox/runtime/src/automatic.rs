@@ -18,9 +18,10 @@ use crate::{Error, Result, fork};
 
 /// The hexadecimal digits of a machine's digest in such a name.
 const DIGITS: usize = 12;
+
 /// Returns the template of the machine of a sandbox that leaves the choice to the node and is about
-/// to start on a VMM that saves machines. Returns `None` if there is no such template yet, or if the
-/// sandbox can be no fork.
+/// to start on a VMM that saves machines. Returns `None` if there is no such template yet, or if
+/// the sandbox can be no fork.
 ///
 /// # Errors
 /// Those of finding the sandbox's boot files.
@@ -48,7 +49,7 @@ pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<
 
 /// Has a sandbox boot that cannot have the memory of the template that was chosen for it.
 pub(crate) fn decline(sandbox: &Sandbox, error: &Error) {
-    tracing::warn!(sandbox = sandbox.name, %error, "it boots in place of beginning with a template");
+    tracing::warn!(sandbox = sandbox.name, %error, "it boots, without a template");
     sandbox.note(|record| record.template = None);
 }
 

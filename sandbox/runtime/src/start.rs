@@ -269,8 +269,8 @@ async fn begin_memory(
     Ok((template, memory))
 }
 
-/// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that saves
-/// machines.
+/// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that
+/// saves machines.
 async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
     if !sandbox.is_automatic() || node.config.auto_templates == 0 {
         return Ok(false);
