@@ -52,20 +52,23 @@ async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<
     {
         return invalid("a template boots by itself, without a socket function");
     }
-    let in_network = !(machine.network.is_empty() && machine.network_namespace.is_empty())
-        || !(machine.mac.is_empty() && machine.addresses.is_empty() && machine.publish.is_empty())
-        || !machine.vf_pool.is_empty()
-        || machine.wait_network;
-    if mtu > 0 && in_network {
-        return invalid(
-            "an interface with an MTU of its own is in no network: leave its settings out",
-        );
+    if mtu > 0 && asks_for_network(&machine) {
+        return invalid("an interface with an MTU of its own is in no network: leave that out");
     }
     if mtu != 0 && !MTUS.contains(&mtu) {
         return invalid("an MTU is 68 to 65535 bytes");
     }
     let made = save::make(node, Saves { name, mtu }, machine).await?;
     Ok(describe(&made))
+}
+
+/// Returns whether a machine's description says anything of a network.
+fn asks_for_network(machine: &v1::RunSpec) -> bool {
+    let texts = [&machine.network, &machine.network_namespace, &machine.mac, &machine.vf_pool];
+    let lists = [&machine.addresses, &machine.publish];
+    texts.iter().any(|text| !text.is_empty())
+        || lists.iter().any(|list| !list.is_empty())
+        || machine.wait_network
 }
 
 /// Describes a template.
