@@ -144,7 +144,6 @@ templates | grep -qx 'auto-[0-9a-f]* 256 1 virtio' || fail "templates: $(templat
 [ "$(automatic --memory 320M --network none)" = boot ] || fail "another machine: $(templates) $(explain)"
 wait_until 120 has 2 || fail "no second template is made: $(templates) $(explain)"
 [ "$(automatic --memory 320M --network none)" = fork ] || fail "another machine boots again: $(templates) $(explain)"
-[ "$(automatic -v "$work:/data")" = boot ] || fail "a sandbox with a directory of the host: $(explain)"
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
 ok "the node makes a template of each machine that is asked for with --from auto, and the next such sandbox is a fork"
 
