@@ -147,7 +147,7 @@ wait_until 120 has 2 || fail "no second template is made: $(templates) $(explain
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
 ok "the node makes a template of each machine that is asked for with --from auto, and the next such sandbox is a fork"
 
-# One that is damaged is no error: the next sandbox boots, and it is made anew.
+# A damaged template is no error: the next sandbox boots, and the node makes the template again.
 end_daemon TERM
 for damaged in "$SLIPWAY_DATA_DIR"/templates/auto-*; do
     printf X | dd of="$damaged/memory" bs=1 seek=$((1 << 20)) conv=notrunc 2>/dev/null

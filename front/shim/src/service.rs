@@ -109,8 +109,8 @@ impl Service {
             "Stats" => answer(self.stats(&request(payload)?).await),
             "Connect" => answer(Ok(self.connect(&request(payload)?))),
             "Shutdown" => answer(Ok(self.shutdown())),
-            "Pause" => answer(self.pause(request(payload)?).await),
-            "Resume" => answer(self.resume(request(payload)?).await),
+            "Pause" => answer(self.set_paused(request(payload)?, true).await),
+            "Resume" => answer(self.set_paused(request(payload)?, false).await),
             "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
         }
@@ -265,23 +265,22 @@ impl Service {
         Ok(cd::Empty {})
     }
 
-    async fn pause(&self, request: cd::ProcessRequest) -> Result<cd::Empty, Failure> {
+    /// Stops the processes of a task where they are, or has them go on.
+    async fn set_paused(
+        &self,
+        request: cd::ProcessRequest,
+        paused: bool,
+    ) -> Result<cd::Empty, Failure> {
         let task = self.tasks.find(&request.id)?;
+        let (name, container_id) = (v1::Name { name: task.name.clone() }, task.id.clone());
         let mut client = self.daemon.connect().await?;
-        let paused = client.pause(v1::Name { name: task.name.clone() }).await;
-        paused.map_err(|status| failure(&status))?;
-        task.paused.store(true, Ordering::Relaxed);
-        self.events.publish(&Event::Paused(cd::TaskPaused { container_id: task.id.clone() }));
-        Ok(cd::Empty {})
-    }
-
-    async fn resume(&self, request: cd::ProcessRequest) -> Result<cd::Empty, Failure> {
-        let task = self.tasks.find(&request.id)?;
-        let mut client = self.daemon.connect().await?;
-        let resumed = client.resume(v1::Name { name: task.name.clone() }).await;
-        resumed.map_err(|status| failure(&status))?;
-        task.paused.store(false, Ordering::Relaxed);
-        self.events.publish(&Event::Resumed(cd::TaskResumed { container_id: task.id.clone() }));
+        let (done, event) = match paused {
+            true => (client.pause(name).await, Event::Paused(cd::TaskPaused { container_id })),
+            false => (client.resume(name).await, Event::Resumed(cd::TaskResumed { container_id })),
+        };
+        done.map_err(|status| failure(&status))?;
+        task.paused.store(paused, Ordering::Relaxed);
+        self.events.publish(&event);
         Ok(cd::Empty {})
     }
 

@@ -14,6 +14,7 @@ use slipway_agent_protocol::v1::{
 };
 use tonic::{Code, Status};
 
+use crate::cgroup::Cgroup;
 use crate::container::{Container, Places, check_name, check_process, hold_processes};
 use crate::log;
 use crate::process::{Failure, Process};
@@ -201,8 +202,7 @@ impl Agent {
     /// Changes the limits of a container.
     pub fn update(&self, request: &UpdateContainerRequest) -> Result<(), Status> {
         let container = self.container(&request.id)?;
-        let cgroup = container.cgroup.as_ref();
-        let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
+        let cgroup = cgroup_of(&container)?;
         let limited = cgroup.limit(&request.resources.unwrap_or_default());
         limited.map_err(|error| Status::failed_precondition(format!("{error:#}")))
     }
@@ -210,8 +210,7 @@ impl Agent {
     /// Stops all processes of a container where they are, or has them go on.
     pub async fn freeze(&self, id: &str, frozen: bool) -> Result<(), Status> {
         let container = self.container(id)?;
-        let cgroup = container.cgroup.as_ref();
-        let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
+        let cgroup = cgroup_of(&container)?;
         let stopped = cgroup.freeze(frozen).await;
         let what = if frozen { "stop" } else { "go on" };
         stopped
@@ -230,8 +229,7 @@ impl Agent {
             return Ok(self.all_stats());
         }
         let container = self.container(id)?;
-        let cgroup = container.cgroup.as_ref();
-        let cgroup = cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))?;
+        let cgroup = cgroup_of(&container)?;
         Ok(crate::stats::of_container(cgroup))
     }
 
@@ -280,6 +278,12 @@ fn pid(process: &Process) -> u32 {
 
 fn invalid(error: anyhow::Error) -> Status {
     Status::invalid_argument(format!("{error:#}"))
+}
+
+/// Returns a container's control group, which there is where the kernel has cgroup2.
+fn cgroup_of(container: &Container) -> Result<&Cgroup, Status> {
+    let cgroup = container.cgroup.as_ref();
+    cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))
 }
 
 /// Converts a failure to a gRPC status. A failure of the program itself carries

@@ -24,7 +24,7 @@ const DIGITS: usize = 12;
 /// the sandbox can be no fork.
 ///
 /// # Errors
-/// Those of finding the sandbox's boot files.
+/// The errors of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<Template>>> {
     let record = sandbox.record();
     if fork::cannot_fork(&record).is_some() || record.memory.room() > 0 {

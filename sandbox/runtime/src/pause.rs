@@ -13,6 +13,7 @@ use crate::target::Target;
 /// [`Error::Agent`](crate::Error::Agent) if the guest does not stop it; those of saving the record.
 pub(crate) async fn pause(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.write().await;
+    check_running(target)?;
     check_runs(target)?;
     // A daemon that is killed in between leaves a container that seems paused: resuming mends it.
     note(target, true).await?;
@@ -29,6 +30,7 @@ pub(crate) async fn pause(target: &Target) -> Result<()> {
 /// As for [`pause`].
 pub(crate) async fn resume(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.write().await;
+    check_running(target)?;
     freeze(target, false).await?;
     note(target, false).await
 }
@@ -52,11 +54,16 @@ pub(crate) fn check_runs(target: &Target) -> Result<()> {
     }
 }
 
-async fn freeze(target: &Target, frozen: bool) -> Result<()> {
+/// Checks that a container has a process that runs, paused or not.
+fn check_running(target: &Target) -> Result<()> {
     target.has_process()?;
-    if target.container.state() != SandboxState::Running {
-        return Err(target.wrong_state("its process does not run"));
+    match target.container.state() {
+        SandboxState::Running => Ok(()),
+        _ => Err(target.wrong_state("its process does not run")),
     }
+}
+
+async fn freeze(target: &Target, frozen: bool) -> Result<()> {
     let request = agent_v1::FreezeRequest { id: target.container.name.clone(), frozen };
     let agent = target.sandbox.agent()?;
     agent.call(|mut client| async move { client.freeze(request).await }).await.map(drop)

@@ -216,14 +216,8 @@ pub(crate) async fn boot_guest(
         }
         Some(_) => {
             // The guest looks at its disks once it has answered.
-            let agent = trusted(
-                node,
-                sandbox,
-                &template,
-                stages.run("resume", boot(node, sandbox, &*vm)).await,
-            )
-            .await?
-            .0;
+            let resumed = stages.run("resume", boot(node, sandbox, &*vm)).await;
+            let (agent, _) = trusted(node, sandbox, &template, resumed).await?;
             let disks = function::ids(&record).collect::<Vec<_>>().into_iter().zip(later);
             stages.run("disks", fork::attach(node, disks)).await?;
             agent

@@ -79,7 +79,7 @@ impl Automatic {
     pub(crate) fn surplus(&self, all: &[Manifest], most: usize) -> Vec<String> {
         let state = lock(&self.state);
         let mut own: Vec<_> = all.iter().filter(|one| is_automatic(&one.name)).collect();
-        // Those that this daemon has not used go first, the oldest before the others.
+        // Templates that no sandbox of this daemon began with come first, by their age.
         own.sort_by_key(|one| (state.used.get(&one.name).copied(), one.created_ns));
         let count = own.len().saturating_sub(most);
         own.into_iter().take(count).map(|one| one.name.clone()).collect()
