@@ -204,7 +204,10 @@ if [ "${SLIPWAY_VMM:-}" = native ]; then
     timeout 300 "$slipway" template create warm --memory 256M >/dev/null || fail "template create: $(explain)"
     pod warm --annotation dev.slipway.template=warm
     grep -rqs '"template": *"warm"' "$SLIPWAY_DATA_DIR/sandboxes" || fail "the pod has booted: $("$slipway" ps) $(explain)"
-    [ "$(member warm --rm "$image" inner echo in a fork)" = "in a fork" ] || fail "a container in a fork: $(explain)"
+    mkdir "$work/shared" && echo of the host >"$work/shared/from" || fail "no directory to share"
+    said=$(member warm --rm --mount "type=bind,src=$work/shared,dst=/data,options=rbind:rw" "$image" inner \
+        sh -c 'cp /data/from /data/to; echo in a fork') || fail "a container in a fork: $(explain)"
+    [ "$said:$(cat "$work/shared/to")" = "in a fork:of the host" ] || fail "a container in a fork: $said $(explain)"
     c task kill -s SIGKILL warm || fail "kill: $(explain)"
     wait_until 60 stopped warm || fail "warm: $(c task ls) $(explain)"
     deleted warm

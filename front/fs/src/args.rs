@@ -18,6 +18,8 @@ usage: slipway-fs --ready N --user UID --memory BYTES:DEVICE:INODE --tag TAG --s
   --user UID          the only user, beside root, whose VMM may connect
   --memory BYTES:DEVICE:INODE
                       the most memory that the VMM may map, and the file that it is of
+  --file N            that file, an inherited descriptor, for a VMM whose own descriptor of it only
+                      names it: its memory is of a pool
   --pages DEVICE:INODE
                       the file of the pages that the guest shares with others, for reading
   --tag TAG           the name with which the guest mounts the file system
@@ -32,6 +34,7 @@ pub struct Args {
     pub user: u32,
     pub memory_bytes: u64,
     pub memory: MemoryFile,
+    pub file: Option<OwnedFd>,
     pub pages: Option<MemoryFile>,
     pub tag: String,
     pub socket: OwnedFd,
@@ -51,6 +54,7 @@ struct Words {
     ready: Option<RawFd>,
     user: Option<u32>,
     memory: Option<(u64, MemoryFile)>,
+    file: Option<RawFd>,
     pages: Option<MemoryFile>,
     tag: Option<String>,
     socket: Option<RawFd>,
@@ -90,6 +94,7 @@ fn option(all: &mut Words, name: &str, value: OsString) -> Result<(), String> {
             let (bytes, file) = text.split_once(':').unwrap_or((&text, ""));
             all.memory = Some((number(bytes, name)?, memory_file(file, name)?));
         }
+        "file" => all.file = Some(number(&text, name)?),
         "pages" => all.pages = Some(memory_file(&text, name)?),
         "tag" => all.tag = Some(text),
         "socket" => all.socket = Some(number(&text, name)?),
@@ -117,6 +122,7 @@ fn finish(all: Words) -> Result<Args, String> {
         user: all.user.ok_or_else(|| missing("user"))?,
         memory_bytes,
         memory,
+        file: all.file.map(&mut take).transpose()?,
         pages: all.pages,
         tag: all.tag.ok_or_else(|| missing("tag"))?,
         socket: take(all.socket.ok_or_else(|| missing("socket"))?)?,
@@ -140,7 +146,7 @@ fn inherited(number: RawFd, taken: &mut Vec<RawFd>) -> Result<OwnedFd, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::IntoRawFd;
+    use std::os::fd::{AsRawFd, IntoRawFd};
 
     use super::*;
 
@@ -155,16 +161,17 @@ mod tests {
 
     #[test]
     fn a_line_says_whom_to_serve() {
-        let (ready, socket) = (descriptor(), descriptor());
+        let (ready, socket, file) = (descriptor(), descriptor(), descriptor());
         let words = format!(
-            "slipway-fs --ready {ready} --user 7 --memory 4096:1:2 --pages 3:4 --tag a \
-             --socket {socket}"
+            "slipway-fs --ready {ready} --user 7 --memory 4096:1:2 --file {file} --pages 3:4 \
+             --tag a --socket {socket}"
         );
         let parsed = parse(words.split(' ').map(OsString::from)).unwrap();
         let Parsed::Run(args) = parsed else { panic!("{parsed:?}") };
         assert_eq!((args.user, args.memory_bytes, args.tag.as_str()), (7, 4096, "a"));
         assert_eq!(args.memory, MemoryFile { device: 1, inode: 2 });
         assert_eq!(args.pages, Some(MemoryFile { device: 3, inode: 4 }));
+        assert_eq!(args.file.map(|file| file.as_raw_fd().to_string()), Some(file));
     }
 
     #[test]
@@ -177,6 +184,7 @@ mod tests {
             (&["x"], "--memory is missing"),
             (&["x", "--memory", "1:1:1", "--ready", "2"], "2 is no descriptor"),
             (&["x", "--memory", "1:1:1", "--ready", "123456"], "123456 is no descriptor"),
+            (&["x", "--file", "f"], "--file: \"f\""),
         ] {
             let message = refused(words);
             assert!(message.contains(said), "{message}");

@@ -9,7 +9,7 @@ use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::Control;
 
 use crate::args::Args;
-use crate::device::{self, Client};
+use crate::device::{self, Client, Named};
 use crate::filter;
 use crate::jail;
 use crate::pool::Pool;
@@ -36,6 +36,8 @@ pub fn run(args: Args) -> Result<(), String> {
         return Err("the kernel has no asynchronous I/O context left (fs.aio-max-nr)".to_owned());
     }
     jail::end_first()?;
+    // Makes a table in memory, which is refused later.
+    let named = args.file.map(Named::new).transpose()?;
     let most = jail::limit_descriptors(MOST_DESCRIPTORS)?;
     let descriptors = jail::enter()?;
     jail::give_up_rights()?;
@@ -47,13 +49,14 @@ pub fn run(args: Args) -> Result<(), String> {
         user: args.user,
         memory_bytes: args.memory_bytes,
         memory: args.memory,
+        named,
         pages: args.pages,
     };
     let most_files = most.saturating_sub(OWN_DESCRIPTORS);
     let root = Root { path: jail::SHARES, descriptors, most_files };
     let told = Arc::clone(&resets);
     let pool = Pool::new(root, Box::new(move || told.note()))?;
-    let control = device::serve(client, args.tag, args.socket, pool, &reactor.handle())?;
+    let control = device::serve(&client, args.tag, args.socket, pool, &reactor.handle())?;
     let mut ready = File::from(args.ready);
     ready.write_all(b"ready\n").map_err(|error| format!("nobody waits: {error}"))?;
     drop(ready);

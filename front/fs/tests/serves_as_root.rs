@@ -41,11 +41,26 @@ struct Served {
     files: HelperFiles,
     socket: PathBuf,
     memory: OwnedFd,
+    /// The client's descriptor of the memory.
+    passed: OwnedFd,
     log: PathBuf,
+}
+
+/// The descriptor that the client has of its memory.
+#[derive(Clone, Copy, PartialEq)]
+enum Passes {
+    /// One that can be mapped.
+    File,
+    /// One that only names the file, as of memory of a pool.
+    Token,
 }
 
 /// Starts the process, and mounts the shares under their numbers.
 async fn serve(directory: &Path, shares: &[Share<'_>]) -> Served {
+    serve_client(directory, shares, Passes::File).await
+}
+
+async fn serve_client(directory: &Path, shares: &[Share<'_>], passes: Passes) -> Served {
     let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&memory, MEMORY).unwrap();
     rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::SHRINK).unwrap();
@@ -54,12 +69,19 @@ async fn serve(directory: &Path, shares: &[Share<'_>]) -> Served {
     let socket = directory.join("shares.sock");
     let listener = OwnedFd::from(UnixListener::bind(&socket).unwrap());
     let number = listener.as_raw_fd().to_string();
-    let words = ["--user", "0", "--memory", &file, "--tag", "shares", "--socket", &number];
+    let own = memory.try_clone().unwrap();
+    let own_number = own.as_raw_fd().to_string();
+    let mut words = vec!["--user", "0", "--memory", &file, "--tag", "shares", "--socket", &number];
+    let mut inherited = vec![listener];
+    if passes == Passes::Token {
+        words.extend(["--file", &own_number]);
+        inherited.push(own);
+    }
     let log = directory.join("log");
     let spec = HelperSpec {
         program: env!("CARGO_BIN_EXE_slipway-fs").into(),
         arguments: words.into_iter().map(Into::into).collect(),
-        passed: vec![listener],
+        passed: inherited,
         cgroup_procs: Vec::new(),
         log: log.clone(),
     };
@@ -69,7 +91,18 @@ async fn serve(directory: &Path, shares: &[Share<'_>]) -> Served {
         let access = Access { read_only: *read_only, ..Access::default() };
         files.attach(number as u32, &Tree::open(source, access).unwrap()).unwrap();
     }
-    Served { helper: Some(helper), files, socket, memory, log }
+    let passed = match passes {
+        Passes::File => memory.try_clone().unwrap(),
+        Passes::Token => token(&memory),
+    };
+    Served { helper: Some(helper), files, socket, memory, passed, log }
+}
+
+/// Opens a file for no access (access mode 3 of open(2)).
+fn token(file: &OwnedFd) -> OwnedFd {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let neither = rustix::fs::OFlags::from_bits_retain(3) | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(path, neither, rustix::fs::Mode::empty()).unwrap()
 }
 
 impl Served {
@@ -83,7 +116,7 @@ impl Served {
         let region = Region::mapped(self.memory.as_fd(), 0, MEMORY, Permissions::READ_WRITE);
         map.add(0, region.unwrap()).unwrap();
         let mut client = Client::connect(&self.socket, PATIENCE).unwrap();
-        client.map(0, MEMORY, self.memory.as_fd(), 0, true).unwrap();
+        client.map(0, MEMORY, self.passed.as_fd(), 0, true).unwrap();
         let arena = Arena::new(map.memory(), 0, MEMORY);
         let driver = Driver::new(Registers::new(client, PATIENCE), arena, 64).unwrap();
         let mut mount = Mount { driver, user: 0, root: 0, _map: map };
@@ -211,6 +244,27 @@ async fn files_are_read_and_written_as_the_user_of_the_request() {
     assert!(fs::read(dir.path().join("new")).unwrap() == bytes);
     let log = fs::read_to_string(&served.log).unwrap();
     assert_eq!(log, "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_only_names_its_memory_is_served() {
+    if !is_root("a_client_that_only_names_its_memory_is_served") {
+        return;
+    }
+    let (run, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(dir.path().join("hello"), "of the host").unwrap();
+    let shares = [Share { source: dir.path(), read_only: false }];
+    let served = serve_client(run.path(), &shares, Passes::Token).await;
+    let mut mount = served.mount(0);
+    let hello = mount.lookup(mount.root, "hello").unwrap();
+    let handle = mount.open(hello, libc::O_RDONLY).unwrap();
+    assert_eq!(mount.read(hello, handle, 4096).unwrap(), b"of the host");
+    // One that the process has no file of is refused.
+    let run = tempfile::tempdir().unwrap();
+    let served = serve(run.path(), &shares).await;
+    let mut client = Client::connect(&served.socket, PATIENCE).unwrap();
+    let named = token(&served.memory);
+    assert!(client.map(0, MEMORY, named.as_fd(), 0, true).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::thread::CpuSet;
 use slipway_numa::Topology;
-use slipway_pool_wire::{Lease, Page, Request, TemplateName};
+use slipway_pool_wire::{Completion, Lease, Page, Request, TemplateName};
 
 use crate::{Error, Result};
 
@@ -67,6 +67,16 @@ impl GuestMemory {
         topology: &Topology,
     ) -> Result<Self> {
         Self::leased(path, (bytes, Page::Base), Some(template), topology)
+    }
+
+    /// Returns the file of a VM's memory that began as a template ([`GuestMemory::of_template`]),
+    /// by its identity, once the pool has copied all of the template: for a process other than the
+    /// pool's that serves the VM's guest. Waits for the copy.
+    ///
+    /// # Errors
+    /// [`Error::Pool`].
+    pub fn complete(path: &Path, (device, inode): (u64, u64)) -> Result<OwnedFd> {
+        Ok(slipway_pool_wire::complete(path, Completion { device, inode })?)
     }
 
     fn leased(

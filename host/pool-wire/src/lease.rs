@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_numa::NumaNode;
 use slipway_peer::{Bin, Foreign};
-use slipway_pool_spec::{Answer, Range, Request, SERVED, Traits, faults};
+use slipway_pool_spec::{Answer, Completion, Range, Request, SERVED, Traits, faults};
 
 use crate::message::{WireError, receive, receive_any, send};
 use crate::userfault::Userfault;
@@ -31,16 +31,33 @@ impl Lease {
     /// # Errors
     /// [`WireError`]; [`WireError::Refused`] has the pool's reason.
     pub fn ask(path: &Path, request: Request) -> Result<Self, WireError> {
-        let failed = WireError::io("connecting to the pool of memory");
-        let address = SocketAddrUnix::new(path).map_err(&failed)?;
-        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-        let connection = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
-        let connection = connection.map_err(&failed)?;
-        rustix::net::connect(&connection, &address).map_err(&failed)?;
-        send(connection.as_fd(), &request.encode(), &[])?;
+        let connection = ask(path, &request.encode())?;
         let (file, Traits { home, .. }) = given(&connection)?;
         Ok(Self { file, connection, home })
     }
+}
+
+/// Has the pool whose socket is at `path` copy what is left of its template into the memory of a
+/// fork, and returns the file of the memory: another process that has it mapped sees what the
+/// fork's guest sees, without faults of the pool's. Waits for the copy.
+///
+/// # Errors
+/// [`WireError`]; [`WireError::Refused`] if no fork has this memory, or the host has none left.
+pub fn complete(path: &Path, completion: Completion) -> Result<OwnedFd, WireError> {
+    let connection = ask(path, &completion.encode())?;
+    given(&connection).map(|(file, _)| file)
+}
+
+/// Connects to the pool, and sends the first message.
+fn ask(path: &Path, message: &[u8]) -> Result<OwnedFd, WireError> {
+    let failed = WireError::io("connecting to the pool of memory");
+    let address = SocketAddrUnix::new(path).map_err(&failed)?;
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let connection = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
+    let connection = connection.map_err(&failed)?;
+    rustix::net::connect(&connection, &address).map_err(&failed)?;
+    send(connection.as_fd(), message, &[])?;
+    Ok(connection)
 }
 
 /// Receives the answer to a request.

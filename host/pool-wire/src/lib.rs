@@ -16,6 +16,9 @@
 //! 3. The pool serves the faults. It takes the memory back when the VMM's process is gone, whatever
 //!    becomes of the connection.
 //!
+//! Another process that serves the guest of a fork, with no pool of its own, needs all of the
+//! template in the fork's memory, and a descriptor that it can map: [`complete`].
+//!
 //! The VMM must not read its mappings between the first and the last message of step 2, and never
 //! gets another way to the bytes later: its filter of system calls denies fork, mremap and mappings
 //! of files.
@@ -27,7 +30,7 @@ mod lease;
 mod message;
 mod userfault;
 
-pub use lease::{HandOver, Lease};
+pub use lease::{HandOver, Lease, complete};
 pub use message::{WireError, receive, send};
 pub use slipway_numa::NumaNode;
-pub use slipway_pool_spec::{Page, Range, Request, TemplateName};
+pub use slipway_pool_spec::{Completion, Page, Range, Request, TemplateName};

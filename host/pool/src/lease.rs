@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use slipway_peer::{Bin, Foreign};
 use slipway_pool_spec::{Answer, Range, Request, SERVED, Traits, faults};
 use slipway_pool_wire::{WireError, receive, send};
@@ -23,8 +22,6 @@ use crate::userfault::{Continued, Userfault};
 
 /// The most bytes that are mapped for one fault.
 const BATCH: u64 = 2 << 20;
-/// The time that a launcher may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two looks whether a sandbox whose connection has ended is gone.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -44,12 +41,6 @@ pub(crate) struct Lease {
     place: Option<Place>,
 }
 
-/// Receives a launcher's request.
-fn accept(connection: &OwnedFd, bin: &Bin) -> Result<Request, WireError> {
-    let (message, []) = receive(connection.as_fd(), bin)?;
-    Request::decode(&message).ok_or(WireError::Malformed)
-}
-
 /// The result of a poll.
 struct Ready {
     faults: bool,
@@ -58,16 +49,15 @@ struct Ready {
 }
 
 impl Lease {
-    /// Gives memory to the launcher at `connection`, and waits until its VMM has handed its faults
-    /// over. If that never happens, the memory goes to the kernel: whoever has the file may have
-    /// mapped it.
-    pub(crate) fn give(shared: &Arc<Shared>, connection: OwnedFd) -> Result<Self, WireError> {
-        let bin = Bin::new();
-        let timeout = set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE));
-        timeout.map_err(WireError::io("setting a deadline"))?;
-        let request = accept(&connection, &bin)?;
-        let timeout = set_socket_timeout(&connection, Timeout::Recv, None);
-        timeout.map_err(WireError::io("setting a deadline"))?;
+    /// Gives the launcher at `connection` the memory that it asks for, and waits until its VMM has
+    /// handed its faults over. If that never happens, the memory goes to the kernel: whoever has
+    /// the file may have mapped it.
+    pub(crate) fn give(
+        shared: &Arc<Shared>,
+        connection: OwnedFd,
+        request: Request,
+        bin: &Bin,
+    ) -> Result<Self, WireError> {
         let (memory, place) = match Self::choose(shared, request) {
             Ok(chosen) => chosen,
             Err(text) => {
@@ -82,7 +72,7 @@ impl Lease {
         let token = token(&memory).map_err(WireError::io("opening memory for its name"))?;
         let files = [token.as_fd(), shared.device()];
         send(connection.as_fd(), &traits.encode_token(), &files)?;
-        let (message, [faults]) = receive(connection.as_fd(), &bin)?;
+        let (message, [faults]) = receive(connection.as_fd(), bin)?;
         let ranges = faults::decode(&message).ok_or(WireError::Malformed)?;
         let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
         if ranges.iter().any(lost) {

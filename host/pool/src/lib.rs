@@ -22,7 +22,8 @@
 //! saved, as a file that nobody can change. Such memory is a new file without pages. A page is
 //! copied from the template when its sandbox or a device first needs it (`fork`), or ahead of that
 //! if it was told which pages forks need ([`Pool::copy_ahead`], [`Pool::copied`]). Its sandbox
-//! never has the template itself. When it ends its pages go to the kernel.
+//! never has the template itself. When it ends its pages go to the kernel. All of it is copied
+//! before another process that serves the sandbox's guest has the file (`complete`).
 //!
 //! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
 //! made ([`Page`](slipway_pool_spec::Page)).
@@ -46,6 +47,7 @@
 
 mod background;
 mod choose;
+mod complete;
 mod fork;
 mod lease;
 mod make;

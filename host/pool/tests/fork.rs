@@ -8,6 +8,8 @@
 #[path = "common/node.rs"]
 #[allow(dead_code)] // shared with other tests
 mod node;
+#[path = "common/own.rs"]
+mod own;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,11 +19,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use node::{BYTES, Node, PATIENCE, connect};
+use own::Own;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
 use slipway_pool::{Pool, SLOTS, Settings, Shelves, Template, TemplateName};
-use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
+use slipway_pool_wire::{Completion, HandOver, Lease, Page, Range, Request, WireError, complete};
 use slipway_ram::{DmaMap, Permissions};
 
 const PAGE: usize = Template::GRANULE;
@@ -238,6 +241,46 @@ fn only_pages_that_are_needed_are_copied() {
 }
 
 #[test]
+fn another_process_has_all_of_the_template_in_the_file_of_a_fork() {
+    let Some(node) = Node::new() else { return };
+    let (pool, _server) = pool(&node, true);
+    let own = Own::take(&node, request(Some(name())));
+    own.store(PAGE + 5, 7);
+    let status = rustix::fs::fstat(&own.lease.file).unwrap();
+    let completion = Completion { device: status.st_dev, inode: status.st_ino };
+    let file = complete(&node.socket(), completion).unwrap();
+    let held = pool.stats().templates[0].held;
+    assert!(pool.stats().fork_bytes >= held, "{:?}", pool.stats());
+    // By the file, as a process that knows no pool.
+    let mut bytes = vec![0; BYTES as usize];
+    rustix::io::pread(&file, &mut bytes, 0).unwrap();
+    for (at, found) in bytes.iter().enumerate() {
+        assert_eq!(*found, if at == PAGE + 5 { 7 } else { byte(at) }, "{at}");
+    }
+    // The fork's faults go on, and it sees what the other process writes.
+    let at = HOLE.start * PAGE + 3;
+    rustix::io::pwrite(&file, &[9], at as u64).unwrap();
+    assert_eq!((own.load(at), own.load(PAGE + 5), own.load(7 * PAGE)), (9, 7, byte(7 * PAGE)));
+}
+
+#[test]
+fn no_file_of_other_memory_is_handed_out() {
+    let Some(node) = Node::new() else { return };
+    let (_pool, _server) = pool(&node, true);
+    let refused = |device, inode| {
+        let refused = complete(&node.socket(), Completion { device, inode });
+        matches!(refused, Err(WireError::Refused(why)) if why == "no fork has this memory")
+    };
+    assert!(refused(0, 0));
+    // Recycled memory, which another sandbox has later.
+    let (own, fork) = (Own::take(&node, request(None)), Own::take(&node, request(Some(name()))));
+    let status = rustix::fs::fstat(&own.lease.file).unwrap();
+    assert!(refused(status.st_dev, status.st_ino));
+    let status = rustix::fs::fstat(&fork.lease.file).unwrap();
+    assert!(!refused(status.st_dev, status.st_ino));
+}
+
+#[test]
 fn a_page_that_was_given_back_is_zeros_and_not_the_template() {
     let Some(node) = Node::new() else { return };
     let (_pool, _server) = pool(&node, true);
@@ -249,51 +292,11 @@ fn a_page_that_was_given_back_is_zeros_and_not_the_template() {
     assert_eq!((user.read(PAGE + 5), user.read(PAGE + 6)), (7, 0));
 }
 
-/// A fork's memory in this process.
-struct Own {
-    base: *mut u8,
-    lease: Lease,
-    _kept: (OwnedFd, OwnedFd),
-}
-
-// SAFETY: the mapping is accessed by volatile bytes only, and stays until the process ends.
-unsafe impl Sync for Own {}
-
-impl Own {
-    /// Takes memory for this process, which has both the guest's side and the device's.
-    fn take(node: &Node) -> Self {
-        let mut lease = Lease::ask(&node.socket(), request(Some(name()))).unwrap();
-        let connection = lease.connection.try_clone().unwrap();
-        let hand_over =
-            HandOver::begin(std::mem::replace(&mut lease.connection, connection)).unwrap();
-        let (prot, any) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
-        let len = BYTES as usize;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe { rustix::mm::mmap(any, len, prot, MapFlags::SHARED, &lease.file, 0) };
-        let base = base.unwrap().cast::<u8>();
-        let range = Range { address: base.addr() as u64, len: BYTES, offset: 0 };
-        let _kept = hand_over.finish(&[range]).unwrap();
-        Self { base, lease, _kept }
-    }
-
-    fn load(&self, at: usize) -> u8 {
-        assert!(at < BYTES as usize);
-        // SAFETY: within the mapping, which stays.
-        unsafe { self.base.add(at).read_volatile() }
-    }
-
-    fn store(&self, at: usize, value: u8) {
-        assert!(at < BYTES as usize);
-        // SAFETY: as above.
-        unsafe { self.base.add(at).write_volatile(value) };
-    }
-}
-
 #[test]
 fn a_device_and_a_guest_see_the_same_bytes() {
     let Some(node) = Node::new() else { return };
     let (pool, _server) = pool(&node, true);
-    let own = Own::take(&node);
+    let own = Own::take(&node, request(Some(name())));
     let map = device(&node, &own.lease);
     let memory = map.memory();
     let mut bytes = vec![0; BYTES as usize];
@@ -327,7 +330,7 @@ fn a_device_and_a_guest_see_the_same_bytes() {
 fn a_guest_and_devices_race_for_every_page() {
     let Some(node) = Node::new() else { return };
     let (_pool, _server) = pool(&node, true);
-    let own = Own::take(&node);
+    let own = Own::take(&node, request(Some(name())));
     let map = device(&node, &own.lease);
     let gate = std::sync::Barrier::new(3);
     let writer = |at: usize, value: u8, reverse: bool| {
@@ -364,7 +367,7 @@ fn a_guest_and_devices_race_for_every_page() {
 fn what_one_fork_touched_is_copied_ahead_for_the_next() {
     let Some(node) = Node::new() else { return };
     let (pool, _server) = pool(&node, true);
-    let own = Own::take(&node);
+    let own = Own::take(&node, request(Some(name())));
     let status = rustix::fs::fstat(&own.lease.file).unwrap();
     let identity = (status.st_dev, status.st_ino);
     assert_eq!(pool.copied(identity), Some(vec![]));

@@ -8,6 +8,8 @@
 //! | [`Traits`] as a [`TOKEN`] | pool | VMM | a token of the file, the device that makes userfaultfds |
 //! | [`Range`]s ([`faults`]) | VMM | pool | a userfaultfd |
 //! | [`SERVED`] | pool | VMM | |
+//! | [`Completion`], in place of a request | launcher | pool | |
+//! | [`Answer`] | pool | launcher | the memory's file, unless refused |
 //!
 //! `slipway-pool-wire` says what each party does with them.
 //!
@@ -26,6 +28,8 @@ use template::WORDS;
 
 /// First word of a request: the protocol and its version.
 const ASK: u64 = u64::from_be_bytes(*b"slippool") ^ 3;
+/// First word of a request for the file of a fork's memory: the protocol and its version.
+const COMPLETE: u64 = u64::from_be_bytes(*b"slipcopy") ^ 1;
 /// First bytes of the pool's messages.
 const GIVEN: u8 = 1;
 const REFUSED: u8 = 2;
@@ -85,6 +89,30 @@ impl Request {
         let name: &[u64; WORDS] = name.try_into().ok()?;
         let page = if huge == 1 { Page::Huge } else { Page::Base };
         Some(Self { bytes, page, near: node(near)?, template: TemplateName::of_words(name)? })
+    }
+}
+
+/// A request for the file of memory that a sandbox has and that began as a template, with all of
+/// the template's bytes in it: for another process that serves the sandbox's guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The device number of the memory's file.
+    pub device: u64,
+    /// Its inode number.
+    pub inode: u64,
+}
+
+impl Completion {
+    /// Returns the message.
+    pub fn encode(&self) -> Vec<u8> {
+        bytes(&[COMPLETE, self.device, self.inode])
+    }
+
+    /// Returns the request in a message. Returns `None` if it is another message.
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let words = words(message)?;
+        let &[COMPLETE, device, inode] = words.as_slice() else { return None };
+        Some(Self { device, inode })
     }
 }
 
@@ -267,6 +295,18 @@ mod tests {
         ] {
             assert_eq!(Request::decode(&bytes(words)), None, "{words:x?}");
         }
+    }
+
+    #[test]
+    fn a_completion_names_a_file_and_is_no_other_request() {
+        let completion = Completion { device: 7, inode: u64::MAX };
+        let message = completion.encode();
+        assert_eq!(Completion::decode(&message), Some(completion));
+        assert_eq!(Request::decode(&message), None);
+        for words in [&[COMPLETE, 7][..], &[COMPLETE, 7, 8, 9], &[COMPLETE ^ 3, 7, 8], &[]] {
+            assert_eq!(Completion::decode(&bytes(words)), None, "{words:x?}");
+        }
+        assert_eq!(Completion::decode(&message[1..]), None);
     }
 
     #[test]

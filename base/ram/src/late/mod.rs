@@ -95,6 +95,18 @@ impl LateMemory {
         Self::with_table(file, table, granules, None)
     }
 
+    /// Takes the file of memory all of which its user was given, by another process: a region of it
+    /// needs nothing to be written.
+    ///
+    /// # Errors
+    /// As for [`LateMemory::new`].
+    pub fn given(file: OwnedFd) -> io::Result<Self> {
+        let mut memory = Self::new(file)?;
+        memory.states().iter().for_each(|state| state.store(states::CLEAN, Ordering::Relaxed));
+        *memory.given.get_mut() = true;
+        Ok(memory)
+    }
+
     /// Takes the file and the table that a process which has ended left, and the template with
     /// whose bytes the memory begins, if it has one. Granules that it was writing are dirty, or
     /// shared with the template.

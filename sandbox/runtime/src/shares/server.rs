@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_hypervisor::{Helper, HelperFiles, HelperSpec, Tree};
+use slipway_hypervisor::{GuestMemory, Helper, HelperFiles, HelperSpec, Tree};
 
 use super::{DIRECTORY, TAG, socket};
 use crate::cgroup;
@@ -118,10 +118,14 @@ async fn start(
         sockets::listen(&path, uid).map_err(Error::file("cannot listen at", &path))
     });
     let listener = OwnedFd::from(listener.await?);
+    let file = match &record.template {
+        Some(_) => Some(complete(node, sandbox, memory).await?),
+        None => None,
+    };
     let helper = HelperSpec {
         program,
-        arguments: arguments(uid, memory, &listener),
-        passed: vec![listener],
+        arguments: arguments(uid, memory, file.as_ref(), &listener),
+        passed: [Some(listener), file].into_iter().flatten().collect(),
         cgroup_procs,
         log: node.run_dir(&record.id).join("shares.log"),
     };
@@ -138,10 +142,26 @@ async fn start(
     Ok(files)
 }
 
-fn arguments(uid: u32, memory: ClientMemory, listener: &OwnedFd) -> Vec<OsString> {
+/// Returns the file of a fork's memory. The VMM has no descriptor of it that the process could map,
+/// and the template's bytes that the pool has not copied would be missing there.
+async fn complete(node: &Node, sandbox: &Sandbox, memory: ClientMemory) -> Result<OwnedFd> {
+    let path = node.config.pool_socket();
+    let completed = move || Ok(GuestMemory::complete(&path, memory.file)?);
+    sandbox.lane.run(completed).await
+}
+
+fn arguments(
+    uid: u32,
+    memory: ClientMemory,
+    file_of_memory: Option<&OwnedFd>,
+    listener: &OwnedFd,
+) -> Vec<OsString> {
     let ClientMemory { limit_bytes, file, shared } = memory;
     let mut words: Vec<OsString> = vec!["--user".into(), uid.to_string().into()];
     words.extend(["--memory".into(), format!("{limit_bytes}:{}:{}", file.0, file.1).into()]);
+    if let Some(file) = file_of_memory {
+        words.extend(["--file".into(), file.as_raw_fd().to_string().into()]);
+    }
     if shared != (0, 0) {
         words.extend(["--pages".into(), format!("{}:{}", shared.0, shared.1).into()]);
     }
@@ -263,15 +283,17 @@ mod tests {
     fn the_process_is_told_whom_it_serves() {
         let (listener, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let listener = OwnedFd::from(listener);
-        let words = |memory| {
-            let words = arguments(7, memory, &listener);
+        let words = |memory, file| {
+            let words = arguments(7, memory, file, &listener);
             words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
         };
         let memory = ClientMemory { limit_bytes: 1, file: (2, 3), shared: (0, 0) };
         let socket = listener.as_raw_fd();
         let expected = format!("--user 7 --memory 1:2:3 --tag shares --socket {socket}");
-        assert_eq!(words(memory), expected);
-        let pages = words(ClientMemory { shared: (4, 5), ..memory });
+        assert_eq!(words(memory, None), expected);
+        let pages = words(ClientMemory { shared: (4, 5), ..memory }, None);
         assert!(pages.contains("--pages 4:5"), "{pages}");
+        let fork = words(memory, Some(&listener));
+        assert!(fork.contains(&format!("--memory 1:2:3 --file {socket} ")), "{fork}");
     }
 }
