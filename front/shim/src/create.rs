@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{Mode, OFlags};
@@ -94,6 +94,7 @@ impl Maker<'_> {
             events: Arc::clone(self.events),
             init: Arc::new(init),
             execs: Mutex::new(HashMap::new()),
+            vmm: AtomicU32::new(0),
             paused: AtomicBool::new(false),
             private: content.private,
             copies: Mutex::new(content.copies),

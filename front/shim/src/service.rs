@@ -123,8 +123,8 @@ impl Service {
         let place = self.tasks.reserve(&request.id)?;
         let Self { args, daemon, events, tasks, .. } = self;
         let task = Maker { args, daemon, events, tasks }.make(&request).await?;
+        let pid = task.pid();
         place.fill(Arc::new(task));
-        let pid = Task::pid();
         self.events.publish(&Event::Create(cd::TaskCreate {
             container_id: request.id.clone(),
             bundle: request.bundle,
@@ -145,7 +145,7 @@ impl Service {
         let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         session::start(&task, &process).await?;
-        Ok(cd::StartResponse { pid: Task::pid() })
+        Ok(cd::StartResponse { pid: task.pid() })
     }
 
     async fn delete(&self, request: cd::ProcessRequest) -> Result<cd::DeleteResponse, Failure> {
@@ -163,7 +163,7 @@ impl Service {
             }
         };
         process.finish_output(LAST_WORDS).await;
-        let pid = Task::pid();
+        let pid = task.pid();
         if process.is_init() {
             self.remove(&task).await?;
             self.events.publish(&Event::Delete(cd::TaskDelete {
@@ -246,7 +246,7 @@ impl Service {
         Ok(cd::StateResponse {
             id: if process.is_init() { task.id.clone() } else { process.exec_id.clone() },
             bundle: task.bundle.to_string_lossy().into_owned(),
-            pid: Task::pid(),
+            pid: task.pid(),
             status: status.into(),
             stdin,
             stdout,
@@ -326,8 +326,8 @@ impl Service {
     }
 
     fn pids(&self, request: &cd::ProcessRequest) -> Result<cd::PidsResponse, Failure> {
-        self.tasks.find(&request.id)?;
-        Ok(cd::PidsResponse { processes: vec![cd::ProcessInfo { pid: Task::pid() }] })
+        let pid = self.tasks.find(&request.id)?.pid();
+        Ok(cd::PidsResponse { processes: vec![cd::ProcessInfo { pid }] })
     }
 
     async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
@@ -348,9 +348,8 @@ impl Service {
     }
 
     fn connect(&self, request: &cd::ProcessRequest) -> cd::ConnectResponse {
-        let shim_pid = Task::pid();
-        let task_pid = self.tasks.find(&request.id).map_or(0, |_| shim_pid);
-        cd::ConnectResponse { shim_pid, task_pid, version: String::new() }
+        let task_pid = self.tasks.find(&request.id).map_or(0, |task| task.pid());
+        cd::ConnectResponse { shim_pid: std::process::id(), task_pid, version: String::new() }
     }
 
     fn shutdown(&self) -> cd::Empty {

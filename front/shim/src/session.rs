@@ -308,6 +308,9 @@ impl Session<'_> {
                     }
                 }
                 Some(run_out::Kind::Started(_)) => {
+                    if self.process.is_init() {
+                        self.task.learn_pid().await;
+                    }
                     self.task.running(self.process);
                     self.process.tell_size();
                     self.process.tell_input_end();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub struct Task {
     pub init: Arc<Process>,
     /// Its further processes, by their ids.
     pub execs: Mutex<HashMap<String, Arc<Process>>>,
+    /// The process of its sandbox's VMM; 0 as long as none is known, and for a container of a pod.
+    pub vmm: AtomicU32,
     /// Set while its processes are stopped where they are.
     pub paused: AtomicBool,
     /// The name of the image that is this container's alone, if there is one.
@@ -81,10 +83,32 @@ pub enum Kind {
 }
 
 impl Task {
-    /// Returns the process that stands for the task on the host: the shim's. A container's own
-    /// processes have numbers in their guest only.
-    pub fn pid() -> u32 {
-        std::process::id()
+    /// Returns the process that stands for the task on the host: its sandbox's VMM, with which the
+    /// task ends, or before that runs the shim. A container's own processes have numbers in their
+    /// guest only.
+    pub fn pid(&self) -> u32 {
+        if let Kind::Member(pod) = &self.kind {
+            return pod.pid();
+        }
+        match self.vmm.load(Ordering::Relaxed) {
+            0 => std::process::id(),
+            vmm => vmm,
+        }
+    }
+
+    /// Asks the daemon for the process of the sandbox's VMM. Without an answer the shim stands for
+    /// the task.
+    pub async fn learn_pid(&self) {
+        if matches!(self.kind, Kind::Member(_)) {
+            return;
+        }
+        let Ok(mut client) = self.daemon.connect().await else { return };
+        let request = v1::Name { name: self.name.clone() };
+        if let Ok(reply) = client.inspect(request).await
+            && let Some(sandbox) = reply.into_inner().sandbox
+        {
+            self.vmm.store(sandbox.vmm_pid, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether it is a pod's sandbox.
@@ -125,7 +149,7 @@ impl Task {
         if !process.step(&Phase::Starting, Phase::Running) {
             return;
         }
-        let (container_id, pid) = (self.id.clone(), Self::pid());
+        let (container_id, pid) = (self.id.clone(), self.pid());
         self.events.publish(&if process.is_init() {
             Event::Start(cd::TaskStart { container_id, pid })
         } else {
@@ -139,7 +163,7 @@ impl Task {
         let exit = cd::TaskExit {
             container_id: self.id.clone(),
             id: if process.is_init() { self.id.clone() } else { process.exec_id.clone() },
-            pid: Self::pid(),
+            pid: self.pid(),
             exit_status: end.status,
             exited_at: Some(end.at),
         };

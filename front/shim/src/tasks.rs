@@ -128,6 +128,7 @@ mod tests {
             events: Arc::new(Events::new("ns", None)),
             init: Arc::new(Process::new(String::new(), Paths::default(), first)),
             execs: Mutex::default(),
+            vmm: Default::default(),
             paused: Default::default(),
             private: None,
             copies: Mutex::default(),

@@ -3,7 +3,7 @@
 use serde_json::json;
 use slipway_sandbox_api::v1::{self, run_in};
 
-use super::fake::Fake;
+use super::fake::{Fake, VMM};
 use super::*;
 use crate::io::Paths;
 
@@ -133,6 +133,7 @@ impl Shim {
             events: Arc::clone(&pod.events),
             init: Arc::new(Process::new(String::new(), paths, run_in::Kind::Run(run))),
             execs: std::sync::Mutex::default(),
+            vmm: Default::default(),
             paused: Default::default(),
             private: None,
             copies: std::sync::Mutex::default(),
@@ -201,6 +202,13 @@ async fn calls_reach_the_container_that_they_name() {
     shim.member(&pod, "one").await;
     shim.member(&pod, "two").await;
     assert_eq!(shim.daemon.runs()[2].pod, pod.name);
+    // The pod's VMM stands for each.
+    for id in ["pod", "one", "two"] {
+        let pids: cd::PidsResponse = shim.on("Pids", id).await.unwrap();
+        let pids: Vec<u32> = pids.processes.iter().map(|process| process.pid).collect();
+        let state: cd::StateResponse = shim.on("State", id).await.unwrap();
+        assert_eq!((pids, state.pid), (vec![VMM], VMM), "{id}");
+    }
     shim.kill("one", 15).await;
     assert_eq!(shim.status("one").await, 128 + 15);
     assert_eq!(shim.state("two").await, cd::Status::Running);

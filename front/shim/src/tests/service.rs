@@ -117,6 +117,7 @@ fn task() -> Task {
         events: Arc::new(Events::new("ns", None)),
         init: Arc::new(Process::new(String::new(), Paths::default(), first)),
         execs: std::sync::Mutex::default(),
+        vmm: Default::default(),
         paused: Default::default(),
         private: None,
         copies: std::sync::Mutex::default(),
