@@ -85,7 +85,7 @@ plays parcels && play parcels nice -n 19 setpriv --reuid 65534 --regid 65534 --c
 plays attach && play attach nice -n 19 setpriv --reuid 65533 --regid 65533 --clear-groups python3 "$hostile" attach "$stop" "$socket"
 plays contexts && play contexts nobody python3 "$hostile" contexts "$stop"
 # shellcheck disable=SC2046 # paths without blanks
-plays locks && play locks nobody python3 "$hostile" locks "$stop" $(find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -name '*.lock')
+plays locks && play locks nobody python3 "$hostile" locks "$stop" $(nobody find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -type f -readable 2>/dev/null; find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -name '*.lock')
 say "for $seconds s: $only"
 # The node is asked for its sandboxes all the time.
 asked=0

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
 
@@ -43,15 +43,15 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Clones what is at `path`. Links on the way are followed, one at its end is not. Blocks on
-    /// the path's file systems.
+    /// Clones what is at `path`, a path without symbolic links: one that has come into it since it
+    /// was resolved leads elsewhere. Blocks on the path's file systems.
     ///
     /// # Errors
     /// The kernel's refusal; [`io::ErrorKind::Unsupported`] if it is neither a directory nor a
     /// regular file.
     pub fn open(path: &Path, access: Access) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let source = rustix::fs::open(path, flags, Mode::empty())?;
+        let (flags, links) = (OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS);
+        let source = openat2(CWD, path, flags, Mode::empty(), links)?;
         let asked = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID;
         let stat = rustix::fs::statx(&source, c"", AtFlags::EMPTY_PATH, asked)?;
         let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);

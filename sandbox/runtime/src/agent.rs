@@ -260,9 +260,8 @@ impl Agent {
         let request = v1::WaitRequest { process };
         let waited =
             self.call_within(None, |mut client| async move { client.wait(request).await }).await?;
-        let v1::WaitReply { exit_status, out_of_memory, mut termination_message } = waited;
-        termination_message.truncate(MOST_TERMINATION);
-        let message = String::from_utf8_lossy(&termination_message).into_owned();
+        let v1::WaitReply { exit_status, out_of_memory, termination_message } = waited;
+        let message = termination(&termination_message);
         Ok(Ended { status: exit_status.min(255), out_of_memory, message })
     }
 
@@ -337,6 +336,18 @@ fn broken() -> Error {
     Error::Agent("the sandbox's agent cannot be understood".to_owned())
 }
 
+/// Returns a container's termination message as text of at most [`MOST_TERMINATION`] bytes. It has
+/// no control characters but those between words and lines, so that it takes at most twice as many
+/// bytes in a record.
+fn termination(message: &[u8]) -> String {
+    let message = &message[..message.len().min(MOST_TERMINATION)];
+    let is_shown = |letter: char| !letter.is_control() || ['\n', '\t', '\r'].contains(&letter);
+    let shown = |letter| if is_shown(letter) { letter } else { char::REPLACEMENT_CHARACTER };
+    let mut text: String = String::from_utf8_lossy(message).chars().map(shown).collect();
+    text.truncate(text.floor_char_boundary(MOST_TERMINATION));
+    text
+}
+
 /// Converts the agent's status to an error. A status that carries exit status 126 or 127 is about a
 /// program that could not be executed.
 pub fn refused(status: tonic::Status) -> Error {
@@ -360,6 +371,17 @@ mod tests {
 
     fn stage(name: &str) -> v1::GuestStage {
         v1::GuestStage { name: name.to_owned(), start_ns: 1, end_ns: u64::MAX }
+    }
+
+    #[test]
+    fn a_termination_message_takes_a_bounded_part_of_a_record() {
+        assert_eq!(termination("no disk: \"é\"\n".as_bytes()), "no disk: \"é\"\n");
+        for byte in [0, 1, b'"', b'\n', 0x7f, 0x80, 0xff] {
+            let text = termination(&[byte; 2 * MOST_TERMINATION]);
+            assert!(text.len() <= MOST_TERMINATION, "{byte}: {}", text.len());
+            let json = serde_json::to_string(&text).unwrap();
+            assert!(json.len() <= 2 * MOST_TERMINATION + 2, "{byte}: {}", json.len());
+        }
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl SandboxState {
 /// A block volume of a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Volume {
-    /// The volume's name; the container finds it at `/dev/slipway/NAME`.
+    /// The volume's name; the container finds it at `/dev/slipway/NAME` if it has no path.
     pub name: String,
     /// The file on the host that backs the volume.
     pub path: PathBuf,
@@ -89,6 +89,9 @@ pub struct Volume {
     /// The device that the guest drives.
     #[serde(default)]
     pub device: Device,
+    /// The path of the device in the container; empty: that of its name.
+    #[serde(default)]
+    pub device_path: String,
 }
 
 /// The device behind a volume.
@@ -284,9 +287,15 @@ impl Record {
 /// The most bytes of a record as its user requested it; the command line and environment of its
 /// process are most of it.
 pub const MOST_ASKED: usize = 1 << 20;
-/// The most bytes of a record on disk. The guest adds its stages and the reason of its end, which
-/// are bounded where they are received and fit between [`MOST_ASKED`] and this limit.
-pub const MOST_RECORD: usize = MOST_ASKED + (64 << 10);
+/// The most containers of a pod, those that have ended among them.
+pub const MOST_ADDED: usize = 256;
+/// The most bytes that a container of a pod adds to a record while it runs and ends: its message
+/// and the reason of its end, and its disks and trees.
+const ADDED_LATER: usize = 24 << 10;
+/// The most bytes of a record on disk. The guest adds its stages and the reason of its end, and its
+/// containers add theirs: all are bounded where they are received and fit between [`MOST_ASKED`]
+/// and this limit.
+pub const MOST_RECORD: usize = MOST_ASKED + (64 << 10) + MOST_ADDED * ADDED_LATER;
 
 /// The directory of one sandbox's record, logs and scratch volumes. The methods wait for the disk,
 /// so a daemon calls them in the sandbox's [lane](crate::files::Lane).

@@ -107,7 +107,11 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
     let carried = stages.run("container", or_end(&*vm, container)).await;
-    let carry = trusted(node, sandbox, &template, carried).await?;
+    let carry = match carried {
+        // A guest that answers has refused what the container asks for: its machine is sound.
+        Err(error @ Error::Agent(_)) if agent.hello().await.is_ok() => return Err(error),
+        carried => trusted(node, sandbox, &template, carried).await?,
+    };
     if let Some(template) = &template {
         fork::learn(node, template, memory).await;
     } else {

@@ -215,3 +215,15 @@ fn what_cannot_be_mounted_is_refused() {
     let ended = namespace.files.attach(0, &tree).unwrap_err();
     assert_eq!(ended.kind(), io::ErrorKind::NotFound);
 }
+
+#[test]
+fn a_path_that_has_become_a_link_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    std::fs::create_dir_all(root.join("secret/data")).unwrap();
+    std::os::unix::fs::symlink("secret", root.join("shared")).unwrap();
+    for path in ["shared", "shared/data"] {
+        let refused = Tree::open(&root.join(path), Access::default()).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(Errno::LOOP.raw_os_error()), "{path}");
+    }
+}

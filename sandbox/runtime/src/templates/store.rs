@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -167,7 +168,9 @@ impl Templates {
             }
             let _ = fs::remove_dir_all(&unfinished.dir);
             let failed = Error::file("cannot create", &unfinished.dir);
-            fs::create_dir_all(&unfinished.dir).map_err(failed)?;
+            // The memory of a guest: for nobody else's eyes.
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&unfinished.dir);
+            made.map_err(failed)?;
             Ok(unfinished)
         });
         made.await
