@@ -315,6 +315,7 @@ async fn volumes(places: &Places, volumes: &[Volume]) -> Result<Vec<VolumeSpec>>
             device: Some(device),
             read_only: volume.read_only,
             mount_point: volume.mount_point.clone(),
+            device_path: volume.device_path.clone(),
         });
     }
     Ok(specs)

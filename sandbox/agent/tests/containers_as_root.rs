@@ -412,7 +412,8 @@ async fn one_stream_at_a_time() {
 
 fn volume(name: &str, nsid: u32, read_only: bool, mount_point: &str) -> Volume {
     let mount_point = mount_point.into();
-    Volume { name: name.into(), device: device(nsid), read_only, mount_point }
+    let device_path = String::new();
+    Volume { name: name.into(), device: device(nsid), read_only, mount_point, device_path }
 }
 
 #[tokio::test]

@@ -303,6 +303,7 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
         device: place(volume.device),
         read_only: volume.read_only,
         mount_point: volume.mount_point.clone(),
+        device_path: volume.device_path.clone(),
     });
     volumes.collect()
 }
@@ -324,6 +325,7 @@ mod tests {
             mount_point: String::new(),
             block_size: 0,
             device,
+            device_path: String::new(),
         }
     }
 

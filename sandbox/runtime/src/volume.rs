@@ -2,13 +2,20 @@
 //! functions wait for the disk, so a daemon calls them in the sandbox's [lane](crate::files::Lane).
 
 use std::fs;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::copies::is_plain;
 use crate::record::{Device, Store, Volume};
 use crate::v1::VolumeSpec;
 use crate::v1::volume_spec::{Device as Asked, Source};
 use crate::{Error, Result, name};
 
+/// Names in a container's own /dev.
+const OWN: [&str; 16] = [
+    "console", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "slipway", "stderr",
+    "stdin", "stdout", "tty", "urandom", "zero",
+];
 /// The smallest volume, which has room for a file system.
 const LEAST_BYTES: u64 = 1 << 20;
 
@@ -40,6 +47,7 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             mount_point: spec.mount_point.clone(),
             block_size: check_block_size(spec)?,
             device: check_device(spec)?,
+            device_path: check_device_path(spec)?,
         });
     }
     Ok(volumes)
@@ -67,6 +75,26 @@ fn check_device(spec: &VolumeSpec) -> Result<Device> {
     match spec.block_size {
         0 | 512 => Ok(device),
         _ => Err(invalid("a disk of the VMM's own has blocks of 512 bytes")),
+    }
+}
+
+/// Checks that a device can have its path in the container: below /dev, and beside what a container
+/// has there of its own.
+fn check_device_path(VolumeSpec { name, device_path: path, .. }: &VolumeSpec) -> Result<String> {
+    let refused = |why| Err(Error::Invalid(format!("volume {name}: {path:?}: {why}")));
+    if path.is_empty() {
+        return Ok(String::new());
+    }
+    let Some(below) = path.strip_prefix("/dev/") else {
+        return refused("the path of a device is one below /dev");
+    };
+    if let Err(why) = is_plain(path) {
+        return refused(why);
+    }
+    let first = below.split('/').next().unwrap_or(below);
+    match OWN.contains(&first) {
+        true => refused("a container has a device or directory of its own there"),
+        false => Ok(path.clone()),
     }
 }
 
@@ -126,7 +154,10 @@ fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
 }
 
 fn sparse(path: &Path, size: u64) -> Result<()> {
-    let file = fs::File::create_new(path).map_err(Error::file("cannot create", path))?;
+    // Nobody else reads it, or locks it, which takes no more than reading.
+    let mut options = fs::File::options();
+    let file = options.write(true).create_new(true).mode(0o600).open(path);
+    let file = file.map_err(Error::file("cannot create", path))?;
     // The size is a multiple of 4096, so that no logical block of a namespace straddles the end.
     file.set_len(size.next_multiple_of(4096)).map_err(Error::file("cannot size", path))
 }
@@ -137,12 +168,20 @@ fn sparse(path: &Path, size: u64) -> Result<()> {
 /// # Errors
 /// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`].
 pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
-    let path = cache.join(format!("volatile-{size}.ext4"));
+    let dir = cache.join("layers");
+    let path = dir.join(format!("{size}.ext4"));
     if path.exists() {
         return Ok(path);
     }
     fs::create_dir_all(cache).map_err(Error::file("cannot create", cache))?;
-    let new = cache.join(format!(".volatile-{size}.{}", name::new_id()));
+    // VMMs read other files of the cache, and nobody but the daemon this one.
+    match fs::DirBuilder::new().mode(0o700).create(&dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(Error::file("cannot create", &dir)(error));
+        }
+        _ => {}
+    }
+    let new = dir.join(format!(".{size}.{}", name::new_id()));
     let made = sparse(&new, size).and_then(|()| format_ext4(&new));
     let kept =
         made.and_then(|()| fs::rename(&new, &path).map_err(Error::file("cannot create", &path)));
@@ -169,4 +208,42 @@ fn format_ext4(path: &Path) -> Result<()> {
         return Ok(());
     }
     Err(tool(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn other_users_cannot_open_the_volatile_layers_template() {
+        let cache = tempfile::tempdir().unwrap();
+        let path = match volatile_template(cache.path(), 8 << 20) {
+            Ok(path) => path,
+            Err(Error::Tool { reason, .. }) => {
+                println!("SKIPPED: other_users_cannot_open_the_volatile_layers_template: {reason}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        assert_eq!(volatile_template(cache.path(), 8 << 20).unwrap(), path);
+    }
+
+    #[test]
+    fn a_device_has_a_path_of_its_own_below_dev() {
+        let checked = |path: &str| {
+            let (name, device_path) = ("v".to_owned(), path.to_owned());
+            check_device_path(&VolumeSpec { name, device_path, ..VolumeSpec::default() })
+        };
+        for path in ["", "/dev/xvda", "/dev/disks/one"] {
+            assert_eq!(checked(path).unwrap(), path);
+        }
+        for path in ["xvda", "/etc/x", "/dev/", "/dev/../x", "/dev/null", "/dev/pts/0", "/dev/shm"]
+        {
+            assert!(checked(path).is_err(), "{path}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! cannot be honoured, and that decides what a container can see or reach, is an error: one line
 //! with the next step. `docs/containerd.md` lists both, and what is ignored.
 
+mod devices;
 mod mounts;
 mod namespaces;
 mod oci;
@@ -76,7 +77,8 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
 fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
     let privileged = security::is_privileged(oci);
     let shares = mounts::plan(&oci.mounts, container)?.shares;
-    check_rest(oci, privileged)?;
+    let volumes = devices::volumes(&oci.linux, privileged)?;
+    check_rest(oci)?;
     let process = &oci.process;
     let (entrypoint, command) = command(&process.args)?;
     let size = process.console_size.as_ref();
@@ -91,6 +93,7 @@ fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         privileged,
         read_only: oci.root.readonly,
         shares,
+        volumes,
         limits: process.rlimits.iter().map(limit).collect(),
         security: Some(security::of_container(oci)?),
         ..v1::RunSpec::default()
@@ -173,14 +176,7 @@ fn limit(limit: &oci::Rlimit) -> v1::Limit {
     v1::Limit { name, soft: limit.soft, hard: limit.hard }
 }
 
-fn check_rest(oci: &Oci, privileged: bool) -> Result<(), String> {
-    // A privileged container has its guest's devices in place of the host's.
-    if let Some(device) = oci.linux.devices.first().filter(|_| !privileged) {
-        return Err(format!(
-            "the host's device {} cannot be given to a microVM: leave it out",
-            device.path
-        ));
-    }
+fn check_rest(oci: &Oci) -> Result<(), String> {
     check_control_group(&oci.linux.cgroups_path)?;
     check_hooks(oci)
 }

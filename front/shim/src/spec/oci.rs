@@ -110,6 +110,11 @@ pub struct Namespace {
 #[serde(default)]
 pub struct Device {
     pub path: String,
+    /// "b": block; "c" and "u": character; "p": FIFO.
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub major: i64,
+    pub minor: i64,
 }
 
 /// Resources: of a new container, and of an update.
@@ -131,6 +136,8 @@ pub struct DeviceRule {
     pub kind: String,
     pub major: Option<i64>,
     pub minor: Option<i64>,
+    /// Letters of what is allowed: "r", "w", "m".
+    pub access: String,
 }
 
 #[derive(Debug, Default, Deserialize)]

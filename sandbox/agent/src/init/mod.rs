@@ -173,7 +173,7 @@ pub struct Device {
 /// A volume of a container.
 #[derive(Clone, PartialEq, Message)]
 pub struct VolumeSpec {
-    /// The volume's name; the device appears as `/dev/slipway/NAME`.
+    /// The volume's name; the device appears as `/dev/slipway/NAME` if it has no path of its own.
     #[prost(string, tag = "1")]
     pub name: String,
     /// The volume's device.
@@ -185,6 +185,9 @@ pub struct VolumeSpec {
     /// The path at which to mount the volume; empty: it is not mounted.
     #[prost(string, tag = "4")]
     pub mount_point: String,
+    /// The path of the device, below /dev; empty: that of its name.
+    #[prost(string, tag = "5")]
+    pub device_path: String,
 }
 
 /// Runs `container-init CHANNEL SPEC` (two inherited descriptors). Does not return on success.

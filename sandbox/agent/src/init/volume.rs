@@ -1,20 +1,21 @@
 //! Volumes: block devices of the container, mounted where requested.
 
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FileType, makedev};
-use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 
 use super::{VolumeSpec, dev, files};
 
+/// The directory of device nodes.
+const DEVICES: &str = "/dev";
 /// The offset and the value of ext4's s_magic (kernel documentation, "ext4 Data Structures", Super
 /// Block).
 const EXT4_MAGIC: (u64, [u8; 2]) = (0x400 + 0x38, [0x53, 0xef]);
 
-/// Creates `/dev/slipway/NAME`, and mounts the volume if it has a mount point.
+/// Creates the volume's device node, and mounts the volume if it has a mount point.
 pub fn publish(volume: &VolumeSpec) -> Result<()> {
     let path = node(volume)?;
     if volume.mount_point.is_empty() {
@@ -40,14 +41,28 @@ pub fn publish(volume: &VolumeSpec) -> Result<()> {
 
 fn node(volume: &VolumeSpec) -> Result<PathBuf> {
     let device = volume.device.with_context(|| format!("volume {}: no device", volume.name))?;
-    let directory = Path::new("/dev/slipway");
-    match rustix::fs::mkdir(directory, rustix::fs::Mode::from_raw_mode(0o755)) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(error).context("making /dev/slipway"),
-    }
-    let path = directory.join(&volume.name);
+    let path = path(volume)?;
+    let directory = path.parent().unwrap_or(Path::new(DEVICES));
+    std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     let mode = if volume.read_only { 0o440 } else { 0o660 };
     dev::make(&path, FileType::BlockDevice, mode, makedev(device.major, device.minor))?;
+    Ok(path)
+}
+
+/// Returns the path of the volume's device node. `/dev` has nothing of the image's, so no link leads
+/// out of it.
+fn path(volume: &VolumeSpec) -> Result<PathBuf> {
+    if volume.device_path.is_empty() {
+        return Ok(Path::new(DEVICES).join("slipway").join(&volume.name));
+    }
+    let path = PathBuf::from(&volume.device_path);
+    let below = path.strip_prefix(DEVICES).is_ok_and(|below| {
+        below.file_name().is_some()
+            && below.components().all(|part| matches!(part, Component::Normal(_)))
+    });
+    if !below {
+        bail!("volume {}: {} is no path below {DEVICES}", volume.name, path.display());
+    }
     Ok(path)
 }
 
@@ -66,6 +81,20 @@ fn holds_ext4(path: &Path) -> std::io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_has_the_path_of_its_name_or_one_of_its_own() {
+        let at = |device_path: &str| {
+            let device_path = device_path.to_owned();
+            path(&VolumeSpec { name: "data".into(), device_path, ..VolumeSpec::default() })
+        };
+        assert_eq!(at("").unwrap(), Path::new("/dev/slipway/data"));
+        assert_eq!(at("/dev/xvda").unwrap(), Path::new("/dev/xvda"));
+        assert_eq!(at("/dev/disks/a").unwrap(), Path::new("/dev/disks/a"));
+        for wrong in ["/etc/passwd", "/dev", "/dev/", "/dev/../etc/x", "dev/x", "/devices/x"] {
+            assert!(at(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn the_magic_number_decides() {

@@ -1,0 +1,120 @@
+//! Block devices of the host in a container, as of Kubernetes' `volumeDevices`. A container has
+//! each as a namespace of its sandbox's NVMe function.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use slipway_sandbox_api::v1::{self, volume_spec::Source};
+
+use super::oci::{Device, Linux};
+
+const BLOCK: &str = "b";
+
+/// Returns the volumes that stand for the devices of a container.
+///
+/// A privileged container may have all devices of the host in its configuration (containerd without
+/// `privileged_without_host_devices`): if it has any that is no block device, it gets none of them,
+/// but its guest's.
+///
+/// # Errors
+/// One line: a device that no microVM can have, or that the host does not have.
+pub fn volumes(linux: &Linux, privileged: bool) -> Result<Vec<v1::VolumeSpec>, String> {
+    let devices = &linux.devices;
+    match devices.iter().find(|device| device.kind != BLOCK) {
+        Some(_) if privileged => return Ok(Vec::new()),
+        Some(other) => {
+            return Err(format!(
+                "the host's device {} cannot be given to a microVM, which takes block devices \
+                 only: leave it out",
+                other.path
+            ));
+        }
+        None => {}
+    }
+    devices.iter().enumerate().map(|(number, device)| volume(linux, device, number)).collect()
+}
+
+fn volume(linux: &Linux, device: &Device, number: usize) -> Result<v1::VolumeSpec, String> {
+    let host = on_host(device.major, device.minor)
+        .map_err(|why| format!("the host's device for {}: {why}", device.path))?;
+    Ok(v1::VolumeSpec {
+        name: format!("device-{number}"),
+        source: Some(Source::Path(host.to_string_lossy().into_owned())),
+        read_only: is_read_only(linux, device),
+        device_path: device.path.clone(),
+        ..v1::VolumeSpec::default()
+    })
+}
+
+/// Returns whether the rules of a container let it read a device and not write it.
+fn is_read_only(linux: &Linux, device: &Device) -> bool {
+    let numbers = (Some(device.major), Some(device.minor));
+    let rules = linux.resources.devices.iter();
+    let mut rules = rules
+        .filter(|rule| rule.kind == BLOCK && (rule.major, rule.minor) == numbers && rule.allow);
+    rules.next_back().is_some_and(|rule| !rule.access.contains('w'))
+}
+
+/// Finds a block device of the host by its numbers.
+fn on_host(major: i64, minor: i64) -> Result<PathBuf, String> {
+    let none = |why: String| format!("no block device {major}:{minor} ({why})");
+    let known = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent"));
+    let known = known.map_err(|error| none(error.to_string()))?;
+    let name = known.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let path = Path::new("/dev").join(name.ok_or_else(|| none("it has no name".to_owned()))?);
+    let found = std::fs::metadata(&path).map_err(|error| none(error.to_string()))?;
+    let number =
+        rustix::fs::makedev(u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
+    match found.file_type().is_block_device() && found.rdev() == number {
+        true => Ok(path),
+        false => Err(none(format!("{} is another one", path.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn linux(devices: serde_json::Value, rules: serde_json::Value) -> Linux {
+        let linux = json!({"devices": devices, "resources": {"devices": rules}});
+        serde_json::from_value(linux).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_block_device_is_refused_or_left_to_a_privileged_guest() {
+        let zero = json!({"path": "/dev/null", "type": "c", "major": 1, "minor": 3});
+        let disk = json!({"path": "/dev/xvda", "type": "b", "major": 4095, "minor": 1});
+        let both = linux(json!([disk, zero]), json!([]));
+        assert!(volumes(&both, false).unwrap_err().contains("device /dev/null cannot be given"));
+        assert_eq!(volumes(&both, true), Ok(Vec::new()));
+        let missing = volumes(&linux(json!([disk]), json!([])), true).unwrap_err();
+        assert!(missing.starts_with("the host's device for /dev/xvda: no block device 4095:1"));
+    }
+
+    #[test]
+    fn a_block_device_is_a_volume_at_its_path() {
+        let numbers = std::fs::read_dir("/sys/dev/block").ok().and_then(|mut all| all.next());
+        let Some(Ok(entry)) = numbers else {
+            println!("SKIPPED: a_block_device_is_a_volume_at_its_path: needs a block device");
+            return;
+        };
+        let name = entry.file_name().into_string().unwrap();
+        let (major, minor) = name.split_once(':').unwrap();
+        let (major, minor): (i64, i64) = (major.parse().unwrap(), minor.parse().unwrap());
+        let device = json!([{"path": "/dev/xvda", "type": "b", "major": major, "minor": minor}]);
+        for (access, read_only) in [("rwm", false), ("rm", true)] {
+            let rule = json!([{"allow": true, "type": "b", "major": major, "minor": minor,
+                               "access": access}]);
+            let volumes = volumes(&linux(device.clone(), rule), false).unwrap();
+            let [volume] = volumes.as_slice() else { panic!("{volumes:?}") };
+            let path = |volume: &v1::VolumeSpec| match &volume.source {
+                Some(Source::Path(path)) => path.clone(),
+                other => panic!("{other:?}"),
+            };
+            assert!(path(volume).starts_with("/dev/"), "{volume:?}");
+            assert_eq!((volume.device_path.as_str(), volume.read_only), ("/dev/xvda", read_only));
+        }
+    }
+}
