@@ -142,6 +142,10 @@ impl Device {
     fn begin_anew(&mut self, ring: usize, head: u32) {
         self.heads[ring] = head;
         self.epochs[ring] = self.epochs[ring].wrapping_add(1);
+        if ring == 0 {
+            // The descriptor at the new head is the first one of a frame.
+            self.transmit.overlong = false;
+        }
         self.change();
     }
 

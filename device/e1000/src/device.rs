@@ -25,7 +25,7 @@ use crate::phy::Phy;
 use crate::registers::Registers;
 use crate::rules::{RingRules, Rules};
 use crate::statistics::Cleared;
-use crate::transmit::Contexts;
+use crate::transmit::TransmitState;
 use crate::{Control, DevicePort, Parts, PartsError, Settings};
 
 /// Subsystem vendor ID: the one of virtual devices, Red Hat's.
@@ -57,8 +57,8 @@ pub struct Device {
     pub(crate) cleared: Cleared,
     /// The data path, while the port does not have it.
     path: Option<Box<DataPath>>,
-    /// The contexts that a new path begins with.
-    pub(crate) contexts: Contexts,
+    /// The transmitter's state that a new path begins with.
+    pub(crate) transmit: TransmitState,
     /// `true` while the port has the data path.
     away: bool,
     recalled: bool,
@@ -150,7 +150,7 @@ impl Device {
             shared: Arc::clone(&shared),
             cleared: Cleared::default(),
             path: None,
-            contexts: Contexts::default(),
+            transmit: TransmitState::default(),
             away: false,
             recalled: false,
             quiesced: false,
@@ -240,7 +240,7 @@ impl Device {
             return;
         }
         if std::mem::take(&mut self.resetting) {
-            (self.path, self.contexts) = (None, Contexts::default());
+            (self.path, self.transmit) = (None, TransmitState::default());
             self.store_heads();
         }
         if runs && !self.quiesced {
@@ -258,8 +258,10 @@ impl Device {
             self.exchange.recall();
             self.exchange.wake();
         }
-        if let Some(path) = self.exchange.take_back() {
-            self.contexts = path.contexts();
+        if let Some(mut path) = self.exchange.take_back() {
+            // The port may not have taken the latest rules, by which a ring may begin anew.
+            path.set_rules(self.rules());
+            self.transmit = path.transmit_state();
             self.path = Some(path);
             (self.away, self.recalled) = (false, false);
         }
@@ -275,7 +277,7 @@ impl Device {
             }
             None => {
                 let (memory, shared) = (self.memory.clone(), Arc::clone(&self.shared));
-                Box::new(DataPath::new(memory, rules, shared, self.contexts))
+                Box::new(DataPath::new(memory, rules, shared, self.transmit))
             }
         };
         (self.changed, self.away) = (false, true);
@@ -300,7 +302,7 @@ impl Device {
             line.advance(now);
         });
         self.cleared.clear(&self.shared.statistics);
-        (self.heads, self.contexts) = ([0; 2], Contexts::default());
+        (self.heads, self.transmit) = ([0; 2], TransmitState::default());
         self.epochs = self.epochs.map(|epoch| epoch.wrapping_add(1));
         self.store_heads();
         self.resetting = true;

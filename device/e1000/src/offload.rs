@@ -18,7 +18,7 @@ const TCP_CWR: u8 = 128;
 
 /// The offloads that a frame's descriptors ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Wish {
+pub(crate) struct OffloadRequest {
     /// Bits of [`option`].
     pub options: u8,
     /// The context that the options, or segmentation, refer to.
@@ -29,8 +29,9 @@ pub(crate) struct Wish {
     pub tag: Option<(u16, u16)>,
 }
 
-impl Wish {
-    /// Returns whether the frame's head is to be changed. Otherwise [`Wish::offload`] suffices.
+impl OffloadRequest {
+    /// Returns whether the frame's head is to be changed. Otherwise [`OffloadRequest::offload`]
+    /// suffices.
     #[inline]
     pub fn edits(&self) -> bool {
         self.segments || self.options & option::IXSM != 0 || self.tag.is_some()
@@ -52,7 +53,7 @@ impl Wish {
     }
 
     /// Changes `head`, the first bytes of a frame of `total` bytes, without a tag. Returns what is
-    /// left to the switch, or `None` if the wish cannot be fulfilled.
+    /// left to the switch, or `None` if that cannot be done.
     pub fn edit(&self, head: &mut [u8], total: usize) -> Option<Offload> {
         let mut offload = self.offload(total)?;
         if self.segments {
@@ -163,46 +164,47 @@ mod tests {
 
     #[test]
     fn a_segment_gets_its_lengths_and_the_sum_of_its_header() {
-        let wish = Wish { options: 3, context: context(), segments: true, tag: None };
+        let request = OffloadRequest { options: 3, context: context(), segments: true, tag: None };
         let mut head = [0; 54];
         head[14] = 0x45;
         head[50..52].copy_from_slice(&0xfff0_u16.to_be_bytes());
-        let offload = wish.edit(&mut head, 1054).unwrap();
+        let offload = request.edit(&mut head, 1054).unwrap();
         assert_eq!(get(&head, 16), Some(1040));
         assert_eq!(fold(sum(&head[14..34])), 0xffff, "the header's checksum is right");
         assert_eq!(get(&head, 50), Some(fold(0xfff0 + 1020)));
         assert_eq!(offload.segmentation, Segmentation::Tcp4);
         assert_eq!((offload.segment, offload.checksum), (100, Some((34, 16))));
-        let whole = wish.edit(&mut [0; 54], 154).unwrap();
+        let whole = request.edit(&mut [0; 54], 154).unwrap();
         assert_eq!(whole.segmentation, Segmentation::None, "one segment is not cut");
         let v6 =
             Context { command: command::TSE | command::TCP, tucss: 54, tucso: 70, ..context() };
-        let wish = Wish { options: 2, context: Context { header: 74, ..v6 }, ..wish };
+        let request =
+            OffloadRequest { options: 2, context: Context { header: 74, ..v6 }, ..request };
         let mut head = [0; 74];
-        let offload = wish.edit(&mut head, 1074).unwrap();
+        let offload = request.edit(&mut head, 1074).unwrap();
         assert_eq!(get(&head, 18), Some(1020));
         assert_eq!(offload.segmentation, Segmentation::Tcp6);
     }
 
     #[test]
-    fn wishes_that_cannot_be_fulfilled_are_refused() {
-        let good = Wish { options: 3, context: context(), segments: true, tag: None };
-        let with = |change: fn(&mut Wish)| {
-            let mut wish = good;
-            change(&mut wish);
-            wish.edit(&mut [0; 100], 1054)
+    fn requests_that_cannot_be_fulfilled_are_refused() {
+        let good = OffloadRequest { options: 3, context: context(), segments: true, tag: None };
+        let with = |change: fn(&mut OffloadRequest)| {
+            let mut request = good;
+            change(&mut request);
+            request.edit(&mut [0; 100], 1054)
         };
         assert!(with(|_| ()).is_some());
-        assert_eq!(with(|wish| wish.context.mss = 0), None);
-        assert_eq!(with(|wish| wish.context.header = 255), None);
-        assert_eq!(with(|wish| wish.context.command = command::IP), None, "UDP is not cut");
-        assert_eq!(with(|wish| wish.context.tucss = 14), None);
-        assert_eq!(with(|wish| wish.context.tucso = 20), None, "in front of its start");
-        assert_eq!(with(|wish| wish.context.ipcse = 500), None);
-        assert_eq!(with(|wish| wish.context.ipcss = 40), None);
-        assert_eq!(with(|wish| wish.context.tucse = 60), None, "a part of the frame");
-        assert_eq!(with(|wish| wish.options = 1), None);
-        let plain = Wish { segments: false, ..good };
+        assert_eq!(with(|request| request.context.mss = 0), None);
+        assert_eq!(with(|request| request.context.header = 255), None);
+        assert_eq!(with(|request| request.context.command = command::IP), None, "UDP is not cut");
+        assert_eq!(with(|request| request.context.tucss = 14), None);
+        assert_eq!(with(|request| request.context.tucso = 20), None, "in front of its start");
+        assert_eq!(with(|request| request.context.ipcse = 500), None);
+        assert_eq!(with(|request| request.context.ipcss = 40), None);
+        assert_eq!(with(|request| request.context.tucse = 60), None, "a part of the frame");
+        assert_eq!(with(|request| request.options = 1), None);
+        let plain = OffloadRequest { segments: false, ..good };
         assert_eq!(plain.offload(51), None, "the checksum lies behind the frame");
         assert!(plain.offload(52).is_some());
     }

@@ -14,7 +14,7 @@ use crate::moderation::Sent;
 use crate::receive::Receiver;
 use crate::ring::Ring;
 use crate::rules::Rules;
-use crate::transmit::{Contexts, Transmitter};
+use crate::transmit::{TransmitState, Transmitter};
 
 pub(crate) struct DataPath {
     common: Common,
@@ -29,12 +29,12 @@ pub(crate) struct DataPath {
 }
 
 impl DataPath {
-    pub fn new(memory: Memory, rules: Rules, shared: Arc<Shared>, contexts: Contexts) -> Self {
+    pub fn new(memory: Memory, rules: Rules, shared: Arc<Shared>, state: TransmitState) -> Self {
         let view = View::new(memory.clone());
         let (transmit, receive) = (rules.transmit, rules.receive);
         let mut path = Self {
             common: Common { memory, view, rules: rules.clone(), shared },
-            transmitter: Transmitter::new(Ring::new(transmit), contexts),
+            transmitter: Transmitter::new(Ring::new(transmit), state),
             receiver: Receiver::new(Ring::new(receive)),
             csb: None,
             tdt: 0,
@@ -54,9 +54,10 @@ impl DataPath {
         self.common.rules = rules;
     }
 
-    /// Returns the contexts, for the saved state.
-    pub fn contexts(&self) -> Contexts {
-        self.transmitter.contexts
+    /// Returns the transmitter's state for a successor. The caller has called [`DataPath::rest`]
+    /// before.
+    pub fn transmit_state(&self) -> TransmitState {
+        self.transmitter.state()
     }
 
     /// Loads the transmit tail. The caller looks for new rules afterwards.

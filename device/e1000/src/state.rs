@@ -1,6 +1,6 @@
 //! Saved state: registers, PHY, EEPROM interface, interrupts, statistics and the rings' places. The
 //! rings themselves are in the guest's memory. A frame whose descriptors were not all read is read
-//! again from its first one.
+//! again from its first one, unless it has too many: the rest of such a frame is dropped.
 //!
 //! The address that the host gave a device stays the device's own when it takes over a state of a
 //! device with another one: in the EEPROM, and in the receive address that was read from there.
@@ -15,7 +15,7 @@ use crate::Device;
 use crate::eeprom::Wires;
 use crate::moderation::ModeratorState;
 use crate::phy::{Phy, PhyState};
-use crate::transmit::Contexts;
+use crate::transmit::{Contexts, TransmitState};
 
 /// Version of the types in this module. A state of version 1 is taken over, too: its types are the
 /// same, but its device has no register CSBK, which a driver of version 2 may use.
@@ -55,11 +55,16 @@ struct SavedState {
     tails: [u32; 2],
     /// Contexts of segmentation and of checksums, as descriptors.
     contexts: [[u8; DESCRIPTOR]; 2],
+    /// `true` if the transmit head lies within a frame with too many descriptors. It is written
+    /// only then, so that earlier programs can read the states of all other devices.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    overlong: bool,
 }
 
 pub(crate) fn save(device: &Device) -> Vec<u8> {
     let (now, shared) = (device.now(), &device.shared);
-    let Contexts { segmentation, checksum } = device.contexts;
+    let TransmitState { contexts, overlong } = device.transmit;
+    let Contexts { segmentation, checksum } = contexts;
     let state = SavedState {
         device: DEVICE.into(),
         version: STATE_VERSION,
@@ -78,6 +83,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         heads: device.saved_heads(),
         tails: [shared.tdt(), shared.rdt()],
         contexts: [segmentation, checksum].map(|context| Transmit::Context(context).bytes()),
+        overlong,
     };
     // Numbers and vectors of numbers can always be written.
     serde_json::to_vec(&state).unwrap_or_default()
@@ -129,7 +135,8 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
     device.address = state.address;
     (device.phy, device.link) = (phy, state.link);
     device.heads = state.heads;
-    device.contexts = Contexts { segmentation, checksum };
+    let contexts = Contexts { segmentation, checksum };
+    device.transmit = TransmitState { contexts, overlong: state.overlong };
     device.restored();
     Ok(())
 }

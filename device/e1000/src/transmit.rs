@@ -3,7 +3,8 @@
 //! Descriptors are read in order, once. A frame whose last descriptor has come is put into the
 //! switch's burst; its descriptors are written back when the switch has released the burst. A frame
 //! that is not complete yet is read again, from its first descriptor on, when the path changes
-//! hands.
+//! hands. A frame with too many descriptors cannot be read again, because they are reported as they
+//! are read; the path takes along that the rest of the frame is to be dropped.
 
 use std::collections::VecDeque;
 
@@ -14,8 +15,8 @@ use slipway_switch::{BURST, Burst, MAX_FRAME, Offload, Segmentation};
 
 use crate::common::Common;
 use crate::moderation::Sent;
-use crate::offload::{HEAD, LONGEST_HEAD, Wish, insert_tag};
-use crate::ring::{Raw, Ring};
+use crate::offload::{HEAD, LONGEST_HEAD, OffloadRequest, insert_tag};
+use crate::ring::Ring;
 
 /// Most descriptors of one turn, so that a ring without frames takes no longer than others.
 const DESCRIPTORS: usize = 1024;
@@ -30,6 +31,8 @@ struct Done {
     word: u32,
     /// Bits of [`command`].
     command: u8,
+    /// `true` if a descriptor of the same frame was reported before ([`Packet::overlong`]).
+    overlong: bool,
 }
 
 /// A frame whose last descriptor has not come yet.
@@ -39,15 +42,18 @@ struct Packet {
     /// Address and bytes of each buffer.
     ranges: Vec<(u64, usize)>,
     len: usize,
-    wish: Wish,
+    request: OffloadRequest,
     fault: Option<Malformed>,
+    /// `true` if the frame has too many descriptors: it is dropped, and each of its descriptors is
+    /// reported as soon as it is read.
+    overlong: bool,
 }
 
 impl Packet {
     fn clear(&mut self) {
         self.ranges.clear();
-        (self.descriptors, self.len, self.fault) = (0, 0, None);
-        self.wish = Wish::default();
+        (self.descriptors, self.len, self.fault, self.overlong) = (0, 0, None, false);
+        self.request = OffloadRequest::default();
     }
 
     fn add(&mut self, address: u64, len: usize) {
@@ -89,26 +95,36 @@ pub(crate) struct Contexts {
     pub checksum: Context,
 }
 
+/// The transmitter's state that no register holds: it goes with the path, and into the saved state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct TransmitState {
+    pub contexts: Contexts,
+    /// `true` if the head lies within a frame with too many descriptors: the descriptors up to the
+    /// frame's last one are dropped.
+    pub overlong: bool,
+}
+
 /// The transmit ring.
 pub(crate) struct Transmitter {
     ring: Ring,
-    pub contexts: Contexts,
+    contexts: Contexts,
     packet: Packet,
     /// Descriptors to write back, of which the first `ready` are of complete frames.
     done: VecDeque<Done>,
     ready: usize,
-    /// Heads of frames that were changed, a place for each frame of a burst.
+    /// Heads of frames that were changed: [`HEAD`] bytes for each frame of a burst.
     bounce: Span,
     spans: Vec<Span>,
     malformed: u64,
 }
 
 impl Transmitter {
-    pub fn new(ring: Ring, contexts: Contexts) -> Self {
+    pub fn new(ring: Ring, state: TransmitState) -> Self {
+        let TransmitState { contexts, overlong } = state;
         Self {
             ring,
             contexts,
-            packet: Packet { ranges: Vec::with_capacity(MOST), ..Packet::default() },
+            packet: Packet { ranges: Vec::with_capacity(MOST), overlong, ..Packet::default() },
             done: VecDeque::with_capacity(DESCRIPTORS + MOST),
             ready: 0,
             bounce: Span::heap(BURST * HEAD),
@@ -126,6 +142,12 @@ impl Transmitter {
         } else if !rules.enabled {
             self.start_over();
         }
+    }
+
+    /// Returns the state for a successor. The caller has called [`Transmitter::rest`] before, so
+    /// that the state is that of the head.
+    pub fn state(&self) -> TransmitState {
+        TransmitState { contexts: self.contexts, overlong: self.packet.overlong }
     }
 
     /// Returns the ring.
@@ -168,15 +190,18 @@ impl Transmitter {
     fn step(&mut self, common: &mut Common, burst: &mut Burst) -> Step {
         let Some((index, raw)) = self.ring.take() else { return Step::Continue };
         let descriptor = Transmit::read(&raw);
-        self.note(index, &raw, descriptor.command());
+        let (command, overlong) = (descriptor.command(), self.packet.overlong);
+        self.done.push_back(Done { index, word: Transmit::done(&raw), command, overlong });
         match descriptor {
             Transmit::Context(context) => {
-                let place = match context.command & command::TSE {
-                    0 => &mut self.contexts.checksum,
-                    _ => &mut self.contexts.segmentation,
-                };
-                *place = context;
-                self.settle();
+                match context.command & command::TSE {
+                    0 => self.contexts.checksum = context,
+                    _ => self.contexts.segmentation = context,
+                }
+                // A context among a frame's descriptors is reported with the frame.
+                if self.packet.descriptors == 0 {
+                    self.ready = self.done.len();
+                }
                 return Step::Continue;
             }
             Transmit::Legacy(legacy) => self.legacy(common, &legacy),
@@ -184,29 +209,17 @@ impl Transmitter {
             Transmit::Unknown(_) => self.packet.fault = Some(Malformed::Shape),
         }
         self.packet.descriptors += 1;
-        if descriptor.command() & command::EOP != 0 {
+        if command & command::EOP != 0 {
             return self.finish(common, burst);
         }
-        if self.packet.descriptors > MOST {
-            // The rest is dropped with the frame's last descriptor; it is reported before that, so
+        if self.packet.overlong || self.packet.descriptors >= MOST {
+            // The frame is dropped with its last descriptor. The others are reported before, so
             // that a frame as long as the ring ends, too.
-            self.packet.fault = Some(Malformed::Shape);
-            self.packet.ranges.clear();
-            self.packet.len = 0;
+            self.packet.clear();
+            self.packet.overlong = true;
             self.ready = self.done.len();
         }
         Step::Continue
-    }
-
-    fn note(&mut self, index: u32, raw: &Raw, command: u8) {
-        self.done.push_back(Done { index, word: Transmit::done(raw), command });
-    }
-
-    /// Makes the descriptors so far be reported, unless they belong to a frame that goes on.
-    fn settle(&mut self) {
-        if self.packet.descriptors == 0 {
-            self.ready = self.done.len();
-        }
     }
 
     fn legacy(&mut self, common: &Common, legacy: &Legacy) {
@@ -214,13 +227,14 @@ impl Transmitter {
         if legacy.command & command::EOP == 0 {
             return;
         }
-        let wish = &mut self.packet.wish;
+        let request = &mut self.packet.request;
         if legacy.command & command::IC != 0 {
-            wish.options = option::TXSM;
-            wish.context = Context { tucss: legacy.css, tucso: legacy.cso, ..Context::default() };
+            request.options = option::TXSM;
+            request.context =
+                Context { tucss: legacy.css, tucso: legacy.cso, ..Context::default() };
         }
         let tagged = legacy.command & command::VLE != 0 && common.rules.vlans;
-        wish.tag = tagged.then_some((common.rules.tag, legacy.special));
+        request.tag = tagged.then_some((common.rules.tag, legacy.special));
     }
 
     fn data(&mut self, common: &Common, data: &Data) {
@@ -228,7 +242,7 @@ impl Transmitter {
             // Options and segmentation are those of the first data descriptor (section 3.3.7).
             let segments = data.command & command::TSE != 0;
             let Contexts { segmentation, checksum } = self.contexts;
-            self.packet.wish = Wish {
+            self.packet.request = OffloadRequest {
                 options: data.options,
                 context: if segments { segmentation } else { checksum },
                 segments,
@@ -237,7 +251,7 @@ impl Transmitter {
         }
         self.packet.add(data.address, data.length as usize);
         if data.command & command::VLE != 0 && common.rules.vlans {
-            self.packet.wish.tag = Some((common.rules.tag, data.special));
+            self.packet.request.tag = Some((common.rules.tag, data.special));
         }
     }
 
@@ -269,6 +283,9 @@ impl Transmitter {
     #[inline]
     fn push(&mut self, common: &mut Common, burst: &mut Burst) -> Result<bool, Malformed> {
         let packet = &self.packet;
+        if packet.overlong {
+            return Err(Malformed::Shape);
+        }
         if let Some(fault) = packet.fault {
             return Err(fault);
         }
@@ -280,41 +297,41 @@ impl Transmitter {
             Err(Fault::Busy { .. }) => return Ok(false),
             Err(_) => return Err(Malformed::Memory),
         }
-        let offload = if packet.wish.edits() {
+        let offload = if packet.request.edits() {
             self.push_edited(burst)?
         } else {
-            let offload = packet.wish.offload(packet.len).ok_or(Malformed::Offload)?;
+            let offload = packet.request.offload(packet.len).ok_or(Malformed::Offload)?;
             match self.spans.as_slice() {
                 [span] => burst.push(span, 0, packet.len, offload),
-                spans => scatter(spans, 0, burst, offload),
+                spans => scatter(spans, burst, offload),
             }
             .map_err(|_| Malformed::Memory)?;
             offload
         };
-        self.count(common, burst, &offload);
+        self.count_sent(common, burst, &offload);
         Ok(true)
     }
 
     /// Puts a frame into the burst whose head is changed first, in a private copy.
     fn push_edited(&mut self, burst: &mut Burst) -> Result<Offload, Malformed> {
-        let Packet { len: total, wish, .. } = &self.packet;
+        let Packet { len: total, request, .. } = &self.packet;
         let mut head = [0; HEAD];
         let len = (*total).min(LONGEST_HEAD);
         gather(&self.spans, &mut head[..len]).map_err(|_| Malformed::Memory)?;
-        let edited = wish.edit(&mut head[..len], *total);
+        let edited = request.edit(&mut head[..len], *total);
         let mut offload = edited.ok_or(Malformed::Offload)?;
         let mut end = len;
-        if let Some(tag) = wish.tag {
+        if let Some(tag) = request.tag {
             if !insert_tag(&mut head, len, tag, &mut offload) {
                 return Err(Malformed::Offload);
             }
             end += slipway_ethernet_spec::TAG;
         }
-        let place = burst.len() * HEAD;
+        let offset = burst.len() * HEAD;
         let mut put = || {
-            self.bounce.write(place, &head[..end])?;
+            self.bounce.write(offset, &head[..end])?;
             let mut frame = burst.begin();
-            frame.append(&self.bounce, place, end)?;
+            frame.append(&self.bounce, offset, end)?;
             append(&self.spans, len, &mut frame)?;
             frame.finish(offload);
             Ok(())
@@ -324,7 +341,7 @@ impl Transmitter {
     }
 
     /// Counts the frame that was put into the burst last.
-    fn count(&self, common: &Common, burst: &Burst, offload: &Offload) {
+    fn count_sent(&self, common: &Common, burst: &Burst, offload: &Offload) {
         let shared = &common.shared;
         shared.live.sent.add(1);
         let head = burst.head(burst.len() - 1);
@@ -335,7 +352,7 @@ impl Transmitter {
             let each = len.max(MIN_FRAME) + fcs;
             return shared.statistics.sent(to, 1, each as u64, each);
         }
-        let header = usize::from(self.packet.wish.context.header);
+        let header = usize::from(self.packet.request.context.header);
         let payload = len - header;
         let frames = payload.div_ceil(usize::from(offload.segment));
         let bytes = payload + frames * (header + fcs);
@@ -368,14 +385,17 @@ impl Transmitter {
         Some((head, sent))
     }
 
-    /// Forgets the frame that is not complete, and goes back to its first descriptor.
+    /// Forgets the frame that is not complete, and goes back to its first descriptor; to the first
+    /// that was not reported if the frame has too many.
     fn start_over(&mut self) {
-        self.packet.clear();
-        let first = self.done.get(self.ready).map(|done| done.index);
-        self.done.truncate(self.ready);
-        if let Some(first) = first {
-            self.ring.rewind(first);
+        let mut overlong = self.packet.overlong;
+        if let Some(first) = self.done.get(self.ready) {
+            overlong = first.overlong;
+            self.ring.rewind(first.index);
         }
+        self.done.truncate(self.ready);
+        self.packet.clear();
+        self.packet.overlong = overlong;
     }
 
     /// Returns the number of invalid frames since the last call.
@@ -407,9 +427,9 @@ fn gather(spans: &[Span], into: &mut [u8]) -> Result<(), Fault> {
 }
 
 /// Appends a frame in several pieces.
-fn scatter(spans: &[Span], skip: usize, burst: &mut Burst, offload: Offload) -> Result<(), Fault> {
+fn scatter(spans: &[Span], burst: &mut Burst, offload: Offload) -> Result<(), Fault> {
     let mut frame = burst.begin();
-    append(spans, skip, &mut frame)?;
+    append(spans, 0, &mut frame)?;
     frame.finish(offload);
     Ok(())
 }

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use slipway_e1000_spec::{DESCRIPTOR, Data, Receive, Transmit, command, control, csb, register};
+use slipway_e1000_spec::{
+    Context, DESCRIPTOR, Data, Receive, Transmit, command, control, csb, register,
+};
 use slipway_pci::Function;
 use slipway_switch::Mac;
 
@@ -10,6 +12,13 @@ use super::rig::{Host, Setup, frame, pair};
 
 fn data(address: u64, length: u32, more: u8) -> Transmit {
     Transmit::Data(Data { address, length, command: command::DEXT | more, ..Data::default() })
+}
+
+/// Returns the setup of a host with rings of 1024 descriptors.
+fn long_ring(number: u64) -> Setup {
+    let mut setup = Setup::new(number).options(|one| one.descriptors = 1024);
+    setup.memory = slipway_ram::Memory::heap(crate::driver::memory_len(1024));
+    setup
 }
 
 /// Checks that frames still move in both directions.
@@ -38,12 +47,7 @@ fn frames_in_memory_that_is_not_there_are_dropped() {
 
 #[test]
 fn a_frame_without_an_end_does_not_stop_the_ring() {
-    let setup = |number| {
-        let mut setup = Setup::new(number).options(|one| one.descriptors = 1024);
-        setup.memory = slipway_ram::Memory::heap(crate::driver::memory_len(1024));
-        setup
-    };
-    let (world, mut a, mut b) = pair(setup(1), setup(2));
+    let (world, mut a, mut b) = pair(long_ring(1), long_ring(2));
     let before = a.driver.sending.tail();
     for _ in 0..1000 {
         assert!(a.driver.sending.push(&data(0, 1, command::RS)).unwrap());
@@ -56,6 +60,45 @@ fn a_frame_without_an_end_does_not_stop_the_ring() {
     assert!(a.driver.sending.push(&data(0, 1, command::EOP | command::RS)).unwrap());
     a.driver.flush().unwrap();
     world.settle();
+    assert_eq!(a.counters().bad_shape, 1);
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn a_frame_has_at_most_256_descriptors() {
+    let (_, mut a, mut b) = pair(long_ring(1), Setup::new(2));
+    for (len, arrives) in [(1024, true), (1028, false)] {
+        let sent = frame(a.mac, b.mac, len);
+        let pieces = a.driver.sending.queue_offloaded(&sent, 4, Context::default(), (0, 0, 0));
+        assert!(pieces.unwrap());
+        a.driver.flush().unwrap();
+        a.world.settle();
+        a.driver.sending.clean().unwrap();
+        assert_eq!(b.received().contains(&sent), arrives, "{len} bytes");
+    }
+    assert_eq!(a.counters().bad_shape, 1);
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_dropped_to_its_end_when_the_port_has_rested_meanwhile() {
+    let (world, mut a, mut b) = pair(long_ring(1), Setup::new(2));
+    for _ in 0..300 {
+        assert!(a.driver.sending.push(&data(0, 1, command::RS)).unwrap());
+    }
+    a.driver.flush().unwrap();
+    world.settle();
+    while !a.device().quiesce() {
+        world.settle();
+    }
+    a.device().poll();
+    world.settle();
+    // The frame's last descriptor, with the bytes of a whole frame.
+    let rest = a.driver.sending.fill(&frame(a.mac, b.mac, 60)).unwrap();
+    assert!(a.driver.sending.push(&data(rest, 60, command::EOP | command::RS)).unwrap());
+    a.driver.flush().unwrap();
+    world.settle();
+    assert!(b.received().is_empty(), "the rest of a dropped frame is no frame");
     assert_eq!(a.counters().bad_shape, 1);
     works(&mut a, &mut b);
 }

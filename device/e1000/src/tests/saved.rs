@@ -1,6 +1,6 @@
 //! Saved states.
 
-use slipway_e1000_spec::{command, register};
+use slipway_e1000_spec::{Data, Transmit, command, register};
 use slipway_pci::{Function, StateError};
 
 use super::rig::{Host, Setup, World, frame, pair};
@@ -63,6 +63,44 @@ fn a_frame_whose_descriptors_are_not_complete_is_read_again() {
     world.settle();
     assert_eq!(b.received(), [sent]);
     assert_eq!(a.driver.sending.clean().unwrap(), 1);
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_dropped_to_its_end_by_the_successor() {
+    let long_ring = || {
+        let mut setup = Setup::new(1).options(|one| one.descriptors = 512);
+        setup.memory = slipway_ram::Memory::heap(crate::driver::memory_len(512));
+        setup
+    };
+    let (world, mut a, mut b) = pair(long_ring(), Setup::new(2));
+    let piece = |address, length, more| {
+        let command = command::DEXT | command::RS | more;
+        Transmit::Data(Data { address, length, command, ..Data::default() })
+    };
+    for _ in 0..300 {
+        assert!(a.driver.sending.push(&piece(0, 1, 0)).unwrap());
+    }
+    a.driver.flush().unwrap();
+    world.settle();
+    succeed(&world, &mut a, long_ring());
+    // The frame's last descriptor, with the bytes of a whole frame.
+    let rest = a.driver.sending.fill(&frame(a.mac, b.mac, 60)).unwrap();
+    assert!(a.driver.sending.push(&piece(rest, 60, command::EOP)).unwrap());
+    a.driver.flush().unwrap();
+    world.settle();
+    assert!(b.received().is_empty(), "the rest of a dropped frame is no frame");
+    assert_eq!(a.counters().bad_shape, 1);
+    // A driver that sets its ring anew begins with a frame.
+    a.driver.sending.clean().unwrap();
+    (0..300).for_each(|_| assert!(a.driver.sending.push(&piece(0, 1, 0)).unwrap()));
+    a.driver.flush().unwrap();
+    world.settle();
+    a.driver.sending.restart();
+    a.driver.set(register::TDH, 0).unwrap();
+    a.driver.set(register::TDT, 0).unwrap();
+    succeed(&world, &mut a, long_ring());
+    a.send(&frame(a.mac, b.mac, 77));
+    assert_eq!(b.received()[0].len(), 77);
 }
 
 #[test]
