@@ -26,6 +26,8 @@ use message::{Answer, Request, attributes, u32_at};
 
 /// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
 const ANSWER: usize = 64 << 10;
+/// Most requests for one list. The kernel says if a list changed while it was sent.
+const DUMPS: usize = 16;
 
 // linux/rtnetlink.h, linux/netlink.h.
 const RTM_NEWLINK: u16 = 16;
@@ -41,7 +43,7 @@ const RTM_GETNEIGH: u16 = 30;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
-/// No duplicate address detection: whoever gives out the addresses knows that each is given once.
+/// No duplicate address detection: the callers give each address to one interface only.
 const IFA_F_NODAD: u32 = 2;
 /// The kernel adds no route to the address's network.
 const IFA_F_NOPREFIXROUTE: u32 = 0x200;
@@ -59,6 +61,8 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NUD_PERMANENT: u16 = 0x80;
 const RT_TABLE_MAIN: u8 = 254;
+const RT_SCOPE_UNIVERSE: u8 = 0;
+const RT_SCOPE_LINK: u8 = 253;
 const RTPROT_STATIC: u8 = 4;
 const RTN_UNICAST: u8 = 1;
 const AF_INET: u8 = 2;
@@ -78,17 +82,20 @@ pub struct Address {
 /// A route of the main table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where it leads: an address and the length of its prefix; 0 is the default route.
+    /// The destination: an address and the length of its prefix in bits, which is 0 for the default
+    /// route.
     pub destination: (IpAddr, u8),
-    /// The next hop; `None`: the destination is on the link.
+    /// The next hop, or `None` if the destination is on the link. A route with several next hops
+    /// (multipath) is read without them: it has no gateway, and the index 0.
     pub gateway: Option<IpAddr>,
-    /// Number of the link; 0: it names none, or several.
+    /// Number of the link, or 0 if the route names no link, or several next hops.
     pub index: u32,
-    /// The next hop is on the link, whatever the other routes say.
+    /// `true` if the next hop is on the link although no other route leads to it.
     pub on_link: bool,
-    /// The address that the host sends from by this route; `None`: it chooses one.
+    /// The address that the host sends from by this route, or `None` if the host chooses one.
     pub source: Option<IpAddr>,
-    /// The route with the lowest metric is taken; 0: the kernel's default.
+    /// The metric, or 0 for the kernel's default. Of several routes to a destination, the one with
+    /// the lowest metric is taken.
     pub metric: u32,
 }
 
@@ -119,7 +126,7 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Opens it.
+    /// Opens a socket in the network namespace of the calling thread.
     ///
     /// # Errors
     /// No descriptors left.
@@ -134,27 +141,19 @@ impl Netlink {
         Ok(Self { socket, sequence: 0, buffer: vec![0; ANSWER] })
     }
 
-    /// All links.
+    /// Returns all links.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors.
     pub fn links(&mut self) -> io::Result<Vec<Link>> {
         // struct ifinfomsg: family, padding, type, index, flags, change.
-        let mut request = Request::dump(RTM_GETLINK);
-        request.body(&[0; 16]);
-        let mut links = Vec::new();
-        self.exchange(request, |kind, body| {
-            if kind == RTM_NEWLINK {
-                links.extend(parse_link(body));
-            }
-        })?;
-        Ok(links)
+        self.dump(RTM_GETLINK, &[0; 16], RTM_NEWLINK, parse_link)
     }
 
-    /// The link of this name.
+    /// Returns the link with the name `name`. Returns `None` if there is no such link.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors.
     pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
         if !link::can_be_a_name(name) {
             return Ok(None);
@@ -175,52 +174,45 @@ impl Netlink {
         }
     }
 
-    /// Changes a link.
+    /// Changes the link number `index`.
     ///
     /// # Errors
-    /// The kernel's: no right, no such link, an MTU that its driver has not.
+    /// The kernel's errors: no right, no such link, an MTU that the link's driver does not support.
     pub fn change(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
         let mut request = Request::new(RTM_NEWLINK);
         link::change(&mut request, index, change);
         self.exchange(request, |_, _| {})
     }
 
-    /// Removes a link.
+    /// Removes the link number `index`.
     ///
     /// # Errors
-    /// The kernel's: no right, no such link, one that cannot be removed.
+    /// The kernel's errors: no right, no such link, a link that cannot be removed.
     pub fn remove(&mut self, index: u32) -> io::Result<()> {
         let mut request = Request::new(RTM_DELLINK);
         request.body(&link::header(index, 0, 0));
         self.exchange(request, |_, _| {})
     }
 
-    /// All addresses of all links.
+    /// Returns the addresses of all links.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors.
     pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
-        let mut request = Request::dump(RTM_GETADDR);
-        request.body(&[0; 8]);
-        let mut addresses = Vec::new();
-        self.exchange(request, |kind, body| {
-            if kind == RTM_NEWADDR {
-                addresses.extend(address(body));
-            }
-        })?;
-        Ok(addresses)
+        // struct ifaddrmsg: family, prefix length, flags, scope, index.
+        self.dump(RTM_GETADDR, &[0; 8], RTM_NEWADDR, parse_address)
     }
 
-    /// Gives a link an address; one that it has stays as it is. An IPv6 address can be used at
-    /// once.
+    /// Gives a link an address. An address that the link has already stays as it is. An IPv6
+    /// address can be used at once.
     ///
     /// # Errors
-    /// The kernel's: no right, no such link, a link without that protocol.
+    /// The kernel's errors: no right, no such link, a link without that protocol.
     pub fn add_address(&mut self, address: &Address) -> io::Result<()> {
         self.add_address_with(address, 0)
     }
 
-    /// Gives a link an address as [`Netlink::add_address`] does, but no route to the address's
+    /// Gives a link an address as [`Netlink::add_address`] does, without a route to the address's
     /// network.
     ///
     /// # Errors
@@ -232,8 +224,7 @@ impl Netlink {
     fn add_address_with(&mut self, address: &Address, flags: u32) -> io::Result<()> {
         let mut request = Request::replace(RTM_NEWADDR);
         address_body(&mut request, address);
-        let no_detection = u32::from(address.address.is_ipv6()) * IFA_F_NODAD;
-        let flags = flags | no_detection;
+        let flags = if address.address.is_ipv6() { flags | IFA_F_NODAD } else { flags };
         if flags != 0 {
             request.attribute(IFA_FLAGS, &flags.to_ne_bytes());
         }
@@ -243,59 +234,43 @@ impl Netlink {
     /// Takes an address away from a link.
     ///
     /// # Errors
-    /// The kernel's: no right, no such address.
+    /// The kernel's errors: no right, no such address.
     pub fn remove_address(&mut self, address: &Address) -> io::Result<()> {
         let mut request = Request::new(RTM_DELADDR);
         address_body(&mut request, address);
         self.exchange(request, |_, _| {})
     }
 
-    /// All routes of the main table.
+    /// Returns the unicast routes of the main table.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors.
     pub fn routes(&mut self) -> io::Result<Vec<Route>> {
-        let mut request = Request::dump(RTM_GETROUTE);
-        request.body(&[0; 12]);
-        let mut routes = Vec::new();
-        self.exchange(request, |kind, body| {
-            if kind == RTM_NEWROUTE {
-                routes.extend(route(body));
-            }
-        })?;
-        Ok(routes)
+        self.dump(RTM_GETROUTE, &[0; 12], RTM_NEWROUTE, parse_route)
     }
 
-    /// Adds a route, or replaces the one to the same destination.
+    /// Adds a route, or replaces the route with the same destination and metric.
     ///
     /// # Errors
-    /// The kernel's: no right, no such link, a next hop that is not on it.
+    /// The kernel's errors: no right, no such link, a next hop that is not on the link.
     pub fn add_route(&mut self, route: &Route) -> io::Result<()> {
         let mut request = Request::replace(RTM_NEWROUTE);
         route_body(&mut request, route);
         self.exchange(request, |_, _| {})
     }
 
-    /// All permanent neighbours of all links.
+    /// Returns the permanent neighbours of all links.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors.
     pub fn neighbours(&mut self) -> io::Result<Vec<Neighbour>> {
-        let mut request = Request::dump(RTM_GETNEIGH);
-        request.body(&[0; 12]);
-        let mut neighbours = Vec::new();
-        self.exchange(request, |kind, body| {
-            if kind == RTM_NEWNEIGH {
-                neighbours.extend(neighbour(body));
-            }
-        })?;
-        Ok(neighbours)
+        self.dump(RTM_GETNEIGH, &[0; 12], RTM_NEWNEIGH, parse_neighbour)
     }
 
     /// Adds a permanent neighbour, or replaces the entry of the same IP address.
     ///
     /// # Errors
-    /// The kernel's: no right, no such link.
+    /// The kernel's errors: no right, no such link.
     pub fn add_neighbour(&mut self, neighbour: &Neighbour) -> io::Result<()> {
         let mut request = Request::replace(RTM_NEWNEIGH);
         // struct ndmsg: family, padding, index, state, flags, type.
@@ -308,12 +283,44 @@ impl Netlink {
         self.exchange(request, |_, _| {})
     }
 
-    /// Sends a request and hands on each message of its answer, up to its end.
+    /// Asks for a list by a request of the kind `ask` with the body `body`. Reads the messages of
+    /// the kind `entry` by `parse`. Asks again for a list that changed while the kernel sent it.
+    fn dump<T>(
+        &mut self,
+        ask: u16,
+        body: &[u8],
+        entry: u16,
+        parse: fn(&[u8]) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        let mut again = 1..DUMPS;
+        loop {
+            let mut request = Request::dump(ask);
+            request.body(body);
+            let mut entries = Vec::new();
+            let asked = self.exchange(request, |kind, body| {
+                if kind == entry {
+                    entries.extend(parse(body));
+                }
+            });
+            match asked {
+                Err(error)
+                    if error.kind() == io::ErrorKind::Interrupted && again.next().is_some() => {}
+                asked => return asked.map(|()| entries),
+            }
+        }
+    }
+
+    /// Sends a request and passes each message of its answer to `each`, up to the answer's end.
+    ///
+    /// # Errors
+    /// The kernel's errors; [`io::ErrorKind::Interrupted`] if entries of a list may be missing;
+    /// [`io::ErrorKind::InvalidData`] if a message is cut.
     fn exchange(&mut self, request: Request, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let bytes = request.finish(self.sequence);
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
+        let mut interrupted = false;
         loop {
             #[allow(clippy::disallowed_methods, reason = "a netlink socket's peer is the kernel")]
             let received =
@@ -322,13 +329,20 @@ impl Netlink {
                 Err(rustix::io::Errno::INTR) => continue,
                 received => received?.0,
             };
-            for answer in message::answers(self.buffer.get(..length).unwrap_or_default()) {
-                match answer {
-                    // Of a request whose answer nobody waited for.
-                    (sequence, _) if sequence != self.sequence => {}
-                    (_, Answer::End(0)) => return Ok(()),
-                    (_, Answer::End(errno)) => return Err(io::Error::from_raw_os_error(errno)),
-                    (_, Answer::Message(kind, body)) => each(kind, body),
+            for reply in message::replies(self.buffer.get(..length).unwrap_or_default()) {
+                let reply = reply?;
+                if reply.sequence != self.sequence {
+                    // It answers an earlier request, whose exchange ended with an error.
+                    continue;
+                }
+                interrupted |= reply.interrupted;
+                match reply.answer {
+                    Answer::End(0) if interrupted => {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                    Answer::End(0) => return Ok(()),
+                    Answer::End(errno) => return Err(io::Error::from_raw_os_error(errno)),
+                    Answer::Message(kind, body) => each(kind, body),
                 }
             }
         }
@@ -348,7 +362,7 @@ fn address_body(request: &mut Request, address: &Address) {
     request.attribute(IFA_ADDRESS, &octets(address.address));
 }
 
-fn address(body: &[u8]) -> Option<Address> {
+fn parse_address(body: &[u8]) -> Option<Address> {
     let (prefix, index) = (*body.get(1)?, u32_at(body, 4)?);
     let (mut local, mut peer) = (None, None);
     for (kind, value) in attributes(body.get(8..)?) {
@@ -363,12 +377,13 @@ fn address(body: &[u8]) -> Option<Address> {
 
 fn route_body(request: &mut Request, route: &Route) {
     let (destination, prefix) = route.destination;
-    let scope = u8::from(route.gateway.is_none()) * 253; // RT_SCOPE_LINK
+    let scope = if route.gateway.is_none() { RT_SCOPE_LINK } else { RT_SCOPE_UNIVERSE };
+    let flags = if route.on_link { RTNH_F_ONLINK } else { 0 };
     // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope, type,
     // flags.
     let own = family(destination);
     request.body(&[own, prefix, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST]);
-    request.body(&(u32::from(route.on_link) * RTNH_F_ONLINK).to_ne_bytes());
+    request.body(&flags.to_ne_bytes());
     if prefix > 0 {
         request.attribute(RTA_DST, &octets(destination));
     }
@@ -391,7 +406,8 @@ fn route_body(request: &mut Request, route: &Route) {
     }
 }
 
-fn route(body: &[u8]) -> Option<Route> {
+/// Reads a route. Returns `None` if it is not a unicast route of the main table.
+fn parse_route(body: &[u8]) -> Option<Route> {
     let (family, prefix, table, kind) = (body.first()?, *body.get(1)?, body.get(4)?, body.get(7)?);
     let flags = u32_at(body, 8)?;
     if *table != RT_TABLE_MAIN || *kind != RTN_UNICAST || flags & RTM_F_CLONED != 0 {
@@ -418,7 +434,8 @@ fn route(body: &[u8]) -> Option<Route> {
     Some(route)
 }
 
-fn neighbour(body: &[u8]) -> Option<Neighbour> {
+/// Reads a neighbour. Returns `None` if it is not a permanent one, or has no Ethernet address.
+fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
     let index = u32_at(body, 4)?;
     let state = u16::from_ne_bytes(body.get(8..10)?.try_into().ok()?);
     if state & NUD_PERMANENT == 0 {

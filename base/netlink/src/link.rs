@@ -17,15 +17,15 @@ const LONGEST_NAME: usize = 15;
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its number.
+    /// Number of the interface.
     pub index: u32,
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Hardware address, if it is an Ethernet one.
+    /// Hardware address, or `None` if the interface has no Ethernet address.
     pub mac: Option<[u8; 6]>,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u32,
-    /// It was set up.
+    /// `true` if the interface is set up, with or without a carrier.
     pub up: bool,
     /// The kind of a virtual link, such as "tun" or "veth"; empty if the kernel names none, as for
     /// the loopback link and hardware.
@@ -45,8 +45,11 @@ pub struct LinkChange {
 
 /// Lays out the change of a link.
 pub fn change(request: &mut Request, index: u32, change: LinkChange) {
-    let flags = u32::from(change.up == Some(true)) * IFF_UP;
-    let mask = u32::from(change.up.is_some()) * IFF_UP;
+    let (flags, mask) = match change.up {
+        Some(true) => (IFF_UP, IFF_UP),
+        Some(false) => (0, IFF_UP),
+        None => (0, 0),
+    };
     request.body(&header(index, flags, mask));
     if let Some(mtu) = change.mtu {
         request.attribute(IFLA_MTU, &mtu.to_ne_bytes());

@@ -1,15 +1,19 @@
 //! Netlink messages: a header, a fixed body, attributes (linux/netlink.h). All of it in the byte
 //! order of the machine, each part padded to four bytes.
 
+use std::io;
+
 const HEADER: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
+/// A list changed while it was sent: entries may be missing.
+const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
-/// Nested attributes and such of other byte order are marked in the kind's upper bits.
+/// The bits of an attribute's kind. The others mark nested attributes and those in network order.
 const KIND: u16 = 0x3fff;
 
 /// A request in the making.
@@ -25,22 +29,23 @@ impl Request {
         Self { bytes }
     }
 
-    /// One that is answered by success or failure.
+    /// Makes a request that is answered by success or failure.
     pub fn new(kind: u16) -> Self {
         Self::with(kind, NLM_F_ACK)
     }
 
-    /// One that makes something, or puts it in the place of what is there.
+    /// Makes a request that creates an object or replaces the existing one.
     pub fn replace(kind: u16) -> Self {
         Self::with(kind, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// One that is answered by a list.
+    /// Makes a request that is answered by a list.
     pub fn dump(kind: u16) -> Self {
         Self::with(kind, NLM_F_DUMP)
     }
 
-    /// Appends to the fixed body; it must be whole before the first attribute.
+    /// Appends bytes to the fixed body. The caller appends the whole body before the first
+    /// attribute.
     pub fn body(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
     }
@@ -54,7 +59,7 @@ impl Request {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// The message as it is sent.
+    /// Returns the message as it is sent, with the sequence number `sequence`.
     pub fn finish(mut self, sequence: u32) -> Vec<u8> {
         let length = self.bytes.len() as u32;
         self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
@@ -63,33 +68,60 @@ impl Request {
     }
 }
 
-/// A message of an answer.
+/// The contents of a message that the kernel sends.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// The answer is complete; 0, or why not, as an errno.
+    /// The end of the answer: 0, or the errno of the failure.
     End(i32),
-    /// Kind and body.
+    /// Kind and body of another message.
     Message(u16, &'a [u8]),
 }
 
-/// The messages of what was received, each with the sequence number of its request. What is cut or
-/// makes no sense ends it.
-pub fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Answer<'_>)> {
+/// A message that the kernel sends.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply<'a> {
+    /// The sequence number of the request.
+    pub sequence: u32,
+    /// `true` if the list that the message belongs to changed while the kernel sent it.
+    pub interrupted: bool,
+    /// The message's contents.
+    pub answer: Answer<'a>,
+}
+
+/// Returns the messages in `bytes`, which were received at once. A message that is cut, or has an
+/// impossible length, is an error ([`io::ErrorKind::InvalidData`]) and the last item.
+pub fn replies(mut bytes: &[u8]) -> impl Iterator<Item = io::Result<Reply<'_>>> {
     std::iter::from_fn(move || {
-        let length = u32_at(bytes, 0)? as usize;
-        let (kind, sequence) = (u16_at(bytes, 4)?, u32_at(bytes, 8)?);
-        let body = bytes.get(HEADER..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        let answer = match kind {
-            NLMSG_DONE => Answer::End(0),
-            NLMSG_ERROR => Answer::End((u32_at(body, 0)? as i32).saturating_neg()),
-            kind => Answer::Message(kind, body),
+        if bytes.is_empty() {
+            return None;
+        }
+        let Some((reply, rest)) = first_reply(bytes) else {
+            bytes = &[];
+            let error = "a netlink message is cut";
+            return Some(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
         };
-        Some((sequence, answer))
+        bytes = rest;
+        Some(Ok(reply))
     })
 }
 
-/// Kinds and values of attributes, up to the first that is cut.
+/// Returns the first message of `bytes` and the bytes that follow it. Returns `None` if the message
+/// is cut.
+fn first_reply(bytes: &[u8]) -> Option<(Reply<'_>, &[u8])> {
+    let length = u32_at(bytes, 0)? as usize;
+    let (kind, flags, sequence) = (u16_at(bytes, 4)?, u16_at(bytes, 6)?, u32_at(bytes, 8)?);
+    let body = bytes.get(HEADER..length)?;
+    let rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    let answer = match kind {
+        // Both begin with a negative errno, or 0.
+        NLMSG_DONE | NLMSG_ERROR => Answer::End((u32_at(body, 0)? as i32).saturating_neg()),
+        kind => Answer::Message(kind, body),
+    };
+    let interrupted = flags & NLM_F_DUMP_INTR != 0;
+    Some((Reply { sequence, interrupted, answer }, rest))
+}
+
+/// Returns kinds and values of the attributes in `bytes`, up to the first one that is cut.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (length, kind) = (usize::from(u16_at(bytes, 0)?), u16_at(bytes, 2)?);
@@ -103,7 +135,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// The number at `at`, if it is all there.
+/// Returns the number at byte `at`. Returns `None` if `bytes` ends before the number does.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
@@ -112,31 +144,64 @@ pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
+    /// Returns the messages that are whole, and whether the last item is an error.
+    fn read(bytes: &[u8]) -> (Vec<Reply<'_>>, bool) {
+        let (mut whole, mut cut) = (Vec::new(), false);
+        for reply in replies(bytes) {
+            assert!(!cut, "an error is the last item");
+            match reply {
+                Ok(reply) => whole.push(reply),
+                Err(_) => cut = true,
+            }
+        }
+        (whole, cut)
+    }
+
     #[test]
-    fn what_is_cut_ends_the_walk() {
+    fn a_message_that_is_cut_is_an_error_and_an_attribute_that_is_cut_the_end() {
         let mut request = Request::new(16);
         request.body(&[1, 2, 3, 4]);
         request.attribute(3, b"lo\0");
         let bytes = request.finish(7);
-        let whole: Vec<_> = answers(&bytes).collect();
-        let [(7, Answer::Message(16, body))] = whole[..] else { panic!("{whole:?}") };
+        let (whole, cut) = read(&bytes);
+        let [Reply { sequence: 7, interrupted: false, answer: Answer::Message(16, body) }] =
+            whole[..]
+        else {
+            panic!("{whole:?}")
+        };
+        assert!(!cut);
         assert_eq!(attributes(&body[4..]).collect::<Vec<_>>(), [(3, &b"lo\0"[..])]);
-        for cut in 0..bytes.len() {
-            assert_eq!(answers(&bytes[..cut]).count(), 0, "{cut}");
+        assert_eq!(read(&[]), (vec![], false));
+        for end in 1..bytes.len() {
+            assert_eq!(read(&bytes[..end]), (vec![], true), "{end}");
+            let (before, cut) = (read(&bytes).0, [&bytes[..], &bytes[..end]].concat());
+            assert_eq!(read(&cut), (before, true), "{end}");
         }
         for cut in 0..7 {
             assert_eq!(attributes(&body[4..4 + cut]).count(), 0, "{cut}");
         }
         // Lengths that lie: none of its own header, none at all.
         assert_eq!(attributes(&[3, 0, 1, 0]).count(), 0);
-        assert_eq!(answers(&[0; 64]).count(), 0);
+        assert_eq!(read(&[0; 64]), (vec![], true));
     }
 
     #[test]
-    fn an_error_is_an_errno() {
-        let mut bytes = Request::new(NLMSG_ERROR);
-        bytes.body(&(-17_i32).to_ne_bytes());
+    fn an_error_is_an_errno_also_at_the_end_of_a_list() {
+        for kind in [NLMSG_ERROR, NLMSG_DONE] {
+            for errno in [0_i32, 17] {
+                let mut bytes = Request::new(kind);
+                bytes.body(&(-errno).to_ne_bytes());
+                let bytes = bytes.finish(1);
+                assert_eq!(read(&bytes).0[0].answer, Answer::End(errno));
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_that_changed_meanwhile_is_marked() {
+        let mut bytes = Request::with(NLMSG_DONE, NLM_F_DUMP_INTR);
+        bytes.body(&[0; 4]);
         let bytes = bytes.finish(1);
-        assert_eq!(answers(&bytes).collect::<Vec<_>>(), [(1, Answer::End(17))]);
+        assert!(read(&bytes).0[0].interrupted);
     }
 }
