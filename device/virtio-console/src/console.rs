@@ -111,22 +111,23 @@ impl Console {
         Features::from_bits_truncate(features).contains(Features::MULTIPORT)
     }
 
-    /// Returns whether the host may move bytes of a port.
-    fn moves(&self, port: u16) -> bool {
+    /// Returns whether the port exists, and the host may move its bytes.
+    fn can_move_bytes(&self, port: u16) -> bool {
         self.host_open(port) && (self.is_multiport() || port == 0)
     }
 
-    /// Copies bytes into the guest's receive buffers of a port. Returns how many were taken: fewer
-    /// than given if the guest has no more buffers, 0 also while one of the ends is closed. The
-    /// host offers the others again after later polls. The guest is interrupted.
+    /// Copies bytes of `from` into the guest's receive buffers of a port. Returns the number of
+    /// bytes copied: fewer than there are if the guest has no more buffers, and 0 while one of the
+    /// ends is closed. The host offers the rest again after later polls. The guest is interrupted.
     pub fn port_write(&mut self, port: u16, from: &[u8]) -> usize {
-        if from.is_empty() || !self.moves(port) || !self.guest_open(port) {
+        if from.is_empty() || !self.can_move_bytes(port) || !self.guest_open(port) {
             return 0;
         }
         let written = self.write_stream(port, from);
         self.local.checked(written).unwrap_or(0)
     }
 
+    /// Implements [`Console::port_write`] for a port that exists.
     fn write_stream(&mut self, number: u16, from: &[u8]) -> Result<usize, Broken> {
         let port = &mut self.ports[usize::from(number)];
         let Some((memory, queue)) = self.local.queue(queue::receive(number)) else { return Ok(0) };
@@ -148,18 +149,19 @@ impl Console {
         Ok(done)
     }
 
-    /// Copies bytes that the guest has sent into `into`. Returns how many. After fewer than `into`
-    /// has room for, the host calls again after later polls. Bytes that the guest sent before it
-    /// closed its end are still there. The guest's buffers go back to it as their last bytes are
-    /// read.
+    /// Copies bytes that the guest has sent by a port into `into`. Returns the number of bytes
+    /// copied. If that is less than the length of `into`, the host calls again after later polls.
+    /// Bytes that the guest sent before it closed its end can still be read. A buffer goes back to
+    /// the guest when its last byte is read.
     pub fn port_read(&mut self, port: u16, into: &mut [u8]) -> usize {
-        if into.is_empty() || !self.moves(port) {
+        if into.is_empty() || !self.can_move_bytes(port) {
             return 0;
         }
         let read = self.read_stream(port, into);
         self.local.checked(read).unwrap_or(0)
     }
 
+    /// Implements [`Console::port_read`] for a port that exists.
     fn read_stream(&mut self, number: u16, into: &mut [u8]) -> Result<usize, Broken> {
         let port = &mut self.ports[usize::from(number)];
         let Some((memory, queue)) = self.local.queue(queue::transmit(number)) else {
@@ -174,17 +176,17 @@ impl Console {
     fn serve(&mut self) -> Result<bool, Broken> {
         let mut busy = false;
         if self.is_multiport() {
-            busy |= self.listen()?;
-            busy |= self.tell()?;
+            busy |= self.take_messages()?;
+            busy |= self.send_messages()?;
         }
         for number in 0..self.ports.len() as u16 {
-            busy |= self.look(number)?;
+            busy |= self.serve_port(number)?;
         }
         Ok(busy)
     }
 
     /// Takes the driver's control messages. Returns whether there were any.
-    fn listen(&mut self) -> Result<bool, Broken> {
+    fn take_messages(&mut self) -> Result<bool, Broken> {
         let mut chain = Chain::default();
         for count in 0..MESSAGES {
             let Some((memory, queue)) = self.local.queue(queue::CONTROL_TRANSMIT) else {
@@ -201,13 +203,15 @@ impl Console {
             queue.queue.report(memory, head, 0)?;
             queue.publish(memory)?;
             if let (true, Ok(control)) = (whole, Control::read_from_bytes(&bytes)) {
-                self.heard(&control);
+                self.handle_message(&control);
             }
         }
         Ok(true)
     }
 
-    fn heard(&mut self, control: &Control) {
+    /// Carries out a control message of the driver. A message about a port that does not exist
+    /// changes nothing.
+    fn handle_message(&mut self, control: &Control) {
         let (event, value) = (control.event.get(), control.value.get());
         if (event, value) == (event::DEVICE_READY, 1) {
             return self.ports.iter_mut().for_each(|port| port.dialogue.driver_ready());
@@ -221,19 +225,20 @@ impl Console {
         }
     }
 
-    /// Returns the next message for the driver, and its port.
-    fn notice(&self) -> Option<(u16, Notice)> {
+    /// Returns the next message for the driver, and the number of its port. Returns `None` if none
+    /// waits.
+    fn next_notice(&self) -> Option<(u16, Notice)> {
         (0..).zip(&self.ports).find_map(|(number, port)| {
             port.dialogue.notice(port.host_open).map(|notice| (number, notice))
         })
     }
 
-    /// Sends the messages that wait for the driver, as far as it has buffers. Returns whether there
-    /// were any.
-    fn tell(&mut self) -> Result<bool, Broken> {
+    /// Sends the control messages that wait for the driver, as far as it has buffers. Returns
+    /// whether any were sent.
+    fn send_messages(&mut self) -> Result<bool, Broken> {
         let mut chain = Chain::default();
         for count in 0..MESSAGES {
-            let Some((number, notice)) = self.notice() else { return Ok(count > 0) };
+            let Some((number, notice)) = self.next_notice() else { return Ok(count > 0) };
             let Some((memory, queue)) = self.local.queue(queue::CONTROL_RECEIVE) else {
                 return Ok(false);
             };
@@ -242,7 +247,7 @@ impl Console {
             };
             let port = &mut self.ports[usize::from(number)];
             let bytes = encode(notice, number, &port.settings);
-            // A message cannot be told in parts.
+            // A message cannot be sent in parts.
             if chain.scatter(memory, &bytes)? < bytes.len() {
                 return Err(Broken::Chain);
             }
@@ -253,9 +258,11 @@ impl Console {
         Ok(true)
     }
 
-    /// Looks at the queues of a port. Returns whether the host may now move bytes that it could not
-    /// move before, apart from those of the driver that wait already.
-    fn look(&mut self, number: u16) -> Result<bool, Broken> {
+    /// Serves the queues of a port that exists. While the host's end is closed, drops the driver's
+    /// bytes; otherwise asks the driver to notify of new bytes. Returns whether bytes are left to
+    /// drop, or the host can move bytes that it could not move after the last poll. Bytes that
+    /// waited for the host by then do not count.
+    fn serve_port(&mut self, number: u16) -> Result<bool, Broken> {
         let port = &mut self.ports[usize::from(number)];
         let mut busy = std::mem::take(&mut port.behind);
         if port.wants_room
@@ -282,8 +289,8 @@ impl Console {
         Config { max_nr_ports, ..Config::new_zeroed() }
     }
 
-    /// Resets the ports if the device was reset.
-    fn settle(&mut self) {
+    /// Resets the ports if the device was reset since the last call.
+    fn follow_reset(&mut self) {
         if self.local.take_reset() {
             self.ports.iter_mut().for_each(Port::reset);
         }
@@ -322,7 +329,7 @@ impl Function for Console {
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
         self.local.config_write(offset, from);
-        self.settle();
+        self.follow_reset();
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -332,7 +339,7 @@ impl Function for Console {
 
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         let access = self.local.write(bar, offset, from);
-        self.settle();
+        self.follow_reset();
         access
     }
 
@@ -348,7 +355,7 @@ impl Function for Console {
 
     fn reset(&mut self) {
         self.local.reset();
-        self.settle();
+        self.follow_reset();
     }
 
     fn quiesce(&mut self) -> bool {
