@@ -9,9 +9,9 @@
 //!   `net.ipv6.conf.all.forwarding`), nothing is changed.
 //! - If it does not, forwarding is switched on at each interface (`net.ipv4.conf.*.forwarding`,
 //!   `net.ipv6.conf.*.force_forwarding`), and the packet filter drops all packets that neither come
-//!   from a network of sandboxes nor go to one ([`Alone`], `rules`). The filter's rule is there
-//!   first. The switch for the whole host stays off. So if another program sets it later, for
-//!   containers of another kind, this is noticed: with the next sandbox that comes or goes, the
+//!   from a network of sandboxes nor go to one ([`OnlyForSandboxes`], `rules`). The filter's rule
+//!   is there first. The switch for the whole host stays off. So if another program sets it later,
+//!   for containers of another kind, this is noticed: with the next sandbox that comes or goes, the
 //!   rule goes.
 //! - IPv6 of kernels before 6.17 has only the switch for the whole host. It is used there, with the
 //!   same rule. Interfaces that learn their routes from router advertisements are told to go on.
@@ -41,11 +41,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The address families for which the host forwards for networks of sandboxes alone: all other
 /// packets of the family must be dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Alone {
-    /// IPv4.
-    pub four: bool,
-    /// IPv6.
-    pub six: bool,
+pub struct OnlyForSandboxes {
+    /// `true` for IPv4.
+    pub ipv4: bool,
+    /// `true` for IPv6.
+    pub ipv6: bool,
 }
 
 /// The state before forwarding was switched on.
@@ -131,41 +131,41 @@ impl Forwarding {
     }
 
     /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.
-    pub fn alone(&self) -> Alone {
-        let six =
+    pub fn only_for_sandboxes(&self) -> OnlyForSandboxes {
+        let ipv6 =
             is_there(SIX.family) && (!is_set(&whole_six()) || self.load().six_whole.is_some());
-        Alone { four: !is_set(&whole_four()), six }
+        OnlyForSandboxes { ipv4: !is_set(&whole_four()), ipv6 }
     }
 
-    /// Switches forwarding on for the families of `alone`. The packet filter must have its rules
+    /// Switches forwarding on for the families of `only`. The packet filter must have its rules
     /// already, and the interface of a network must exist. Sleeps while another daemon changes the
     /// switches.
     ///
     /// # Errors
     /// [`Error::Host`].
-    pub fn open(&self, alone: Alone) -> Result<()> {
+    pub fn open(&self, only: OnlyForSandboxes) -> Result<()> {
         let _lock = self.lock()?;
         let mut before = self.load();
         // If the host now forwards for its own reasons, that must not be undone later.
-        before.four = before.four.filter(|_| alone.four);
-        before.six = before.six.filter(|_| alone.six);
-        if alone.four && before.four.is_none() {
+        before.four = before.four.filter(|_| only.ipv4);
+        before.six = before.six.filter(|_| only.ipv6);
+        if only.ipv4 && before.four.is_none() {
             before.four = Some(FOUR.on());
         }
         let each = SIX.path("all").exists();
-        if alone.six && each && before.six.is_none() {
+        if only.ipv6 && each && before.six.is_none() {
             before.six = Some(SIX.on());
         }
-        if alone.six && !each && before.six_whole.is_none() {
+        if only.ipv6 && !each && before.six_whole.is_none() {
             before.six_whole = Some(takers_of_advertisements());
         }
         self.save(&before)?;
-        if alone.four {
+        if only.ipv4 {
             FOUR.open()?;
         }
         match &before.six_whole {
-            Some(takers) if alone.six => open_six_whole(takers),
-            _ if alone.six => SIX.open(),
+            Some(takers) if only.ipv6 => open_six_whole(takers),
+            _ if only.ipv6 => SIX.open(),
             _ => Ok(()),
         }
     }

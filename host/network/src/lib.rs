@@ -57,7 +57,7 @@ mod shares;
 mod sockets;
 
 pub use error::{Error, Result};
-pub use forwarding::Alone;
+pub use forwarding::OnlyForSandboxes;
 pub use mac::Mac;
 pub use networks::{FORWARDING_FILE, Networks, Settings};
 pub use service::Service;

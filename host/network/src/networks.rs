@@ -27,7 +27,7 @@ use crate::host::{self, Surroundings};
 use crate::ledger::{Ledger, Network, Uplink};
 use crate::publish::{MAX_PORTS, Published};
 use crate::reach::Policy;
-use crate::{Alone, DEFAULT_NETWORK, Error, MTU, NO_NETWORK, Result, nft, proxy, rules};
+use crate::{DEFAULT_NETWORK, Error, MTU, NO_NETWORK, OnlyForSandboxes, Result, nft, proxy, rules};
 
 const DNS_PORT: u16 = 53;
 
@@ -81,7 +81,7 @@ struct NetworkTable {
     rules: Option<String>,
     /// The families that forwarding was switched on for; `None` if it is as it was before, or
     /// unknown.
-    forwards: Option<Alone>,
+    forwards: Option<OnlyForSandboxes>,
 }
 
 /// The resources of a network that is up, besides its switch, interface and rules.
@@ -432,21 +432,22 @@ impl Networks {
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
         let up: Vec<&Network> = up.collect();
         let leads_out = up.iter().any(|network| !network.internal);
-        let alone = if leads_out { forwarding.alone() } else { Alone::default() };
+        let only =
+            if leads_out { forwarding.only_for_sandboxes() } else { OnlyForSandboxes::default() };
         if !leads_out {
             stop_forwarding(forwarding, devices(&up)).await;
             state.forwards = None;
         }
         let Settings { table, reach, .. } = &self.settings;
-        let rules = rules::ruleset(table, &up, reach, alone);
+        let rules = rules::ruleset(table, &up, reach, only);
         if state.rules.as_ref() != Some(&rules) {
             nft::apply(&rules).await?;
             state.rules = Some(rules);
         }
-        if leads_out && state.forwards != Some(alone) {
+        if leads_out && state.forwards != Some(only) {
             let forwarding = forwarding.clone();
-            blocking(move || forwarding.open(alone)).await?;
-            state.forwards = Some(alone);
+            blocking(move || forwarding.open(only)).await?;
+            state.forwards = Some(only);
         }
         Ok(())
     }

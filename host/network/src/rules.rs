@@ -7,15 +7,24 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use crate::Alone;
+use crate::OnlyForSandboxes;
 use crate::host::DEVICE;
 use crate::ledger::Network;
 use crate::publish::Published;
 use crate::reach::Policy;
 
+/// Exceptions from the redirects for packets of the host itself. A proxy serves the loopback
+/// addresses: a packet from there must not leave by another interface.
+const LOOPBACK: &str = "ip daddr 127.0.0.0/8 return\nip6 daddr ::1 return\n";
+
 /// Returns the table of `networks`, as an input of `nft -f -` that replaces the former one. Without
 /// networks there is no table.
-pub fn ruleset(table: &str, networks: &[&Network], policy: &Policy, alone: Alone) -> String {
+pub fn ruleset(
+    table: &str,
+    networks: &[&Network],
+    policy: &Policy,
+    only: OnlyForSandboxes,
+) -> String {
     // The first line makes the deletion valid if the table does not exist.
     let mut text = format!("add table inet {table}\ndelete table inet {table}\n");
     if networks.is_empty() {
@@ -28,10 +37,14 @@ pub fn ruleset(table: &str, networks: &[&Network], policy: &Policy, alone: Alone
         (
             "forward",
             "type filter hook forward priority filter",
-            nobody_else(alone) + &beyond(networks) + &forward(networks),
+            only_for_sandboxes(only) + &beyond(networks) + &forward(networks),
         ),
         ("prerouting", "type nat hook prerouting priority dstnat", redirects(networks)),
-        ("output", "type nat hook output priority -100", format!("{OWN}{}", redirects(networks))),
+        (
+            "output",
+            "type nat hook output priority -100",
+            format!("{LOOPBACK}{}", redirects(networks)),
+        ),
         ("postrouting", "type nat hook postrouting priority srcnat", postrouting(networks)),
     ] {
         let _ = writeln!(text, "chain {name} {{\n{head}; policy accept;\n{rules}}}");
@@ -43,12 +56,13 @@ pub fn ruleset(table: &str, networks: &[&Network], policy: &Policy, alone: Alone
     text
 }
 
-/// Returns the rules that keep the host from routing between its other interfaces: it forwards for
-/// networks of sandboxes alone, this daemon's and others'.
-fn nobody_else(alone: Alone) -> String {
+/// Returns the rules that keep the host from routing between its other interfaces. They drop the
+/// packets of the families `only` that neither come from a network of sandboxes nor go to one; the
+/// networks of other daemons count, too.
+fn only_for_sandboxes(only: OnlyForSandboxes) -> String {
     let mut text = String::new();
-    for (family, alone) in [("ipv4", alone.four), ("ipv6", alone.six)] {
-        if alone {
+    for (family, only) in [("ipv4", only.ipv4), ("ipv6", only.ipv6)] {
+        if only {
             let others = format!("iifname != \"{DEVICE}*\" oifname != \"{DEVICE}*\"");
             let _ = writeln!(text, "meta nfproto {family} {others} drop");
         }
@@ -73,10 +87,6 @@ fn to_host(networks: &[&Network]) -> String {
     }
     text
 }
-
-/// Exceptions for packets from the host to an address of its own. A proxy serves the loopback
-/// addresses: a packet from there must not leave by another interface.
-const OWN: &str = "ip daddr 127.0.0.0/8 return\nip6 daddr ::1 return\n";
 
 /// Returns the redirects of packets to the host's addresses. The gateways' addresses, where names
 /// are answered, are left to the proxy too, so that a published port does not hide the name server.
@@ -136,6 +146,7 @@ fn closed_doors(networks: &[&Network]) -> String {
         let _ = writeln!(text, "iifname \"{device}\" ip daddr {gateway} {names}");
         let _ = writeln!(text, "iifname \"{device}\" ip6 daddr {} {names}", network.gateway6());
     }
+    // Internal networks have no published ports. If leases name some, these are closed as well.
     for network in networks {
         let others = networks.iter().filter(|other| other.device != network.device);
         let others: Vec<String> = others.map(|other| format!("\"{}\"", other.device)).collect();
@@ -156,6 +167,9 @@ fn closed_doors(networks: &[&Network]) -> String {
     text
 }
 
+/// Returns the rules for packets that the host forwards. A sandbox reaches no sandbox of another
+/// network. Into a network come only packets of connections that began in it, and connections
+/// through its published ports. Nothing leaves an internal network, or comes into it.
 fn forward(networks: &[&Network]) -> String {
     let mut text = String::new();
     let devices: Vec<String> = networks.iter().map(|one| format!("\"{}\"", one.device)).collect();
@@ -179,6 +193,8 @@ fn forward(networks: &[&Network]) -> String {
     text
 }
 
+/// Returns the rules that give packets a source address of the host when they leave their network,
+/// and when they come back into it through a published port. Internal networks have no way out.
 fn postrouting(networks: &[&Network]) -> String {
     let mut text = String::new();
     for Network { device, subnet, prefix, .. } in networks.iter().filter(|one| !one.internal) {
@@ -191,6 +207,8 @@ fn postrouting(networks: &[&Network]) -> String {
     text
 }
 
+/// Returns the redirects from published ports to sandboxes, for packets to the host's addresses. An
+/// internal network publishes nothing.
 fn published(networks: &[&Network]) -> String {
     let mut text = String::new();
     for network in networks.iter().filter(|network| !network.internal) {
@@ -205,6 +223,8 @@ fn published(networks: &[&Network]) -> String {
     text
 }
 
+/// Returns the redirect from a published port to the sandbox with the address `to`. Returns `None`
+/// if the port is published on an address of the other IP version.
 fn redirect(one: &Published, to: IpAddr) -> Option<String> {
     let Published { host, container, protocol, .. } = one;
     let (family, target) = match to {
@@ -247,7 +267,7 @@ mod tests {
 
     #[test]
     fn without_networks_there_is_no_table() {
-        let text = ruleset("slipway", &[], &Policy::default(), Alone::default());
+        let text = ruleset("slipway", &[], &Policy::default(), OnlyForSandboxes::default());
         assert_eq!(text, "add table inet slipway\ndelete table inet slipway\n");
     }
 
@@ -298,8 +318,8 @@ mod tests {
     #[test]
     fn where_packets_go_is_looked_at_before_anything_is_accepted() {
         let policy = Policy::parse("all", &[], &[]).unwrap();
-        let alone = Alone { four: true, six: false };
-        let text = ruleset("slipway", &[&network("one", "slip0", 1)], &policy, alone);
+        let only = OnlyForSandboxes { ipv4: true, ipv6: false };
+        let text = ruleset("slipway", &[&network("one", "slip0", 1)], &policy, only);
         let forward = text.find("chain forward").unwrap();
         let at =
             |what: &str| forward + text[forward..].find(what).unwrap_or_else(|| panic!("{text}"));
