@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use crate::agent::process;
 use crate::lock::lock;
 use crate::record::SandboxState;
-use crate::stdio::{Fanout, Input, input};
+use crate::stdio::{Fanout, Input, input_queue};
 use crate::{Error, Result};
 
 /// The name that the container of a sandbox has in its guest if it has the sandbox for its own.
@@ -36,7 +36,7 @@ pub struct Container {
 impl Container {
     /// Makes the handles of a container in `state`, with its kept output in the file `log`.
     pub(crate) fn new(name: &str, log: PathBuf, state: SandboxState) -> Arc<Self> {
-        let (input, input_end) = input();
+        let (input, input_end) = input_queue();
         Arc::new(Self {
             name: name.to_owned(),
             fanout: Fanout::default(),

@@ -27,17 +27,19 @@ const PIECES: usize = 4;
 /// The most clients attached to one sandbox's output at once.
 const MOST_ATTACHED: usize = 32;
 
-/// The recorded bytes after which the agent is told: a quarter of the bytes that it keeps.
-const TELL: u64 = 64 << 10;
-/// The recorded pieces after which the agent is told: a quarter of the pieces that it keeps. With
-/// pieces of a byte or two, the agent has no room for more long before [`TELL`] bytes are recorded.
-const TELL_PIECES: u32 = 1024;
+/// The bytes that are recorded between two reports to the agent: a quarter of the bytes that the
+/// agent keeps.
+const REPORT_BYTES: u64 = 64 << 10;
+/// The most pieces that are recorded between two reports to the agent: a quarter of the pieces that
+/// the agent keeps. Pieces of a byte or two reach this number long before they have
+/// [`REPORT_BYTES`] bytes.
+const REPORT_PIECES: u32 = 1024;
 
 /// A position that no output reaches.
 const MOST_POSITION: u64 = 1 << 62;
 
-/// The time between two attempts to tell the agent.
-const TELL_AGAIN: Duration = Duration::from_secs(1);
+/// The time between two attempts of a report to the agent.
+const REPORT_AGAIN: Duration = Duration::from_secs(1);
 
 /// A piece of output.
 pub type Output = (Stream, Vec<u8>);
@@ -54,7 +56,7 @@ pub enum Input {
 }
 
 /// Makes a queue for input to a process.
-pub fn input() -> (mpsc::Sender<Input>, mpsc::Receiver<Input>) {
+pub fn input_queue() -> (mpsc::Sender<Input>, mpsc::Receiver<Input>) {
     mpsc::channel(QUEUE)
 }
 
@@ -167,7 +169,7 @@ fn piece_of(message: v1::StdioOut) -> Option<Output> {
 ///
 /// # Errors
 /// [`Error::Agent`] if the agent or its sandbox is gone.
-pub async fn next(output: &mut Pieces) -> Result<Option<Output>> {
+pub async fn next_piece(output: &mut Pieces) -> Result<Option<Output>> {
     output.recv().await.transpose()
 }
 
@@ -229,10 +231,10 @@ impl Fanout {
         lane: Lane,
     ) -> Result<()> {
         let mut position = log.position();
-        let mut recorded = Recorded::from(position);
-        tokio::spawn(tell(agent, process, recorded.told.subscribe()));
+        let mut recorded = Recorded::new(position);
+        tokio::spawn(report(agent, process, recorded.reported.subscribe()));
         let mut log = Some(log);
-        while let Some((stream, mut data)) = next(&mut output).await? {
+        while let Some((stream, mut data)) = next_piece(&mut output).await? {
             if let Some(mut writer) = log.take() {
                 let appended = lane.run(move || {
                     let appended = writer.append(stream, &data);
@@ -247,17 +249,23 @@ impl Fanout {
             }
             let record = Record { position, stream, time_ns: realtime_ns(), data };
             position = record.end();
-            recorded.upto(position);
+            recorded.add_piece(position);
             self.send(record).await;
         }
         Ok(())
     }
 
+    /// Sends a piece of output to all attached clients, and waits until each has room for it.
     async fn send(&self, record: Record) {
-        let attached = self.lock().clone().unwrap_or_default();
+        let mut attached = self.lock().clone().unwrap_or_default();
+        // The last client gets the record itself: most output has one client or none.
+        let last = attached.pop();
         let mut gone = false;
         for client in attached {
             gone |= client.send(record.clone()).await.is_err();
+        }
+        if let Some(client) = last {
+            gone |= client.send(record).await.is_err();
         }
         if gone && let Some(attached) = self.lock().as_mut() {
             attached.retain(|client| !client.is_closed());
@@ -270,40 +278,43 @@ impl Fanout {
     }
 }
 
-/// The progress of recording a process's output, and the part of it that the agent is told.
+/// The progress of recording a process's output: decides when the agent gets a report of it.
 struct Recorded {
-    told: watch::Sender<u64>,
-    /// Pieces recorded since the agent was last told.
+    /// The end of the recorded output as [`report`] is to tell the agent.
+    reported: watch::Sender<u64>,
+    /// Pieces recorded since `reported` was set.
     pieces: u32,
 }
 
 impl Recorded {
     /// Makes the state for output that begins at `position`.
-    fn from(position: u64) -> Self {
-        Self { told: watch::Sender::new(position), pieces: 0 }
+    fn new(position: u64) -> Self {
+        Self { reported: watch::Sender::new(position), pieces: 0 }
     }
 
     /// Counts one more recorded piece, which ends at `position`.
-    fn upto(&mut self, position: u64) {
+    fn add_piece(&mut self, position: u64) {
         self.pieces += 1;
-        if position - *self.told.borrow() >= TELL || self.pieces >= TELL_PIECES {
-            self.told.send_replace(position);
+        if position - *self.reported.borrow() >= REPORT_BYTES || self.pieces >= REPORT_PIECES {
+            self.reported.send_replace(position);
             self.pieces = 0;
         }
     }
 }
 
-/// Tells the agent up to which position output is recorded, one call at a time, until the output
-/// ends. If the agent cannot be told, it keeps its output, and the process waits.
-async fn tell(agent: Agent, process: Option<v1::ProcessRef>, mut recorded: watch::Receiver<u64>) {
+/// Reports to the agent up to which position output is recorded, one call at a time, until the
+/// output ends. As long as calls fail, the agent keeps its output, and the process waits when the
+/// agent has no more room.
+async fn report(agent: Agent, process: Option<v1::ProcessRef>, mut recorded: watch::Receiver<u64>) {
     while recorded.changed().await.is_ok() {
         loop {
             let position = *recorded.borrow_and_update();
             let request = v1::RecordedRequest { process: process.clone(), position };
-            let told = agent.call(|mut client| async move { client.recorded(request).await }).await;
-            let Err(error) = told else { break };
+            let reported =
+                agent.call(|mut client| async move { client.recorded(request).await }).await;
+            let Err(error) = reported else { break };
             tracing::debug!(%error, "the agent was not told what is recorded");
-            tokio::time::sleep(TELL_AGAIN).await;
+            tokio::time::sleep(REPORT_AGAIN).await;
             if recorded.has_changed().is_err() {
                 return;
             }
@@ -333,19 +344,19 @@ mod tests {
 
     #[test]
     fn an_agent_hears_of_many_bytes_and_of_many_pieces() {
-        let mut recorded = Recorded::from(10);
-        let mut told = recorded.told.subscribe();
-        let mut heard = || told.has_changed().unwrap().then(|| *told.borrow_and_update());
-        recorded.upto(9 + TELL);
+        let mut recorded = Recorded::new(10);
+        let mut reports = recorded.reported.subscribe();
+        let mut heard = || reports.has_changed().unwrap().then(|| *reports.borrow_and_update());
+        recorded.add_piece(9 + REPORT_BYTES);
         assert_eq!(heard(), None);
-        recorded.upto(10 + TELL);
-        assert_eq!(heard(), Some(10 + TELL));
-        let after = |piece| 10 + TELL + u64::from(piece);
-        (1..TELL_PIECES).for_each(|piece| recorded.upto(after(piece)));
+        recorded.add_piece(10 + REPORT_BYTES);
+        assert_eq!(heard(), Some(10 + REPORT_BYTES));
+        let after = |piece| 10 + REPORT_BYTES + u64::from(piece);
+        (1..REPORT_PIECES).for_each(|piece| recorded.add_piece(after(piece)));
         assert_eq!(heard(), None);
-        recorded.upto(after(TELL_PIECES));
-        assert_eq!(heard(), Some(after(TELL_PIECES)));
-        recorded.upto(after(TELL_PIECES + 1));
+        recorded.add_piece(after(REPORT_PIECES));
+        assert_eq!(heard(), Some(after(REPORT_PIECES)));
+        recorded.add_piece(after(REPORT_PIECES + 1));
         assert_eq!(heard(), None);
     }
 

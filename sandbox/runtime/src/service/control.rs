@@ -37,7 +37,7 @@ pub(super) fn join_input(
 ) {
     let target = target.clone();
     // A process without input still gets signals and window sizes; bytes are dropped.
-    let input = if takes_input { target.container.input.clone() } else { stdio::input().0 };
+    let input = if takes_input { target.container.input.clone() } else { stdio::input_queue().0 };
     tokio::spawn(async move {
         let agent = || target.sandbox.agent().ok();
         forward(messages, input.clone(), agent, target.container.process()).await;

@@ -62,7 +62,7 @@ async fn tell_exec(
     let started = v1::Started { stages: Vec::new() };
     let _ = sender.send(out(run_out::Kind::Started(started))).await;
     loop {
-        match stdio::next(&mut output).await {
+        match stdio::next_piece(&mut output).await {
             Ok(Some((log::Stream::Out, data))) => {
                 let _ = sender.send(out(run_out::Kind::Stdout(data))).await;
             }
