@@ -35,11 +35,11 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Makes the entries that `lane` reported visible to the driver, and interrupts once if the
-    /// driver wants that.
+    /// Makes the entries that were reported to `virtqueue` visible to the driver, and interrupts
+    /// once if the driver wants that.
     #[inline]
-    pub fn publish(&self, lane: &mut Virtqueue) -> Result<(), Broken> {
-        if lane.publish(&self.memory)? {
+    pub fn publish(&self, virtqueue: &mut Virtqueue) -> Result<(), Broken> {
+        if virtqueue.publish(&self.memory)? {
             self.live.interrupts.add(1);
         }
         Ok(())

@@ -23,7 +23,7 @@ pub(crate) struct Done {
 }
 
 pub(crate) struct ControlQueue {
-    pub lane: Virtqueue,
+    pub virtqueue: Virtqueue,
     chain: Chain,
     bytes: Vec<u8>,
     /// A command that was carried out, and is acknowledged once the port follows it.
@@ -31,14 +31,16 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    pub fn new(lane: Virtqueue) -> Self {
-        Self { lane, chain: Chain::default(), bytes: Vec::new(), pending: None }
+    pub fn new(virtqueue: Virtqueue) -> Self {
+        Self { virtqueue, chain: Chain::default(), bytes: Vec::new(), pending: None }
     }
 
     /// Reads the next command. Returns `None` if there is none; the driver will then notify the
     /// next one.
     pub fn next(&mut self, memory: &Memory) -> Result<Option<(Done, &[u8])>, Broken> {
-        let Some(head) = self.lane.queue.take(memory, &mut self.chain)? else { return Ok(None) };
+        let Some(head) = self.virtqueue.queue.take(memory, &mut self.chain)? else {
+            return Ok(None);
+        };
         let at = self.chain.writable.iter().find(|(_, len)| *len > 0).map(|(at, _)| *at);
         // A command without room for its acknowledgement is invalid (section 5.1.6.5).
         let at = at.filter(|at| !memory.is_remote(*at, 1)).ok_or(Broken::Chain)?;
@@ -52,8 +54,8 @@ impl ControlQueue {
     /// Acknowledges a command, and interrupts if the driver wants that.
     pub fn finish(&mut self, memory: &Memory, done: Done) -> Result<(), Broken> {
         memory.write(done.at, &[done.ack])?;
-        self.lane.queue.report(memory, done.head, 1)?;
-        self.lane.publish(memory)?;
+        self.virtqueue.queue.report(memory, done.head, 1)?;
+        self.virtqueue.publish(memory)?;
         Ok(())
     }
 }

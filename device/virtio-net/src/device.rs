@@ -417,7 +417,7 @@ impl Function for Device {
         self.quiesced = true;
         self.advance();
         if let Some(control) = &mut self.control {
-            control.lane.queue.release_memory();
+            control.virtqueue.queue.release_memory();
         }
         !self.away
     }

@@ -24,30 +24,30 @@ impl Device {
                 Role::Receive(pair) => {
                     let Some(place) = path.receivers.get_mut(pair) else { continue };
                     if fresh(place.is_some()) {
-                        *place = Some(Receiver::new(self.lane(&registers)?));
+                        *place = Some(Receiver::new(self.virtqueue(&registers)?));
                     }
                     place.take_if(|_| !registers.enabled);
                     if let Some(receiver) = place {
-                        receiver.lane.interrupt = interrupt;
+                        receiver.virtqueue.interrupt = interrupt;
                     }
                 }
                 Role::Transmit(pair) => {
                     let Some(place) = path.transmitters.get_mut(pair) else { continue };
                     if fresh(place.is_some()) {
-                        *place = Some(Transmitter::new(self.lane(&registers)?));
+                        *place = Some(Transmitter::new(self.virtqueue(&registers)?));
                     }
                     place.take_if(|_| !registers.enabled);
                     if let Some(transmitter) = place {
-                        transmitter.lane.interrupt = interrupt;
+                        transmitter.virtqueue.interrupt = interrupt;
                     }
                 }
                 Role::Control => {
                     if fresh(self.control.is_some()) {
-                        self.control = Some(ControlQueue::new(self.lane(&registers)?));
+                        self.control = Some(ControlQueue::new(self.virtqueue(&registers)?));
                     }
                     self.control.take_if(|_| !registers.enabled);
                     if let Some(control) = &mut self.control {
-                        control.lane.interrupt = interrupt;
+                        control.virtqueue.interrupt = interrupt;
                     }
                 }
                 Role::None => {}
@@ -73,7 +73,8 @@ impl Device {
         role(self.features(), self.settings.pairs, number)
     }
 
-    fn lane(&self, registers: &QueueRegisters) -> Result<Virtqueue, Broken> {
+    /// Makes a queue as its registers describe it.
+    fn virtqueue(&self, registers: &QueueRegisters) -> Result<Virtqueue, Broken> {
         let features = self.transport.registers.ring_features();
         let event_index = features.contains(RingFeatures::EVENT_IDX);
         let indirect = features.contains(RingFeatures::INDIRECT_DESC);

@@ -170,7 +170,7 @@ impl DataPath {
         self.common.live.arms.add(1);
         let mut more = false;
         for transmitter in self.transmitters.iter_mut().flatten() {
-            match transmitter.lane.queue.arm(&self.common.memory) {
+            match transmitter.virtqueue.queue.arm(&self.common.memory) {
                 Ok(waits) => more |= waits,
                 Err(_) => {
                     self.fail();

@@ -19,7 +19,7 @@ const MOST: usize = BATCH + 1;
 
 /// A receive queue.
 pub(crate) struct Receiver {
-    pub lane: Virtqueue,
+    pub virtqueue: Virtqueue,
     chain: Chain,
     /// Buffers of the driver, in order: a ring of `ready` buffers from `first` on.
     slots: Vec<Slot>,
@@ -37,9 +37,9 @@ enum Outcome {
 }
 
 impl Receiver {
-    pub fn new(lane: Virtqueue) -> Self {
+    pub fn new(virtqueue: Virtqueue) -> Self {
         let slots = (0..AHEAD).map(|_| Slot::default()).collect();
-        Self { lane, chain: Chain::default(), slots, first: 0, ready: 0 }
+        Self { virtqueue, chain: Chain::default(), slots, first: 0, ready: 0 }
     }
 
     /// Implements [`slipway_switch::Port::deliver`].
@@ -78,7 +78,7 @@ impl Receiver {
             delivered.frames += filtered;
             common.live.filtered.add(filtered.into());
         }
-        common.publish(&mut self.lane)?;
+        common.publish(&mut self.virtqueue)?;
         Ok(delivered)
     }
 
@@ -86,7 +86,7 @@ impl Receiver {
     #[inline]
     fn fill(&mut self, common: &mut Common, wanted: usize) -> Result<(), Broken> {
         let mut heads = [0; BATCH];
-        let queue = &mut self.lane.queue;
+        let queue = &mut self.virtqueue.queue;
         if usize::from(queue.waiting()) < wanted {
             queue.look(&common.memory)?;
             // The driver is never asked for notifications of receive buffers; this renews the
@@ -180,7 +180,7 @@ impl Receiver {
         for index in 0..buffers {
             let (head, len) = (self.slot(index).head, self.slot(index).len.min(left));
             left -= len;
-            self.lane.queue.report(&common.memory, head, len as u32)?;
+            self.virtqueue.queue.report(&common.memory, head, len as u32)?;
         }
         self.first = (self.first + buffers) % AHEAD;
         self.ready -= buffers;
@@ -189,9 +189,9 @@ impl Receiver {
 
     /// Releases all memory. Buffers that were read ahead are given back.
     pub fn rest(&mut self) {
-        self.lane.queue.rewind(self.ready as u16);
+        self.virtqueue.queue.rewind(self.ready as u16);
         (self.first, self.ready) = (0, 0);
-        self.lane.queue.release_memory();
+        self.virtqueue.queue.release_memory();
         self.slots.iter_mut().for_each(|slot| slot.spans.clear());
     }
 }

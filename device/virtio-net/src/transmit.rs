@@ -14,7 +14,7 @@ use crate::slots::Slot;
 
 /// A transmit queue.
 pub(crate) struct Transmitter {
-    pub lane: Virtqueue,
+    pub virtqueue: Virtqueue,
     chain: Chain,
     /// The chains of one batch. All are pinned and prefetched before the first is read.
     slots: Vec<Slot>,
@@ -23,9 +23,9 @@ pub(crate) struct Transmitter {
 }
 
 impl Transmitter {
-    pub fn new(lane: Virtqueue) -> Self {
+    pub fn new(virtqueue: Virtqueue) -> Self {
         let slots = (0..BATCH).map(|_| Slot::default()).collect();
-        Self { lane, chain: Chain::default(), slots, malformed: 0 }
+        Self { virtqueue, chain: Chain::default(), slots, malformed: 0 }
     }
 
     /// Appends up to `limit` frames to `burst`, and returns whether more wait. `number` is the
@@ -38,10 +38,10 @@ impl Transmitter {
         burst: &mut Burst,
         limit: usize,
     ) -> Result<bool, Broken> {
-        if self.lane.queue.look(&common.memory)? == 0 {
+        if self.virtqueue.queue.look(&common.memory)? == 0 {
             return Ok(false);
         }
-        self.lane.queue.stay_awake(&common.memory)?;
+        self.virtqueue.queue.stay_awake(&common.memory)?;
         let steers = common.rules.pairs > 1;
         let began = burst.len();
         let mut left = limit;
@@ -55,22 +55,22 @@ impl Transmitter {
                     common.steering.learn(burst.head(burst.len() - 1), number);
                 }
                 let head = self.slots[index].head;
-                self.lane.queue.report(&common.memory, head, 0)?;
+                self.virtqueue.queue.report(&common.memory, head, 0)?;
             }
             left -= count;
         }
         if burst.len() == began {
             // The switch releases only bursts with frames, so these chains are published here.
-            common.publish(&mut self.lane)?;
+            common.publish(&mut self.virtqueue)?;
         }
-        Ok(self.lane.queue.waiting() > 0)
+        Ok(self.virtqueue.queue.waiting() > 0)
     }
 
     /// Reads up to `most` chains into slots, and prefetches their frames.
     #[inline]
     fn gather(&mut self, common: &mut Common, most: usize) -> Result<usize, Broken> {
         let mut heads = [0; BATCH];
-        let queue = &mut self.lane.queue;
+        let queue = &mut self.virtqueue.queue;
         let count = queue.heads(&common.memory, &mut heads[..most.min(BATCH)])?;
         let mut read = 0;
         for (&head, slot) in heads[..count].iter().zip(&mut self.slots) {
@@ -138,7 +138,7 @@ impl Transmitter {
     /// Gives back the chains of frames that the switch has released.
     #[inline]
     pub fn release(&mut self, common: &Common) -> Result<(), Broken> {
-        common.publish(&mut self.lane)
+        common.publish(&mut self.virtqueue)
     }
 
     /// Returns the number of invalid frames since the last call.
@@ -148,7 +148,7 @@ impl Transmitter {
 
     /// Releases all memory.
     pub fn rest(&mut self) {
-        self.lane.queue.release_memory();
+        self.virtqueue.queue.release_memory();
         self.slots.iter_mut().for_each(|slot| slot.spans.clear());
     }
 }

@@ -1,10 +1,10 @@
 //! The threads that access the disk, so that the control thread and the guests' thread never do.
 //!
-//! Each sandbox has a [`Lane`]. Operations of one lane run one at a time, in the order of their
-//! calls. [`Files`] is a fixed number of threads. Each thread takes the lane that has waited
-//! longest, runs one operation of it, and puts the lane behind the others. So a sandbox that writes
-//! much has the same share as one that writes little. An operation that does not return (on a disk
-//! that hangs) blocks its own sandbox and one thread.
+//! Each sandbox has a [`Lane`], which is no lane of a device. Operations of one lane run one at a
+//! time, in the order of their calls. [`Files`] is a fixed number of threads. Each thread takes the
+//! lane that has waited longest, runs one operation of it, and puts the lane behind the others. So
+//! a sandbox that writes much has the same share as one that writes little. An operation that does
+//! not return (on a disk that hangs) blocks its own sandbox and one thread.
 //!
 //! Not here: waiting for processes and for other daemons, which may take seconds even with a
 //! healthy disk (`tokio::task::spawn_blocking`).

@@ -66,14 +66,14 @@ struct Dropped {
     bytes: u64,
 }
 
-/// The frames in one direction.
-struct Lane<S> {
+/// The frames that wait in one direction.
+struct Waiting<S> {
     schedule: S,
     line: Line,
     dropped: Dropped,
 }
 
-impl<S: Schedule> Lane<S> {
+impl<S: Schedule> Waiting<S> {
     fn new(schedule: S, limit: usize) -> Self {
         Self { schedule, line: Line::new(limit), dropped: Dropped::default() }
     }
@@ -97,8 +97,8 @@ impl<S: Schedule> Lane<S> {
 /// room in the queue are dropped and counted as [`Drop::Queue`].
 pub struct Queued<S> {
     inner: Box<dyn Port>,
-    inward: Option<Lane<S>>,
-    outward: Option<Lane<S>>,
+    inward: Option<Waiting<S>>,
+    outward: Option<Waiting<S>>,
     now: Duration,
     /// Frames between the queues and the port.
     passing: Burst,
@@ -116,11 +116,11 @@ impl<S: Schedule> Queued<S> {
         limit: usize,
         mut schedule: impl FnMut() -> S,
     ) -> Self {
-        let mut lane = |wanted: bool| wanted.then(|| Lane::new(schedule(), limit.max(1)));
+        let mut waiting = |wanted: bool| wanted.then(|| Waiting::new(schedule(), limit.max(1)));
         Self {
             inner,
-            inward: lane(ways.inward),
-            outward: lane(ways.outward),
+            inward: waiting(ways.inward),
+            outward: waiting(ways.outward),
             now: Duration::ZERO,
             passing: Burst::new(),
             picks: Vec::with_capacity(BURST),
@@ -130,11 +130,11 @@ impl<S: Schedule> Queued<S> {
 
     /// Gives the peer the frames that are due.
     fn flush(&mut self) {
-        let Some(lane) = &mut self.outward else { return };
+        let Some(waiting) = &mut self.outward else { return };
         let mut any = false;
         loop {
             self.passing.clear();
-            let count = lane.line.give(&mut self.passing, self.now, BURST);
+            let count = waiting.line.give(&mut self.passing, self.now, BURST);
             if count == 0 {
                 break;
             }
@@ -143,7 +143,7 @@ impl<S: Schedule> Queued<S> {
             // A burst has at most 256 frames; their tags are inserted already.
             self.picks.extend((0..count as u16).map(|frame| Pick { frame, tci: 0 }));
             self.late.count_out(&self.inner.deliver(&self.passing, &self.picks));
-            lane.line.release();
+            waiting.line.release();
         }
         if any {
             // See [`Port::notify`].
@@ -159,19 +159,23 @@ impl<S: Schedule> Timed for Queued<S> {
         // Tick the inner port first: frames that go on then reach it at its present time.
         let due = self.inner.timed().is_some_and(|inner| inner.tick(now));
         self.flush();
-        due || self.inward.as_ref().and_then(|lane| lane.line.due()).is_some_and(|due| due <= now)
+        due || self
+            .inward
+            .as_ref()
+            .and_then(|waiting| waiting.line.due())
+            .is_some_and(|due| due <= now)
     }
 
     fn due(&mut self, inward: bool) -> Option<Duration> {
-        let own = self.inward.as_ref().filter(|_| inward).and_then(|lane| lane.line.due());
-        let out = self.outward.as_ref().and_then(|lane| lane.line.due());
+        let own = self.inward.as_ref().filter(|_| inward).and_then(|waiting| waiting.line.due());
+        let out = self.outward.as_ref().and_then(|waiting| waiting.line.due());
         let inner = self.inner.timed().and_then(|inner| inner.due(inward));
         [own, out, inner].into_iter().flatten().min()
     }
 
     fn close(&mut self) {
-        for lane in [&mut self.inward, &mut self.outward].into_iter().flatten() {
-            lane.close();
+        for waiting in [&mut self.inward, &mut self.outward].into_iter().flatten() {
+            waiting.close();
         }
         if let Some(inner) = self.inner.timed() {
             inner.close();
@@ -183,30 +187,30 @@ impl<S: Schedule> Port for Queued<S> {
     super::forward_to_inner!();
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
-        let Some(lane) = &mut self.inward else { return self.inner.take(burst, limit) };
+        let Some(waiting) = &mut self.inward else { return self.inner.take(burst, limit) };
         self.passing.clear();
         let more = self.inner.take(&mut self.passing, limit);
         for frame in 0..self.passing.len() as u16 {
-            lane.push(&self.passing, Pick { frame, tci: 0 }, self.now);
+            waiting.push(&self.passing, Pick { frame, tci: 0 }, self.now);
         }
         // The frames' memory is the peer's again, so no span may refer to it.
         self.passing.release();
         self.inner.release();
-        lane.line.give(burst, self.now, limit);
-        more || lane.line.due().is_some_and(|due| due <= self.now)
+        waiting.line.give(burst, self.now, limit);
+        more || waiting.line.due().is_some_and(|due| due <= self.now)
     }
 
     fn release(&mut self) {
         match &mut self.inward {
-            Some(lane) => lane.line.release(),
+            Some(waiting) => waiting.line.release(),
             None => self.inner.release(),
         }
     }
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
-        let Some(lane) = &mut self.outward else { return self.inner.deliver(burst, picks) };
+        let Some(waiting) = &mut self.outward else { return self.inner.deliver(burst, picks) };
         for pick in picks {
-            lane.push(burst, *pick, self.now);
+            waiting.push(burst, *pick, self.now);
         }
         self.flush();
         Delivered::default()
@@ -219,12 +223,12 @@ impl<S: Schedule> Port for Queued<S> {
     fn account(&mut self, stats: &mut PortStats) {
         self.inner.account(stats);
         stats.add_out(&std::mem::take(&mut self.late));
-        if let Some(lane) = &mut self.inward {
-            let Dropped { frames, bytes } = &mut lane.dropped;
+        if let Some(waiting) = &mut self.inward {
+            let Dropped { frames, bytes } = &mut waiting.dropped;
             stats.lose_in(Drop::Queue, frames, bytes);
         }
-        if let Some(lane) = &mut self.outward {
-            stats.drop_out(Drop::Queue, std::mem::take(&mut lane.dropped).frames);
+        if let Some(waiting) = &mut self.outward {
+            stats.drop_out(Drop::Queue, std::mem::take(&mut waiting.dropped).frames);
         }
     }
 
