@@ -19,25 +19,25 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// The longest time that containerd may take to accept an event.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// An event.
+/// An event of a task, for containerd.
 pub enum Event {
     /// The task was created.
     Create(cd::TaskCreate),
-    /// Its first process runs.
+    /// The task's first process runs.
     Start(cd::TaskStart),
-    /// The kernel ended a process for want of memory.
+    /// The guest's kernel ended a process of the task for want of memory.
     OutOfMemory(cd::TaskOom),
-    /// Its processes were stopped where they are.
+    /// The task's processes were stopped where they are.
     Paused(cd::TaskPaused),
-    /// Its processes go on.
+    /// The task's processes go on after a pause.
     Resumed(cd::TaskResumed),
-    /// A process has ended.
+    /// A process of the task has ended.
     Exit(cd::TaskExit),
-    /// The task, or one of its further processes, was deleted.
+    /// The task was deleted. As with runc, the deletion of a further process is no event.
     Delete(cd::TaskDelete),
-    /// A further process is to run.
+    /// A further process was added to the task, and does not run yet.
     ExecAdded(cd::TaskExecAdded),
-    /// A further process runs.
+    /// A further process of the task runs.
     ExecStarted(cd::TaskExecStarted),
 }
 

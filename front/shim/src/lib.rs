@@ -2,13 +2,34 @@
 //! Slipway's. `docs/containerd.md` says how to use it, and what differs from runc.
 //!
 //! containerd runs this program three times for a container: `start` makes a socket and starts the
-//! process that serves it (`start`); that process serves containerd's task service version 2
-//! (`service`) until the container is deleted; `delete` cleans up after one that died (`delete`).
+//! process that serves it (`start`); that process serves containerd's task service, versions 2 and
+//! 3, which have the same messages (`service`), until the container is deleted; `delete` cleans up
+//! after one that died (`delete`).
 //! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
 //! (`io`). What containerd asks for is translated in `spec` and `create`, its root is made an image
 //! in `rootfs` and `mount`, and what happens is told in `events`. `refresh` keeps the container's
 //! `copies` of the host's files up to date.
+//!
+//! | call of containerd's | becomes |
+//! |---|---|
+//! | Create | a task with the request for its sandbox (`create`): the image is made, and nothing runs |
+//! | Start | a session with the daemon (`session`): its call `Run` for a pod or a container, which creates the sandbox unless the container is in a pod; `Exec` for a further process |
+//! | Exec | an entry among the task's further processes, until its Start |
+//! | ResizePty, CloseIO | a message of the process's session |
+//! | Kill | the call `Signal` for a container's first process, a message of its session for a further one; `Stop` for a pod, and where SIGKILL ends no process |
+//! | Pause, Resume | the calls `Pause` and `Resume` |
+//! | Update | the call `Update` |
+//! | Stats | the call `Stats`, of a task that runs (`stats`) |
+//! | State | what the shim knows of the process |
+//! | Wait | a wait in the shim, until the session has reported the process's end |
+//! | Pids, Connect | the shim's own process id: a container's processes are in the guest |
+//! | Delete | the call `Remove`; of a further process, only its entry goes |
+//! | Shutdown | the end of this program, once it has no task |
+//! | Checkpoint | an error |
+//!
+//! If the serving process is killed, containerd runs the command `delete`, which calls `Remove` for
+//! the container, or for the pod with its containers.
 //!
 //! A container has a sandbox of its own, or it runs in a pod: its `role` follows from annotations.
 //! A pod's sandbox is a task too, without a process; one shim serves all `tasks` of a pod.
@@ -16,8 +37,8 @@
 //! The shim serves no device, and parses nothing of a guest's but messages of the daemon's: a guest
 //! that misbehaves can fill a FIFO, and its container waits then.
 //!
-//! Not implemented: task service version 3, pause, checkpoints, volumes, host namespaces and
-//! devices; `spec` refuses what it cannot honour.
+//! Not implemented: checkpoints, the host's namespaces and devices, mounts of a container that
+//! appear on the host. `spec` refuses what it cannot honour; `docs/containerd.md` lists that.
 //!
 //! Feature: `fuzz` has the body of the fuzz target.
 //!
