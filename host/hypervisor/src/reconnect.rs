@@ -1,9 +1,10 @@
 //! New connections of functions, for a VMM that takes them.
 //!
-//! A vfio-user connection ends with its server: with a socket engine, or with a plane whose
-//! endpoints no keeper holds. It also ends when the server refuses what came over it. The VMM has
-//! no file system from which it could connect again, so its launcher does, and passes the
-//! connection on.
+//! A vfio-user connection of `slipway-vmm` ends with its server: with a socket engine, or with any
+//! plane, because a keeper holds nothing of a client that connects again. It also ends when the
+//! server refuses what came over it. The VMM has no file system from which it could connect again,
+//! so its launcher does, and passes the connection on. QEMU connects once
+//! (`docs/walks/restart.md`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
