@@ -1,7 +1,9 @@
 //! Get Log Page (section 5.14).
 //!
 //! A new page has its number in `slipway_nvme_spec::log::LogId`, its arm in `Home::fill_log`, in
-//! `event_type` the event that reading it unmasks, if any, and its bits of LPA in `identify`.
+//! `event_type` the event that reading it unmasks, if any, and its bits of LPA in `identify`. State
+//! that the page alone has is also a field in `persist::state`, so that a successor of the
+//! controller reports it, and the version there counts up.
 
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
