@@ -4,6 +4,26 @@
 macro_rules! causes {
     ($($(#[$doc:meta])* $cause:ident = $name:literal,)*) => {
         /// The cause for which a frame was dropped.
+        ///
+        /// A new cause is one more line among the causes, with the name that users see, and a count
+        /// where frames are dropped for it:
+        /// - `judge` returns the cause of a frame that the settings of its port refuse, and counts
+        ///   it (`PortStats::drop_in`).
+        /// - `Switch` counts [`Drop::Down`], for the port that frames are from (`drop_all_in`) and
+        ///   for the port that they are for (`drop_out`), and [`Drop::Nobody`] (`drop_in`).
+        /// - [`Port::deliver`](crate::Port::deliver) reports frames that the peer did not get in
+        ///   [`Delivered`], one field for each cause; `Delivered::add` and `PortStats::count_out`
+        ///   have all of these fields.
+        /// - [`Port::account`](crate::Port::account) adds drops that no result has reported:
+        ///   [`Drop::Malformed`]; for decorators [`Drop::Loss`] and [`Drop::Queue`], by
+        ///   `PortStats::lose_in` for frames from the peer, which the switch never had, and by
+        ///   `drop_out` for frames to the peer; for a port with a thread of its own also
+        ///   [`Drop::Full`] and [`Drop::Refused`].
+        ///
+        /// Users see a new cause without further changes. Names and counts go through the fields
+        /// `dropped_in` and `dropped_out` of `SwitchPort` in the plane's interface to
+        /// `slipway port stats` and `inspect`, and to the metric
+        /// `slipway_port_dropped_frames_total`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Drop {
@@ -18,9 +38,6 @@ macro_rules! causes {
     };
 }
 
-// A new cause is a line here, with its name in `slipway port stats`, which needs no other change.
-// It is counted where it is found: in `judge`, or in what a delivery reports ([`Delivered`], its
-// `add` and `PortStats::count_out`).
 causes! {
     /// The frame is shorter than an Ethernet header.
     Short = "short",
