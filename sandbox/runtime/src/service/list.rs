@@ -1,4 +1,10 @@
 //! Entries of the list of sandboxes: `slipway ps`.
+//!
+//! A new field of a sandbox has a place in `Sandbox` (`sandbox/api`, `sandbox.proto`), in
+//! [`summary_of`], and in `front/cli/src/manage.rs`: in `json`, and in `row` and the header of
+//! `print_list` if the table shows it. A field that containers of a pod have as well is also in
+//! `Container`, in [`container`], and in `container_json` and `container_row` there. What a later
+//! daemon must know is in the [`Record`].
 
 use crate::network::function_of;
 use crate::record::{Added, PAUSED, Record, SandboxState, Settings};
