@@ -208,7 +208,8 @@ fn link(port: &v1::SwitchPort) -> String {
     }
 }
 
-/// Formats a port's counters from the peer's point of view: frames that came in were sent.
+/// Formats a port's counters from the peer's point of view, as the node's metrics have them: frames
+/// that came in were sent by the peer.
 fn counter_row(one: &Port) -> [String; 8] {
     let Port { network, port, .. } = one;
     [
@@ -223,6 +224,8 @@ fn counter_row(one: &Port) -> [String; 8] {
     ]
 }
 
+/// Formats the frames that were dropped, by cause: those that the peer sent, and those that it was
+/// to receive.
 fn causes(port: &v1::SwitchPort) -> String {
     let of = |way: &str, causes: &HashMap<String, u64>| {
         let sorted: BTreeMap<_, _> = causes.iter().collect();

@@ -130,21 +130,23 @@ impl Figures {
         gauges(to, ("endpoint_held", help, None), held)
     }
 
+    /// Encodes the counters of ports from the peer's point of view, as `slipway port stats` prints
+    /// them: frames that came in were sent by the peer.
     fn encode_ports(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let sums: [Sum<plane_v1::SwitchPort>; 4] = [
-            ("port_received_frames", "Frames from a port's peer", |port| port.frames_in),
-            ("port_received_bytes", "Bytes from a port's peer", |port| port.bytes_in),
-            ("port_sent_frames", "Frames to a port's peer", |port| port.frames_out),
-            ("port_sent_bytes", "Bytes to a port's peer", |port| port.bytes_out),
+            ("port_sent_frames", "Frames that a port's peer sent", |port| port.frames_in),
+            ("port_sent_bytes", "Bytes that a port's peer sent", |port| port.bytes_in),
+            ("port_received_frames", "Frames that a port's peer got", |port| port.frames_out),
+            ("port_received_bytes", "Bytes that a port's peer got", |port| port.bytes_out),
         ];
         for (name, help, value) in sums {
             let all = self.ports().map(|(labels, port)| (labels, value(port)));
             counters(to, (name, help), all)?;
         }
         let causes = self.ports().flat_map(|(labels, port)| {
-            let received = port.dropped_in.iter().map(|cause| ("received", cause));
-            let sent = port.dropped_out.iter().map(|cause| ("sent", cause));
-            received.chain(sent).map(move |(direction, (cause, count))| {
+            let sent = port.dropped_in.iter().map(|cause| ("sent", cause));
+            let received = port.dropped_out.iter().map(|cause| ("received", cause));
+            sent.chain(received).map(move |(direction, (cause, count))| {
                 let [switch, port] = labels;
                 ([switch, port, ("direction", direction), ("cause", cause.as_str())], *count)
             })
@@ -286,13 +288,13 @@ mod tests {
             "slipway_sandbox_start_seconds_bucket{le=\"+Inf\",stage=\"total\"} 7",
             "slipway_sandbox_start_seconds_sum{stage=\"total\"} 2.5",
             "slipway_control_groups{state=\"ready\"} 16",
-            "slipway_port_received_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
+            "slipway_port_sent_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
             "slipway_memory_pool_bytes{owner=\"lent\"} 9",
             "slipway_memory_pool_faults_total 8",
         ] {
             assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
         }
-        assert!(text.contains("direction=\"sent\",cause=\"full\"} 3"), "{text}");
+        assert!(text.contains("direction=\"received\",cause=\"full\"} 3"), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
     }
 }
