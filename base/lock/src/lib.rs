@@ -35,8 +35,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Time between two attempts to take a lock that another process holds.
+/// Time between the first two attempts to take a lock that another process holds. It doubles with
+/// each attempt, up to [`LONGEST_LOOK`].
 const LOOK: Duration = Duration::from_millis(2);
+/// The longest time between two attempts to take a lock that another process holds.
+const LONGEST_LOOK: Duration = Duration::from_millis(20);
+/// The times that a file which is not at its path any more is opened again at once. After them the
+/// lock counts as held, so that the caller's patience ends the attempts.
+const RACES: usize = 64;
 /// The mode of a file that only its owner may open.
 const OURS: u32 = 0o600;
 /// The mode of a file that is closed to others by now but that others may still have open. The file
@@ -67,7 +73,7 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {action} the lock {}: {source}", path.display())]
     Io {
-        /// The failed action: "open", "take" or "replace".
+        /// The failed action: "open", "take", "find" or "replace".
         action: &'static str,
         /// The lock's file.
         path: PathBuf,
@@ -112,7 +118,11 @@ impl fmt::Display for Holders {
             let comma = if at == 0 { "" } else { ", " };
             match holder.uid {
                 Some(uid) => write!(f, "{comma}process {} of user {uid}", holder.pid)?,
-                None => write!(f, "{comma}what process {} has left behind", holder.pid)?,
+                None => write!(
+                    f,
+                    "{comma}a process that inherited it from process {}, which has ended",
+                    holder.pid
+                )?,
             }
         }
         Ok(())
@@ -135,12 +145,17 @@ impl Lock {
     /// regular file; [`Error::Io`].
     pub fn within(path: &Path, patience: Duration) -> Result<Self> {
         let begun = Instant::now();
+        let mut pause = LOOK;
         loop {
-            match attempt(path, OFlags::CREATE)? {
-                Some(lock) => return Ok(lock),
-                None if begun.elapsed() < patience => std::thread::sleep(LOOK),
-                None => return Err(held(path)),
+            if let Some(lock) = attempt(path, OFlags::CREATE)? {
+                return Ok(lock);
             }
+            let left = patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(held(path));
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LONGEST_LOOK);
         }
     }
 
@@ -174,21 +189,23 @@ impl From<Lock> for OwnedFd {
     }
 }
 
-/// Takes the lock of the file that is at `path` now. Returns `None` if another process holds it.
+/// Takes the lock of the file that is at `path` now. Returns `None` if another process holds it, or
+/// if the file at the path changes all the time.
 fn attempt(path: &Path, create: OFlags) -> Result<Option<Lock>> {
-    loop {
+    for _ in 0..RACES {
         let (file, seen_by_others) = open(path, create)?;
         if !try_flock(&file, path)? {
             return Ok(None);
         }
         // The last holder may have replaced or removed the file since it was opened here. Then
         // nobody else would find this lock's file.
-        if !is_at(&file, path) {
+        if !is_at(&file, path)? {
             continue;
         }
         let file = if seen_by_others { replace(path, file)? } else { file };
         return Ok(Some(Lock { file }));
     }
+    Ok(None)
 }
 
 /// Opens the lock's file. Also returns whether its mode was not exactly 0600, so that others can
@@ -249,10 +266,14 @@ fn try_flock(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), std::fs::symlink_metadata(path)) {
-        (Ok(a), Ok(b)) => a.ino() == b.ino() && a.dev() == b.dev(),
-        _ => false,
+/// Returns whether `file` is the one at `path`.
+fn is_at(file: &File, path: &Path) -> Result<bool> {
+    let failed = |source: std::io::Error| io("find", path, source);
+    let ours = file.metadata().map_err(failed)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => Ok(ours.ino() == found.ino() && ours.dev() == found.dev()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed(error)),
     }
 }
 

@@ -93,6 +93,26 @@ fn waits_until_it_is_free() {
 }
 
 #[test]
+fn a_file_that_was_removed_is_not_at_its_path_and_other_errors_are_reported() {
+    let (_alone, dir) = dir();
+    let path = dir.path().join("lock");
+    let lock = Lock::try_take(&path).unwrap();
+    assert!(is_at(lock.file(), &path).unwrap());
+    // `lock` is no directory.
+    let error = is_at(lock.file(), &path.join("below")).unwrap_err();
+    assert!(matches!(&error, Error::Io { action: "find", .. }), "{error}");
+    std::fs::remove_file(&path).unwrap();
+    assert!(!is_at(lock.file(), &path).unwrap());
+}
+
+#[test]
+fn a_holder_that_has_ended_is_named_with_its_heir() {
+    let holders = Holders(vec![Holder { pid: 7, uid: Some(3) }, Holder { pid: 8, uid: None }]);
+    let text = "process 7 of user 3, a process that inherited it from process 8, which has ended";
+    assert_eq!(holders.to_string(), text);
+}
+
+#[test]
 fn what_cannot_be_a_lock_is_refused_without_waiting() {
     let (_alone, dir) = dir();
     let path = dir.path().join("lock");
@@ -115,7 +135,8 @@ fn an_inode_that_others_could_open_is_replaced_and_their_descriptors_lock_nothin
         let before = File::open(&path).unwrap();
         let lock = Lock::try_take(&path).unwrap();
         assert_eq!(mode_of(&path), OURS);
-        assert!(!is_at(&before, &path) && is_at(lock.file(), &path), "{mode:o}");
+        assert!(!is_at(&before, &path).unwrap(), "{mode:o}");
+        assert!(is_at(lock.file(), &path).unwrap(), "{mode:o}");
         // The lock also excludes other processes of this user.
         assert!(matches!(Lock::try_take(&path), Err(Error::Held { .. })));
         drop(lock);
