@@ -81,12 +81,12 @@ impl Spawn {
     }
 
     /// Has the child be the first process of a new process namespace, which needs rights.
-    pub(crate) fn in_namespace(&mut self) {
+    pub(crate) fn set_new_namespace(&mut self) {
         self.namespace = true;
     }
 
     /// Has the child begin in the control group with the directory `group`, of cgroup v2.
-    pub(crate) fn in_group(&mut self, group: OwnedFd) {
+    pub(crate) fn set_group(&mut self, group: OwnedFd) {
         self.group = Some(group);
     }
 
@@ -172,10 +172,11 @@ impl Spawn {
                 lateout("r11") _,
             );
         }
-        let pid = i32::try_from(result).ok().and_then(Pid::from_raw);
-        let Some(pid) = pid.filter(|_| result > 0) else {
+        if result <= 0 {
             return Err(io::Error::from_raw_os_error(-result as i32));
-        };
+        }
+        let pid = i32::try_from(result).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("the kernel gave no process id"))?;
         // SAFETY: the kernel has just made this descriptor for the caller.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         Ok(Child { pid, pidfd, status: None })
@@ -192,8 +193,7 @@ extern "C" fn begin(birth: *mut c_void) -> ! {
     };
     birth.error = error.raw_os_error().unwrap_or(libc::EIO);
     // SAFETY: ends this process alone, which has one thread; no memory effects.
-    unsafe { libc::syscall(libc::SYS_exit_group, NOT_RUN) };
-    unreachable!("a process that has ended")
+    unsafe { libc::_exit(NOT_RUN) }
 }
 
 impl Birth<'_> {
@@ -219,13 +219,18 @@ impl Birth<'_> {
     }
 }
 
-/// Gives a descriptor the number `to` as well.
+/// Gives a descriptor the number `to` as well, where it stays open for the program.
 fn place(from: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
     // SAFETY: the table of descriptors is the child's own, and nothing in it uses the number.
-    match unsafe { libc::dup2(from.as_raw_fd(), to) } {
-        ..0 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
+    let placed = unsafe {
+        if from.as_raw_fd() == to {
+            // dup2(2) onto the same number does nothing, so close-on-exec would stay.
+            libc::fcntl(to, libc::F_SETFD, 0)
+        } else {
+            libc::dup2(from.as_raw_fd(), to)
+        }
+    };
+    if placed < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Gives a signal its default action in the calling process.
@@ -414,6 +419,28 @@ mod tests {
         let words = vec!["a\0b".into()];
         let refused = Spawn::new(Path::new("/"), words, Path::new("/"), [null(), null(), null()]);
         assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_process_that_is_not_made_is_an_error() {
+        let (mut spawn, _from) = shell("true");
+        // No control group, so that the kernel makes no process.
+        spawn.set_group(File::open("/dev/null").unwrap().into());
+        assert_eq!(run(&spawn).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn a_descriptor_that_has_its_number_already_stays_open_for_the_program() {
+        let (spawn, from) = shell("echo here >&9");
+        // SAFETY: makes system calls. They change the child's table of descriptors, not this one's.
+        let ran = unsafe {
+            spawn.run(&|| {
+                let kept = libc::dup3(1, 9, libc::O_CLOEXEC);
+                place(BorrowedFd::borrow_raw(kept), kept)
+            })
+        };
+        assert!(ran.unwrap().wait().unwrap().success());
+        assert_eq!(text(from, spawn), "here\n");
     }
 
     #[test]

@@ -143,10 +143,10 @@ impl Launch {
         let streams = [null, stdout, stderr];
         let mut spawn = Spawn::new(&self.program, self.arguments, &self.directory, streams)?;
         if caged.is_some() {
-            spawn.in_namespace();
+            spawn.set_new_namespace();
         }
         if let Some(group) = group {
-            spawn.in_group(group);
+            spawn.set_group(group);
         }
         let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
         // SAFETY: `ChildSteps::run` makes system calls on prepared data only; it does not allocate,
