@@ -6,8 +6,9 @@
 //! before it are left from the previous connection and are dropped. A preface at the start of a
 //! read in mid-connection means that the host left and came back before this side noticed: the old
 //! connection ends there and the new one begins with it. (A message from the host starts a buffer
-//! of its own, so the beginning of a preface is never torn off. Standard input that happens to look
-//! like a preface at a buffer's start costs a reconnect, nothing more.)
+//! of its own, so the beginning of a preface is never torn off by the host. A reader with less room
+//! than a preface would tear it, so a page is read for that reader. Standard input that happens to
+//! look like a preface at a buffer's start costs a reconnect, nothing more.)
 //!
 //! POLLHUP is level-triggered and final for the runtime's registrations, so registering the port
 //! itself and waiting for POLLHUP to vanish would spin. Instead, the port is registered,
@@ -40,7 +41,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// a slow guest up is the host's decision (`boot_timeout_s`).
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// The size of reads while looking for a preface; the driver's buffers are pages.
+/// The size of reads for which the reader's own buffer is too small; the driver's buffers are pages.
 const PAGE: usize = 4096;
 
 /// The open port.
@@ -123,7 +124,8 @@ impl Port {
 
     fn host_is_there(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.device, PollFlags::OUT)];
-        poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now)))?;
         Ok(!fds[0].revents().contains(PollFlags::HUP))
     }
 
@@ -135,9 +137,13 @@ impl Port {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let _ = epoll::wait(self.events.get_ref(), &mut events[..], Some(&now));
         guard.clear_ready();
-        for waker in lock(&self.wakers).iter_mut().filter_map(Option::take) {
-            waker.wake();
-        }
+        // The caller goes on by itself.
+        let [reader, writer] = std::mem::take(&mut *lock(&self.wakers));
+        let other = match side {
+            Side::Reader => writer,
+            Side::Writer => reader,
+        };
+        other.into_iter().for_each(Waker::wake);
         Poll::Ready(Ok(()))
     }
 
@@ -151,6 +157,16 @@ impl Port {
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
         }
+    }
+
+    /// Keeps `bytes`, the result of one read, for the next connection and returns `true` if they
+    /// begin with a preface.
+    fn keeps_for_next(&self, bytes: &[u8]) -> bool {
+        let begins = bytes.starts_with(PREFACE);
+        if begins {
+            *lock(&self.ahead) = bytes.to_vec();
+        }
+        begins
     }
 
     fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -214,6 +230,29 @@ impl Connection {
             }
         }
     }
+
+    /// Reads into a buffer with too little room for a preface: the rest of the read waits in
+    /// `head`.
+    fn poll_read_little(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut page = [0; PAGE];
+        let length = ready!(self.port.poll_read(context, &mut page))?;
+        if !self.port.keeps_for_next(&page[..length]) {
+            self.head.extend_from_slice(&page[..length]);
+            self.return_head(buffer);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Moves bytes of `head` to the reader, as many as there is room for.
+    fn return_head(&mut self, buffer: &mut ReadBuf<'_>) {
+        let length = self.head.len().min(buffer.remaining());
+        buffer.put_slice(&self.head[..length]);
+        self.head.drain(..length);
+    }
 }
 
 /// Drops bytes before the preface. Returns whether `bytes` begin with the preface now; otherwise
@@ -235,18 +274,16 @@ impl AsyncRead for Connection {
             return Poll::Ready(Ok(()));
         }
         if !self.head.is_empty() {
-            let length = self.head.len().min(buffer.remaining());
-            buffer.put_slice(&self.head[..length]);
-            self.head.drain(..length);
+            self.return_head(buffer);
             return Poll::Ready(Ok(()));
+        }
+        if buffer.remaining() < PREFACE.len() {
+            return self.poll_read_little(context, buffer);
         }
         let length = ready!(self.port.poll_read(context, buffer.initialize_unfilled()))?;
-        let bytes = &buffer.initialize_unfilled()[..length];
-        if bytes.starts_with(PREFACE) {
-            *lock(&self.port.ahead) = bytes.to_vec();
-            return Poll::Ready(Ok(()));
+        if !self.port.keeps_for_next(&buffer.initialize_unfilled()[..length]) {
+            buffer.advance(length);
         }
-        buffer.advance(length);
         Poll::Ready(Ok(()))
     }
 }
@@ -314,6 +351,30 @@ mod tests {
         let mut reply = [0; 5];
         rustix::io::read(&host, &mut reply).unwrap();
         assert_eq!(&reply, b"reply");
+    }
+
+    #[tokio::test]
+    async fn a_reader_with_little_room_does_not_miss_a_preface() {
+        let (host, device) = pair();
+        let mut connections = Port::new(device).unwrap().connections();
+        let mut first = connections.next().await.unwrap().unwrap();
+        for message in [PREFACE, b"a longer message", PREFACE, b"two"] {
+            rustix::io::write(&host, message).unwrap();
+        }
+        let (mut all, mut piece) = (Vec::new(), [0; 5]);
+        loop {
+            let length = first.read(&mut piece).await.unwrap();
+            if length == 0 {
+                break;
+            }
+            all.extend_from_slice(&piece[..length]);
+        }
+        assert_eq!(all, [PREFACE, b"a longer message"].concat());
+        drop(first);
+        let mut second = connections.next().await.unwrap().unwrap();
+        let mut all = vec![0; PREFACE.len() + 3];
+        second.read_exact(&mut all).await.unwrap();
+        assert_eq!(all, [PREFACE, b"two"].concat());
     }
 
     #[tokio::test]
