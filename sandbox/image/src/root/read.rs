@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::tree::{Data, Meta, NodeKind, Piece};
+use super::tree::{Data, Meta, NodeKind, Piece, show};
 
 const BLOCK: u64 = 512;
 /// The most bytes of a PAX header, which has paths and extended attributes of one file. The kernel
@@ -22,6 +22,9 @@ const MAX_PAX: u64 = 1 << 20;
 const MAX_XATTR: usize = 64 << 10;
 /// `XATTR_NAME_MAX` of Linux.
 const MAX_XATTR_NAME: usize = 255;
+/// The most zero bytes after a GNU long name, which are no part of it. GNU tar writes one, others pad
+/// with more.
+const MAX_ZEROS: u64 = 64;
 /// The most extents of one sparse file: 16 MiB of map.
 const MAX_PIECES: usize = 1 << 20;
 
@@ -47,8 +50,9 @@ pub(crate) struct TarReader<'a> {
     file: &'a File,
     len: u64,
     at: u64,
-    /// The longest name that is read. The caller checks names again.
-    max_name: u64,
+    /// The most bytes of a GNU long name, zero bytes after it included. The caller checks names
+    /// again.
+    max_long_name: u64,
 }
 
 /// The values from PAX and GNU headers for the entry that follows them.
@@ -66,7 +70,8 @@ struct Extras {
 impl<'a> TarReader<'a> {
     /// Makes a reader at the beginning of `file`. Names may have up to `max_name` bytes.
     pub(crate) fn new(file: &'a File, max_name: usize) -> io::Result<Self> {
-        Ok(Self { file, len: file.metadata()?.len(), at: 0, max_name: max_name as u64 + 64 })
+        let max_long_name = max_name as u64 + MAX_ZEROS;
+        Ok(Self { file, len: file.metadata()?.len(), at: 0, max_long_name })
     }
 
     /// Returns the next entry. Returns `None` at the archive's end, or an error that says what is
@@ -117,50 +122,38 @@ impl<'a> TarReader<'a> {
         Ok(Some(header))
     }
 
-    fn entry(&mut self, header: &Header, extras: Extras) -> Result<Entry, String> {
-        let path = extras.path.unwrap_or_else(|| header.path_bytes().into_owned());
+    /// Reads an entry behind its header, and skips its data. Errors name the entry.
+    fn entry(&mut self, header: &Header, mut extras: Extras) -> Result<Entry, String> {
+        let path = extras.path.take().unwrap_or_else(|| header.path_bytes().into_owned());
+        let what = self.what(header, &extras, &path);
+        let read = what.and_then(|what| Ok((what, meta(header, extras)?)));
+        let (what, meta) = read.map_err(|reason| format!("'{}': {reason}", show(&path)))?;
+        Ok(Entry { path, meta, what })
+    }
+
+    fn what(&mut self, header: &Header, extras: &Extras, path: &[u8]) -> Result<What, String> {
         let link = || {
             let stored = header.link_name_bytes().map(|l| l.into_owned());
             extras.link.clone().or(stored).unwrap_or_default()
         };
-        // Links, folders and devices have no data, whatever their size field says (as in GNU tar
-        // and Go's archive/tar).
-        let size = match extras.size {
-            Some(size) => size,
-            None => stored_size(header)?,
-        };
-        let what = match header.entry_type() {
-            // Before POSIX, a folder was a file whose name ended with a slash.
-            EntryType::Regular if path.ends_with(b"/") => What::Node(NodeKind::new_directory()),
-            EntryType::Regular | EntryType::Continuous => {
-                What::Node(NodeKind::File(self.plain_data(size)?))
-            }
-            EntryType::GNUSparse => What::Node(NodeKind::File(self.sparse_data(header, size)?)),
-            EntryType::Link => What::HardLink(link()),
-            EntryType::Symlink => What::Node(NodeKind::Symlink(link())),
-            EntryType::Directory => What::Node(NodeKind::new_directory()),
-            EntryType::Fifo => What::Node(NodeKind::Fifo),
-            EntryType::Char => What::Node(NodeKind::Char(device(header)?)),
-            EntryType::Block => What::Node(NodeKind::Block(device(header)?)),
+        // Links, folders and devices have no data, whatever their size field has in it (as in GNU
+        // tar and Go's archive/tar).
+        let size = || extras.size.map_or_else(|| stored_size(header), Ok);
+        let kind = match header.entry_type() {
+            EntryType::Regular if is_old_folder(header, path) => NodeKind::new_directory(),
+            EntryType::Regular | EntryType::Continuous => NodeKind::File(self.plain_data(size()?)?),
+            EntryType::GNUSparse => NodeKind::File(self.sparse_data(header, size()?)?),
+            EntryType::Link => return Ok(What::HardLink(link())),
+            EntryType::Symlink => NodeKind::Symlink(link()),
+            EntryType::Directory => NodeKind::new_directory(),
+            EntryType::Fifo => NodeKind::Fifo,
+            EntryType::Char => NodeKind::Char(device(header)?),
+            EntryType::Block => NodeKind::Block(device(header)?),
             other => {
                 return Err(format!("an entry of the unknown type {:#04x}", other.as_byte()));
             }
         };
-        let id = |pax: Option<u32>, stored: io::Result<u64>, what| match pax {
-            Some(id) => Ok(id),
-            None => stored
-                .ok()
-                .and_then(|id| u32::try_from(id).ok())
-                .ok_or_else(|| format!("a {what} that is no number of 32 bits")),
-        };
-        let meta = Meta {
-            mode: (header.mode().map_err(|_| "a mode that is no number")? & 0o7777) as u16,
-            uid: id(extras.uid, header.uid(), "user")?,
-            gid: id(extras.gid, header.gid(), "group")?,
-            mtime: extras.mtime.unwrap_or_else(|| mtime(header)),
-            xattrs: extras.xattrs,
-        };
-        Ok(Entry { path, meta, what })
+        Ok(What::Node(kind))
     }
 
     fn plain_data(&mut self, size: u64) -> Result<Data, String> {
@@ -206,7 +199,7 @@ impl<'a> TarReader<'a> {
 
     fn long_name(&mut self, header: &Header) -> Result<Vec<u8>, String> {
         let size = stored_size(header)?;
-        if size > self.max_name {
+        if size > self.max_long_name {
             return Err(format!("a name of {size} bytes"));
         }
         let mut name = self.take(size)?;
@@ -246,6 +239,31 @@ impl<'a> TarReader<'a> {
     }
 }
 
+/// Returns whether an entry is a folder as archives have it from before POSIX: a file of type 0
+/// whose name ends with a slash, without data. A file of type `'0'` is a file whatever its name, and
+/// its data follows (as in Go's archive/tar, by which container runtimes read layers).
+fn is_old_folder(header: &Header, path: &[u8]) -> bool {
+    header.as_old().linkflag == [0] && path.ends_with(b"/")
+}
+
+/// Returns the attributes of an entry.
+fn meta(header: &Header, extras: Extras) -> Result<Meta, String> {
+    let id = |pax: Option<u32>, stored: io::Result<u64>, what| match pax {
+        Some(id) => Ok(id),
+        None => stored
+            .ok()
+            .and_then(|id| u32::try_from(id).ok())
+            .ok_or_else(|| format!("a {what} that is no number of 32 bits")),
+    };
+    Ok(Meta {
+        mode: (header.mode().map_err(|_| "a mode that is no number")? & 0o7777) as u16,
+        uid: id(extras.uid, header.uid(), "user")?,
+        gid: id(extras.gid, header.gid(), "group")?,
+        mtime: extras.mtime.unwrap_or_else(|| mtime(header)),
+        xattrs: extras.xattrs,
+    })
+}
+
 fn stored_size(header: &Header) -> Result<u64, String> {
     header.entry_size().map_err(|_| "a size that is no number".to_owned())
 }
@@ -278,7 +296,8 @@ fn add_extent(map: &mut Vec<(u64, u64)>, extent: &GnuSparseHeader) -> Result<(),
 
 impl Extras {
     /// Applies the records `LENGTH KEY=VALUE\n` of a PAX header (POSIX pax, *Extended Header*). An
-    /// empty value revokes an earlier one.
+    /// empty value revokes an earlier one, except for an extended attribute, whose value may be
+    /// empty.
     fn read_pax(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
             let (key, value, rest) = pax_record(bytes).ok_or("a malformed PAX header")?;

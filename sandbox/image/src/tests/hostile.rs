@@ -66,7 +66,7 @@ fn links_without_sense() {
     bad(Tar::new().dir("d/").hard_link("x", "d").end(), "folder");
     bad(Tar::new().hard_link("x", "/").end(), "missing");
     bad(Tar::new().file("f", "").file("f/x", "").end(), "is none");
-    bad(Tar::new().file("./", "").file("x", "").symlink(".", "x").end(), "root is not a folder");
+    bad(Tar::new().dir("./").file("x", "").symlink(".", "x").end(), "root is not a folder");
 }
 
 #[test]
@@ -106,6 +106,24 @@ fn garbage_and_truncation() {
     bad(Tar::new().pax(&[("uid", b"4294967296")]).file("x", "").end(), "bad number");
     bad(Tar::new().pax(&[("GNU.sparse.major", b"1")]).file("x", "").end(), "not supported");
     bad(Tar::new().raw(EntryType::new(b'V'), b"volume", b"", b"").end(), "unknown type");
+}
+
+#[test]
+fn an_entry_is_named_and_its_size_matters_only_if_it_has_data() {
+    let with_size = |kind| {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_path("etc/odd").unwrap();
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.as_old_mut().size = *b"not a number";
+        header.set_cksum();
+        Tar::new().header(&header).end()
+    };
+    bad(with_size(EntryType::Regular), "'etc/odd': a size that is no number");
+    assert_eq!(merge(&[with_size(EntryType::Directory)]).unwrap(), ["d etc/", "d etc/odd/"]);
 }
 
 fn sparse(extents: &[(u64, u64)], real: u64, stored: usize) -> Vec<u8> {

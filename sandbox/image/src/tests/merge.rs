@@ -6,7 +6,7 @@ use super::support::{Tar, in_file, merge, merge_with, show, skip};
 use crate::Limits;
 use crate::root::merge::Merger;
 use crate::root::read::TarReader;
-use crate::root::tree::ROOT;
+use crate::root::tree::{NodeKind, ROOT};
 use crate::root::write::write_tree;
 
 fn base() -> Vec<u8> {
@@ -208,8 +208,21 @@ fn devices_fifos_and_names_with_odd_slashes() {
     header.set_device_minor(3).unwrap();
     header.set_cksum();
     let layer = Tar::new().header(&header).raw(EntryType::Fifo, b"//./p", b"", b"");
-    let layer = layer.file("/abs/x", "1").raw(EntryType::Regular, b"old/", b"", b"");
+    let layer = layer.file("/abs/x", "1").old_dir("old/");
     check(&[layer.end()], &["d abs/", "f abs/x 1", "d dev/", "c dev/null 1,3", "d old/", "p p"]);
+}
+
+/// The data of such a file is skipped: it is not read as headers.
+#[test]
+fn a_file_whose_name_ends_with_a_slash_is_a_file() {
+    let hidden = Tar::new().file("hidden", "1").end();
+    let layer = Tar::new().raw(EntryType::Regular, b"archive/", b"", &hidden);
+    let (tree, _) = merge_with(&Limits::default(), &[layer.file("next", "1").end()]).unwrap();
+    let kind = |name: &[u8]| &tree.inode(tree.child(ROOT, name).unwrap().id).kind;
+    let length = hidden.len() as u64;
+    assert!(matches!(kind(b"archive"), NodeKind::File(data) if data.len == length));
+    assert!(matches!(kind(b"next"), NodeKind::File(_)));
+    assert!(tree.child(ROOT, b"hidden").is_none());
 }
 
 #[test]

@@ -57,6 +57,21 @@ impl Tar {
         self.raw(EntryType::Directory, name.as_bytes(), b"", b"")
     }
 
+    /// Adds a folder as archives from before POSIX have it: a file of type 0 whose name ends with a
+    /// slash.
+    pub fn old_dir(self, name: &str) -> Self {
+        let mut header = Header::new_old();
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1);
+        header.set_size(0);
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.as_old_mut().linkflag = [0];
+        header.set_cksum();
+        self.header(&header)
+    }
+
     pub fn symlink(self, name: &str, target: &str) -> Self {
         self.raw(EntryType::Symlink, name.as_bytes(), target.as_bytes(), b"")
     }
