@@ -35,17 +35,21 @@ const LOOK: Duration = Duration::from_millis(200);
 const STUCK: Duration = Duration::from_secs(10);
 /// The time without a reader's progress after which an exit is published although output is unread.
 const UNREAD: Duration = Duration::from_millis(200);
-/// The longest time that the output of an ended process waits for a reader.
+/// The time without a reader's progress after which the unread output of an ended process is dropped.
 const KEPT: Duration = Duration::from_secs(60);
-/// The time between two looks at unread output.
+/// The shortest time between two looks at unread output.
 const PEEK: Duration = Duration::from_millis(5);
+/// The longest time between two looks at unread output.
+const LONGEST_PEEK: Duration = Duration::from_millis(500);
 /// The exit status of a process whose own status is not known.
 const UNKNOWN: u32 = 255;
 
 /// The reason for a session's early end.
 enum Broken {
-    /// The daemon went away.
+    /// The daemon went away, or is about to. The next one may go on.
     Lost(String),
+    /// No daemon serves, and none came in the time that the shim waits for one.
+    NoDaemon(String),
     /// The daemon refused.
     Refused(Status),
 }
@@ -58,6 +62,13 @@ impl From<Status> for Broken {
         } else {
             Self::Refused(status)
         }
+    }
+}
+
+impl Broken {
+    /// Converts the failure to connect to a daemon.
+    fn no_daemon(failed: Failure) -> Self {
+        Self::NoDaemon(failed.message)
     }
 }
 
@@ -125,12 +136,18 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     process.closed.send_replace(true);
 }
 
+/// Returns the time until the next look at output that nobody has read for `waited`: a tenth of that,
+/// so that neither a quick reader waits long nor a stuck one costs many looks.
+fn next_look(waited: Duration) -> Duration {
+    (waited / 10).clamp(PEEK, LONGEST_PEEK)
+}
+
 /// Waits until readers have taken what was written to the FIFOs. Returns `false` if they take
 /// nothing for `patience`.
 async fn was_read(process: &Process, patience: Duration) -> bool {
     let (mut left, mut since) = (process.held.unread(), Instant::now());
     while left > 0 && since.elapsed() < patience {
-        tokio::time::sleep(PEEK).await;
+        tokio::time::sleep(next_look(since.elapsed())).await;
         let now = process.held.unread();
         if now != left {
             (left, since) = (now, Instant::now());
@@ -168,6 +185,7 @@ async fn stuck(process: &Process) {
     }
 }
 
+/// The session of one process with the daemon, or with several daemons in turn.
 struct Session<'a> {
     task: &'a Arc<Task>,
     process: &'a Arc<Process>,
@@ -176,6 +194,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
+    /// Starts the process and carries its output until it ends. A container whose daemon goes away is
+    /// joined again through the next one. Returns the end of the process.
     async fn run(&mut self) -> End {
         let mut outcome = self.begin().await;
         loop {
@@ -189,6 +209,7 @@ impl Session<'_> {
                 Err(Broken::Refused(status)) => {
                     return End::now(UNKNOWN, failure(&status).message);
                 }
+                Err(Broken::NoDaemon(reason)) => return End::now(UNKNOWN, reason),
                 Err(Broken::Lost(reason)) => reason,
             };
             if self.process.phase() != Phase::Running || !self.process.is_init() {
@@ -205,7 +226,7 @@ impl Session<'_> {
     /// Returns whether a container runs whose streams the daemon has refused to join again.
     fn goes_on(&self, refused: &Status) -> bool {
         let runs = self.process.phase() == Phase::Running && self.process.is_init();
-        runs && !matches!(refused.code(), Code::NotFound | Code::Unavailable)
+        runs && refused.code() != Code::NotFound
     }
 
     /// Waits for the end of a container without its output, or for that of a pod.
@@ -215,20 +236,20 @@ impl Session<'_> {
                 Ok(client) => client,
                 Err(failed) => return End::now(UNKNOWN, failed.message),
             };
-            match client.wait(v1::Name { name: self.task.name.clone() }).await {
-                Ok(exit) => {
-                    return End::reported(exit.into_inner());
+            let name = v1::Name { name: self.task.name.clone() };
+            match client.wait(name).await.map_err(Broken::from) {
+                Ok(exit) => return End::reported(exit.into_inner()),
+                Err(Broken::Refused(status)) => {
+                    return End::now(UNKNOWN, failure(&status).message);
                 }
-                Err(status) if is_lost(&status) || status.code() == Code::Unavailable => {}
-                Err(status) => return End::now(UNKNOWN, failure(&status).message),
+                Err(Broken::Lost(_) | Broken::NoDaemon(_)) => {}
             }
         }
     }
 
     /// Starts the process.
     async fn begin(&mut self) -> Result<v1::Exit, Broken> {
-        let client = self.task.daemon.connect().await;
-        let mut client = client.map_err(|failed| Status::new(failed.code, failed.message))?;
+        let mut client = self.task.daemon.connect().await.map_err(Broken::no_daemon)?;
         let first = self.process.take_first();
         let first = first.ok_or_else(|| Status::internal("the process was started before"))?;
         let stream = self.requests(first);
@@ -243,9 +264,7 @@ impl Session<'_> {
     /// ended.
     async fn rejoin(&mut self) -> Result<v1::Exit, Broken> {
         self.process.requests.send_replace(None);
-        let client = self.next_daemon().await;
-        let refused = |failed: Failure| Broken::Refused(Status::new(failed.code, failed.message));
-        let mut client = client.map_err(refused)?;
+        let mut client = self.next_daemon().await.map_err(Broken::no_daemon)?;
         let position = self.process.carried.load(Ordering::Relaxed);
         let rejoin = v1::Rejoin { name: self.task.name.clone(), position };
         let stream = self.requests(run_in::Kind::Rejoin(rejoin));
@@ -295,6 +314,10 @@ impl Session<'_> {
         }
     }
 
+    /// Carries what the daemon reports of the process until the process ends. Returns its exit.
+    ///
+    /// # Errors
+    /// The daemon refuses, or the session ends before the process does.
     async fn carry(&mut self, mut replies: Streaming<RunOut>) -> Result<v1::Exit, Broken> {
         let mut watch = None;
         loop {
@@ -302,11 +325,7 @@ impl Session<'_> {
                 return Err(Broken::Lost("the session ended early".to_owned()));
             };
             match message.kind {
-                Some(run_out::Kind::Created(_)) => {
-                    if self.process.killed.load(Ordering::Relaxed) {
-                        self.task.stop(0);
-                    }
-                }
+                Some(run_out::Kind::Created(_)) => self.kill_late().await,
                 Some(run_out::Kind::Started(_)) => {
                     if self.process.is_init() {
                         self.task.learn_pid().await;
@@ -337,7 +356,7 @@ struct Watch(tokio::task::JoinHandle<()>);
 
 impl Watch {
     fn begin(task: &Arc<Task>, process: &Arc<Process>) -> Self {
-        Self(tokio::spawn(watch(Arc::clone(task), Arc::clone(process))))
+        Self(tokio::spawn(report_end(Arc::clone(task), Arc::clone(process))))
     }
 }
 
@@ -347,7 +366,8 @@ impl Drop for Watch {
     }
 }
 
-async fn watch(task: Arc<Task>, process: Arc<Process>) {
+/// Reports the end of a process whose session is stuck in its output, once the container has ended.
+async fn report_end(task: Arc<Task>, process: Arc<Process>) {
     let init = Arc::clone(&task.init);
     let status = if process.is_init() {
         let Ok(mut client) = task.daemon.connect().await else { return };
@@ -382,11 +402,10 @@ async fn forward_input(process: Arc<Process>, mut stdin: pipe::Receiver) {
         let last = matches!(kind, run_in::Kind::StdinClosed(_));
         let mut message = RunIn { kind: Some(kind) };
         loop {
-            let session = match sessions.wait_for(Option::is_some).await {
-                Ok(session) => session.clone(),
-                Err(_) => return,
+            let session = match sessions.wait_for(Option::is_some).await.as_deref() {
+                Ok(Some(session)) => session.clone(),
+                _ => return,
             };
-            let Some(session) = session else { continue };
             // Before the message is sent: a session that takes it may break at once.
             process.input_ended.store(last, Ordering::Relaxed);
             match session.send(message).await {
