@@ -35,7 +35,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const STUCK: Duration = Duration::from_secs(10);
 /// The time without a reader's progress after which an exit is published although output is unread.
 const UNREAD: Duration = Duration::from_millis(200);
-/// The time without a reader's progress after which the unread output of an ended process is dropped.
+/// The time without a reader's progress after which the unread output of an ended process is
+/// dropped.
 const KEPT: Duration = Duration::from_secs(60);
 /// The shortest time between two looks at unread output.
 const PEEK: Duration = Duration::from_millis(5);
@@ -136,8 +137,8 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     process.closed.send_replace(true);
 }
 
-/// Returns the time until the next look at output that nobody has read for `waited`: a tenth of that,
-/// so that neither a quick reader waits long nor a stuck one costs many looks.
+/// Returns the time until the next look at output that nobody has read for `waited`: a tenth of
+/// that, so that neither a quick reader waits long nor a stuck one costs many looks.
 fn next_look(waited: Duration) -> Duration {
     (waited / 10).clamp(PEEK, LONGEST_PEEK)
 }
@@ -194,8 +195,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Starts the process and carries its output until it ends. A container whose daemon goes away is
-    /// joined again through the next one. Returns the end of the process.
+    /// Starts the process and carries its output until it ends. A container whose daemon goes away
+    /// is joined again through the next one. Returns the end of the process.
     async fn run(&mut self) -> End {
         let mut outcome = self.begin().await;
         loop {

@@ -41,7 +41,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// a slow guest up is the host's decision (`boot_timeout_s`).
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// The size of reads for which the reader's own buffer is too small; the driver's buffers are pages.
+/// The size of reads for which the reader's own buffer is too small; the driver's buffers are
+/// pages.
 const PAGE: usize = 4096;
 
 /// The open port.

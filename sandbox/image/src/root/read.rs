@@ -22,8 +22,8 @@ const MAX_PAX: u64 = 1 << 20;
 const MAX_XATTR: usize = 64 << 10;
 /// `XATTR_NAME_MAX` of Linux.
 const MAX_XATTR_NAME: usize = 255;
-/// The most zero bytes after a GNU long name, which are no part of it. GNU tar writes one, others pad
-/// with more.
+/// The most zero bytes after a GNU long name, which are no part of it. GNU tar writes one, others
+/// pad with more.
 const MAX_ZEROS: u64 = 64;
 /// The most extents of one sparse file: 16 MiB of map.
 const MAX_PIECES: usize = 1 << 20;
@@ -240,8 +240,8 @@ impl<'a> TarReader<'a> {
 }
 
 /// Returns whether an entry is a folder as archives have it from before POSIX: a file of type 0
-/// whose name ends with a slash, without data. A file of type `'0'` is a file whatever its name, and
-/// its data follows (as in Go's archive/tar, by which container runtimes read layers).
+/// whose name ends with a slash, without data. An entry of type `'0'` is a file whatever its name,
+/// and its data follows (as in Go's archive/tar, by which container runtimes read layers).
 fn is_old_folder(header: &Header, path: &[u8]) -> bool {
     header.as_old().linkflag == [0] && path.ends_with(b"/")
 }
