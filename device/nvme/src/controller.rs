@@ -82,7 +82,8 @@ impl Controller {
     /// 5.14.1.4).
     ///
     /// # Errors
-    /// [`ChangeError::NamespaceId`], [`ChangeError::Geometry`], [`ChangeError::Lanes`].
+    /// [`ChangeError::NamespaceId`], [`ChangeError::Taken`], [`ChangeError::Geometry`],
+    /// [`ChangeError::Lanes`].
     pub fn attach(&mut self, namespace: Namespace) -> Result<(), ChangeError> {
         self.home.attach(namespace)
     }

@@ -10,8 +10,11 @@ use crate::turn::Feeder;
 /// The reason why a namespace was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
-    /// The namespace ID is in use, 0, or above 1,024.
-    #[error("namespace ID {0} is taken or not within 1 to 1024")]
+    /// The namespace ID is in use.
+    #[error("namespace ID {0} is taken")]
+    Taken(u32),
+    /// The namespace ID is 0 or above 1,024.
+    #[error("namespace ID {0} is not within 1 to 1024")]
     NamespaceId(u32),
     /// The controller has no such namespace, or no longer has it.
     #[error("the controller has no namespace {0}")]

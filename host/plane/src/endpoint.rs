@@ -233,7 +233,7 @@ impl Served {
         // A number that is too high is refused by the controller.
         let nsid = wanted.nsid;
         let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
-        let nsid = chosen.ok_or(ChangeError::NamespaceId(nsid))?;
+        let nsid = chosen.ok_or(ChangeError::Taken(nsid))?;
         watch_all(&nvme.wakes, &opened)?;
         if let Some(place) = &mut self.place {
             let wanted = v1::Namespace { nsid, ..wanted.clone() };

@@ -3,6 +3,7 @@
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use slipway_nvme::ChangeError;
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_ram::GRANULE;
@@ -38,10 +39,12 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
+            Error::Exists(_) | Error::ExistingDisk(_) | Error::Change(ChangeError::Taken(_)) => {
+                Self::already_exists(message)
+            }
             Error::Invalid(_) | Error::Controller(_) | Error::Change(_) | Error::Network(_) => {
                 Self::invalid_argument(message)
             }
-            Error::Exists(_) | Error::ExistingDisk(_) => Self::already_exists(message),
             Error::Unknown(_) | Error::UnknownDisk(_) | Error::UnknownNamespace(_) => {
                 Self::not_found(message)
             }

@@ -14,14 +14,17 @@ impl Home {
     /// Adds a namespace.
     ///
     /// # Errors
-    /// [`ChangeError::NamespaceId`], [`ChangeError::Geometry`], [`ChangeError::Lanes`].
+    /// [`ChangeError::NamespaceId`], [`ChangeError::Taken`], [`ChangeError::Geometry`],
+    /// [`ChangeError::Lanes`].
     pub fn attach(&mut self, mut namespace: Namespace) -> Result<(), ChangeError> {
         let nsid = namespace.nsid;
+        if !(1..=MAX_NSID).contains(&nsid) {
+            return Err(ChangeError::NamespaceId(nsid));
+        }
         // A number is free when the last disk with it is gone, since commands in flight find their
         // disk by it.
-        let taken = self.engine.namespaces.working(nsid).is_some();
-        if taken || !(1..=MAX_NSID).contains(&nsid) {
-            return Err(ChangeError::NamespaceId(nsid));
+        if self.engine.namespaces.working(nsid).is_some() {
+            return Err(ChangeError::Taken(nsid));
         }
         if !namespace.has_shape() {
             return Err(ChangeError::Geometry(nsid));
