@@ -136,6 +136,7 @@ async fn reach(node: &Node, sandbox: &Sandbox, socket: &std::path::Path) -> Resu
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::record::Added;
 
     /// Makes a record of a sandbox without volumes.
     pub(crate) fn record_of(state: SandboxState) -> Record {
@@ -151,6 +152,18 @@ pub(crate) mod tests {
                 plugged: Default::default(),
             },
             "timeline": slipway_telemetry::Timeline::new("one"),
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
+    /// Makes the record of a container of a pod, without disks and shares.
+    pub(crate) fn added_of(name: &str, state: SandboxState) -> Added {
+        let text = serde_json::json!({
+            "name": name, "image": "i", "image_digest": "d", "image_path": "/i",
+            "process": crate::record::Process::default(), "stop_signal": 15, "privileged": false,
+            "read_only": false, "state": state, "created_ns": 1, "started_ns": null,
+            "exit_status": null, "reason": "", "limits": crate::record::Limits::default(),
+            "disks": null, "remove": false,
         });
         serde_json::from_value(text).unwrap()
     }

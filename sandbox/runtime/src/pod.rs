@@ -357,11 +357,10 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());
-    let settings = sandbox.look(|record| {
+    let image = sandbox.look(|record| {
         record.added(&container.name).map(|added| added.settings.image_path.clone())
     });
-    let disks = function::attach_root(node, sandbox, &settings.ok_or_else(gone)?).await?;
-    change(target, |added| added.disks = Some(disks)).await;
+    let disks = function::attach_root(node, target, &image.ok_or_else(gone)?).await?;
     shares::join(node, target).await?;
     let copies = container.take_copies();
     let request = sandbox.look(|record| {

@@ -178,7 +178,7 @@ pub struct Record {
     /// The name of the template that the sandbox is made for. It ends once its machine is saved.
     #[serde(default)]
     pub saves: Option<String>,
-    /// The number of namespaces that were attached for containers of a pod.
+    /// The number of identifiers of namespaces that were used up for containers of a pod.
     #[serde(default)]
     pub attached: u32,
     /// The sandbox's state.

@@ -254,8 +254,8 @@ fn same(record: &Record, share: &Share, identity: (u64, u64, u64)) -> Option<Mou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adopt::tests::record_of;
-    use crate::record::{SandboxState, TreeIdentity};
+    use crate::adopt::tests::{added_of, record_of};
+    use crate::record::{Added, SandboxState, TreeIdentity};
 
     fn share(source: &str, path: &str) -> v1::Share {
         let (source, path) = (source.to_owned(), path.to_owned());
@@ -332,15 +332,9 @@ mod tests {
         let identity = TreeIdentity(1, 2, 3);
         let share = |read_only, tree| Share { read_only, tree, ..Share::default() };
         let mounted = MountedTree { number: 4, identity };
-        let record = record_of(SandboxState::Running);
-        let added = serde_json::json!({
-            "name": "a", "image": "i", "image_digest": "d", "image_path": "/i",
-            "process": crate::record::Process::default(), "stop_signal": 15, "privileged": false,
-            "read_only": false, "state": "running", "created_ns": 1, "started_ns": null,
-            "exit_status": null, "reason": "", "limits": crate::record::Limits::default(),
-            "disks": null, "remove": false, "shares": [share(true, Some(mounted))],
-        });
-        let record = Record { added: vec![serde_json::from_value(added).unwrap()], ..record };
+        let shares = vec![share(true, Some(mounted))];
+        let added = Added { shares, ..added_of("a", SandboxState::Running) };
+        let record = Record { added: vec![added], ..record_of(SandboxState::Running) };
         assert_eq!(same(&record, &share(true, None), (1, 2, 3)), Some(mounted));
         assert_eq!(same(&record, &share(false, None), (1, 2, 3)), None);
         assert_eq!(same(&record, &share(true, None), (1, 2, 4)), None);
