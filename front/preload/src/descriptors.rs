@@ -113,10 +113,13 @@ pub fn eventfd_of(process: impl std::fmt::Display, fd: c_int) -> Option<u32> {
 /// Returns whether `fd`, a descriptor of a child of vfork(2), is one of the parent's connections.
 pub fn is_a_streams(fd: c_int) -> bool {
     let Some(own) = eventfd_of("self", fd) else { return false };
-    let parent = fds::owner();
-    fds::all(0, c_int::MAX - 1)
-        .filter(|(_, object)| object.stream().is_some())
-        .any(|(fd, _)| eventfd_of(parent, fd) == Some(own))
+    let is_it = |theirs| eventfd_of(fds::owner(), theirs) == Some(own);
+    // Most descriptors have the number that they have in the parent.
+    if fds::stream(fd).is_some() && is_it(fd) {
+        return true;
+    }
+    let mut streams = fds::all(0, c_int::MAX - 1).filter(|(_, object)| object.stream().is_some());
+    streams.any(|(theirs, _)| is_it(theirs))
 }
 
 /// Returns whether `fd` is a memfd that a previous image, or another thread, left as

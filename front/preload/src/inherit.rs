@@ -16,7 +16,7 @@ use crate::listener::Listener;
 use crate::numbers::Numbers;
 use crate::open::own_address;
 use crate::real::{self, sys};
-use crate::{attach, exec, program, session};
+use crate::{attach, libcs, program, session};
 
 /// The loader calls `begin` before the program's main function.
 #[used]
@@ -27,7 +27,7 @@ extern "C" fn begin() {
     let saved = real::errno();
     guard(|| {
         program::begin();
-        exec::begin();
+        libcs::begin();
         let (_, places) = Survivor::Ticket.places();
         if let Some(number) = places.into_iter().find(|number| descriptors::is_ticket(*number)) {
             // SAFETY: the previous image left the descriptor to this one, where nothing else knows

@@ -10,7 +10,7 @@
 //! - [`process`]: fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`]: execve(2) and
 //!   posix_spawn(3); [`program`]: whether a program will load the library; [`descriptors`]: what
 //!   the kernel reports about descriptors in `/proc`;
-//! - [`real`]: the system calls themselves.
+//! - [`real`]: the system calls themselves; [`libcs`]: libc's functions of names that are exported.
 //!
 //! # What is ours
 //! A TCP socket begins as a kernel socket. connect(2) asks the engine. If the engine knows a
@@ -47,6 +47,7 @@ mod fds;
 mod files;
 mod guard;
 mod inherit;
+mod libcs;
 mod listener;
 mod numbers;
 mod open;

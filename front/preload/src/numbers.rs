@@ -80,10 +80,10 @@ pub struct Numbers([[u64; 2]; MOST], usize);
 impl Numbers {
     /// Lists those of `fds` that are shared endpoints, and the copies of them that `actions` will
     /// make.
-    pub fn of(fds: &[c_int], actions: usize) -> Self {
+    pub fn of(fds: impl Iterator<Item = c_int>, actions: usize) -> Self {
         let mut all = Self([[0; 2]; MOST], 0);
         for fd in fds {
-            entry_of(*fd).into_iter().for_each(|entry| all.push(*fd, entry));
+            entry_of(fd).into_iter().for_each(|entry| all.push(fd, entry));
         }
         if actions != 0 {
             let copies = ACTIONS.hold().clone();

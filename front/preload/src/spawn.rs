@@ -3,21 +3,13 @@
 use libc::{c_char, c_int};
 use slipway_socket::lock::Lock;
 
-use crate::exec::{Strings, Survivors, Ticket, has_ours, libcs};
+use crate::exec::{Survivors, Ticket, has_ours};
+use crate::libcs::{self, Actions, Strings};
 use crate::numbers::{self, Numbers};
 use crate::program::{self, Program};
 
 /// Allows one ticket at a time at the number where a child finds it.
 static SPAWNING: Lock<()> = Lock::new(());
-
-type Spawn = unsafe extern "C" fn(
-    *mut libc::pid_t,
-    *const c_char,
-    *const libc::posix_spawn_file_actions_t,
-    *const libc::posix_spawnattr_t,
-    Strings,
-    Strings,
-) -> c_int;
 
 /// Makes `call`, a posix_spawn(3), with a ticket for the child if the child will have the library.
 /// This process cannot run code between the child's fork and its execve(2), nor read `actions`. So
@@ -37,7 +29,7 @@ fn spawn(
         return call();
     }
     let _one = SPAWNING.hold();
-    let ticket = Ticket::new(true, &Numbers::of(survivors.streams.all(), actions as usize));
+    let ticket = Ticket::place_for_child(&Numbers::of(survivors.eventfds(), actions as usize));
     let error = call();
     if let Some(ticket) = ticket {
         if error == 0 {
@@ -60,7 +52,10 @@ pub unsafe extern "C" fn posix_spawn(
     env: Strings,
 ) -> c_int {
     spawn(Program::Path(path), actions, env, || {
-        libcs!(c"posix_spawn" as Spawn, (child, path, actions, attributes, arguments, env))
+        libcs::SPAWN.call(|spawn| {
+            // SAFETY: the caller guarantees valid arguments.
+            unsafe { spawn(child, path, actions, attributes, arguments, env) }
+        })
     })
 }
 
@@ -74,22 +69,29 @@ pub unsafe extern "C" fn posix_spawnp(
     env: Strings,
 ) -> c_int {
     spawn(Program::InPath(file), actions, env, || {
-        libcs!(c"posix_spawnp" as Spawn, (child, file, actions, attributes, arguments, env))
+        libcs::SPAWNP.call(|spawn| {
+            // SAFETY: the caller guarantees valid arguments.
+            unsafe { spawn(child, file, actions, attributes, arguments, env) }
+        })
     })
 }
-
-type Actions = *mut libc::posix_spawn_file_actions_t;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_init(actions: Actions) -> c_int {
     numbers::forget(actions as usize);
-    libcs!(c"posix_spawn_file_actions_init" as unsafe extern "C" fn(Actions) -> c_int, (actions))
+    libcs::ACTIONS_INIT.call(|init| {
+        // SAFETY: the caller guarantees a valid argument.
+        unsafe { init(actions) }
+    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: Actions) -> c_int {
     numbers::forget(actions as usize);
-    libcs!(c"posix_spawn_file_actions_destroy" as unsafe extern "C" fn(Actions) -> c_int, (actions))
+    libcs::ACTIONS_DESTROY.call(|destroy| {
+        // SAFETY: the caller guarantees a valid argument.
+        unsafe { destroy(actions) }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -99,8 +101,8 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     new: c_int,
 ) -> c_int {
     numbers::will_copy(actions as usize, fd, new);
-    libcs!(
-        c"posix_spawn_file_actions_adddup2" as unsafe extern "C" fn(Actions, c_int, c_int) -> c_int,
-        (actions, fd, new)
-    )
+    libcs::ACTIONS_ADDDUP2.call(|add| {
+        // SAFETY: the caller guarantees valid arguments.
+        unsafe { add(actions, fd, new) }
+    })
 }

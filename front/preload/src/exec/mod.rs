@@ -1,0 +1,144 @@
+//! execve(2) and its relatives: the next image takes over connections whose descriptors survive.
+//!
+//! The new image's library asks the engine for this image's connections, by a *ticket*
+//! ([`Family::ticket`](slipway_socket::Family::ticket)): a connection to the engine that survives
+//! at a number that both images know ([`Survivor`]). The new image finds out by itself which
+//! descriptors are which connections (`inherit`), so dup2(2) in a child of vfork(2), or
+//! posix_spawn(3), may have moved them.
+//!
+//! If the new program will not have the library (its environment does not name it, it is static,
+//! for another C library, or of another user's rights), its connections end here: see `ended`.
+//!
+//! All this may happen in a child of vfork(2). So nothing here allocates from the heap, takes a
+//! lock of the loader's ([`libcs`]) or changes the parent's state, except for counts that are
+//! corrected when the call fails.
+
+mod ended;
+mod list;
+mod streams;
+mod survivors;
+mod ticket;
+
+use libc::{c_char, c_int};
+use slipway_socket::hidden::Survivor;
+
+use self::ended::Ended;
+pub use self::survivors::{Survivors, has_ours};
+pub use self::ticket::{Ticket, forget_ticket};
+use crate::fds;
+use crate::libcs::{self, Strings};
+use crate::numbers::Numbers;
+use crate::program::{self, Program};
+use crate::real::{self, sys};
+
+unsafe extern "C" {
+    static environ: Strings;
+}
+
+/// The preparations for a call of execve(2), which are undone if the call fails.
+#[allow(clippy::large_enum_variant)] // on the stack, for one call: a box would be on the heap
+enum Prepared {
+    /// No connection or listener survives.
+    Nothing,
+    /// The next image takes over what survives, if there is a ticket.
+    HandedOn(Option<Ticket>),
+    /// The connections that survive have ended.
+    Ended(Ended),
+}
+
+impl Prepared {
+    /// Hands connections on to `program`, or ends them.
+    fn new(program: Program<'_>, environment: Strings) -> Self {
+        let survivors = Survivors::look();
+        if !survivors.are_any() {
+            return Self::Nothing;
+        }
+        if !program::takes_library(program, environment) {
+            // From there on are the numbers of hidden descriptors, beyond the program's own.
+            let first_copy = Survivor::Ticket.places().0 + 1;
+            return Self::Ended(Ended::new(survivors.connections(), first_copy));
+        }
+        // A ticket that another thread placed for its child may lie there.
+        forget_ticket();
+        let numbers = Numbers::of(survivors.eventfds(), 0);
+        Self::HandedOn(match fds::is_borrowed() {
+            true => Ticket::place_for_child(&numbers),
+            false => Ticket::place(&numbers),
+        })
+    }
+
+    /// Undoes the preparations after the call failed.
+    fn take_back(self) {
+        match self {
+            Self::Nothing | Self::HandedOn(None) => {}
+            Self::HandedOn(Some(ticket)) => ticket.take_back(),
+            Self::Ended(ended) => ended.take_back(),
+        }
+    }
+}
+
+/// Makes `call`, which becomes `program` or fails. Hands connections on before it, or ends them,
+/// and undoes that if `call` fails.
+fn become_program(
+    program: Program<'_>,
+    environment: Strings,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    if !has_ours() {
+        return call();
+    }
+    let saved = real::errno();
+    let prepared = Prepared::new(program, environment);
+    real::set_errno(saved);
+    let failed = call();
+    let errno = real::errno();
+    prepared.take_back();
+    real::set_errno(errno);
+    failed
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, env: Strings) -> c_int {
+    become_program(Program::Path(path), env, || sys!(SYS_execve, path, arguments, env) as c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: `environ` is libc's own variable; the caller vouches for the rest.
+    unsafe { execve(path, arguments, environ) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    env: Strings,
+    flags: c_int,
+) -> c_int {
+    become_program(Program::At(folder, path, flags), env, || {
+        sys!(SYS_execveat, folder, path, arguments, env, flags) as c_int
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(file: c_int, arguments: Strings, env: Strings) -> c_int {
+    // SAFETY: the caller guarantees valid arguments.
+    unsafe { execveat(file, c"".as_ptr(), arguments, env, libc::AT_EMPTY_PATH) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: Strings) -> c_int {
+    become_program(Program::InPath(file), env, || {
+        libcs::EXECVPE.call(|execvpe| {
+            // SAFETY: the caller guarantees valid arguments.
+            unsafe { execvpe(file, arguments, env) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: `environ` is libc's own variable; the caller vouches for the rest.
+    unsafe { execvpe(file, arguments, environ) }
+}
