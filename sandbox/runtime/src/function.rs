@@ -12,24 +12,17 @@ use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::VmSpec;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
-use tonic::Status;
 
 use crate::container::OWN;
 use crate::node::Node;
 use crate::record::{Added, Device, Disks, Record, Volume};
 use crate::sandbox::Sandbox;
-use crate::target::Target;
 use crate::{Error, Result, network, process, shares, volume};
 
 /// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
 const VOLATILE_NSID: u32 = 2;
 const FIRST_VOLUME_NSID: u32 = 3;
-/// The greatest identifier of a namespace (`slipway-nvme`).
-const MOST_NSID: u32 = 1024;
-/// The times that other identifiers are chosen for the disks of a container, because somebody else
-/// has attached a disk with one of them meanwhile.
-const RACES: usize = 16;
 /// The only namespace of a function that one volume has for itself.
 const OWN_NSID: u32 = 1;
 
@@ -78,11 +71,11 @@ pub async fn describe(
     Ok(std::iter::once(numbered(first_nsid, first)).chain(own).collect())
 }
 
-fn image_disk(path: &Path) -> plane_v1::Disk {
+pub(crate) fn image_disk(path: &Path) -> plane_v1::Disk {
     disk(0, Kind::File(plane_v1::FileDisk { path: text(path), read_only: true, pin: false }))
 }
 
-fn volatile_disk(template: &Path) -> plane_v1::Disk {
+pub(crate) fn volatile_disk(template: &Path) -> plane_v1::Disk {
     disk(0, Kind::Overlay(plane_v1::OverlayDisk { base_path: text(template), limit_bytes: 0 }))
 }
 
@@ -94,7 +87,7 @@ fn disk(block_size: u32, kind: Kind) -> plane_v1::Disk {
     plane_v1::Disk { block_size, kind: Some(kind) }
 }
 
-fn volume_disk(volume: &Volume) -> plane_v1::Disk {
+pub(crate) fn volume_disk(volume: &Volume) -> plane_v1::Disk {
     let file =
         plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only, pin: false };
     disk(volume.block_size, Kind::File(file))
@@ -161,144 +154,6 @@ pub async fn remove(node: &Node, record: &Record) -> Result<()> {
     removed
 }
 
-/// Attaches an image and a volatile layer to the first function of a pod that runs, for one of its
-/// containers. The identifiers of the two are in the container's record on disk before they are
-/// attached, so that a later daemon detaches them. After an error neither is attached.
-///
-/// # Errors
-/// [`Error::Plane`]; [`Error::Stopped`] if the container has ended; [`Error::File`] if the record
-/// is not saved; the errors of [`volume::volatile_template`].
-pub async fn attach_root(node: &Node, target: &Target, image: &Path) -> Result<Disks> {
-    let sandbox = &target.sandbox;
-    let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
-    let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
-    let mut races = RACES;
-    loop {
-        let disks = reserve(node, target).await?;
-        let both = [image_disk(image), volatile_disk(&template)];
-        let Err(status) = attach_both(node, &sandbox.id, disks, both).await else {
-            return Ok(disks);
-        };
-        forget(target);
-        // A number that was taken since it was chosen is no fault of the disk's.
-        if status.code() != tonic::Code::AlreadyExists || races == 0 {
-            return Err(Error::Plane(status.message().to_owned()));
-        }
-        races -= 1;
-    }
-}
-
-/// Detaches the disks of [`attach_root`]. Missing ones are no error.
-///
-/// # Errors
-/// [`Error::Plane`] with the first failure. The other disk is detached even so.
-pub async fn detach_root(node: &Node, sandbox: &Sandbox, disks: Disks) -> Result<()> {
-    let image = detach(node, &sandbox.id, disks.image).await;
-    image.and(detach(node, &sandbox.id, disks.volatile).await)
-}
-
-/// Chooses the identifiers of a container's namespaces, among those that the pod's first function
-/// has free, and saves them in the container's record.
-async fn reserve(node: &Node, target: &Target) -> Result<Disks> {
-    let request = plane_v1::GetEndpointRequest { id: target.sandbox.id.clone() };
-    let function = node.plane.clone().get_endpoint(request).await;
-    let function = function.map_err(|status| Error::Plane(status.message().to_owned()))?;
-    // Disks that users attached are among them.
-    let used: Vec<u32> = function.into_inner().namespaces.iter().map(|one| one.nsid).collect();
-    let mut chosen = Err(Error::Stopped);
-    let saved = target
-        .sandbox
-        .update(|record| chosen = choose(record, &target.container.name, &used))
-        .await;
-    match saved {
-        Ok(()) => chosen,
-        Err(error) => {
-            forget(target);
-            Err(error)
-        }
-    }
-}
-
-/// Chooses the identifiers of the namespaces of container `name`, and enters them into its record.
-/// They are not in `used`, no other container has them, and they are not among those that were
-/// detached last: a guest that has not noticed yet that a namespace is gone would take the new one
-/// for it.
-fn choose(record: &mut Record, name: &str, used: &[u32]) -> Result<Disks> {
-    let recorded = record.added.iter().filter_map(|added| added.disks);
-    let recorded = recorded.flat_map(|disks| [disks.image, disks.volatile]);
-    let mut taken: Vec<u32> = used.iter().copied().chain(recorded).collect();
-    let none = || Error::Plane("the function has no namespace left".to_owned());
-    let image = take_next(&mut record.attached, &mut taken).ok_or_else(none)?;
-    let volatile = take_next(&mut record.attached, &mut taken).ok_or_else(none)?;
-    let disks = Disks { image, volatile };
-    let added = record.added_mut(name).filter(|added| added.state.is_live());
-    added.ok_or(Error::Stopped)?.disks = Some(disks);
-    Ok(disks)
-}
-
-/// Takes the identifier after the one that was used last, or the next one that is not taken.
-/// Returns `None` if all are.
-fn take_next(attached: &mut u32, taken: &mut Vec<u32>) -> Option<u32> {
-    let next = |_| {
-        let nsid = *attached % MOST_NSID + 1;
-        *attached = attached.wrapping_add(1);
-        nsid
-    };
-    let nsid = (0..MOST_NSID).map(next).find(|nsid| !taken.contains(nsid))?;
-    taken.push(nsid);
-    Some(nsid)
-}
-
-/// Takes the identifiers of a container's namespaces, which are not attached, out of its record in
-/// memory.
-fn forget(target: &Target) {
-    target.sandbox.note(|record| {
-        if let Some(added) = record.added_mut(&target.container.name) {
-            added.disks = None;
-        }
-    });
-}
-
-/// Attaches the image and the volatile layer of a container to a function. After an error neither
-/// is attached.
-async fn attach_both(
-    node: &Node,
-    function: &str,
-    disks: Disks,
-    [image, volatile]: [plane_v1::Disk; 2],
-) -> std::result::Result<(), Status> {
-    attach(node, function, disks.image, image).await?;
-    let attached = attach(node, function, disks.volatile, volatile).await;
-    if attached.is_err()
-        && let Err(error) = detach(node, function, disks.image).await
-    {
-        tracing::warn!(function, %error, "the image of a container that does not start stays");
-    }
-    attached
-}
-
-async fn attach(
-    node: &Node,
-    function: &str,
-    nsid: u32,
-    disk: plane_v1::Disk,
-) -> std::result::Result<(), Status> {
-    let (endpoint_id, disk) = (function.to_owned(), Some(disk));
-    let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
-    node.plane.clone().attach_disk(request).await.map(drop)
-}
-
-async fn detach(node: &Node, function: &str, nsid: u32) -> Result<()> {
-    let namespace = Some(plane_v1::detach_disk_request::Namespace::Nsid(nsid));
-    let request = plane_v1::DetachDiskRequest { endpoint_id: function.to_owned(), namespace };
-    match node.plane.clone().detach_disk(request).await {
-        Err(status) if status.code() != tonic::Code::NotFound => {
-            Err(Error::Plane(status.message().to_owned()))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Returns the request with which the agent creates the container, with these files.
 pub fn create_request(
     record: &Record,
@@ -331,7 +186,7 @@ pub fn create_request(
 pub fn create_added(
     record: &Record,
     added: &Added,
-    disks: Disks,
+    disks: &Disks,
     files: Vec<agent_v1::File>,
 ) -> agent_v1::CreateContainerRequest {
     let (masked, read_only_paths) = added.settings.process.security.paths();
@@ -343,6 +198,7 @@ pub fn create_added(
             read_only: added.settings.read_only,
             shared_image: false,
         }),
+        volumes: volumes_of(added, disks),
         process: Some(process::agent_spec(&added.settings.process)),
         hostname: added.hostname.clone(),
         privileged: added.settings.privileged,
@@ -378,14 +234,23 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
             Device::VmmVirtioBlk => block_device(emulated.next()?, 0),
         })
     };
-    let volumes = record.volumes.iter().map(|volume| agent_v1::Volume {
+    record.volumes.iter().map(|volume| agent_volume(volume, place(volume.device))).collect()
+}
+
+/// Returns the volumes of a container of a pod.
+fn volumes_of(added: &Added, disks: &Disks) -> Vec<agent_v1::Volume> {
+    let all = added.volumes.iter().zip(&disks.volumes);
+    all.map(|(volume, nsid)| agent_volume(volume, Some(block_device(0, *nsid)))).collect()
+}
+
+fn agent_volume(volume: &Volume, device: Option<agent_v1::BlockDevice>) -> agent_v1::Volume {
+    agent_v1::Volume {
         name: volume.name.clone(),
-        device: place(volume.device),
+        device,
         read_only: volume.read_only,
         mount_point: volume.mount_point.clone(),
         device_path: volume.device_path.clone(),
-    });
-    volumes.collect()
+    }
 }
 
 #[cfg(test)]
@@ -393,7 +258,7 @@ mod tests {
     use slipway_hypervisor::DiskModel;
 
     use super::*;
-    use crate::adopt::tests::{added_of, record_of};
+    use crate::adopt::tests::record_of;
     use crate::emulated;
     use crate::record::SandboxState;
 
@@ -408,29 +273,6 @@ mod tests {
             device,
             device_path: String::new(),
         }
-    }
-
-    #[test]
-    fn identifiers_of_a_containers_disks_are_free_and_recorded() {
-        let added = |name| added_of(name, SandboxState::Starting);
-        let added = Vec::from(["a", "b", "c"].map(added));
-        let mut record = Record { added, ..record_of(SandboxState::Running) };
-        let disks = |image, volatile| Disks { image, volatile };
-        assert_eq!(choose(&mut record, "a", &[1, 3]).unwrap(), disks(2, 4));
-        assert_eq!(record.added[0].disks, Some(disks(2, 4)));
-        // Those of the first container are not attached yet.
-        record.attached = 0;
-        assert_eq!(choose(&mut record, "b", &[]).unwrap(), disks(1, 3));
-        // What was detached last is not used again before all others were.
-        record.added[1].disks = None;
-        assert_eq!(choose(&mut record, "b", &[]).unwrap(), disks(5, 6));
-        record.attached = MOST_NSID - 1;
-        assert_eq!(choose(&mut record, "c", &[1]).unwrap(), disks(MOST_NSID, 3));
-        let all: Vec<u32> = (1..=MOST_NSID).collect();
-        assert!(matches!(choose(&mut record, "c", &all), Err(Error::Plane(_))));
-        record.added[2].state = SandboxState::Exited;
-        assert!(matches!(choose(&mut record, "c", &[]), Err(Error::Stopped)));
-        assert!(matches!(choose(&mut record, "d", &[]), Err(Error::Stopped)));
     }
 
     #[test]

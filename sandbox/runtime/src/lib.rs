@@ -68,6 +68,7 @@ mod network;
 mod node;
 mod pause;
 mod pod;
+mod pod_disks;
 pub mod proc;
 pub mod process;
 pub mod record;

@@ -1,7 +1,8 @@
 //! Containers of a pod: added to a sandbox that runs, and removed from it.
 //!
 //! A pod is a sandbox without a container of its own. Each container that is added gets its root as
-//! two more namespaces of the pod's first NVMe function, and a cgroup and namespaces in the guest.
+//! two more namespaces of the pod's first NVMe function, one for each of its volumes, and a cgroup
+//! and namespaces in the guest.
 //! When its first process ends, the guest forgets the container and the disks are detached. Its
 //! record and its kept output stay until it is removed.
 //!
@@ -18,16 +19,18 @@ use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, Limits, SandboxState, Settings};
+use crate::record::{self, Added, Limits, SandboxState, Settings, Volume};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
-use crate::{Error, Result, copies, function, log, name, pause, process, shares};
+use crate::{
+    Error, Result, copies, function, log, name, pause, pod_disks, process, shares, volume,
+};
 
 /// The most containers of a pod, ended ones included.
-const MOST: usize = 256;
+const MOST: usize = record::MOST_ADDED;
 /// The longest time that the end of a killed container may take.
 const END: Duration = Duration::from_secs(30);
 
@@ -50,7 +53,9 @@ impl Node {
         let image = self.image(spec).await?;
         let copies = copies::check(&spec.files)?;
         let shares = shares::check(&sandbox.looks, &spec.shares).await?;
-        let added = Added { shares, ..describe(spec, settings(&image, spec)?)? };
+        let (volumes, store) = (spec.volumes.clone(), sandbox.store.clone());
+        let volumes = sandbox.lane.run(move || volume::check_in_pod(&volumes, &store)).await?;
+        let added = Added { shares, volumes, ..describe(spec, settings(&image, spec)?)? };
         let name = added.name.clone();
         let log = sandbox.store.added_log(&name);
         let container = Container::new(&name, log, SandboxState::Created);
@@ -161,7 +166,6 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
         (!spec.nic.is_empty(), "a kind of network interface"),
         (spec.interrupt_interval_ns != 0, "an interval between interrupts"),
-        (!spec.volumes.is_empty(), "volumes"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),
         (!spec.template.is_empty(), "a template"),
@@ -207,6 +211,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         message: String::new(),
         limits: limits(spec.resources.as_ref())?,
         disks: None,
+        volumes: Vec::new(),
         shares: Vec::new(),
         remove: spec.remove,
         shares_processes: spec.shares_processes,
@@ -357,15 +362,17 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());
-    let image = sandbox.look(|record| {
-        record.added(&container.name).map(|added| added.settings.image_path.clone())
+    let root = sandbox.look(|record| {
+        let added = record.added(&container.name)?;
+        Some((added.settings.image_path.clone(), added.volumes.clone()))
     });
-    let disks = function::attach_root(node, target, &image.ok_or_else(gone)?).await?;
+    let (image, volumes) = root.ok_or_else(gone)?;
+    let disks = pod_disks::attach(node, target, &image, &volumes).await?;
     shares::join(node, target).await?;
     let copies = container.take_copies();
     let request = sandbox.look(|record| {
         let added = record.added(&container.name)?;
-        Some(function::create_added(record, added, disks, copies))
+        Some(function::create_added(record, added, &disks, copies))
     });
     let request = request.ok_or_else(gone)?;
     agent.call(|mut client| async move { client.create_container(request).await }).await?;
@@ -432,9 +439,9 @@ async fn release(node: &Node, target: &Target) {
         removed.await.map_or_else(warn, drop);
     }
     shares::leave(node, target).await;
-    let disks = target.sandbox.look(|record| record.added(&target.container.name)?.disks);
+    let disks = target.sandbox.look(|record| record.added(&target.container.name)?.disks.clone());
     if let Some(disks) = disks {
-        function::detach_root(node, &target.sandbox, disks).await.unwrap_or_else(warn);
+        pod_disks::detach(node, &target.sandbox, &disks).await.unwrap_or_else(warn);
     }
 }
 

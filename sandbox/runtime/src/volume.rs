@@ -16,6 +16,8 @@ const OWN: [&str; 16] = [
     "console", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "slipway", "stderr",
     "stdin", "stdout", "tty", "urandom", "zero",
 ];
+/// The most volumes of a container of a pod.
+const MOST_IN_POD: usize = 32;
 /// The smallest volume, which has room for a file system.
 const LEAST_BYTES: u64 = 1 << 20;
 
@@ -51,6 +53,29 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
         });
     }
     Ok(volumes)
+}
+
+/// Checks the requested volumes of a container of a pod: files and block devices of the host. A
+/// volume that goes with the sandbox would have no end with the container.
+///
+/// # Errors
+/// [`Error::Invalid`], as for [`check`]; a volume of another kind, or too many.
+pub fn check_in_pod(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
+    if specs.len() > MOST_IN_POD {
+        let text = format!("{} volumes are too many: at most {MOST_IN_POD}", specs.len());
+        return Err(Error::Invalid(text));
+    }
+    for spec in specs {
+        let on_host = matches!(spec.source, Some(Source::Path(_)));
+        if !on_host || spec.device != i32::from(Asked::Plane) {
+            return Err(Error::Invalid(format!(
+                "volume {}: a container of a pod has files and block devices of the host, as \
+                 namespaces of the pod's function: file:PATH",
+                spec.name
+            )));
+        }
+    }
+    check(specs, store)
 }
 
 fn check_block_size(spec: &VolumeSpec) -> Result<u32> {

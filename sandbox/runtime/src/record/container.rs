@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Process, SandboxState, Share};
+use super::{Process, SandboxState, Share, Volume};
 
 /// The image of a container and its first process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -63,6 +63,9 @@ pub struct Added {
     pub limits: Limits,
     /// The namespaces of the pod's first NVMe function that the container has.
     pub disks: Option<Disks>,
+    /// Files and block devices of the host that the container has as block devices.
+    #[serde(default)]
+    pub volumes: Vec<Volume>,
     /// Directories and files of the host in the container.
     #[serde(default)]
     pub shares: Vec<Share>,
@@ -112,11 +115,21 @@ impl From<Limits> for slipway_agent_protocol::v1::Resources {
     }
 }
 
-/// The identifiers of the namespaces with a container's root.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The identifiers of the namespaces with a container's root and volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disks {
     /// The namespace with the image.
     pub image: u32,
     /// The namespace with the volatile layer.
     pub volatile: u32,
+    /// The namespaces of the volumes, in their order.
+    #[serde(default)]
+    pub volumes: Vec<u32>,
+}
+
+impl Disks {
+    /// Returns all identifiers: the image's, the volatile layer's, those of the volumes.
+    pub fn all(&self) -> impl Iterator<Item = u32> + '_ {
+        [self.image, self.volatile].into_iter().chain(self.volumes.iter().copied())
+    }
 }

@@ -1,0 +1,198 @@
+//! The disks of a pod's containers: namespaces of the pod's first NVMe function, which come and go
+//! while its guest runs.
+//!
+//! Their identifiers are in a container's record on disk before they are attached, so that a later
+//! daemon detaches them.
+
+use std::path::Path;
+
+use slipway_plane_api::v1 as plane_v1;
+use tonic::{Code, Status};
+
+use crate::function::{image_disk, volatile_disk, volume_disk};
+use crate::node::Node;
+use crate::record::{Disks, Record, Volume};
+use crate::sandbox::Sandbox;
+use crate::target::Target;
+use crate::{Error, Result, volume};
+
+/// The greatest identifier of a namespace (`slipway-nvme`).
+const MOST_NSID: u32 = 1024;
+/// The times that other identifiers are chosen for the disks of a container, because somebody else
+/// has attached a disk with one of them meanwhile.
+const RACES: usize = 16;
+
+/// Attaches an image, a volatile layer and volumes for a container of a pod that runs. After an
+/// error none of them is attached.
+///
+/// # Errors
+/// [`Error::Plane`]; [`Error::Stopped`] if the container has ended; [`Error::File`] if the record
+/// is not saved; the errors of [`volume::volatile_template`].
+pub async fn attach(
+    node: &Node,
+    target: &Target,
+    image: &Path,
+    volumes: &[Volume],
+) -> Result<Disks> {
+    let sandbox = &target.sandbox;
+    let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
+    let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
+    let root = [image_disk(image), volatile_disk(&template)];
+    let all: Vec<plane_v1::Disk> =
+        root.into_iter().chain(volumes.iter().map(volume_disk)).collect();
+    let mut races = RACES;
+    loop {
+        let disks = reserve(node, target, volumes.len()).await?;
+        let Err(status) = attach_all(node, &sandbox.id, &disks, &all).await else {
+            return Ok(disks);
+        };
+        forget(target);
+        // A number that was taken since it was chosen is no fault of the disk's.
+        if status.code() != Code::AlreadyExists || races == 0 {
+            return Err(Error::Plane(status.message().to_owned()));
+        }
+        races -= 1;
+    }
+}
+
+/// Detaches the disks of [`attach`]. Missing ones are no error.
+///
+/// # Errors
+/// [`Error::Plane`] with the first failure. The other disks are detached even so.
+pub async fn detach(node: &Node, sandbox: &Sandbox, disks: &Disks) -> Result<()> {
+    let mut detached = Ok(());
+    for nsid in disks.all() {
+        detached = detached.and(detach_one(node, &sandbox.id, nsid).await);
+    }
+    detached
+}
+
+/// Chooses the identifiers of a container's namespaces, among those that the pod's first function
+/// has free, and saves them in the container's record.
+async fn reserve(node: &Node, target: &Target, volumes: usize) -> Result<Disks> {
+    let request = plane_v1::GetEndpointRequest { id: target.sandbox.id.clone() };
+    let function = node.plane.clone().get_endpoint(request).await;
+    let function = function.map_err(|status| Error::Plane(status.message().to_owned()))?;
+    // Disks that users attached are among them.
+    let used: Vec<u32> = function.into_inner().namespaces.iter().map(|one| one.nsid).collect();
+    let (name, mut chosen) = (&target.container.name, Err(Error::Stopped));
+    let saved = target.sandbox.update(|record| chosen = choose(record, name, volumes, &used)).await;
+    match saved {
+        Ok(()) => chosen,
+        Err(error) => {
+            forget(target);
+            Err(error)
+        }
+    }
+}
+
+/// Chooses the identifiers of the namespaces of container `name`, and enters them into its record.
+/// They are not in `used`, no other container has them, and they are not among those that were
+/// detached last: a guest that has not noticed yet that a namespace is gone would take the new one
+/// for it.
+fn choose(record: &mut Record, name: &str, volumes: usize, used: &[u32]) -> Result<Disks> {
+    let recorded = record.added.iter().filter_map(|added| added.disks.as_ref());
+    let mut taken: Vec<u32> = used.iter().copied().chain(recorded.flat_map(Disks::all)).collect();
+    let attached = &mut record.attached;
+    let mut take = || {
+        let none = || Error::Plane("the function has no namespace left".to_owned());
+        take_next(attached, &mut taken).ok_or_else(none)
+    };
+    let (image, volatile) = (take()?, take()?);
+    let volumes = (0..volumes).map(|_| take()).collect::<Result<_>>()?;
+    let disks = Disks { image, volatile, volumes };
+    let added = record.added_mut(name).filter(|added| added.state.is_live());
+    added.ok_or(Error::Stopped)?.disks = Some(disks.clone());
+    Ok(disks)
+}
+
+/// Takes the identifier after the one that was used last, or the next one that is not taken.
+/// Returns `None` if all are.
+fn take_next(attached: &mut u32, taken: &mut Vec<u32>) -> Option<u32> {
+    let next = |_| {
+        let nsid = *attached % MOST_NSID + 1;
+        *attached = attached.wrapping_add(1);
+        nsid
+    };
+    let nsid = (0..MOST_NSID).map(next).find(|nsid| !taken.contains(nsid))?;
+    taken.push(nsid);
+    Some(nsid)
+}
+
+/// Takes the identifiers of a container's namespaces, which are not attached, out of its record in
+/// memory.
+fn forget(target: &Target) {
+    target.sandbox.note(|record| {
+        if let Some(added) = record.added_mut(&target.container.name) {
+            added.disks = None;
+        }
+    });
+}
+
+/// Attaches the disks of a container to a function. After an error none of them is attached.
+async fn attach_all(
+    node: &Node,
+    function: &str,
+    disks: &Disks,
+    all: &[plane_v1::Disk],
+) -> std::result::Result<(), Status> {
+    for (at, (nsid, disk)) in disks.all().zip(all).enumerate() {
+        let (endpoint_id, disk) = (function.to_owned(), Some(disk.clone()));
+        let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
+        if let Err(status) = node.plane.clone().attach_disk(request).await {
+            for nsid in disks.all().take(at) {
+                if let Err(error) = detach_one(node, function, nsid).await {
+                    tracing::warn!(function, nsid, %error, "a disk of no container stays");
+                }
+            }
+            return Err(status);
+        }
+    }
+    Ok(())
+}
+
+async fn detach_one(node: &Node, function: &str, nsid: u32) -> Result<()> {
+    let namespace = Some(plane_v1::detach_disk_request::Namespace::Nsid(nsid));
+    let request = plane_v1::DetachDiskRequest { endpoint_id: function.to_owned(), namespace };
+    match node.plane.clone().detach_disk(request).await {
+        Err(status) if status.code() != Code::NotFound => {
+            Err(Error::Plane(status.message().to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of};
+    use crate::record::SandboxState;
+
+    #[test]
+    fn identifiers_of_a_containers_disks_are_free_and_recorded() {
+        let added = |name| added_of(name, SandboxState::Starting);
+        let added = Vec::from(["a", "b", "c"].map(added));
+        let mut record = Record { added, ..record_of(SandboxState::Running) };
+        let disks = |image, volatile| Disks { image, volatile, volumes: Vec::new() };
+        assert_eq!(choose(&mut record, "a", 0, &[1, 3]).unwrap(), disks(2, 4));
+        assert_eq!(record.added[0].disks, Some(disks(2, 4)));
+        // Those of the first container are not attached yet.
+        record.attached = 0;
+        assert_eq!(choose(&mut record, "b", 0, &[]).unwrap(), disks(1, 3));
+        // What was detached last is not used again before all others were.
+        record.added[1].disks = None;
+        assert_eq!(choose(&mut record, "b", 0, &[]).unwrap(), disks(5, 6));
+        // Each volume has one.
+        record.added[1].disks = None;
+        let (image, volatile, volumes) = (7, 8, vec![10, 11]);
+        let expected = Disks { image, volatile, volumes };
+        assert_eq!(choose(&mut record, "b", 2, &[9]).unwrap(), expected);
+        record.attached = MOST_NSID - 1;
+        assert_eq!(choose(&mut record, "c", 0, &[1]).unwrap(), disks(MOST_NSID, 3));
+        let all: Vec<u32> = (1..=MOST_NSID).collect();
+        assert!(matches!(choose(&mut record, "c", 0, &all), Err(Error::Plane(_))));
+        record.added[2].state = SandboxState::Exited;
+        assert!(matches!(choose(&mut record, "c", 0, &[]), Err(Error::Stopped)));
+        assert!(matches!(choose(&mut record, "d", 0, &[]), Err(Error::Stopped)));
+    }
+}
