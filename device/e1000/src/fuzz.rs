@@ -9,7 +9,7 @@ use slipway_e1000_spec::{control, csb, rctl, register, tctl};
 use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_switch::ports::LoopbackPort;
-use slipway_switch::{BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
+use slipway_switch::{BURST, Learning, LearningOptions, Mac, PortConfig, PortTurn, Switch};
 use slipway_telemetry::{Clock, ManualClock};
 
 use crate::{DOORBELLS, Device, Parts, Settings};
@@ -84,6 +84,17 @@ impl Guest {
         for port in 0..2 {
             self.switch.turn(port, BURST, now);
         }
+    }
+
+    /// Checks that the port falls asleep: it does not wait for work that it cannot do.
+    fn falls_asleep(&mut self) {
+        // Frames in loopback could write the ring, or the tail in the block.
+        self.set(register::RCTL, 0);
+        // A turn reads 256 descriptors or more, if as many wait; the ring has fewer than 64 Ki.
+        let sleeps = (0..512).any(|_| {
+            self.switch.turn(0, BURST, self.clock.now()) == PortTurn::Idle && !self.switch.arm(0)
+        });
+        assert!(sleeps, "the port keeps its thread awake");
     }
 
     fn quiesce(&mut self) {
@@ -171,6 +182,7 @@ pub fn device(data: &[u8]) {
         }
     }
     guest.round();
+    guest.falls_asleep();
     guest.quiesce();
     works(guest);
 }

@@ -33,7 +33,9 @@
 //! A hostile driver can harm only itself: an invalid frame is dropped and counted by cause
 //! ([`Counters`]); a ring or block that is not in memory is never read. Everything is read once,
 //! into a private copy; lengths are bounded before they are used; a turn reads a bounded number of
-//! descriptors.
+//! descriptors. A transmit ring whose descriptors cannot be read has no frames, so that the switch
+//! sleeps, until its driver writes the tail or another of its registers, or the client's map
+//! changes.
 //!
 //! Decisions where the manual leaves room, or the hardware has none to copy:
 //! - TCP and UDP checksums and segmentation are left to the switch, which carries them out only for

@@ -82,7 +82,7 @@ impl DataPath {
     #[inline]
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let Self { common, transmitter, csb, tdt, .. } = self;
-        if transmitter.ring().waiting(*tdt) == 0 {
+        if !transmitter.ring().has_work(&common.memory, *tdt) {
             return false;
         }
         common.shared.stay_awake();
@@ -199,7 +199,7 @@ impl DataPath {
             csb.ask(&self.common.memory);
         }
         self.look_at_transmit();
-        self.transmitter.ring().waiting(self.tdt) > 0
+        self.transmitter.ring().has_work(&self.common.memory, self.tdt)
     }
 
     /// Returns the number of invalid frames since the last call.

@@ -23,6 +23,9 @@ pub(crate) struct Ring {
     ahead: VecDeque<Raw>,
     /// The first descriptor that was not taken.
     next: u32,
+    /// The version of the client's map and the tail with which the last read failed. `None` if no
+    /// read has failed since the ring began, or was disabled or released.
+    fault: Option<(u64, u32)>,
 }
 
 impl Ring {
@@ -35,6 +38,7 @@ impl Ring {
             window: Window::new(rules.base, len, Access::Write),
             ahead: VecDeque::with_capacity(4 * AHEAD),
             next,
+            fault: None,
         }
     }
 
@@ -48,6 +52,7 @@ impl Ring {
         if !rules.enabled {
             // A driver may change its descriptors before it enables the ring again.
             self.ahead.clear();
+            self.fault = None;
         }
         false
     }
@@ -71,6 +76,14 @@ impl Ring {
             return 0;
         }
         if tail >= self.next { tail - self.next } else { tail + entries - self.next }
+    }
+
+    /// Returns whether descriptors wait before `tail` that the device has not failed to read. After
+    /// a failure that needs another tail, another map of `memory`, or a ring that begins anew: a
+    /// device that tried again by itself would never sleep.
+    #[inline]
+    pub fn has_work(&self, memory: &Memory, tail: u32) -> bool {
+        self.waiting(tail) > 0 && self.fault.is_none_or(|fault| fault != (memory.version(), tail))
     }
 
     /// Returns the index `steps` behind `index`.
@@ -121,8 +134,11 @@ impl Ring {
             let read = left.min(AHEAD).min(self.rules.entries as usize - from);
             let mut bytes = [0; AHEAD * DESCRIPTOR];
             let bytes = &mut bytes[..read * DESCRIPTOR];
-            let Some(span) = self.window.span(memory) else { return false };
-            if span.read(from * DESCRIPTOR, bytes).is_err() {
+            // Before the read: a map that changes during the read is another one.
+            let version = memory.version();
+            let span = self.window.span(memory);
+            if span.is_none_or(|span| span.read(from * DESCRIPTOR, bytes).is_err()) {
+                self.fault = Some((version, tail));
                 return false;
             }
             self.ahead.extend(bytes.as_chunks::<DESCRIPTOR>().0);
@@ -168,6 +184,7 @@ impl Ring {
     /// Releases the memory, and forgets what was read ahead.
     pub fn release(&mut self) {
         self.ahead.clear();
+        self.fault = None;
         self.window.release();
     }
 }

@@ -6,6 +6,7 @@ use slipway_e1000_spec::{
     Context, DESCRIPTOR, Data, Receive, Transmit, command, control, csb, register,
 };
 use slipway_pci::Function;
+use slipway_ram::{DmaMap, Region};
 use slipway_switch::Mac;
 
 use super::rig::{Host, Setup, frame, pair};
@@ -156,6 +157,42 @@ fn rings_that_are_not_in_memory_or_have_no_entries_lose_frames() {
     let len = crate::driver::memory_len(64) as u64;
     b.driver = crate::driver::Driver::new(registers, &memory, (0, len), options).unwrap();
     world.settle();
+    works(&mut a, &mut b);
+}
+
+#[test]
+fn a_transmit_ring_that_is_not_in_memory_lets_the_switch_sleep_until_it_is() {
+    let mut map = DmaMap::new();
+    map.add(0, Region::heap(crate::driver::memory_len(64))).unwrap();
+    let mut setup = Setup::new(1);
+    setup.memory = map.memory();
+    let (world, mut a, mut b) = pair(setup, Setup::new(2));
+    let arms = |port| world.switch.borrow_mut().arm(port);
+    let (head, low) = (a.driver.sending.tail(), a.driver.get(register::TDBAL).unwrap());
+    a.driver.set(register::TDBAH, 1).unwrap();
+    for ahead in [1, 2, 1] {
+        a.driver.set(register::TDT, head + ahead).unwrap();
+        world.settle();
+        assert!(!arms(a.port), "the switch sleeps");
+        assert_eq!(a.driver.get(register::TDH), Ok(head));
+    }
+    map.add(1 << 32, Region::heap(crate::driver::memory_len(64))).unwrap();
+    let ring = 1 << 32 | u64::from(low);
+    let at = ring + DESCRIPTOR as u64 * u64::from(head);
+    a.memory.write(at, &data(0, 60, command::EOP | command::RS).bytes()).unwrap();
+    world.settle();
+    assert_eq!(a.driver.get(register::TDH), Ok(head + 1), "another map, and no other tail");
+    // The driver's own ring again.
+    let enabled = a.driver.get(register::TCTL).unwrap();
+    for (offset, value) in [
+        (register::TCTL, 0),
+        (register::TDBAH, 0),
+        (register::TDH, head),
+        (register::TDT, head),
+        (register::TCTL, enabled),
+    ] {
+        a.driver.set(offset, value).unwrap();
+    }
     works(&mut a, &mut b);
 }
 
