@@ -96,6 +96,7 @@ async fn serve_clients(
     served.networks.catch_up().await;
     tracing::info!(socket = %socket.display(), "serving");
     systemd::ready();
+    tokio::spawn(Arc::clone(&served.node).remove_unused_images());
     let connections = watch::Sender::new(0_usize);
     let incoming = Counted::incoming(listener, connections.clone());
     let (stop, stopped) = watch::channel(false);

@@ -1,14 +1,11 @@
 //! `slipway image`, and fetching images for `run`.
 
-use std::collections::BTreeSet;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use slipway_image::{
-    Access, Cache, Digest, Image, Limits, Prune, PullPolicy, Reference, Removed, Source, Taken,
+    Access, Cache, Image, Limits, Prune, PullPolicy, Reference, Removed, Selection, Source, Taken,
     Tools,
 };
-use slipway_runtime::Config;
-use slipway_runtime::record::{Record, Store};
+use slipway_runtime::{Config, images_in_use};
 
 use crate::args::{ImageCommand, Pull};
 use crate::client::need_root;
@@ -83,36 +80,23 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
             crate::out::print(format_args!("{}", listing(&cache.list()?)))
         }
         ImageCommand::Rm { images } => {
-            let in_use = in_use(config)?;
+            let in_use = images_in_use(&config.sandboxes_dir())?;
             for image in images {
                 say(&cache.remove(image, &in_use, false)?);
             }
         }
         ImageCommand::Prune { all } => {
-            let prune = Prune { all: *all, unused_for: None, in_use: in_use(config)? };
-            say(&cache.prune(&prune)?);
+            let which = if *all { Selection::All } else { Selection::Unnamed };
+            let in_use = images_in_use(&config.sandboxes_dir())?;
+            say(&cache.prune(&Prune { which, unused_for: None, in_use })?);
+        }
+        ImageCommand::Touch { image } => {
+            if let Some(digest) = cache.touch_named(image)? {
+                crate::say!("{digest}");
+            }
         }
     }
     Ok(0)
-}
-
-/// Returns the digests of the images of all sandboxes, running or not. It reads the sandboxes'
-/// records, so it needs no daemon.
-fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
-    let dir = config.sandboxes_dir();
-    let entries = match std::fs::read_dir(&dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
-    };
-    let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut used = BTreeSet::new();
-    for id in ids {
-        // An image in use must not be removed, so a record that cannot be read is an error.
-        let record = Store::new(&dir, &id).load()?;
-        let digests = record.iter().flat_map(Record::image_digests);
-        used.extend(digests.filter_map(|digest| digest.parse::<Digest>().ok()));
-    }
-    Ok(used)
 }
 
 fn listing(images: &[Image]) -> String {

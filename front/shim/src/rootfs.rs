@@ -18,7 +18,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use slipway_lock::Lock;
 use slipway_sandbox_api::v1;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::containerd::Mount;
@@ -259,10 +259,11 @@ impl Tool {
         command
     }
 
-    /// Returns the digest of the image with this name, if there is one.
+    /// Returns the digest of the image with this name, which counts as used now. Returns `None` if
+    /// there is none.
     async fn find(&self, image: &str) -> Result<Option<String>, String> {
-        let printed = self.run(self.command(&["image", "ls", "--json"]), &[]).await?;
-        digest_of(&printed, image)
+        let printed = self.run(self.command(&["image", "touch", image]), &[]).await?;
+        Ok(last_line(&printed).ok())
     }
 
     /// Makes an image, and returns its digest.
@@ -303,13 +304,9 @@ impl Tool {
             // A program that reads no input says itself what is wrong.
             let _ = stdin.write_all(input).await;
         }
-        let (mut printed, mut complaint) = (Vec::new(), Vec::new());
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (Some(stdout), Some(stderr)) = (stdout, stderr) else { return Err(String::new()) };
-        let (mut stdout, mut stderr) = (stdout.take(MOST_PRINTED), stderr.take(MOST_PRINTED));
-        let read =
-            tokio::join!(stdout.read_to_end(&mut printed), stderr.read_to_end(&mut complaint));
-        read.0.and(read.1).map_err(failed)?;
+        let (printed, complaint) = tokio::try_join!(read(stdout), read(stderr)).map_err(failed)?;
         let status = child.wait().await.map_err(failed)?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&printed).into_owned());
@@ -319,6 +316,14 @@ impl Tool {
         let last = last.strip_prefix("slipway: ").unwrap_or(last);
         Err(format!("the root becomes no image: {}", slipway_printable::line(last, MOST_MESSAGE)))
     }
+}
+
+/// Reads a pipe up to [`MOST_PRINTED`] and closes it, so that a program which prints more ends and
+/// does not wait.
+async fn read(pipe: impl AsyncRead + Unpin) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    pipe.take(MOST_PRINTED).read_to_end(&mut bytes).await?;
+    Ok(bytes)
 }
 
 fn from(path: &Path) -> String {
@@ -338,21 +343,6 @@ fn program() -> PathBuf {
 fn last_line(printed: &str) -> Result<String, String> {
     let line = printed.trim().lines().last();
     line.map(str::to_owned).ok_or_else(|| "`slipway image import` printed no digest".to_owned())
-}
-
-/// An image as `slipway image ls --json` prints it.
-#[derive(serde::Deserialize)]
-struct Listed {
-    digest: String,
-    references: Vec<String>,
-}
-
-fn digest_of(json: &str, image: &str) -> Result<Option<String>, String> {
-    let listed: Vec<Listed> = serde_json::from_str(json)
-        .map_err(|error| format!("`slipway image ls --json` is not understood: {error}"))?;
-    let full = format!("docker.io/{image}");
-    let found = listed.into_iter().find(|one| one.references.contains(&full));
-    Ok(found.map(|one| one.digest))
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ mod spool;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Taken};
+pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Selection, Taken};
 pub use config::ImageConfig;
 pub use digest::{BadDigest, Digest};
 pub use erofs::Tools;

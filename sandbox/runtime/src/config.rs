@@ -65,6 +65,9 @@ pub struct Config {
     pub volatile_layer_bytes: u64,
     /// The most bytes that a container's kept output takes on disk.
     pub log_bytes: u64,
+    /// The seconds without use after which the node removes an image that was made for containerd.
+    /// 0: such images stay.
+    pub containerd_images_unused_s: u64,
     /// The seconds within which a sandbox must reach its agent.
     pub boot_timeout_s: u64,
     /// The accelerator: "auto", "kvm" or "tcg".
@@ -127,6 +130,7 @@ impl Default for Config {
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
             log_bytes: 256 << 20,
+            containerd_images_unused_s: 86_400,
             boot_timeout_s: 120,
             accelerator: "auto".into(),
             vmm: "auto".into(),

@@ -30,6 +30,7 @@
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
 //!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
+//! - `images` removes images that were made for containerd and that nothing uses any more;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
@@ -58,6 +59,7 @@ pub mod files;
 mod fork;
 mod function;
 pub mod guests;
+mod images;
 mod life;
 mod lock;
 pub mod log;
@@ -95,6 +97,7 @@ mod warm;
 
 pub use config::{Config, find_library};
 pub use error::{Error, Result};
+pub use images::in_use as images_in_use;
 pub use life::RETURN;
 pub use network::missing as missing_for_networks;
 pub use node::{Node, Parts};

@@ -63,7 +63,7 @@ pub struct Node {
     pub(crate) hypervisor: Arc<dyn Hypervisor>,
     pub(crate) guests: Guests,
     files: Files,
-    images: Cache,
+    pub(crate) images: Cache,
     /// The lane of calls to the image cache. Another process may hold the lock of the cache's
     /// index, and then one thread may wait for it.
     images_lane: Lane,

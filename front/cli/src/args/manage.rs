@@ -147,4 +147,9 @@ pub enum ImageCommand {
         #[arg(short, long)]
         all: bool,
     },
+    /// Mark an image as used now, and print its digest; nothing if there is no such image
+    Touch {
+        /// Reference or digest
+        image: String,
+    },
 }

@@ -100,11 +100,26 @@ fn roots_of_other_kinds() {
     }
 }
 
-#[test]
-fn images_are_found_by_their_full_name() {
-    let json = r#"[{"digest":"sha256:1","references":["docker.io/library/debian:12"],"x":1},
-        {"digest":"sha256:2","references":["docker.io/containerd/ab:1"]}]"#;
-    assert_eq!(digest_of(json, "containerd/ab:1").unwrap().unwrap(), "sha256:2");
-    assert_eq!(digest_of(json, "containerd/cd:1").unwrap(), None);
-    assert!(digest_of("{}", "x").is_err());
+/// Returns a tool that stands in for `slipway`.
+fn tool(program: &str) -> Tool {
+    Tool { program: program.into(), run_dir: "/run/x".into(), data_dir: "/data".into() }
+}
+
+#[tokio::test]
+async fn one_image_is_asked_for_by_its_name() {
+    let found = tool("/bin/echo").find("containerd/ab:1").await.unwrap().unwrap();
+    assert_eq!(found, "image touch containerd/ab:1 --run-dir /run/x --data-dir /data");
+    assert_eq!(tool("/bin/true").find("containerd/ab:1").await, Ok(None));
+    let failed = tool("/bin/false").find("containerd/ab:1").await.unwrap_err();
+    assert!(failed.contains("it printed nothing"), "{failed}");
+}
+
+#[tokio::test]
+async fn a_program_that_prints_without_end_ends() {
+    for script in ["exec yes", "exec yes >&2"] {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        let run = tool("/bin/sh").run(command, &[]).await;
+        assert!(run.is_err(), "{script}");
+    }
 }

@@ -32,6 +32,10 @@ use crate::{Digest, Error, ImageConfig, Limits, Reference, Result};
 use index::{Index, LockedIndex, Record};
 use lock::WorkLock;
 
+/// The shortest time between two uses of an image that are both written to the index, which takes
+/// a write to the disk.
+const MOMENT: Duration = Duration::from_secs(60);
+
 /// An image in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
@@ -68,13 +72,39 @@ pub struct Removed {
 /// The choice of images that [`Cache::prune`] removes, of those that are not in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prune {
-    /// Set to remove also images that have a name. Otherwise only images without a name are
-    /// removed.
-    pub all: bool,
+    /// The names of an image to be removed.
+    pub which: Selection,
     /// The least time since the last use of an image to be removed.
     pub unused_for: Option<Duration>,
-    /// Images of running or stopped sandboxes, which are never removed.
+    /// Images of running or stopped sandboxes, which are never removed. They are marked as used
+    /// now.
     pub in_use: BTreeSet<Digest>,
+}
+
+/// A choice of images by their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Selection {
+    /// Images without a name.
+    #[default]
+    Unnamed,
+    /// All images.
+    All,
+    /// Images that have names, all of them in this folder of the default registry: the name
+    /// `containerd/app:1` is in the folder `containerd`.
+    Folder(String),
+}
+
+impl Selection {
+    /// Returns whether an image with these names is chosen.
+    fn has(&self, names: &[Reference]) -> bool {
+        match self {
+            Self::Unnamed => names.is_empty(),
+            Self::All => true,
+            Self::Folder(folder) => {
+                !names.is_empty() && names.iter().all(|name| name.is_in(folder))
+            }
+        }
+    }
 }
 
 /// A folder with images. A handle is cheap to clone, and any number of handles in any number of
@@ -150,6 +180,21 @@ impl Cache {
         locked.save()
     }
 
+    /// Marks the image called `name` as used now, and returns its digest. Returns `None` if there
+    /// is none.
+    ///
+    /// # Errors
+    /// Those of [`Cache::get`].
+    pub fn touch_named(&self, name: &str) -> Result<Option<Digest>> {
+        let mut locked = self.lock_index()?;
+        let found = find(&locked.index, name)?;
+        let found = found.filter(|digest| self.image_path(digest).exists());
+        if found.is_some_and(|digest| mark(&mut locked.index, &digest, now())) {
+            locked.save()?;
+        }
+        Ok(found)
+    }
+
     /// Gives the image called `name` another name, and takes it from the image that had it.
     ///
     /// # Errors
@@ -197,6 +242,13 @@ impl Cache {
     pub fn prune(&self, prune: &Prune) -> Result<Removed> {
         let mut locked = self.lock_index()?;
         let now = now();
+        let mut marked = false;
+        for digest in &prune.in_use {
+            marked |= mark(&mut locked.index, digest, now);
+        }
+        if marked {
+            locked.save()?;
+        }
         let old = |record: &Record| match prune.unused_for {
             Some(age) => now.saturating_sub(record.last_used) >= age.as_secs(),
             None => true,
@@ -208,7 +260,7 @@ impl Cache {
             .filter(|(digest, record)| {
                 !prune.in_use.contains(*digest)
                     && old(record)
-                    && (prune.all || index.names(digest).is_empty())
+                    && prune.which.has(&index.names(digest))
             })
             .map(|(digest, _)| *digest)
             .collect();
@@ -313,6 +365,18 @@ impl Cache {
             lost.into_iter().filter(|digest| !self.image_path(digest).exists()).collect();
         self.delete(&mut locked, &lost, &mut Removed::default())
     }
+}
+
+/// Marks an image as used at `now`, in seconds since the epoch. Returns whether the index has
+/// changed, which it has not if there is no such image, or its last use was a moment ago.
+fn mark(index: &mut Index, digest: &Digest, now: u64) -> bool {
+    let record = index.images.get_mut(digest);
+    let record = record.filter(|record| now.abs_diff(record.last_used) >= MOMENT.as_secs());
+    let is_stale = record.is_some();
+    if let Some(record) = record {
+        record.last_used = now;
+    }
+    is_stale
 }
 
 /// Returns the digest of the image called `name`. Names take precedence over digits. Returns `None`

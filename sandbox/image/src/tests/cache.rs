@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::support::*;
-use crate::{Cache, Digest, Error, Image, Limits, Prune, Reference, Silent, Source, Taken, Tools};
+use crate::{
+    Cache, Digest, Error, Image, Limits, Prune, Reference, Selection, Silent, Source, Taken, Tools,
+};
 
 fn reference(name: &str) -> Reference {
     name.parse().unwrap()
@@ -63,9 +65,50 @@ async fn names_move_and_images_dangle() {
     let removed = cache.prune(&Prune::default()).unwrap();
     assert_eq!((removed.deleted, removed.freed_bytes), (vec![old.digest], old.size_bytes));
     assert!(!old.erofs_path.exists() && new.erofs_path.exists());
-    let removed = cache.prune(&Prune { all: true, ..Prune::default() }).unwrap();
+    let all = Prune { which: Selection::All, ..Prune::default() };
+    let removed = cache.prune(&all).unwrap();
     assert_eq!((removed.deleted, removed.untagged), (vec![new.digest], vec![reference("app:1")]));
     assert_eq!(files(dir.path()), ["index.json", "index.lock"]);
+}
+
+/// Makes the last use of every image one in 1970.
+fn age(dir: &Path) {
+    let path = dir.join("index.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut index: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for image in index["images"].as_object_mut().unwrap().values_mut() {
+        image["last_used"] = 1.into();
+    }
+    std::fs::write(&path, index.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn an_image_counts_as_used_while_a_sandbox_has_it_and_when_it_is_asked_for() {
+    let name = "an_image_counts_as_used_while_a_sandbox_has_it_and_when_it_is_asked_for";
+    let Some(tools) = tools(name) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), &tools);
+    let image = import(&cache, "x", Some("containerd/x:1")).await;
+    let old = |folder: &str, in_use| {
+        let which = Selection::Folder(folder.to_owned());
+        let unused_for = Some(Duration::from_secs(1000));
+        cache.prune(&Prune { which, unused_for, in_use }).unwrap().deleted
+    };
+    let none = BTreeSet::new;
+    age(dir.path());
+    assert!(old("containerd", BTreeSet::from([image.digest])).is_empty());
+    assert!(old("containerd", none()).is_empty(), "a sandbox had it a moment ago");
+    age(dir.path());
+    assert_eq!(cache.touch_named("containerd/x:1").unwrap(), Some(image.digest));
+    assert!(old("containerd", none()).is_empty(), "it was asked for a moment ago");
+    assert_eq!(cache.touch_named("containerd/y:1").unwrap(), None);
+    age(dir.path());
+    assert!(old("contain", none()).is_empty());
+    cache.tag("containerd/x:1", &reference("x")).unwrap();
+    assert!(old("containerd", none()).is_empty(), "it has a name elsewhere");
+    cache.remove("x", &none(), false).unwrap();
+    assert_eq!(old("containerd", none()), [image.digest]);
+    assert_eq!(cache.touch_named("containerd/x:1").unwrap(), None);
 }
 
 #[tokio::test]

@@ -1,0 +1,131 @@
+//! The removal of images that were made for containerd and that nothing uses any more.
+//!
+//! containerd's shim makes an image of each chain of layers. containerd and the kubelet do not know
+//! of these images, so the node removes them itself. An image is used while the record of a sandbox
+//! names it, and at the moment at which the shim finds it for a new container. Templates have no
+//! images.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_image::{Cache, Digest, Prune, Removed, Selection};
+
+use crate::node::Node;
+use crate::record::{Record, Store};
+use crate::templates::apart;
+use crate::{Error, Result};
+
+/// The folder of the names of images that were made for containerd.
+const FOLDER: &str = "containerd";
+/// The time between two looks for images that nothing uses.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// Returns the digests of the images of all sandboxes, running or not, with their records in
+/// `sandboxes`. Needs no daemon.
+///
+/// # Errors
+/// [`Error::File`], also for a single record that cannot be read: an image in use must not be
+/// removed.
+pub fn in_use(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
+    let entries = match std::fs::read_dir(sandboxes) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => entries.map_err(Error::file("cannot read", sandboxes))?,
+    };
+    let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut used = BTreeSet::new();
+    for id in ids {
+        let record = Store::new(sandboxes, &id).load()?;
+        let digests = record.iter().flat_map(Record::image_digests);
+        used.extend(digests.filter_map(|digest| digest.parse::<Digest>().ok()));
+    }
+    Ok(used)
+}
+
+/// Removes images that were made for containerd and were not used for `unused_for`.
+fn remove_unused(cache: &Cache, sandboxes: &Path, unused_for: Duration) -> Result<Removed> {
+    let which = Selection::Folder(FOLDER.to_owned());
+    let in_use = in_use(sandboxes)?;
+    Ok(cache.prune(&Prune { which, unused_for: Some(unused_for), in_use })?)
+}
+
+impl Node {
+    /// Removes images that were made for containerd once nothing has used them for as long as the
+    /// settings say. Looks every hour, and returns only if the settings say that such images stay.
+    pub async fn remove_unused_images(self: Arc<Self>) {
+        let unused_for = Duration::from_secs(self.config.containerd_images_unused_s);
+        while !unused_for.is_zero() {
+            tokio::time::sleep(LOOK).await;
+            let (cache, sandboxes) = (self.images.clone(), self.config.sandboxes_dir());
+            match apart(move || remove_unused(&cache, &sandboxes, unused_for)).await {
+                Ok(Removed { deleted, freed_bytes, .. }) if !deleted.is_empty() => {
+                    let images = deleted.len();
+                    tracing::info!(images, freed_bytes, "removed: nothing used them any more");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "images that nothing uses stay"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use slipway_image::{Limits, Tools};
+
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::SandboxState;
+
+    /// Lists images in the cache at `dir`, by their names and the times of their last use, in
+    /// seconds since the epoch.
+    fn list(dir: &Path, images: &[(&str, u64)]) {
+        let digest = |name: &str| Digest::of(name.as_bytes());
+        let record = |last_used: u64| {
+            serde_json::json!({ "config": {}, "size_bytes": 1, "created": null, "added": 1,
+                "last_used": last_used })
+        };
+        let records: serde_json::Map<_, _> =
+            images.iter().map(|(name, used)| (digest(name).to_string(), record(*used))).collect();
+        let names: serde_json::Map<_, _> = images
+            .iter()
+            .map(|(name, _)| ((*name).to_owned(), Value::from(digest(name).to_string())))
+            .collect();
+        let index = serde_json::json!({ "version": 1, "images": records, "references": names });
+        std::fs::write(dir.join("index.json"), index.to_string()).unwrap();
+        for (name, _) in images {
+            std::fs::write(dir.join(format!("{}.erofs", digest(name).hex())), "x").unwrap();
+        }
+    }
+
+    #[test]
+    fn images_of_containerds_that_nothing_uses_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (images, sandboxes) = (dir.path().join("images"), dir.path().join("sandboxes"));
+        let cache = Cache::open(&images, Tools::default(), Limits::default()).unwrap();
+        let now = crate::time::realtime_ns() / 1_000_000_000;
+        let [unused, used, recent, pulled] =
+            ["containerd/aa:1", "containerd/bb:1", "containerd/own-cc:1", "library/debian:12"]
+                .map(|name| format!("docker.io/{name}"));
+        let [unused, used, recent, pulled] = [&unused, &used, &recent, &pulled].map(|s| s.as_str());
+        list(&images, &[(unused, 1), (used, 1), (recent, now), (pulled, 1)]);
+        let store = Store::new(&sandboxes, "0123456789ab");
+        store.create().unwrap();
+        let unclear = store.dir().join("record.json");
+        std::fs::write(&unclear, "{\"of\": \"a later version\"}").unwrap();
+        let day = Duration::from_secs(86_400);
+        assert!(remove_unused(&cache, &sandboxes, day).is_err(), "its image is not known");
+        assert_eq!(cache.list().unwrap().len(), 4);
+        let mut record = record_of(SandboxState::Exited);
+        record.settings.image_digest = Digest::of(used.as_bytes()).to_string();
+        store.save(&record).unwrap();
+        let removed = remove_unused(&cache, &sandboxes, day).unwrap();
+        assert_eq!(removed.deleted, [Digest::of(unused.as_bytes())]);
+        assert_eq!(cache.list().unwrap().len(), 3);
+        store.remove().unwrap();
+        let removed = remove_unused(&cache, &sandboxes, day).unwrap();
+        assert!(removed.deleted.is_empty(), "a sandbox had the other one a moment ago");
+    }
+}
