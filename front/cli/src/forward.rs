@@ -42,8 +42,7 @@ async fn serve(
         let (stream, peer) = listener.accept().await.context("cannot accept connections")?;
         let (mut client, name) = (client.clone(), name.clone());
         tokio::spawn(async move {
-            let (from, to) = stream.into_split();
-            if let Err(status) = carry(&mut client, &name, forward.port, from, to).await {
+            if let Err(status) = carry(&mut client, &name, forward.port, stream).await {
                 crate::complain(&refused(&status).context(format!("connection of {peer}")));
             }
         });

@@ -112,7 +112,6 @@ async fn connect(task: &Task, stream: TcpStream) -> Result<(), String> {
     let asked = rustix::net::sockopt::ip_original_dst(&stream);
     let port = asked.map_err(|error| error.to_string())?.port();
     let mut client = task.daemon.connect().await.map_err(|failure| failure.message)?;
-    let (from, to) = stream.into_split();
-    let carried = carry(&mut client, &task.name, port, from, to).await;
+    let carried = carry(&mut client, &task.name, port, stream).await;
     carried.map_err(|status| status.message().to_owned())
 }

@@ -2,8 +2,8 @@
 //! daemon of its own needs. The definition with its comments is `proto/sandbox.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
-//! socket both services share; `tokio` carries connections in [`forward`]; `rustix` and `thiserror`
-//! for [`copies`].
+//! socket both services share; `tokio` and `rustix` carry connections in [`forward`]; `rustix` and
+//! `thiserror` are for [`copies`].
 
 pub mod capabilities;
 pub mod copies;
