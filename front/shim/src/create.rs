@@ -6,6 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use slipway_sandbox_api::v1::{self, run_in};
@@ -24,6 +25,9 @@ use crate::task::{Kind, Task};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::{names, rootfs};
+
+/// The longest time that reading the files of the host may take of which a container gets copies.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The parts of the shim that a new task needs.
 pub struct Maker<'a> {
@@ -185,12 +189,11 @@ impl Maker<'_> {
         run.stdin = !request.stdin.is_empty();
         let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
         let copied = spec::copied(&oci.mounts, container).map_err(invalid)?;
-        let read = tokio::task::spawn_blocking(move || {
+        let read = on_a_thread(PATIENCE, move || {
             let message = message.and_then(|path| open_message(&path));
             copies::read(copied).map(|(copies, files)| (copies, files, message))
         });
-        let (copies, files, message) =
-            read.await.map_err(|error| error.to_string())?.map_err(invalid)?;
+        let (copies, files, message) = read.await?.map_err(invalid)?;
         run.files = files;
         let bundle = PathBuf::from(&request.bundle);
         let root = rootfs::Wanted {
@@ -204,6 +207,24 @@ impl Maker<'_> {
         run.image_digest = root.digest;
         let private = root.is_private.then_some(root.image);
         Ok(Content { private, copies, message })
+    }
+}
+
+/// Runs work on files of the host, whose file system may never answer: the thread hangs then, and
+/// the caller goes on.
+///
+/// # Errors
+/// [`Code::DeadlineExceeded`] if the work takes longer than `patience`.
+async fn on_a_thread<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(patience, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.map_err(|error| Failure::from(error.to_string())),
+        Err(_) => {
+            let message = "the file system of a file that the container mounts does not answer";
+            Err(Failure::new(Code::DeadlineExceeded, message))
+        }
     }
 }
 
@@ -226,4 +247,18 @@ fn paths(request: &cd::CreateTaskRequest) -> Paths {
 
 fn invalid(reason: String) -> Failure {
     Failure::new(Code::InvalidArgument, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_system_that_does_not_answer_fails_the_call() {
+        assert_eq!(on_a_thread(PATIENCE, || 7).await, Ok(7));
+        let (held, hangs) = std::sync::mpsc::channel::<()>();
+        let failed = on_a_thread(Duration::from_millis(1), move || hangs.recv()).await;
+        assert_eq!(failed.unwrap_err().code, Code::DeadlineExceeded);
+        drop(held);
+    }
 }

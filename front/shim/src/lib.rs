@@ -133,13 +133,46 @@ fn features() -> serde_json::Value {
     })
 }
 
-/// Runs a future on this thread.
+/// Runs a future on this thread. Returns as soon as the future has its result: other threads may
+/// hang in a file system of the host that does not answer, and end with this process.
 fn in_runtime<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| error.to_string())?.block_on(future)
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let outcome = runtime.block_on(future);
+    // A runtime that is dropped waits for its threads.
+    runtime.shutdown_background();
+    outcome
 }
 
 fn print(bytes: &[u8]) -> Result<(), String> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_hangs_does_not_keep_the_program() {
+        let (_held, hangs) = channel::<()>();
+        let over = Arc::new(AtomicBool::new(false));
+        let its = Arc::clone(&over);
+        let outcome = in_runtime(async {
+            let (begun, begins) = tokio::sync::oneshot::channel();
+            tokio::task::spawn_blocking(move || {
+                let _ = begun.send(());
+                let _ = hangs.recv_timeout(Duration::from_secs(10));
+                its.store(true, Ordering::SeqCst);
+            });
+            begins.await.map_err(|error| error.to_string())
+        });
+        assert_eq!(outcome, Ok(()));
+        assert!(!over.load(Ordering::SeqCst), "the program waited for the thread");
+    }
 }
