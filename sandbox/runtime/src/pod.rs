@@ -19,7 +19,7 @@ use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, Limits, SandboxState, Settings, Volume};
+use crate::record::{self, Added, Limits, SandboxState, Settings};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;

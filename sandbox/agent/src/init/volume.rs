@@ -49,8 +49,8 @@ fn node(volume: &VolumeSpec) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the path of the volume's device node. `/dev` has nothing of the image's, so no link leads
-/// out of it.
+/// Returns the path of the volume's device node. `/dev` has nothing of the image's, so no link
+/// leads out of it.
 fn path(volume: &VolumeSpec) -> Result<PathBuf> {
     if volume.device_path.is_empty() {
         return Ok(Path::new(DEVICES).join("slipway").join(&volume.name));
