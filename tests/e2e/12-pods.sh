@@ -70,6 +70,16 @@ wait_until 20 in_pod q '! ps -eo stat | grep -q Z' || fail "zombies: $(in_pod q 
 is q running && s rm -f pod/q pod/p >/dev/null || fail "q: $(s ps)"
 ok "containers that share processes see each other, and process 1 holds nothing"
 
+# A file of the host's is a disk of the container's: what is written there is the host's at once.
+truncate -s 8M "$work/disk" && printf 'of the host' | dd of="$work/disk" bs=4096 seek=1 conv=notrunc 2>/dev/null || fail "no file"
+out=$(s run --pod pod --rm --volume "file:$work/disk" "$image" -- sh -c 'dd if=/dev/slipway/disk bs=4096 skip=1 count=1 2>/dev/null | head -c 11
+    printf "of the guest" | dd of=/dev/slipway/disk bs=4096 count=1 conv=sync oflag=direct 2>/dev/null') || fail "a volume: $out $(explain)"
+[ "$out:$(head -c 12 "$work/disk")" = "of the host:of the guest" ] || fail "a volume: $out, $(head -c 12 "$work/disk")"
+wait_until 10 eval '[ "$(disks "$id" | wc -l)" = 4 ]' || fail "a volume is left: $(disks "$id")"
+refused "files and block devices of the host" run --pod pod --rm --volume scratch:64M "$image" -- true
+refused "at least 512\|multiple of 512\|No such file" run --pod pod --rm --volume file:/no/such/disk "$image" -- true
+ok "a container of a pod has a file of the host as a block device"
+
 s run --pod pod --name big --memory 64M "$image" -- python3 -c 'x = bytearray(200 << 20)' >/dev/null 2>"$work/big.err"
 [ $? = 137 ] && grep -q 'memory limit' "$work/big.err" || fail "big: $(cat "$work/big.err")"
 is big exited || fail "big is $(container big)"

@@ -84,6 +84,21 @@ member web --rm --mount "type=bind,src=$work/pods/0-1/containers/says/1,dst=/dev
     fail "a termination message: status $status, $(cat "$work/message") $(cat "$work/out") $(explain)"
 ok "a container's termination message is in the host's file for it"
 
+# A block device of the host, as of volumeDevices: at its path in the container, and nowhere else.
+truncate -s 8M "$work/disk" && printf 'of the host' | dd of="$work/disk" bs=4096 seek=1 conv=notrunc 2>/dev/null || fail "no file"
+if disk=$(losetup --find --show "$work/disk" 2>"$work/err"); then
+    said=$(member web --rm --device "$disk" "$image" holder sh -c "dd if=$disk bs=4096 skip=1 count=1 2>/dev/null | head -c 11
+        printf 'of the guest' | dd of=$disk bs=4096 count=1 conv=sync 2>/dev/null; sync" 2>"$work/err") || fail "a device: $said $(cat "$work/err") $(explain)"
+    losetup --detach "$disk"
+    [ "$said:$(head -c 12 "$work/disk")" = "of the host:of the guest" ] || fail "a device: $said, $(head -c 12 "$work/disk") $(explain)"
+    member web --rm --device /dev/null "$image" other true 2>"$work/err" && fail "a character device was given"
+    grep -q "takes block devices only" "$work/err" || fail "a character device: $(cat "$work/err")"
+    c container delete other >/dev/null 2>&1
+    ok "a block device of the host is in a container at its path; a character device is refused"
+else
+    printf 'SKIPPED: %s\n' "e2e/$test_name: a block device of the host needs a loop device: $(cat "$work/err")"
+fi
+
 # containerd dies and comes back, and a container ends meanwhile.
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
 sandbox=$("$slipway" ps --quiet | grep '^web-[0-9a-f]*$') || fail "no pod: $("$slipway" ps)"
