@@ -167,7 +167,7 @@ mod tests {
             let (begun, begins) = tokio::sync::oneshot::channel();
             tokio::task::spawn_blocking(move || {
                 let _ = begun.send(());
-                let _ = hangs.recv_timeout(Duration::from_secs(10));
+                let _ = hangs.recv_timeout(Duration::from_secs(600));
                 its.store(true, Ordering::SeqCst);
             });
             begins.await.map_err(|error| error.to_string())
