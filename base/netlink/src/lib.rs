@@ -28,6 +28,8 @@ use message::{Answer, Request, attributes, u32_at};
 const ANSWER: usize = 64 << 10;
 /// Most requests for one list. The kernel says if a list changed while it was sent.
 const DUMPS: usize = 16;
+/// Most entries of a list.
+const MOST: usize = 65_536;
 
 // linux/rtnetlink.h, linux/netlink.h.
 const RTM_NEWLINK: u16 = 16;
@@ -296,12 +298,18 @@ impl Netlink {
         loop {
             let mut request = Request::dump(ask);
             request.body(body);
-            let mut entries = Vec::new();
+            let (mut entries, mut more) = (Vec::new(), false);
             let asked = self.exchange(request, |kind, body| {
-                if kind == entry {
-                    entries.extend(parse(body));
+                match (kind == entry).then(|| parse(body)).flatten() {
+                    Some(_) if entries.len() == MOST => more = true,
+                    read => entries.extend(read),
                 }
             });
+            if more {
+                // Whoever has the rights of a namespace's network can fill it.
+                let text = format!("the kernel lists more than {MOST} entries");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
             match asked {
                 Err(error)
                     if error.kind() == io::ErrorKind::Interrupted && again.next().is_some() => {}

@@ -292,6 +292,10 @@ impl Transmitter {
         if packet.len < HEADER {
             return Err(Malformed::Short);
         }
+        let tag = packet.request.tag.map_or(0, |_| slipway_ethernet_spec::TAG);
+        if packet.len + tag > MAX_FRAME {
+            return Err(Malformed::Long);
+        }
         match common.view.pin(packet.ranges.iter().copied(), Access::Read, &mut self.spans) {
             Ok(()) => {}
             Err(Fault::Busy { .. }) => return Ok(false),

@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::io::Paths;
 use crate::process::{Phase, Process};
 use crate::role::{self, Role};
-use crate::spec::{self, Container, Oci};
+use crate::spec::{self, Container, Oci, PodNamespaces};
 use crate::task::{Kind, Task};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
@@ -156,7 +156,9 @@ impl Maker<'_> {
         }
         let read_only = oci.root.readonly;
         let container = Container { id: &request.id, in_pod: true, read_only };
-        let mut run = spec::member_spec(oci, container, network).map_err(invalid)?;
+        let processes = [task.pid(), std::process::id()];
+        let namespaces = PodNamespaces { network, processes };
+        let mut run = spec::member_spec(oci, container, namespaces).map_err(invalid)?;
         run.pod = task.name.clone();
         let content = self.content(request, oci, container, name, &mut run).await?;
         Ok(Made { kind: Kind::Member(Arc::clone(task)), run, content })

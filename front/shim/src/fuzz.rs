@@ -42,7 +42,8 @@ fn json(bytes: &[u8]) {
         let container = Container { id: "one", in_pod: false, read_only: oci.root.readonly };
         let member = Container { in_pod: true, ..container };
         let alone = spec::run_spec(&oci, container);
-        for made in [alone, spec::member_spec(&oci, member, "/run/netns/one")] {
+        let pod = spec::PodNamespaces { network: "/run/netns/one", processes: [1, 2] };
+        for made in [alone, spec::member_spec(&oci, member, pod)] {
             match made {
                 Ok(run) => assert!(run.entrypoint.is_some_and(|program| !program.is_empty())),
                 Err(reason) => assert!(reason.len() < LONGEST + bytes.len()),

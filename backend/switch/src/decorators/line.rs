@@ -38,7 +38,9 @@ impl Line {
 
     /// Returns an offset with room for `len` bytes, or `None` if the line is full.
     fn place(&self, len: usize) -> Option<usize> {
-        let Some(first) = self.entries.front() else { return Some(0) };
+        let Some(first) = self.entries.front() else {
+            return (len <= self.memory.len()).then_some(0);
+        };
         if self.entries.len() == self.limit {
             return None;
         }

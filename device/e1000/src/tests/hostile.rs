@@ -7,7 +7,7 @@ use slipway_e1000_spec::{
 };
 use slipway_pci::Function;
 use slipway_ram::{DmaMap, Region};
-use slipway_switch::Mac;
+use slipway_switch::{MAX_FRAME, Mac};
 
 use super::rig::{Host, Setup, frame, pair};
 
@@ -63,6 +63,25 @@ fn a_frame_without_an_end_does_not_stop_the_ring() {
     world.settle();
     assert_eq!(a.counters().bad_shape, 1);
     works(&mut a, &mut b);
+}
+
+#[test]
+fn a_tag_makes_no_frame_longer_than_a_switch_takes() {
+    let (_, mut a, _b) = pair(Setup::new(1).options(|one| one.vlans = true), Setup::new(2));
+    for (tag, too_long) in [(0, 0), (command::VLE, 1)] {
+        // As long as a frame can be without its tag.
+        let pieces = MAX_FRAME / 4096;
+        for _ in 0..pieces {
+            assert!(a.driver.sending.push(&data(0, 4096, tag)).unwrap());
+        }
+        let rest = (MAX_FRAME - pieces * 4096) as u32;
+        let end = data(0, rest, command::EOP | command::RS | tag);
+        assert!(a.driver.sending.push(&end).unwrap());
+        a.driver.flush().unwrap();
+        a.world.settle();
+        a.driver.sending.clean().unwrap();
+        assert_eq!(a.counters().too_long, too_long);
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ use std::path::{Component, Path, PathBuf};
 use slipway_sandbox_api::v1;
 
 pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS, read as read_copy, refused};
+pub use self::namespaces::PodNamespaces;
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};

@@ -29,21 +29,36 @@ pub fn of_pod(linux: &Linux) -> Result<String, String> {
     Ok(find(linux, "network").map(|one| one.path.clone()).unwrap_or_default())
 }
 
-/// Checks the namespaces of a container of a pod, whose network namespace is at `network`. Those
-/// of the pod are the ones of the process that stands for it, which is this one. Returns whether
-/// the container shares processes with others of the pod.
+/// The namespaces of a pod, as containerd names them in the configuration of its containers.
+#[derive(Clone, Copy, Debug)]
+pub struct PodNamespaces<'a> {
+    /// The path of the network namespace that was made for the pod; empty if there is none.
+    pub network: &'a str,
+    /// The processes that stand for the pod, since its start and before: the others are named by
+    /// one of them.
+    pub processes: [u32; 2],
+}
+
+impl PodNamespaces<'_> {
+    fn has(&self, named: &Namespace) -> bool {
+        let file = match named.kind.as_str() {
+            "network" if named.path == self.network => return true,
+            "network" => "net",
+            kind @ ("ipc" | "uts" | "pid") => kind,
+            _ => return false,
+        };
+        self.processes.iter().any(|process| named.path == format!("/proc/{process}/ns/{file}"))
+    }
+}
+
+/// Checks the namespaces of a container of a pod. Returns whether the container shares processes
+/// with others of the pod.
 ///
 /// # Errors
 /// One line that names the namespace that the container cannot have.
-pub fn of_member(linux: &Linux, network: &str) -> Result<bool, String> {
+pub fn of_member(linux: &Linux, pod: PodNamespaces<'_>) -> Result<bool, String> {
     check_kinds(linux)?;
-    let this = std::process::id();
-    let is_shared = |one: &Namespace| match one.kind.as_str() {
-        "network" if one.path == network => true,
-        "network" => one.path == format!("/proc/{this}/ns/net"),
-        "ipc" | "uts" | "pid" => one.path == format!("/proc/{this}/ns/{}", one.kind),
-        _ => false,
-    };
+    let is_shared = |one: &Namespace| pod.has(one);
     match linux.namespaces.iter().find(|one| !one.path.is_empty() && !is_shared(one)) {
         None => Ok(find(linux, "pid").is_some_and(|one| !one.path.is_empty())),
         Some(named) => Err(cannot_join(named)),
@@ -118,18 +133,20 @@ mod tests {
 
     #[test]
     fn a_member_shares_those_of_its_own_pod() {
-        let this = std::process::id();
-        let own = json!({"type": "pid"});
-        assert_eq!(of_member(&of(this, own.clone()), ""), Ok(false));
-        assert!(of_member(&of(this + 1, own.clone()), "").unwrap_err().contains("ipc"));
+        let (own, processes) = (json!({"type": "pid"}), [71, 70]);
+        let member =
+            |linux: &Linux, network| of_member(linux, PodNamespaces { network, processes });
+        assert_eq!(member(&of(70, own.clone()), ""), Ok(false));
+        assert_eq!(member(&of(71, own.clone()), ""), Ok(false));
+        assert!(member(&of(72, own.clone()), "").unwrap_err().contains("ipc"));
         let processes = |pid| json!({"type": "pid", "path": format!("/proc/{pid}/ns/pid")});
-        assert_eq!(of_member(&of(this, processes(this)), ""), Ok(true));
-        assert!(of_member(&of(this, processes(this + 1)), "").unwrap_err().contains("pid"));
+        assert_eq!(member(&of(71, processes(71)), ""), Ok(true));
+        assert!(member(&of(71, processes(72)), "").unwrap_err().contains("pid"));
         let named = |path: &str| {
             linux(json!([{"type": "pid"}, {"type": "ipc"}, {"type": "network", "path": path}]))
         };
-        assert_eq!(of_member(&named("/run/netns/x"), "/run/netns/x"), Ok(false));
-        assert_eq!(of_member(&named(""), "/run/netns/x"), Ok(false));
-        assert!(of_member(&named("/run/netns/y"), "/run/netns/x").is_err());
+        assert_eq!(member(&named("/run/netns/x"), "/run/netns/x"), Ok(false));
+        assert_eq!(member(&named(""), "/run/netns/x"), Ok(false));
+        assert!(member(&named("/run/netns/y"), "/run/netns/x").is_err());
     }
 }

@@ -3,6 +3,7 @@
 use slipway_sandbox_api::v1;
 
 use super::mounts::Container;
+use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, MAX_CPUS, MAX_MEMORY, MEMORY};
 use super::{NETWORK, check_control_group, check_hooks, mounts, namespaces, process_spec};
@@ -48,15 +49,14 @@ pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String
     })
 }
 
-/// Translates a container of a pod, whose network namespace is at `network`. The caller adds the
-/// names, image, labels, streams and files.
+/// Translates a container of a pod. The caller adds the names, image, labels, streams and files.
 ///
 /// # Errors
 /// One line that names what cannot be honoured, and says what to do.
 pub fn member_spec(
     oci: &Oci,
     container: Container<'_>,
-    network: &str,
+    pod: PodNamespaces<'_>,
 ) -> Result<v1::RunSpec, String> {
     if let Some(name) = oci.linux.sysctl.keys().next() {
         return Err(format!("the kernel setting {name} is the pod's: set it there"));
@@ -64,7 +64,7 @@ pub fn member_spec(
     let message = mounts::message(&oci.mounts).map(|mount| mount.destination.clone());
     Ok(v1::RunSpec {
         termination_message_path: message.unwrap_or_default(),
-        shares_processes: namespaces::of_member(&oci.linux, network)?,
+        shares_processes: namespaces::of_member(&oci.linux, pod)?,
         resources: Some(limits(&oci.linux.resources)),
         ..process_spec(oci, container)?
     })

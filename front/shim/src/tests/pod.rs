@@ -6,6 +6,8 @@ use super::sizes::MEMORY;
 use super::*;
 
 const ID: &str = "35b34b891b3849e06ff0d2801568dbe808b8d0694cbcaa263fc29f649fafa267";
+/// The process that stands for the pod.
+const POD: u32 = 4711;
 const CAPABILITIES: [&str; 3] = ["CAP_CHOWN", "CAP_KILL", "CAP_SETUID"];
 
 fn process(program: &str) -> Value {
@@ -59,7 +61,7 @@ fn pod() -> Value {
 
 /// The configuration of a container of that pod.
 fn member() -> Value {
-    let this = std::process::id();
+    let this = POD;
     let shared =
         |kind: &str, name: &str| json!({"type": kind, "path": format!("/proc/{this}/ns/{name}")});
     let (rw, files) = (["rbind", "rprivate", "rw"], "/no/such/sandboxes/pod");
@@ -111,7 +113,8 @@ fn pod_of(config: Value) -> Result<v1::RunSpec, String> {
 
 fn member_of(config: Value) -> Result<v1::RunSpec, String> {
     let container = Container { id: ID, in_pod: true, read_only: false };
-    member_spec(&serde_json::from_value(config).unwrap(), container, "/var/run/netns/cni-802c6dcc")
+    let pod = PodNamespaces { network: "/var/run/netns/cni-802c6dcc", processes: [POD, POD] };
+    member_spec(&serde_json::from_value(config).unwrap(), container, pod)
 }
 
 /// Translates the pod with these annotations.
@@ -175,7 +178,7 @@ fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
     assert_eq!(run.resources, Some(expected));
     let mut config = member();
     config["linux"]["resources"] = json!({"devices": [{"allow": false, "access": "rwm"}]});
-    let path = format!("/proc/{}/ns/pid", std::process::id());
+    let path = format!("/proc/{POD}/ns/pid");
     config["linux"]["namespaces"][0]["path"] = json!(path);
     let run = member_of(config).unwrap();
     assert_eq!(run.resources, Some(v1::Resources::default()));
