@@ -128,6 +128,16 @@ impl Served {
     }
 }
 
+impl Drop for Served {
+    /// Ends the process, which stays if its client has never reached its function.
+    fn drop(&mut self) {
+        let pidfd = self.helper.as_ref().and_then(|helper| helper.pidfd().ok());
+        if let Some(pidfd) = pidfd {
+            let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 /// A guest's side of a share.
 struct Mount {
     driver: Driver<Registers>,
