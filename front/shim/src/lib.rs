@@ -23,7 +23,7 @@
 //! | Stats | the call `Stats`, of a task that runs (`stats`) |
 //! | State | what the shim knows of the process |
 //! | Wait | a wait in the shim, until the session has reported the process's end |
-//! | Pids, Connect | the shim's own process id: a container's processes are in the guest |
+//! | Pids, Connect | the process id of the VMM (before the start the shim's): a container's processes are in the guest. Connect tells the shim's, too |
 //! | Delete | the call `Remove`; of a further process, only its entry goes |
 //! | Shutdown | the end of this program, once it has no task |
 //! | Checkpoint | an error |
