@@ -49,9 +49,9 @@ struct Served {
 /// The descriptor that the client has of its memory.
 #[derive(Clone, Copy, PartialEq)]
 enum Passes {
-    /// One that can be mapped.
+    /// A descriptor that can be mapped.
     File,
-    /// One that only names the file, as of memory of a pool.
+    /// A descriptor that names the file and cannot be mapped, as of memory of a pool.
     Token,
 }
 
@@ -269,7 +269,7 @@ async fn a_client_that_only_names_its_memory_is_served() {
     let hello = mount.lookup(mount.root, "hello").unwrap();
     let handle = mount.open(hello, libc::O_RDONLY).unwrap();
     assert_eq!(mount.read(hello, handle, 4096).unwrap(), b"of the host");
-    // One that the process has no file of is refused.
+    // A process that was given no file refuses a descriptor that only names one.
     let run = tempfile::tempdir().unwrap();
     let served = serve(run.path(), &shares).await;
     let mut client = Client::connect(&served.socket, PATIENCE).unwrap();

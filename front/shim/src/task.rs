@@ -83,9 +83,9 @@ pub enum Kind {
 }
 
 impl Task {
-    /// Returns the process that stands for the task on the host: its sandbox's VMM, with which the
-    /// task ends, or before that runs the shim. A container's own processes have numbers in their
-    /// guest only.
+    /// Returns the process that stands for the task on the host: the VMM of its sandbox, with which
+    /// the task ends. Before the VMM runs, it is the shim. A container's own processes have numbers
+    /// in their guest only.
     pub fn pid(&self) -> u32 {
         if let Kind::Member(pod) = &self.kind {
             return pod.pid();

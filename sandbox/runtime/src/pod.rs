@@ -19,7 +19,7 @@ use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, Limits, SandboxState, Settings};
+use crate::record::{self, Added, Limits, MOST_ADDED, SandboxState, Settings};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
@@ -29,8 +29,6 @@ use crate::{
     Error, Result, copies, function, log, name, pause, pod_disks, process, shares, volume,
 };
 
-/// The most containers of a pod, ended ones included.
-const MOST: usize = record::MOST_ADDED;
 /// The longest time that the end of a killed container may take.
 const END: Duration = Duration::from_secs(30);
 
@@ -252,9 +250,9 @@ fn enter(sandbox: &Sandbox, added: Added, container: &Arc<Container>) -> Result<
         if record.added(&name).is_some() {
             outcome =
                 Err(Error::Invalid(format!("{} has a container {name} already", record.name)));
-        } else if record.added.len() >= MOST {
+        } else if record.added.len() >= MOST_ADDED {
             let name = record.name.clone();
-            outcome = Err(Error::Busy { name, what: "containers", most: MOST });
+            outcome = Err(Error::Busy { name, what: "containers", most: MOST_ADDED });
         } else {
             record.added.push(added);
             outcome = record::check_size(record);

@@ -176,10 +176,10 @@ mod tests {
         let disks = |image, volatile| Disks { image, volatile, volumes: Vec::new() };
         assert_eq!(choose(&mut record, "a", 0, &[1, 3]).unwrap(), disks(2, 4));
         assert_eq!(record.added[0].disks, Some(disks(2, 4)));
-        // Those of the first container are not attached yet.
+        // The first container's identifiers are taken although its disks are not attached yet.
         record.attached = 0;
         assert_eq!(choose(&mut record, "b", 0, &[]).unwrap(), disks(1, 3));
-        // What was detached last is not used again before all others were.
+        // An identifier that was detached is used again only after all others.
         record.added[1].disks = None;
         assert_eq!(choose(&mut record, "b", 0, &[]).unwrap(), disks(5, 6));
         // Each volume has one.

@@ -200,12 +200,8 @@ pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     }
     fs::create_dir_all(cache).map_err(Error::file("cannot create", cache))?;
     // VMMs read other files of the cache, and nobody but the daemon this one.
-    match fs::DirBuilder::new().mode(0o700).create(&dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(Error::file("cannot create", &dir)(error));
-        }
-        _ => {}
-    }
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(Error::file("cannot create", &dir))?;
     let new = dir.join(format!(".{size}.{}", name::new_id()));
     let made = sparse(&new, size).and_then(|()| format_ext4(&new));
     let kept =

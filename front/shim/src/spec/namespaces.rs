@@ -40,6 +40,7 @@ pub struct PodNamespaces<'a> {
 }
 
 impl PodNamespaces<'_> {
+    /// Returns whether a namespace with a path is one of the pod's.
     fn has(&self, named: &Namespace) -> bool {
         let file = match named.kind.as_str() {
             "network" if named.path == self.network => return true,
@@ -58,8 +59,7 @@ impl PodNamespaces<'_> {
 /// One line that names the namespace that the container cannot have.
 pub fn of_member(linux: &Linux, pod: PodNamespaces<'_>) -> Result<bool, String> {
     check_kinds(linux)?;
-    let is_shared = |one: &Namespace| pod.has(one);
-    match linux.namespaces.iter().find(|one| !one.path.is_empty() && !is_shared(one)) {
+    match linux.namespaces.iter().find(|one| !one.path.is_empty() && !pod.has(one)) {
         None => Ok(find(linux, "pid").is_some_and(|one| !one.path.is_empty())),
         Some(named) => Err(cannot_join(named)),
     }

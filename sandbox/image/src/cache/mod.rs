@@ -184,7 +184,7 @@ impl Cache {
     /// is none.
     ///
     /// # Errors
-    /// Those of [`Cache::get`].
+    /// As for [`Cache::get`].
     pub fn touch_named(&self, name: &str) -> Result<Option<Digest>> {
         let mut locked = self.lock_index()?;
         let found = find(&locked.index, name)?;

@@ -20,6 +20,7 @@ use crate::node::Node;
 use crate::proc::{self, Owned};
 use crate::record::{ClientMemory, MountedTree, Record, Share, ShareServer, TreeIdentity};
 use crate::sandbox::Sandbox;
+use crate::templates::apart;
 use crate::{Error, Result, sockets};
 
 /// The program that serves shares.
@@ -119,7 +120,7 @@ async fn start(
     });
     let listener = OwnedFd::from(listener.await?);
     let file = match &record.template {
-        Some(_) => Some(complete(node, sandbox, memory).await?),
+        Some(_) => Some(complete(node, memory).await?),
         None => None,
     };
     let helper = HelperSpec {
@@ -144,10 +145,13 @@ async fn start(
 
 /// Returns the file of a fork's memory. The VMM has no descriptor of it that the process could map,
 /// and the template's bytes that the pool has not copied would be missing there.
-async fn complete(node: &Node, sandbox: &Sandbox, memory: ClientMemory) -> Result<OwnedFd> {
+///
+/// # Errors
+/// The errors of [`GuestMemory::complete`].
+async fn complete(node: &Node, memory: ClientMemory) -> Result<OwnedFd> {
     let path = node.config.pool_socket();
-    let completed = move || Ok(GuestMemory::complete(&path, memory.file)?);
-    sandbox.lane.run(completed).await
+    // Not in the sandbox's lane: a copy of a whole template holds up the files of others there.
+    apart(move || Ok(GuestMemory::complete(&path, memory.file)?)).await
 }
 
 fn arguments(

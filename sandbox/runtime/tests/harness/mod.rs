@@ -211,10 +211,11 @@ fn config(dir: &Path) -> Config {
 /// Puts an image into the cache, and a volatile layer that needs no mkfs.
 fn prepare(config: &Config) {
     let cache = config.cache_dir();
-    for dir in [&config.run_dir, &cache, &config.images_dir()] {
+    let layers = cache.join("layers");
+    for dir in [&config.run_dir, &layers, &config.images_dir()] {
         std::fs::create_dir_all(dir).unwrap();
     }
-    std::fs::write(cache.join(format!("volatile-{LAYER_BYTES}.ext4")), "").unwrap();
+    std::fs::write(layers.join(format!("{LAYER_BYTES}.ext4")), "").unwrap();
     let hex = DIGEST.trim_start_matches("sha256:");
     std::fs::write(config.images_dir().join(format!("{hex}.erofs")), "").unwrap();
     let image = serde_json::json!({
