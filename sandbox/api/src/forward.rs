@@ -13,7 +13,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
 
 use crate::SandboxClient;
 use crate::v1::{self, forward_in};
@@ -52,7 +53,7 @@ pub async fn carry(
 
 /// Carries the local end's bytes to the daemon, and then the end of its input. Returns once the
 /// local end is gone. `heard` tells of bytes from the sandbox's end, and `grace` is the longest
-/// time without any after the end of the input.
+/// time without any after the end of the input, whether or not the daemon has taken all of it.
 async fn send(
     mut from: OwnedReadHalf,
     sender: mpsc::Sender<v1::ForwardIn>,
@@ -67,7 +68,7 @@ async fn send(
             Err(_) => return,
         };
         let is_end = matches!(kind, forward_in::Kind::End(_));
-        if !pass(&from, &sender, kind, grace).await {
+        if !pass(&from, &sender, kind, heard, grace).await {
             return;
         }
         if is_end {
@@ -79,11 +80,12 @@ async fn send(
 
 /// Passes a message to the daemon as soon as it takes one. A message that the daemon does not take
 /// any more is dropped: the replies are about to end. Returns `false` if the local end is gone
-/// before that.
+/// before that: it was reset, or has ended its input and `grace` has passed without `heard`.
 async fn pass(
     from: &OwnedReadHalf,
     sender: &mpsc::Sender<v1::ForwardIn>,
     kind: forward_in::Kind,
+    heard: &Notify,
     grace: Duration,
 ) -> bool {
     let passing = sender.send(v1::ForwardIn { kind: Some(kind) });
@@ -92,6 +94,8 @@ async fn pass(
         tokio::select! {
             biased;
             _ = &mut passing => return true,
+            // A program may send all that it has before it reads: the time begins anew.
+            () = heard.notified() => {}
             _ = from.ready(Interest::ERROR) => return false,
             () = tokio::time::sleep(grace) => {
                 if has_ended(from) {
@@ -122,16 +126,23 @@ fn has_ended(from: &OwnedReadHalf) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-async fn receive(
-    mut replies: Streaming<v1::ForwardOut>,
-    mut to: OwnedWriteHalf,
-    heard: &Notify,
-) -> Result<(), Status> {
-    while let Some(reply) = replies.message().await? {
-        if to.write_all(&reply.data).await.is_err() {
-            return Ok(());
-        }
+/// Carries the sandbox's bytes to the local end, and then their end. Tells `heard` of each piece
+/// that the sandbox's end has sent, and of each part of it that the local end has taken: a local
+/// end that reads slowly is not gone.
+async fn receive<S>(mut replies: S, mut to: OwnedWriteHalf, heard: &Notify) -> Result<(), Status>
+where
+    S: Stream<Item = Result<v1::ForwardOut, Status>> + Unpin,
+{
+    while let Some(reply) = replies.next().await {
+        let mut data = &reply?.data[..];
         heard.notify_one();
+        while !data.is_empty() {
+            match to.write(data).await {
+                Ok(0) | Err(_) => return Ok(()),
+                Ok(taken) => data = &data[taken..],
+            }
+            heard.notify_one();
+        }
     }
     // Fails if the local end is gone.
     let _ = to.shutdown().await;
@@ -222,5 +233,52 @@ mod tests {
         assert!(timeout(5 * SHORT, &mut sending).await.is_err(), "the client is there");
         drop(client);
         timeout(LONG, sending).await.expect("the connection is held");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_sandbox_sends_counts_while_it_takes_nothing() {
+        let (mut client, local) = pair().await;
+        client.shutdown().await.unwrap();
+        let (from, _to) = local.into_split();
+        while !has_ended(&from) {
+            tokio::task::yield_now().await;
+        }
+        let (sender, _messages) = mpsc::channel(1);
+        sender.try_send(v1::ForwardIn::default()).unwrap();
+        let heard = Notify::new();
+        let passing = pass(&from, &sender, forward_in::Kind::End(true), &heard, GRACE);
+        tokio::pin!(passing);
+        let talking = async {
+            for _ in 0..5 {
+                tokio::time::sleep(GRACE / 2).await;
+                heard.notify_one();
+            }
+        };
+        tokio::select! {
+            biased;
+            () = talking => {}
+            _ = &mut passing => panic!("it was given up"),
+        }
+        assert!(!passing.await, "the connection ends once the sandbox is silent");
+    }
+
+    #[tokio::test]
+    async fn what_the_sandbox_sends_counts_before_the_client_reads_it() {
+        let (_client, local) = pair().await;
+        let (_from, to) = local.into_split();
+        to.writable().await.unwrap();
+        while to.try_write(&[0; PIECE]).is_ok() {}
+        let (reply, replies) = mpsc::channel(1);
+        reply.try_send(Ok(v1::ForwardOut { data: vec![0; PIECE] })).unwrap();
+        let heard = Notify::new();
+        let receiving = receive(ReceiverStream::new(replies), to, &heard);
+        let counted = async {
+            tokio::select! {
+                biased;
+                () = heard.notified() => {}
+                _ = receiving => panic!("the sandbox's end is open"),
+            }
+        };
+        timeout(LONG, counted).await.expect("it does not count");
     }
 }
