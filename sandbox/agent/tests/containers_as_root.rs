@@ -486,6 +486,14 @@ async fn a_container_opens_no_device_of_others() {
     let request = with("a", script(privileged), |request| request.privileged = true);
     let run = sandbox.run(request).await.unwrap();
     assert!(run.stdout.ends_with("all\n") && !run.stdout.contains("a80425fb"), "{run:?}");
+    // A volume has its path though the guest has another device there.
+    let both = "test -b /dev/loop-control && test -c /dev/full && echo volume";
+    let request = with("a", script(both), |request| {
+        request.privileged = true;
+        let device_path = "/dev/loop-control".into();
+        request.volumes = vec![Volume { device_path, ..volume("raw", BLANK, false, "") }];
+    });
+    assert_eq!(sandbox.run(request).await.unwrap().stdout, "volume\n");
 }
 
 #[tokio::test]

@@ -24,8 +24,8 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// Checks the requested volumes against the host's current state.
 ///
 /// # Errors
-/// [`Error::Invalid`]: a bad or duplicate name, a missing file, a size below 1 MiB or above the
-/// free space of the disk.
+/// [`Error::Invalid`]: a bad or duplicate name or device path, a missing file, a size below 1 MiB or
+/// above the free space of the disk.
 pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
     let mut volumes: Vec<Volume> = Vec::new();
     for spec in specs {
@@ -33,6 +33,8 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
         if volumes.iter().any(|volume| volume.name == spec.name) {
             return Err(Error::Invalid(format!("two volumes are called \"{}\"", spec.name)));
         }
+        let device_path = check_device_path(spec)?;
+        check_apart(&spec.name, &device_path, &volumes)?;
         let (path, scratch_bytes) = match &spec.source {
             Some(Source::SizeBytes(size)) => {
                 check_size(&spec.name, *size, store.dir())?;
@@ -49,7 +51,7 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             mount_point: spec.mount_point.clone(),
             block_size: check_block_size(spec)?,
             device: check_device(spec)?,
-            device_path: check_device_path(spec)?,
+            device_path,
         });
     }
     Ok(volumes)
@@ -121,6 +123,24 @@ fn check_device_path(VolumeSpec { name, device_path: path, .. }: &VolumeSpec) ->
         true => refused("a container has a device or directory of its own there"),
         false => Ok(path.clone()),
     }
+}
+
+/// Checks that the device of the volume `name` has a path of its own among `others`: no other one's,
+/// and none above or below another one's.
+fn check_apart(name: &str, device_path: &str, others: &[Volume]) -> Result<()> {
+    let path = Path::new(device_path);
+    let meets = |other: &&Volume| {
+        let taken = Path::new(&other.device_path);
+        // Every path begins with the empty one, which stands for the path by the volume's name.
+        let given = !device_path.is_empty() && !other.device_path.is_empty();
+        given && (path.starts_with(taken) || taken.starts_with(path))
+    };
+    others.iter().find(meets).map_or(Ok(()), |other| {
+        Err(Error::Invalid(format!(
+            "volume {name}: {device_path:?}: volume {} has {:?}; a device needs a path of its own",
+            other.name, other.device_path
+        )))
+    })
 }
 
 fn existing(path: &str) -> Result<PathBuf> {
@@ -251,6 +271,31 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(volatile_template(cache.path(), 8 << 20).unwrap(), path);
+    }
+
+    #[test]
+    fn two_devices_do_not_share_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "store");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let path = file.path().to_str().unwrap();
+        let checked = |paths: [&str; 2]| {
+            let specs = [("first", paths[0]), ("second", paths[1])].map(|(name, device_path)| {
+                let source = Some(Source::Path(path.to_owned()));
+                let (name, device_path) = (name.to_owned(), device_path.to_owned());
+                VolumeSpec { name, device_path, source, ..VolumeSpec::default() }
+            });
+            check(&specs, &store).map(drop)
+        };
+        for apart in [["", ""], ["/dev/xvda", ""], ["/dev/xvda", "/dev/xvdab"]] {
+            checked(apart).unwrap();
+        }
+        for same in [["/dev/xvda", "/dev/xvda"], ["/dev/a", "/dev/a/b"], ["/dev/a/b", "/dev/a"]] {
+            let said = checked(same).unwrap_err().to_string();
+            assert!(said.contains("volume second") && said.contains("volume first"), "{said}");
+            assert!(!said.contains('\n'), "{said}");
+        }
     }
 
     #[test]

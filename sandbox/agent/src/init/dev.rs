@@ -44,6 +44,19 @@ pub fn list(directory: &Path) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
+/// Returns `nodes` without those whose places in the container's /dev are `taken` by the container's
+/// own devices, as an OCI runtime does.
+pub fn without(nodes: Vec<Node>, taken: &[PathBuf]) -> Vec<Node> {
+    nodes.into_iter().filter(|node| !taken.contains(&node.place())).collect()
+}
+
+impl Node {
+    /// Returns the node's path in the container.
+    fn place(&self) -> PathBuf {
+        Path::new("/dev").join(&self.path)
+    }
+}
+
 fn walk(base: &Path, below: &Path, device: u64, nodes: &mut Vec<Node>) -> Result<()> {
     for entry in std::fs::read_dir(base.join(below)).context("listing devices")? {
         let entry = entry?;
@@ -76,7 +89,7 @@ pub fn populate(extra: &[Node]) -> Result<()> {
         symlink(target, link).with_context(|| format!("linking {link}"))?;
     }
     for node in extra {
-        let path = Path::new("/dev").join(&node.path);
+        let path = node.place();
         if path.symlink_metadata().is_ok() {
             continue;
         }
@@ -109,5 +122,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), "").unwrap();
         assert_eq!(list(dir.path()).unwrap(), vec![]);
+    }
+
+    #[test]
+    fn the_containers_own_device_takes_the_place_of_the_guests() {
+        let nodes = list(Path::new("/dev")).unwrap();
+        let count = nodes.len();
+        let taken = ["/dev/null", "/dev/of-no-guest"].map(PathBuf::from);
+        let left = without(nodes, &taken);
+        assert_eq!(left.len(), count - 1);
+        assert!(left.iter().all(|node| node.path != Path::new("null")));
     }
 }

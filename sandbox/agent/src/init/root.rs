@@ -14,7 +14,7 @@ use rustix::mount::{
 
 use slipway_agent_protocol::v1::Share;
 
-use super::{ContainerSpec, Device, dev, files, hidden, shares, sockets, tree, volume};
+use super::{ContainerSpec, Device, VolumeSpec, dev, files, hidden, shares, sockets, tree, volume};
 use crate::{copies, machine, sysctl};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
@@ -31,7 +31,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     // Mounts made here must not propagate to the agent's namespace.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("making mounts private")?;
-    let devices = if privileged { dev::list(Path::new("/dev"))? } else { Vec::new() };
+    let devices = if privileged { devices_beside(&spec.volumes)? } else { Vec::new() };
     let sockets = spec.sockets.as_ref().map(sockets::Detached::take).transpose()?;
     let shared_memory = match spec.shared_memory.as_str() {
         "" => None,
@@ -70,6 +70,13 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged, &null)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
+}
+
+/// Returns the sandbox's device nodes, for a container that has `volumes` beside them. The device of
+/// a volume takes the place of a node with the same path.
+fn devices_beside(volumes: &[VolumeSpec]) -> Result<Vec<dev::Node>> {
+    let taken = volumes.iter().map(volume::path).collect::<Result<Vec<_>>>()?;
+    Ok(dev::without(dev::list(Path::new("/dev"))?, &taken))
 }
 
 /// Mounts image, volatile layer and overlay below a tmpfs. Returns the overlay's path.

@@ -51,7 +51,7 @@ fn node(volume: &VolumeSpec) -> Result<PathBuf> {
 
 /// Returns the path of the volume's device node. `/dev` has nothing of the image's, so no link
 /// leads out of it.
-fn path(volume: &VolumeSpec) -> Result<PathBuf> {
+pub fn path(volume: &VolumeSpec) -> Result<PathBuf> {
     if volume.device_path.is_empty() {
         return Ok(Path::new(DEVICES).join("slipway").join(&volume.name));
     }
