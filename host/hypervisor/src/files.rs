@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -45,22 +45,12 @@ pub(crate) fn remove(paths: &[PathBuf]) {
     }
 }
 
-/// Listens at `path`, which has mode 0600 before any client can connect. After an error no socket
-/// is left.
+/// Listens at `path`, where nobody but root can connect, and replaces a socket that an earlier run
+/// left. After an error no socket is left.
 pub(crate) fn listen(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("listen on", path, source);
     remove_stale(path).map_err(failed)?;
-    let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
-    let kind = SocketType::STREAM;
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
-        .and_then(|socket| rustix::net::bind(&socket, &address).map(|()| socket))
-        .map_err(|errno| failed(errno.into()))?;
-    let made = RemoveOnDrop(vec![path.to_owned()]);
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-        .and_then(|()| Ok(rustix::net::listen(&listener, BACKLOG)?))
-        .map_err(failed)?;
-    made.finish();
-    Ok(listener)
+    slipway_private::listen(path, SocketType::STREAM, None, BACKLOG).map_err(failed)
 }
 
 /// Removes a socket that an earlier run left. Any other file is an error.
@@ -152,6 +142,8 @@ pub(crate) fn open_socket(path: &Path) -> Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -16,6 +15,9 @@ use crate::{SHELF, SLOTS};
 
 /// Pause after accept(2) has failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(10);
+
+/// The number of daemons that may wait for the keeper.
+const BACKLOG: i32 = 4;
 
 /// The descriptors that the keeper holds.
 struct Table {
@@ -155,19 +157,12 @@ fn waits(listener: &OwnedFd) -> bool {
 fn bind(path: &Path) -> std::io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)
         .map_err(|_| Error::new(ErrorKind::InvalidInput, "the path is too long for a socket"))?;
-    let socket = || {
-        let kind = SocketType::SEQPACKET;
-        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
-    };
-    if rustix::net::connect(socket()?, &address) == Err(Errno::CONNREFUSED) {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let client = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    if rustix::net::connect(client, &address) == Err(Errno::CONNREFUSED) {
         std::fs::remove_file(path)?;
     }
-    let listener = socket()?;
-    // The socket file gets this mode: no other user may connect.
-    rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&listener, &address)?;
-    rustix::net::listen(&listener, 4)?;
-    Ok(listener)
+    slipway_private::listen(path, kind, None, BACKLOG)
 }
 
 /// Raises the limit of descriptors as far as the system allows: a device has about a hundred.

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{Shutdown, SocketFlags, SocketType};
 use slipway_peer::Bin;
 use slipway_pool_spec::{Completion, Request};
 use slipway_pool_wire::{WireError, receive};
@@ -33,17 +32,11 @@ pub struct Server {
 
 impl Server {
     pub(crate) fn start(shared: &Arc<Shared>, path: &Path) -> std::io::Result<Self> {
-        let address = SocketAddrUnix::new(path)?;
-        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Before bind(2), which gives the socket's path the mode: nobody else ever may connect.
-        rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
-        rustix::net::bind(&listener, &address)?;
-        rustix::net::listen(&listener, BACKLOG)?;
+        let listener = slipway_private::listen(path, SocketType::SEQPACKET, None, BACKLOG)?;
         let listener = Arc::new(listener);
         let (shared, theirs) = (Arc::clone(shared), Arc::clone(&listener));
         let run = move || accept_all(&shared, &theirs);

@@ -7,11 +7,10 @@
 //! function, so the sandbox must be started anew to have its sockets back.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::net::SocketType;
 use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_sgiov::{Function, Memory};
@@ -23,6 +22,8 @@ use crate::{Error, Result};
 
 /// The name of the stage on the timeline.
 pub const STAGE: &str = "sockets";
+/// The most connections that wait to be accepted. A VMM makes one.
+const BACKLOG: i32 = 4;
 /// The deadline of the agent's call; the agent itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -90,11 +91,8 @@ pub async fn serve(
 }
 
 /// Makes a socket to which only the VMM's user may connect.
-pub(crate) fn listen(path: &Path, uid: u32) -> std::io::Result<UnixListener> {
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    std::os::unix::fs::chown(path, Some(uid), Some(uid))?;
-    Ok(listener)
+pub(crate) fn listen(path: &Path, uid: u32) -> std::io::Result<OwnedFd> {
+    slipway_private::listen(path, SocketType::STREAM, Some(uid), BACKLOG)
 }
 
 fn refusal(error: &std::io::Error) -> String {

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketType;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -19,16 +18,12 @@ const BACKLOG: i32 = 1024;
 /// Listens at `path`, where only this process's user can connect, whatever the umask is.
 ///
 /// # Errors
-/// The errors of socket(2) and bind(2); something is at the path.
+/// The errors of [`slipway_private::listen`]; something is at the path.
 pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let address = SocketAddrUnix::new(path)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before bind(2), which gives the socket's path the mode: nobody else ever may connect.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    UnixListener::from_std(socket.into())
+    let socket = slipway_private::listen(path, SocketType::STREAM, None, BACKLOG)?;
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
 }
 
 /// A connection that is counted while it is open.

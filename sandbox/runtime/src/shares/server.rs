@@ -118,7 +118,7 @@ async fn start(
         let _ = std::fs::remove_file(&path);
         sockets::listen(&path, uid).map_err(Error::file("cannot listen at", &path))
     });
-    let listener = OwnedFd::from(listener.await?);
+    let listener = listener.await?;
     let file = match &record.template {
         Some(_) => Some(complete(node, memory).await?),
         None => None,
