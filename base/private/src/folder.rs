@@ -71,8 +71,8 @@ pub fn make_folder(dir: &Path) -> Result<()> {
 /// chooses. Links and everything else that is no file are left alone. A missing folder has none.
 ///
 /// # Errors
-/// [`Error::Foreign`] if the folder or a chosen file belongs to another user; [`Error::Io`], also if
-/// other users can write to the folder, as the files are theirs then.
+/// [`Error::Foreign`] if the folder or a chosen file belongs to another user; [`Error::Io`], also
+/// if other users can write to the folder, as the files are theirs then.
 pub fn close_files(dir: &Path, are_private: impl Fn(&str) -> bool) -> Result<()> {
     let folder = match open_folder(dir) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -11,6 +11,8 @@
 //! its own for a file that rename(2) puts in another's place. Without that, a machine that loses
 //! power half a minute later could have the exchanged names and not the bytes.
 //!
+//! Both files are their owner's alone (mode 0600).
+//!
 //! The second file has the content before the last one. A reader that is not the writer and still
 //! reads a content while two newer ones are written sees a mixture: only for files that their
 //! owner alone reads.
@@ -21,6 +23,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, CWD, RenameFlags, renameat_with};
@@ -40,7 +43,8 @@ fn second(path: &Path) -> PathBuf {
 /// The errors of open(2), write(2), fsync(2) and renameat2(2). The file keeps its old content.
 pub fn replace(path: &Path, content: &[u8], is_flushed: bool) -> io::Result<()> {
     let second = second(path);
-    let mut file = File::create(&second)?;
+    let mut options = File::options();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&second)?;
     file.write_all(content)?;
     if is_flushed {
         file.sync_all()?;
@@ -81,6 +85,7 @@ mod tests {
         for (content, is_flushed) in [("first", false), ("a longer second", true), ("3", false)] {
             replace(&path, content.as_bytes(), is_flushed).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
         }
         assert!(remove(&path).unwrap());
         assert!(!remove(&path).unwrap());

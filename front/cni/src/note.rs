@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use slipway_plane_api::attachments::{FILE, NOTE};
@@ -21,7 +22,7 @@ pub fn leave(dir: &Path, id: &str) -> std::io::Result<bool> {
         opened => drop(opened?),
     }
     let note = dir.join(format!("{id}.{NOTE}"));
-    OpenOptions::new().write(true).create(true).truncate(false).open(note)?;
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(note)?;
     Ok(true)
 }
 

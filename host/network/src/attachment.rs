@@ -11,8 +11,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use slipway_plane_api::attachments::{self, DIR, FILE, NOTE};
 use slipway_plane_api::network_v1 as v1;
 
-use crate::ledger::{Lease, Uplink};
+use crate::ledger::{Lease, Uplink, make_private};
 use crate::{Error, Result};
 
 /// A container's interface that was made in a network namespace.
@@ -118,7 +119,7 @@ impl Store {
     /// [`Error::File`].
     pub fn open(networks_dir: &Path) -> Result<Self> {
         let dir = networks_dir.join(DIR);
-        fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
+        make_private(&dir)?;
         Ok(Self { dir })
     }
 
@@ -149,8 +150,18 @@ impl Store {
     /// [`Error::File`].
     pub fn save(&self, id: &str, attachment: &Attachment) -> Result<()> {
         let path = self.path(id, FILE);
-        let json = serde_json::to_vec(attachment).map_err(std::io::Error::from);
-        json.and_then(|json| fs::write(&path, json)).map_err(Error::file("cannot write", path))
+        let write = || -> std::io::Result<()> {
+            let json = serde_json::to_vec(attachment)?;
+            let mut options = fs::File::options();
+            options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&path)?
+                .write_all(&json)
+        };
+        write().map_err(Error::file("cannot write", &path))
     }
 
     /// Removes an attachment with its note.
@@ -200,5 +211,27 @@ impl Store {
 
     fn path(&self, id: &str, kind: &str) -> PathBuf {
         self.dir.join(format!("{id}.{kind}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn an_attachment_is_its_users_alone_whichever_build_made_it() {
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join(DIR);
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
+        let old = dir.join(format!("old.{FILE}"));
+        fs::write(&old, "{}").unwrap();
+        fs::set_permissions(&old, PermissionsExt::from_mode(0o644)).unwrap();
+        let store = Store::open(place.path()).unwrap();
+        assert_eq!((mode(&dir), mode(&old)), (0o700, 0o600));
+        assert_eq!(store.files(FILE).unwrap(), [old]);
     }
 }

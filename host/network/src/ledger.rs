@@ -189,12 +189,14 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the ledger in `dir`, and creates the directory if needed.
+    /// Opens the ledger in `dir`, and creates the directory if needed. It is this user's alone: it
+    /// says which sandboxes there are, and what they can be reached at.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn open(dir: &Path) -> Result<Self> {
-        fs::create_dir_all(dir).map_err(Error::file("cannot create", dir))?;
+        make_private(dir)?;
+        make_private(&dir.join(UPLINKS))?;
         Ok(Self { dir: dir.to_owned() })
     }
 
@@ -278,9 +280,7 @@ impl Ledger {
     /// # Errors
     /// [`Error::File`].
     pub fn save_uplink(&self, id: &str, uplink: &Uplink) -> Result<()> {
-        let dir = self.dir.join(UPLINKS);
-        fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
-        self.write(&dir.join(format!("{id}.json")), uplink, false)
+        self.write(&self.dir.join(UPLINKS).join(format!("{id}.json")), uplink, false)
     }
 
     /// Removes the interface of sandbox `id`.
@@ -319,6 +319,14 @@ impl Ledger {
     fn path(&self, name: &str, kind: &str) -> PathBuf {
         self.dir.join(format!("{name}.{kind}"))
     }
+}
+
+/// Creates the directory `dir` if it is missing. Closes it to other users, and the files in it that
+/// an older build left open to them.
+pub(crate) fn make_private(dir: &Path) -> Result<()> {
+    let made = slipway_private::make_folder(dir)
+        .and_then(|()| slipway_private::close_files(dir, |_| true));
+    made.map_err(std::io::Error::other).map_err(Error::file("cannot make private", dir))
 }
 
 /// Reads leases. Unreadable ones were lost in a crash of the machine, with the sandboxes that had
@@ -370,6 +378,32 @@ mod tests {
         ledger.remove("blue").unwrap();
         ledger.remove("blue").unwrap();
         assert!(ledger.load().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_files_are_their_users_alone_whichever_build_made_them() {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("networks");
+        let uplinks = dir.join(UPLINKS);
+        fs::create_dir_all(&uplinks).unwrap();
+        let old = [dir.join("red.json"), dir.join("red.leases.new"), uplinks.join("a.json")];
+        for path in &old {
+            fs::write(path, "{}").unwrap();
+            fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap();
+        }
+        for path in [&dir, &uplinks] {
+            fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        let ledger = Ledger::open(&dir).unwrap();
+        ledger.save(&network()).unwrap();
+        ledger.save_leases(&network()).unwrap();
+        let new = ["blue.json", "blue.leases"].map(|name| dir.join(name));
+        for path in old.iter().chain(&new) {
+            assert_eq!(mode(path), 0o600, "{}", path.display());
+        }
+        assert_eq!((mode(&dir), mode(&uplinks)), (0o700, 0o700));
     }
 
     #[test]

@@ -24,8 +24,8 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// Checks the requested volumes against the host's current state.
 ///
 /// # Errors
-/// [`Error::Invalid`]: a bad or duplicate name or device path, a missing file, a size below 1 MiB or
-/// above the free space of the disk.
+/// [`Error::Invalid`]: a bad or duplicate name or device path, a missing file, a size below 1 MiB
+/// or above the free space of the disk.
 pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
     let mut volumes: Vec<Volume> = Vec::new();
     for spec in specs {
@@ -125,8 +125,8 @@ fn check_device_path(VolumeSpec { name, device_path: path, .. }: &VolumeSpec) ->
     }
 }
 
-/// Checks that the device of the volume `name` has a path of its own among `others`: no other one's,
-/// and none above or below another one's.
+/// Checks that the device of the volume `name` has a path of its own among `others`: no other
+/// one's, and none above or below another one's.
 fn check_apart(name: &str, device_path: &str, others: &[Volume]) -> Result<()> {
     let path = Path::new(device_path);
     let meets = |other: &&Volume| {

@@ -44,8 +44,8 @@ pub fn list(directory: &Path) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
-/// Returns `nodes` without those whose places in the container's /dev are `taken` by the container's
-/// own devices, as an OCI runtime does.
+/// Returns `nodes` without those whose places in the container's /dev are `taken` by its own
+/// devices, as an OCI runtime does.
 pub fn without(nodes: Vec<Node>, taken: &[PathBuf]) -> Vec<Node> {
     nodes.into_iter().filter(|node| !taken.contains(&node.place())).collect()
 }

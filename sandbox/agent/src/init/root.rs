@@ -72,8 +72,8 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the sandbox's device nodes, for a container that has `volumes` beside them. The device of
-/// a volume takes the place of a node with the same path.
+/// Returns the sandbox's device nodes, for a container that has `volumes` beside them. The device
+/// of a volume takes the place of a node with the same path.
 fn devices_beside(volumes: &[VolumeSpec]) -> Result<Vec<dev::Node>> {
     let taken = volumes.iter().map(volume::path).collect::<Result<Vec<_>>>()?;
     Ok(dev::without(dev::list(Path::new("/dev"))?, &taken))
