@@ -21,7 +21,7 @@ use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::templates_server::TemplatesServer;
-use slipway_runtime::{Config, Node, Parts, Service, TemplateService};
+use slipway_runtime::{Config, Node, Parts, Service, TemplateService, old_layers};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -68,6 +68,9 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     check_settings(&config)?;
     // A daemon that ends when idle is not restarted, so nothing is kept for the next one.
     let keeps = config.keeper && !ends_when_idle;
+    if let Err(error) = old_layers::close(&config.cache_dir()) {
+        tracing::warn!(%error, "other users can lock volatile layers");
+    }
     let plane = plane(&config, poll_budget, keeps)?;
     let _pool = serve_pool(&config, &plane)?;
     let served = Served::open(&config, plane, keeps).await?;

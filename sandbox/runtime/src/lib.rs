@@ -68,6 +68,7 @@ mod memory;
 pub mod name;
 mod network;
 mod node;
+pub mod old_layers;
 mod pause;
 mod pod;
 mod pod_disks;

@@ -9,7 +9,7 @@ use crate::error::MOST_MESSAGE;
 use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, adopt, cgroup, life, network};
+use crate::{Error, Result, adopt, cgroup, life, network, old_layers};
 
 impl Node {
     /// Takes over a node's data directory. If `keeps` says that sandboxes outlive daemons, intact
@@ -61,6 +61,7 @@ impl Node {
             loaded.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))?;
         }
         self.sweep_run_dirs();
+        old_layers::remove_unused(&self.config.cache_dir());
         let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
         cgroup::open(self, all_read).await;
         let live = live.map(|sandbox| sandbox.id.clone()).collect();
