@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use slipway_lock::Lock;
-use slipway_sandbox_api::v1;
+use slipway_sandbox_api::{images, v1};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
@@ -28,8 +28,6 @@ use crate::ttrpc::Failure;
 
 /// The environment variable that names the program `slipway`.
 const PROGRAM: &str = "SLIPWAY_PROGRAM";
-/// Counts the ways in which images were made of layers: another one makes them anew.
-const FORMAT: u32 = 1;
 /// The file in a bundle with the name of the image that is its container's alone.
 const PRIVATE: &str = "slipway-image";
 /// The number of locks among which the images that are being made are spread.
@@ -91,20 +89,19 @@ pub async fn prepare(daemon: &Daemon, wanted: &Wanted<'_>) -> Result<Root, Failu
     let mut client = daemon.connect().await?;
     let status = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
     let tool = Tool::new(daemon, &status.get_ref().data_dir);
-    let is_private = content.key.is_none();
-    let key = content.key.clone().unwrap_or_else(|| format!("own-{}", short_digest(wanted.owner)));
-    let image = format!("containerd/{key}:{FORMAT}");
-    let digest = if is_private {
+    let Some(key) = &content.key else {
+        let image = images::of_container(&short_digest(wanted.owner));
         std::fs::write(wanted.bundle.join(PRIVATE), &image).map_err(|error| error.to_string())?;
-        tool.import(&content.source, &image, wanted.bundle).await?
-    } else {
-        let _lock = lock(daemon, &key).await?;
-        match tool.find(&image).await? {
-            Some(digest) => digest,
-            None => tool.import(&content.source, &image, wanted.bundle).await?,
-        }
+        let digest = tool.import(&content.source, &image, wanted.bundle).await?;
+        return Ok(Root { image, digest, is_private: true });
     };
-    Ok(Root { image, digest, is_private })
+    let image = images::of_layers(key);
+    let _lock = lock(daemon, key).await?;
+    let digest = match tool.find(&image).await? {
+        Some(digest) => digest,
+        None => tool.import(&content.source, &image, wanted.bundle).await?,
+    };
+    Ok(Root { image, digest, is_private: false })
 }
 
 /// Returns the name of the image that is a container's alone, from its bundle.

@@ -8,6 +8,7 @@
 pub mod capabilities;
 pub mod copies;
 pub mod forward;
+pub mod images;
 
 pub use slipway_plane_api::connect;
 

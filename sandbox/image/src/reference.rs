@@ -55,13 +55,6 @@ impl Reference {
         }
     }
 
-    /// Returns whether the name is in this folder of the default registry, as `containerd/app:1` is
-    /// in `containerd`.
-    pub(crate) fn is_in(&self, folder: &str) -> bool {
-        let rest = self.repository.strip_prefix(folder);
-        self.registry == DEFAULT_REGISTRY && rest.is_some_and(|rest| rest.starts_with('/'))
-    }
-
     /// Returns whether the registry is on this machine (`localhost`, 127.0.0.0/8 or `[::1]`, any
     /// port). Such a registry is accessed without TLS.
     pub fn is_loopback(&self) -> bool {

@@ -10,15 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_image::{Cache, Digest, Prune, Removed, Selection};
+use slipway_image::{Cache, Digest, Prune, Reference, Removed, Selection};
+use slipway_sandbox_api::images::is_of_containerd;
 
 use crate::node::Node;
 use crate::record::{Record, Store};
 use crate::templates::apart;
 use crate::{Error, Result};
 
-/// The folder of the names of images that were made for containerd.
-const FOLDER: &str = "containerd";
 /// The time between two looks for images that nothing uses.
 const LOOK: Duration = Duration::from_secs(3600);
 
@@ -45,7 +44,8 @@ pub fn in_use(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
 
 /// Removes images that were made for containerd and were not used for `unused_for`.
 fn remove_unused(cache: &Cache, sandboxes: &Path, unused_for: Duration) -> Result<Removed> {
-    let which = Selection::Folder(FOLDER.to_owned());
+    // The shim makes its images of folders. A user's image that was pulled has a configuration.
+    let which = Selection::OfFolder(|name: &Reference| is_of_containerd(&name.familiar()));
     let in_use = in_use(sandboxes)?;
     Ok(cache.prune(&Prune { which, unused_for: Some(unused_for), in_use })?)
 }
@@ -106,24 +106,30 @@ mod tests {
         let (images, sandboxes) = (dir.path().join("images"), dir.path().join("sandboxes"));
         let cache = Cache::open(&images, Tools::default(), Limits::default()).unwrap();
         let now = crate::time::realtime_ns() / 1_000_000_000;
-        let [unused, used, recent, pulled] =
-            ["containerd/aa:1", "containerd/bb:1", "containerd/own-cc:1", "library/debian:12"]
-                .map(|name| format!("docker.io/{name}"));
-        let [unused, used, recent, pulled] = [&unused, &used, &recent, &pulled].map(|s| s.as_str());
-        list(&images, &[(unused, 1), (used, 1), (recent, now), (pulled, 1)]);
+        let key = |digit: &str| digit.repeat(32);
+        let [unused, used, recent, pulled, users] = [
+            format!("containerd/{}:1", key("a")),
+            format!("containerd/{}:1", key("b")),
+            format!("containerd/own-{}:1", key("c")),
+            "library/debian:12".to_owned(),
+            "containerd/busybox:1".to_owned(),
+        ]
+        .map(|name| format!("docker.io/{name}"));
+        let all = [(&unused, 1), (&used, 1), (&recent, now), (&pulled, 1), (&users, 1)];
+        list(&images, &all.map(|(name, used)| (name.as_str(), used)));
         let store = Store::new(&sandboxes, "0123456789ab");
         store.create().unwrap();
         let unclear = store.dir().join("record.json");
         std::fs::write(&unclear, "{\"of\": \"a later version\"}").unwrap();
         let day = Duration::from_secs(86_400);
         assert!(remove_unused(&cache, &sandboxes, day).is_err(), "its image is not known");
-        assert_eq!(cache.list().unwrap().len(), 4);
+        assert_eq!(cache.list().unwrap().len(), 5);
         let mut record = record_of(SandboxState::Exited);
         record.settings.image_digest = Digest::of(used.as_bytes()).to_string();
         store.save(&record).unwrap();
         let removed = remove_unused(&cache, &sandboxes, day).unwrap();
         assert_eq!(removed.deleted, [Digest::of(unused.as_bytes())]);
-        assert_eq!(cache.list().unwrap().len(), 3);
+        assert_eq!(cache.list().unwrap().len(), 4);
         store.remove().unwrap();
         let removed = remove_unused(&cache, &sandboxes, day).unwrap();
         assert!(removed.deleted.is_empty(), "a sandbox had the other one a moment ago");

@@ -70,7 +70,7 @@ pub struct Removed {
 }
 
 /// The choice of images that [`Cache::prune`] removes, of those that are not in use.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Prune {
     /// The names of an image to be removed.
     pub which: Selection,
@@ -81,27 +81,29 @@ pub struct Prune {
     pub in_use: BTreeSet<Digest>,
 }
 
-/// A choice of images by their names.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A choice of images by their names and their origin.
+#[derive(Debug, Clone, Default)]
 pub enum Selection {
     /// Images without a name.
     #[default]
     Unnamed,
     /// All images.
     All,
-    /// Images that have names, all of them in this folder of the default registry: the name
-    /// `containerd/app:1` is in the folder `containerd`.
-    Folder(String),
+    /// Images that were made of a plain folder ([`Source::Folder`](crate::Source::Folder)), and so
+    /// have neither a configuration nor a time of creation. They have names, and the function
+    /// returns `true` for all of them.
+    OfFolder(fn(&Reference) -> bool),
 }
 
 impl Selection {
     /// Returns whether an image with these names is chosen.
-    fn has(&self, names: &[Reference]) -> bool {
+    fn has(&self, record: &Record, names: &[Reference]) -> bool {
         match self {
             Self::Unnamed => names.is_empty(),
             Self::All => true,
-            Self::Folder(folder) => {
-                !names.is_empty() && names.iter().all(|name| name.is_in(folder))
+            Self::OfFolder(chooses) => {
+                let is_plain = record.created.is_none() && record.config == ImageConfig::default();
+                is_plain && !names.is_empty() && names.iter().all(chooses)
             }
         }
     }
@@ -260,7 +262,7 @@ impl Cache {
             .filter(|(digest, record)| {
                 !prune.in_use.contains(*digest)
                     && old(record)
-                    && prune.which.has(&index.names(digest))
+                    && prune.which.has(record, &index.names(digest))
             })
             .map(|(digest, _)| *digest)
             .collect();

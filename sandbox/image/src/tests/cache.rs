@@ -88,27 +88,32 @@ async fn an_image_counts_as_used_while_a_sandbox_has_it_and_when_it_is_asked_for
     let Some(tools) = tools(name) else { return };
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path(), &tools);
-    let image = import(&cache, "x", Some("containerd/x:1")).await;
-    let old = |folder: &str, in_use| {
-        let which = Selection::Folder(folder.to_owned());
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("x"), "x").unwrap();
+    let (source, progress) = (Source::Folder(root.path().to_owned()), std::sync::Arc::new(Silent));
+    let of_folder = cache.import(&source, Some(reference("made/x:1")), Taken::Refuse, progress);
+    let image = of_folder.await.unwrap();
+    import(&cache, "pulled", Some("made/pulled:1")).await;
+    let old = |chooses: fn(&Reference) -> bool, in_use| {
+        let which = Selection::OfFolder(chooses);
         let unused_for = Some(Duration::from_secs(1000));
         cache.prune(&Prune { which, unused_for, in_use }).unwrap().deleted
     };
-    let none = BTreeSet::new;
+    let (none, made) = (BTreeSet::new, |name: &Reference| name.repository().starts_with("made/"));
     age(dir.path());
-    assert!(old("containerd", BTreeSet::from([image.digest])).is_empty());
-    assert!(old("containerd", none()).is_empty(), "a sandbox had it a moment ago");
+    assert!(old(made, BTreeSet::from([image.digest])).is_empty());
+    assert!(old(made, none()).is_empty(), "a sandbox had it a moment ago");
     age(dir.path());
-    assert_eq!(cache.touch_named("containerd/x:1").unwrap(), Some(image.digest));
-    assert!(old("containerd", none()).is_empty(), "it was asked for a moment ago");
-    assert_eq!(cache.touch_named("containerd/y:1").unwrap(), None);
+    assert_eq!(cache.touch_named("made/x:1").unwrap(), Some(image.digest));
+    assert!(old(made, none()).is_empty(), "it was asked for a moment ago");
+    assert_eq!(cache.touch_named("made/y:1").unwrap(), None);
     age(dir.path());
-    assert!(old("contain", none()).is_empty());
-    cache.tag("containerd/x:1", &reference("x")).unwrap();
-    assert!(old("containerd", none()).is_empty(), "it has a name elsewhere");
+    assert!(old(|_| false, none()).is_empty());
+    cache.tag("made/x:1", &reference("x")).unwrap();
+    assert!(old(made, none()).is_empty(), "it has a name elsewhere");
     cache.remove("x", &none(), false).unwrap();
-    assert_eq!(old("containerd", none()), [image.digest]);
-    assert_eq!(cache.touch_named("containerd/x:1").unwrap(), None);
+    assert_eq!(old(made, none()), [image.digest], "and not the one with a configuration");
+    assert_eq!(cache.touch_named("made/x:1").unwrap(), None);
 }
 
 #[tokio::test]
