@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use slipway_sandbox_api::v1::{self, run_in};
+use tokio::sync::Semaphore;
 use tonic::Code;
 
 use crate::args::{self, Args};
@@ -29,6 +30,10 @@ use crate::{names, rootfs};
 /// The longest time that reading the files of the host may take of which a container gets copies.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The most reads of the host's files that a shim has at work for new containers, those that hang
+/// included. It is more than a pod has containers that are made at once.
+pub const MOST_READS: usize = 64;
+
 /// The parts of the shim that a new task needs.
 pub struct Maker<'a> {
     /// The shim's command line.
@@ -39,6 +44,8 @@ pub struct Maker<'a> {
     pub events: &'a Arc<Events>,
     /// The shim's other tasks, among which a container's pod is.
     pub tasks: &'a Tasks,
+    /// The places of reads of the host's files, [`MOST_READS`] of them.
+    pub reads: &'a Arc<Semaphore>,
 }
 
 /// A translated task.
@@ -191,7 +198,7 @@ impl Maker<'_> {
         run.stdin = !request.stdin.is_empty();
         let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
         let copied = spec::copied(&oci.mounts, container).map_err(invalid)?;
-        let read = on_a_thread(PATIENCE, move || {
+        let read = on_a_thread(self.reads, PATIENCE, move || {
             let message = message.and_then(|path| open_message(&path));
             copies::read(copied).map(|(copies, files)| (copies, files, message))
         });
@@ -213,14 +220,26 @@ impl Maker<'_> {
 }
 
 /// Runs work on files of the host, whose file system may never answer: the thread hangs then, and
-/// the caller goes on.
+/// the caller goes on. The thread has one of `places` as long as it lives.
 ///
 /// # Errors
-/// [`Code::DeadlineExceeded`] if the work takes longer than `patience`.
+/// [`Code::ResourceExhausted`] if no place is free; [`Code::DeadlineExceeded`] if the work takes
+/// longer than `patience`.
 async fn on_a_thread<T: Send + 'static>(
+    places: &Arc<Semaphore>,
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
+    let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+        let message = "too many reads of files that containers of this pod mount hang: a file \
+                       system of the host does not answer; unmount it, or make the pod anew";
+        return Err(Failure::new(Code::ResourceExhausted, message));
+    };
+    let work = move || {
+        let done = work();
+        drop(place);
+        done
+    };
     match tokio::time::timeout(patience, tokio::task::spawn_blocking(work)).await {
         Ok(done) => done.map_err(|error| Failure::from(error.to_string())),
         Err(_) => {
@@ -257,10 +276,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_system_that_does_not_answer_fails_the_call() {
-        assert_eq!(on_a_thread(PATIENCE, || 7).await, Ok(7));
+        let places = Arc::new(Semaphore::new(1));
+        assert_eq!(on_a_thread(&places, PATIENCE, || 7).await, Ok(7));
         let (held, hangs) = std::sync::mpsc::channel::<()>();
-        let failed = on_a_thread(Duration::from_millis(1), move || hangs.recv()).await;
+        let failed = on_a_thread(&places, Duration::from_millis(1), move || hangs.recv()).await;
         assert_eq!(failed.unwrap_err().code, Code::DeadlineExceeded);
+        // The thread hangs on, and no further one is begun beside it.
+        let failed = on_a_thread(&places, PATIENCE, || 7).await.unwrap_err();
+        assert_eq!(failed.code, Code::ResourceExhausted);
+        assert!(failed.message.contains("does not answer") && !failed.message.contains('\n'));
         drop(held);
+        drop(places.acquire().await.unwrap());
+        assert_eq!(on_a_thread(&places, PATIENCE, || 7).await, Ok(7));
     }
 }

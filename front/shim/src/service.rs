@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use prost::Message;
 use slipway_sandbox_api::v1::{self, run_in};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tonic::Code;
 
 use crate::args::Args;
 use crate::containerd as cd;
-use crate::create::Maker;
+use crate::create::{MOST_READS, Maker};
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
@@ -45,6 +45,8 @@ pub struct Service {
     daemon: Daemon,
     events: Arc<Events>,
     tasks: Tasks,
+    /// The places of reads of the host's files for new containers.
+    reads: Arc<Semaphore>,
     /// Notified when the shim is to end.
     pub end: Notify,
 }
@@ -86,7 +88,8 @@ impl Service {
     pub fn new(args: Args, events: Events) -> Self {
         let daemon = Daemon::from_environment();
         let (events, tasks) = (Arc::new(events), Tasks::default());
-        Self { args, daemon, events, tasks, end: Notify::new() }
+        let reads = Arc::new(Semaphore::new(MOST_READS));
+        Self { args, daemon, events, tasks, reads, end: Notify::new() }
     }
 
     /// Returns the events.
@@ -101,13 +104,13 @@ impl Service {
             "Delete" => answer(self.delete(request(payload)?).await),
             "Exec" => answer(self.exec(request(payload)?)),
             "ResizePty" => answer(self.resize(&request(payload)?)),
-            "State" => answer(self.state(&request(payload)?)),
+            "State" => answer(self.state(request(payload)?).await),
             "Kill" => answer(self.kill(request(payload)?).await),
-            "Pids" => answer(self.pids(&request(payload)?)),
+            "Pids" => answer(self.pids(request(payload)?).await),
             "CloseIO" => answer(self.close_io(&request(payload)?)),
             "Update" => answer(self.update(request(payload)?).await),
             "Stats" => answer(self.stats(&request(payload)?).await),
-            "Connect" => answer(Ok(self.connect(&request(payload)?))),
+            "Connect" => answer(Ok(self.connect(request(payload)?).await)),
             "Shutdown" => answer(Ok(self.shutdown())),
             "Pause" => answer(self.set_paused(request(payload)?, true).await),
             "Resume" => answer(self.set_paused(request(payload)?, false).await),
@@ -121,8 +124,8 @@ impl Service {
         request: cd::CreateTaskRequest,
     ) -> Result<cd::CreateTaskResponse, Failure> {
         let place = self.tasks.reserve(&request.id)?;
-        let Self { args, daemon, events, tasks, .. } = self;
-        let task = Maker { args, daemon, events, tasks }.make(&request).await?;
+        let Self { args, daemon, events, tasks, reads, .. } = self;
+        let task = Maker { args, daemon, events, tasks, reads }.make(&request).await?;
         let pid = task.pid();
         place.fill(Arc::new(task));
         self.events.publish(&Event::Create(cd::TaskCreate {
@@ -233,9 +236,10 @@ impl Service {
         Ok(cd::Empty {})
     }
 
-    fn state(&self, request: &cd::ProcessRequest) -> Result<cd::StateResponse, Failure> {
+    async fn state(&self, request: cd::ProcessRequest) -> Result<cd::StateResponse, Failure> {
         let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
+        let pid = task.known_pid().await;
         let (status, end) = match process.phase() {
             Phase::Created | Phase::Starting => (cd::Status::Created, None),
             Phase::Running if task.paused.load(Ordering::Relaxed) => (cd::Status::Paused, None),
@@ -246,7 +250,7 @@ impl Service {
         Ok(cd::StateResponse {
             id: if process.is_init() { task.id.clone() } else { process.exec_id.clone() },
             bundle: task.bundle.to_string_lossy().into_owned(),
-            pid: task.pid(),
+            pid,
             status: status.into(),
             stdin,
             stdout,
@@ -325,8 +329,9 @@ impl Service {
         Ok(cd::WaitResponse { exit_status: end.status, exited_at: Some(end.at) })
     }
 
-    fn pids(&self, request: &cd::ProcessRequest) -> Result<cd::PidsResponse, Failure> {
-        let pid = self.tasks.find(&request.id)?.pid();
+    async fn pids(&self, request: cd::ProcessRequest) -> Result<cd::PidsResponse, Failure> {
+        let task = self.tasks.find(&request.id)?;
+        let pid = task.known_pid().await;
         Ok(cd::PidsResponse { processes: vec![cd::ProcessInfo { pid }] })
     }
 
@@ -347,8 +352,11 @@ impl Service {
         Ok(cd::StatsResponse { stats: Some(stats) })
     }
 
-    fn connect(&self, request: &cd::ProcessRequest) -> cd::ConnectResponse {
-        let task_pid = self.tasks.find(&request.id).map_or(0, |task| task.pid());
+    async fn connect(&self, request: cd::ProcessRequest) -> cd::ConnectResponse {
+        let task_pid = match self.tasks.find(&request.id) {
+            Ok(task) => task.known_pid().await,
+            Err(_) => 0,
+        };
         cd::ConnectResponse { shim_pid: std::process::id(), task_pid, version: String::new() }
     }
 

@@ -20,7 +20,7 @@ use tonic::{Code, Status, Streaming};
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
-use crate::task::{KILLED, SIGKILL, Task};
+use crate::task::{ANSWER, KILLED, SIGKILL, Task};
 use crate::ttrpc::Failure;
 
 /// The messages in flight to the daemon.
@@ -329,7 +329,7 @@ impl Session<'_> {
                 Some(run_out::Kind::Created(_)) => self.kill_late().await,
                 Some(run_out::Kind::Started(_)) => {
                     if self.process.is_init() {
-                        self.task.learn_pid().await;
+                        self.task.learn_pid(ANSWER).await;
                     }
                     self.task.running(self.process);
                     self.process.tell_size();

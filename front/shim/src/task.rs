@@ -36,6 +36,11 @@ const GRACE_S: u32 = 10;
 /// The signals on which a pod's sandbox stops, as the process does that stands for it elsewhere:
 /// SIGINT and SIGTERM.
 const STOPS: [u32; 2] = [2, 15];
+/// The longest time that the daemon may take to say which process a sandbox's VMM is.
+pub const ANSWER: Duration = Duration::from_secs(5);
+/// The longest time that a later question for that process may take: containerd waits 2 s for the
+/// state of a task.
+const LATER_ANSWER: Duration = Duration::from_secs(1);
 /// The time between two attempts to reach a daemon.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -96,17 +101,32 @@ impl Task {
         }
     }
 
-    /// Asks the daemon for the process of the sandbox's VMM. Without an answer the shim stands for
-    /// the task.
-    pub async fn learn_pid(&self) {
+    /// Returns the process that stands for the task, as [`pid`](Self::pid) does. Asks the daemon
+    /// once more if it did not say which process that is when the sandbox started.
+    pub async fn known_pid(&self) -> u32 {
+        let owner: &Task = match &self.kind {
+            Kind::Member(pod) => pod,
+            Kind::Alone | Kind::Pod { .. } => self,
+        };
+        let is_unknown = owner.vmm.load(Ordering::Relaxed) == 0;
+        if is_unknown && owner.init.phase() == Phase::Running {
+            owner.learn_pid(LATER_ANSWER).await;
+        }
+        self.pid()
+    }
+
+    /// Asks the daemon for the process of the sandbox's VMM. Without an answer within `patience`
+    /// the shim stands for the task.
+    pub async fn learn_pid(&self, patience: Duration) {
         if matches!(self.kind, Kind::Member(_)) {
             return;
         }
-        let Ok(mut client) = self.daemon.connect().await else { return };
-        let request = v1::Name { name: self.name.clone() };
-        if let Ok(reply) = client.inspect(request).await
-            && let Some(sandbox) = reply.into_inner().sandbox
-        {
+        let asked = async {
+            let mut client = self.daemon.connect().await.ok()?;
+            let reply = client.inspect(v1::Name { name: self.name.clone() }).await.ok()?;
+            reply.into_inner().sandbox
+        };
+        if let Ok(Some(sandbox)) = tokio::time::timeout(patience, asked).await {
             self.vmm.store(sandbox.vmm_pid, Ordering::Relaxed);
         }
     }

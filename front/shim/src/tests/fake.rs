@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use slipway_sandbox_api::v1::{self, run_in, run_out};
@@ -23,6 +24,8 @@ pub const VMM: u32 = 4711;
 pub struct Fake {
     runs: Mutex<Vec<v1::RunSpec>>,
     calls: Mutex<Vec<String>>,
+    /// Set while it does not answer when it is asked about a sandbox.
+    pub is_silent: AtomicBool,
     /// The output of everything that runs, at its end.
     last_words: Mutex<Vec<u8>>,
     /// The ends of all that was started, by name; `None` while it runs.
@@ -193,6 +196,9 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     }
 
     async fn inspect(&self, _: Request<v1::Name>) -> Reply<v1::InspectReply> {
+        if self.is_silent.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
         let sandbox = Some(v1::Sandbox { vmm_pid: VMM, ..Default::default() });
         Ok(Response::new(v1::InspectReply { sandbox, ..Default::default() }))
     }

@@ -62,6 +62,7 @@ impl Shim {
             daemon: Daemon::at(dir.path()),
             events: Arc::new(Events::new("k8s.io", Some(socket))),
             tasks: Tasks::default(),
+            reads: Arc::new(Semaphore::new(MOST_READS)),
             end: Notify::new(),
         });
         Self { service, daemon, seen, dir }
@@ -81,6 +82,15 @@ impl Shim {
     async fn on<R: Message + Default>(&self, method: &str, id: &str) -> Result<R, Failure> {
         let request = cd::ProcessRequest { id: id.into(), exec_id: String::new() };
         self.call(method, &request).await
+    }
+
+    /// Returns the process of a task that the answer of a method names.
+    async fn pid_of(&self, method: &str, id: &str) -> u32 {
+        match method {
+            "State" => self.on::<cd::StateResponse>(method, id).await.unwrap().pid,
+            "Pids" => self.on::<cd::PidsResponse>(method, id).await.unwrap().processes[0].pid,
+            _ => self.on::<cd::ConnectResponse>("Connect", id).await.unwrap().task_pid,
+        }
     }
 
     async fn kill(&self, id: &str, signal: u32) {
@@ -406,4 +416,22 @@ async fn files_that_change_are_put_into_a_container_and_its_message_is_written()
     shim.kill("one", 9).await;
     assert_eq!(shim.status("one").await, 137);
     assert_eq!(std::fs::read_to_string(&message).unwrap(), "said");
+}
+
+#[tokio::test]
+async fn a_process_that_is_not_known_is_asked_for_again() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    shim.member(&pod, "web").await;
+    for method in ["State", "Pids", "Connect"] {
+        // The daemon did not answer when the pod started.
+        pod.vmm.store(0, Ordering::Relaxed);
+        shim.daemon.is_silent.store(true, Ordering::Relaxed);
+        pod.learn_pid(Duration::from_millis(1)).await;
+        assert_eq!(pod.pid(), std::process::id());
+        shim.daemon.is_silent.store(false, Ordering::Relaxed);
+        // A daemon on a busy machine may take longer than a single call waits.
+        let asked = async { while shim.pid_of(method, "web").await != VMM {} };
+        tokio::time::timeout(Duration::from_secs(60), asked).await.expect(method);
+    }
 }
