@@ -31,7 +31,7 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// The failed action: "create", "open", "list", "look at" or "close".
+        /// The failed action, such as "create" or "close".
         action: &'static str,
         /// The folder or file.
         path: PathBuf,

@@ -134,8 +134,9 @@ where
     S: Stream<Item = Result<v1::ForwardOut, Status>> + Unpin,
 {
     while let Some(reply) = replies.next().await {
-        let mut data = &reply?.data[..];
+        let reply = reply?;
         heard.notify_one();
+        let mut data = &reply.data[..];
         while !data.is_empty() {
             match to.write(data).await {
                 Ok(0) | Err(_) => return Ok(()),
