@@ -41,10 +41,10 @@ pub enum Error {
         /// The rule that the text breaks.
         reason: &'static str,
     },
-    /// The text is not an `oci:`, `oci-archive:`, `docker-archive:` or `dir:` source.
+    /// The text is not an `oci:`, `oci-archive:`, `docker-archive:`, `dir:` or `layers:` source.
     #[error(
         "'{}' is no image source: use oci:DIR[:TAG], oci-archive:FILE[:TAG], \
-         docker-archive:FILE[:NAME] or dir:PATH",
+         docker-archive:FILE[:NAME], dir:PATH or layers:PATH[:PATH…]",
         shown(.0)
     )]
     BadSource(String),

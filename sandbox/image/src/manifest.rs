@@ -4,6 +4,7 @@ use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde_json::Value;
 
 use crate::config::{self, Parsed};
+use crate::root::Form;
 use crate::{Digest, Error, Limits, Result};
 
 /// The platform of sandboxes.
@@ -32,8 +33,10 @@ pub(crate) struct Layer {
     pub digest: Digest,
     /// The size in bytes of the blob as it is stored.
     pub size: u64,
-    /// The digest of the uncompressed tar archive.
+    /// The digest of the uncompressed blob.
     pub diff_id: Digest,
+    /// The format of the uncompressed blob.
+    pub form: Form,
 }
 
 /// The description of an image before its layers are fetched.
@@ -44,8 +47,6 @@ pub(crate) struct Plan {
     pub config: Parsed,
     /// The layers, lowest first.
     pub layers: Vec<Layer>,
-    /// Set if `.wh.` at the beginning of a name is a whiteout.
-    pub whiteouts: bool,
 }
 
 /// Refuses a manifest whose config is not a container image's.
@@ -96,7 +97,8 @@ pub(crate) fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> R
         .zip(diff_ids)
         .map(|(layer, &diff_id)| {
             check_layer_type(layer.media_type(), name)?;
-            Ok(Layer { digest: descriptor_digest(layer)?, size: layer.size(), diff_id })
+            let digest = descriptor_digest(layer)?;
+            Ok(Layer { digest, size: layer.size(), diff_id, form: Form::Changes })
         })
         .collect()
 }
@@ -228,8 +230,11 @@ pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Resul
     let descriptor = |kind: &str, digest: &Digest, size: u64| {
         format!(r#"{{"mediaType":"{kind}","digest":"{digest}","size":{size}}}"#)
     };
-    let tar = "application/vnd.oci.image.layer.v1.tar";
-    let list: Vec<_> = layers.iter().map(|l| descriptor(tar, &l.digest, l.size)).collect();
+    let kind = |form| match form {
+        Form::Changes | Form::Files => "application/vnd.oci.image.layer.v1.tar",
+        Form::Erofs => "application/vnd.erofs.layer.v1",
+    };
+    let list: Vec<_> = layers.iter().map(|l| descriptor(kind(l.form), &l.digest, l.size)).collect();
     let manifest = format!(
         r#"{{"schemaVersion":2,"mediaType":"{}","config":{},"layers":[{}]}}"#,
         MANIFESTS[0],
@@ -237,5 +242,14 @@ pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Resul
         list.join(",")
     );
     let digest = Digest::of(manifest.as_bytes());
-    Ok(Plan { digest, config: parsed, layers, whiteouts: true })
+    Ok(Plan { digest, config: parsed, layers })
+}
+
+/// Returns the plan of an image of `layers` alone, whose config is empty.
+pub(crate) fn without_config(layers: Vec<Layer>, name: &str) -> Result<Plan> {
+    let ids: Vec<_> = layers.iter().map(|layer| format!("\"{}\"", layer.diff_id)).collect();
+    let layers_json = format!(r#"{{"type":"layers","diff_ids":[{}]}}"#, ids.join(","));
+    let config =
+        format!(r#"{{"architecture":"amd64","os":"linux","config":{{}},"rootfs":{layers_json}}}"#);
+    synthesise(config.as_bytes(), layers, name)
 }

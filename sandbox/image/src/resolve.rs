@@ -49,5 +49,5 @@ async fn plan_manifest(
     check_platform(&config, name)?;
     let layers = layers(manifest, &config, name)?;
     check_layers(&layers, limits, name)?;
-    Ok(Plan { digest, config, layers, whiteouts: true })
+    Ok(Plan { digest, config, layers })
 }

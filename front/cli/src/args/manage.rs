@@ -121,7 +121,8 @@ pub enum ImageCommand {
     },
     /// Take in an image from this machine
     Import {
-        /// oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, or dir:DIR (a plain root folder)
+        /// oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, dir:DIR (a plain root folder), or
+        /// layers:FILE[:FILE…] (EROFS files of a snapshotter, the uppermost first)
         source: String,
         /// Name it
         name: Option<String>,

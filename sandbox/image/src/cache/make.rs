@@ -18,7 +18,9 @@ use crate::resolve;
 use crate::root::merge::{MergeError, Merger};
 use crate::root::write;
 use crate::source::registry::{Access, Registry};
-use crate::source::{Fetcher, Source, Spool, archive, blocking, folder, layout, name_from_path};
+use crate::source::{
+    Fetcher, Source, Spool, archive, blocking, folder, layers, layout, name_from_path,
+};
 use crate::{Digest, Error, Event, Progress, Reference, Result};
 
 /// The number of layers that are fetched at once, as in docker.
@@ -146,7 +148,13 @@ impl Cache {
             Source::Folder(root) => {
                 let name = name_from_path(&root, None).into_iter().collect();
                 let (plan, file) = blocking(move || folder::pack(&root, &work, &limits)).await?;
-                return Ok((plan, Fetcher::Ready(Arc::new(file)), name));
+                let digests = plan.layers.iter().map(|layer| layer.digest);
+                let files: Vec<_> = digests.zip([file]).collect();
+                return Ok((plan, Fetcher::Ready(Arc::new(files)), name));
+            }
+            Source::Layers(paths) => {
+                let (plan, files) = blocking(move || layers::open(&paths, &work, &limits)).await?;
+                return Ok((plan, Fetcher::Ready(Arc::new(files)), Vec::new()));
             }
             Source::DockerArchive(path, name) => {
                 let (plan, local, names) = blocking(move || {
@@ -320,7 +328,7 @@ impl Cache {
         progress.event(Event::Merging);
         let mut merger = Merger::new(&self.inner.limits);
         for (layer, file) in plan.layers.iter().zip(layers) {
-            merger.apply(file, plan.whiteouts).map_err(|e| match e {
+            merger.apply(file, layer.form).map_err(|e| match e {
                 MergeError::Bad(reason) => Error::bad_layer(layer.digest, reason),
                 MergeError::TooLarge(reason) => {
                     Error::too_large(format!("layer {}", layer.digest), reason)

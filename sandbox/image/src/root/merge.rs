@@ -12,6 +12,8 @@
 
 use std::fs::File;
 
+use super::Form;
+use super::erofs::ErofsReader;
 use super::read::{Entry, TarReader, What};
 use super::tree::{Child, Id, Inode, NodeKind, ROOT, ResolvedFolder, Tree, show, split_path};
 use crate::Limits;
@@ -63,21 +65,35 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Merges the uncompressed tar archive `layer` into the root. If `whiteouts` is false, names
-    /// that begin with `.wh.` are ordinary names, since a root folder is not a changeset.
-    pub(crate) fn apply(&mut self, layer: &File, whiteouts: bool) -> Result<(), MergeError> {
-        let reader = TarReader::new(layer, self.limits.path_bytes);
-        let mut reader = reader.map_err(|e| MergeError::Bad(e.to_string()))?;
+    /// Merges `layer`, which is uncompressed, into the root.
+    pub(crate) fn apply(&mut self, layer: &File, form: Form) -> Result<(), MergeError> {
         let len = layer.metadata().map_err(|e| MergeError::Bad(e.to_string()))?.len();
         self.layer_limit = self.limits.layer_bytes(len);
         self.layer_data = 0;
-        while let Some(entry) = reader.next()? {
-            self.charge(&entry)?;
-            self.entry(entry, whiteouts)?;
-            self.check_work()?;
+        match form {
+            Form::Changes | Form::Files => {
+                let reader = TarReader::new(layer, self.limits.path_bytes);
+                let mut reader = reader.map_err(|e| MergeError::Bad(e.to_string()))?;
+                while let Some(entry) = reader.next()? {
+                    self.take(entry, form == Form::Changes)?;
+                }
+            }
+            Form::Erofs => {
+                let mut reader = ErofsReader::new(layer, self.limits)?;
+                while let Some(entry) = reader.next()? {
+                    self.take(entry, false)?;
+                }
+            }
         }
         self.layers += 1;
         Ok(())
+    }
+
+    /// Merges one entry. If `whiteouts` is false, names that begin with `.wh.` are ordinary names.
+    fn take(&mut self, entry: Entry, whiteouts: bool) -> Result<(), MergeError> {
+        self.charge(&entry)?;
+        self.entry(entry, whiteouts)?;
+        self.check_work()
     }
 
     /// Returns the merged root.
@@ -90,7 +106,7 @@ impl<'a> Merger<'a> {
         let (link, len, pieces) = match &entry.what {
             What::HardLink(target) | What::Node(NodeKind::Symlink(target)) => (target.len(), 0, 0),
             What::Node(NodeKind::File(data)) => (0, data.len, data.pieces.len()),
-            What::Node(_) => (0, 0, 0),
+            What::Node(_) | What::Whiteout | What::Opaque => (0, 0, 0),
         };
         let xattrs: usize = entry.meta.xattrs.iter().map(|(k, v)| k.len() + v.len()).sum();
         let bytes = entry.path.len() + link + xattrs + 24 * pieces + ENTRY_OVERHEAD;
@@ -135,7 +151,13 @@ impl<'a> Merger<'a> {
 
     fn entry(&mut self, entry: Entry, whiteouts: bool) -> Result<(), MergeError> {
         let path = split_path(&entry.path, self.limits.path_bytes)?;
+        if matches!(entry.what, What::Opaque) {
+            return self.opaque(&path);
+        }
         let Some((&name, parents)) = path.split_last() else { return self.root(entry) };
+        if matches!(entry.what, What::Whiteout) {
+            return self.whiteout(parents, name);
+        }
         if whiteouts && path.iter().any(|part| part.starts_with(b".wh..wh.")) {
             if name == b".wh..wh..opq" {
                 self.opaque(parents)?;
@@ -148,7 +170,7 @@ impl<'a> Merger<'a> {
         // A hard link's target is looked up first, so that `a` linked to `a` does not lose it.
         let target = match &entry.what {
             What::HardLink(target) => Some(self.link_target(target)?),
-            What::Node(_) => None,
+            _ => None,
         };
         let (place, made) = self.tree.find_or_make(parents, self.layers)?;
         self.count(made)?;
@@ -156,7 +178,7 @@ impl<'a> Merger<'a> {
         let id = match (target, entry.what) {
             (Some(id), _) => id,
             (None, What::Node(kind)) => self.node(&place, name, entry.meta, kind)?,
-            (None, What::HardLink(_)) => return Ok(()),
+            (None, _) => return Ok(()),
         };
         self.tree.link(&place, name, Child { id, layer: self.layers })?;
         Ok(())

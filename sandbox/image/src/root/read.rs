@@ -43,6 +43,10 @@ pub(crate) enum What {
     Node(NodeKind),
     /// Another name for the file at this path, which is not checked yet.
     HardLink(Vec<u8>),
+    /// The removal of what lower layers have at the path.
+    Whiteout,
+    /// The removal of what lower layers have in the folder.
+    Opaque,
 }
 
 /// A reader of the entries of a tar archive.

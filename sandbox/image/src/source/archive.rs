@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::layout::{Local, Store, open_regular};
 use crate::manifest::{self, Layer, Plan};
+use crate::root::Form;
 use crate::root::read::{TarReader, What};
 use crate::root::tree::{NodeKind, split_path};
 use crate::{Digest, Error, Limits, Reference, Result, spool};
@@ -61,7 +62,7 @@ fn members(file: &File, limits: &Limits) -> Result<HashMap<String, (u64, u64)>, 
                 links.push((path, folder, target));
             }
             What::HardLink(target) => links.push((path, String::new(), target)),
-            What::Node(_) => {}
+            _ => {}
         }
     }
     for _ in 0..MAX_LINKS {
@@ -177,7 +178,7 @@ fn layers(local: &mut Local, image: &DockerImage, config: &[u8]) -> Result<Vec<L
         let blob = path.starts_with("blobs/sha256/");
         let digest = digest_in_name(path).filter(|_| blob).unwrap_or(diff_id);
         local.paths.insert(digest, path.clone());
-        layers.push(Layer { digest, size, diff_id });
+        layers.push(Layer { digest, size, diff_id, form: Form::Changes });
     }
     Ok(layers)
 }

@@ -7,7 +7,7 @@
 //! read through that descriptor.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -108,6 +108,18 @@ impl OpenedFile {
     /// Returns the target of a symbolic link.
     pub(super) fn target(&self) -> io::Result<Vec<u8>> {
         target(&self.file)
+    }
+
+    /// Returns the value of an extended attribute of at most 16 bytes. Returns `None` without one.
+    pub(super) fn xattr(&self, name: &CStr) -> io::Result<Option<Vec<u8>>> {
+        let mut value = [0; 16];
+        match rustix::fs::getxattr(self.path(), name, &mut value[..]) {
+            Ok(len) => Ok(Some(value[..len].to_vec())),
+            // A longer value is there, and is none of those that are looked for.
+            Err(Errno::RANGE) => Ok(Some(Vec::new())),
+            Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Returns the extended attributes that an image keeps.

@@ -15,13 +15,32 @@ use tar::EntryType;
 use super::beneath::{Beneath, OpenedFile, changed};
 use crate::digest::DigestWriter;
 use crate::manifest::{self, Layer, Plan};
+use crate::root::Form;
 use crate::root::tree::Meta;
 use crate::root::write::TarWriter;
 use crate::{Error, Limits, Result};
 
+/// The beginning of the name of an archive's deletion, and the name of one that empties its folder
+/// (OCI image specification, *Whiteouts*).
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
 /// Packs the folder `root` into an unnamed file in `dir`, and plans an image with that one layer
 /// and an empty config.
 pub(crate) fn pack(root: &Path, dir: &Path, limits: &Limits) -> Result<(Plan, File)> {
+    let (layer, file) = pack_layer(root, dir, limits, Form::Files)?;
+    let plan = manifest::without_config(vec![layer], &root.display().to_string())?;
+    Ok((plan, file))
+}
+
+/// Packs the folder `root` into an unnamed file in `dir`. With [`Form::Changes`] it is an upper
+/// directory of overlayfs, whose deletions become those of an archive.
+pub(super) fn pack_layer(
+    root: &Path,
+    dir: &Path,
+    limits: &Limits,
+    form: Form,
+) -> Result<(Layer, File)> {
     let folder = Beneath::open(root).map_err(|e| bad(root, e))?;
     let found = folder.look(".".as_ref()).map_err(|e| bad(root, e))?;
     let file = tempfile::tempfile_in(dir).map_err(|e| Error::io("write to", dir, e))?;
@@ -30,6 +49,7 @@ pub(crate) fn pack(root: &Path, dir: &Path, limits: &Limits) -> Result<(Plan, Fi
         out: TarWriter::new(&mut sink),
         root,
         folder,
+        is_upper: form == Form::Changes,
         device: found.meta.dev(),
         links: HashMap::new(),
         spool: dir,
@@ -41,13 +61,7 @@ pub(crate) fn pack(root: &Path, dir: &Path, limits: &Limits) -> Result<(Plan, Fi
     packer.out.finish().map_err(|e| Error::io("write to", dir, e))?;
     let (out, digest, size) = sink.finish();
     let file = out.into_inner().map_err(|e| Error::io("write to", dir, e.into_error()))?;
-    let layers = format!(r#"{{"type":"layers","diff_ids":["{digest}"]}}"#);
-    let config =
-        format!(r#"{{"architecture":"amd64","os":"linux","config":{{}},"rootfs":{layers}}}"#);
-    let layers = vec![Layer { digest, size, diff_id: digest }];
-    let name = root.display().to_string();
-    let plan = manifest::synthesise(config.as_bytes(), layers, &name)?;
-    Ok((Plan { whiteouts: false, ..plan }, file))
+    Ok((Layer { digest, size, diff_id: digest, form }, file))
 }
 
 /// The remaining names of a folder.
@@ -58,6 +72,8 @@ struct Packer<'a, W: io::Write> {
     /// The folder's path, for messages only.
     root: &'a Path,
     folder: Beneath,
+    /// Set if the folder is an upper directory of overlayfs.
+    is_upper: bool,
     /// The folder's device. Nothing below a mount point of another device is read.
     device: u64,
     /// The first path of each file with several names, by device and inode.
@@ -74,6 +90,7 @@ impl<W: io::Write> Packer<'_, W> {
     /// folders on the way, it keeps names and no descriptors, since there may be thousands.
     fn pack(&mut self, root: &OpenedFile) -> Result<()> {
         self.put(b"./", root, EntryType::Directory, b"", 0)?;
+        self.opaque(b"", root)?;
         let mut path = Vec::new();
         let mut open = vec![(self.names(root, b"")?, 0)];
         while let Some((names, len)) = open.last_mut() {
@@ -98,11 +115,15 @@ impl<W: io::Write> Packer<'_, W> {
         }
         let found = self.folder.look(OsStr::from_bytes(path).as_ref());
         let found = found.map_err(|e| self.bad(path, e))?;
+        if self.is_upper && self.deletion(path, &found)? {
+            return Ok(None);
+        }
         if !found.meta.is_dir() {
             return self.node(path, &found).map(|()| None);
         }
         path.push(b'/');
         self.put(path, &found, EntryType::Directory, b"", 0)?;
+        self.opaque(path, &found)?;
         // A file system that is mounted there is not part of the folder.
         if found.meta.dev() != self.device {
             return Ok(None);
@@ -118,6 +139,43 @@ impl<W: io::Write> Packer<'_, W> {
         let names = names.ok_or_else(|| self.too_many(path))?;
         self.entries += names.len();
         Ok(names.into_iter())
+    }
+
+    /// Packs overlayfs's deletion of a name as that of an archive. Returns `false` for a file; one
+    /// that an archive of changes cannot have is an error.
+    fn deletion(&mut self, path: &[u8], found: &OpenedFile) -> Result<bool> {
+        let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+        if name.starts_with(WHITEOUT) {
+            return Err(self.bad(path, "its name stands for a deletion"));
+        }
+        for attribute in [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"] {
+            if found.xattr(attribute).map_err(|e| self.bad(path, e))?.is_some() {
+                return Err(self.bad(path, "overlayfs has moved it, which is not supported"));
+            }
+        }
+        if !found.meta.file_type().is_char_device() || found.meta.rdev() != 0 {
+            return Ok(false);
+        }
+        let folder = &path[..path.len() - name.len()];
+        self.mark(&[folder, WHITEOUT, name].concat())?;
+        Ok(true)
+    }
+
+    /// Packs a mark of a folder that hides what lower layers have in it, if it is one.
+    fn opaque(&mut self, path: &[u8], found: &OpenedFile) -> Result<()> {
+        if !self.is_upper {
+            return Ok(());
+        }
+        let value = found.xattr(c"trusted.overlay.opaque").map_err(|e| self.bad(path, e))?;
+        match value.as_deref() == Some(&b"y"[..]) {
+            true => self.mark(&[path, OPAQUE].concat()),
+            false => Ok(()),
+        }
+    }
+
+    fn mark(&mut self, path: &[u8]) -> Result<()> {
+        let result = self.out.entry(path, &Meta::default(), EntryType::Regular, b"", 0);
+        result.map_err(|e| Error::io("write to", self.spool, e))
     }
 
     fn node(&mut self, path: &[u8], found: &OpenedFile) -> Result<()> {

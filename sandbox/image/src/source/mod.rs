@@ -4,6 +4,7 @@
 pub(crate) mod archive;
 mod beneath;
 pub(crate) mod folder;
+pub(crate) mod layers;
 pub(crate) mod layout;
 pub(crate) mod registry;
 
@@ -35,16 +36,24 @@ pub enum Source {
     /// change while it is read: a change is an error, and a user who can change it gets nothing
     /// from outside of the folder into the image. Nothing below its mount points is read.
     Folder(PathBuf),
+    /// Layers as a snapshotter keeps them, the uppermost first: EROFS files, which are read and not
+    /// mounted, or upper directories of overlayfs, which are read as [`Source::Folder`] is.
+    Layers(Vec<PathBuf>),
 }
 
 impl FromStr for Source {
     type Err = Error;
 
-    /// Parses `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:NAME]` and
-    /// `dir:PATH`. A path with a colon in its last part needs a tag after it.
+    /// Parses `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:NAME]`, `dir:PATH`
+    /// and `layers:PATH[:PATH…]`. A path with a colon in its last part needs a tag after it.
     fn from_str(text: &str) -> Result<Self> {
         let bad = || Error::BadSource(text.to_owned());
         let (kind, rest) = text.split_once(':').ok_or_else(bad)?;
+        if kind == "layers" {
+            let paths: Vec<_> = rest.split(':').map(PathBuf::from).collect();
+            let complete = paths.iter().all(|path| !path.as_os_str().is_empty());
+            return if complete { Ok(Self::Layers(paths)) } else { Err(bad()) };
+        }
         let (path, tag) = match rest.split_once(':') {
             // NAME of docker-archive may have slashes and a colon of its own.
             Some((path, name)) if kind == "docker-archive" => (path, Some(name)),
@@ -69,9 +78,10 @@ impl FromStr for Source {
 }
 
 impl Source {
-    /// Returns the source's path.
+    /// Returns the source's path, of the uppermost layer if it has several.
     pub fn path(&self) -> &Path {
         match self {
+            Self::Layers(paths) => paths.first().map_or(Path::new(""), PathBuf::as_path),
             Self::OciLayout(path, _)
             | Self::OciArchive(path, _)
             | Self::DockerArchive(path, _)
@@ -85,8 +95,8 @@ impl Source {
 pub(crate) enum Fetcher {
     Registry(Arc<Registry>),
     Local(Arc<Local>),
-    /// The only layer, already uncompressed, in an unnamed file.
-    Ready(Arc<File>),
+    /// The layers, already uncompressed, in files by their digests.
+    Ready(Arc<Vec<(Digest, File)>>),
 }
 
 /// The shared settings and state for fetching layers, beside the source.
@@ -117,7 +127,7 @@ impl Fetcher {
                 let (local, digest) = (local.clone(), *digest);
                 blocking(move || local.document(&digest, size)).await?
             }
-            Self::Ready(_) => return Err(Error::source("folder", "it has no documents")),
+            Self::Ready(_) => return Err(Error::source("layers", "they have no documents")),
         };
         let actual = Digest::of(&bytes);
         match actual == *digest {
@@ -143,7 +153,10 @@ impl Fetcher {
             Spooler { dir, limits, total }.spool(blob, &layer, &mut progress)
         };
         match self {
-            Self::Ready(file) => {
+            Self::Ready(files) => {
+                let file = files.iter().find(|(digest, _)| *digest == layer.digest);
+                let missing = || Error::bad_layer(layer.digest, "it is not there");
+                let (_, file) = file.ok_or_else(missing)?;
                 file.try_clone().map_err(|e| Error::io("use", "layer".as_ref(), e))
             }
             Self::Local(local) => {
@@ -247,10 +260,22 @@ mod tests {
                 Source::DockerArchive(p("x.tar"), Some("localhost:5000/a/b:1".into())),
             ),
             ("dir:/a:b", Source::Folder(p("/a:b"))),
+            ("layers:/a/2:/b/1", Source::Layers(vec![p("/a/2"), p("/b/1")])),
         ] {
             assert_eq!(text.parse::<Source>().unwrap(), source, "{text}");
         }
-        for bad in ["", "debian", "debian:12", "oci:", "dir:", "oci::", "oci:a:", "zip:x"] {
+        for bad in [
+            "",
+            "debian",
+            "debian:12",
+            "oci:",
+            "dir:",
+            "oci::",
+            "oci:a:",
+            "layers:",
+            "layers:/a:",
+            "zip:x",
+        ] {
             assert!(bad.parse::<Source>().is_err(), "{bad}");
         }
     }

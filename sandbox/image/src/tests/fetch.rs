@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::support::*;
 use crate::manifest::{self, Plan};
+use crate::root::Form;
 use crate::source::{Fetcher, Spool, archive, layout};
 use crate::{Digest, Error, Limits, Result};
 
@@ -169,7 +170,8 @@ fn a_compressed_archive_is_no_bomb() {
 
 #[test]
 fn sizes_in_the_manifest_are_limited_before_the_download() {
-    let layer = |size| manifest::Layer { digest: Digest::of(b""), size, diff_id: Digest::of(b"") };
+    let (digest, form) = (Digest::of(b""), Form::Changes);
+    let layer = |size| manifest::Layer { digest, size, diff_id: digest, form };
     let limits =
         Limits { layers: 2, layer_compressed: 10, image_compressed: 15, ..Limits::default() };
     assert!(manifest::check_layers(&[layer(7), layer(7)], &limits, "x").is_ok());

@@ -4,6 +4,7 @@ use tar::{EntryType, Header};
 
 use super::support::{Tar, in_file, merge, merge_with, show, skip};
 use crate::Limits;
+use crate::root::Form;
 use crate::root::merge::Merger;
 use crate::root::read::TarReader;
 use crate::root::tree::{NodeKind, ROOT};
@@ -114,7 +115,7 @@ fn whiteouts_in_a_plain_folder_are_files() {
     let limits = Limits::default();
     let mut merger = Merger::new(&limits);
     let file = in_file(&Tar::new().file(".wh.x", "1").file(".wh..wh..opq", "2").end());
-    merger.apply(&file, false).unwrap();
+    merger.apply(&file, Form::Files).unwrap();
     assert_eq!(show(&merger.finish(), &[file]), ["f .wh..wh..opq 2", "f .wh.x 1"]);
 }
 

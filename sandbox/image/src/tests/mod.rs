@@ -2,6 +2,7 @@
 
 mod build;
 mod cache;
+mod erofs;
 mod fetch;
 mod folder;
 mod hostile;

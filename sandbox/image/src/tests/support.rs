@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use tar::{EntryType, Header};
 
 use crate::erofs::command_in_root;
+use crate::root::Form;
 use crate::root::merge::{MergeError, Merger};
 use crate::root::tree::{NodeKind, ROOT, Tree};
 use crate::{Digest, Event, Limits, Progress, Tools};
@@ -111,7 +112,7 @@ pub fn merge_with(limits: &Limits, layers: &[Vec<u8>]) -> Result<(Tree, Vec<File
     let mut merger = Merger::new(limits);
     let files: Vec<_> = layers.iter().map(|bytes| in_file(bytes)).collect();
     for file in &files {
-        merger.apply(file, true)?;
+        merger.apply(file, Form::Changes)?;
     }
     Ok((merger.finish(), files))
 }

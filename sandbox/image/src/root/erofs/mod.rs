@@ -1,0 +1,212 @@
+//! A reader of EROFS files as layers: what `mkfs.erofs --aufs` makes of a layer's archive, or
+//! `mkfs.erofs` of overlayfs's upper directory, for instance as containerd's EROFS snapshotter has
+//! them.
+//!
+//! The kernel of the host never sees such a file system, which may be hostile. The reader walks it
+//! and returns the entries that an archive would have; file data stays where it is, and entries
+//! have offsets. Deletions are in overlayfs's form (Linux, *Overlay Filesystem*): a character
+//! device with the numbers 0 and 0 removes its name, and `trusted.overlay.opaque` empties a folder.
+//!
+//! Read are plain files, files with their end beside the inode, chunks, and archives that follow
+//! their index in the same file (`mkfs.erofs --tar=i`). Not supported, and refused: compression,
+//! addresses of 48 bits, metadata in a box of its own, data on further devices, prefixes of
+//! attributes, files that overlayfs has moved (`redirect`) or without their data (`metacopy`).
+//! Checksums are not looked at: nothing here trusts the file.
+
+mod attributes;
+mod volume;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
+
+use super::read::{Entry, What};
+use super::tree::{Data, Meta, NodeKind, show};
+use crate::Limits;
+use volume::{Inode, Kind, Volume};
+
+/// The longest target of a symbolic link, bytes.
+const MAX_LINK: u64 = 4095;
+/// Names that are read at most, as a multiple of the limit on files: `.` and `..` count.
+const NAMES_PER_FILE: usize = 4;
+/// The memory of a name that is remembered, beside its bytes.
+const NAME_OVERHEAD: usize = 48;
+
+/// A reader of the entries of a layer, a folder before its content.
+pub(crate) struct ErofsReader<'a> {
+    volume: Volume<'a>,
+    limits: &'a Limits,
+    /// The folders from the root to the one that is being read.
+    open: Vec<Folder>,
+    /// The path of the file that was read last.
+    path: Vec<u8>,
+    /// Entries to return before more is read.
+    ready: VecDeque<Entry>,
+    /// The first path of each file with several names.
+    links: HashMap<u64, Vec<u8>>,
+    /// The folders so far. A file system in which one has two names has no end.
+    folders: HashSet<u64>,
+    /// The names read so far.
+    names: usize,
+    /// The bytes of names and attributes read so far.
+    bytes: u64,
+}
+
+/// The remaining names of a folder.
+struct Folder {
+    names: std::vec::IntoIter<(Vec<u8>, u64)>,
+    /// The length of the path to it, with a slash.
+    len: usize,
+}
+
+impl<'a> ErofsReader<'a> {
+    /// Makes a reader of the file system in `file`.
+    ///
+    /// # Errors
+    /// Text that says what is wrong with the file.
+    pub(crate) fn new(file: &'a File, limits: &'a Limits) -> Result<Self, String> {
+        let volume = Volume::open(file)?;
+        let root = volume.root;
+        let mut reader = Self {
+            volume,
+            limits,
+            open: Vec::new(),
+            path: Vec::new(),
+            ready: VecDeque::new(),
+            links: HashMap::new(),
+            folders: HashSet::new(),
+            names: 0,
+            bytes: 0,
+        };
+        let inode = reader.volume.inode(root)?;
+        if inode.kind != Kind::Directory {
+            return Err("its root is no folder".into());
+        }
+        reader.folder(root, &inode)?;
+        Ok(reader)
+    }
+
+    /// Returns the next entry. Returns `None` at the end, or an error that says what is wrong.
+    pub(crate) fn next(&mut self) -> Result<Option<Entry>, String> {
+        loop {
+            if let Some(entry) = self.ready.pop_front() {
+                return Ok(Some(entry));
+            }
+            let Some(folder) = self.open.last_mut() else { return Ok(None) };
+            self.path.truncate(folder.len);
+            let Some((name, inode)) = folder.names.next() else {
+                self.open.pop();
+                continue;
+            };
+            self.path.extend_from_slice(&name);
+            let read = self.file(inode);
+            read.map_err(|reason| format!("'{}': {reason}", show(&self.path)))?;
+        }
+    }
+
+    /// Reads the file at the path.
+    fn file(&mut self, number: u64) -> Result<(), String> {
+        if self.path.len() > self.limits.path_bytes {
+            return Err(format!("a path longer than {} bytes", self.limits.path_bytes));
+        }
+        let inode = self.volume.inode(number)?;
+        match inode.kind {
+            Kind::Directory => return self.folder(number, &inode),
+            // Overlayfs links whiteouts to each other, and they are no files.
+            Kind::Char if inode.device() == (0, 0) => {
+                self.ready(Meta::default(), What::Whiteout);
+                return Ok(());
+            }
+            // A socket is left out, since it is useless without its process.
+            Kind::Socket => return Ok(()),
+            _ => {}
+        }
+        if inode.names > 1 {
+            if let Some(first) = self.links.get(&number).cloned() {
+                self.ready(Meta::default(), What::HardLink(first));
+                return Ok(());
+            }
+            self.count(self.path.len() + NAME_OVERHEAD)?;
+            self.links.insert(number, self.path.clone());
+        }
+        let kind = match inode.kind {
+            Kind::File => NodeKind::File(Data {
+                layer: 0,
+                len: inode.size,
+                pieces: self.volume.pieces(&inode)?,
+            }),
+            Kind::Symlink => NodeKind::Symlink(self.volume.content(&inode, MAX_LINK)?),
+            Kind::Char => NodeKind::Char(inode.device()),
+            Kind::Block => NodeKind::Block(inode.device()),
+            Kind::Fifo => NodeKind::Fifo,
+            Kind::Socket | Kind::Directory => return Ok(()),
+        };
+        let (meta, _) = self.attributes(&inode)?;
+        self.ready(meta, What::Node(kind));
+        Ok(())
+    }
+
+    /// Reads the folder at the path, and begins with its names.
+    fn folder(&mut self, number: u64, inode: &Inode) -> Result<(), String> {
+        if !self.folders.insert(number) {
+            return Err("a folder with two names".into());
+        }
+        let (meta, opaque) = self.attributes(inode)?;
+        // Where such layers are mounted, the root's attributes are those of the writable layer
+        // above them. Its own are no archive's: mkfs.erofs sets mode 0777.
+        if !self.path.is_empty() {
+            self.ready(meta, What::Node(NodeKind::new_directory()));
+        }
+        if opaque {
+            self.ready(Meta::default(), What::Opaque);
+        }
+        let mut names = Vec::new();
+        let most = self.limits.entries.saturating_mul(NAMES_PER_FILE);
+        let (pieces, block) = (self.volume.pieces(inode)?, self.volume.block());
+        for at in (0..inode.size).step_by(block as usize) {
+            let block = self.volume.range(&pieces, at, block.min(inode.size - at))?;
+            for (name, inode) in volume::names(&block)? {
+                self.names += 1;
+                if self.names > most {
+                    return Err(format!("more than {} files", self.limits.entries));
+                }
+                if name != b"." && name != b".." {
+                    self.count(name.len() + NAME_OVERHEAD)?;
+                    names.push((name, inode));
+                }
+            }
+        }
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.open.push(Folder { names: names.into_iter(), len: self.path.len() });
+        Ok(())
+    }
+
+    fn ready(&mut self, meta: Meta, what: What) {
+        self.ready.push_back(Entry { path: self.path.clone(), meta, what });
+    }
+
+    /// Returns the metadata of a file, and whether it hides what lower layers have in it.
+    fn attributes(&mut self, inode: &Inode) -> Result<(Meta, bool), String> {
+        let found = self.volume.attributes(inode)?;
+        self.count(found.bytes)?;
+        let meta = Meta {
+            mode: inode.mode,
+            uid: inode.uid,
+            gid: inode.gid,
+            mtime: inode.mtime,
+            xattrs: found.kept,
+        };
+        Ok((meta, found.is_opaque))
+    }
+
+    /// Counts `bytes` against the limit.
+    fn count(&mut self, bytes: usize) -> Result<(), String> {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        let most = self.limits.metadata_bytes;
+        match self.bytes > most {
+            true => Err(format!("more than {most} bytes of names and attributes")),
+            false => Ok(()),
+        }
+    }
+}
