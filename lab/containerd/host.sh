@@ -76,7 +76,8 @@ restore_settings() {
 # when this script does. Its own session: an interrupt from the terminal is for this script alone.
 run_node() {
     export LAB_WORK=$work LAB_ROOT=$root LAB_IMAGES=$images LAB_CONTAINERD=$containerd LAB_PROGRAMS=$programs \
-        LAB_SHIM=$shim LAB_SLIPWAY=$slipway LAB_REPORT=$report LAB_RUNTIME=$runtime
+        LAB_SHIM=$shim LAB_SLIPWAY=$slipway LAB_REPORT=$report LAB_RUNTIME=$runtime \
+        LAB_SNAPSHOTTER=${snapshotter:-overlayfs} LAB_TOOLS=$tools
     local status=0 program=$1
     shift
     setsid setpriv --pdeathsig KILL unshare --mount --net --pid --ipc --uts --fork --kill-child --mount-proc \

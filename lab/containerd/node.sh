@@ -46,6 +46,7 @@ END
         chmod 755 "$work/path/$program"
     done
     ln -s "$root/usr/sbin/runc" "$LAB_CONTAINERD"/* "$LAB_PROGRAMS"/* "$work/path"
+    [ "$LAB_SNAPSHOTTER" != erofs ] || ln -s "$LAB_TOOLS/bin/mkfs.erofs" "$work/path"
     [ -z "$LAB_SLIPWAY" ] || ln -s "$LAB_SLIPWAY" "$work/path/slipway"
     [ -z "$LAB_SHIM" ] || ln -s "$LAB_SHIM" "$work/path/containerd-shim-slipway-v2"
     export PATH=$work/path:$PATH
@@ -97,6 +98,18 @@ slipway_runtime() {
 END
 }
 
+# The EROFS snapshotter with its differ, for images that ctr, the CRI plugin or the transfer service unpack.
+erofs_settings() {
+    cat <<END
+[plugins."io.containerd.service.v1.diff-service"]
+  default = ["erofs", "walking"]
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux/amd64"
+  snapshotter = "erofs"
+  differ = "erofs"
+END
+}
+
 # Version 2 of the settings is what every containerd from 1.6 on takes.
 make_settings() {
     cat >"$work/containerd.toml" <<END
@@ -117,11 +130,13 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
     conf_dir = "$work/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     default_runtime_name = "runc"
+    snapshotter = "$LAB_SNAPSHOTTER"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
 $([ -z "$LAB_SHIM" ] || slipway_runtime)
+$([ "$LAB_SNAPSHOTTER" != erofs ] || erofs_settings)
 END
 }
 

@@ -202,6 +202,21 @@ own=$(awk '/^CapEff/ { print $2 }' /proc/self/status)
 [ "$out:$(images)" = "$own:$before" ] || fail "own root: $out and not $own, images: $(images)"
 ok "a root of a container's own leaves no image; a privileged container has all capabilities that ctr has"
 
+# From 2.1 on containerd can keep layers as EROFS files.
+if c plugins ls 2>/dev/null | grep -qE '^io.containerd.snapshotter.v1 +erofs .* ok'; then
+    mounts=$(grep -c ' erofs ' /proc/mounts)
+    for name in erofs-1 erofs-2; do
+        [ "$(run --rm --snapshotter erofs "$image" $name cat /etc/slipway-test)" = 'second layer' ] || fail "$name: $(explain)"
+    done
+    chain=$(images | grep -vxF "$before")
+    [ "$(wc -w <<<"$chain")" = 1 ] || fail "images: $(images)"
+    # containerd 2.1 mounts a layer when it is asked for it; later ones leave that to the shim.
+    [ "$(containerd --version | grep -c ' v\?2\.1\.')" = 1 ] || [ "$(grep -c ' erofs ' /proc/mounts)" = "$mounts" ] ||
+        fail "mounted: $(grep ' erofs ' /proc/mounts)"
+    "$slipway" image rm "$chain" >/dev/null || fail "the image of EROFS layers stays"
+    ok "layers of the EROFS snapshotter are one image, made once, and nothing is mounted for it"
+fi
+
 run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
 pid=$(shims); [ "$(wc -w <<<"$pid")" = 1 ] || fail "shims: $pid"
 private=$(awk '/^Private_/ { sum += $2 } END { print sum }' "/proc/$pid/smaps_rollup")

@@ -7,9 +7,10 @@
 //! after one that died (`delete`).
 //! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
-//! (`io`). What containerd asks for is translated in `spec` and `create`, its root is made an image
-//! in `rootfs` and `mount`, and what happens is told in `events`. `refresh` keeps the container's
-//! `copies` of the host's files up to date.
+//! (`io`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
+//! `layers`; of the EROFS snapshotter `erofs`) is made an image in `rootfs` and `mount`, and what
+//! happens is told in `events`. `refresh` keeps the container's `copies` of the host's files up to
+//! date.
 //!
 //! | call of containerd's | becomes |
 //! |---|---|
@@ -51,13 +52,16 @@
 //! same reason the container's configuration has structures of the fields that are used.
 
 mod args;
+mod content;
 mod copies;
 mod create;
 mod daemon;
 mod delete;
+mod erofs;
 mod events;
 mod forward;
 mod io;
+mod layers;
 mod log;
 mod mount;
 mod names;
@@ -90,6 +94,9 @@ use std::process::ExitCode;
 use args::{Args, Command};
 use prost::Message;
 
+/// The annotation of a runtime by which containerd from version 2.2 on leaves mounts to it.
+const ALLOWED_MOUNTS: &str = "containerd.io/runtime-allow-mounts";
+
 /// Runs the program with the command line of this process.
 pub fn main() -> ExitCode {
     match args::parse(std::env::args().skip(1)).and_then(|args| run(&args)) {
@@ -120,7 +127,8 @@ fn info() -> Vec<u8> {
     // The type of the OCI runtime specification's features, whose messages are JSON.
     let type_url = "types.containerd.io/opencontainers/runtime-spec/1/features/Features".to_owned();
     let features = Some(containerd::Any { type_url, value: features().to_string().into_bytes() });
-    containerd::RuntimeInfo { name, version, features }.encode_to_vec()
+    let annotations = [(ALLOWED_MOUNTS.to_owned(), erofs::MOUNT_TYPES.to_owned())].into();
+    containerd::RuntimeInfo { name, version, features, annotations }.encode_to_vec()
 }
 
 /// Returns the features by the OCI runtime specification (*features.md*): containerd offers
@@ -157,6 +165,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn containerd_leaves_mounts_of_erofs_to_this_runtime() {
+        let info = containerd::RuntimeInfo::decode(info().as_slice()).unwrap();
+        let types: Vec<_> = info.annotations[ALLOWED_MOUNTS].split(',').collect();
+        assert_eq!(types, ["erofs", "format/*", "mkdir/*", "mkfs/*"]);
+    }
 
     #[test]
     fn a_thread_that_hangs_does_not_keep_the_program() {

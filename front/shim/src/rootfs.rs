@@ -3,14 +3,13 @@
 //! containerd gives a root as mounts: most often an overlay of read-only layers below an empty
 //! writable one, which no guest needs, since each sandbox has a writable layer of its own. So an
 //! image is made of the layers alone, once for each chain of layers, and found again by a key of
-//! their identities. A root with content of its own becomes an image for its container alone,
-//! which goes with it.
+//! their identities ([`crate::content`]). A root with content of its own becomes an image for its
+//! container alone, which goes with it.
 //!
 //! The program `slipway` makes the images. What must be mounted for it is mounted read-only in a
 //! mount namespace of the importer's own ([`crate::mount`]), which goes with that process: nothing
 //! stays mounted, whoever is killed.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -22,8 +21,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::containerd::Mount;
+use crate::content::content;
 use crate::daemon::{Daemon, failure};
-use crate::mount::{Import, is_bind};
+use crate::layers::Source;
+use crate::mount::Import;
 use crate::ttrpc::Failure;
 
 /// The environment variable that names the program `slipway`.
@@ -62,30 +63,13 @@ pub struct Root {
     pub is_private: bool,
 }
 
-/// The content of a root.
-#[derive(Debug, PartialEq)]
-struct Content {
-    source: Source,
-    /// The identity of content that does not change. `None`: the content is one container's.
-    key: Option<String>,
-}
-
-#[derive(Debug, PartialEq)]
-enum Source {
-    /// A folder.
-    Folder(PathBuf),
-    /// Layers, the uppermost first.
-    Layers(Vec<PathBuf>, Vec<String>),
-    /// A file system.
-    Device(Mount),
-}
-
 /// Makes an image of a root, or finds it.
 ///
 /// # Errors
 /// The root is of a kind that cannot be read, or `slipway` failed.
 pub async fn prepare(daemon: &Daemon, wanted: &Wanted<'_>) -> Result<Root, Failure> {
-    let content = content(wanted)?;
+    let path = wanted.path.filter(|path| !path.is_empty());
+    let content = content(wanted.mounts, path.map(|path| wanted.bundle.join(path)))?;
     let mut client = daemon.connect().await?;
     let status = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
     let tool = Tool::new(daemon, &status.get_ref().data_dir);
@@ -139,99 +123,6 @@ async fn lock(daemon: &Daemon, key: &str) -> Result<Lock, String> {
     taken.await.map_err(|error| error.to_string())?
 }
 
-/// Finds out where the content of a root is.
-fn content(wanted: &Wanted<'_>) -> Result<Content, String> {
-    match wanted.mounts {
-        [] => {
-            let path =
-                wanted.path.filter(|path| !path.is_empty()).ok_or("the container has no root")?;
-            Ok(Content { source: Source::Folder(wanted.bundle.join(path)), key: None })
-        }
-        [mount] if mount.r#type == "overlay" => overlay(mount),
-        [mount] if is_bind(&mount.r#type, &mount.options) => bind(mount),
-        [mount] => Ok(Content { source: Source::Device(mount.clone()), key: None }),
-        more => Err(format!(
-            "the root has {} mounts on each other, which is not supported: use the snapshotter \
-             overlayfs",
-            more.len()
-        )),
-    }
-}
-
-/// Takes a bind mount. A read-only one is a layer that was committed; in others their container's
-/// files may be.
-fn bind(mount: &Mount) -> Result<Content, String> {
-    let path = PathBuf::from(&mount.source);
-    let is_fixed = mount.options.iter().any(|option| option == "ro");
-    let key = if is_fixed { Some(key_of([path.as_path()])?) } else { None };
-    Ok(Content { source: Source::Folder(path), key })
-}
-
-/// Takes an overlay apart.
-fn overlay(mount: &Mount) -> Result<Content, String> {
-    let mut layers = Vec::new();
-    let mut upper = None;
-    let mut rest = Vec::new();
-    for option in &mount.options {
-        match option.split_once('=') {
-            Some(("lowerdir", list)) => layers = list.split(':').map(PathBuf::from).collect(),
-            Some(("upperdir", path)) => upper = Some(PathBuf::from(path)),
-            // They matter only for the writable layer, which is not mounted.
-            Some(("workdir" | "fsync" | "nfs_export" | "uuid", _)) | None => {}
-            Some(("index" | "userxattr" | "metacopy" | "redirect_dir" | "xino", _)) => {
-                rest.push(option.clone());
-            }
-            Some((name, _)) => {
-                return Err(format!(
-                    "the root's overlay has the option {name}, which is not supported"
-                ));
-            }
-        }
-    }
-    rest.extend(mount.options.iter().filter(|option| *option == "userxattr").cloned());
-    if layers.is_empty() || layers.iter().any(|layer| !layer.is_absolute()) {
-        return Err("the root's overlay names no layers".to_owned());
-    }
-    let changed = match &upper {
-        Some(upper) => !is_empty(upper)?,
-        None => false,
-    };
-    let key = if changed { None } else { Some(key_of(layers.iter().map(PathBuf::as_path))?) };
-    if let Some(upper) = upper.filter(|_| changed) {
-        layers.insert(0, upper);
-    }
-    let source = match <[PathBuf; 1]>::try_from(layers) {
-        Ok([only]) => Source::Folder(only),
-        Err(layers) => Source::Layers(layers, rest),
-    };
-    Ok(Content { source, key })
-}
-
-fn is_empty(dir: &Path) -> Result<bool, String> {
-    let mut entries =
-        std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    Ok(entries.next().is_none())
-}
-
-/// Returns the key of layers: a digest of what tells each of them from every other folder of this
-/// host that is or was there.
-fn key_of<'a>(layers: impl IntoIterator<Item = &'a Path>) -> Result<String, String> {
-    let mut digest = Sha256::new();
-    for layer in layers {
-        let metadata =
-            std::fs::metadata(layer).map_err(|error| format!("{}: {error}", layer.display()))?;
-        let path = layer.as_os_str().as_encoded_bytes();
-        digest.update((path.len() as u64).to_le_bytes());
-        digest.update(path);
-        for number in
-            [metadata.dev(), metadata.ino(), metadata.ctime() as u64, metadata.ctime_nsec() as u64]
-        {
-            digest.update(number.to_le_bytes());
-        }
-    }
-    Ok(hex::encode(&digest.finalize()[..16]))
-}
-
 /// The program `slipway`.
 struct Tool {
     program: PathBuf,
@@ -280,6 +171,10 @@ impl Tool {
                 let words = ["image", "import", &from(path), image, "--replace"];
                 return last_line(&self.run(self.command(&words), &[]).await?);
             }
+            Source::Erofs(layers) => {
+                let words = ["image", "import", &of_files(layers)?, image, "--replace"];
+                return last_line(&self.run(self.command(&words), &[]).await?);
+            }
             Source::Layers(layers, options) => import(layers, "overlay", "overlay", options),
             Source::Device(mount) => import(&[], &mount.r#type, &mount.source, &mount.options),
         };
@@ -325,6 +220,19 @@ async fn read(pipe: impl AsyncRead + Unpin) -> std::io::Result<Vec<u8>> {
 
 fn from(path: &Path) -> String {
     format!("dir:{}", path.display())
+}
+
+/// Names layers for the importer, which reads them without mounting them.
+fn of_files(layers: &[PathBuf]) -> Result<String, String> {
+    let mut list = String::from("layers");
+    for layer in layers {
+        let path = layer.to_str().filter(|path| path.starts_with('/') && !path.contains(':'));
+        let path =
+            path.ok_or_else(|| format!("a layer's path has a colon: {}", layer.display()))?;
+        list.push(':');
+        list.push_str(path);
+    }
+    Ok(list)
 }
 
 /// Returns the program `slipway`: the one that is named, the one beside this program, or the one
