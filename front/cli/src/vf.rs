@@ -30,7 +30,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
         }
         VfCommand::Take { pool, owner, json } => {
             let (pool, owner) = (pool.clone(), owner.clone());
-            let request = vf_v1::TakeRequest { pool, owner, client: None };
+            let request = vf_v1::TakeRequest { pool, owner, client: None, number: None };
             let reply = client.take(request).await.map_err(|status| refused(&status))?;
             let vf_v1::Lease { number, id, socket_path, mac, .. } = reply.into_inner();
             if *json {

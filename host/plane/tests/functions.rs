@@ -58,7 +58,7 @@ fn take_for(
     client: Option<vf_v1::Client>,
 ) -> vf_v1::Lease {
     loop {
-        match functions.take(pool, &owner(id), client.clone()) {
+        match functions.take(pool, &owner(id), None, client.clone()) {
             Ok(lease) => return lease,
             Err(VfError::Pool(slipway_vf_pool::Error::Empty { counts, .. }))
                 if counts.returning > 0 =>

@@ -15,6 +15,16 @@ pub enum Error {
         /// The number of VFs in each state.
         counts: Counts,
     },
+    /// The VF that was asked for by its number is not ready.
+    #[error("VF {vf} of pool {pool} is not ready: it is {state}")]
+    Unready {
+        /// The pool's name.
+        pool: String,
+        /// The VF.
+        vf: u32,
+        /// The VF's state in a word or two.
+        state: &'static str,
+    },
     /// The owner has a VF of the pool already.
     #[error("{owner} has VF {vf} of pool {pool} already; it is to be returned first")]
     Held {

@@ -120,25 +120,32 @@ impl<D: Device> Pool<D> {
     /// [`Error::Empty`], [`Error::Held`], [`Error::Ledger`], [`Error::Withdrawn`],
     /// [`Error::Unfit`]. The owner has nothing new then.
     pub fn take(&self, owner: &Owner) -> Result<Lease<D::Access>, Error> {
-        self.take_prepared(owner, |_| {})
+        self.take_prepared(owner, None, |_| {})
     }
 
-    /// Gives `owner` a ready VF as [`take`](Self::take) does. Before the owner is let in, `prepare`
-    /// tells the device what is particular to this owner, for its next [`Device::admit`] alone; it
-    /// must neither block nor panic.
+    /// Gives `owner` a ready VF as [`take`](Self::take) does, or the one that `number` names. Before
+    /// the owner is let in, `prepare` tells the device what is particular to this owner, for its
+    /// next [`Device::admit`] alone; it must neither block nor panic.
     ///
     /// # Errors
-    /// The errors of [`take`](Self::take).
+    /// The errors of [`take`](Self::take), with [`Error::NoVf`] and [`Error::Unready`] in place of
+    /// [`Error::Empty`] for a VF that is named.
     pub fn take_prepared(
         &self,
         owner: &Owner,
+        number: Option<u32>,
         prepare: impl FnOnce(&mut D),
     ) -> Result<Lease<D::Access>, Error> {
         let inner = &self.inner;
         let now = now_ns();
         let record = Record { standing: Standing::Taken { owner: owner.clone() }, since_ns: now };
         let write = |vf| inner.ledger.write(self.name(), vf, Some(&record));
-        match inner.shelf.take(owner, now, write, prepare) {
+        number.map_or(Ok(()), |vf| self.check(vf))?;
+        let taken = match number {
+            Some(vf) => inner.shelf.take_one(vf, owner, now, write, prepare),
+            None => inner.shelf.take(owner, now, write, prepare),
+        };
+        match taken {
             Ok((vf, access)) => Ok(Lease { vf, access }),
             Err(NotTaken::Refused(refusal)) => Err(self.error(0, owner, refusal)),
             Err(NotTaken::Unwritten(error, job)) => {
@@ -306,6 +313,7 @@ impl<D: Device> Pool<D> {
         let pool = self.name().to_owned();
         match refusal {
             Refusal::Empty(counts) => Error::Empty { pool, counts },
+            Refusal::Unready(vf, state) => Error::Unready { pool, vf, state },
             Refusal::Held(vf) => Error::Held { pool, owner: owner.clone(), vf },
             Refusal::NotTaken(state) | Refusal::InUse(_, state) => {
                 Error::NotTaken { pool, vf, state }

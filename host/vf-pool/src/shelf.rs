@@ -61,6 +61,29 @@ impl<D: Device> Shelf<D> {
         prepare: impl FnOnce(&mut D),
     ) -> Result<(u32, D::Access), NotTaken<E>> {
         let vf = self.table().take(owner, now_ns).map_err(NotTaken::Refused)?;
+        self.hand_over(vf, write, prepare)
+    }
+
+    /// Gives `owner` this VF, if it is ready, as [`take`](Self::take) does.
+    pub(crate) fn take_one<E>(
+        &self,
+        vf: u32,
+        owner: &Owner,
+        now_ns: u64,
+        write: impl FnOnce(u32) -> Result<(), E>,
+        prepare: impl FnOnce(&mut D),
+    ) -> Result<(u32, D::Access), NotTaken<E>> {
+        self.table().take_one(vf, owner, now_ns).map_err(NotTaken::Refused)?;
+        self.hand_over(vf, write, prepare)
+    }
+
+    /// Hands over a VF that the table says is being taken.
+    fn hand_over<E>(
+        &self,
+        vf: u32,
+        write: impl FnOnce(u32) -> Result<(), E>,
+        prepare: impl FnOnce(&mut D),
+    ) -> Result<(u32, D::Access), NotTaken<E>> {
         if let Err(error) = write(vf) {
             let job = self.table().undo_take(vf);
             return Err(NotTaken::Unwritten(error, job));

@@ -1,5 +1,5 @@
 //! The state of each VF, the queue of ready ones, and the owners. Every operation takes constant
-//! time, except those on a set or on the whole pool.
+//! time, except the taking of a VF by its number and those on a set or on the whole pool.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -100,6 +100,7 @@ impl Counts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Empty(Counts),
+    Unready(u32, &'static str),
     Held(u32),
     NotTaken(&'static str),
     Other(Owner),
@@ -175,10 +176,32 @@ impl Table {
         let Some(vf) = self.ready.pop_front() else {
             return Err(Refusal::Empty(self.counts()));
         };
+        self.begin_take(vf, owner, since_ns);
+        Ok(vf)
+    }
+
+    /// Gives the owner this VF, if it is ready, as [`take`](Self::take) does.
+    pub(crate) fn take_one(
+        &mut self,
+        vf: u32,
+        owner: &Owner,
+        since_ns: u64,
+    ) -> Result<(), Refusal> {
+        if let Some(vf) = self.owners.get(owner) {
+            return Err(Refusal::Held(*vf));
+        }
+        let Some(place) = self.ready.iter().position(|one| *one == vf) else {
+            return Err(Refusal::Unready(vf, self.vf(vf).state.word()));
+        };
+        self.ready.remove(place);
+        self.begin_take(vf, owner, since_ns);
+        Ok(())
+    }
+
+    fn begin_take(&mut self, vf: u32, owner: &Owner, since_ns: u64) {
         self.vf(vf).takes += 1;
         self.vf(vf).is_taking = true;
         self.occupy(vf, owner.clone(), since_ns);
-        Ok(vf)
     }
 
     /// Notes an owner who has had the VF since before this process. Returns the job. Returns `None`

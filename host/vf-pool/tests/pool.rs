@@ -35,6 +35,30 @@ fn a_vf_goes_from_owner_to_owner_and_is_reset_between() {
 }
 
 #[test]
+fn a_vf_is_taken_by_its_number_if_that_one_is_ready() {
+    let bench = Bench::new();
+    let pool = bench.pool(3, 3, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    let take = |vf, id| pool.take_prepared(&owner(id), Some(vf), |_| {});
+    assert_eq!(take(1, "a").unwrap().vf, 1);
+    let taken = take(1, "b").unwrap_err().to_string();
+    assert_eq!(taken, "VF 1 of pool test is not ready: it is taken");
+    assert!(matches!(take(2, "a"), Err(Error::Held { vf: 1, .. })));
+    assert!(matches!(take(3, "b"), Err(Error::NoVf { vf: 3, count: 3, .. })));
+    let held = bench.hold("reset");
+    pool.give_back(1, &owner("a")).unwrap();
+    let resetting = take(1, "b").unwrap_err();
+    assert!(matches!(resetting, Error::Unready { vf: 1, state: "being reset", .. }));
+    drop(held);
+    assert!(pool.settle(PATIENCE));
+    assert_eq!(take(1, "b").unwrap().vf, 1);
+    // The others are there for those that name none.
+    let rest = ["c", "d"].map(|id| pool.take(&owner(id)).unwrap().vf);
+    assert_eq!(rest, [0, 2]);
+    assert!(pool.take(&owner("e")).is_err());
+}
+
+#[test]
 fn an_empty_pool_says_how_many_are_being_reset() {
     let bench = Bench::new();
     let pool = bench.pool(3, 3, 1, PATIENCE);

@@ -209,7 +209,7 @@ impl VirtualFunctions {
         Ok(())
     }
 
-    /// Gives `owner` a VF, for `client` if that is said.
+    /// Gives `owner` a VF, the one that `number` names if it does, for `client` if that is said.
     ///
     /// # Errors
     /// [`VfError`].
@@ -217,13 +217,15 @@ impl VirtualFunctions {
         &self,
         pool: &str,
         owner: &Owner,
+        number: Option<u32>,
         client: Option<vf_v1::Client>,
     ) -> Result<vf_v1::Lease, VfError> {
         let entry = self.entry(pool)?;
         if let Some(client) = &client {
             template::check_client(&entry.template, client).map_err(VfError::Invalid)?;
         }
-        let lease = entry.pool.take_prepared(owner, |function| function.prepare(client))?;
+        let prepare = |function: &mut Function| function.prepare(client);
+        let lease = entry.pool.take_prepared(owner, number, prepare)?;
         Ok(vf_v1::Lease { number: lease.vf, ..lease.access })
     }
 

@@ -22,6 +22,10 @@ impl From<VfError> for Status {
             VfError::Pool(PoolError::Empty { .. } | PoolError::Threads { .. }) => {
                 Self::resource_exhausted(message)
             }
+            // It is ready soon, by all that is known.
+            VfError::Pool(PoolError::Unready { state, .. }) if state == State::Returning.word() => {
+                Self::resource_exhausted(message)
+            }
             VfError::InUse(..)
             | VfError::NoLedger(_)
             | VfError::Whole(_)
@@ -152,8 +156,8 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         request: Request<vf_v1::TakeRequest>,
     ) -> Result<Response<vf_v1::Lease>, Status> {
         let (functions, request) = (self.clone(), request.into_inner());
-        blocking(move || functions.take(&request.pool, &owner(&request.owner)?, request.client))
-            .await
+        let vf_v1::TakeRequest { pool, owner: taker, client, number } = request;
+        blocking(move || functions.take(&pool, &owner(&taker)?, number, client)).await
     }
 
     async fn r#return(

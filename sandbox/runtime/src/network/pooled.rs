@@ -111,7 +111,7 @@ async fn lease(
         addresses: network.addresses(),
     };
     let (name, owner) = (pool.name.clone(), owner(record));
-    let request = vf_v1::TakeRequest { pool: name, owner, client: Some(client) };
+    let request = vf_v1::TakeRequest { pool: name, owner, client: Some(client), number: None };
     let lease = node.functions.clone().take(request).await;
     let lease = lease.map_err(|status| refused(&status))?.into_inner();
     if let Err(error) = serves(&lease, network, &pool.name) {
