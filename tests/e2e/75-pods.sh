@@ -18,6 +18,7 @@ print(*sorted(c["name"] + ":" + c["state"] for s in json.load(sys.stdin) if s["n
 vmm() { "$slipway" ps --json | python3 -c 'import json,sys
 print(*[s["vmm_pid"] for s in json.load(sys.stdin) if s["name"].startswith(sys.argv[1] + "-")])' "$1"; }
 
+echo 'pod_functions = 1' >>"$SLIPWAY_CONFIG"
 start_keeper
 start_daemon
 member none "$image" lonely true 2>"$work/err" && fail "a container ran without its pod"
@@ -99,6 +100,24 @@ else
     printf 'SKIPPED: %s\n' "e2e/$test_name: a block device of the host needs a loop device: $(cat "$work/err")"
 fi
 
+# A function of a pool, by the mount that `slipway device-plugin` has kubelet make.
+functions=$(realpath "$SLIPWAY_RUN_DIR")/functions
+rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+mkdir -p "$functions" && : >"$functions/fast.1" && "$slipway" vf create fast --disk ram:1M --count 2 >/dev/null || fail "vf create: $(explain)"
+given=(--mount "type=bind,src=$functions/fast.1,dst=/proc/slipway/functions/fast.1,options=rbind:ro")
+owners() { "$slipway" vf inspect fast | python3 -c 'import json, sys
+print(*(vf["state"] + vf["owner"][:12] for vf in json.load(sys.stdin)[0]["functions"]), sep=",")'; }
+owned() { [ "$(owners)" = "$1" ]; }
+said=$(member web --rm "${given[@]}" "$image" holder sh -c "head -c 4 /dev/slipway/fast-0 | tr '\\0' 0
+    printf marked | dd of=/dev/slipway/fast-0 bs=512 conv=sync 2>/dev/null; sync" 2>"$work/err") || fail "a function: $said $(cat "$work/err") $(explain)"
+[ "$said" = 0000 ] || fail "a function is not empty: $said"
+owned ready,takenslipway-pod: || fail "the pool: $(owners)"
+member web --rm --mount "type=bind,src=$work,dst=/proc/slipway/functions/fast.0,options=rbind:ro" "$image" other true 2>"$work/err" &&
+    fail "a function was given that kubelet did not give"
+grep -q 'slipway.dev/POOL' "$work/err" || fail "another mount: $(cat "$work/err")"
+c container delete other >/dev/null 2>&1
+ok "a container has the function of a pool that kubelet gave it, empty; a mount of something else is refused"
+
 # containerd dies and comes back, and a container ends meanwhile.
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
 sandbox=$("$slipway" ps --quiet | grep '^web-[0-9a-f]*$') || fail "no pod: $("$slipway" ps)"
@@ -114,13 +133,14 @@ c task kill -s SIGTERM two || fail "kill: $(explain)"
 wait_until 60 stopped two || fail "after SIGTERM: $(c task ls) $(explain)"
 deleted two; ended_with 6
 [ -z "$(in_daemon web)" ] && running web || fail "after the last container: $("$slipway" ps)"
-started web "$image" three sleep 1000
+started web "${given[@]}" "$image" three sleep 1000
 started web "$image" lines sh -c 'i=0; while :; do i=$((i + 1)); echo "line $i"; sleep 0.1; done'
 kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
 rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
 start_daemon
 wait_until 60 inside three true || fail "after the daemon's death: $(explain)"
 running web && running lines || fail "after the daemon's death: $(c task ls)"
+[ "$(inside three head -c 6 /dev/slipway/fast-0)" = marked ] || fail "a function after the daemon's death: $(explain)"
 ok "containers go one by one; the daemon was killed, and the pod and its containers ran on"
 
 c task kill -s SIGTERM web || fail "kill: $(explain)"
@@ -133,7 +153,9 @@ deleted web
 deleted lines
 gone() { [ -z "$("$slipway" ps --quiet)$(c task ls -q)$(shims)" ]; }
 wait_until 60 gone || fail "after the pod's end: $("$slipway" ps) $(c task ls) shims: $(shims)"
-ok "SIGTERM ends a pod with its containers, and its shim with the last of them"
+wait_until 60 owned ready,ready || fail "the pool after the pod's end: $(owners)"
+"$slipway" vf rm fast >/dev/null || fail "vf rm: $(explain)"
+ok "SIGTERM ends a pod with its containers, and its shim with the last of them; its function goes back"
 
 pod brief
 started brief "$image" inner sleep 1000

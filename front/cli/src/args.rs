@@ -42,7 +42,7 @@ pub use socket::{
     SocketTopArgs,
 };
 pub use template::{TemplateCommand, TemplateCreateArgs};
-pub use vf::{VfCommand, VfCreateArgs, VfNumberArgs};
+pub use vf::{DevicePluginArgs, VfCommand, VfCreateArgs, VfNumberArgs};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -155,6 +155,12 @@ pub enum Command {
     /// Manage pools of virtual functions, which are reset and empty before they are asked for
     #[command(subcommand)]
     Vf(VfCommand),
+    /// Advertise functions of pools of disks to the node's kubelet, for which pods of Slipway's
+    /// runtime then ask as slipway.dev/POOL
+    ///
+    /// It serves until it is ended, and waits for a kubelet and a daemon that are not there. Pods
+    /// that have functions go on without it.
+    DevicePlugin(DevicePluginArgs),
     /// Print the figures of the pool of memory
     Pool(PoolArgs),
     /// Print the node's figures for Prometheus, or serve them

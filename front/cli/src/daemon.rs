@@ -154,6 +154,7 @@ fn check_settings(config: &Config) -> Result<()> {
     config.shares_roots()?;
     config.cpu_template()?;
     config.check_cgroups()?;
+    config.check_functions()?;
     Ok(())
 }
 

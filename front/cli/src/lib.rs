@@ -1,9 +1,9 @@
 //! The command lines of `slipway` and of `slipway-bench`, for people.
 //!
 //! `args` is the command line as data; every other file is one group of commands. `daemon`,
-//! `keeper` and `socket engine` serve. The other commands are clients of the daemon's socket
-//! (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`, `man` and benchmarks
-//! without guests, which need no daemon.
+//! `keeper`, `socket engine` and `device-plugin` serve. The other commands are clients of the
+//! daemon's socket (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`, `man`
+//! and benchmarks without guests, which need no daemon.
 //!
 //! Benchmarks are a program of their own, `slipway-bench`, which is installed beside `slipway` and
 //! which `slipway bench` becomes: the program that runs containers carries none of them.
@@ -21,6 +21,7 @@ mod bench;
 mod client;
 mod copy;
 mod daemon;
+mod device_plugin;
 mod disk;
 mod doctor;
 mod endpoint;
@@ -207,6 +208,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
         Command::Vf(command) => return vf::command(&cli.node, &config, command).await,
+        Command::DevicePlugin(args) => return device_plugin::device_plugin(&config, args).await,
         Command::Pool(args) => return pool::pool(&cli.node, &config, args).await,
         Command::Metrics(args) => return metrics::metrics(&config, args).await,
         Command::Network(command) => return network::command(&cli.node, &config, command).await,

@@ -162,7 +162,8 @@ impl Maker<'_> {
             return Err(Failure::new(Code::FailedPrecondition, message));
         }
         let read_only = oci.root.readonly;
-        let container = Container { id: &request.id, in_pod: true, read_only };
+        let functions = &self.daemon.functions();
+        let container = Container { id: &request.id, in_pod: true, read_only, functions };
         let processes = [task.pid(), std::process::id()];
         let namespaces = PodNamespaces { network, processes };
         let mut run = spec::member_spec(oci, container, namespaces).map_err(invalid)?;
@@ -178,7 +179,8 @@ impl Maker<'_> {
         name: &str,
     ) -> Result<Made, Failure> {
         let read_only = oci.root.readonly;
-        let container = Container { id: &request.id, in_pod: false, read_only };
+        let functions = &self.daemon.functions();
+        let container = Container { id: &request.id, in_pod: false, read_only, functions };
         let mut run = spec::run_spec(oci, container).map_err(invalid)?;
         let content = self.content(request, oci, container, name, &mut run).await?;
         Ok(Made { kind: Kind::Alone, run, content })

@@ -45,6 +45,14 @@ impl Daemon {
         &self.run_dir
     }
 
+    /// Returns the directory of the files that stand for functions of pools, without symbolic
+    /// links, as container runtimes name the source of a mount.
+    pub fn functions(&self) -> String {
+        let run_dir = std::fs::canonicalize(&self.run_dir);
+        let run_dir = run_dir.unwrap_or_else(|_| self.run_dir.clone());
+        run_dir.join("functions").to_string_lossy().into_owned()
+    }
+
     /// Returns the daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("slipway.sock")

@@ -39,7 +39,8 @@ fn payload(bytes: &[u8]) {
 
 fn json(bytes: &[u8]) {
     if let Ok(oci) = serde_json::from_slice::<Oci>(bytes) {
-        let container = Container { id: "one", in_pod: false, read_only: oci.root.readonly };
+        let (read_only, functions) = (oci.root.readonly, "/run/slipway/functions");
+        let container = Container { id: "one", in_pod: false, read_only, functions };
         let member = Container { in_pod: true, ..container };
         let alone = spec::run_spec(&oci, container);
         let pod = spec::PodNamespaces { network: "/run/netns/one", processes: [1, 2] };

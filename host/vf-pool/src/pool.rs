@@ -123,9 +123,9 @@ impl<D: Device> Pool<D> {
         self.take_prepared(owner, None, |_| {})
     }
 
-    /// Gives `owner` a ready VF as [`take`](Self::take) does, or the one that `number` names. Before
-    /// the owner is let in, `prepare` tells the device what is particular to this owner, for its
-    /// next [`Device::admit`] alone; it must neither block nor panic.
+    /// Gives `owner` a ready VF as [`take`](Self::take) does, or the one that `number` names.
+    /// Before the owner is let in, `prepare` tells the device what is particular to this owner, for
+    /// its next [`Device::admit`] alone; it must neither block nor panic.
     ///
     /// # Errors
     /// The errors of [`take`](Self::take), with [`Error::NoVf`] and [`Error::Unready`] in place of

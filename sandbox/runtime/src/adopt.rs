@@ -22,7 +22,7 @@ use crate::record::{Record, SandboxState};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, cpus, function, network, resize, shares, sockets};
+use crate::{Error, Result, cpus, function, network, pod_functions, resize, shares, sockets};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
@@ -70,6 +70,9 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let holds = network::holds(node, &record).await?;
     if record.network.is_some() && !(holds && serves(node, &net, &left.record).await?) {
         return Err(lost("its network ended with the daemon"));
+    }
+    if !pod_functions::holds(node, &record).await? {
+        return Err(lost("a function of a pool of disks ended with the daemon"));
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();

@@ -10,6 +10,9 @@ use crate::{Error, Result};
 
 /// The settings file that is read unless another is given.
 pub const CONFIG_FILE: &str = "/etc/slipway/config.toml";
+/// The most functions of pools that a pod's machine can have room for, each of which is a slot of
+/// its bus.
+pub const MOST_FUNCTIONS: u32 = 8;
 
 /// Settings of a node. Every field has a default; a file needs to name only what differs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -95,6 +98,8 @@ pub struct Config {
     /// one is ready on the switch of their network. Empty: none; each interface is made when its
     /// sandbox starts.
     pub vf_pool: String,
+    /// The number of functions of pools that the microVM of a pod has room for, at most 8. 0: none.
+    pub pod_functions: u32,
     /// The most templates that the node makes by itself, for sandboxes with "auto"; 0: none.
     pub auto_templates: u32,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
@@ -140,6 +145,7 @@ impl Default for Config {
             keeper: false,
             network: "auto".into(),
             vf_pool: String::new(),
+            pod_functions: 0,
             auto_templates: 8,
             network_reach: "all".into(),
             network_allow: Vec::new(),
@@ -237,6 +243,18 @@ impl Config {
             return Err(Error::Invalid(format!(
                 "cgroup_pool = {pool}: at most {most}, as many as there can be sandboxes"
             )));
+        }
+        Ok(())
+    }
+
+    /// Checks the number of functions of a pod.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is more than a machine has room for.
+    pub fn check_functions(&self) -> Result<()> {
+        let (asked, most) = (self.pod_functions, MOST_FUNCTIONS);
+        if asked > most {
+            return Err(Error::Invalid(format!("pod_functions = {asked}: at most {most}")));
         }
         Ok(())
     }

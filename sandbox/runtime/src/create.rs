@@ -17,8 +17,8 @@ use crate::templates::AUTO;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, cpus, emulated, name, network, pod, process, resize, shares, sockets,
-    start, volume,
+    Error, Result, copies, cpus, emulated, name, network, pod, pod_functions, process, resize,
+    shares, sockets, start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -43,6 +43,7 @@ impl Node {
         spec: &RunSpec,
         saves: Option<Saves>,
     ) -> Result<Arc<Sandbox>> {
+        pod_functions::refuse(spec)?;
         let lane = self.lane();
         let settings = match spec.makes_pod {
             true => of_pod(spec)?,
@@ -153,6 +154,9 @@ impl Node {
             shares: Vec::new(),
             trees: 0,
             share_server: ShareServer::None,
+            function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
+            functions: Vec::new(),
+            plugs: 0,
             client_memory: None,
             shared_root: None,
             cgroup: None,

@@ -17,7 +17,7 @@ use crate::container::OWN;
 use crate::node::Node;
 use crate::record::{Added, Device, Disks, Record, Volume};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, network, process, shares, volume};
+use crate::{Error, Result, network, pod_functions, process, shares, volume};
 
 /// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
@@ -198,7 +198,7 @@ pub fn create_added(
             read_only: added.settings.read_only,
             shared_image: false,
         }),
-        volumes: volumes_of(added, disks),
+        volumes: volumes_of(record, added, disks),
         process: Some(process::agent_spec(&added.settings.process)),
         hostname: added.hostname.clone(),
         privileged: added.settings.privileged,
@@ -238,9 +238,10 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
 }
 
 /// Returns the volumes of a container of a pod.
-fn volumes_of(added: &Added, disks: &Disks) -> Vec<agent_v1::Volume> {
+fn volumes_of(record: &Record, added: &Added, disks: &Disks) -> Vec<agent_v1::Volume> {
     let all = added.volumes.iter().zip(&disks.volumes);
-    all.map(|(volume, nsid)| agent_volume(volume, Some(block_device(0, *nsid)))).collect()
+    let own = all.map(|(volume, nsid)| agent_volume(volume, Some(block_device(0, *nsid))));
+    own.chain(pod_functions::volumes(record, added)).collect()
 }
 
 fn agent_volume(volume: &Volume, device: Option<agent_v1::BlockDevice>) -> agent_v1::Volume {

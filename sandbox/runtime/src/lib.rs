@@ -17,8 +17,8 @@
 //!   container). One function of it releases everything at the end, and also cleans up after a
 //!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
 //! - [`container`] is one container with its streams, and `target` a container that a call names;
-//!   `pod` adds containers to a sandbox that has none of its own, and `carrier` carries their
-//!   output;
+//!   `pod` adds containers to a sandbox that has none of its own, `pod_functions` gives them
+//!   functions of pools, and `carrier` carries their output;
 //! - `connect` carries connections of clients to ports of a sandbox;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
@@ -72,6 +72,7 @@ pub mod old_layers;
 mod pause;
 mod pod;
 mod pod_disks;
+mod pod_functions;
 pub mod proc;
 pub mod process;
 pub mod record;

@@ -11,7 +11,7 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
-use crate::{Error, Result, function, network, save, sockets, warm};
+use crate::{Error, Result, function, network, pod_functions, save, sockets, warm};
 
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
@@ -204,6 +204,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     sandbox.hold_memory(None);
     let endpoint = function::remove(node, &record).await;
     let network = network::release(node, &record).await;
+    pod_functions::give_back(node, sandbox).await;
     let run_dir = node.run_dir(&record.id);
     let dir = sandbox.lane.run(move || match std::fs::remove_dir_all(&run_dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -26,7 +26,8 @@ use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{
-    Error, Result, copies, function, log, name, pause, pod_disks, process, shares, volume,
+    Error, Result, copies, function, log, name, pause, pod_disks, pod_functions, process, shares,
+    volume,
 };
 
 /// The longest time that the end of a killed container may take.
@@ -53,7 +54,9 @@ impl Node {
         let shares = shares::check(&sandbox.looks, &spec.shares).await?;
         let (volumes, store) = (spec.volumes.clone(), sandbox.store.clone());
         let volumes = sandbox.lane.run(move || volume::check_in_pod(&volumes, &store)).await?;
-        let added = Added { shares, volumes, ..describe(spec, settings(&image, spec)?)? };
+        let functions = sandbox.look(|record| pod_functions::check(&spec.functions, record))?;
+        let described = describe(spec, settings(&image, spec)?)?;
+        let added = Added { shares, volumes, functions, ..described };
         let name = added.name.clone();
         let log = sandbox.store.added_log(&name);
         let container = Container::new(&name, log, SandboxState::Created);
@@ -210,6 +213,7 @@ fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         limits: limits(spec.resources.as_ref())?,
         disks: None,
         volumes: Vec::new(),
+        functions: Vec::new(),
         shares: Vec::new(),
         remove: spec.remove,
         shares_processes: spec.shares_processes,
@@ -367,6 +371,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let (image, volumes) = root.ok_or_else(gone)?;
     let disks = pod_disks::attach(node, target, &image, &volumes).await?;
     shares::join(node, target).await?;
+    pod_functions::join(node, target).await?;
     let copies = container.take_copies();
     let request = sandbox.look(|record| {
         let added = record.added(&container.name)?;

@@ -18,7 +18,7 @@ use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
 pub use self::container::{Added, Disks, Limits, Settings};
-pub use self::function::{FunctionPool, TakenFunction};
+pub use self::function::{FunctionPool, Given, TakenFunction, Wish};
 pub use self::memory::MemoryBounds;
 pub use self::network::{NamespaceInterface, Network, Nic, Route};
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
@@ -239,6 +239,15 @@ pub struct Record {
     /// The process that serves directories and files of the host.
     #[serde(default)]
     pub share_server: ShareServer,
+    /// The number of functions of pools that a pod's machine has room for.
+    #[serde(default)]
+    pub function_slots: u32,
+    /// The functions of pools that the containers of a pod were given, from before they are taken.
+    #[serde(default)]
+    pub functions: Vec<Given>,
+    /// The number of functions of pools that were added to the machine, or would have been.
+    #[serde(default)]
+    pub plugs: u32,
     /// The guest's memory, as servers of functions that are added later know it. Pods have it.
     #[serde(default)]
     pub client_memory: Option<ClientMemory>,

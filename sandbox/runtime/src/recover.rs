@@ -9,7 +9,7 @@ use crate::error::MOST_MESSAGE;
 use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, adopt, cgroup, life, network, old_layers};
+use crate::{Error, Result, adopt, cgroup, life, network, old_layers, pod_functions};
 
 impl Node {
     /// Takes over a node's data directory. If `keeps` says that sandboxes outlive daemons, intact
@@ -66,6 +66,9 @@ impl Node {
         cgroup::open(self, all_read).await;
         let live = live.map(|sandbox| sandbox.id.clone()).collect();
         network::reconcile(self, live, all_read).await;
+        if all_read {
+            pod_functions::reconcile(self).await;
+        }
         Ok(())
     }
 

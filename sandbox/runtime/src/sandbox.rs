@@ -59,6 +59,8 @@ pub struct Sandbox {
     size: Arc<tokio::sync::Mutex<()>>,
     /// Held while shares of containers of a pod are mounted or unmounted.
     pub(crate) shares: tokio::sync::Mutex<()>,
+    /// Held while a pod takes functions of pools or gives them back.
+    pub(crate) functions: tokio::sync::Mutex<()>,
     /// Looks at the host's files for the sandbox.
     pub(crate) looks: Looks,
 }
@@ -97,6 +99,7 @@ impl Sandbox {
             readers: Arc::new(Semaphore::new(MOST_READERS)),
             size: Arc::default(),
             shares: tokio::sync::Mutex::default(),
+            functions: tokio::sync::Mutex::default(),
             looks: Looks::new(MOST_LOOKS),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),

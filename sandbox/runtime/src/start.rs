@@ -30,8 +30,8 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::time::realtime_ns;
 use crate::{
-    Error, Result, automatic, emulated, fork, function, name, network, resize, root, shares,
-    sockets,
+    Error, Result, automatic, emulated, fork, function, name, network, pod_functions, resize, root,
+    shares, sockets,
 };
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
@@ -356,9 +356,7 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         cmdline: resize::words(record),
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
-        // For the function of shares, once a container has some.
-        // A template has one for pods; its forks have it whether or not they are one.
-        plug_slots: usize::from(record.pod || record.template.is_some()),
+        plug_slots: plug_slots(record),
         plug_cpus: record.max_cpus - record.cpus,
         disks: emulated::disks(record),
         nic: emulated::interface(record),
@@ -368,6 +366,14 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         cgroup_procs: Vec::new(),
         accel: accelerator(&record.accelerator)?,
     })
+}
+
+/// Returns the number of functions that can be added to a machine.
+fn plug_slots(record: &Record) -> usize {
+    // The function of shares, once a container has some. A template has a slot for pods; its forks
+    // have it whether or not they are one.
+    let shares = usize::from(record.pod || record.template.is_some());
+    shares + pod_functions::slots(record)
 }
 
 /// Parses the name of an accelerator.

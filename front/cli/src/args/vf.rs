@@ -1,6 +1,8 @@
-//! Arguments of `slipway vf`.
+//! Arguments of `slipway vf` and `slipway device-plugin`.
 
-use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
 
 use super::disk::DiskArg;
 
@@ -111,4 +113,20 @@ pub struct VfNumberArgs {
     /// Number of the function [default: all]
     #[arg(long, value_name = "N")]
     pub vf: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub struct DevicePluginArgs {
+    /// Names of pools [default: all pools of disks, those that are made later too]
+    pub pools: Vec<String>,
+    /// Kubelet's directory for device plugins
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins",
+          value_hint = ValueHint::DirPath)]
+    pub kubelet: PathBuf,
+    /// Print what would be advertised now, and end
+    #[arg(long)]
+    pub show: bool,
+    /// With --show: as JSON
+    #[arg(long, requires = "show")]
+    pub json: bool,
 }

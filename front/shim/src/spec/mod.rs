@@ -77,7 +77,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
 /// Translates a container's first process, and what it sees of files and devices.
 fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
     let privileged = security::is_privileged(oci);
-    let shares = mounts::plan(&oci.mounts, container)?.shares;
+    let mounts::Plan { shares, functions, .. } = mounts::plan(&oci.mounts, container)?;
     let volumes = devices::volumes(&oci.linux, privileged)?;
     check_rest(oci)?;
     let process = &oci.process;
@@ -94,6 +94,7 @@ fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         privileged,
         read_only: oci.root.readonly,
         shares,
+        functions,
         volumes,
         limits: process.rlimits.iter().map(limit).collect(),
         security: Some(security::of_container(oci)?),

@@ -3,7 +3,9 @@
 //! File systems of the kernel are the guest's own, and so is the memory that a pod shares. Files of
 //! the host are copied where a copy does: those that tell a container its name and the names of
 //! others, and Kubernetes' secrets and settings. All else of the host is shared with the guest, by
-//! a process of the sandbox's own. [`plan`] decides.
+//! a process of the sandbox's own. Some mounts stand for functions of pools: by them kubelet says
+//! which ones `slipway device-plugin` has given to a container, since mounts reach this program
+//! through every containerd without a setting. [`plan`] decides.
 
 use std::path::{Component, Path};
 
@@ -27,6 +29,9 @@ const NAMES: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// The memory that the containers of a pod share.
 const SHARED_MEMORY: &str = "/dev/shm";
+/// The directory of the mounts that stand for functions of pools, each named POOL.NUMBER. Other
+/// runtimes refuse mounts in /proc: a container of theirs does not run without what it asks for.
+const FUNCTIONS: &str = "/proc/slipway/functions/";
 /// File systems that the agent mounts itself, where it mounts them.
 const OWN_MOUNTS: [&str; 8] =
     ["/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys/fs/cgroup", "/run"];
@@ -48,6 +53,8 @@ pub struct Container<'a> {
     pub in_pod: bool,
     /// Set if its root is read-only.
     pub read_only: bool,
+    /// The directory of the host's files that stand for functions of pools.
+    pub functions: &'a str,
 }
 
 /// Where the content of a mount comes from.
@@ -59,6 +66,8 @@ pub enum Origin {
     Copy,
     /// The host's files, which the container shares.
     Share,
+    /// A function of a pool, for which it stands.
+    Function,
 }
 
 /// The parts of the host that a container gets.
@@ -68,6 +77,8 @@ pub struct Plan<'a> {
     pub copies: Vec<&'a Mount>,
     /// Directories and files that are shared.
     pub shares: Vec<v1::Share>,
+    /// Functions of pools.
+    pub functions: Vec<v1::PoolFunction>,
 }
 
 /// Decides what becomes of a container's mounts. Reads nothing.
@@ -86,6 +97,7 @@ pub fn plan<'a>(mounts: &'a [Mount], container: Container<'_>) -> Result<Plan<'a
         let is_hidden = || shared.iter().any(|share| place.starts_with(share));
         match origin {
             Origin::Guest => {}
+            Origin::Function => plan.functions.extend(function(mount)),
             Origin::Copy if !is_hidden() => plan.copies.push(mount),
             Origin::Copy | Origin::Share => {
                 // A later mount takes the place of an earlier one.
@@ -94,7 +106,42 @@ pub fn plan<'a>(mounts: &'a [Mount], container: Container<'_>) -> Result<Plan<'a
             }
         }
     }
+    name_devices(&mut plan.functions);
     Ok(plan)
+}
+
+/// Returns the function that a mount stands for, without a name in the container.
+fn function(mount: &Mount) -> Option<v1::PoolFunction> {
+    let (pool, number) = mount.destination.strip_prefix(FUNCTIONS)?.rsplit_once('.')?;
+    // Functions have one name each.
+    let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
+    Some(v1::PoolFunction { pool: pool.to_owned(), number, name: String::new() })
+}
+
+/// Names the devices of functions for the container, which does not choose their numbers: POOL-0,
+/// POOL-1 and so on.
+fn name_devices(functions: &mut [v1::PoolFunction]) {
+    functions.sort_by(|a, b| (&a.pool, a.number).cmp(&(&b.pool, b.number)));
+    for of_pool in functions.chunk_by_mut(|a, b| a.pool == b.pool) {
+        for (position, function) in of_pool.iter_mut().enumerate() {
+            function.name = format!("{}-{position}", function.pool);
+        }
+    }
+}
+
+/// Checks a mount that stands for a function of a pool: its source is the file that stands for the
+/// same function, which users cannot mount who cannot mount all of the host.
+fn check_function(mount: &Mount, container: Container<'_>) -> Result<(), String> {
+    let name = mount.destination.strip_prefix(FUNCTIONS).unwrap_or_default();
+    if function(mount).is_none() || mount.source != format!("{}/{name}", container.functions) {
+        let why = "only kubelet gives functions of pools, as `slipway device-plugin` says: ask for \
+                   one by `resources: {limits: {\"slipway.dev/POOL\": 1}}`";
+        return Err(refused(mount, why));
+    }
+    if !container.in_pod {
+        return Err(refused(mount, "functions of pools are for the containers of a pod"));
+    }
+    Ok(())
 }
 
 /// Translates a mount of the host's files.
@@ -118,6 +165,9 @@ fn origin(mount: &Mount, container: Container<'_>) -> Result<Origin, String> {
     let Mount { destination, kind, options, .. } = mount;
     if !is_bind(kind, options) {
         return file_system(mount);
+    }
+    if destination.starts_with(FUNCTIONS) {
+        return check_function(mount, container).map(|()| Origin::Function);
     }
     let destination = destination.as_str();
     if container.in_pod && (destination == SHARED_MEMORY || is_for_message(mount)) {
@@ -225,7 +275,12 @@ pub fn refused(mount: &Mount, reason: &str) -> String {
 mod tests {
     use super::*;
 
-    const ALONE: Container<'static> = Container { id: "one", in_pod: false, read_only: false };
+    const ALONE: Container<'static> = Container {
+        id: "one",
+        in_pod: false,
+        read_only: false,
+        functions: "/run/slipway/functions",
+    };
     const MEMBER: Container<'static> = Container { in_pod: true, ..ALONE };
 
     fn mount(source: impl AsRef<Path>, destination: &str, options: &[&str]) -> Mount {
@@ -281,6 +336,39 @@ mod tests {
         assert_eq!(shares(&later), [plain]);
         let refused = plan(&[mount("/srv", "/data", &["rbind", "rshared"])], ALONE).unwrap_err();
         assert!(refused.starts_with("the host's /srv cannot be mounted at /data: "), "{refused}");
+    }
+
+    #[test]
+    fn mounts_stand_for_functions_of_pools() {
+        let at = |source: &str, name: &str| {
+            let source = format!("/run/slipway/functions/{source}");
+            mount(source, &format!("{FUNCTIONS}{name}"), &["rbind", "rprivate", "ro"])
+        };
+        let of = |name: &str| at(name, name);
+        let mounts = [of("fast.12"), of("slow.0"), of("fast.3"), of("a.b.1")];
+        let functions = plan(&mounts, MEMBER).unwrap().functions;
+        let all: Vec<_> = functions
+            .iter()
+            .map(|one| (one.pool.as_str(), one.number, one.name.as_str()))
+            .collect();
+        let expected = [
+            ("a.b", 1, "a.b-0"),
+            ("fast", 3, "fast-0"),
+            ("fast", 12, "fast-1"),
+            ("slow", 0, "slow-0"),
+        ];
+        assert_eq!(all, expected);
+        assert_eq!(shares(&mounts), []);
+        for wrong in
+            [at("fast.1", "fast.2"), of("fast"), of("fast.01"), of("fast.-1"), of("fast.+1")]
+        {
+            let refused = plan(std::slice::from_ref(&wrong), MEMBER).unwrap_err();
+            assert!(refused.contains("slipway.dev/POOL"), "{wrong:?}: {refused}");
+        }
+        let elsewhere = mount("/var/lib/x/fast.1", &format!("{FUNCTIONS}fast.1"), &["rbind"]);
+        assert!(plan(&[elsewhere], MEMBER).is_err());
+        let alone = plan(&[of("fast.1")], ALONE).unwrap_err();
+        assert!(alone.contains("containers of a pod"), "{alone}");
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn pod_of(config: Value) -> Result<v1::RunSpec, String> {
 }
 
 fn member_of(config: Value) -> Result<v1::RunSpec, String> {
-    let container = Container { id: ID, in_pod: true, read_only: false };
+    let container = Container { id: ID, in_pod: true, read_only: false, functions: "/f" };
     let pod = PodNamespaces { network: "/var/run/netns/cni-802c6dcc", processes: [POD, POD] };
     member_spec(&serde_json::from_value(config).unwrap(), container, pod)
 }

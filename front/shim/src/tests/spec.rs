@@ -46,7 +46,7 @@ fn with(pointer: &str, value: Value) -> Result<v1::RunSpec, String> {
 }
 
 fn translated(config: Value) -> Result<v1::RunSpec, String> {
-    let container = Container { id: "one", in_pod: false, read_only: false };
+    let container = Container { id: "one", in_pod: false, read_only: false, functions: "/f" };
     run_spec(&serde_json::from_value(config).unwrap(), container)
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Process, SandboxState, Share, Volume};
+use super::{Process, SandboxState, Share, Volume, Wish};
 
 /// The image of a container and its first process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -66,6 +66,9 @@ pub struct Added {
     /// Files and block devices of the host that the container has as block devices.
     #[serde(default)]
     pub volumes: Vec<Volume>,
+    /// Functions of pools that the container has as block devices.
+    #[serde(default)]
+    pub functions: Vec<Wish>,
     /// Directories and files of the host in the container.
     #[serde(default)]
     pub shares: Vec<Share>,

@@ -1,4 +1,5 @@
-//! The function that a sandbox has as its interface.
+//! The functions of pools that a sandbox has: one as its interface, others as disks of a pod's
+//! containers.
 
 use std::path::PathBuf;
 
@@ -24,4 +25,30 @@ pub struct TakenFunction {
     pub socket: PathBuf,
     /// Its own MAC address, which the guest replaces by that of the sandbox's interface.
     pub mac: String,
+}
+
+/// A function of a pool that a container of a pod asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wish {
+    /// The pool's name.
+    pub pool: String,
+    /// The function's number in the pool.
+    pub number: u32,
+    /// The name of the block device in the container, `/dev/slipway/NAME`.
+    pub name: String,
+}
+
+/// A function of a pool that a pod was given for its containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given {
+    /// The pool's name.
+    pub pool: String,
+    /// The function's number in the pool.
+    pub number: u32,
+    /// Its socket, once the pod has taken it.
+    #[serde(default)]
+    pub socket: PathBuf,
+    /// Its PCI address in the guest; empty: the guest does not have it.
+    #[serde(default)]
+    pub address: String,
 }

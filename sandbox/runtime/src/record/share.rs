@@ -104,3 +104,15 @@ impl From<&plane_v1::ClientMemory> for ClientMemory {
         }
     }
 }
+
+impl From<ClientMemory> for plane_v1::ClientMemory {
+    fn from(ClientMemory { limit_bytes, file, shared }: ClientMemory) -> Self {
+        Self {
+            limit_bytes,
+            device: file.0,
+            inode: file.1,
+            shared_device: shared.0,
+            shared_inode: shared.1,
+        }
+    }
+}

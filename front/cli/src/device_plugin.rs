@@ -1,0 +1,76 @@
+//! `slipway device-plugin`: functions of pools of disks for Kubernetes. `slipway_device_plugin` is
+//! all that serves.
+
+use anyhow::Result;
+use slipway_device_plugin::{Device, Devices, Settings, list, resource, serve};
+use slipway_runtime::Config;
+
+use crate::args::DevicePluginArgs;
+use crate::table::table;
+
+/// Runs `slipway device-plugin`.
+pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i32> {
+    let settings = Settings {
+        kubelet: args.kubelet.clone(),
+        daemon: config.socket(),
+        run_dir: config.run_dir.clone(),
+        pools: args.pools.clone(),
+    };
+    if !args.show {
+        match serve(settings).await? {}
+    }
+    let devices = list(&settings).await?;
+    if args.json {
+        crate::say!("{}", serde_json::to_string_pretty(&as_json(&devices))?);
+    } else {
+        let rows: Vec<_> = devices.keys().map(|pool| row(&devices, pool)).collect();
+        let header = ["RESOURCE", "FUNCTIONS", "HEALTHY", "READY"];
+        crate::out::print(format_args!("{}", table(header, &rows)));
+    }
+    Ok(0)
+}
+
+fn count(devices: &Devices, pool: &str, is: impl Fn(&Device) -> bool) -> usize {
+    devices.get(pool).into_iter().flat_map(|all| all.values()).filter(|one| is(one)).count()
+}
+
+fn row(devices: &Devices, pool: &str) -> [String; 4] {
+    [
+        resource(pool),
+        count(devices, pool, |_| true).to_string(),
+        count(devices, pool, |one| one.is_healthy).to_string(),
+        count(devices, pool, |one| one.is_ready).to_string(),
+    ]
+}
+
+fn as_json(devices: &Devices) -> serde_json::Value {
+    let function = |(number, device): (&u32, &Device)| {
+        serde_json::json!({
+            "number": number, "healthy": device.is_healthy, "ready": device.is_ready,
+        })
+    };
+    let of_pool = |(pool, functions): (&String, &std::collections::BTreeMap<u32, Device>)| {
+        serde_json::json!({
+            "resource": resource(pool),
+            "functions": functions.iter().map(function).collect::<Vec<_>>(),
+        })
+    };
+    devices.iter().map(of_pool).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_a_resource_with_functions() {
+        let of = |is_healthy, is_ready| Device { is_healthy, is_ready };
+        let functions = [(0_u32, of(true, true)), (1, of(true, false)), (2, of(false, false))];
+        let devices = Devices::from([("fast".to_owned(), functions.into())]);
+        assert_eq!(row(&devices, "fast"), ["slipway.dev/fast", "3", "2", "1"]);
+        let json = as_json(&devices);
+        assert_eq!(json[0]["resource"], "slipway.dev/fast");
+        assert_eq!(json[0]["functions"][1]["healthy"], true);
+        assert_eq!(json[0]["functions"][2]["ready"], false);
+    }
+}

@@ -1,0 +1,167 @@
+//! Registration with kubelet.
+//!
+//! A kubelet that starts removes all sockets of its directory and makes its own. So each plugin
+//! looks whether its socket and kubelet's are those that it knows, and otherwise listens and
+//! registers anew. A socket is known by its inode and the time of that inode's last change, since
+//! inode numbers are used again.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::plugin::{OPTIONS, Plugin};
+use crate::pools::Devices;
+use crate::v1beta1::RegisterRequest;
+use crate::v1beta1::device_plugin_server::DevicePluginServer;
+use crate::v1beta1::registration_client::RegistrationClient;
+use crate::{Aborted, resource};
+
+/// The version of the interface.
+const VERSION: &str = "v1beta1";
+/// The name of kubelet's socket in its directory.
+const SOCKET: &str = "kubelet.sock";
+/// The time between two looks at the sockets.
+const LOOK: Duration = Duration::from_millis(500);
+/// The longest time of a registration, in which kubelet connects to the plugin.
+const REGISTRATION: Duration = Duration::from_secs(15);
+/// The largest message of kubelet, bytes: 1,024 names of functions in two lists are far less.
+const LARGEST: usize = 1 << 20;
+
+/// A socket that is there: device, inode, and the time of the inode's last change.
+type Identity = (u64, u64, i64, i64);
+
+/// Registers the pools with the kubelet of a directory, whenever that is needed.
+pub(crate) async fn follow(
+    directory: &Path,
+    files: &Path,
+    mut devices: watch::Receiver<Devices>,
+) -> Infallible {
+    let mut seats = BTreeMap::new();
+    loop {
+        let pools: Vec<String> = devices.borrow_and_update().keys().cloned().collect();
+        for pool in pools {
+            let plugin =
+                || Plugin { pool: pool.clone(), devices: devices.clone(), files: files.to_owned() };
+            let seat = seats.entry(pool.clone()).or_insert_with(|| Seat::new(directory, &pool));
+            seat.keep(directory, plugin).await;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            Ok(()) = devices.changed() => {}
+        }
+    }
+}
+
+/// The place of a pool's plugin in kubelet's directory.
+struct Seat {
+    pool: String,
+    path: PathBuf,
+    serving: Option<Serving>,
+    /// The socket of the kubelet that knows the plugin.
+    kubelet: Option<Identity>,
+    /// The last line of the log about what fails.
+    told: String,
+}
+
+/// A socket at which a plugin serves.
+struct Serving {
+    socket: Identity,
+    _server: Aborted<()>,
+}
+
+impl Seat {
+    fn new(directory: &Path, pool: &str) -> Self {
+        let path = directory.join(format!("slipway-{pool}.sock"));
+        Self { pool: pool.to_owned(), path, serving: None, kubelet: None, told: String::new() }
+    }
+
+    /// Serves and registers the plugin, unless the kubelet that is there knows it.
+    async fn keep(&mut self, directory: &Path, plugin: impl FnOnce() -> Plugin) {
+        let socket = directory.join(SOCKET);
+        let Some(kubelet) = identity(&socket) else {
+            self.kubelet = None;
+            return self.tell(format!("no kubelet listens at {}", socket.display()));
+        };
+        let serves = identity(&self.path);
+        let serves = serves.is_some() && serves == self.serving.as_ref().map(|one| one.socket);
+        if serves && self.kubelet == Some(kubelet) {
+            return;
+        }
+        self.kubelet = None;
+        if !serves && let Err(error) = self.serve(plugin()) {
+            return self.tell(format!("cannot listen at {}: {error}", self.path.display()));
+        }
+        match register(&socket, &self.pool).await {
+            Ok(()) => {
+                let resource = resource(&self.pool);
+                tracing::info!(resource, "registered with kubelet");
+                (self.kubelet, self.told) = (Some(kubelet), String::new());
+            }
+            Err(why) => self.tell(why),
+        }
+    }
+
+    fn serve(&mut self, plugin: Plugin) -> std::io::Result<()> {
+        // The connections of the server before end with the kubelet that made them.
+        self.serving = None;
+        let _ = std::fs::remove_file(&self.path);
+        let listener = UnixListener::bind(&self.path)?;
+        std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(0o600))?;
+        let gone = || std::io::Error::other("it was removed at once");
+        let socket = identity(&self.path).ok_or_else(gone)?;
+        let service = DevicePluginServer::new(plugin).max_decoding_message_size(LARGEST);
+        let router = Server::builder().add_service(service);
+        let pool = self.pool.clone();
+        let server = tokio::spawn(async move {
+            let served = router.serve_with_incoming(UnixListenerStream::new(listener)).await;
+            if let Err(error) = served {
+                tracing::warn!(pool, %error, "a plugin serves no more");
+            }
+        });
+        self.serving = Some(Serving { socket, _server: Aborted(server) });
+        Ok(())
+    }
+
+    /// Logs what fails, once until it is something else.
+    fn tell(&mut self, why: String) {
+        if self.told != why {
+            tracing::warn!(resource = resource(&self.pool), why, "not registered with kubelet");
+            self.told = why;
+        }
+    }
+}
+
+/// Registers a pool's plugin with the kubelet at a socket.
+///
+/// # Errors
+/// One line.
+async fn register(socket: &Path, pool: &str) -> Result<(), String> {
+    let request = RegisterRequest {
+        version: VERSION.to_owned(),
+        endpoint: format!("slipway-{pool}.sock"),
+        resource_name: resource(pool),
+        options: Some(OPTIONS),
+    };
+    let registered = tokio::time::timeout(REGISTRATION, async {
+        let channel = slipway_plane_api::connect(socket).await;
+        let channel = channel.map_err(|_| "kubelet takes no connection".to_owned())?;
+        let mut client = RegistrationClient::new(channel).max_decoding_message_size(LARGEST);
+        let reply = client.register(request).await;
+        reply.map(drop).map_err(|status| status.message().to_owned())
+    });
+    let limit = REGISTRATION.as_secs();
+    let late = |_| Err(format!("kubelet does not answer within {limit} s"));
+    registered.await.unwrap_or_else(late)
+}
+
+fn identity(path: &Path) -> Option<Identity> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+}

@@ -1,0 +1,274 @@
+//! The daemon's pools of disks, as devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use slipway_plane_api::vf_v1::{self, template};
+use slipway_plane_api::{VfClient, connect};
+use tokio::sync::watch;
+
+/// The time between two looks at the pools.
+const LOOK: Duration = Duration::from_secs(1);
+/// The longest time that an answer of the daemon may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The largest message of the daemon, bytes.
+const LARGEST: usize = 16 << 20;
+/// The most functions of a pool.
+const MOST: usize = 1024;
+/// The most pools that are advertised.
+const MOST_POOLS: usize = 64;
+/// The longest name of a pool.
+const LONGEST: usize = 32;
+/// The kind of owner that a pod of Slipway's is for a pool.
+const PODS: &str = "slipway-pod:";
+
+/// A function of a pool, as a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// A pod can have it, or has it.
+    pub is_healthy: bool,
+    /// A pod can have it now, without a wait for a reset.
+    pub is_ready: bool,
+}
+
+/// The functions of each pool by their numbers.
+pub type Devices = BTreeMap<String, BTreeMap<u32, Device>>;
+
+/// The daemon whose pools are advertised.
+pub(crate) struct Source {
+    daemon: PathBuf,
+    /// The names of the pools; empty: all pools of disks.
+    wanted: Vec<String>,
+    client: Option<VfClient>,
+    /// Pools of which the log has a line that says why they are not advertised.
+    told: BTreeSet<String>,
+}
+
+impl Source {
+    pub(crate) fn new(daemon: &Path, wanted: &[String]) -> Self {
+        let (daemon, wanted) = (daemon.to_owned(), wanted.to_owned());
+        Self { daemon, wanted, client: None, told: BTreeSet::new() }
+    }
+
+    /// Keeps the devices up to date. A pool that is gone has none, and without a daemon none is
+    /// healthy.
+    pub(crate) async fn follow(mut self, sender: watch::Sender<Devices>) -> Infallible {
+        let mut serves = None;
+        loop {
+            let asked = self.ask().await;
+            if serves != Some(asked.is_ok()) {
+                serves = Some(asked.is_ok());
+                match &asked {
+                    Ok(_) => tracing::info!(daemon = %self.daemon.display(), "the daemon serves"),
+                    Err(why) => tracing::warn!(why, "no function is healthy"),
+                }
+            }
+            sender.send_if_modified(|devices| change(devices, asked.ok()));
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Asks the daemon for the devices.
+    ///
+    /// # Errors
+    /// One line: the daemon does not answer.
+    pub(crate) async fn ask(&mut self) -> Result<Devices, String> {
+        let asked = tokio::time::timeout(ANSWER, self.pools()).await;
+        let pools = asked.unwrap_or_else(|_| {
+            let (daemon, limit) = (self.daemon.display(), ANSWER.as_secs());
+            Err(format!("the daemon at {daemon} does not answer within {limit} s"))
+        });
+        if pools.is_err() {
+            self.client = None;
+        }
+        Ok(self.choose(pools?))
+    }
+
+    async fn pools(&mut self) -> Result<Vec<vf_v1::Pool>, String> {
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => {
+                let channel = connect(&self.daemon).await.map_err(|_| {
+                    let daemon = self.daemon.display();
+                    format!("no daemon serves at {daemon}; `slipway daemon` starts one")
+                })?;
+                none.insert(VfClient::new(channel).max_decoding_message_size(LARGEST))
+            }
+        };
+        let reply = client.list_pools(vf_v1::ListPoolsRequest {}).await;
+        reply.map(|reply| reply.into_inner().pools).map_err(|status| status.message().to_owned())
+    }
+
+    /// Chooses the pools that are advertised, and says once of each other one that was asked for
+    /// why it is not.
+    fn choose(&mut self, pools: Vec<vf_v1::Pool>) -> Devices {
+        let mut devices = Devices::new();
+        for pool in pools {
+            let is_named = self.wanted.contains(&pool.name);
+            if !is_named && !self.wanted.is_empty() {
+                continue;
+            }
+            match check(&pool).and_then(|()| has_room(&devices)) {
+                Ok(()) => _ = devices.insert(pool.name.clone(), of_pool(&pool)),
+                Err(why) => self.tell(&pool.name, why),
+            }
+        }
+        let missing = self.wanted.iter().filter(|name| !devices.contains_key(*name));
+        for name in missing.cloned().collect::<Vec<_>>() {
+            self.tell(&name, "the node has no such pool; `slipway vf create` makes one");
+        }
+        devices
+    }
+
+    fn tell(&mut self, pool: &str, why: &str) {
+        if self.told.len() < MOST && self.told.insert(pool.to_owned()) {
+            tracing::warn!(pool, why, "a pool is not advertised");
+        }
+    }
+}
+
+fn has_room(devices: &Devices) -> Result<(), &'static str> {
+    if devices.len() < MOST_POOLS { Ok(()) } else { Err("64 pools are advertised, the most") }
+}
+
+/// Checks that a pool's functions can be devices of a pod.
+fn check(pool: &vf_v1::Pool) -> Result<(), &'static str> {
+    let is_disk = matches!(
+        pool.template.as_ref().and_then(|template| template.kind.as_ref()),
+        Some(template::Kind::Nvme(_))
+    );
+    if !is_disk {
+        return Err("its functions are network interfaces, and a pod has its interface by CNI");
+    }
+    let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    let name = &pool.name;
+    let is_resource = edge(name.bytes().next()) && edge(name.bytes().next_back());
+    if !is_resource || !name.bytes().all(inner) || name.len() > LONGEST {
+        return Err("a resource's name begins and ends with a letter or a digit");
+    }
+    if pool.vfs.len() > MOST {
+        return Err("it has more functions than a pool can have");
+    }
+    Ok(())
+}
+
+fn of_pool(pool: &vf_v1::Pool) -> BTreeMap<u32, Device> {
+    pool.vfs.iter().map(|vf| (vf.number, device(vf))).collect()
+}
+
+/// Returns the device that a function is. One that somebody else than a pod has is not healthy:
+/// kubelet counts on those that are.
+fn device(vf: &vf_v1::Vf) -> Device {
+    let is_ready = vf.state == "ready" && !vf.draining;
+    let is_pods = vf.state == "taken" && vf.owner.starts_with(PODS);
+    let is_healthy = is_ready || !vf.draining && (is_pods || vf.state == "being reset");
+    Device { is_healthy, is_ready }
+}
+
+/// Brings the devices up to date. Returns whether that changes anything.
+fn change(devices: &mut Devices, now: Option<Devices>) -> bool {
+    let lost = Device { is_healthy: false, is_ready: false };
+    let new = match now {
+        Some(mut now) => {
+            devices.keys().for_each(|gone| _ = now.entry(gone.clone()).or_default());
+            now
+        }
+        None => {
+            let mut same = devices.clone();
+            same.values_mut().flat_map(BTreeMap::values_mut).for_each(|device| *device = lost);
+            same
+        }
+    };
+    let changed = *devices != new;
+    *devices = new;
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vf(number: u32, state: &str, owner: &str) -> vf_v1::Vf {
+        let (state, owner) = (state.to_owned(), owner.to_owned());
+        vf_v1::Vf { number, state, owner, ..Default::default() }
+    }
+
+    fn pool(name: &str, vfs: Vec<vf_v1::Vf>) -> vf_v1::Pool {
+        let kind = Some(template::Kind::Nvme(template::Nvme::default()));
+        let template = Some(vf_v1::Template { kind, ..Default::default() });
+        vf_v1::Pool { name: name.to_owned(), template, vfs, ..Default::default() }
+    }
+
+    #[test]
+    fn what_no_pod_can_have_is_not_healthy() {
+        let states = [
+            (vf(0, "ready", ""), true, true),
+            (vf(0, "taken", "slipway-pod:0123456789ab.0"), true, false),
+            (vf(0, "taken", "sandbox:4f1c"), false, false),
+            (vf(0, "being reset", ""), true, false),
+            (vf(0, "failed", ""), false, false),
+            (vf(0, "not answering", ""), false, false),
+            (vf(0, "drained", ""), false, false),
+            (vf(0, "a later version's", ""), false, false),
+        ];
+        for (vf, is_healthy, is_ready) in states {
+            assert_eq!(device(&vf), Device { is_healthy, is_ready }, "{vf:?}");
+            let draining = vf_v1::Vf { draining: true, ..vf };
+            assert!(!device(&draining).is_healthy, "{draining:?}");
+        }
+    }
+
+    #[test]
+    fn pools_that_are_no_resources_are_left_out() {
+        let ready = || vec![vf(0, "ready", "")];
+        let nics = vf_v1::Pool {
+            template: Some(vf_v1::Template {
+                kind: Some(template::Kind::Nic(template::Nic::default())),
+                ..Default::default()
+            }),
+            ..pool("nics", ready())
+        };
+        let many = (0..=MOST as u32).map(|number| vf(number, "ready", "")).collect();
+        let all = vec![
+            pool("fast", ready()),
+            nics,
+            pool("-fast", ready()),
+            pool("fast_", ready()),
+            pool("a/b", ready()),
+            pool("", ready()),
+            pool(&"x".repeat(33), ready()),
+            pool("many", many),
+        ];
+        let names = |wanted: &[&str]| {
+            let wanted: Vec<_> = wanted.iter().map(|&one| one.to_owned()).collect();
+            let chosen = Source::new(Path::new("/s"), &wanted).choose(all.clone());
+            chosen.into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[]), ["fast"]);
+        assert_eq!(names(&["fast", "nics", "none"]), ["fast"]);
+        assert_eq!(names(&["other"]), [""; 0]);
+        let pools = (0..2 * MOST_POOLS).map(|one| pool(&one.to_string(), ready())).collect();
+        assert_eq!(Source::new(Path::new("/s"), &[]).choose(pools).len(), MOST_POOLS);
+    }
+
+    #[test]
+    fn devices_that_are_gone_are_told_too() {
+        let ready = Device { is_healthy: true, is_ready: true };
+        let of = |pools: &[&str]| -> Devices {
+            pools.iter().map(|&name| (name.to_owned(), BTreeMap::from([(0, ready)]))).collect()
+        };
+        let mut devices = Devices::new();
+        assert!(!change(&mut devices, None));
+        assert!(change(&mut devices, Some(of(&["a", "b"]))));
+        assert!(!change(&mut devices, Some(of(&["a", "b"]))));
+        // A daemon that ends takes no device away, so that its pods stay where they are.
+        assert!(change(&mut devices, None));
+        assert!(devices["a"].values().all(|device| !device.is_healthy));
+        assert!(!change(&mut devices, None));
+        assert!(change(&mut devices, Some(of(&["b"]))));
+        assert!(devices["a"].is_empty() && devices["b"][&0].is_healthy);
+    }
+}

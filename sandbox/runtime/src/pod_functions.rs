@@ -1,0 +1,399 @@
+//! Functions of pools in the containers of a pod: NVMe controllers that are reset and empty, which
+//! the pod's machine is given while it runs.
+//!
+//! A function is named by its pool and its number, since an orchestrator counts them (`slipway
+//! device-plugin`). The first container that asks for it has the pod take it. From then on it is
+//! the pod's until that ends: a container that is started again finds it as it was, as Kubernetes
+//! leaves a device with its pod. It goes back when the VMM has ended, and what a killed daemon has
+//! left, the next one takes back ([`reconcile`]).
+//!
+//! It is in the pod's record before it is taken, so nothing of it is lost if the daemon is killed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slipway_agent_protocol::v1 as agent_v1;
+use slipway_hypervisor::Vm;
+use slipway_plane_api::{v1 as plane_v1, vf_v1};
+use tonic::{Code, Status};
+
+use crate::node::Node;
+use crate::record::{Added, Given, Record, Wish};
+use crate::sandbox::Sandbox;
+use crate::target::Target;
+use crate::v1::{PoolFunction, RunSpec};
+use crate::{Error, Result, name};
+
+/// The kind of owner that a pod is for the pools, with an id for each of its functions.
+const KIND: &str = "slipway-pod";
+/// The namespace of a function of a pool.
+const NSID: u32 = 1;
+/// The longest wait for a function that its last owner has just returned.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The time between two attempts to take such a function.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Refuses functions for a sandbox: containers of pods have them.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn refuse(spec: &RunSpec) -> Result<()> {
+    if spec.functions.is_empty() {
+        return Ok(());
+    }
+    let why = "functions of pools of disks are for the containers of a pod";
+    Err(Error::Invalid(why.to_owned()))
+}
+
+/// Returns the number of functions that a pod's machine has room for. The machine of a template has
+/// none, and neither has a fork's.
+pub fn slots(record: &Record) -> usize {
+    let boots = record.pod && record.template.is_none() && record.saves.is_none();
+    if boots { record.function_slots as usize } else { 0 }
+}
+
+/// Checks the functions that a new container of a pod asks for.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check(asked: &[PoolFunction], record: &Record) -> Result<Vec<Wish>> {
+    if asked.len() > slots(record) {
+        return Err(Error::Invalid(no_room(record)));
+    }
+    let mut wishes: Vec<Wish> = Vec::new();
+    for PoolFunction { pool, number, name } in asked {
+        name::check(name)?;
+        let is_there =
+            |one: &Wish| one.name == *name || (one.pool == *pool && one.number == *number);
+        if wishes.iter().any(is_there) {
+            return Err(Error::Invalid(format!("the function {pool}.{number} is asked for twice")));
+        }
+        wishes.push(Wish { pool: pool.clone(), number: *number, name: name.clone() });
+    }
+    Ok(wishes)
+}
+
+fn no_room(record: &Record) -> String {
+    let name = &record.name;
+    if record.template.is_some() {
+        return format!(
+            "pod {name} began with a template, and has no room for functions of pools: make it \
+             without (the annotation dev.slipway.template, --from)"
+        );
+    }
+    format!(
+        "pod {name} has room for {} functions of pools: set `pod_functions` in the node's \
+         settings, start the daemon again, and make the pod again",
+        slots(record)
+    )
+}
+
+/// Returns the block devices of the functions that a container has.
+pub fn volumes(record: &Record, added: &Added) -> Vec<agent_v1::Volume> {
+    let volume = |wish: &Wish| {
+        let given = find(record, wish)?;
+        let device = agent_v1::BlockDevice { pci_address: given.address.clone(), nsid: NSID };
+        let name = wish.name.clone();
+        Some(agent_v1::Volume { name, device: Some(device), ..Default::default() })
+    };
+    added.functions.iter().filter_map(volume).collect()
+}
+
+/// Gives a pod the functions that a container of it asks for, unless it has them.
+///
+/// # Errors
+/// [`Error::Plane`] if a function cannot be had; [`Error::Busy`] if the machine has no room;
+/// [`Error::Hypervisor`] if the VMM does not take it; [`Error::WrongState`] if the pod has ended;
+/// [`Error::File`] if the record is not saved.
+pub async fn join(node: &Node, target: &Target) -> Result<()> {
+    let (sandbox, name) = (&target.sandbox, &target.container.name);
+    let wishes = sandbox.look(|record| record.added(name).map(|added| added.functions.clone()));
+    let wishes = wishes.unwrap_or_default();
+    if wishes.is_empty() {
+        return Ok(());
+    }
+    let _turn = sandbox.functions.lock().await;
+    for wish in wishes {
+        give(node, sandbox, &wish).await?;
+    }
+    Ok(())
+}
+
+async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
+    match sandbox.look(|record| find(record, wish).map(|given| given.address.is_empty())) {
+        Some(false) => return Ok(()),
+        // A daemon was killed while it gave the function: the guest does not have it, or has it
+        // under an address that nobody knows.
+        Some(true) => withdraw(node, sandbox, wish).await?,
+        None => {}
+    }
+    let vm = vm(sandbox)?;
+    let most = sandbox.look(slots);
+    if sandbox.look(|record| record.functions.len()) >= most {
+        let name = sandbox.name.clone();
+        return Err(Error::Busy { name, what: "functions of pools", most });
+    }
+    let mut plugs = 0;
+    let recorded = sandbox.update(|record| {
+        let Wish { pool, number, .. } = wish.clone();
+        let given = Given { pool, number, socket: PathBuf::new(), address: String::new() };
+        record.functions.push(given);
+        record.plugs = record.plugs.wrapping_add(1);
+        plugs = record.plugs;
+    });
+    let recorded = recorded.await;
+    let given = match recorded {
+        // Each attempt has a name of its own: a VMM that was slow may have the one before.
+        Ok(()) => plug(node, sandbox, &*vm, wish, &format!("pool-{plugs}")).await,
+        Err(error) => Err(error),
+    };
+    let Err(error) = given else { return Ok(()) };
+    let has = sandbox.look(|record| find(record, wish).is_some_and(|one| !one.address.is_empty()));
+    // A function that the guest has stays with the pod: its VMM would look for it at its socket.
+    if !has && let Err(left) = withdraw(node, sandbox, wish).await {
+        tracing::warn!(sandbox = sandbox.name, %left, "a function goes back when its pod ends");
+    }
+    Err(error)
+}
+
+/// Takes a function and has the VMM give it to the guest, under this name.
+async fn plug(
+    node: &Node,
+    sandbox: &Sandbox,
+    vm: &dyn Vm,
+    wish: &Wish,
+    device: &str,
+) -> Result<()> {
+    let lease = take(node, sandbox, wish).await?;
+    if !lease.switch.is_empty() {
+        return Err(Error::Plane(format!(
+            "pool {} has network interfaces, and a pod has its interface by CNI: ask for a \
+             function of a pool of disks (`slipway vf create --disk`)",
+            wish.pool
+        )));
+    }
+    let socket = PathBuf::from(lease.socket_path);
+    let address = vm.plug(device, &socket).await?;
+    let record = vm.record();
+    let saved = sandbox.update(|kept| {
+        kept.vm = Some(record);
+        if let Some(given) = kept.functions.iter_mut().find(|one| is(one, wish)) {
+            (given.socket, given.address) = (socket, address);
+        }
+    });
+    saved.await
+}
+
+/// Takes a function for the pod's VMM. Waits for one that is being reset.
+async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<vf_v1::Lease> {
+    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
+    let gone = || sandbox.wrong_state("it has no microVM");
+    let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
+    let client = vf_v1::Client {
+        user: Some(plane_v1::Owner { uid, gid: uid }),
+        memory: Some(memory.into()),
+        ..Default::default()
+    };
+    let request = vf_v1::TakeRequest {
+        pool: wish.pool.clone(),
+        owner: owner(&sandbox.id, wish.number),
+        client: Some(client),
+        number: Some(wish.number),
+    };
+    let begun = Instant::now();
+    loop {
+        vm(sandbox)?;
+        match node.functions.clone().take(request.clone()).await {
+            Ok(lease) => return Ok(lease.into_inner()),
+            Err(status) if is_resetting(&status) && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(AGAIN).await;
+            }
+            Err(status) => return Err(refused(&status)),
+        }
+    }
+}
+
+fn is_resetting(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted
+}
+
+fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
+    sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))
+}
+
+/// Gives a function back and takes it out of the pod's record in memory.
+async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
+    give_one_back(node, &sandbox.id, &wish.pool, wish.number).await?;
+    sandbox.note(|record| record.functions.retain(|one| !is(one, wish)));
+    Ok(())
+}
+
+/// Gives all functions of a pod back whose VMM has ended. What cannot be given back now, the next
+/// daemon takes back.
+pub async fn give_back(node: &Node, sandbox: &Sandbox) {
+    let _turn = sandbox.functions.lock().await;
+    for Given { pool, number, .. } in sandbox.look(|record| record.functions.clone()) {
+        if let Err(error) = give_one_back(node, &sandbox.id, &pool, number).await {
+            tracing::warn!(sandbox = sandbox.name, pool, number, %error, "a function stays taken");
+        }
+    }
+    sandbox.note(|record| record.functions.clear());
+}
+
+/// Gives a function back. One that the pod does not have is no error.
+async fn give_one_back(node: &Node, id: &str, pool: &str, number: u32) -> Result<()> {
+    let request = vf_v1::ReturnRequest { pool: pool.to_owned(), owner: owner(id, number) };
+    match node.functions.clone().r#return(request).await {
+        Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether the functions that a guest has are still its pod's. Somebody else may have one
+/// after a restart of the plane, or if root gave it back.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
+    for given in plugged(record) {
+        let request = vf_v1::GetPoolRequest { name: given.pool.clone() };
+        let pool = match node.functions.clone().get_pool(request).await {
+            Ok(pool) => pool.into_inner(),
+            Err(status) if status.code() == Code::NotFound => return Ok(false),
+            Err(status) => return Err(refused(&status)),
+        };
+        let owner = owner(&record.id, given.number);
+        let is_ours = |vf: &vf_v1::Vf| vf.number == given.number && vf.owner == owner;
+        if !pool.vfs.iter().any(is_ours) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Takes back the functions of all pods that are gone, and those that no guest has.
+pub async fn reconcile(node: &Node) {
+    let live = node.list().into_iter().filter(|sandbox| sandbox.state().is_live());
+    let ids = live.flat_map(|sandbox| sandbox.look(ids)).collect();
+    let request = vf_v1::ReconcileRequest { kind: KIND.to_owned(), ids };
+    match node.functions.clone().reconcile(request).await {
+        Ok(reply) => {
+            let returned = reply.into_inner().returned;
+            if !returned.is_empty() {
+                tracing::info!(?returned, "functions of pods that are gone");
+            }
+        }
+        Err(status) => {
+            tracing::warn!(error = status.message(), "functions of pods that are gone stay");
+        }
+    }
+}
+
+/// Returns the ids of the owners that a pod is of the functions that its guest has.
+fn ids(record: &Record) -> Vec<String> {
+    plugged(record).map(|given| owner_id(&record.id, given.number)).collect()
+}
+
+fn plugged(record: &Record) -> impl Iterator<Item = &Given> {
+    record.functions.iter().filter(|given| !given.address.is_empty())
+}
+
+/// An owner has at most one function of a pool, so a pod is one owner for each number.
+fn owner_id(sandbox: &str, number: u32) -> String {
+    format!("{sandbox}.{number}")
+}
+
+fn owner(sandbox: &str, number: u32) -> String {
+    format!("{KIND}:{}", owner_id(sandbox, number))
+}
+
+fn is(given: &Given, wish: &Wish) -> bool {
+    (&given.pool, given.number) == (&wish.pool, wish.number)
+}
+
+fn find<'a>(record: &'a Record, wish: &Wish) -> Option<&'a Given> {
+    record.functions.iter().find(|one| is(one, wish))
+}
+
+fn refused(status: &Status) -> Error {
+    Error::Plane(status.message().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of};
+    use crate::record::SandboxState;
+
+    fn asked(pool: &str, number: u32, name: &str) -> PoolFunction {
+        PoolFunction { pool: pool.into(), number, name: name.into() }
+    }
+
+    fn given(pool: &str, number: u32, address: &str) -> Given {
+        let (pool, address) = (pool.to_owned(), address.to_owned());
+        Given { pool, number, socket: "/vf".into(), address }
+    }
+
+    fn pod(function_slots: u32) -> Record {
+        Record { pod: true, function_slots, ..record_of(SandboxState::Running) }
+    }
+
+    #[test]
+    fn a_pod_that_boots_has_the_room_that_the_node_gives() {
+        assert_eq!((slots(&pod(2)), slots(&pod(0))), (2, 0));
+        assert_eq!(slots(&Record { template: Some("web".into()), ..pod(2) }), 0);
+        assert_eq!(slots(&Record { saves: Some("web".into()), ..pod(2) }), 0);
+        assert_eq!(slots(&Record { pod: false, ..pod(2) }), 0);
+        let why = |record: &Record| {
+            check(&[asked("fast", 1, "fast-0")], record).map_err(|error| error.to_string())
+        };
+        assert_eq!(why(&pod(1)).unwrap()[0].name, "fast-0");
+        assert!(why(&pod(0)).unwrap_err().contains("`pod_functions`"));
+        let fork = Record { template: Some("web".into()), ..pod(1) };
+        assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
+    }
+
+    #[test]
+    fn functions_that_are_no_functions_of_a_pods_container_are_refused() {
+        let two = [asked("fast", 1, "fast-0"), asked("fast", 2, "fast-1")];
+        assert_eq!(check(&two, &pod(2)).unwrap().len(), 2);
+        assert!(check(&two, &pod(1)).is_err());
+        for second in [asked("fast", 1, "b"), asked("slow", 1, "fast-0"), asked("slow", 1, "../x")]
+        {
+            let both = [two[0].clone(), second];
+            assert!(check(&both, &pod(8)).is_err(), "{both:?}");
+        }
+        refuse(&RunSpec::default()).unwrap();
+        let alone = RunSpec { functions: two.to_vec(), ..Default::default() };
+        assert!(refuse(&alone).unwrap_err().to_string().contains("containers of a pod"));
+    }
+
+    #[test]
+    fn a_container_has_the_functions_that_it_asks_for() {
+        let functions = vec![given("fast", 3, "0000:00:06.0"), given("fast", 4, "0000:00:07.0")];
+        let wish = Wish { pool: "fast".into(), number: 4, name: "fast-0".into() };
+        let added = added_of("a", SandboxState::Starting);
+        let added = Added { functions: vec![wish], ..added };
+        let record = Record { functions, ..pod(2) };
+        let volumes = volumes(&record, &added);
+        let device = volumes[0].device.clone().unwrap();
+        assert_eq!((volumes.len(), volumes[0].name.as_str()), (1, "fast-0"));
+        assert_eq!((device.pci_address.as_str(), device.nsid), ("0000:00:07.0", 1));
+    }
+
+    #[test]
+    fn a_function_that_no_guest_has_is_not_one_that_a_pod_keeps() {
+        let functions = vec![given("fast", 3, "0000:00:06.0"), given("fast", 4, "")];
+        let record = Record { functions, ..pod(2) };
+        assert_eq!(ids(&record), ["0123456789ab.3"]);
+        assert_eq!(owner(&record.id, 3), "slipway-pod:0123456789ab.3");
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_has_no_functions() {
+        let record = record_of(SandboxState::Running);
+        assert_eq!((record.function_slots, record.functions, record.plugs), (0, vec![], 0));
+        assert_eq!(added_of("a", SandboxState::Running).functions, []);
+    }
+}
