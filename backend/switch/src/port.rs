@@ -44,6 +44,8 @@ pub enum LinkSetting {
 pub enum Layer {
     /// A part of the port's impairment.
     Impairment,
+    /// The queue of frames that wait for the port's receive rate.
+    Pacing,
     /// An observer, by the number that its owner gave it.
     Observer(u64),
 }

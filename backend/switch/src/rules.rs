@@ -97,6 +97,10 @@ pub struct PortConfig {
     pub addresses: Vec<IpAddr>,
     /// The largest rate in bytes per second at which the port may send, with a burst.
     pub max_rate: Option<Rate>,
+    /// The largest rate in bytes per second at which the port's peer receives, with a burst. Frames
+    /// above it wait in a short queue of the port, and are dropped ([`Drop`](crate::Drop::Rate))
+    /// if that has no room.
+    pub receive_rate: Option<Rate>,
     /// A name for display: a sandbox's, an interface's.
     pub name: String,
 }
@@ -112,6 +116,7 @@ impl Default for PortConfig {
             vlans: VlanMode::default(),
             link: LinkSetting::Auto,
             max_rate: None,
+            receive_rate: None,
             max_frame: 0,
         }
     }
@@ -129,7 +134,7 @@ pub enum BadConfig {
     /// The VLAN is out of range.
     #[error("VLAN {0} cannot be used: choose one of 1 to 4094")]
     Vlan(u16),
-    /// The rate is 0, so the port could never send.
+    /// A rate is 0, so the port could never send, or never receive.
     #[error("a rate of 0 would let nothing pass: leave it out for no limit, or set the link down")]
     Rate,
     /// The spoof check has no address to check.
@@ -162,7 +167,8 @@ impl PortConfig {
         if let Some(vlan) = vlan.filter(|vlan| !(1..=tci::LAST_VLAN).contains(vlan)) {
             return Err(BadConfig::Vlan(vlan));
         }
-        if self.max_rate.is_some_and(|rate| rate.per_second == 0) {
+        let rates = [self.max_rate, self.receive_rate];
+        if rates.into_iter().flatten().any(|rate| rate.per_second == 0) {
             return Err(BadConfig::Rate);
         }
         if self.spoof_check && self.mac.is_none() {

@@ -15,10 +15,10 @@ macro_rules! causes {
         ///   [`Delivered`], one field for each cause; `Delivered::add` and `PortStats::count_out`
         ///   have all of these fields.
         /// - [`Port::account`](crate::Port::account) adds drops that no result has reported:
-        ///   [`Drop::Malformed`]; for decorators [`Drop::Loss`] and [`Drop::Queue`], by
-        ///   `PortStats::lose_in` for frames from the peer, which the switch never had, and by
-        ///   `drop_out` for frames to the peer; for a port with a thread of its own also
-        ///   [`Drop::Full`] and [`Drop::Refused`].
+        ///   [`Drop::Malformed`]; for decorators [`Drop::Loss`], [`Drop::Queue`] and
+        ///   [`Drop::Rate`], by `PortStats::lose_in` for frames from the peer, which the switch
+        ///   never had, and by `drop_out` for frames to the peer; for a port with a thread of its
+        ///   own also [`Drop::Full`] and [`Drop::Refused`].
         ///
         /// Users see a new cause without further changes. Names and counts go through the fields
         /// `dropped_in` and `dropped_out` of `SwitchPort` in the plane's interface to
@@ -67,6 +67,8 @@ causes! {
     Loss = "loss",
     /// The queue of an impairment had no room.
     Queue = "queue",
+    /// The frame was above the receive rate of its destination, whose queue had no room.
+    Rate = "rate",
 }
 
 /// The result of a delivery. Every pick is counted once, as delivered, without room, or refused;

@@ -11,7 +11,7 @@ use slipway_rate::Bucket;
 use crate::burst::{BURST, Burst, Pick};
 use crate::cutter::Cutter;
 use crate::decorators::{
-    Impairment, Observed, Observer, replace_innermost, strip, wrap_here, wrap_innermost,
+    Impairment, Observed, Observer, pace, replace_innermost, strip, wrap_here, wrap_innermost,
 };
 use crate::fan::Fan;
 use crate::index::{MAX_PORTS, PortIndex};
@@ -46,7 +46,8 @@ pub enum PortTurn {
 #[repr(C, align(64))]
 struct Slot {
     port: Box<dyn Port>,
-    /// The port has work that is [`Timed`](crate::decorators::Timed), or a decorator has.
+    /// The port has work that is [`Timed`](crate::decorators::Timed), or a decorator has: an
+    /// impairment, a receive rate.
     timed: bool,
     config: PortConfig,
     stats: PortStats,
@@ -122,6 +123,9 @@ impl Switch {
         }
         let mut port = port;
         port.set_link(config.link);
+        if let Some(rate) = config.receive_rate {
+            pace(&mut port, rate);
+        }
         let bucket = config.max_rate.map(Bucket::new);
         let (stats, impairment) = (PortStats::default(), None);
         let slot = Slot { port, timed: false, config, stats, bucket, impairment };
@@ -171,7 +175,8 @@ impl Switch {
         Ok(former)
     }
 
-    /// Changes a port's settings.
+    /// Changes a port's settings. Another receive rate, link or VLAN drops the frames that wait in
+    /// the port.
     ///
     /// # Errors
     /// [`BadConfig`]; the port then keeps its former settings.
@@ -187,6 +192,12 @@ impl Switch {
             if config.max_rate != slot.config.max_rate {
                 slot.bucket = config.max_rate.map(Bucket::new);
             }
+            if config.receive_rate != slot.config.receive_rate {
+                strip(&mut slot.port, Layer::Pacing, &mut slot.stats);
+                if let Some(rate) = config.receive_rate {
+                    pace(&mut slot.port, rate);
+                }
+            }
             if (config.link, &config.vlans) != (slot.config.link, &slot.config.vlans) {
                 // Waiting frames were checked against the former settings, or would be against the
                 // new ones.
@@ -195,6 +206,7 @@ impl Switch {
             slot.port.set_link(config.link);
             slot.config = config;
         }
+        self.settle_time(index);
         Ok(())
     }
 

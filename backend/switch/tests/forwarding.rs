@@ -369,6 +369,10 @@ fn settings_that_cannot_be() {
         rig.attach_refused(PortConfig { max_rate: rate, ..PortConfig::default() }),
         BadConfig::Rate
     );
+    assert_eq!(
+        rig.attach_refused(PortConfig { receive_rate: rate, ..PortConfig::default() }),
+        BadConfig::Rate
+    );
     let check = PortConfig { spoof_check: true, ..PortConfig::default() };
     assert_eq!(rig.attach_refused(check), BadConfig::NothingToCheck);
     assert_eq!(rig.switch.ports().count(), 0);

@@ -179,6 +179,32 @@ fn a_switch_that_slept_in_a_turn_goes_on_with_all_its_ports() {
     handle.stop();
 }
 
+#[test]
+fn what_waits_for_a_receive_rate_comes_though_nobody_wakes_the_switch() {
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let table = Learning::new(LearningOptions::default(), 1);
+    let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
+    let ((a, from, wake, a_config), (b, to, _, b_config)) = (program(1), program(2));
+    handle
+        .call(move |owner| {
+            owner.attach(a, a_config).unwrap();
+            let index = owner.attach(b, b_config.clone()).unwrap();
+            // A frame of 16 bytes takes 20 ms. The rate is set on a port that is there already.
+            let receive_rate = Some(Rate { per_second: 800, burst: 1 });
+            owner.configure(index, PortConfig { receive_rate, ..b_config }).unwrap();
+        })
+        .unwrap();
+    let ((_, mut output), (mut input, _)) = (from.peer(), to.peer());
+    send(&mut output, &wake);
+    send(&mut output, &wake);
+    let begin = std::time::Instant::now();
+    while input.available(2).unwrap() < 2 && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(input.available(2), Ok(2));
+    handle.stop();
+}
+
 /// Makes a port whose program is this test, which wakes the port by its descriptor.
 fn program(number: u64) -> (Box<dyn Port>, slipway_ring::Link, OwnedFd, PortConfig) {
     let link = slipway_ring::Link::new(slipway_ring::Geometry::default()).unwrap();

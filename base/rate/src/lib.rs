@@ -137,6 +137,19 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_above_the_burst_starts_and_is_paid_for_afterwards() {
+        let mut bucket = Bucket::new(Rate { per_second: 1000, burst: 10 });
+        let mut starts = Vec::new();
+        for _ in 0..4 {
+            let now = bucket.opens_at();
+            starts.push(now.as_millis());
+            bucket.take(100, now);
+        }
+        // A bucket of 10 is 90 in debt after the first operation, and opens with one unit.
+        assert_eq!(starts, [0, 91, 191, 291]);
+    }
+
+    #[test]
     fn several_threads_have_one_rate() {
         let bucket = SharedBucket::new(Rate { per_second: 1000, burst: 1 });
         std::thread::scope(|scope| {

@@ -2,8 +2,9 @@
 //! port, also another decorator; a port without decorators pays nothing.
 //!
 //! *Inward* is from the peer to the switch, *outward* to the peer. Observers ([`Observed`]) are
-//! nearest to the peer and see what it sends and gets; impairments ([`Loss`], [`Queued`]) are in
-//! front of them. No decorator waits, makes system calls, or allocates once warm.
+//! nearest to the peer and see what it sends and gets. The queue of a receive rate ([`Queued`]) is
+//! in front of them, and impairments ([`Loss`], [`Queued`]) are in front of that. No decorator
+//! waits, makes system calls, or allocates once warm.
 
 /// The methods that every decorator forwards to the port behind it, its field `inner`.
 macro_rules! forward_to_inner {
@@ -52,6 +53,7 @@ mod impairment;
 mod line;
 mod loss;
 mod observed;
+mod pacing;
 mod queued;
 mod random;
 mod trace;
@@ -65,8 +67,8 @@ pub use trace::{Counts, FrameKind, Summary, Trace, Tracing};
 
 pub use crate::port::{Layer, Timed};
 
-use crate::PortStats;
 use crate::port::Port;
+use crate::{PortStats, Rate};
 
 /// Replaces the innermost port by the port that `wrap` makes of it.
 pub(crate) fn wrap_innermost(
@@ -96,10 +98,26 @@ pub(crate) fn wrap_here(
     *port = wrap(bare);
 }
 
-/// Removes all decorators of this kind, drops the frames that wait in them, and counts these in
-/// `stats`. Returns whether there was one.
+/// Holds the frames for the port's peer to `rate`, behind all impairments.
+pub(crate) fn pace(port: &mut Box<dyn Port>, rate: Rate) {
+    wrap_behind_impairments(port, |port| pacing::paced(port, rate));
+}
+
+/// Replaces the port behind all impairments by the port that `wrap` makes of it.
+fn wrap_behind_impairments(
+    port: &mut Box<dyn Port>,
+    wrap: impl FnOnce(Box<dyn Port>) -> Box<dyn Port>,
+) {
+    match port.inner() {
+        Some((Layer::Impairment, inner)) => wrap_behind_impairments(inner, wrap),
+        _ => wrap_here(port, wrap),
+    }
+}
+
+/// Removes all decorators of this kind, drops the frames that wait in the port, unless the kind is
+/// an observer, and counts these in `stats`. Returns whether there was one.
 pub(crate) fn strip(port: &mut Box<dyn Port>, layer: Layer, stats: &mut PortStats) -> bool {
-    if layer == Layer::Impairment
+    if !matches!(layer, Layer::Observer(_))
         && let Some(timed) = port.timed()
     {
         timed.close();

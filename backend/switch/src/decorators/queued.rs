@@ -1,4 +1,6 @@
 //! A decorator in which frames wait: for a delay, or for a rate.
+//!
+//! Impairments use it, and the pacing of a port's receive rate.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -12,6 +14,12 @@ use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats};
 
 /// Decides when a frame may go on.
 pub trait Schedule: Send {
+    /// Returns whether a frame that comes at `now` may wait. Otherwise it is dropped.
+    fn admits(&self, now: Duration) -> bool {
+        let _ = now;
+        true
+    }
+
     /// Returns when a frame of `len` bytes that comes at `now` may go on. Frames keep their order,
     /// whatever this returns.
     fn due(&mut self, now: Duration, len: usize) -> Duration;
@@ -42,19 +50,32 @@ impl Schedule for ByDelay {
 }
 
 /// A schedule that holds frames to a rate in bytes per second.
-pub struct ByRate(Bucket);
+pub struct ByRate {
+    bucket: Bucket,
+    patience: Duration,
+}
 
 impl ByRate {
-    /// Limits to this rate, with its burst.
+    /// Limits to this rate, with its burst. Frames wait as long as it takes.
     pub fn new(rate: Rate) -> Self {
-        Self(Bucket::new(rate))
+        Self::within(rate, Duration::MAX)
+    }
+
+    /// Limits to this rate, with its burst. Frames that would wait for longer than `patience` are
+    /// dropped.
+    pub fn within(rate: Rate, patience: Duration) -> Self {
+        Self { bucket: Bucket::new(rate), patience }
     }
 }
 
 impl Schedule for ByRate {
+    fn admits(&self, now: Duration) -> bool {
+        self.bucket.opens_at() <= now.saturating_add(self.patience)
+    }
+
     fn due(&mut self, now: Duration, len: usize) -> Duration {
-        let due = now.max(self.0.opens_at());
-        self.0.take(len as u64, due);
+        let due = now.max(self.bucket.opens_at());
+        self.bucket.take(len as u64, due);
         due
     }
 }
@@ -80,7 +101,9 @@ impl<S: Schedule> Waiting<S> {
 
     fn push(&mut self, burst: &Burst, pick: Pick, now: Duration) {
         let schedule = &mut self.schedule;
-        if !self.line.push(burst, pick, |len| schedule.due(now, len)) {
+        let waits =
+            schedule.admits(now) && self.line.push(burst, pick, |len| schedule.due(now, len));
+        if !waits {
             self.dropped.frames += 1;
             self.dropped.bytes += burst.len_of(pick) as u64;
         }
@@ -94,9 +117,11 @@ impl<S: Schedule> Waiting<S> {
 }
 
 /// A port in front of which frames wait in a bounded queue, one for each direction. Frames without
-/// room in the queue are dropped and counted as [`Drop::Queue`].
+/// room in the queue are dropped and counted as [`Drop::Queue`], or as [`Drop::Rate`] in the layer
+/// [`Layer::Pacing`].
 pub struct Queued<S> {
     inner: Box<dyn Port>,
+    layer: Layer,
     inward: Option<Waiting<S>>,
     outward: Option<Waiting<S>>,
     now: Duration,
@@ -108,8 +133,8 @@ pub struct Queued<S> {
 }
 
 impl<S: Schedule> Queued<S> {
-    /// Wraps `inner`. In each direction `limit` frames (at least 1) of 2,048 bytes on average may
-    /// wait; `schedule` is called once for each direction.
+    /// Wraps `inner`, as a part of an impairment. In each direction `limit` frames (at least 1) of
+    /// 2,048 bytes on average may wait; `schedule` is called once for each direction.
     pub fn new(
         inner: Box<dyn Port>,
         ways: Ways,
@@ -119,6 +144,7 @@ impl<S: Schedule> Queued<S> {
         let mut waiting = |wanted: bool| wanted.then(|| Waiting::new(schedule(), limit.max(1)));
         Self {
             inner,
+            layer: Layer::Impairment,
             inward: waiting(ways.inward),
             outward: waiting(ways.outward),
             now: Duration::ZERO,
@@ -126,6 +152,11 @@ impl<S: Schedule> Queued<S> {
             picks: Vec::with_capacity(BURST),
             late: PortStats::default(),
         }
+    }
+
+    /// Returns the decorator as a part of another layer.
+    pub(super) fn in_layer(self, layer: Layer) -> Self {
+        Self { layer, ..self }
     }
 
     /// Gives the peer the frames that are due.
@@ -223,16 +254,17 @@ impl<S: Schedule> Port for Queued<S> {
     fn account(&mut self, stats: &mut PortStats) {
         self.inner.account(stats);
         stats.add_out(&std::mem::take(&mut self.late));
+        let cause = if self.layer == Layer::Pacing { Drop::Rate } else { Drop::Queue };
         if let Some(waiting) = &mut self.inward {
             let Dropped { frames, bytes } = &mut waiting.dropped;
-            stats.lose_in(Drop::Queue, frames, bytes);
+            stats.lose_in(cause, frames, bytes);
         }
         if let Some(waiting) = &mut self.outward {
-            stats.drop_out(Drop::Queue, std::mem::take(&mut waiting.dropped).frames);
+            stats.drop_out(cause, std::mem::take(&mut waiting.dropped).frames);
         }
     }
 
     fn inner(&mut self) -> Option<(Layer, &mut Box<dyn Port>)> {
-        Some((Layer::Impairment, &mut self.inner))
+        Some((self.layer, &mut self.inner))
     }
 }
