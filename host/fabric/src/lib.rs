@@ -31,5 +31,5 @@ mod uplink;
 
 pub use error::Error;
 pub use fabric::Fabric;
-pub use settings::{link, max_rate, vlans};
+pub use settings::{link, rate, vlans};
 pub use switch::SwitchHandle;

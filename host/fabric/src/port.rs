@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use slipway_plane_api::v1;
 use slipway_switch::decorators::{Impairment, Ways};
-use slipway_switch::{LinkSetting, Owner, PortIndex, Rate, VlanMode};
+use slipway_switch::{LinkSetting, Owner, PortIndex, VlanMode};
 
+use crate::settings::rate;
 use crate::switch::SwitchHandle;
 
 /// A port that was found. It may be removed before it is used.
@@ -60,6 +61,9 @@ pub fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPor
         }
         .into(),
         max_rate: config.max_rate.map_or(0, |rate| rate.per_second),
+        max_burst: config.max_rate.map_or(0, |rate| rate.burst),
+        receive_rate: config.receive_rate.map_or(0, |rate| rate.per_second),
+        receive_burst: config.receive_rate.map_or(0, |rate| rate.burst),
     })
 }
 
@@ -73,13 +77,11 @@ pub fn ways(direction: v1::PortDirection) -> Ways {
 
 /// Converts an impairment of the interface.
 pub fn wanted(wanted: &v1::Impairment) -> Impairment {
-    let rate = (wanted.bytes_per_second, wanted.byte_burst);
     Impairment {
         loss: wanted.loss,
         delay: Duration::from_nanos(wanted.delay_ns),
         jitter: Duration::from_nanos(wanted.jitter_ns),
-        // A burst without a rate is a rate of 0, which is refused.
-        rate: (rate != (0, 0)).then_some(Rate { per_second: rate.0, burst: rate.1 }),
+        rate: rate(wanted.bytes_per_second, wanted.byte_burst),
         queue: wanted.queue,
         ways: ways(wanted.direction()),
         seed: if wanted.seed == 0 { random() } else { wanted.seed },

@@ -16,6 +16,7 @@ struct Change {
     vlans: Option<VlanMode>,
     link: Option<v1::PortLink>,
     rate: Option<v1::set_port_request::Rate>,
+    receiving: Option<v1::set_port_request::Receiving>,
 }
 
 impl Change {
@@ -26,11 +27,12 @@ impl Change {
             vlans: request.vlan.map(vlans).transpose()?,
             link: request.link.map(|_| request.link()),
             rate: request.rate,
+            receiving: request.receiving,
         })
     }
 
     fn apply(self, config: &mut PortConfig) {
-        use v1::set_port_request::Rate;
+        use v1::set_port_request::{Rate, Receiving};
         config.spoof_check = self.spoof_check.unwrap_or(config.spoof_check);
         config.trust = self.trust.unwrap_or(config.trust);
         if let Some(vlans) = self.vlans {
@@ -39,8 +41,15 @@ impl Change {
         config.link = self.link.map_or(config.link, link);
         match self.rate {
             // The switch refuses a rate of 0.
-            Some(Rate::MaxRate(rate)) => config.max_rate = Some(max_rate(rate)),
+            Some(Rate::MaxRate(rate)) => config.max_rate = Some(with_default_burst(rate)),
             Some(Rate::AnyRate(_)) => config.max_rate = None,
+            None => {}
+        }
+        match self.receiving {
+            Some(Receiving::ReceiveRate(rate)) => {
+                config.receive_rate = Some(with_default_burst(rate));
+            }
+            Some(Receiving::AnyReceiveRate(_)) => config.receive_rate = None,
             None => {}
         }
     }
@@ -118,7 +127,13 @@ pub fn link(link: v1::PortLink) -> LinkSetting {
     }
 }
 
-/// Returns a rate with the default burst.
-pub fn max_rate(per_second: u64) -> Rate {
+/// Returns a rate with the default burst. The switch refuses a rate of 0.
+fn with_default_burst(per_second: u64) -> Rate {
     Rate { per_second, burst: 0 }
+}
+
+/// Returns the rate of a port that is made, or `None` for any rate: both values are 0. A burst
+/// without a rate is a rate of 0, which the switch refuses.
+pub fn rate(per_second: u64, burst: u64) -> Option<Rate> {
+    ((per_second, burst) != (0, 0)).then_some(Rate { per_second, burst })
 }

@@ -26,6 +26,7 @@ use slipway_switch::ports::{PortThread, TapHold, TapPort, ThreadedPort};
 use slipway_switch::{Handle, PortConfig, PortIndex};
 
 use crate::error::Error;
+use crate::settings::rate;
 
 /// The longest name of such a port, in bytes.
 const LONGEST_NAME: usize = 256;
@@ -262,6 +263,8 @@ fn config(request: &v1::AttachTapRequest) -> Result<PortConfig, Error> {
         mac: Some(mac),
         addresses: request.addresses.iter().map(address).collect::<Result<_, _>>()?,
         spoof_check: true,
+        max_rate: rate(request.max_rate, request.max_burst),
+        receive_rate: rate(request.receive_rate, request.receive_burst),
         ..PortConfig::default()
     })
 }

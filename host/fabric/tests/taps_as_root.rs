@@ -70,7 +70,7 @@ impl Container {
             mac: format!("02:00:00:00:00:{:02x}", self.host),
             addresses: vec![self.address().to_string()],
             create: true,
-            placeholder: false,
+            ..Default::default()
         };
         fabric.attach_tap_in_namespace(&request).unwrap();
         self.run(|| {

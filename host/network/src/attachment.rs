@@ -44,6 +44,49 @@ pub struct Attachment {
     /// The interface carries settings only, for a sandbox that has a port of the switch.
     #[serde(default)]
     pub function: bool,
+    /// The rates of the container's port.
+    #[serde(default)]
+    pub rates: Rates,
+}
+
+/// The rates of a port in bytes per second, and their bursts in bytes. Zeros stand for any rate and
+/// for the default burst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rates {
+    /// The rate at which the port may send.
+    pub max_rate: u64,
+    /// The burst of `max_rate`.
+    pub max_burst: u64,
+    /// The rate at which the port receives.
+    pub receive_rate: u64,
+    /// The burst of `receive_rate`.
+    pub receive_burst: u64,
+}
+
+impl Rates {
+    /// Checks rates from outside; absent ones are none.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: a burst without a rate.
+    pub fn of(rates: Option<&v1::PortRates>) -> Result<Self> {
+        let v1::PortRates { max_rate, max_burst, receive_rate, receive_burst } =
+            rates.copied().unwrap_or_default();
+        for (rate, burst) in [(max_rate, max_burst), (receive_rate, receive_burst)] {
+            if rate == 0 && burst > 0 {
+                return Err(Error::Invalid(format!(
+                    "a burst of {burst} bytes has no rate: give a rate above 0, or no burst"
+                )));
+            }
+        }
+        Ok(Self { max_rate, max_burst, receive_rate, receive_burst })
+    }
+
+    /// Returns the rates for the interface, or `None` if there are none.
+    pub fn describe(&self) -> Option<v1::PortRates> {
+        let Self { max_rate, max_burst, receive_rate, receive_burst } = *self;
+        let rates = v1::PortRates { max_rate, max_burst, receive_rate, receive_burst };
+        (*self != Self::default()).then_some(rates)
+    }
 }
 
 impl Attachment {

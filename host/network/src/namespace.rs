@@ -184,6 +184,7 @@ impl Interface {
             addresses: self.addresses.iter().map(address).collect(),
             routes: self.routes.iter().map(route).collect(),
             neighbours: self.neighbours.iter().map(neighbour).collect(),
+            rates: None,
         }
     }
 }

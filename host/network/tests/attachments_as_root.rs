@@ -164,10 +164,21 @@ impl Rig {
         network.members.into_iter().map(|one| one.sandbox_id).collect()
     }
 
+    /// Returns the ports of containers.
+    fn container_ports(&self) -> Vec<slipway_plane_api::v1::SwitchPort> {
+        let all = self.plane.fabric().list_switches().into_iter().flat_map(|one| one.ports);
+        all.filter(|port| port.name.contains(',')).collect()
+    }
+
     /// Returns the names of the ports of containers.
     fn ports(&self) -> Vec<String> {
-        let all = self.plane.fabric().list_switches().into_iter().flat_map(|one| one.ports);
-        all.map(|port| port.name).filter(|name| name.contains(',')).collect()
+        self.container_ports().into_iter().map(|port| port.name).collect()
+    }
+
+    /// Returns the receive rates of the ports of containers, with their bursts.
+    fn receive_rates(&self) -> Vec<(u64, u64)> {
+        let all = self.container_ports().into_iter();
+        all.map(|port| (port.receive_rate, port.receive_burst)).collect()
     }
 
     /// Returns the names of the files of attachments.
@@ -246,9 +257,13 @@ fn an_attachment_outlives_the_daemon_as_root() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b, c) = (Container::make(), Container::make(), Container::make());
         let rig = open(dir.path()).await;
-        rig.attach("a", &a).await.unwrap();
+        let (receive_rate, receive_burst) = (125_000_000, 1 << 20);
+        let rates = Some(v1::PortRates { receive_rate, receive_burst, ..Default::default() });
+        let limited = v1::AttachRequest { rates, ..request("a", &a) };
+        rig.networks.attach(&limited).await.unwrap();
         let second = rig.attach("b", &b).await.unwrap();
         rig.attach("c", &c).await.unwrap();
+        assert_eq!(rig.receive_rates(), [(receive_rate, receive_burst), (0, 0), (0, 0)]);
         // As plugins that are called later do.
         a.ip("addr add 192.0.2.1/32 dev eth0");
         let before = a.ip("-o addr") + &a.ip("route");
@@ -265,6 +280,7 @@ fn an_attachment_outlives_the_daemon_as_root() {
         rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
         assert_eq!(rig.members().await, ["blue,a,eth0", "blue,b,eth0"]);
         assert_eq!((rig.ports().len(), rig.files().len()), (2, 2));
+        assert_eq!(rig.receive_rates(), [(receive_rate, receive_burst), (0, 0)]);
         let strip = |text: String| text.replace(" linkdown", "").replace(" tentative", "");
         assert_eq!(strip(a.ip("-o addr") + &a.ip("route")), strip(before));
         talk(&a, &b, &second.ipv4);
@@ -315,6 +331,8 @@ fn what_is_refused_leaves_nothing_as_root() {
             .await;
         refused(with(&|one| one.container = None), "names no container").await;
         refused(with(&|one| one.mac = "x".into()), "no MAC address").await;
+        let burst = Some(v1::PortRates { receive_burst: 7, ..Default::default() });
+        refused(with(&|one| one.rates = burst), "a burst of 7 bytes has no rate").await;
         refused(with(&|one| one.addresses = vec!["192.0.2.1".into()]), "outside of").await;
         let route = v1::InterfaceRoute { destination: "x".into(), ..Default::default() };
         let routes = Some(v1::AttachmentRoutes { routes: vec![route] });
@@ -386,7 +404,9 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
     as_host("a_sandbox_has_a_port_of_the_network_as_root", || async {
         let (dir, a) = (tempfile::tempdir().unwrap(), Container::make());
         let rig = open(dir.path()).await;
-        let wanted = v1::AttachRequest { function: true, ..request("a", &a) };
+        let rates = v1::PortRates { max_rate: 1000, receive_rate: 2000, ..Default::default() };
+        let rates = Some(rates);
+        let wanted = v1::AttachRequest { function: true, rates, ..request("a", &a) };
         let made = rig.networks.attach(&wanted).await.unwrap();
         assert!(a.ip("-o link show eth0").contains("NO-CARRIER") && rig.ports().is_empty());
         rig.check("a").await.unwrap();
@@ -399,6 +419,7 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         let found = rig.networks.join_namespace(&join("s")).await.unwrap();
         assert!(found.routes.iter().all(|one| one.source != more), "{:?}", found.routes);
         assert_eq!((&found.switch, &found.mac, found.mtu), (&"default".into(), &made.mac, 1500));
+        assert_eq!(found.rates, rates);
         let addresses: BTreeSet<_> = found.addresses.iter().map(|one| &one.address).collect();
         assert_eq!(addresses, [&made.ipv4, &made.ipv6].into());
         let defaults = found.routes.iter().filter(|one| one.prefix == 0);
@@ -413,7 +434,8 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         for _ in 0..2 {
             rig.networks.leave("s").await.unwrap();
         }
-        assert_eq!(rig.networks.join_namespace(&join("t")).await.unwrap().switch, "default");
+        let again = rig.networks.join_namespace(&join("t")).await.unwrap();
+        assert_eq!((again.switch.as_str(), again.rates), ("default", rates), "after a restart");
         rig.networks.leave("t").await.unwrap();
         rig.detach("a").await;
         assert!(!a.has("eth0") && rig.is_empty().await);

@@ -10,7 +10,7 @@ use slipway_switch::{BadConfig, Handle, Mac, Port, PortConfig, PortIndex};
 use slipway_vfio_user::{DoorbellMode, EndpointParts};
 use slipway_virtio_net::{Device, Parts, Settings, vectors};
 
-use slipway_fabric::{SwitchHandle, link, max_rate, vlans};
+use slipway_fabric::{SwitchHandle, link, rate, vlans};
 
 use crate::Error;
 use crate::keep::KeptPlace;
@@ -218,7 +218,6 @@ fn settings(wanted: &v1::VirtioNet, mac: Mac) -> Result<Settings, Error> {
 }
 
 fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig, Error> {
-    let rate = (wanted.max_rate > 0).then_some(wanted.max_rate);
     Ok(PortConfig {
         name: id.to_owned(),
         mac: Some(mac),
@@ -227,7 +226,8 @@ fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig,
         trust: wanted.trust,
         vlans: vlans(wanted.vlan)?,
         link: link(wanted.link()),
-        max_rate: rate.map(max_rate),
+        max_rate: rate(wanted.max_rate, wanted.max_burst),
+        receive_rate: rate(wanted.receive_rate, wanted.receive_burst),
         // The function itself refuses frames longer than its MTU that are not to be segmented.
         ..PortConfig::default()
     })

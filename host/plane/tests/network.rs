@@ -245,7 +245,7 @@ fn settings_of_a_port_change_under_its_driver() {
     assert_eq!(plane.set_port(&vlan("net-1", 7)).unwrap().vlan, 7);
     plane.set_port(&vlan("net-2", 7)).unwrap();
     assert!(cross(&mut one, &mut two, &frame(1, 2, 66)));
-    use v1::set_port_request::Rate;
+    use v1::set_port_request::{Rate, Receiving};
     let rate = |rate| v1::SetPortRequest { rate: Some(rate), ..of("net-1") };
     let port = plane.set_port(&rate(Rate::MaxRate(1_000_000))).unwrap();
     assert_eq!(
@@ -254,12 +254,19 @@ fn settings_of_a_port_change_under_its_driver() {
     );
     assert!(cross(&mut one, &mut two, &frame(1, 2, 67)));
     assert_eq!(plane.set_port(&rate(Rate::AnyRate(true))).unwrap().max_rate, 0);
+    let receiving = |rate| v1::SetPortRequest { receiving: Some(rate), ..of("net-1") };
+    let port = plane.set_port(&receiving(Receiving::ReceiveRate(2_000_000))).unwrap();
+    assert_eq!((port.max_rate, port.receive_rate, port.receive_burst), (0, 2_000_000, 0));
+    assert!(cross(&mut two, &mut one, &frame(2, 1, 67)));
+    let port = plane.set_port(&receiving(Receiving::AnyReceiveRate(true))).unwrap();
+    assert_eq!(port.receive_rate, 0);
     let off = v1::SetPortRequest { spoof_check: Some(false), trust: Some(true), ..of("net-1") };
     let port = plane.set_port(&off).unwrap();
     assert_eq!((port.spoof_check, port.trust), (false, true));
     assert!(cross(&mut one, &mut two, &frame(9, 2, 68)));
 
-    for bad in [rate(Rate::MaxRate(0)), vlan("net-1", 4095), vlan("net-1", 65_536 + 7)] {
+    let none = receiving(Receiving::ReceiveRate(0));
+    for bad in [rate(Rate::MaxRate(0)), none, vlan("net-1", 4095), vlan("net-1", 65_536 + 7)] {
         let error = plane.set_port(&bad).unwrap_err();
         assert!(
             matches!(error, Error::Fabric(FabricError::Port(_)))
@@ -282,6 +289,9 @@ fn settings_of_a_port_change_under_its_driver() {
     carrier(&mut one, false);
     carrier(&mut two, true);
 }
+
+/// A receive rate that limits nothing, in bytes per second.
+const RATE: u64 = 1_000_000_000_000;
 
 /// Not a test of its own, but the code of the plane's process. It does nothing without the variable
 /// in the environment.
@@ -312,11 +322,16 @@ fn the_planes_process() {
     let (port, changed) = ("net-1".to_owned(), directory.join("changed"));
     if changed.exists() {
         let ports = plane.fabric().list_switches().remove(0).ports;
-        assert!(ports.iter().all(|one| one.trust == (one.name == port)), "{ports:?}");
+        let is_kept = |one: &v1::SwitchPort| {
+            let changed = one.name == port;
+            one.trust == changed && (one.receive_rate == RATE) == changed
+        };
+        assert!(ports.iter().all(is_kept), "{ports:?}");
     } else {
         let trust = Some(true);
         let port = Some(v1::PortReference { switch: "blue".into(), port });
-        let request = v1::SetPortRequest { port, trust, ..Default::default() };
+        let receiving = Some(v1::set_port_request::Receiving::ReceiveRate(RATE));
+        let request = v1::SetPortRequest { port, trust, receiving, ..Default::default() };
         plane.set_port(&request).unwrap();
         std::fs::write(changed, "").unwrap();
     }

@@ -244,6 +244,7 @@ pub async fn serve(
     let (Some(network), Some(socket)) = (&record.network, socket(node, record)) else {
         return Ok(None);
     };
+    let rates = network.rates();
     let request = plane_v1::CreateEndpointRequest {
         id: function_id(&record.id),
         socket_path: socket.to_string_lossy().into_owned(),
@@ -260,6 +261,10 @@ pub async fn serve(
             vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
             model: model(network.nic).into(),
             interrupt_interval_ns: network.interrupt_interval_ns,
+            max_rate: rates.max_rate,
+            max_burst: rates.max_burst,
+            receive_rate: rates.receive_rate,
+            receive_burst: rates.receive_burst,
             ..Default::default()
         }),
     };

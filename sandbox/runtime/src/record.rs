@@ -20,7 +20,7 @@ use slipway_telemetry::Timeline;
 pub use self::container::{Added, Disks, Limits, Settings};
 pub use self::function::{FunctionPool, Given, TakenFunction, Wish};
 pub use self::memory::MemoryBounds;
-pub use self::network::{NamespaceInterface, Network, Nic, Route};
+pub use self::network::{NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 use crate::security::Security;
 use crate::{Error, Result};

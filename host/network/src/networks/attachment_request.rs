@@ -9,7 +9,7 @@ use slipway_plane_api::network_v1 as v1;
 
 use super::ports;
 use crate::allocate::Wish;
-use crate::attachment::{Attachment, AttachmentKey};
+use crate::attachment::{Attachment, AttachmentKey, Rates};
 use crate::ledger::{Lease, Network};
 use crate::publish::Published;
 use crate::{Error, Result};
@@ -29,6 +29,7 @@ pub(super) struct Request<'a> {
     pub publish: Vec<Published>,
     routes: Option<Vec<(IpNet, Option<IpAddr>)>>,
     function: bool,
+    rates: Rates,
 }
 
 impl<'a> Request<'a> {
@@ -58,6 +59,7 @@ impl<'a> Request<'a> {
             publish: ports(&request.publish)?,
             routes: request.routes.as_ref().map(routes).transpose()?,
             function: request.function,
+            rates: Rates::of(request.rates.as_ref())?,
         })
     }
 
@@ -73,6 +75,7 @@ impl<'a> Request<'a> {
             lease,
             routes: self.routes.clone().unwrap_or_else(gateways),
             function: self.function,
+            rates: self.rates,
         }
     }
 }

@@ -96,7 +96,7 @@ impl Networks {
     /// back. Returns whether it has IPv6.
     async fn make_interface(&self, id: &str, attachment: &Attachment, new: bool) -> Result<bool> {
         let wanted = Wanted::of(attachment, find(&*self.state.lock().await, &attachment.network)?)?;
-        let lease = &attachment.lease;
+        let Attachment { lease, rates, .. } = attachment;
         let request = plane_v1::AttachTapRequest {
             name: id.to_owned(),
             switch: attachment.network.clone(),
@@ -108,6 +108,10 @@ impl Networks {
             addresses: vec![lease.ipv4.to_string(), lease.ipv6.to_string()],
             create: new,
             placeholder: attachment.function,
+            max_rate: rates.max_rate,
+            max_burst: rates.max_burst,
+            receive_rate: rates.receive_rate,
+            receive_burst: rates.receive_burst,
         };
         match self.plane.clone().attach_tap(request).await {
             // The daemon was told to reconcile twice.

@@ -12,12 +12,25 @@ use slipway_plane_api::v1 as plane_v1;
 use tonic::Code;
 
 use super::Networks;
+use crate::attachment::Rates;
 use crate::ledger::{Lease, Uplink};
 use crate::{Error, Result, namespace};
 
 /// Returns the switch of sandbox `id`. No network's name has a dot.
 fn switch_of(id: &str) -> String {
     format!("uplink.{id}")
+}
+
+/// A sandbox's port of a network's own switch.
+struct NetworkPort {
+    /// The network.
+    network: String,
+    /// The sandbox's addresses. They stay its own as long as the ledger has the interface.
+    lease: Lease,
+    /// The length of the network's IPv4 prefix in bits.
+    prefix: u8,
+    /// The port's rates.
+    rates: Rates,
 }
 
 /// Runs work that waits for the kernel or for a program.
@@ -43,9 +56,10 @@ impl Networks {
         let (path, (identity, mut interface)) =
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
         let mut uplink = interface.uplink(&request.name, &path, identity);
-        if let Some((network, lease, prefix)) = self.claim(id, &mut uplink).await? {
-            interface.restrict(&lease, prefix);
-            return Ok(interface.describe(network));
+        if let Some(port) = self.claim(id, &mut uplink).await? {
+            interface.restrict(&port.lease, port.prefix);
+            let rates = port.rates.describe();
+            return Ok(v1::Interface { rates, ..interface.describe(port.network) });
         }
         if let Err(error) = self.bring_up_uplink(id, &uplink).await {
             // The first failure is reported; a second one adds nothing.
@@ -55,17 +69,17 @@ impl Networks {
         Ok(interface.describe(switch_of(id)))
     }
 
-    /// Enters an interface into the ledger. Returns the network of an interface that was made for
-    /// the sandbox's port, with the lease and the length of the network's IPv4 prefix in bits. The
-    /// lease stays as long as the entry.
-    async fn claim(&self, id: &str, uplink: &mut Uplink) -> Result<Option<(String, Lease, u8)>> {
+    /// Enters an interface into the ledger. Returns the sandbox's port for an interface that was
+    /// made for it.
+    async fn claim(&self, id: &str, uplink: &mut Uplink) -> Result<Option<NetworkPort>> {
         let mut state = self.state.lock().await;
         let attachment = state.attachments.values().find(|one| one.is_of(uplink));
         let port = attachment.and_then(|one| {
             let prefix = state.networks.get(&one.network)?.subnet.prefix_len();
-            Some((one.network.clone(), one.lease.clone(), prefix))
+            let (network, lease) = (one.network.clone(), one.lease.clone());
+            Some(NetworkPort { network, lease, prefix, rates: one.rates })
         });
-        uplink.network = port.as_ref().map(|(network, ..)| network.clone());
+        uplink.network = port.as_ref().map(|port| port.network.clone());
         let taken = |(other, one): &(&String, &Uplink)| *other != id && one.is_same(uplink);
         if let Some((_, other)) = state.uplinks.iter().find(taken) {
             return Err(Error::InterfaceTaken {

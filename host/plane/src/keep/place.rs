@@ -96,7 +96,8 @@ impl KeptPlace {
         let request = self.description.request.get_or_insert_default();
         let net = request.virtio_net.get_or_insert_default();
         (net.spoof_check, net.trust, net.vlan) = (port.spoof_check, port.trust, port.vlan);
-        (net.link, net.max_rate) = (port.link, port.max_rate);
+        (net.link, net.max_rate, net.max_burst) = (port.link, port.max_rate, port.max_burst);
+        (net.receive_rate, net.receive_burst) = (port.receive_rate, port.receive_burst);
         self.store()
     }
 

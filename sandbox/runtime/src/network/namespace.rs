@@ -7,7 +7,7 @@ use slipway_plane_api::network_v1;
 
 use super::{check_interface, enter, refusal};
 use crate::node::Node;
-use crate::record::{NamespaceInterface, Network, Route};
+use crate::record::{NamespaceInterface, Network, PortRates, Route};
 use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
@@ -89,8 +89,14 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
             addresses: found.addresses.into_iter().map(|one| (one.address, one.prefix)).collect(),
             routes: found.routes.into_iter().map(route).collect(),
             neighbours: found.neighbours.into_iter().map(|one| (one.address, one.mac)).collect(),
+            rates: rates(found.rates.unwrap_or_default()),
         }),
     }
+}
+
+fn rates(found: network_v1::PortRates) -> PortRates {
+    let network_v1::PortRates { max_rate, max_burst, receive_rate, receive_burst } = found;
+    PortRates { max_rate, max_burst, receive_rate, receive_burst }
 }
 
 /// Returns the settings of the guest's interface.
@@ -152,6 +158,12 @@ mod tests {
                 ..Default::default()
             }],
             neighbours: Vec::new(),
+            rates: Some(network_v1::PortRates {
+                max_rate: 1000,
+                receive_rate: 2000,
+                receive_burst: 300,
+                ..Default::default()
+            }),
         }
     }
 
@@ -182,5 +194,8 @@ mod tests {
         assert_eq!((told.mac.as_str(), told.mtu), ("02:00:00:00:00:01", 1450));
         assert_eq!((told.addresses.len(), told.gateways.len()), (3, 0));
         assert_eq!(told.routes[0].gateway, "10.1.1.1");
+        let rates = network.rates();
+        assert_eq!((rates.max_rate, rates.max_burst), (1000, 0));
+        assert_eq!((rates.receive_rate, rates.receive_burst), (2000, 300));
     }
 }

@@ -71,6 +71,11 @@ impl Network {
         all.sort_by_key(|address| address.contains(':'));
         all
     }
+
+    /// Returns the rates of the sandbox's port.
+    pub fn rates(&self) -> PortRates {
+        self.namespace.as_ref().map(|interface| interface.rates).unwrap_or_default()
+    }
 }
 
 /// The settings of an interface that somebody else made in a network namespace.
@@ -84,6 +89,23 @@ pub struct NamespaceInterface {
     pub routes: Vec<Route>,
     /// Permanent neighbours: IP address and MAC address.
     pub neighbours: Vec<(String, String)>,
+    /// The rates of the sandbox's port, if the interface was made for a port of a network.
+    #[serde(default)]
+    pub rates: PortRates,
+}
+
+/// The rates of a port in bytes per second, and their bursts in bytes. Zeros stand for any rate and
+/// for the default burst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortRates {
+    /// The rate at which the sandbox may send.
+    pub max_rate: u64,
+    /// The burst of `max_rate`.
+    pub max_burst: u64,
+    /// The rate at which the sandbox receives.
+    pub receive_rate: u64,
+    /// The burst of `receive_rate`.
+    pub receive_burst: u64,
 }
 
 /// A route of a sandbox's interface.
