@@ -134,7 +134,7 @@ async fn inspect(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i
 }
 
 async fn set(node: &NodeArgs, config: &Config, wanted: &PortSetArgs) -> Result<i32> {
-    use v1::set_port_request::Rate;
+    use v1::set_port_request::{Rate, Receiving};
     let on = |switched: Option<Switched>| switched.map(|switched| switched == Switched::On);
     let link = wanted.link.map(|link| match link {
         PortLinkArg::Auto => v1::PortLink::Auto,
@@ -150,6 +150,10 @@ async fn set(node: &NodeArgs, config: &Config, wanted: &PortSetArgs) -> Result<i
         rate: wanted.max_rate.map(|MaxRate(rate)| match rate {
             Some(rate) => Rate::MaxRate(rate),
             None => Rate::AnyRate(true),
+        }),
+        receiving: wanted.receive_rate.map(|MaxRate(rate)| match rate {
+            Some(rate) => Receiving::ReceiveRate(rate),
+            None => Receiving::AnyReceiveRate(true),
         }),
     };
     let set = connect_plane(node, config).await?.set_port(request).await;
@@ -174,7 +178,10 @@ fn settings(port: &v1::SwitchPort) -> String {
         all.push(format!("link {}", wanted_link(port)));
     }
     if port.max_rate > 0 {
-        all.push(show_rate(port.max_rate));
+        all.push(format!("sends {}", show_rate(port.max_rate)));
+    }
+    if port.receive_rate > 0 {
+        all.push(format!("receives {}", show_rate(port.receive_rate)));
     }
     all.join(", ")
 }
@@ -250,6 +257,9 @@ fn as_json(Port { network, port, sandbox }: &Port) -> serde_json::Value {
         "vlan": (port.vlan > 0).then_some(port.vlan),
         "link": wanted_link(port),
         "max_bytes_per_second": (port.max_rate > 0).then_some(port.max_rate),
+        "max_byte_burst": (port.max_burst > 0).then_some(port.max_burst),
+        "receive_bytes_per_second": (port.receive_rate > 0).then_some(port.receive_rate),
+        "receive_byte_burst": (port.receive_burst > 0).then_some(port.receive_burst),
         "up": port.up,
         "frames_in": port.frames_in,
         "bytes_in": port.bytes_in,

@@ -85,6 +85,7 @@ impl Operation<'_> {
             publish: configuration.publish()?,
             routes: chosen.as_ref().map(|chosen| chosen.routes.clone()),
             function: configuration.function,
+            rates: configuration.rates()?,
         };
         let made = connection.call(|mut client| async move { client.attach(request).await })?;
         let dns = chosen.and_then(|chosen| chosen.dns);

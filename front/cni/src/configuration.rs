@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 use slipway_plane_api::attachments;
+use slipway_plane_api::network_v1::PortRates;
 
+use crate::bandwidth::Bandwidth;
 use crate::environment::{Command, Environment};
 use crate::failure::{Code, Failure};
 
@@ -75,22 +77,27 @@ pub struct RuntimeConfig {
     /// Ports of the host that lead to the container.
     #[serde(default)]
     pub port_mappings: Option<Vec<PortMapping>>,
+    /// How fast the container may send and receive.
+    #[serde(default)]
+    pub bandwidth: Option<Bandwidth>,
 }
 
-/// A port of the host that leads to the container.
+/// A port of the host that leads to the container. containerd's names begin with a capital letter,
+/// as those of [`Bandwidth`] do.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortMapping {
     /// The port on the host; 0 or absent: the container is not published there.
-    #[serde(default)]
+    #[serde(default, alias = "HostPort")]
     pub host_port: u16,
     /// The container's port.
+    #[serde(alias = "ContainerPort")]
     pub container_port: u16,
     /// "tcp" or "udp".
-    #[serde(default)]
+    #[serde(default, alias = "Protocol")]
     pub protocol: Option<String>,
     /// The host's address; absent: all of them.
-    #[serde(default, rename = "hostIP")]
+    #[serde(default, rename = "hostIP", alias = "HostIP")]
     pub host_ip: Option<String>,
 }
 
@@ -176,6 +183,9 @@ impl Configuration {
         {
             return invalid(format!("a container has at most {MOST} addresses and ports"));
         }
+        if command == Command::Add {
+            self.rates()?;
+        }
         self.ipam().map(drop)
     }
 
@@ -201,6 +211,14 @@ impl Configuration {
     pub fn publish(&self) -> Result<Vec<String>, Failure> {
         let all = self.runtime_config.port_mappings.iter().flatten();
         all.filter(|one| one.host_port != 0).map(PortMapping::publish).collect()
+    }
+
+    /// Returns the rates of the container's port, or `None` if it has none.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`].
+    pub fn rates(&self) -> Result<Option<PortRates>, Failure> {
+        self.runtime_config.bandwidth.as_ref().map(Bandwidth::rates).transpose()
     }
 
     /// Returns the addresses that the runtime asks for, without the lengths of their prefixes: the
@@ -257,12 +275,18 @@ mod tests {
                 "runtimeConfig": {"mac": "5a:11:00:00:00:01", "ips": ["10.1.0.7/24"],
                 "portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "TCP"},
                                  {"hostPort": 53, "containerPort": 53, "protocol": "udp",
-                                  "hostIP": "::1"}, {"containerPort": 9}]}}"#,
+                                  "hostIP": "::1"}, {"containerPort": 9},
+                                 {"HostPort": 81, "ContainerPort": 8081, "Protocol": "tcp",
+                                  "HostIP": ""}],
+                "bandwidth": {"ingressRate": 8000000, "egressRate": 16000000}}}"#,
             "ADD",
         )
         .unwrap();
         assert_eq!((found.network.as_str(), found.ipam().unwrap()), ("n", Some("host-local")));
-        assert_eq!(found.publish().unwrap(), ["80:8080/tcp", "[::1]:53:53/udp"]);
+        let published = ["80:8080/tcp", "[::1]:53:53/udp", "81:8081/tcp"];
+        assert_eq!(found.publish().unwrap(), published);
+        let rates = found.rates().unwrap().unwrap();
+        assert_eq!((rates.receive_rate, rates.max_rate), (1_000_000, 2_000_000));
         assert_eq!(found.addresses(), ["10.1.0.7"]);
         let least = parse(r#"{"cniVersion": "0.3.1", "name": "blue", "ipam": {}}"#, "DEL").unwrap();
         assert_eq!((least.network.as_str(), least.ipam().unwrap()), ("default", None));
@@ -271,6 +295,7 @@ mod tests {
     #[test]
     fn each_mistake_has_its_code() {
         let good = r#""cniVersion": "1.0.0", "name": "blue""#;
+        let bad_rate = r#""runtimeConfig": {"bandwidth": {"ingressRate": -1}}"#;
         for (input, code) in [
             ("", 6),
             ("7", 6),
@@ -283,6 +308,8 @@ mod tests {
             (&format!(r#"{{{good}, "prevResult": {{}}}}"#), 7),
             (&format!(r#"{{{good}, "ipam": {{"type": "../x"}}}}"#), 2),
             (&format!(r#"{{{good}, "runtimeConfig": 7}}"#), 6),
+            (&format!(r#"{{{good}, "runtimeConfig": {{"bandwidth": 7}}}}"#), 6),
+            (&format!(r#"{{{good}, {bad_rate}}}"#), 7),
         ] {
             let failure = parse(input, "ADD").unwrap_err();
             assert_eq!(failure.code(), code, "{input}: {}", failure.message());
@@ -291,6 +318,8 @@ mod tests {
             {"portMappings": [{"hostPort": 1, "containerPort": 1, "protocol": "sctp"}]}"#;
         let sctp = parse(&format!("{{{good}, {sctp}}}"), "ADD").unwrap();
         assert_eq!(sctp.publish().unwrap_err().code(), 2);
+        // What was never made can be removed.
+        parse(&format!("{{{good}, {bad_rate}}}"), "DEL").unwrap();
         // VERSION is asked by runtimes of any version.
         parse(r#"{"cniVersion": "9.0.0"}"#, "VERSION").unwrap();
     }

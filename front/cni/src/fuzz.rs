@@ -44,6 +44,7 @@ pub fn operation(data: &[u8]) {
             match Configuration::parse(input, &environment) {
                 Ok(configuration) => {
                     let _ = configuration.publish().map_err(|failure| one_line(&failure));
+                    let _ = configuration.rates().map_err(|failure| one_line(&failure));
                     let _ = configuration.addresses();
                 }
                 Err(failure) => one_line(&failure),

@@ -3,7 +3,7 @@
 //!
 //! The runtime starts the program for each operation, with parameters in the environment and the
 //! network configuration on its input; the answer is JSON on its output. The pieces:
-//! - `environment` and `configuration` parse what the runtime says;
+//! - `environment` and `configuration` parse what the runtime says, `bandwidth` a part of it;
 //! - `commands` has the operations: ADD, DEL, CHECK, GC, STATUS, VERSION. The node's daemon does
 //!   the work, over gRPC at its socket (`daemon`): the program makes no interface itself;
 //! - `ipam` runs the IPAM plugin of a configuration that names one;
@@ -12,13 +12,14 @@
 //!
 //! A runtime starts hundreds of these at once, so the program is small and starts one thread.
 //!
-//! Not here: limits of bandwidth (`slipway port set` has them), changes to the result of a plugin
-//! that was called before. Interfaces and addresses are the daemon's (`slipway-network`).
+//! Not here: changes to the result of a plugin that was called before. Interfaces, addresses and
+//! rates are the daemon's (`slipway-network`).
 //!
 //! Dependencies: `slipway-plane-api` and `tonic` call the daemon, `tokio` runs that on this thread;
 //! `serde` and `serde_json` for the configuration and the answers.
 
 mod answer;
+mod bandwidth;
 mod commands;
 mod configuration;
 mod daemon;

@@ -133,6 +133,10 @@ pub struct PortSetArgs {
     /// Most that it may send, bits per second, as 100Mbit
     #[arg(long, value_name = "RATE|none", value_parser = parse_max_rate, group = "setting")]
     pub max_rate: Option<MaxRate>,
+    /// Most that it receives, bits per second; what comes faster waits for some ms, and is dropped
+    /// if it would wait for longer
+    #[arg(long, value_name = "RATE|none", value_parser = parse_max_rate, group = "setting")]
+    pub receive_rate: Option<MaxRate>,
 }
 
 /// A direction, as the program or VM at the port sees it.
