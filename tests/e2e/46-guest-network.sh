@@ -121,10 +121,17 @@ for name in a b; do set_port "$name" --vlan 5; done
 small "in a VLAN of the ports"
 ping -q -c 1 -W 2 "$a4" >/dev/null && fail "a VLAN lets something out"
 for name in a b; do set_port "$name" --vlan none; done
-set_port a --max-rate 80Mbit
-[ "$(port a max_bytes_per_second)" = 10000000 ] || fail "port inspect: $("$slipway" port inspect a)"
-small "with a rate"
-set_port a --max-rate none
+# At a byte in a second, a frame passes and is paid for in a minute or more.
+set_port a --receive-rate 8bit
+ping -q -c 4 -i 0.2 -W 1 "$a4" >/dev/null && fail "a byte in a second lets four pings pass"
+port a dropped_out | grep -q "'rate'" || fail "nothing was dropped: $("$slipway" port inspect a)"
+set_port a --max-rate 80Mbit --receive-rate 160Mbit
+[ "$(port a max_bytes_per_second) $(port a receive_bytes_per_second)" = "10000000 20000000" ] ||
+    fail "port inspect: $("$slipway" port inspect a)"
+"$slipway" port ls wide | grep -q " a .*sends 80 Mbit/s, receives 160 Mbit/s" || fail "port ls: $("$slipway" port ls)"
+small "with rates"
+set_port a --max-rate none --receive-rate none
+[ "$(port a receive_bytes_per_second)" = None ] || fail "port inspect: $("$slipway" port inspect a)"
 other=${a4%.*}.77
 in_guest a ip address add "$other/32" dev eth0 || fail "ip address"
 in_guest a ping -q -c 1 -W 2 -I "$other" "$b4" >/dev/null && fail "a foreign address passes"
@@ -132,7 +139,7 @@ set_port a --mac-spoof-check off --trust on
 in_guest a sh -c "$pings; "'pings -I "$0" "$1"' "$other" "$b4" >"$work/out" 2>&1 || fail "without a check: $(cat "$work/out")"
 set_port a --mac-spoof-check on --trust off
 [ "$(port a spoof_check) $(port a trust)" = "True False" ] || fail "port inspect: $("$slipway" port inspect a)"
-ok "a port's VLAN, rate, spoof check and trust"
+ok "a port's VLAN, rates, spoof check and trust"
 
 # refused WORDS COMMAND…: one line.
 refused() {
@@ -142,6 +149,7 @@ refused() {
     [ "$(printf '%s\n' "$said" | wc -l)" = 1 ] || fail "more than a line: $said"
 }
 refused "a rate of 0 would let nothing pass" port set a --max-rate 0bit
+refused "a rate of 0 would let nothing pass" port set a --receive-rate 0bit
 refused "is no rate" port set a --max-rate fast
 refused "is no VLAN" port set a --vlan 4095
 refused 'no port "nobody"' port set nobody --link off

@@ -148,8 +148,12 @@ does DEL c
 ip netns add "$mine-c"
 nothing_left
 ok "DEL after the namespace has gone"
-more=', "runtimeConfig": {"mac": "5a:11:00:00:00:77", "ips": ["10.77.0.77/24"], "portMappings": [{"hostPort": 8077, "containerPort": 80, "protocol": "tcp"}]}'
+more=', "runtimeConfig": {"mac": "5a:11:00:00:00:77", "ips": ["10.77.0.77/24"], "portMappings": [{"hostPort": 8077, "containerPort": 80, "protocol": "tcp"}],
+    "bandwidth": {"IngressRate": 800000000, "IngressBurst": 4294967295, "EgressRate": 1600000000, "EgressBurst": 80000000}}'
 does ADD a
+rates=$("$slipway" port inspect "tap:blue,$mine-a,eth0" | python3 -c 'import json, sys
+x = json.load(sys.stdin)[0]; print(*[x[way + kind] for way in ("receive_", "max_") for kind in ("bytes_per_second", "byte_burst")])')
+[ "$rates" = "100000000 None 200000000 10000000" ] || fail "bandwidth: $rates"
 there a ip -o link show eth0 | grep -q 5a:11:00:00:00:77 && [ "$(said 'x["ips"][0]["address"]')" = 10.77.0.77/24 ] || fail "capabilities: $(cat "$work/out")"
 there a timeout 60 python3 -c 'import socket
 s = socket.create_server(("", 80)); c = s.accept()[0]; c.sendall(b"published"); c.close()' & server=$!
@@ -165,7 +169,7 @@ kill "$server" 2>/dev/null; wait "$server" 2>/dev/null
 does DEL a
 more=''
 nothing_left
-ok "the runtime's MAC address, IP address and port mapping"
+ok "the runtime's MAC address, IP address, port mapping and bandwidth"
 if [ -x /usr/lib/cni/host-local ] || [ -x /opt/cni/bin/host-local ]; then
     ipam="\"ipam\": {\"type\": \"host-local\", \"dataDir\": \"$work/ipam\", \"ranges\": [[{\"subnet\": \"10.77.0.0/24\", \"rangeStart\": \"10.77.0.100\"}]], \"routes\": [{\"dst\": \"0.0.0.0/0\"}]}"
     more=", $ipam" version=1.0.0
@@ -188,6 +192,7 @@ refuses 6 'more than' ADD a "$(printf '%2000000s' '{}')"
 refuses 1 'not supported' ADD a '{"cniVersion": "2.0.0", "name": "blue"}'
 refuses 7 'network configuration' ADD a '{"cniVersion": "1.1.0", "name": "../x"}'
 network=none-such refuses 7 'there is no network' ADD a
+more=', "runtimeConfig": {"bandwidth": {"ingressRate": 7}}' refuses 7 'ingressRate' ADD a
 netns=/run/netns/none-such refuses 100 'cannot open' ADD a
 netns=/dev/null refuses 100 'no network namespace' ADD a
 netns=/proc/self/ns/net refuses 7 "the host's own" ADD a

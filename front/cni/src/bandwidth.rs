@@ -24,13 +24,13 @@ pub struct Bandwidth {
     /// The rate at which the container receives.
     #[serde(default, alias = "IngressRate")]
     pub ingress_rate: Option<Number>,
-    /// What the container receives at once after a pause.
+    /// Bits that the container receives at once after a pause.
     #[serde(default, alias = "IngressBurst")]
     pub ingress_burst: Option<Number>,
     /// The rate at which the container may send.
     #[serde(default, alias = "EgressRate")]
     pub egress_rate: Option<Number>,
-    /// What the container may send at once after a pause.
+    /// Bits that the container may send at once after a pause.
     #[serde(default, alias = "EgressBurst")]
     pub egress_burst: Option<Number>,
 }

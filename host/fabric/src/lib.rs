@@ -7,7 +7,7 @@
 //! - `uplink`: a port at an interface in a network namespace of the host; `taps`: ports at TAP
 //!   interfaces that the fabric makes there, each served by a thread of its own.
 //! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
-//!   `capture` records their frames. `port` converts a port for the interface.
+//!   `capture` records their frames. `port` converts a port for the interface, and `rate` a rate.
 //!
 //! All of this runs on the control thread and on threads of its own, and sends messages to the
 //! reactors. Only the threads of `taps` touch frames.
@@ -24,6 +24,7 @@ mod fabric;
 mod memory_ports;
 mod port;
 mod ports;
+mod rate;
 mod settings;
 mod switch;
 mod taps;
@@ -31,5 +32,6 @@ mod uplink;
 
 pub use error::Error;
 pub use fabric::Fabric;
-pub use settings::{link, rate, vlans};
+pub use rate::rate;
+pub use settings::{link, vlans};
 pub use switch::SwitchHandle;

@@ -6,7 +6,7 @@ use slipway_plane_api::v1;
 use slipway_switch::decorators::{Impairment, Ways};
 use slipway_switch::{LinkSetting, Owner, PortIndex, VlanMode};
 
-use crate::settings::rate;
+use crate::rate::rate;
 use crate::switch::SwitchHandle;
 
 /// A port that was found. It may be removed before it is used.

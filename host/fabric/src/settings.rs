@@ -131,9 +131,3 @@ pub fn link(link: v1::PortLink) -> LinkSetting {
 fn with_default_burst(per_second: u64) -> Rate {
     Rate { per_second, burst: 0 }
 }
-
-/// Returns the rate of a port that is made, or `None` for any rate: both values are 0. A burst
-/// without a rate is a rate of 0, which the switch refuses.
-pub fn rate(per_second: u64, burst: u64) -> Option<Rate> {
-    ((per_second, burst) != (0, 0)).then_some(Rate { per_second, burst })
-}

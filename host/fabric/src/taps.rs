@@ -26,7 +26,7 @@ use slipway_switch::ports::{PortThread, TapHold, TapPort, ThreadedPort};
 use slipway_switch::{Handle, PortConfig, PortIndex};
 
 use crate::error::Error;
-use crate::settings::rate;
+use crate::rate::rate;
 
 /// The longest name of such a port, in bytes.
 const LONGEST_NAME: usize = 256;

@@ -277,4 +277,14 @@ mod tests {
         assert_eq!((mode(&dir), mode(&old)), (0o700, 0o600));
         assert_eq!(store.files(FILE).unwrap(), [old]);
     }
+
+    #[test]
+    fn rates_are_kept_as_they_came_and_a_burst_needs_one() {
+        let wanted = v1::PortRates { max_rate: 8, receive_rate: 9, receive_burst: 1, max_burst: 0 };
+        assert_eq!(Rates::of(Some(&wanted)).unwrap().describe(), Some(wanted));
+        assert_eq!(Rates::of(None).unwrap().describe(), None);
+        let burst = v1::PortRates { max_burst: 7, ..Default::default() };
+        let error = Rates::of(Some(&burst)).unwrap_err().to_string();
+        assert!(error.contains("7 bytes has no rate") && !error.contains('\n'), "{error}");
+    }
 }
