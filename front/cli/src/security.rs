@@ -66,7 +66,8 @@ fn of_process(args: &SecurityArgs, own: &[String], joins: bool) -> Result<v1::Se
     let mut security = v1::Security { groups: args.group_add.clone(), ..Default::default() };
     let names = changed(own, &args.cap_add, &args.cap_drop);
     if !args.cap_add.is_empty() || !args.cap_drop.is_empty() {
-        security.capabilities = Some(v1::Capabilities { names: names.clone() });
+        security.capabilities =
+            Some(v1::Capabilities { names: names.clone(), ..Default::default() });
     }
     for option in &args.security_opt {
         match option {

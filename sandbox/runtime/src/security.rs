@@ -29,6 +29,8 @@ pub struct Security {
     pub groups: Vec<u32>,
     /// The capabilities that the process can have, or `None` for the usual ones.
     pub capabilities: Option<Vec<String>>,
+    /// Those of the named capabilities that programs of any user have.
+    pub ambient: Vec<String>,
     /// Set if no program gains rights by its file.
     pub no_new_privileges: bool,
     /// The paths that are hidden, or `None` for the usual ones.
@@ -64,9 +66,14 @@ impl Security {
                 .map(|_| ())
                 .map_err(|error| Error::Invalid(error.to_string()))
         })?;
+        let (capabilities, ambient) = match &asked.capabilities {
+            Some(asked) => (Some(capabilities(&asked.names)?), capabilities(&asked.ambient)?),
+            None => (None, Vec::new()),
+        };
         Ok(Self {
             groups: asked.groups.clone(),
-            capabilities: capabilities(asked.capabilities.as_ref())?,
+            capabilities,
+            ambient,
             no_new_privileges: asked.no_new_privileges,
             masked: paths(asked.masked.as_ref())?,
             read_only: paths(asked.read_only.as_ref())?,
@@ -88,9 +95,14 @@ impl Security {
             return Ok(Self { capabilities: own, ..self.clone() });
         }
         let asked = Self::new(asked)?;
+        let (capabilities, ambient) = match asked.capabilities {
+            Some(names) => (Some(names), asked.ambient),
+            None => (own, self.ambient.clone()),
+        };
         Ok(Self {
             groups: asked.groups,
-            capabilities: asked.capabilities.or(own),
+            capabilities,
+            ambient,
             no_new_privileges: asked.no_new_privileges || self.no_new_privileges,
             seccomp: if asked.seccomp.is_empty() { self.seccomp.clone() } else { asked.seccomp },
             ..Self::default()
@@ -99,10 +111,10 @@ impl Security {
 
     /// Returns the agent's form of what concerns each process.
     pub fn of_process(&self) -> agent_v1::Security {
-        let capabilities = self.capabilities.clone();
+        let named = |names| agent_v1::Capabilities { names, ambient: self.ambient.clone() };
         agent_v1::Security {
             groups: self.groups.clone(),
-            capabilities: capabilities.map(|names| agent_v1::Capabilities { names }),
+            capabilities: self.capabilities.clone().map(named),
             no_new_privileges: self.no_new_privileges,
             // The record has what was encoded here.
             seccomp: hex::decode(&self.seccomp).unwrap_or_default(),
@@ -117,21 +129,20 @@ impl Security {
     }
 }
 
-fn capabilities(asked: Option<&v1::Capabilities>) -> Result<Option<Vec<String>>> {
-    let Some(asked) = asked else { return Ok(None) };
+fn capabilities(names: &[String]) -> Result<Vec<String>> {
     let is_name = |name: &String| {
         let bare = name.strip_prefix("CAP_").unwrap_or_default();
         (1..64).contains(&bare.len()) && bare.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
     };
-    match asked.names.iter().find(|name| !is_name(name)) {
+    match names.iter().find(|name| !is_name(name)) {
         Some(name) => {
             let name: String = name.chars().take(64).collect();
             Err(Error::Invalid(format!("{name:?} is no capability: as CAP_NET_ADMIN")))
         }
-        None if asked.names.len() > MOST_CAPABILITIES => {
+        None if names.len() > MOST_CAPABILITIES => {
             Err(Error::Invalid(format!("more than {MOST_CAPABILITIES} capabilities are named")))
         }
-        None => Ok(Some(asked.names.clone())),
+        None => Ok(names.to_vec()),
     }
 }
 
@@ -158,8 +169,13 @@ mod tests {
     use super::*;
 
     fn named(names: &[&str]) -> v1::Security {
-        let names = names.iter().map(|name| (*name).to_owned()).collect();
-        v1::Security { capabilities: Some(v1::Capabilities { names }), ..Default::default() }
+        ambient(names, &[])
+    }
+
+    fn ambient(names: &[&str], ambient: &[&str]) -> v1::Security {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let capabilities = v1::Capabilities { names: owned(names), ambient: owned(ambient) };
+        v1::Security { capabilities: Some(capabilities), ..Default::default() }
     }
 
     #[test]
@@ -171,7 +187,7 @@ mod tests {
             read_only: Some(v1::Paths { paths: vec!["/etc".into()] }),
             sysctls: [("net.core.somaxconn".into(), "9".into())].into(),
             seccomp: vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f],
-            ..named(&["CAP_CHOWN"])
+            ..ambient(&["CAP_CHOWN"], &["CAP_KILL"])
         };
         let security = Security::new(Some(&asked)).unwrap();
         let kept: Security =
@@ -179,7 +195,9 @@ mod tests {
         assert_eq!(kept, security);
         let process = kept.of_process();
         assert_eq!((process.groups, process.seccomp), (vec![7], asked.seccomp));
-        assert_eq!(process.capabilities.unwrap().names, ["CAP_CHOWN"]);
+        let capabilities = process.capabilities.unwrap();
+        assert_eq!(capabilities.names, ["CAP_CHOWN"]);
+        assert_eq!(capabilities.ambient, ["CAP_KILL"]);
         let (masked, read_only) = kept.paths();
         assert_eq!((masked.unwrap().paths.len(), read_only.unwrap().paths.len()), (0, 1));
         assert_eq!(kept.sysctls["net.core.somaxconn"], "9");
@@ -191,7 +209,7 @@ mod tests {
             groups: vec![7],
             no_new_privileges: true,
             seccomp: vec![1; 8],
-            ..named(&["CAP_CHOWN"])
+            ..ambient(&["CAP_CHOWN"], &["CAP_CHOWN"])
         };
         let own = Security::new(Some(&own)).unwrap();
         assert_eq!(own.of_exec(None, false).unwrap(), own);
@@ -200,7 +218,7 @@ mod tests {
         assert_eq!(own.of_exec(None, true).unwrap().capabilities, None);
         let asked = v1::Security { seccomp: vec![2; 8], ..named(&[]) };
         let exec = own.of_exec(Some(&asked), true).unwrap();
-        assert_eq!(exec.capabilities.unwrap(), [""; 0]);
+        assert_eq!((exec.capabilities.unwrap(), exec.ambient), (vec![], vec![]));
         assert_eq!(exec.seccomp, "02".repeat(8));
     }
 
@@ -213,6 +231,7 @@ mod tests {
             (named(&["CHOWN"]), "\"CHOWN\" is no capability"),
             (named(&["CAP_"]), "is no capability"),
             (named(&["CAP_A"; 257]), "more than 256"),
+            (ambient(&[], &["KILL"]), "\"KILL\" is no capability"),
             (v1::Security { masked: path("a"), ..usual() }, "not an absolute path"),
             (v1::Security { read_only: path("/a\0"), ..usual() }, "not an absolute path"),
             (v1::Security { sysctls, ..usual() }, "vm.swappiness"),

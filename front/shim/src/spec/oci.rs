@@ -73,6 +73,8 @@ pub struct User {
 #[serde(default)]
 pub struct Capabilities {
     pub bounding: Vec<String>,
+    pub permitted: Vec<String>,
+    pub inheritable: Vec<String>,
     pub ambient: Vec<String>,
 }
 

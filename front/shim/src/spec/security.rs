@@ -31,7 +31,7 @@ fn is_all(rule: &DeviceRule) -> bool {
 /// One line that names what cannot be honoured.
 pub(super) fn of_container(oci: &Oci) -> Result<v1::Security, String> {
     let paths = |paths: &[String]| Some(v1::Paths { paths: paths.to_vec() });
-    let process = of_process(&oci.process)?;
+    let process = of_process(&oci.process);
     // No rule depends on capabilities here: that is docker's form of profiles.
     let filter = oci.linux.seccomp.as_ref().map(|profile| profile.compile(&[])).transpose();
     Ok(v1::Security {
@@ -46,26 +46,23 @@ pub(super) fn of_container(oci: &Oci) -> Result<v1::Security, String> {
 
 /// Translates what a further process may do. Capabilities that it leaves out, and the filter of
 /// system calls, are its container's.
-///
-/// # Errors
-/// One line that names what cannot be honoured.
-pub(super) fn of_process(process: &Process) -> Result<v1::Security, String> {
-    Ok(v1::Security {
+pub(super) fn of_process(process: &Process) -> v1::Security {
+    v1::Security {
         groups: process.user.additional_gids.clone(),
-        capabilities: process.capabilities.as_ref().map(capabilities).transpose()?,
+        capabilities: process.capabilities.as_ref().map(capabilities),
         no_new_privileges: process.no_new_privileges,
         ..v1::Security::default()
-    })
+    }
 }
 
-/// The bounding set is all that counts: root's other sets follow from it, and those of other users
-/// are empty.
-fn capabilities(asked: &Capabilities) -> Result<v1::Capabilities, String> {
-    match asked.ambient.first() {
-        Some(name) => Err(format!(
-            "{name} cannot be an ambient capability, which programs of other users than root keep: \
-             leave it out"
-        )),
-        None => Ok(v1::Capabilities { names: asked.bounding.clone() }),
+/// Translates capabilities. Root's sets follow from the bounding set, and those of other users from
+/// the ambient set. An ambient capability that is not permitted and inheritable too is left out, as
+/// by runc: the kernel raises none.
+fn capabilities(asked: &Capabilities) -> v1::Capabilities {
+    let can_be =
+        |name: &&String| asked.permitted.contains(name) && asked.inheritable.contains(name);
+    v1::Capabilities {
+        names: asked.bounding.clone(),
+        ambient: asked.ambient.iter().filter(can_be).cloned().collect(),
     }
 }

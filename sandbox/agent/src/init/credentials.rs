@@ -1,14 +1,15 @@
 //! Identity and capabilities, dropped last (credentials(7), capabilities(7)).
 //!
-//! The bounding set decides: with no inheritable and no ambient capabilities, root's permitted set
-//! is the bounding set once it executes a program, and everybody else's is empty.
+//! The bounding set decides: once a program is executed, root's permitted set is the bounding set,
+//! and everybody else's is the ambient set, which is empty unless it was asked for.
 
 use anyhow::{Context, Result};
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_no_new_privs,
-    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 use slipway_agent_protocol::v1::Security;
 
@@ -35,6 +36,8 @@ const DEFAULT: CapabilitySet = CapabilitySet::CHOWN
 pub struct Rights {
     /// The capabilities that the process and its children can ever have.
     capabilities: CapabilitySet,
+    /// Those of them that the programs of any user have.
+    ambient: CapabilitySet,
     no_new_privileges: bool,
     /// The filter of system calls that is loaded last, if there is one.
     pub filter: Option<Filter>,
@@ -57,8 +60,12 @@ impl Rights {
             true => CapabilitySet::MKNOD,
             false => CapabilitySet::empty(),
         };
+        let capabilities = all.difference(dropped);
+        let ambient = named.map_or(CapabilitySet::empty(), |named| parse(&named.ambient));
         Ok(Rights {
-            capabilities: all.difference(dropped),
+            capabilities,
+            // The kernel raises none that the bounding set lacks.
+            ambient: ambient.intersection(capabilities),
             no_new_privileges: security.is_some_and(|security| security.no_new_privileges),
             filter: Filter::parse(security.map_or(&[], |security| &security.seccomp))?,
         })
@@ -84,9 +91,9 @@ fn parse(names: &[String]) -> CapabilitySet {
 /// Switches to `user` with `rights`, except for the filter.
 pub fn drop_to(user: &User, rights: &Rights) -> Result<()> {
     limit_bounding_set(rights.capabilities)?;
-    let to_load = rights.to_load();
+    let kept = rights.to_load().union(rights.ambient);
     // Else setuid clears the permitted set of a user who is not root. Ends at execve.
-    set_keep_capabilities(!to_load.is_empty()).context("prctl(PR_SET_KEEPCAPS)")?;
+    set_keep_capabilities(!kept.is_empty()).context("prctl(PR_SET_KEEPCAPS)")?;
     let groups: Vec<Gid> = user.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
     set_thread_groups(&groups).context("setgroups")?;
     let gid = Gid::from_raw(user.gid);
@@ -97,15 +104,17 @@ pub fn drop_to(user: &User, rights: &Rights) -> Result<()> {
     let _ = clear_ambient_capability_set();
     // Root's sets follow from the bounding set at execute; this limits them until then.
     let own = if user.uid == 0 { rights.capabilities } else { CapabilitySet::empty() };
-    let (until, none) = (own.union(to_load), CapabilitySet::empty());
     // The kernel refuses capabilities that it does not know.
     let known = capabilities(None).context("capget")?.permitted;
-    let until = until.intersection(known);
-    set_capabilities(
-        None,
-        CapabilitySets { effective: until, permitted: until, inheritable: none },
-    )
-    .context("capset")?;
+    let until = own.union(kept).intersection(known);
+    // Only what is permitted and inheritable can be ambient.
+    let inheritable = rights.ambient.intersection(known);
+    set_capabilities(None, CapabilitySets { effective: until, permitted: until, inheritable })
+        .context("capset")?;
+    for capability in inheritable.iter() {
+        configure_capability_in_ambient_set(capability, true)
+            .context("prctl(PR_CAP_AMBIENT_RAISE)")?;
+    }
     if rights.no_new_privileges {
         set_no_new_privs(true).context("prctl(PR_SET_NO_NEW_PRIVS)")?;
     }
@@ -138,8 +147,13 @@ mod tests {
     }
 
     fn named(names: &[&str]) -> Security {
-        let names = names.iter().map(|name| (*name).to_owned()).collect();
-        Security { capabilities: Some(Capabilities { names }), ..Security::default() }
+        ambient(names, &[])
+    }
+
+    fn ambient(names: &[&str], ambient: &[&str]) -> Security {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let capabilities = Capabilities { names: owned(names), ambient: owned(ambient) };
+        Security { capabilities: Some(capabilities), ..Security::default() }
     }
 
     #[test]
@@ -159,6 +173,19 @@ mod tests {
         assert_eq!(kept(Some(&some), true, true), both);
         assert_eq!(kept(Some(&some), false, true), CapabilitySet::SYS_PTRACE);
         assert_eq!(kept(Some(&named(&[])), true, false), CapabilitySet::empty());
+    }
+
+    #[test]
+    fn only_what_a_process_can_have_is_ambient() {
+        let of = |security: &Security, privileged, drop_mknod| {
+            Rights::new(Some(security), privileged, drop_mknod).unwrap().ambient
+        };
+        let asked = ambient(&["CAP_CHOWN", "CAP_MKNOD"], &["CAP_MKNOD", "CAP_KILL", "CAP_LATER"]);
+        assert_eq!(of(&asked, false, false), CapabilitySet::MKNOD);
+        assert_eq!(of(&asked, true, true), CapabilitySet::MKNOD);
+        assert_eq!(of(&asked, false, true), CapabilitySet::empty());
+        assert_eq!(of(&named(&["CAP_CHOWN"]), false, false), CapabilitySet::empty());
+        assert_eq!(of(&Security::default(), true, false), CapabilitySet::empty());
     }
 
     #[test]

@@ -10,8 +10,13 @@ use crate::harness::*;
 const RIGHTS: &str = "id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status";
 
 fn named(names: &[&str]) -> Security {
-    let names = names.iter().map(|name| (*name).to_owned()).collect();
-    Security { capabilities: Some(Capabilities { names }), ..Security::default() }
+    ambient(names, &[])
+}
+
+fn ambient(names: &[&str], ambient: &[&str]) -> Security {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let capabilities = Capabilities { names: owned(names), ambient: owned(ambient) };
+    Security { capabilities: Some(capabilities), ..Security::default() }
 }
 
 fn with(text: &str, user: &str, security: &Security) -> ProcessSpec {
@@ -22,13 +27,24 @@ fn paths(paths: &[&str]) -> Option<Paths> {
     Some(Paths { paths: paths.iter().map(|path| (*path).to_owned()).collect() })
 }
 
-/// Returns the output of [`RIGHTS`] for these groups and sets.
+/// Returns the output of [`RIGHTS`] for these groups and sets, and no ambient capability.
 fn rights(groups: &str, own: u64, bounding: u64, no_new: u32, seccomp: u32) -> String {
+    with_ambient(0, groups, own, bounding, no_new, seccomp)
+}
+
+/// Returns the output of [`RIGHTS`] for these groups and sets.
+fn with_ambient(
+    ambient: u64,
+    groups: &str,
+    own: u64,
+    bounding: u64,
+    no_new: u32,
+    seccomp: u32,
+) -> String {
     format!(
-        "{groups}\nCapInh:\t{0:016x}\nCapPrm:\t{own:016x}\nCapEff:\t{own:016x}\n\
-         CapBnd:\t{bounding:016x}\nCapAmb:\t{0:016x}\nNoNewPrivs:\t{no_new}\n\
-         Seccomp:\t{seccomp}\n",
-        0
+        "{groups}\nCapInh:\t{ambient:016x}\nCapPrm:\t{own:016x}\nCapEff:\t{own:016x}\n\
+         CapBnd:\t{bounding:016x}\nCapAmb:\t{ambient:016x}\nNoNewPrivs:\t{no_new}\n\
+         Seccomp:\t{seccomp}\n"
     )
 }
 
@@ -48,6 +64,31 @@ async fn groups_and_capabilities_are_those_that_were_named() {
         let run = sandbox.run(container("a", with(RIGHTS, user, security))).await.unwrap();
         assert_eq!((run.stderr.as_str(), run.stdout), ("", expected), "{user}");
     }
+}
+
+#[tokio::test]
+async fn ambient_capabilities_are_those_of_any_users_programs() {
+    let mut sandbox = sandbox!("ambient_capabilities_are_those_of_any_users_programs");
+    // CAP_CHOWN is bit 0, CAP_KILL 5, CAP_NET_BIND_SERVICE 10.
+    let asked = ambient(&["CAP_CHOWN", "CAP_NET_BIND_SERVICE"], &["CAP_NET_BIND_SERVICE"]);
+    let outside = ambient(&["CAP_CHOWN"], &["CAP_KILL"]);
+    let filtered = Security { seccomp: filter(), ..asked.clone() };
+    let no_new = Security { no_new_privileges: true, ..asked.clone() };
+    for (user, security, expected) in [
+        ("1000:1000", &asked, with_ambient(0x400, "1000", 0x400, 0x401, 0, 0)),
+        ("1000:1000", &filtered, with_ambient(0x400, "1000", 0x400, 0x401, 0, 2)),
+        ("1000:1000", &no_new, with_ambient(0x400, "1000", 0x400, 0x401, 1, 0)),
+        ("0:0", &asked, with_ambient(0x400, "0", 0x401, 0x401, 0, 0)),
+        ("1000:1000", &outside, rights("1000", 0, 1, 0, 0)),
+    ] {
+        let run = sandbox.run(container("a", with(RIGHTS, user, security))).await.unwrap();
+        assert_eq!((run.stderr.as_str(), run.stdout), ("", expected), "{user}");
+    }
+    sandbox.create(container("a", with("sleep 1000", "0:0", &named(&["CAP_CHOWN"])))).await;
+    sandbox.start_container("a").await;
+    let run = sandbox.exec("a", with(RIGHTS, "1000:1000", &asked)).await.unwrap();
+    assert_eq!(run.stdout, with_ambient(0x400, "1000", 0x400, 0x401, 0, 0));
+    sandbox.remove("a").await;
 }
 
 #[tokio::test]
