@@ -34,6 +34,31 @@ run --rm "$image" twin-2 true || fail "twin-2: $(explain)"
 wait "$twin" || fail "twin-1: $(explain)"
 [ "$(images)" = "$before" ] || fail "images: $before, then $(images)"
 ok "two at once make it once"
+# The shim's control group, as clients of containerd's name it: ctr has no option for it.
+group=/slipway-e2e-shim
+roots=$(if [ -e /sys/fs/cgroup/cgroup.controllers ]; then echo /sys/fs/cgroup; else echo /sys/fs/cgroup/pids; fi)
+options() { python3 - "$1" <<'P'
+import sys
+field = lambda number, text: bytes([number << 3 | 2, len(text)]) + text.encode()
+sys.stdout.buffer.write(field(1, "containerd.runc.v1.Options") + field(2, field(3, sys.argv[1]).decode()))
+P
+}
+mkdir "$work/bundle" && echo '{}' >"$work/bundle/config.json" || fail "no bundle"
+begin() { (cd "$work/bundle" && options "$1" | "$shim" -namespace e2e -id grouped -address "$address" start); }
+begin /slipway-e2e-none >"$work/out" 2>&1 && fail "a shim in a control group that is not there"
+grep -q 'control group "/slipway-e2e-none".*there is none' "$work/out" || fail "a shim's control group: $(cat "$work/out")"
+if mkdir "$roots$group" 2>/dev/null; then
+    begin $group >"$work/out" 2>&1 || fail "a shim in a control group: $(cat "$work/out")"
+    pid=$(cat "$work/bundle/shim.pid")
+    grep -qx "$pid" "$roots$group/cgroup.procs" || fail "not in its control group: $(cat "/proc/$pid/cgroup")"
+    kill "$pid"
+    emptied() { rmdir "$roots$group" 2>/dev/null; }
+    wait_until 30 emptied || fail "the shim's control group stays"
+    rm "$(sed 's,^unix://,,' "$work/bundle/address")"
+    ok "a shim runs in the control group that its options name, which must be there"
+else
+    printf 'SKIPPED: %s\n' "e2e/$test_name: a shim's control group needs writable control groups"
+fi
 echo 'of the host' >"$work/shown"
 mkdir "$work/data"
 out=$(run --rm --mount "type=bind,src=$work/shown,dst=/etc/shown,options=rbind:ro" --mount "type=bind,src=$work/data,dst=/data,options=rbind:rw" \

@@ -2,9 +2,9 @@
 //! Slipway's. `docs/containerd.md` says how to use it, and what differs from runc.
 //!
 //! containerd runs this program three times for a container: `start` makes a socket and starts the
-//! process that serves it (`start`); that process serves containerd's task service, versions 2 and
-//! 3, which have the same messages (`service`), until the container is deleted; `delete` cleans up
-//! after one that died (`delete`).
+//! process that serves it (`start`, `options`); that process serves containerd's task service,
+//! versions 2 and 3, which have the same messages (`service`), until the container is deleted;
+//! `delete` cleans up after one that died (`delete`).
 //! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
 //! (`io`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
@@ -65,6 +65,7 @@ mod layers;
 mod log;
 mod mount;
 mod names;
+mod options;
 mod process;
 mod refresh;
 mod role;

@@ -2,7 +2,8 @@
 //! Containers of a pod, and of a group, have one shim: the first `start` makes it.
 //!
 //! containerd takes all that this command prints for the address, so it prints nothing else unless
-//! it fails. Since version 2.3 standard input has parameters, which say no more than the flags.
+//! it fails. Standard input has the runtime's [`options`], and since version 2.3 parameters, which
+//! say nothing else beyond the flags.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -14,7 +15,7 @@ use rustix::fs::Mode;
 
 use crate::args::Args;
 use crate::spec::Oci;
-use crate::{names, role};
+use crate::{names, options, role};
 
 /// The most that is read of standard input, bytes.
 const MOST_INPUT: u64 = 4 << 20;
@@ -24,26 +25,34 @@ const MOST_INPUT: u64 = 4 << 20;
 /// # Errors
 /// One line that says what failed.
 pub fn start(args: &Args) -> Result<String, String> {
-    drain_input();
+    let cgroup = options::shim_cgroup(&input(), args)?;
     let oci = Oci::load(&args.bundle())?;
     let group = role::group(&args.id, &oci.annotations)?;
     let (socket, address) = (names::socket(args, &group), names::address(args, &group));
     if let Some(listener) = listen(&socket).map_err(|e| format!("{}: {e}", socket.display()))? {
-        let pid = serve(args, &group, listener);
-        let pid = pid.map_err(|error| format!("cannot start a shim: {error}"))?;
-        write_file("shim.pid", &pid.to_string())?;
+        // The process that serves is in the same control group as this one.
+        let joined = cgroup.map_or(Ok(()), |path| options::join(&path));
+        let pid = joined.and_then(|()| {
+            serve(args, &group, listener).map_err(|error| format!("cannot start a shim: {error}"))
+        });
+        if pid.is_err() {
+            // Nobody serves there.
+            let _ = std::fs::remove_file(&socket);
+        }
+        write_file("shim.pid", &pid?.to_string())?;
     }
     // By this file containerd finds the shim after a restart.
     write_file("address", &address)?;
     Ok(address)
 }
 
-fn drain_input() {
-    let mut input = io::stdin().lock();
-    if !rustix::termios::isatty(&input) {
-        // Nothing depends on it: it is read so that its writer does not fail.
-        let _ = io::copy(&mut input.by_ref().take(MOST_INPUT), &mut io::sink());
+fn input() -> Vec<u8> {
+    let (stdin, mut bytes) = (io::stdin().lock(), Vec::new());
+    if !rustix::termios::isatty(&stdin) {
+        // Read to its end, so that its writer does not fail. What cannot be read says nothing.
+        let _ = stdin.take(MOST_INPUT).read_to_end(&mut bytes);
     }
+    bytes
 }
 
 fn write_file(name: &str, text: &str) -> Result<(), String> {

@@ -186,20 +186,22 @@ fn check_rest(oci: &Oci) -> Result<(), String> {
 /// Refuses a control group that no container can have. VMMs are in groups of Slipway's, but a group
 /// that is wrong is a mistake of whoever asks for the container.
 fn check_control_group(path: &str) -> Result<(), String> {
-    let is_path = |path: &Path| {
-        path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
-    };
     let is_unit = || match path.split(':').collect::<Vec<_>>()[..] {
         [slice, _, name] => (slice.is_empty() || slice.ends_with(".slice")) && !name.is_empty(),
         _ => false,
     };
-    if path.is_empty() || is_path(Path::new(path)) || is_unit() {
+    if path.is_empty() || is_plain_path(Path::new(path)) || is_unit() {
         return Ok(());
     }
     Err(format!(
         "the control group {path:?} is wrong: it is an absolute path, as /kubepods/pod1/one, or a \
          unit of systemd's, as kubepods-pod1.slice:cri:one"
     ))
+}
+
+/// Returns whether a path is absolute and leads nowhere up.
+pub fn is_plain_path(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
 
 fn check_hooks(oci: &Oci) -> Result<(), String> {
