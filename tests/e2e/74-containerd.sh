@@ -146,9 +146,15 @@ answer = update({"memory": {"limit": 1 << 30}})
 assert b"is too much for sandbox" in answer, answer
 answer = update({"pids": {"limit": 5}})
 assert b"is not implemented" in answer, answer
+answer = update({"cpu": {"cpus": "0,8191"}})
+assert b"CPU 8191 of the set" in answer, answer
+answer = update({"cpu": {"cpus": "0"}})
+assert answer == b"", answer
 P
+vmm=$("$slipway" ps --json | python3 -c 'import json,sys; print(*[s["vmm_pid"] for s in json.load(sys.stdin)])')
+[ "$(sed -n 's/^Cpus_allowed_list:\s*//p' "/proc/$vmm/task/"*/status | sort -u)" = 0 ] || fail "the VMM runs on: $(grep Cpus_allowed_list "/proc/$vmm/task/"*/status)"
 [ "$("$slipway" ps --json | grep -o '"cpus": [0-9]*')" = '"cpus": 2' ] || fail "after the update: $("$slipway" ps --json)"
-ok "an update of the CPU limit gives a CPU; memory without room and other updates are refused"
+ok "an update of the CPU limit gives a CPU, one of the CPU set confines the VMM; memory without room and other updates are refused"
 
 # containerd dies and comes back: containers do not notice, and their ends are seen.
 run -d "$image" meanwhile sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 9' >/dev/null || fail "meanwhile: $(explain)"

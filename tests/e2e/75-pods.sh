@@ -213,7 +213,7 @@ END
     cat >"$work/container.json" <<END
 {"metadata": {"name": "server"}, "image": {"image": "docker.io/test/busybox:1"}, "log_path": "server.log",
  "command": ["sh", "-c", "hostname; cat /etc/resolv.conf; while :; do sleep 0.1; done"],
- "linux": {"resources": {"memory_limit_in_bytes": 67108864}, "security_context": {"namespace_options": {"pid": 1}}}}
+ "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "0"}, "security_context": {"namespace_options": {"pid": 1}}}}
 END
     pod=$(k runp --runtime slipway "$work/pod.json") || fail "crictl runp: $(explain)"
     container=$(k create "$pod" "$work/container.json" "$work/pod.json") || fail "crictl create: $(explain)"
@@ -222,6 +222,9 @@ END
     wait_until 60 said || fail "crictl logs: $(k logs "$container")"
     [ "$(k logs "$container" | head -n 1)" = web-0 ] || fail "crictl logs: $(k logs "$container")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 67108864 ] || fail "crictl exec: $(explain)"
+    runs_on() { sed -n 's/^Cpus_allowed_list:\s*//p' "/proc/$vmm/task/"*/status | sort -u; }
+    vmm=$(vmm "${pod:0:40}")
+    [ "$(runs_on)" = 0 ] || fail "with a container on CPU 0 the VMM runs on $(runs_on)"
     k stats "$container" >"$work/out" 2>&1 || fail "crictl stats: $(cat "$work/out")"
     k update --memory 134217728 "$container" >"$work/out" 2>&1 || fail "crictl update: $(cat "$work/out")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 134217728 ] || fail "after the update: $(explain)"

@@ -9,6 +9,8 @@
 //! node's pages when that node has none left, so that a full node ends no process. [`bound_to`] is
 //! for the time that huge pages are reserved.
 //!
+//! [`numbers`] reads the kernel's lists of CPUs and nodes.
+//!
 //! Not here: moving pages that are there already; nodes that have memory and no CPUs, such as those
 //! of slower memory behind CXL.
 //!
@@ -18,5 +20,6 @@ mod list;
 mod memory;
 mod topology;
 
+pub use list::numbers;
 pub use memory::{bound_to, prefer};
 pub use topology::{NumaNode, Topology};

@@ -3,7 +3,7 @@
 /// Returns the numbers of a list that are less than `end`, in the list's order, or `None` if the
 /// list has a number that is not, is not in ascending order or has another form. The empty list has
 /// no numbers.
-pub(crate) fn numbers(text: &str, end: usize) -> Option<Vec<usize>> {
+pub fn numbers(text: &str, end: usize) -> Option<Vec<usize>> {
     let text = text.trim();
     let mut numbers = Vec::new();
     for part in text.split(',').filter(|_| !text.is_empty()) {

@@ -364,7 +364,7 @@ fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
     if !name.contains('/') {
         // 0 stands for "no change", so an explicit 0 becomes 1, which is refused.
         let memory_bytes = args.memory.map_or(0, |bytes| bytes.max(1));
-        return Ok(v1::UpdateRequest { name, cpus, memory_bytes, resources: None });
+        return Ok(v1::UpdateRequest { name, cpus, memory_bytes, ..Default::default() });
     }
     let resources = v1::Resources {
         memory_bytes: args.memory.unwrap_or(0),

@@ -302,15 +302,16 @@ impl Service {
         let name = task.name.clone();
         let request = match task.kind {
             Kind::Member(_) => {
-                let resources = spec::member_update(&json).map_err(invalid)?;
-                if resources == v1::Resources::default() {
+                let (limits, placement) = spec::member_update(&json).map_err(invalid)?;
+                let resources = Some(limits).filter(|limits| *limits != v1::Resources::default());
+                if resources.is_none() && placement.is_none() {
                     return Ok(cd::Empty {});
                 }
-                v1::UpdateRequest { name, resources: Some(resources), ..Default::default() }
+                v1::UpdateRequest { name, resources, placement, ..Default::default() }
             }
             Kind::Alone | Kind::Pod { .. } => {
-                let spec::Update { cpus, memory_bytes } = spec::update(&json)?;
-                v1::UpdateRequest { name, cpus, memory_bytes, resources: None }
+                let spec::Update { cpus, memory_bytes, placement } = spec::update(&json)?;
+                v1::UpdateRequest { name, cpus, memory_bytes, placement, resources: None }
             }
         };
         let mut client = self.daemon.connect().await?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Counters, Error, Limits, Result, limits};
+use crate::{Counters, Error, Limits, Result, cpuset, limits};
 
 /// A group: a directory in each hierarchy. The methods read and write the kernel's files, which may
 /// wait for other users of control groups; none of them belongs on a thread that serves several
@@ -13,6 +13,8 @@ use crate::{Counters, Error, Limits, Result, limits};
 pub struct Group {
     name: String,
     dirs: Vec<PathBuf>,
+    /// The directory in v1's hierarchy of CPU sets, which is there once the group was confined.
+    cpuset: Option<PathBuf>,
     /// The limits in force, as far as they are known.
     limits: Option<Limits>,
     /// The counters at the time when the group was taken.
@@ -29,8 +31,8 @@ pub struct Usage {
 }
 
 impl Group {
-    pub(crate) fn new(name: &str, dirs: Vec<PathBuf>) -> Self {
-        Self { name: name.to_owned(), dirs, limits: None, before: Counters::default() }
+    pub(crate) fn new(name: &str, dirs: Vec<PathBuf>, cpuset: Option<PathBuf>) -> Self {
+        Self { name: name.to_owned(), dirs, cpuset, limits: None, before: Counters::default() }
     }
 
     /// Returns the name, which is that of each of the directories.
@@ -52,6 +54,10 @@ impl Group {
 
     pub(crate) fn dirs(&self) -> &[PathBuf] {
         &self.dirs
+    }
+
+    pub(crate) fn cpuset(&self) -> Option<&Path> {
+        self.cpuset.as_deref()
     }
 
     /// Makes the directories; their parents must exist. Returns `false`, with nothing made, if the
@@ -109,7 +115,8 @@ impl Group {
     /// Returns the files to which a process id is written to join the group; "0" stands for the
     /// writer.
     pub fn procs_files(&self) -> Vec<PathBuf> {
-        self.dirs.iter().map(|dir| dir.join("cgroup.procs")).collect()
+        let confined = self.cpuset.iter().filter(|dir| dir.exists());
+        self.dirs.iter().chain(confined).map(|dir| dir.join("cgroup.procs")).collect()
     }
 
     /// Moves process `pid` into the group.
@@ -144,7 +151,15 @@ impl Group {
             _ => Ok(()),
         });
         // `fold` visits all directories, whatever fails.
-        removed.fold(Ok(()), Result::and)
+        removed.fold(self.leave_cpuset(), Result::and)
+    }
+
+    /// Removes the directory in v1's hierarchy of CPU sets, if there is one.
+    ///
+    /// # Errors
+    /// If a process is in it.
+    pub(crate) fn leave_cpuset(&self) -> Result<()> {
+        self.cpuset.as_deref().map_or(Ok(()), cpuset::remove_v1)
     }
 }
 

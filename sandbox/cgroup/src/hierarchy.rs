@@ -5,12 +5,14 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Error, Group, Result};
+use crate::{Error, Group, Result, Sets, cpuset};
 
 /// The directory at which the host's hierarchies are mounted.
 pub const ROOT: &str = "/sys/fs/cgroup";
 /// The v1 hierarchies that sandboxes use if they are mounted.
 pub const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// The hierarchy of v1 that has CPU sets.
+const V1_CPUSETS: &str = "cpuset";
 
 /// The directories that are the parents of all groups, one in each hierarchy. Empty on a host
 /// without writable control groups: groups then have no directory, and every operation on them
@@ -19,6 +21,8 @@ pub const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 pub struct Hierarchies {
     /// The mount point of each hierarchy.
     roots: Arc<[PathBuf]>,
+    /// The mount point of v1's hierarchy of CPU sets, if there is one.
+    cpusets: Option<Arc<Path>>,
     /// The parent of all groups, relative to a hierarchy's mount point.
     parent: Arc<Path>,
 }
@@ -34,14 +38,16 @@ impl Hierarchies {
         } else {
             controllers.iter().map(|name| root.join(name)).collect()
         };
-        Self::at(roots.into_iter().filter(|root| writable(root)).collect(), parent)
+        let cpusets = Some(root.join(V1_CPUSETS)).filter(|dir| !is_v2(root) && writable(dir));
+        let roots = roots.into_iter().filter(|root| writable(root)).collect();
+        Self { cpusets: cpusets.map(Arc::from), ..Self::at(roots, parent) }
     }
 
     /// Returns the hierarchies that are mounted at `roots`.
     pub fn at(roots: Vec<PathBuf>, parent: &str) -> Self {
         let names = Path::new(parent).components();
         let parent: PathBuf = names.filter(|part| matches!(part, Component::Normal(_))).collect();
-        Self { roots: roots.into(), parent: parent.into() }
+        Self { roots: roots.into(), cpusets: None, parent: parent.into() }
     }
 
     /// Returns whether there is no hierarchy in which groups can be made.
@@ -56,7 +62,34 @@ impl Hierarchies {
 
     /// Returns the group `name`, whether or not it exists.
     pub fn group(&self, name: &str) -> Group {
-        Group::new(name, self.parents().map(|parent| parent.join(name)).collect())
+        let cpuset = self.cpusets.as_ref().map(|root| root.join(&self.parent).join(name));
+        Group::new(name, self.parents().map(|parent| parent.join(name)).collect(), cpuset)
+    }
+
+    /// Confines the processes of a group that exists, and those that join it later, to CPUs and
+    /// memory nodes. Returns `false`, with nothing changed, if the host has no CPU sets in its
+    /// control groups. Waits for the kernel, which on v2 moves memory to its new nodes.
+    ///
+    /// # Errors
+    /// If the kernel refuses a set. One of the two may have changed.
+    pub fn confine(&self, group: &Group, sets: &Sets) -> Result<bool> {
+        let dirs = group.dirs();
+        if let (Some(root), Some(dir)) = (&self.cpusets, group.cpuset()) {
+            if !dirs.is_empty() && (dir.exists() || !sets.is_empty()) {
+                let procs = dirs.first().map(|dir| dir.join("cgroup.procs"));
+                cpuset::set_v1(root, &self.parent.join(group.name()), procs.as_deref(), sets)?;
+            }
+            return Ok(!dirs.is_empty());
+        }
+        let (Some(root), Some(dir)) = (self.roots.first(), dirs.first()) else { return Ok(false) };
+        if cpuset::set_v2(dir, sets)? {
+            return Ok(true);
+        }
+        if is_v2(root) && !sets.is_empty() {
+            self.enable_controllers(root, &["+cpuset"]);
+            return cpuset::set_v2(dir, sets);
+        }
+        Ok(false)
     }
 
     /// Returns the path of group `name` in each hierarchy, as lines of proc_pid_cgroup(5) end with
@@ -84,7 +117,7 @@ impl Hierarchies {
             fs::create_dir_all(&parent)
                 .map_err(Error::at("cannot create control group", &parent))?;
             if is_v2(root) {
-                self.enable_controllers(root);
+                self.enable_controllers(root, &["+memory", "+cpu", "+pids"]);
             }
         }
         Ok(())
@@ -94,12 +127,12 @@ impl Hierarchies {
         self.roots.iter().map(|root| root.join(&self.parent))
     }
 
-    /// Enables the controllers for the children of each directory from the root down to the parent.
-    fn enable_controllers(&self, root: &Path) {
+    /// Enables controllers for the children of each directory from the root down to the parent.
+    fn enable_controllers(&self, root: &Path, controllers: &[&str]) {
         let mut dir = root.to_owned();
         let below = self.parent.components().map(Some).chain([None]);
         for next in below {
-            for controller in ["+memory", "+cpu", "+pids"] {
+            for controller in controllers {
                 // A controller that the kernel lacks is no reason not to run.
                 let _ = fs::write(dir.join("cgroup.subtree_control"), controller);
             }
@@ -130,6 +163,31 @@ mod tests {
         assert_eq!(at("slipway"), "/slipway/one");
         assert_eq!(at("/system.slice/slipway.service"), "/system.slice/slipway.service/one");
         assert_eq!(at("../../etc/./x"), "/etc/x/one");
+    }
+
+    #[test]
+    fn a_group_is_confined_where_the_host_can() {
+        let host = tempfile::tempdir().unwrap();
+        let (pids, cpusets) = (host.path().join("pids"), host.path().join("cpuset"));
+        for dir in [pids.join("p/one"), cpusets.clone()] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        for (file, list) in cpuset::FILES.into_iter().zip(["0-3", "0"]) {
+            fs::write(cpusets.join(file), list).unwrap();
+        }
+        let sets = Sets { cpus: "2".to_owned(), mems: String::new() };
+        let without = Hierarchies::at(vec![pids.clone()], "p");
+        assert!(!without.confine(&without.group("one"), &sets).unwrap());
+        let with = Hierarchies { cpusets: Some(cpusets.clone().into()), ..without };
+        let group = with.group("one");
+        assert!(with.confine(&group, &Sets::default()).unwrap(), "it is confined to nothing");
+        assert_eq!(group.procs_files(), [pids.join("p/one/cgroup.procs")]);
+        assert!(!cpusets.join("p").exists());
+        assert!(with.confine(&group, &sets).unwrap());
+        assert_eq!(fs::read_to_string(cpusets.join("p/one/cpuset.cpus")).unwrap(), "2\n");
+        assert_eq!(group.procs_files()[1], cpusets.join("p/one/cgroup.procs"));
+        let nowhere = Hierarchies { cpusets: with.cpusets, ..Hierarchies::at(Vec::new(), "p") };
+        assert!(!nowhere.confine(&nowhere.group("one"), &sets).unwrap());
     }
 
     #[test]

@@ -19,6 +19,8 @@
 //! after a crash passes the names that its records own to [`Pool::open`], and the pool takes all
 //! others of its tag.
 //!
+//! A group can be confined to CPUs and memory nodes of the host ([`Hierarchies::confine`]).
+//!
 //! Where the daemon's own group is delegated to it (systemd's `Delegate=yes` on cgroup v2), all
 //! groups are below that group ([`Hierarchies::of_host`]).
 //!
@@ -26,6 +28,7 @@
 //! thread; `serde` for the counters in a sandbox's record; `thiserror`, `tracing`.
 
 mod counters;
+mod cpuset;
 mod error;
 mod group;
 mod hierarchy;
@@ -34,6 +37,7 @@ mod pool;
 mod reset;
 
 pub use counters::Counters;
+pub use cpuset::Sets;
 pub use error::{Error, Result};
 pub use group::{Group, Usage};
 pub use hierarchy::{Hierarchies, ROOT, V1_CONTROLLERS};

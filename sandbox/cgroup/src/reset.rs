@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::Group;
 use crate::group::charged;
+use crate::{Group, cpuset};
 
 /// The most memory in bytes that may stay charged to a group that is used again: the kernel's own
 /// reserve of a group, up to 64 pages for each CPU, and small objects such as names of files.
@@ -25,11 +25,15 @@ pub(crate) enum Reset {
 /// Frees the page cache that is charged to `group` and resets what the kernel lets us reset.
 pub(crate) fn reset(group: &Group) -> Reset {
     let states = group.dirs().iter().map(|dir| reset_dir(dir));
-    states.fold(Reset::Clean, |worst, state| match (worst, state) {
+    let state = states.fold(Reset::Clean, |worst, state| match (worst, state) {
         (Reset::Busy, _) | (_, Reset::Busy) => Reset::Busy,
         (Reset::Unfit, _) | (_, Reset::Unfit) => Reset::Unfit,
         _ => Reset::Clean,
-    })
+    });
+    match state {
+        Reset::Clean if group.leave_cpuset().is_err() => Reset::Busy,
+        state => state,
+    }
 }
 
 fn reset_dir(dir: &Path) -> Reset {
@@ -46,6 +50,8 @@ fn reset_dir(dir: &Path) -> Reset {
     for file in ["memory.max_usage_in_bytes", "memory.failcnt", "cpuacct.usage"] {
         write(dir, file, "0");
     }
+    // The sets of v2 are those of the group above again.
+    cpuset::FILES.iter().for_each(|file| write(dir, file, "\n"));
     match charged(dir) {
         Some(bytes) if bytes > MOST_CHARGED => Reset::Unfit,
         _ => Reset::Clean,
@@ -87,6 +93,7 @@ mod tests {
         fs::write(dir.join("cgroup.procs"), procs).unwrap();
         fs::write(dir.join("memory.usage_in_bytes"), usage.to_string()).unwrap();
         fs::write(dir.join("memory.max_usage_in_bytes"), "77").unwrap();
+        fs::write(dir.join("cpuset.cpus"), "3").unwrap();
         (root, all.group("one"))
     }
 
@@ -96,6 +103,8 @@ mod tests {
         assert_eq!(reset(&empty), Reset::Clean);
         let peak = root.path().join("p/one/memory.max_usage_in_bytes");
         assert_eq!(fs::read_to_string(peak).unwrap(), "07", "the peak is reset");
+        let cpus = root.path().join("p/one/cpuset.cpus");
+        assert_eq!(fs::read_to_string(cpus).unwrap(), "\n", "it is confined to no CPUs");
         assert_eq!(reset(&group("17\n", 0).1), Reset::Busy);
         assert_eq!(reset(&group("", MOST_CHARGED + 1).1), Reset::Unfit);
         fs::create_dir(root.path().join("p/one/below")).unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use slipway_cgroup::{Hierarchies, Limits, Pool, PoolCounts, Settings, V1_CONTROLLERS};
+use slipway_cgroup::{Hierarchies, Limits, Pool, PoolCounts, ROOT, Sets, Settings, V1_CONTROLLERS};
 
 const LIMITS: Limits = Limits { memory_bytes: 256 << 20, cpus: 2, threads: 64 };
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,7 +40,9 @@ impl Drop for Host {
         for name in self.all.names() {
             let _ = self.all.group(&name).remove();
         }
-        for root in self.all.roots() {
+        // v1 has CPU sets in a hierarchy of their own.
+        let cpusets = Path::new(ROOT).join("cpuset");
+        for root in self.all.roots().iter().chain([&cpusets]) {
             let parent = self.all.path_of("");
             let _ = fs::remove_dir(root.join(parent.trim_matches('/')));
         }
@@ -142,6 +144,46 @@ fn a_returned_group_has_the_usual_limits_and_new_counts() {
     if let Some(threads) = value(&again, &["pids.max"]) {
         assert_eq!(threads, LIMITS.threads.to_string());
     }
+}
+
+/// Returns the list of CPUs on which a process may run.
+fn allowed(child: &Child) -> String {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_group_is_confined_until_it_is_given_back() {
+    let Some(host) = Host::new("sets") else { return };
+    let pool = with_one(&host);
+    let group = pool.take().unwrap();
+    let (first, second) = (sleeper(), sleeper());
+    group.join(first.id()).unwrap();
+    let all = allowed(&first);
+    let one = all.split(['-', ',']).next().unwrap().to_owned();
+    let sets = Sets { cpus: one.clone(), mems: String::new() };
+    if all == one || !host.all.confine(&group, &sets).unwrap() {
+        [first, second].map(end);
+        return println!("SKIPPED: CPU sets of control groups: needs two CPUs and the controller");
+    }
+    assert_eq!(allowed(&first), one);
+    group.join(second.id()).unwrap();
+    assert_eq!(allowed(&second), one);
+    host.all.confine(&group, &Sets::default()).unwrap();
+    assert_ne!(allowed(&first), one);
+    assert_ne!(allowed(&second), one);
+    let none = Sets { cpus: "no list".to_owned(), ..Sets::default() };
+    let refused = host.all.confine(&group, &none).unwrap_err().to_string();
+    assert!(refused.starts_with("cannot set ") && refused.contains("cpuset.cpus"), "{refused}");
+    host.all.confine(&group, &sets).unwrap();
+    [first, second].map(end);
+    pool.give_back(group);
+    settled(&pool, |counts| counts.ready == 1);
+    let (again, child) = (pool.take().unwrap(), sleeper());
+    again.join(child.id()).unwrap();
+    assert_ne!(allowed(&child), one);
+    end(child);
 }
 
 /// Page cache that a sandbox's processes made is charged to their group, also when they have ended.

@@ -71,10 +71,17 @@ pub(crate) fn path(record: &Record) -> String {
 
 /// Returns the sandbox's group, whether or not it exists.
 pub(crate) fn of(record: &Record) -> Group {
+    found(record).1
+}
+
+/// Returns the hierarchies of the sandbox's group, and the group, whether or not it exists.
+pub(crate) fn found(record: &Record) -> (Hierarchies, Group) {
     let path = path(record);
     let (parent, name) = split(&path);
-    let group = Hierarchies::of_host(parent, &V1_CONTROLLERS).group(name);
-    group.counting_from(record.cgroup.as_ref().map(|group| group.before).unwrap_or_default())
+    let hierarchies = Hierarchies::of_host(parent, &V1_CONTROLLERS);
+    let before = record.cgroup.as_ref().map(|group| group.before).unwrap_or_default();
+    let group = hierarchies.group(name).counting_from(before);
+    (hierarchies, group)
 }
 
 /// Chooses the group of a sandbox that is about to start: one of the pool, or `None` if the pool
@@ -109,6 +116,12 @@ pub(crate) async fn prepare(
         Ok(group.procs_files())
     });
     prepared.await.map_err(Error::Cgroup)
+}
+
+/// Returns the files by which a process joins the sandbox's group.
+pub(crate) async fn procs_files(sandbox: &Sandbox) -> Vec<PathBuf> {
+    let group = sandbox.look(of);
+    sandbox.lane.run(move || group.procs_files()).await
 }
 
 /// Gives the sandbox's group back: to the pool, or by removing it. The sandbox's processes have

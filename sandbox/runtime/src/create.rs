@@ -8,7 +8,7 @@ use slipway_telemetry::Timeline;
 use crate::boot::Needs;
 use crate::node::{Node, remove_files};
 use crate::record::{
-    self, MemoryBounds, Process, Record, SandboxState, Settings, ShareServer, Volume,
+    self, MemoryBounds, Placement, Process, Record, SandboxState, Settings, ShareServer, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -17,8 +17,8 @@ use crate::templates::AUTO;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, cpus, emulated, name, network, pod, pod_functions, process, resize,
-    shares, sockets, start, volume,
+    Error, Result, copies, cpus, emulated, name, network, placement, pod, pod_functions, process,
+    resize, shares, sockets, start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -45,9 +45,10 @@ impl Node {
     ) -> Result<Arc<Sandbox>> {
         pod_functions::refuse(spec)?;
         let lane = self.lane();
+        let placement = placement::of_new(spec.placement.as_ref(), &lane).await?;
         let settings = match spec.makes_pod {
             true => of_pod(spec)?,
-            false => pod::settings(&self.image(spec).await?, spec)?,
+            false => pod::settings(&self.image(spec).await?, spec, placement)?,
         };
         let id = name::new_id();
         let store = self.store(&id);
@@ -160,6 +161,7 @@ impl Node {
             client_memory: None,
             shared_root: None,
             cgroup: None,
+            confined: Placement::default(),
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),
@@ -176,8 +178,10 @@ impl Node {
 fn of_pod(spec: &RunSpec) -> Result<Settings> {
     let has_image = !spec.image.is_empty() || !spec.image_digest.is_empty();
     let has_files = !spec.files.is_empty() || !spec.volumes.is_empty() || !spec.shares.is_empty();
-    if has_image || !spec.command.is_empty() || has_files {
-        let why = "a pod has no image, command, files or volumes: its containers have them";
+    let runs = !spec.command.is_empty() || spec.placement.is_some();
+    if has_image || runs || has_files {
+        let why =
+            "a pod has no image, command, CPU set, files or volumes: its containers have them";
         return Err(Error::Invalid(why.to_owned()));
     }
     let process =

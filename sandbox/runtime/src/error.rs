@@ -145,6 +145,14 @@ pub enum Error {
     /// A control group cannot be made or changed.
     #[error(transparent)]
     Cgroup(slipway_cgroup::Error),
+    /// A VMM's threads cannot run on the CPUs that its sandbox keeps to.
+    #[error("its VMM cannot run on the CPUs {list}: {source}")]
+    Placement {
+        /// The list of CPUs.
+        list: String,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// A helper program failed.
     #[error("{program}: {reason}")]
     Tool {

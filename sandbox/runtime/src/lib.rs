@@ -25,6 +25,7 @@
 //! - `cgroup` gives a sandbox's VMM its control group, one of `slipway-cgroup`'s pool if one is
 //!   ready;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
+//! - `placement` confines a sandbox to CPUs and memory nodes of the host;
 //! - `resize` gives a running sandbox memory and takes it away;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
@@ -70,6 +71,7 @@ mod network;
 mod node;
 pub mod old_layers;
 mod pause;
+mod placement;
 mod pod;
 mod pod_disks;
 mod pod_functions;

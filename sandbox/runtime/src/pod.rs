@@ -19,15 +19,15 @@ use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, Limits, MOST_ADDED, SandboxState, Settings};
+use crate::record::{self, Added, Limits, MOST_ADDED, Placement, SandboxState, Settings};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{
-    Error, Result, copies, function, log, name, pause, pod_disks, pod_functions, process, shares,
-    volume,
+    Error, Result, copies, function, log, name, pause, placement, pod_disks, pod_functions,
+    process, shares, volume,
 };
 
 /// The longest time that the end of a killed container may take.
@@ -52,10 +52,11 @@ impl Node {
         let image = self.image(spec).await?;
         let copies = copies::check(&spec.files)?;
         let shares = shares::check(&sandbox.looks, &spec.shares).await?;
+        let placement = placement::of_new(spec.placement.as_ref(), &sandbox.lane).await?;
         let (volumes, store) = (spec.volumes.clone(), sandbox.store.clone());
         let volumes = sandbox.lane.run(move || volume::check_in_pod(&volumes, &store)).await?;
         let functions = sandbox.look(|record| pod_functions::check(&spec.functions, record))?;
-        let described = describe(spec, settings(&image, spec)?)?;
+        let described = describe(spec, settings(&image, spec, placement)?)?;
         let added = Added { shares, volumes, functions, ..described };
         let name = added.name.clone();
         let log = sandbox.store.added_log(&name);
@@ -181,7 +182,11 @@ fn refuse_machine(spec: &RunSpec) -> Result<()> {
 }
 
 /// Returns what a new container runs.
-pub(crate) fn settings(image: &slipway_image::Image, spec: &RunSpec) -> Result<Settings> {
+pub(crate) fn settings(
+    image: &slipway_image::Image,
+    spec: &RunSpec,
+    placement: Placement,
+) -> Result<Settings> {
     let signal = &image.config.stop_signal;
     Ok(Settings {
         image: process::or(&spec.image, &image.digest.to_string()),
@@ -191,6 +196,7 @@ pub(crate) fn settings(image: &slipway_image::Image, spec: &RunSpec) -> Result<S
         stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
         privileged: spec.privileged,
         read_only: spec.read_only,
+        placement,
     })
 }
 
@@ -333,6 +339,9 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         added.disks = None;
     })
     .await;
+    if let Err(error) = placement::apply(&target.sandbox).await {
+        tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
+    }
     target.container.fanout.close();
     let remove = |record: &record::Record| {
         record.added(&target.container.name).is_some_and(|added| added.remove)
@@ -361,6 +370,7 @@ async fn change(target: &Target, change: impl FnOnce(&mut Added)) {
 async fn start(node: &Node, target: &Target) -> Result<Running> {
     change(target, |added| added.state = SandboxState::Starting).await;
     let (sandbox, container) = (&target.sandbox, &target.container);
+    placement::apply(sandbox).await?;
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());

@@ -7,6 +7,7 @@ mod container;
 mod function;
 mod memory;
 mod network;
+mod placement;
 mod share;
 
 use std::fs;
@@ -21,6 +22,7 @@ pub use self::container::{Added, Disks, Limits, Settings};
 pub use self::function::{FunctionPool, Given, TakenFunction, Wish};
 pub use self::memory::MemoryBounds;
 pub use self::network::{NamespaceInterface, Network, Nic, PortRates, Route};
+pub use self::placement::Placement;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 use crate::security::Security;
 use crate::{Error, Result};
@@ -259,6 +261,9 @@ pub struct Record {
     /// the group, if there is one, has the sandbox's id as its name.
     #[serde(default)]
     pub cgroup: Option<ControlGroup>,
+    /// The CPUs and the memory nodes of the host to which the VMM is confined now.
+    #[serde(default)]
+    pub confined: Placement,
     /// The user id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.

@@ -30,8 +30,8 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::time::realtime_ns;
 use crate::{
-    Error, Result, automatic, emulated, fork, function, name, network, pod_functions, resize, root,
-    shares, sockets,
+    Error, Result, automatic, emulated, fork, function, name, network, placement, pod_functions,
+    resize, root, shares, sockets,
 };
 
 /// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
@@ -171,7 +171,14 @@ pub(crate) async fn boot_guest(
     });
     let record = sandbox.record();
     let limits = limits(&record);
-    let prepared = cgroup::prepare(node, sandbox, taken, limits);
+    let prepared = async {
+        let files = cgroup::prepare(node, sandbox, taken, limits).await?;
+        match placement::apply(sandbox).await? {
+            // Version 1 has CPU sets in a hierarchy of their own.
+            true => Ok(cgroup::procs_files(sandbox).await),
+            false => Ok(files),
+        }
+    };
     spec.cgroup_procs = stages.run("cgroup", prepared).await?;
     let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
     // The guest of a template has seen no disk; those of its forks come later.
@@ -207,6 +214,7 @@ pub(crate) async fn boot_guest(
     }
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.update(|record| record.vm = Some(vm.record())).await?;
+    placement::apply(sandbox).await?;
     if sandbox.is_stopping() {
         return Err(Error::Stopped);
     }

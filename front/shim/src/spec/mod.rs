@@ -70,6 +70,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
+        placement: sizes::placement(&oci.linux.resources),
         ..process_spec(oci, container)?
     })
 }
@@ -136,29 +137,34 @@ pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
     })
 }
 
-/// A sandbox's new size; 0 stands for no change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A sandbox's new size and CPUs; 0 stands for no change.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Update {
     /// The number of CPUs.
     pub cpus: u32,
     /// The memory, bytes.
     pub memory_bytes: u64,
+    /// The CPUs and the memory nodes of the host, if they change.
+    pub placement: Option<v1::Placement>,
 }
 
-/// Translates an update of a sandbox's resources to a size.
+/// Translates an update of a sandbox's resources.
 ///
 /// # Errors
 /// It asks for something else.
 pub fn update(json: &[u8]) -> Result<Update, Failure> {
     let resources: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
-    let memory_bytes = sizes::memory_of_limit(&resources);
-    match (Update { cpus: sizes::cpus(&resources), memory_bytes }) {
-        Update { cpus: 0, memory_bytes: 0 } => {
-            Err(Failure::unimplemented("an update of anything but the limits of CPU and memory"))
-        }
-        update => Ok(update),
+    let update = Update {
+        cpus: sizes::cpus_of_limit(&resources),
+        memory_bytes: sizes::memory_of_limit(&resources),
+        placement: sizes::placement(&resources),
+    };
+    if update == Update::default() {
+        let what = "an update of anything but CPU sets and the limits of CPU and memory";
+        return Err(Failure::unimplemented(what));
     }
+    Ok(update)
 }
 
 /// Parts a command line. The entrypoint replaces the image's, so the arguments are exactly these.

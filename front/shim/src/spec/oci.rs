@@ -154,7 +154,10 @@ pub struct Cpu {
     pub quota: Option<i64>,
     pub period: Option<u64>,
     pub shares: Option<u64>,
+    /// A list of the host's CPUs, as "0-3,5".
     pub cpus: String,
+    /// A list of the host's memory nodes.
+    pub mems: String,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -66,16 +66,17 @@ pub fn member_spec(
         termination_message_path: message.unwrap_or_default(),
         shares_processes: namespaces::of_member(&oci.linux, pod)?,
         resources: Some(limits(&oci.linux.resources)),
+        placement: sizes::placement(&oci.linux.resources),
         ..process_spec(oci, container)?
     })
 }
 
-/// Translates an update of the limits of a container of a pod. Limits that it does not name, and
-/// those that no guest keeps, are 0: no change.
+/// Translates an update of a container of a pod: its limits, and its CPUs of the host if they
+/// change. Limits that it does not name, and those that no guest keeps, are 0: no change.
 ///
 /// # Errors
 /// One line: it is not understood.
-pub fn member_update(json: &[u8]) -> Result<v1::Resources, String> {
+pub fn member_update(json: &[u8]) -> Result<(v1::Resources, Option<v1::Placement>), String> {
     let asked: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
     let lifted = |limit: Option<i64>| limit.is_some_and(|limit| limit < 0);
@@ -89,7 +90,7 @@ pub fn member_update(json: &[u8]) -> Result<v1::Resources, String> {
     if lifted(asked.pids.as_ref().and_then(|pids| pids.limit)) {
         limits.pids = u32::MAX;
     }
-    Ok(limits)
+    Ok((limits, sizes::placement(&asked)))
 }
 
 /// Returns the limits of a container in a pod; 0 stands for none.

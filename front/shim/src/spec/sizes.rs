@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use slipway_sandbox_api::v1;
+
 use super::oci::{Oci, Resources};
 
 /// The annotation with a sandbox's memory: bytes, or with a suffix K, M or G of powers of 1024.
@@ -79,11 +81,24 @@ pub fn number(annotations: &BTreeMap<String, String>, key: &str) -> Result<Optio
 
 /// Returns the CPUs that a quota or a set stands for, or 0 if there is neither.
 pub fn cpus(resources: &Resources) -> u32 {
-    let Some(cpu) = &resources.cpu else { return 0 };
-    match cpus_of_quota(cpu.quota.unwrap_or(0), cpu.period.unwrap_or(0)) {
-        0 => u32::try_from(set_size(&cpu.cpus)).unwrap_or(u32::MAX),
+    let set = resources.cpu.as_ref().map_or(0, |cpu| set_size(&cpu.cpus));
+    match cpus_of_limit(resources) {
+        0 => u32::try_from(set).unwrap_or(u32::MAX),
         asked => asked,
     }
+}
+
+/// Returns the CPUs that the quota stands for, or 0 if there is none.
+pub fn cpus_of_limit(resources: &Resources) -> u32 {
+    let Some(cpu) = &resources.cpu else { return 0 };
+    cpus_of_quota(cpu.quota.unwrap_or(0), cpu.period.unwrap_or(0))
+}
+
+/// Returns the CPUs and the memory nodes of the host that are named, if there are any.
+pub fn placement(resources: &Resources) -> Option<v1::Placement> {
+    let cpu = resources.cpu.as_ref()?;
+    let (cpus, memory_nodes) = (cpu.cpus.clone(), cpu.mems.clone());
+    Some(v1::Placement { cpus, memory_nodes }).filter(|one| *one != v1::Placement::default())
 }
 
 /// Returns the CPUs that a quota stands for, rounded up, or 0 if there is no quota. Both are in
@@ -146,6 +161,19 @@ mod tests {
         assert_eq!(quota_us(&cpu(json!({"quota": i64::MAX, "period": 1}))), u64::MAX);
         for none in [json!({"quota": -1, "period": 100_000}), json!({"quota": 0}), json!({})] {
             assert_eq!(quota_us(&cpu(none)), 0);
+        }
+    }
+
+    #[test]
+    fn a_set_is_a_placement_and_a_number_without_a_quota() {
+        let both = cpu(json!({"cpus": "0-2,5", "mems": "1", "quota": 150_000}));
+        assert_eq!((cpus(&both), cpus_of_limit(&both)), (2, 2));
+        let (list, memory_nodes) = ("0-2,5".to_owned(), "1".to_owned());
+        assert_eq!(placement(&both), Some(v1::Placement { cpus: list, memory_nodes }));
+        let set = cpu(json!({"cpus": "0-2,5"}));
+        assert_eq!((cpus(&set), cpus_of_limit(&set)), (4, 0));
+        for none in [cpu(json!({"cpus": "", "quota": 5})), Resources::default()] {
+            assert_eq!(placement(&none), None);
         }
     }
 

@@ -204,9 +204,11 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     }
 
     async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
-        let v1::UpdateRequest { name, cpus, resources, memory_bytes } = request.into_inner();
+        let request = request.into_inner();
+        let v1::UpdateRequest { name, cpus, resources, memory_bytes, placement } = request;
         let memory = resources.map_or(memory_bytes, |resources| resources.memory_bytes);
-        self.note(format!("update {name} {cpus} {memory}"));
+        let placed = placement.map_or_else(String::new, |one| format!(" on {}", one.cpus));
+        self.note(format!("update {name} {cpus} {memory}{placed}"));
         Ok(Response::new(v1::UpdateReply::default()))
     }
 

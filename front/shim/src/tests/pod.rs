@@ -187,7 +187,8 @@ fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
 
 #[test]
 fn an_update_names_what_changes() {
-    let update = |json: Value| member_update(&serde_json::to_vec(&json).unwrap()).unwrap();
+    let both = |json: Value| member_update(&serde_json::to_vec(&json).unwrap()).unwrap();
+    let update = |json: Value| both(json).0;
     let none = v1::Resources::default();
     let grown = update(json!({"memory": {"limit": 1 << 28, "swap": 1 << 28}}));
     assert_eq!(grown, v1::Resources { memory_bytes: 1 << 28, ..none });
@@ -198,7 +199,9 @@ fn an_update_names_what_changes() {
     }));
     let (memory_bytes, cpu_quota_us, pids) = (u64::MAX, u64::MAX, u32::MAX);
     assert_eq!(lifted, v1::Resources { memory_bytes, cpu_quota_us, pids, cpu_weight: 0 });
-    assert_eq!(update(json!({"cpu": {"cpus": "0-1"}})), none);
+    let (limits, placement) = both(json!({"cpu": {"cpus": "0-1"}}));
+    assert_eq!((limits, placement.unwrap().cpus.as_str()), (none, "0-1"));
+    assert_eq!(both(json!({"cpu": {"shares": 2}})).1, None);
     assert!(member_update(b"[").is_err());
 }
 

@@ -249,7 +249,8 @@ async fn a_container_has_figures_and_limits_of_its_own() {
         shim.call::<cd::Empty>("Update", &update).await.unwrap();
     }
     let name = format!("{}/one", pod.name);
-    assert_eq!(shim.daemon.calls(), [format!("stats {name}"), format!("update {name} 0 4096")]);
+    let updates = [format!("update {name} 0 4096"), format!("update {name} 0 0 on 0")];
+    assert_eq!(shim.daemon.calls(), [&[format!("stats {name}")][..], &updates].concat());
     // Of a container that has ended there are no figures: they are 0, and present.
     shim.kill("one", 9).await;
     shim.status("one").await;

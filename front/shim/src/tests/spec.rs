@@ -209,10 +209,12 @@ fn further_processes_and_updates() {
     assert_eq!(security.capabilities.unwrap().names, USUAL);
     assert!(security.masked.is_none() && security.seccomp.is_empty());
     assert!(exec_spec(b"{}").is_err() && exec_spec(b"no").is_err());
-    let size = |cpus, memory_bytes| Ok(Update { cpus, memory_bytes });
+    let size = |cpus, memory_bytes| Ok(Update { cpus, memory_bytes, placement: None });
     assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), size(2, 0));
     assert_eq!(update(br#"{"memory": {"limit": 1073741824}}"#), size(0, 1 << 30));
-    assert_eq!(update(br#"{"memory": {"limit": 5}, "cpu": {"cpus": "0"}}"#), size(1, LEAST_MEMORY));
+    let set = update(br#"{"memory": {"limit": 5}, "cpu": {"cpus": "0"}}"#).unwrap();
+    assert_eq!((set.cpus, set.memory_bytes), (0, LEAST_MEMORY));
+    assert_eq!(set.placement.unwrap().cpus, "0");
     for bad in [&b"{}"[..], br#"{"memory": {"limit": -1}}"#, b"["] {
         assert!(update(bad).is_err());
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Process, SandboxState, Share, Volume, Wish};
+use super::{Placement, Process, SandboxState, Share, Volume, Wish};
 
 /// The image of a container and its first process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct Settings {
     pub privileged: bool,
     /// Set if the container's root is mounted read-only.
     pub read_only: bool,
+    /// The CPUs and the memory nodes of the host to which the container keeps.
+    #[serde(default)]
+    pub placement: Placement,
 }
 
 /// A container that was added to a pod.

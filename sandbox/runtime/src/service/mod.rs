@@ -28,7 +28,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, copies, name, pause, snoop};
+use crate::{Error, connect, copies, name, pause, placement, snoop};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -318,14 +318,19 @@ impl v1::sandboxes_server::Sandboxes for Service {
     async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
         let request = request.into_inner();
         let target = self.node.target(&request.name)?;
-        let v1::UpdateRequest { resources, cpus, memory_bytes, .. } = &request;
+        let v1::UpdateRequest { resources, cpus, memory_bytes, placement, .. } = &request;
+        let placed = placement::of_new(placement.as_ref(), &target.sandbox.lane).await?;
         match (target.is_own(), resources, *cpus, *memory_bytes) {
+            (_, None, 0, 0) if placement.is_some() => {}
             (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await?,
             (false, Some(resources), 0, 0) => self.node.update_added(&target, resources).await?,
             _ => {
                 let why = "a sandbox has CPUs and memory, and a container of a pod has limits";
                 return Err(Error::Invalid(why.to_owned()).into());
             }
+        }
+        if placement.is_some() {
+            placement::change(&target, &placed).await?;
         }
         Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&target.sandbox)) }))
     }

@@ -88,7 +88,7 @@ async fn plug(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
     let memory = sandbox.look(|record| record.client_memory).ok_or_else(|| {
         Error::Agent("the pod is of an earlier version, which shares nothing".to_owned())
     })?;
-    let groups = sandbox.look(cgroup::of).procs_files();
+    let groups = cgroup::procs_files(sandbox).await;
     let files = start(node, sandbox, groups, memory).await?;
     let path = socket(node, &sandbox.id);
     vm.plug(FUNCTION, &path).await?;
