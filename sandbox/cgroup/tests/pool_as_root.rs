@@ -164,7 +164,9 @@ fn a_group_is_confined_until_it_is_given_back() {
     let one = all.split(['-', ',']).next().unwrap().to_owned();
     let sets = Sets { cpus: one.clone(), mems: String::new() };
     if all == one || !host.all.confine(&group, &sets).unwrap() {
-        [first, second].map(end);
+        for child in [first, second] {
+            end(child);
+        }
         return println!("SKIPPED: CPU sets of control groups: needs two CPUs and the controller");
     }
     assert_eq!(allowed(&first), one);
@@ -177,7 +179,9 @@ fn a_group_is_confined_until_it_is_given_back() {
     let refused = host.all.confine(&group, &none).unwrap_err().to_string();
     assert!(refused.starts_with("cannot set ") && refused.contains("cpuset.cpus"), "{refused}");
     host.all.confine(&group, &sets).unwrap();
-    [first, second].map(end);
+    for child in [first, second] {
+        end(child);
+    }
     pool.give_back(group);
     settled(&pool, |counts| counts.ready == 1);
     let (again, child) = (pool.take().unwrap(), sleeper());
