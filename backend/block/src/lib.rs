@@ -10,7 +10,8 @@
 //! - [`PassthroughDisk`] is an NVMe namespace, by commands through io_uring; [`open_file`] chooses
 //!   between the two;
 //! - [`SharedDisk`] is the common part of several disks, each of which is on a thread of its own;
-//! - [`OverlayDisk`] is copy-on-write over any disk, volatile;
+//! - [`OverlayDisk`] is copy-on-write over any disk, volatile; a [`Budget`] bounds the memory that
+//!   several of them hold;
 //! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] keep their content in memfds: a
 //!   process that is killed at any instruction leaves a disk that its successor goes on with;
 //! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later completions,
@@ -25,6 +26,7 @@
 #![allow(unsafe_code)] // io_uring submissions and anonymous mappings
 
 mod aligned;
+mod budget;
 mod check;
 mod choice;
 mod decorate;
@@ -45,6 +47,7 @@ mod uring;
 mod users;
 mod vectors;
 
+pub use budget::{Budget, Refusal};
 pub use choice::open_file;
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
 pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};

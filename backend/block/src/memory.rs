@@ -153,9 +153,9 @@ impl Anonymous {
         self.bytes_mut()[last..range.end].fill(0);
     }
 
-    /// Gives pages back to the kernel, after which they read as zeros. Returns whether the kernel
-    /// took them.
-    fn give_back(&mut self, pages: Range<usize>) -> bool {
+    /// Gives pages back to the kernel, after which they read as zeros. The range consists of whole
+    /// pages. Returns whether the kernel took them; otherwise nothing has changed.
+    pub fn give_back(&mut self, pages: Range<usize>) -> bool {
         let at = self.bytes_mut()[pages.clone()].as_mut_ptr();
         let advice = if self.shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
         // SAFETY: whole pages of our own mapping, borrowed uniquely: nothing refers to their bytes.

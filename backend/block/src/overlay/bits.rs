@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use slipway_ram::Lasting;
 
 use super::points::point;
-use crate::memory::Anonymous;
+use crate::memory::{Anonymous, page_size};
 
 /// The number of bits in a word.
 const WORD: u64 = 64;
@@ -21,7 +21,30 @@ const CHUNK: usize = 4096;
 /// again.
 pub(super) struct Bits {
     own: Anonymous,
+    touched: Touched,
     record: Option<Lasting>,
+}
+
+/// The pages of a bitmap's own memory that were written. They are never given back.
+struct Touched {
+    map: Anonymous,
+    count: u64,
+}
+
+impl Touched {
+    fn new(bytes: usize) -> std::io::Result<Self> {
+        let pages = bytes.div_ceil(page_size()) as u64;
+        Ok(Self { map: Anonymous::new(bytes_of(pages)?)?.small_pages(), count: 0 })
+    }
+
+    /// Counts the page of word `index`, unless it is counted already.
+    fn note(&mut self, index: usize) {
+        let page = (index * size_of::<u64>() / page_size()) as u64;
+        let (at, bit) = ((page / WORD) as usize, 1_u64 << (page % WORD));
+        let word = &mut self.map.words_mut()[at];
+        self.count += u64::from(*word & bit == 0);
+        *word |= bit;
+    }
 }
 
 impl Bits {
@@ -30,7 +53,15 @@ impl Bits {
     /// # Errors
     /// Those of [`Anonymous::new`].
     pub fn new(len: u64) -> std::io::Result<Self> {
-        Ok(Self { own: Anonymous::new(bytes_of(len)?)?.small_pages(), record: None })
+        let bytes = bytes_of(len)?;
+        let own = Anonymous::new(bytes)?.small_pages();
+        Ok(Self { own, touched: Touched::new(bytes)?, record: None })
+    }
+
+    /// Returns the number of pages of memory that the bitmap holds, its record included.
+    pub fn held_pages(&self) -> u64 {
+        // Every change is stored in both, at the same place.
+        self.touched.count * if self.record.is_some() { 2 } else { 1 }
     }
 
     /// Reads a predecessor's bits from `record`, which is `file` from byte `start` on. Returns the
@@ -58,6 +89,7 @@ impl Bits {
                 *word = u64::from_ne_bytes(*bytes);
                 ones += u64::from(word.count_ones());
             }
+            bits.touched.note(first);
             at += CHUNK as u64;
         }
         let (beyond, last) = (len % WORD, words[((len - 1) / WORD) as usize]);
@@ -75,6 +107,7 @@ impl Bits {
             // Storing zeros over zeros would allocate a page.
             if new != old {
                 self.own.words_mut()[index] = new;
+                self.touched.note(index);
                 self.record(index, new);
             }
         }

@@ -7,6 +7,7 @@ use slipway_ram::{Fault, Span};
 
 use super::points::point;
 use super::store::Store;
+use crate::budget::{Budget, Charge};
 use crate::memory::page_size;
 use crate::{DiskError, Geometry};
 
@@ -20,6 +21,11 @@ pub(super) struct Layer {
     /// Bytes of a logical block.
     block: u64,
     page: usize,
+    /// The memory that is held: used pages, and maps. Declared after the store, so that memory is
+    /// given to the kernel first.
+    charge: Charge,
+    /// The number of pages of maps that are charged.
+    charged_maps: u64,
 }
 
 impl Layer {
@@ -28,7 +34,32 @@ impl Layer {
     pub fn new(geometry: &Geometry, store: Store, most: Option<u64>) -> Self {
         let page = page_size();
         let most_pages = most.map_or(u64::MAX, |bytes| bytes / page as u64);
-        Self { store, most_pages, block: u64::from(geometry.block_size), page }
+        let mut charge = Charge::new(Budget::new(u64::MAX));
+        charge.force(store.used_pages * page as u64);
+        let block = u64::from(geometry.block_size);
+        let mut layer = Self { store, most_pages, block, page, charge, charged_maps: 0 };
+        layer.charge_maps();
+        layer
+    }
+
+    /// Counts the memory of the layer in `budget`, from now on and what it holds already.
+    pub fn count_in(&mut self, budget: &Budget) {
+        self.charge.move_to(budget.clone());
+    }
+
+    /// Returns the bytes of memory that are held at present: data and maps.
+    pub fn held(&self) -> u64 {
+        self.charge.bytes()
+    }
+
+    /// Counts pages of maps that were written since the last call. These are not refused: they are
+    /// small beside the data that they are for, and a discard needs them to give data back.
+    fn charge_maps(&mut self) {
+        let pages = self.store.map_pages();
+        if pages > self.charged_maps {
+            self.charge.force((pages - self.charged_maps) * self.page as u64);
+            self.charged_maps = pages;
+        }
     }
 
     /// Returns the bytes of memory that data takes at present.
@@ -82,15 +113,26 @@ impl Layer {
         if fresh > self.most_pages.saturating_sub(self.store.used_pages) {
             return Err(DiskError::NoSpace);
         }
+        if fresh > 0 && !self.charge.take(fresh * self.page as u64) {
+            return Err(DiskError::NoSpace);
+        }
         self.store.pages.set(pages, true);
         self.store.used_pages += fresh;
-        let mut at = bytes.start;
+        let filled = self.fill(bytes.start, spans);
+        if filled.is_ok() {
+            self.store.blocks.set(lba..end, true);
+        }
+        self.charge_maps();
+        Ok(filled?)
+    }
+
+    /// Copies from all spans to byte `at` of the disk.
+    fn fill(&mut self, mut at: usize, spans: &[Span]) -> Result<(), Fault> {
         for span in spans {
             point();
             span.read(0, &mut self.store.data.bytes_mut()[at..at + span.len()])?;
             at += span.len();
         }
-        self.store.blocks.set(lba..end, true);
         Ok(())
     }
 
@@ -104,17 +146,28 @@ impl Layer {
         } else {
             self.zero_part(bytes.start..whole.start * page);
             self.zero_part(whole.end * page..bytes.end);
-            point();
-            self.store.data.zero(whole.start * page..whole.end * page);
-            let whole = whole.start as u64..whole.end as u64;
-            self.store.used_pages -=
-                (whole.end - whole.start) - self.store.pages.zeros(whole.clone());
-            self.store.pages.set(whole, false);
+            self.give_back(whole);
         }
         self.store.blocks.set(lba..end, true);
+        self.charge_maps();
     }
 
-    /// Zeroes parts of at most two pages. Unused pages are zeros already.
+    /// Gives these pages back, which then read as zeros. Pages that the kernel does not take stay
+    /// used, and are zeroed.
+    fn give_back(&mut self, whole: Range<usize>) {
+        let bytes = whole.start * self.page..whole.end * self.page;
+        point();
+        if !self.store.data.give_back(bytes.clone()) {
+            return self.zero_part(bytes);
+        }
+        let whole = whole.start as u64..whole.end as u64;
+        let used = (whole.end - whole.start) - self.store.pages.zeros(whole.clone());
+        self.store.used_pages -= used;
+        self.store.pages.set(whole, false);
+        self.charge.give_back(used * self.page as u64);
+    }
+
+    /// Zeroes bytes of used pages. Unused pages are zeros already.
     fn zero_part(&mut self, bytes: Range<usize>) {
         let page = self.page;
         for index in self.pages_of(&bytes).filter(|_| !bytes.is_empty()) {

@@ -15,6 +15,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use slipway_ram::Span;
 
+use crate::budget::Budget;
 use crate::check::{admit, complete};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use layer::Layer;
@@ -98,9 +99,24 @@ impl<D: Disk> OverlayDisk<D> {
         }
     }
 
+    /// Counts the overlay's memory in `budget`: the data, the maps, and what a predecessor left. A
+    /// write that needs new pages which the budget does not allow fails with
+    /// [`DiskError::NoSpace`]. All is given back when the overlay is dropped; the kernel frees the
+    /// memory of a large one a moment later, and that of a file with its last descriptor.
+    #[must_use]
+    pub fn counted_in(mut self, budget: &Budget) -> Self {
+        self.layer.count_in(budget);
+        self
+    }
+
     /// Returns the bytes of memory that written data takes at present.
     pub fn used(&self) -> u64 {
         self.layer.used()
+    }
+
+    /// Returns the bytes of memory that the overlay holds at present: data and maps.
+    pub fn held(&self) -> u64 {
+        self.layer.held()
     }
 
     fn start(&mut self, request: Request, completions: &mut Vec<Completion>) {

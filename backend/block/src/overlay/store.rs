@@ -98,6 +98,8 @@ pub(super) struct Store {
     pub pages: Bits,
     /// The number of used pages.
     pub used_pages: u64,
+    /// The number of pages of the file's head; 0 without a file.
+    head_pages: u64,
 }
 
 impl Store {
@@ -112,6 +114,7 @@ impl Store {
                 blocks: Bits::new(geometry.blocks)?,
                 pages: Bits::new(pages)?,
                 used_pages: 0,
+                head_pages: 0,
             })
         };
         made().map_err(|source| OpenError::Memory { bytes, source })
@@ -140,7 +143,12 @@ impl Store {
         let data = Anonymous::of(file, layout.data, bytes as usize).map_err(failed)?;
         let (blocks, _) = map(geometry.blocks, blocks, layout.blocks)?;
         let (pages, used_pages) = map(bytes.div_ceil(page_size() as u64), pages, layout.pages)?;
-        Ok(Self { data: data.small_pages(), blocks, pages, used_pages })
+        Ok(Self { data: data.small_pages(), blocks, pages, used_pages, head_pages: 1 })
+    }
+
+    /// Returns the number of pages of memory that are held beside the data. It only grows.
+    pub fn map_pages(&self) -> u64 {
+        self.blocks.held_pages() + self.pages.held_pages() + self.head_pages
     }
 }
 

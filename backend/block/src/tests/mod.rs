@@ -4,6 +4,7 @@ mod decorate;
 mod file;
 mod memory;
 mod overlay;
+mod overlay_budget;
 mod overlay_kept;
 mod passthrough;
 mod pinned;

@@ -22,16 +22,16 @@ fn base(block_size: u32) -> RamDisk {
     base
 }
 
-fn file(block_size: u32) -> OwnedFd {
+pub(super) fn file(block_size: u32) -> OwnedFd {
     overlay_file(&base(block_size).geometry(), &IDENTITY).unwrap()
 }
 
-fn adopt(file: &OwnedFd, block_size: u32) -> OverlayDisk<RamDisk> {
+pub(super) fn adopt(file: &OwnedFd, block_size: u32) -> OverlayDisk<RamDisk> {
     OverlayDisk::of(base(block_size), None, file, &IDENTITY).unwrap()
 }
 
 /// Returns the bytes that the file takes.
-fn taken(file: &OwnedFd) -> u64 {
+pub(super) fn taken(file: &OwnedFd) -> u64 {
     rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
 }
 
