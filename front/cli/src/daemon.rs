@@ -21,7 +21,9 @@ use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::templates_server::TemplatesServer;
-use slipway_runtime::{Config, Node, Parts, Service, TemplateService, old_layers};
+use slipway_runtime::{
+    Config, Node, Parts, Service, TemplateService, check_layers, layers_of_node, old_layers,
+};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -155,6 +157,7 @@ fn check_settings(config: &Config) -> Result<()> {
     config.cpu_template()?;
     config.check_cgroups()?;
     config.check_functions()?;
+    check_layers(config)?;
     Ok(())
 }
 
@@ -172,7 +175,10 @@ fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
 fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
     let reactors = config.reactors;
-    let settings = slipway_plane::Settings { reactors, poll_budget, pool, templates: true };
+    let overlays = layers_of_node(config);
+    let settings =
+        slipway_plane::Settings { reactors, poll_budget, pool, templates: true, overlays };
+    tracing::info!(limit_bytes = overlays, "memory for root layers");
     if !keeps {
         return Ok(Plane::new(settings)?);
     }

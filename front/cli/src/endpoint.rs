@@ -77,7 +77,6 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
         socket_path: socket.to_string_lossy().into_owned(),
         owner: args.owner.as_deref().map(owner).transpose()?,
         nvme: Some(v1::NvmeController {
-            serial: String::new(),
             namespaces: namespaces
                 .map(|(nsid, disk)| {
                     let block_size = args.block_size.unwrap_or(0);
@@ -88,6 +87,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
             sweep_period_us: args.sweep_period.map_or(Ok(0), sweep_period)?,
             limits: limits_of(&args.limits)?,
             lanes: args.lanes,
+            ..Default::default()
         }),
     })
 }

@@ -46,6 +46,7 @@ mod size;
 mod snoop;
 mod socket;
 mod spec;
+mod stats;
 mod systemd;
 mod table;
 mod template;
@@ -231,7 +232,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Rm(args) => manage::rm(client, args).await,
         Command::Update(args) => manage::update(client, args).await,
         Command::Inspect(args) => manage::inspect(client, args).await,
-        Command::Stats(args) => manage::stats(client, args).await,
+        Command::Stats(args) => stats::stats(client, args).await,
         _ => Ok(0),
     }
 }

@@ -1,20 +1,18 @@
-//! Commands about existing sandboxes: ps, logs, wait, stop, kill, rm, inspect, update, stats.
+//! Commands about existing sandboxes: ps, logs, wait, stop, kill, rm, inspect, update.
 
-use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::io::Write;
 
 use anyhow::{Result, anyhow, bail};
 use slipway_runtime::process::signal_number;
 use slipway_runtime::{Config, SandboxClient, v1};
 
-use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs, UpdateArgs};
+use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StopArgs, UpdateArgs};
 use crate::client::{Lost, next_daemon, refused};
 use crate::keeper;
-use crate::out::OWN_FAILURE;
-use crate::size::show;
 use crate::table::{ago, printable, table};
 
-fn named(name: &str) -> v1::Name {
+/// Returns the message that names a sandbox or a container.
+pub fn named(name: &str) -> v1::Name {
     v1::Name { name: name.to_owned() }
 }
 
@@ -251,7 +249,7 @@ pub async fn wait(mut client: SandboxClient, config: &Config, args: &NamesArg) -
 }
 
 /// Returns whether a sandbox's container runs, or is paused.
-fn runs(sandbox: &v1::Sandbox) -> bool {
+pub fn runs(sandbox: &v1::Sandbox) -> bool {
     ["running", "paused"].contains(&&*sandbox.state)
 }
 
@@ -372,83 +370,6 @@ fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
         ..Default::default()
     };
     Ok(v1::UpdateRequest { name, resources: Some(resources), ..Default::default() })
-}
-
-/// Runs `slipway stats`.
-pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
-    loop {
-        let rows = measure(&mut client, &args.names).await?;
-        if args.json {
-            let all: Vec<_> = rows.iter().map(stats_json).collect();
-            crate::say!("{}", serde_json::to_string_pretty(&all)?);
-        } else {
-            if args.follow && std::io::stdout().is_terminal() {
-                // Escape sequences: cursor home, clear the screen.
-                crate::out::draw(format_args!("\x1b[H\x1b[2J"));
-            }
-            let header =
-                ["NAME", "VMM CPU", "VMM MEMORY", "GUEST MEMORY", "PROCESSES", "READ", "WRITTEN"];
-            crate::out::print(format_args!(
-                "{}",
-                table(header, &rows.iter().map(stats_row).collect::<Vec<_>>())
-            ));
-        }
-        if !args.follow {
-            return Ok(if rows.len() < args.names.len() { OWN_FAILURE } else { 0 });
-        }
-        tokio::time::sleep(Duration::from_secs(2)).await;
-    }
-}
-
-async fn measure(
-    client: &mut SandboxClient,
-    names: &[String],
-) -> Result<Vec<(String, v1::StatsReply)>> {
-    let wanted = if names.is_empty() {
-        let all = list(client).await?;
-        all.into_iter().filter(runs).map(|one| one.name).collect()
-    } else {
-        names.to_vec()
-    };
-    let mut rows = Vec::new();
-    for name in wanted {
-        match client.stats(named(&name)).await {
-            Ok(reply) => rows.push((name, reply.into_inner())),
-            // A sandbox that has just ended must not hide the figures of the others.
-            Err(status) if names.is_empty() => tracing::debug!(%status, name, "no figures"),
-            Err(status) => crate::complain(&refused(&status)),
-        }
-    }
-    Ok(rows)
-}
-
-fn stats_row((name, stats): &(String, v1::StatsReply)) -> [String; 7] {
-    let used = stats.memory_total_bytes.saturating_sub(stats.memory_available_bytes);
-    [
-        name.clone(),
-        format!("{:.1} s", stats.vmm_cpu_ns as f64 / 1e9),
-        show(stats.vmm_resident_bytes),
-        format!("{} of {}", show(used), show(stats.memory_total_bytes)),
-        stats.processes.to_string(),
-        show(stats.read_bytes),
-        show(stats.written_bytes),
-    ]
-}
-
-fn stats_json((name, stats): &(String, v1::StatsReply)) -> serde_json::Value {
-    serde_json::json!({
-        "name": name,
-        "vmm_cpu_ns": stats.vmm_cpu_ns,
-        "vmm_resident_bytes": stats.vmm_resident_bytes,
-        "memory_total_bytes": stats.memory_total_bytes,
-        "memory_available_bytes": stats.memory_available_bytes,
-        "guest_cpu_busy_ns": stats.guest_cpu_busy_ns,
-        "processes": stats.processes,
-        "read_bytes": stats.read_bytes,
-        "written_bytes": stats.written_bytes,
-        "reads": stats.reads,
-        "writes": stats.writes,
-    })
 }
 
 #[cfg(test)]

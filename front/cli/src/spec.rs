@@ -64,7 +64,7 @@ pub fn machine(
     network: &NetworkArgs,
     run_dir: &Path,
 ) -> Result<v1::RunSpec> {
-    let MachineArgs { memory, max_memory, cpus, max_cpus, kernel, accel } = machine;
+    let MachineArgs { memory, max_memory, layers, cpus, max_cpus, kernel, accel } = machine;
     let kernel = kernel.as_deref().map(absolute).transpose()?;
     let namespace = network.network_namespace.as_deref().map(absolute).transpose()?;
     Ok(v1::RunSpec {
@@ -72,6 +72,7 @@ pub fn machine(
         // 0 stands for "not given", so an explicit 0 becomes 1.
         memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
         max_memory_bytes: max_memory.map_or(0, |bytes| bytes.max(1)),
+        layers_bytes: layers.map_or(0, |bytes| bytes.max(1)),
         cpus: cpus.unwrap_or(0),
         max_cpus: max_cpus.unwrap_or(0),
         kernel: kernel.unwrap_or_default(),

@@ -29,9 +29,11 @@ impl Plane {
         let _sizes = self.sizes_stay();
         let wanted = v1::Namespace { nsid: request.nsid, disk: request.disk.clone() };
         // Before the disk is opened: an unknown endpoint is the likelier error.
-        let (lasts, lanes) =
-            self.with_endpoint(id, |served| (served.lasts(), served.reactors().len() - 1))?;
-        let opened = disk::open(&wanted, self.disks(), lasts, lanes)?;
+        let (overlays, lasts, lanes) = self.with_endpoint(id, |served| {
+            let lanes = served.reactors().len() - 1;
+            Ok::<_, Error>((served.overlays()?, served.lasts(), lanes))
+        })??;
+        let opened = disk::open(&wanted, (self.disks(), &overlays), lasts, lanes)?;
         let (door, status, namespace) = self.with_endpoint(id, |served| {
             let (status, namespace) = served.reserve(&wanted, opened)?;
             Ok::<_, Error>((served.door()?, status, namespace))

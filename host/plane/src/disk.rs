@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use slipway_block::{
-    Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, SharedDisk, open_file,
-    overlay_file,
+    Budget, Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, SharedDisk,
+    open_file, overlay_file,
 };
 use slipway_plane_api::v1;
 
@@ -30,10 +30,11 @@ pub struct Opened {
     pub content: Option<OwnedFd>,
 }
 
-/// Opens the disk of a namespace, and once more for each of the `lanes` lanes besides the home.
+/// Opens the disk of a namespace, and once more for each of the `lanes` lanes besides the home. The
+/// memory of an overlay counts in `overlays`.
 pub fn open(
     namespace: &v1::Namespace,
-    disks: &Disks,
+    (disks, overlays): (&Disks, &Budget),
     lasts: Option<Lasts>,
     lanes: usize,
 ) -> Result<Opened, Error> {
@@ -46,7 +47,7 @@ pub fn open(
         return Ok(Opened { disk, lanes, kind: named.kind, named: Some(named), content: None });
     }
     match lanes {
-        0 => of_kind(kind, block_size(disk), lasts),
+        0 => of_kind(kind, block_size(disk), lasts, overlays),
         lanes => spread(kind, block_size(disk), lasts, lanes),
     }
 }
@@ -99,7 +100,12 @@ fn spread(
 }
 
 /// Opens a disk that one endpoint has for itself.
-fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Result<Opened, Error> {
+fn of_kind(
+    kind: &v1::disk::Kind,
+    block_size: u32,
+    lasts: Option<Lasts>,
+    overlays: &Budget,
+) -> Result<Opened, Error> {
     use v1::disk::Kind;
     let mut content = None;
     let (kind, disk): (_, Box<dyn Disk>) = match kind {
@@ -125,7 +131,7 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
         Kind::Overlay(overlay) => {
             let (disk, file) = open_overlay(overlay, block_size, lasts)?;
             content = file;
-            ("overlay", Box::new(disk))
+            ("overlay", Box::new(disk.counted_in(overlays)))
         }
         // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),

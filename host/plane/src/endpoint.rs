@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_block::Budget;
 use slipway_fabric::SwitchHandle;
 use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
@@ -24,7 +25,7 @@ use crate::id::check_id;
 use crate::keep::{KeptPlace, Lasts};
 use crate::network::{self, Attached};
 use crate::wakes::{Wakes, watch_all};
-use crate::{Error, snoop};
+use crate::{Error, overlays, snoop};
 
 /// The longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
@@ -62,6 +63,8 @@ struct Nvme {
     /// The wake descriptors of the endpoint's own disks, then those of each lane's.
     wakes: Vec<Wakes>,
     snoop: snoop::Target,
+    /// The memory of the endpoint's overlays.
+    overlays: Budget,
     doorbells: v1::nvme_controller::DoorbellMode,
     /// The period in microseconds; zero if doorbells are trapped.
     sweep_period_us: u32,
@@ -76,7 +79,7 @@ impl Served {
     /// In a `place` that a predecessor used, the endpoint continues where the predecessor was.
     pub fn create(
         (request, shut): (&v1::CreateEndpointRequest, bool),
-        (disks, late): (&Disks, &LateFiles),
+        (disks, overlays, late): (&Disks, &Budget, &LateFiles),
         switch: Option<&SwitchHandle>,
         reactors: Vec<(usize, Handle)>,
         mut place: Option<KeptPlace>,
@@ -102,7 +105,11 @@ impl Served {
                 let unknown = slipway_fabric::Error::UnknownSwitch(net.switch.clone());
                 return Err(unknown.into());
             }
-            (None, _) => nvme(request, &wanted, config, (disks, &reactors), place.as_mut())?,
+            (None, _) => {
+                let overlays = overlays::of_endpoint(&request.id, wanted.overlay_bytes, overlays);
+                let around = (disks, overlays, &*reactors);
+                nvme(request, &wanted, config, around, place.as_mut())?
+            }
         };
         let control = endpoint.control();
         let stopped = |_| Error::Resources("the reactor has stopped".to_owned());
@@ -133,6 +140,14 @@ impl Served {
     /// [`Error::Network`] if the endpoint has no controller.
     pub fn snoop(&self) -> Result<snoop::Target, Error> {
         Ok(self.nvme()?.snoop.clone())
+    }
+
+    /// Returns the budget of the endpoint's overlays.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the endpoint has no controller.
+    pub fn overlays(&self) -> Result<Budget, Error> {
+        Ok(self.nvme()?.overlays.clone())
     }
 
     /// Returns the number of the place where the endpoint is kept, or `None` if it is not kept.
@@ -311,6 +326,7 @@ impl Served {
             limits: nvme.and_then(|nvme| nvme.limits),
             reactor: self.reactors[0] as u32,
             lane_reactors: self.reactors[1..].iter().map(|number| *number as u32).collect(),
+            overlays: nvme.map(|nvme| overlays::describe(&nvme.overlays)),
         }
     }
 
@@ -343,7 +359,7 @@ fn nvme(
     request: &v1::CreateEndpointRequest,
     wanted: &v1::NvmeController,
     config: Config,
-    (disks, reactors): (&Disks, &[(usize, Handle)]),
+    (disks, overlays, reactors): (&Disks, Budget, &[(usize, Handle)]),
     mut place: Option<&mut KeptPlace>,
 ) -> Result<(Endpoint, FunctionKind), Error> {
     let socket = config.location.socket();
@@ -354,7 +370,7 @@ fn nvme(
     let unserved = |source| Error::Socket { path: socket.clone(), source };
     let wakes = reactors.iter().map(|_| Wakes::new()).collect::<Result<Vec<_>, _>>()?;
     let (namespaces, status) =
-        namespaces(&request.id, &wanted.namespaces, disks, &wakes, place.as_deref_mut())?;
+        namespaces(request, wanted, (disks, &overlays), &wakes, place.as_deref_mut())?;
     let mut parts = endpoint_parts(&config, place.as_deref_mut()).map_err(unserved)?;
     let lanes = reactors.len() as u16;
     let limits = Limits { queue_pairs: QUEUE_PAIRS, lanes, ..Limits::default() };
@@ -389,6 +405,7 @@ fn nvme(
         door,
         wakes,
         snoop,
+        overlays,
         doorbells: wanted.doorbells(),
         sweep_period_us,
         limits: limited,
@@ -448,21 +465,21 @@ fn files(
 type Namespaces = (Vec<Namespace>, BTreeMap<u32, v1::NamespaceStatus>);
 
 fn namespaces(
-    id: &str,
-    wanted: &[v1::Namespace],
-    disks: &Disks,
+    request: &v1::CreateEndpointRequest,
+    wanted: &v1::NvmeController,
+    disks: (&Disks, &Budget),
     wakes: &[Wakes],
     mut place: Option<&mut KeptPlace>,
 ) -> Result<Namespaces, Error> {
     let (mut made, mut status) = (Vec::new(), BTreeMap::new());
-    for one in wanted {
+    for one in &wanted.namespaces {
         let lasts = place.as_deref_mut().map(|place| place.found(one.nsid)).transpose()?;
         let opened = disk::open(one, disks, lasts, wakes.len() - 1)?;
         if let (Some(place), Some(file)) = (&mut place, &opened.content) {
             place.put_content(one.nsid, file)?;
         }
         watch_all(wakes, &opened)?;
-        let (described, namespace) = namespace(id, one.nsid, opened);
+        let (described, namespace) = namespace(&request.id, one.nsid, opened);
         status.insert(one.nsid, described);
         made.push(namespace);
     }

@@ -8,6 +8,7 @@
 //! - `snoop` has an endpoint's controller report where the time of its commands goes.
 //! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
 //!   of running endpoints, by messages to their controllers.
+//! - `overlays` bounds the memory of overlays, for each endpoint and for all.
 //! - `balance` assigns each endpoint to a reactor, or to several if its controller has lanes, and
 //!   moves it if its reactor has too much to do.
 //! - [`Plane::fabric`] holds the switches. A network function (`network`) is a port of a switch.
@@ -32,6 +33,7 @@ mod error;
 mod id;
 mod keep;
 mod network;
+mod overlays;
 mod plane;
 mod service;
 mod snoop;

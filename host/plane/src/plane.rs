@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use slipway_block::Budget;
 use slipway_fabric::Fabric;
 use slipway_keeper::Keeper;
 use slipway_plane_api::{v1, vf_v1};
@@ -38,13 +39,15 @@ pub struct Settings {
     /// Set if there is a pool for memory that begins as a template, where the kernel has what it
     /// needs.
     pub templates: bool,
+    /// The most bytes of memory that the overlays of all endpoints hold together.
+    pub overlays: u64,
 }
 
 impl Default for Settings {
-    /// Returns one thread, which polls for more work for 200 us.
+    /// Returns one thread, which polls for more work for 200 us, and no bound for overlays.
     fn default() -> Self {
         let poll_budget = slipway_reactor::Settings::default().poll_budget;
-        Self { reactors: 1, poll_budget, pool: None, templates: false }
+        Self { reactors: 1, poll_budget, pool: None, templates: false, overlays: u64::MAX }
     }
 }
 
@@ -70,6 +73,8 @@ struct Shared {
     /// The files of the pool's memory.
     late: LateFiles,
     disks: Disks,
+    /// The memory of all overlays.
+    overlays: Budget,
     fabric: Fabric,
     /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
     /// Write-locked while a disk is resized and its users are told.
@@ -156,6 +161,7 @@ impl Plane {
             recycles: settings.pool.is_some(),
             late,
             disks: Disks::default(),
+            overlays: Budget::new(settings.overlays),
             sizes: RwLock::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -254,7 +260,8 @@ impl Plane {
         let number = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.number()));
         let handle = |number: usize| (number, self.shared.reactors[number].handle());
         let reactors = reactors.into_iter().map(handle).collect();
-        let around = (&self.shared.disks, &self.shared.late);
+        let Shared { disks, overlays, late, .. } = &*self.shared;
+        let around = (disks, overlays, late);
         let wanted = (request, shut);
         match place
             .and_then(|place| Served::create(wanted, around, switch.as_ref(), reactors, place))
@@ -407,6 +414,11 @@ impl Plane {
                 kept => kept?,
             }
         })
+    }
+
+    /// Returns the budget of all overlays.
+    pub(crate) fn overlays(&self) -> &Budget {
+        &self.shared.overlays
     }
 
     /// Returns the named disks.

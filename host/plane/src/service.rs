@@ -8,7 +8,7 @@ use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_ram::GRANULE;
 
-use crate::{Error, Plane, template};
+use crate::{Error, Plane, overlays, template};
 
 /// The server of `slipway-plane-api`'s calls.
 pub struct Service {
@@ -167,6 +167,13 @@ impl v1::plane_server::Plane for Service {
         _: Request<v1::ListDisksRequest>,
     ) -> Result<Response<v1::ListDisksReply>, Status> {
         Ok(Response::new(v1::ListDisksReply { disks: self.plane.list_disks() }))
+    }
+
+    async fn get_overlay_memory(
+        &self,
+        _: Request<v1::GetOverlayMemoryRequest>,
+    ) -> Result<Response<v1::OverlayMemory>, Status> {
+        Ok(Response::new(overlays::describe(self.plane.overlays())))
     }
 
     async fn get_pool(

@@ -127,6 +127,11 @@ fn the_planes_process() {
             plane.remove("one").unwrap();
             assert_eq!(names(&plane), ["two"]);
         }
+        "go-on" => {
+            // A page of data, the head of the file, and two maps with their records.
+            let held = |id| plane.get(id).unwrap().overlays.unwrap().held_bytes;
+            assert_eq!(["one", "two"].map(held), [6 * 4096; 2]);
+        }
         "find-nothing" => assert!(names(&plane).is_empty()),
         _ => {}
     }

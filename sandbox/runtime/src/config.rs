@@ -66,6 +66,12 @@ pub struct Config {
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
     /// The layer takes host memory only as it is written.
     pub volatile_layer_bytes: u64,
+    /// The most bytes of host memory that the volatile layers of a sandbox or pod hold together, if
+    /// it names no number. 0: twice `volatile_layer_bytes`.
+    pub layers_bytes: u64,
+    /// The most bytes of host memory that the volatile layers of all sandboxes hold together. 0:
+    /// half of the memory that the daemon may use.
+    pub node_layers_bytes: u64,
     /// The most bytes that a container's kept output takes on disk.
     pub log_bytes: u64,
     /// The seconds without use after which the node removes an image that was made for containerd.
@@ -134,6 +140,8 @@ impl Default for Config {
             cgroup_parent: "/slipway".into(),
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
+            layers_bytes: 0,
+            node_layers_bytes: 0,
             log_bytes: 256 << 20,
             containerd_images_unused_s: 86_400,
             boot_timeout_s: 120,

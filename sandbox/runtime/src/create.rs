@@ -6,6 +6,7 @@ use std::sync::Arc;
 use slipway_telemetry::Timeline;
 
 use crate::boot::Needs;
+use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
     self, MemoryBounds, Placement, Process, Record, SandboxState, Settings, ShareServer, Volume,
@@ -17,8 +18,8 @@ use crate::templates::AUTO;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, cpus, emulated, name, network, placement, pod, pod_functions, process,
-    resize, shares, sockets, start, volume,
+    Error, Result, copies, cpus, emulated, layers, name, network, placement, pod, pod_functions,
+    process, resize, shares, sockets, start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -140,6 +141,7 @@ impl Node {
             out_of_memory: false,
             memory_bytes,
             memory: MemoryBounds::new(memory_bytes, max_memory_bytes),
+            layers_bytes: layers::of_new(spec.layers_bytes, &self.config)?,
             cpus,
             boot_cpus: cpus,
             max_cpus,
@@ -187,12 +189,6 @@ fn of_pod(spec: &RunSpec) -> Result<Settings> {
     let process =
         Process { security: Security::new(spec.security.as_ref())?, ..Process::default() };
     Ok(Settings { process, ..Settings::default() })
-}
-
-/// Returns the memory of this host in bytes.
-fn of_host() -> u64 {
-    let host = rustix::system::sysinfo();
-    (host.totalram as u64).saturating_mul(u64::from(host.mem_unit))
 }
 
 fn memory(asked: u64, otherwise: u64) -> Result<u64> {

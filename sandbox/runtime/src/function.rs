@@ -17,7 +17,7 @@ use crate::container::OWN;
 use crate::node::Node;
 use crate::record::{Added, Device, Disks, Record, Volume};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, network, pod_functions, process, shares, volume};
+use crate::{Error, Result, layers, network, pod_functions, process, shares, volume};
 
 /// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
@@ -51,7 +51,7 @@ pub async fn describe(
     sandbox: &Sandbox,
     record: &Record,
 ) -> Result<Vec<Vec<plane_v1::Namespace>>> {
-    let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
+    let (cache, size) = (node.config.cache_dir(), layers::size(&node.config, record));
     let volumes = record.volumes.clone();
     let made = sandbox.lane.run(move || {
         volume::create_scratch(&volumes)?;
@@ -124,6 +124,7 @@ pub async fn serve(
             nvme: Some(plane_v1::NvmeController {
                 serial: id.to_uppercase(),
                 namespaces,
+                overlay_bytes: record.layers_bytes,
                 // slipway-vmm rings without messages; QEMU does not ask for the page.
                 doorbells: plane_v1::nvme_controller::DoorbellMode::Rung.into(),
                 ..Default::default()

@@ -31,6 +31,7 @@
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
 //!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
+//! - `layers` bounds the memory of volatile layers, of a sandbox and of the node;
 //! - `images` removes images that were made for containerd and that nothing uses any more;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
@@ -61,6 +62,7 @@ mod fork;
 mod function;
 pub mod guests;
 mod images;
+mod layers;
 mod life;
 mod lock;
 pub mod log;
@@ -102,6 +104,7 @@ mod warm;
 pub use config::{Config, find_library};
 pub use error::{Error, Result};
 pub use images::in_use as images_in_use;
+pub use layers::{check as check_layers, of_node as layers_of_node};
 pub use life::RETURN;
 pub use network::missing as missing_for_networks;
 pub use node::{Node, Parts};

@@ -1,4 +1,4 @@
-//! The memory of a guest, as the servers of its functions know it.
+//! The memory of this host, and that of a guest as the servers of its functions know it.
 
 use slipway_hypervisor::{SharedPages, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
@@ -18,4 +18,10 @@ pub(crate) fn client_memory(spec: &VmSpec) -> Result<plane_v1::ClientMemory> {
     let shared_bytes = shared.map_or(0, SharedPages::bytes);
     let limit_bytes = spec.memory.bytes() + shared_bytes + MAPPED_TWICE_BYTES;
     Ok(plane_v1::ClientMemory { limit_bytes, device, inode, shared_device, shared_inode })
+}
+
+/// Returns the memory of this host in bytes.
+pub(crate) fn of_host() -> u64 {
+    let host = rustix::system::sysinfo();
+    (host.totalram as u64).saturating_mul(u64::from(host.mem_unit))
 }

@@ -161,6 +161,7 @@ impl Node {
 fn refuse_machine(spec: &RunSpec) -> Result<()> {
     let asked = [
         (spec.memory_bytes != 0 || spec.max_memory_bytes != 0, "memory"),
+        (spec.layers_bytes != 0, "a bound of root layers"),
         (spec.cpus != 0 || spec.max_cpus != 0, "CPUs"),
         (!spec.kernel.is_empty() || !spec.accelerator.is_empty(), "a kernel and an accelerator"),
         (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),

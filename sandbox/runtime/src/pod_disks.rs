@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::record::{Disks, Record, Volume};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, volume};
+use crate::{Error, Result, layers, volume};
 
 /// The greatest identifier of a namespace (`slipway-nvme`).
 const MOST_NSID: u32 = 1024;
@@ -35,7 +35,8 @@ pub async fn attach(
     volumes: &[Volume],
 ) -> Result<Disks> {
     let sandbox = &target.sandbox;
-    let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
+    let size = sandbox.look(|record| layers::size(&node.config, record));
+    let cache = node.config.cache_dir();
     let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
     let root = [image_disk(image), volatile_disk(&template)];
     let all: Vec<plane_v1::Disk> =

@@ -202,6 +202,10 @@ pub struct Record {
     /// The memory that it began with and can be given.
     #[serde(default)]
     pub memory: MemoryBounds,
+    /// The most bytes of host memory that the volatile layers hold together; 0: as many as those of
+    /// all sandboxes, as an earlier version had it.
+    #[serde(default)]
+    pub layers_bytes: u64,
     /// The number of virtual CPUs that the sandbox has now.
     pub cpus: u32,
     /// The number of virtual CPUs at the start; these stay.

@@ -109,6 +109,10 @@ pub struct MachineArgs {
     /// --memory; on slipway-vmm only [default: --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub max_memory: Option<u64>,
+    /// The most memory of the host that what containers write to their roots may take, all
+    /// containers of a pod together; at least 16M [default: twice the size of a root]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub layers: Option<u64>,
     /// Virtual CPUs [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cpus: Option<u32>,

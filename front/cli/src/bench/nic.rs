@@ -104,6 +104,7 @@ fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
     let machine = MachineArgs {
         memory: args.memory,
         max_memory: None,
+        layers: None,
         cpus: None,
         max_cpus: None,
         kernel: None,

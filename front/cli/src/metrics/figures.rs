@@ -26,6 +26,7 @@ pub struct Figures {
     endpoints: Vec<plane_v1::Endpoint>,
     switches: Vec<plane_v1::Switch>,
     pool: Option<plane_v1::Pool>,
+    overlays: plane_v1::OverlayMemory,
 }
 
 impl Figures {
@@ -43,6 +44,7 @@ impl Figures {
         let switches = plane.list_switches(plane_v1::ListSwitchesRequest {});
         let switches = switches.await.context(context)?.into_inner().switches;
         let pool = plane.get_pool(plane_v1::GetPoolRequest {}).await;
+        let overlays = plane.get_overlay_memory(plane_v1::GetOverlayMemoryRequest {}).await;
         Ok(Self {
             status: sandboxes.status(empty).await.context(context)?.into_inner(),
             starts: sandboxes.figures(empty).await.context(context)?.into_inner(),
@@ -50,6 +52,7 @@ impl Figures {
             endpoints,
             switches,
             pool: pool.context(context)?.into_inner().pool,
+            overlays: overlays.context(context)?.into_inner(),
         })
     }
 
@@ -130,6 +133,28 @@ impl Figures {
         gauges(to, ("endpoint_held", help, None), held)
     }
 
+    /// Encodes the memory of overlays, root layers among them: of each endpoint, and of all.
+    fn encode_overlays(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of_endpoints = |value: fn(&plane_v1::OverlayMemory) -> u64| {
+            self.endpoints.iter().filter_map(move |one| {
+                Some(([("endpoint", one.id.as_str())], value(one.overlays.as_ref()?)))
+            })
+        };
+        let bytes = Some(&Unit::Bytes);
+        let help = "Memory that an endpoint's overlays hold";
+        gauges(to, ("endpoint_overlays", help, bytes), of_endpoints(|one| one.held_bytes))?;
+        let help = "Writes to an endpoint's overlays that failed for want of memory";
+        let refused = of_endpoints(|one| one.refused_writes);
+        counters(to, ("endpoint_overlays_refused_writes", help), refused)?;
+        let all = |value: u64| [([], value)];
+        let plane_v1::OverlayMemory { held_bytes, limit_bytes, refused_writes } = self.overlays;
+        gauges(to, ("overlays", "Memory that all overlays hold", bytes), all(held_bytes))?;
+        let help = "The most memory that all overlays may hold";
+        gauges(to, ("overlays_limit", help, bytes), all(limit_bytes))?;
+        let help = "Writes that failed because all overlays together had reached their limit";
+        counters(to, ("overlays_refused_writes", help), all(refused_writes))
+    }
+
     /// Encodes the counters of ports from the peer's point of view, as `slipway port stats` prints
     /// them: frames that came in were sent by the peer.
     fn encode_ports(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -178,6 +203,7 @@ impl Collector for Figures {
         self.encode_starts(&mut to)?;
         self.encode_control_groups(&mut to)?;
         self.encode_endpoints(&mut to)?;
+        self.encode_overlays(&mut to)?;
         self.encode_ports(&mut to)?;
         self.encode_pool(&mut to)
     }
@@ -264,14 +290,18 @@ mod tests {
             dropped_out: [("full".to_owned(), 3)].into(),
             ..Default::default()
         };
+        let overlays = plane_v1::OverlayMemory { held_bytes: 3, limit_bytes: 4, refused_writes: 5 };
+        let endpoint =
+            plane_v1::Endpoint { id: "e".into(), overlays: Some(overlays), ..Default::default() };
         let switch = plane_v1::Switch { name: "net".into(), ports: vec![port] };
         Figures {
             status: v1::StatusReply { version: "1.2".into(), ..Default::default() },
             starts,
             sandboxes: vec![v1::Sandbox { state: "running".into(), ..Default::default() }],
-            endpoints: vec![plane_v1::Endpoint { id: "e".into(), ..Default::default() }],
+            endpoints: vec![endpoint],
             switches: vec![switch],
             pool: Some(plane_v1::Pool { lent_bytes: 9, faults: 8, ..Default::default() }),
+            overlays: plane_v1::OverlayMemory { refused_writes: 6, ..overlays },
         }
     }
 
@@ -289,6 +319,11 @@ mod tests {
             "slipway_sandbox_start_seconds_sum{stage=\"total\"} 2.5",
             "slipway_control_groups{state=\"ready\"} 16",
             "slipway_port_sent_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
+            "slipway_endpoint_overlays_bytes{endpoint=\"e\"} 3",
+            "slipway_endpoint_overlays_refused_writes_total{endpoint=\"e\"} 5",
+            "slipway_overlays_bytes 3",
+            "slipway_overlays_limit_bytes 4",
+            "slipway_overlays_refused_writes_total 6",
             "slipway_memory_pool_bytes{owner=\"lent\"} 9",
             "slipway_memory_pool_faults_total 8",
         ] {

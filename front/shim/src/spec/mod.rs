@@ -23,7 +23,7 @@ pub use self::namespaces::PodNamespaces;
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
-use self::sizes::{CPUS, MAX_CPUS, MAX_MEMORY};
+use self::sizes::{CPUS, LAYERS, MAX_CPUS, MAX_MEMORY};
 pub use self::template::{AUTO, TEMPLATE, begin_with};
 use crate::ttrpc::Failure;
 
@@ -69,6 +69,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
             .unwrap_or_else(|| sizes::cpus(&oci.linux.resources)),
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
+        layers_bytes: sizes::annotated_memory(&oci.annotations, LAYERS)?.unwrap_or(0),
         network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
         placement: sizes::placement(&oci.linux.resources),
         ..process_spec(oci, container)?

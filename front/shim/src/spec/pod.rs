@@ -5,7 +5,7 @@ use slipway_sandbox_api::v1;
 use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
-use super::sizes::{self, CPUS, MAX_CPUS, MAX_MEMORY, MEMORY};
+use super::sizes::{self, CPUS, LAYERS, MAX_CPUS, MAX_MEMORY, MEMORY};
 use super::{NETWORK, check_control_group, check_hooks, mounts, namespaces, process_spec};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
@@ -42,6 +42,7 @@ pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String
         cpus: cpus(oci, node.cpus)?,
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
+        layers_bytes: sizes::annotated_memory(&oci.annotations, LAYERS)?.unwrap_or(0),
         network,
         network_namespace,
         security: security(oci),

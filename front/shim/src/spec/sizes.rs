@@ -10,6 +10,9 @@ use super::oci::{Oci, Resources};
 pub const MEMORY: &str = "dev.slipway.memory";
 /// The annotation with the most memory that an update can give, as a size.
 pub const MAX_MEMORY: &str = "dev.slipway.max-memory";
+/// The annotation with the most memory of the host that what containers write to their roots takes,
+/// as a size.
+pub const LAYERS: &str = "dev.slipway.layers";
 /// The annotation with a sandbox's number of CPUs.
 pub const CPUS: &str = "dev.slipway.cpus";
 /// The annotation with the most CPUs that an update can give.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use slipway_sandbox_api::capabilities::{ALL, USUAL};
 
-use super::sizes::{LEAST_MEMORY, MAX_MEMORY, MEMORY};
+use super::sizes::{LAYERS, LEAST_MEMORY, MAX_MEMORY, MEMORY};
 use super::*;
 
 /// A configuration as `ctr run` makes one.
@@ -88,11 +88,13 @@ fn annotations_decide() {
     assert_eq!(annotated(CPUS, "3").unwrap().cpus, 3);
     assert_eq!(annotated(MAX_CPUS, "4").unwrap().max_cpus, 4);
     assert_eq!(annotated(MAX_MEMORY, "2G").unwrap().max_memory_bytes, 2 << 30);
+    assert_eq!(annotated(LAYERS, "64M").unwrap().layers_bytes, 64 << 20);
     assert_eq!(annotated(NETWORK, "none").unwrap().network, "none");
     for (key, value) in [
         (MEMORY, "much"),
         (MEMORY, "0"),
         (MAX_MEMORY, "1T"),
+        (LAYERS, "all"),
         (CPUS, "0"),
         (CPUS, "many"),
         (CPUS, "-1"),

@@ -28,7 +28,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, copies, name, pause, placement, snoop};
+use crate::{Error, connect, copies, layers, name, pause, placement, snoop};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -310,8 +310,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let sandbox = self.node.target(&request.into_inner().name)?.sandbox;
         let mut record = sandbox.record();
         record.state = sandbox.state();
-        let json = serde_json::to_string_pretty(&record)
-            .map_err(|error| Status::internal(error.to_string()))?;
+        let figures = layers::figures(&self.node.plane, &record.id).await;
+        let json = layers::described(&record, figures.as_ref());
+        let json = json.map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(v1::InspectReply { sandbox: Some(summary(&sandbox)), json }))
     }
 
@@ -350,6 +351,10 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let usage = sandbox.lane.run(move || pid.map_or((0, 0), crate::proc::usage));
         let (vmm_cpu_ns, vmm_resident_bytes) = usage.await;
         let GuestStats { machine, blocks } = guest;
+        let layers = match target.is_own() {
+            true => layers::figures(&self.node.plane, &sandbox.id).await.unwrap_or_default(),
+            false => Default::default(),
+        };
         Ok(Response::new(v1::StatsReply {
             vmm_cpu_ns,
             vmm_resident_bytes,
@@ -361,6 +366,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
             written_bytes: blocks.written_bytes,
             reads: blocks.reads,
             writes: blocks.writes,
+            layers_bytes: layers.held_bytes,
+            layers_limit_bytes: layers.limit_bytes,
+            layers_refused_writes: layers.refused_writes,
         }))
     }
 
