@@ -25,7 +25,7 @@ refused() {
 start_keeper
 start_daemon
 
-[ "$(s pod create pod --memory 512M --hostname shared)" = pod ] || fail "no pod: $(explain)"
+[ "$(s pod create pod --memory 512M --layers 64M --hostname shared)" = pod ] || fail "no pod: $(explain)"
 is_state pod running || fail "the pod is $(state_of pod)"
 id=$(s inspect pod | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])') || fail "inspect"
 [ -z "$(disks "$id")" ] || fail "a new pod has disks: $(disks "$id")"
@@ -85,6 +85,22 @@ s run --pod pod --name big --memory 64M "$image" -- python3 -c 'x = bytearray(20
 is big exited || fail "big is $(container big)"
 in_pod a true && in_pod b true || fail "a neighbour was disturbed"
 ok "a container that exceeds its limit ends alone, and says why"
+
+# What containers write to their roots is memory of the host, with a bound for all of the pod.
+layers() { s stats --json pod | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["layers_" + sys.argv[1]])' "$1"; }
+holds_less() { [ "$(layers bytes)" -lt "$1" ]; }
+fill='dd if=/dev/zero of=/fill bs=1M count=40 conv=fsync 2>&1'
+[ "$(layers limit_bytes)" = 67108864 ] || fail "another bound: $(s stats pod)"
+in_pod a "$fill" >/dev/null || fail "40 MiB do not fit: $(explain)"
+[ "$(layers bytes)" -gt 41943040 ] || fail "40 MiB are not counted: $(s stats pod)"
+out=$(s run --pod pod --rm "$image" -- sh -c "$fill") && fail "80 MiB fit into 64: $out, $(s stats pod)"
+[ "$(layers refused_writes)" -gt 0 ] || fail "no write was refused: $out, $(s stats pod)"
+[ "$(grep -c 'overlays hold all that they may' "$work/daemon.log")" = 1 ] || fail "the log does not say it once: $(explain)"
+wait_until 20 holds_less 50000000 || fail "a container's layer is left: $(s stats pod)"
+in_pod a 'cat /fill | wc -c && rm /fill' | grep -qx 41943040 || fail "a neighbour's file is another"
+wait_until 20 holds_less 10000000 || fail "a removed file holds memory: $(s stats pod)"
+s run --pod pod --rm "$image" -- sh -c "$fill" >/dev/null || fail "nothing was given back: $(s stats pod)"
+ok "root layers of a pod stay within its bound, and removed files and containers give memory back"
 
 # Output goes on across daemons, without a line missing or doubled.
 lines='i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; [ $((i % 20)) = 0 ] && sleep 0.1; done; exit 5'

@@ -131,8 +131,9 @@ fn mount_volatile(device: Option<Device>, base: &Path, target: &Path) -> Result<
             .context("mounting the volatile layer (tmpfs)");
     };
     let node = node(base, "volatile-device", device)?;
-    // The layer ends with the sandbox, so nothing in it is worth waiting for a disk.
-    let options = c"nobarrier,noauto_da_alloc,noinit_itable";
+    // The layer ends with the sandbox, so nothing in it is worth waiting for a disk. It is memory
+    // of the host, which has a bound: a file that is removed gives its memory back.
+    let options = c"nobarrier,noauto_da_alloc,noinit_itable,discard";
     mount(&node, target, "ext4", MountFlags::NODEV | MountFlags::NOATIME, options)
         .context("mounting the volatile layer (ext4)")
 }
