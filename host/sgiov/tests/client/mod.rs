@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -211,9 +212,15 @@ impl Client {
         }
     }
 
+    /// Closes a connection. A program whose control group has no memory left repeats the request
+    /// until there is some: the kernel counts the message, too.
     pub fn close(&self, connected: Connected) {
-        let entry = connected.endpoint.entry;
-        send(&self.socket, &Request::Close { entry }.encode(), &[]).unwrap();
+        let request = Request::Close { entry: connected.endpoint.entry }.encode();
+        let begun = Instant::now();
+        while let Err(errno) = send(&self.socket, &request, &[]) {
+            assert!(errno == Errno::NOBUFS && begun.elapsed() < PATIENCE, "{errno}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn word(&self, number: u64, word: usize) -> &AtomicU64 {
