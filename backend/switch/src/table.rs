@@ -132,24 +132,26 @@ impl Learning {
         true
     }
 
-    /// Doubles the table until all fixed stations fit; other stations are learned again. Returns
-    /// `false` if the table has its largest size; the table is then unchanged.
+    /// Doubles the table; every station stays. Returns `false` if the table has its largest size;
+    /// the table is then unchanged.
     fn grow(&mut self) -> bool {
-        if self.sets.len() >= MOST_STATIONS / WAYS {
+        let sets = self.sets.len() * 2;
+        if sets > MOST_STATIONS / WAYS {
             return false;
         }
-        let entries = self.sets.iter().flat_map(|set| set.0);
-        let fixed: Vec<Entry> = entries.filter(|entry| entry.fixed).collect();
-        let mut sets = self.sets.len();
-        self.learned.fill(0);
-        while sets < MOST_STATIONS / WAYS {
-            sets *= 2;
-            self.sets = vec![Set::default(); sets].into_boxed_slice();
-            if fixed.iter().all(|entry| self.put(*entry)) {
-                return true;
+        let grown = vec![Set::default(); sets].into_boxed_slice();
+        let old = std::mem::replace(&mut self.sets, grown);
+        let entries = old.iter().flat_map(|set| set.0);
+        for entry in entries.filter(|entry| entry.station != Station::NONE) {
+            let at = self.set(entry.station);
+            // A set's number is the low bits of a hash, so each set is split in two and no set gets
+            // more entries than it has room for.
+            let ways = &mut self.sets[at].0;
+            if let Some(free) = ways.iter_mut().find(|free| free.station == Station::NONE) {
+                *free = entry;
             }
         }
-        false
+        true
     }
 
     /// Empties the entries for which `gone` returns `true`.
@@ -351,6 +353,47 @@ mod tests {
                 assert_eq!(look(&mut table, 1, 5000, number, 0), port);
             }
         }
+    }
+
+    #[test]
+    fn a_table_that_grows_keeps_every_station() {
+        let mut table = table(64, 100);
+        for number in 1000..1040 {
+            look(&mut table, 1, number, 99, 0);
+        }
+        let sets = table.sets.len();
+        let mut before = table.stations();
+        let mut fixed = 0;
+        while table.sets.len() == sets {
+            // A fixed station takes the place of a learned one until its set has only fixed ones.
+            before = table.stations();
+            assert!(table.fix(station(fixed), 2));
+            fixed += 1;
+        }
+        let after = table.stations();
+        assert!(before.iter().all(|station| after.contains(station)));
+        assert_eq!(after.len(), before.len() + 1);
+        let learned = after.iter().filter(|station| station.2.is_some()).count();
+        assert!(learned > 0);
+        assert_eq!(table.learned[1] as usize, learned);
+    }
+
+    #[test]
+    fn a_fixed_station_without_room_in_any_size_changes_no_other() {
+        let largest = table(MOST_STATIONS, 100);
+        let set = largest.set(station(0));
+        let same = (0..).filter(|number| largest.set(station(*number)) == set);
+        let same: Vec<u64> = same.take(WAYS + 1).collect();
+        let mut table = table(4, 100);
+        for number in &same[..WAYS] {
+            assert!(table.fix(station(*number), 2));
+        }
+        assert!(!table.fix(station(same[WAYS]), 3), "there is no room");
+        for number in &same[..WAYS] {
+            assert_eq!(look(&mut table, 4, 98, *number, 0), Target::Port(2));
+        }
+        table.remove(2);
+        assert!(table.fix(station(same[WAYS]), 3));
     }
 
     #[test]
