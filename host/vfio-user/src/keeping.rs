@@ -308,6 +308,12 @@ impl Keeping {
         Ok(slot)
     }
 
+    /// Has the keeper close the file of a region that was not added. It is in no stored state.
+    pub fn clear_region(&self, slot: u32) {
+        // An error means that the keeper is gone, and then nothing holds the slot's file.
+        let _ = self.shelf.clear(slot);
+    }
+
     pub fn region_added(
         &mut self,
         (iova, len, offset): (u64, u64, u64),

@@ -41,33 +41,57 @@ impl Session {
     ) -> Result<Answer, Errno> {
         let request: DmaMap = exactly(payload)?;
         let permissions = check_map(&request, files.len())?;
-        let (iova, len) = (request.address.get(), request.size.get());
-        let Some(file) = files.pop() else {
-            let map = RemoteMap { iova, len, permissions };
-            let moves = permissions.write && len > self.config.remote_threshold && !self.private;
-            if moves && (self.kept.is_some() || device.has_lanes) {
-                // On a thread of its own, a successor would not find the session; nor would its
-                // lanes move there.
-                return Err(Errno::NOTSUP);
+        match files.pop() {
+            Some(file) => self.map_file(device, &request, permissions, &file),
+            None => {
+                let (iova, len) = (request.address.get(), request.size.get());
+                self.map_remote(device, RemoteMap { iova, len, permissions })
             }
-            if moves {
-                return Ok(Answer::Later(Waiting::Thread(map)));
-            }
-            return self.add_remote(device, map).map(|()| Answer::Reply(Vec::new()));
-        };
+        }
+    }
+
+    /// Adds message-only memory, or has a thread of its own continue with the session if the
+    /// accesses to that memory may wait.
+    fn map_remote(&mut self, device: &mut Device, map: RemoteMap) -> Result<Answer, Errno> {
+        let large = map.len > self.config.remote_threshold;
+        let moves = map.permissions.write && large && !self.private;
+        if moves && (self.kept.is_some() || device.has_lanes) {
+            // On a thread of its own, a successor would not find the session; nor would its lanes
+            // move there.
+            return Err(Errno::NOTSUP);
+        }
+        if moves {
+            return Ok(Answer::Later(Waiting::Thread(map)));
+        }
+        self.add_remote(device, map).map(|()| Answer::Reply(Vec::new()))
+    }
+
+    /// Maps memory of a file. After an error, the keeper does not have the file either.
+    fn map_file(
+        &mut self,
+        device: &mut Device,
+        request: &DmaMap,
+        permissions: Permissions,
+        file: &Foreign,
+    ) -> Result<Answer, Errno> {
         let started = Instant::now();
+        let (iova, len) = (request.address.get(), request.size.get());
         let total = self.mapped_bytes.checked_add(len).ok_or(Errno::NOMEM)?;
         if total > self.config.max_dma_bytes {
             return Err(Errno::NOMEM);
         }
         let offset = request.offset.get();
-        check_file(&file, offset + len, permissions, &self.config)
+        check_file(file, offset + len, permissions, &self.config)
             .inspect_err(|_| add(&self.live.refused_files, 1))?;
         let came = (file.as_fd(), self.late_added);
         let region = self.config.map(came, (offset, len), permissions, &device.bin);
         let region = region.map_err(|error| errno(&error))?;
-        let slot = self.kept.as_mut().map(|kept| kept.put_region(&file)).transpose()?;
-        self.add(device, iova, region)?;
+        let slot = self.kept.as_mut().map(|kept| kept.put_region(file)).transpose()?;
+        self.add(device, iova, region).inspect_err(|_| {
+            if let (Some(kept), Some(slot)) = (&self.kept, slot) {
+                kept.clear_region(slot);
+            }
+        })?;
         if let Some(kept) = &mut self.kept {
             kept.region_added((iova, len, offset), permissions, slot);
         }

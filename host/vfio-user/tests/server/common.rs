@@ -45,11 +45,20 @@ pub fn serve_with(change: impl FnOnce(&mut Config)) -> Served {
 }
 
 pub fn serve_on(reactor: Arc<Reactor>, change: impl FnOnce(&mut Config)) -> Served {
+    serve_parts(reactor, change, EndpointParts::new)
+}
+
+/// Serves the test function with the endpoint's parts that `make` returns.
+pub fn serve_parts(
+    reactor: Arc<Reactor>,
+    change: impl FnOnce(&mut Config),
+    make: impl FnOnce(&Config) -> EndpointParts,
+) -> Served {
     let directory = tempfile::tempdir().unwrap();
     let mut config = Config::at(directory.path().join("socket"));
     change(&mut config);
     let path = config.location.socket();
-    let mut parts = EndpointParts::new(&config);
+    let mut parts = make(&config);
     let bin = parts.bin();
     let doorbells = parts.doorbells(DOORBELLS).unwrap();
     let knobs = Arc::<Knobs>::default();

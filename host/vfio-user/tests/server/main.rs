@@ -11,6 +11,7 @@ mod framing;
 mod intx;
 mod irq_info;
 mod isolation;
+mod kept_memory;
 mod lifecycle;
 mod lingering;
 mod migration;
