@@ -13,7 +13,7 @@ use crate::door::{Door, rates};
 use crate::keep::DiskPlace;
 use crate::plane::Plane;
 
-/// The time that a disk may take to finish its requests.
+/// The time that an endpoint may take to answer, and a disk to finish its requests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Plane {
@@ -49,7 +49,8 @@ impl Plane {
     ///
     /// # Errors
     /// [`Error::Unknown`], [`Error::UnknownNamespace`]; [`Error::Resources`] if a disk does not
-    /// finish its requests: it is released when it has.
+    /// finish its requests or the endpoint is not polled (its client has paused it or has not come
+    /// back): the disk is released later, and the namespace is not listed any more.
     pub fn detach(&self, request: &v1::DetachDiskRequest) -> Result<(), Error> {
         use v1::detach_disk_request::Namespace;
         let id = &request.endpoint_id;
@@ -76,7 +77,7 @@ impl Plane {
     ///
     /// # Errors
     /// [`Error::Unknown`], [`Error::Network`]; [`Error::Resources`] if the controller does not
-    /// answer in time.
+    /// answer in time: the limits hold when it is polled again.
     pub fn limit(&self, request: &v1::LimitEndpointRequest) -> Result<(), Error> {
         let id = &request.endpoint_id;
         let limits = request.limits.unwrap_or_default();
@@ -139,8 +140,8 @@ impl Plane {
     ///
     /// # Errors
     /// [`Error::UnknownDisk`], [`Error::Invalid`], [`Error::Disk`]: the size is unchanged.
-    /// [`Error::Resources`]: a user does not finish its requests, and adopts the size when it has;
-    /// the part that a smaller disk gives up still exists then.
+    /// [`Error::Resources`]: a user does not finish its requests or is not polled, and adopts the
+    /// size later; the part that a smaller disk gives up still exists then.
     pub fn resize_disk(&self, request: &v1::ResizeDiskRequest) -> Result<v1::NamedDisk, Error> {
         let _alone = self.sizes_change();
         let disk = self.disks().get(&request.name)?;

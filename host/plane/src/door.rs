@@ -21,55 +21,58 @@ pub struct Door {
     pub control: Control,
 }
 
-/// A change that a controller was asked for.
+/// A change that a controller was asked for. It stays posted until the controller is polled,
+/// however long the caller waits: the caller's books say already that it is made.
 pub struct PendingChange {
     answer: Receiver<Result<(), ChangeError>>,
-    posted: Posted,
 }
 
 /// A namespace that a controller was asked to attach.
-pub struct Attaching(PendingChange);
+pub struct Attaching {
+    pending: PendingChange,
+    posted: Posted,
+}
 
 impl Door {
-    fn ask(&self, request: impl FnOnce(Done) -> Request) -> PendingChange {
+    fn ask(&self, request: impl FnOnce(Done) -> Request) -> (PendingChange, Posted) {
         let (sender, answer) = channel();
         // A caller that no longer waits needs no answer.
         let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
         let posted = self.mailbox.post(request(done));
         self.control.poke();
-        PendingChange { answer, posted }
+        (PendingChange { answer }, posted)
     }
 
     /// Asks the controller to attach a namespace.
     pub fn attach(&self, namespace: Namespace) -> Attaching {
-        Attaching(self.ask(|done| Request::Attach(namespace, done)))
+        let (pending, posted) = self.ask(|done| Request::Attach(namespace, done));
+        Attaching { pending, posted }
     }
 
     /// Asks the controller to detach a namespace.
     pub fn detach(&self, nsid: u32) -> PendingChange {
-        self.ask(|done| Request::Detach(nsid, done))
+        self.ask(|done| Request::Detach(nsid, done)).0
     }
 
     /// Asks the controller to look at the size of a namespace's disk again.
     pub fn refresh(&self, nsid: u32) -> PendingChange {
-        self.ask(|done| Request::Refresh(nsid, done))
+        self.ask(|done| Request::Refresh(nsid, done)).0
     }
 
     /// Asks the controller to limit its commands.
     pub fn limit(&self, rates: Rates) -> PendingChange {
-        self.ask(|done| Request::Limit(rates, done))
+        self.ask(|done| Request::Limit(rates, done)).0
     }
 }
 
 impl PendingChange {
-    /// Waits for the answer of the controller of `endpoint`. A change that the controller has not
-    /// begun by `until` is never made.
+    /// Waits until `until` for the answer of the controller of `endpoint`.
+    ///
+    /// # Errors
+    /// [`Error::Change`]; [`Error::Unknown`] if the controller ended; [`Error::Resources`] if the
+    /// change is not made by `until`: it is made as soon as it can be.
     pub fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
-        let answer = self.answer_by(until);
-        if answer == Err(RecvTimeoutError::Timeout) {
-            drop(self.posted.take_back());
-        }
-        heard(answer, endpoint)
+        heard(self.answer_by(until), endpoint, LATER)
     }
 
     fn answer_by(&self, until: Instant) -> Result<Result<(), ChangeError>, RecvTimeoutError> {
@@ -78,29 +81,39 @@ impl PendingChange {
 }
 
 impl Attaching {
-    /// Waits until the namespace is attached. After an error it is not attached and never will be.
+    /// Waits until the namespace is attached, or until `until` for the controller to begin. After
+    /// an error it is not attached and never will be.
     pub fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
-        let Self(pending) = self;
+        let Self { pending, posted } = self;
         match pending.answer_by(until) {
-            Err(RecvTimeoutError::Timeout) if pending.posted.take_back().is_none() => {
-                // The controller has begun, and it waits for nothing: its answer is on the way.
+            Err(RecvTimeoutError::Timeout) if posted.take_back().is_none() => {
+                // The controller has begun. It answers within the same poll or, if it ends first,
+                // hangs up. After a shorter wait, nobody could tell whether the namespace is attached.
                 let answer = pending.answer.recv().map_err(|_| RecvTimeoutError::Disconnected);
-                heard(answer, endpoint)
+                heard(answer, endpoint, NEVER)
             }
-            outcome => heard(outcome, endpoint),
+            outcome => heard(outcome, endpoint, NEVER),
         }
     }
 }
 
-/// Converts the answer of a reactor, or its absence, to the caller's result.
+/// The reasons for which a change is not made in time, and what becomes of the change.
+const LATER: &str = "its client has paused it or has not come back, or a disk still works on \
+                     requests; the change is made as soon as it can be";
+/// The reasons for which a disk is not attached in time.
+const NEVER: &str = "its client has paused it or has not come back; the disk is not attached";
+
+/// Converts the answer of a reactor, or its absence for the reasons in `late`, to the caller's
+/// result.
 fn heard(
     outcome: Result<Result<(), ChangeError>, RecvTimeoutError>,
     endpoint: &str,
+    late: &str,
 ) -> Result<(), Error> {
     match outcome {
         Ok(outcome) => Ok(outcome?),
         Err(RecvTimeoutError::Timeout) => {
-            Err(Error::Resources(format!("endpoint {endpoint} still waits for a disk")))
+            Err(Error::Resources(format!("endpoint {endpoint} did not answer in time: {late}")))
         }
         // The controller ended first.
         Err(RecvTimeoutError::Disconnected) => Err(Error::Unknown(endpoint.to_owned())),
@@ -209,27 +222,30 @@ mod tests {
         // A controller that is gone gives no request back, as one that has begun it.
         let Slow { endpoint, door, .. } = slow();
         drop(endpoint);
-        let posted = door.attach(disk()).0.posted;
+        let posted = door.attach(disk()).posted;
         let (sender, answer) = channel();
         let answers = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             sender.send(Ok(())).unwrap();
         });
-        let attaching = Attaching(PendingChange { answer, posted });
+        let attaching = Attaching { pending: PendingChange { answer }, posted };
         attaching.wait("slow", Instant::now()).unwrap();
         answers.join().unwrap();
     }
 
     #[test]
-    fn a_change_that_is_not_begun_in_time_is_never_made() {
+    fn a_disk_whose_detaching_took_too_long_is_detached_later() {
         let Slow { endpoint, door, home, _reactor, _dir } = slow();
         let first = door.attach(disk());
         let late = door.detach(1).wait("slow", Instant::now());
-        assert!(matches!(late, Err(Error::Resources(_))), "{late:?}");
+        let Err(Error::Resources(text)) = &late else { panic!("{late:?}") };
+        assert!(text.starts_with("endpoint slow did not answer") && text.contains(LATER), "{text}");
         home.add(Box::new(endpoint)).unwrap();
         first.wait("slow", Instant::now() + LONG).unwrap();
-        // It is still there.
-        door.detach(1).wait("slow", Instant::now() + LONG).unwrap();
+        // The number is free again.
+        let gone = door.detach(1).wait("slow", Instant::now() + LONG);
+        assert!(matches!(gone, Err(Error::Change(ChangeError::Unknown(1)))), "{gone:?}");
+        door.attach(disk()).wait("slow", Instant::now() + LONG).unwrap();
     }
 
     #[test]

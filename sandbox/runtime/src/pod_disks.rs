@@ -23,7 +23,7 @@ const MOST_NSID: u32 = 1024;
 const RACES: usize = 16;
 
 /// Attaches an image, a volatile layer and volumes for a container of a pod that runs. After an
-/// error none of them is attached.
+/// error none of them stays attached; a function that does not answer releases them later.
 ///
 /// # Errors
 /// [`Error::Plane`]; [`Error::Stopped`] if the container has ended; [`Error::File`] if the record
@@ -130,7 +130,7 @@ fn forget(target: &Target) {
     });
 }
 
-/// Attaches the disks of a container to a function. After an error none of them is attached.
+/// Attaches the disks of a container to a function. After an error none of them stays attached.
 async fn attach_all(
     node: &Node,
     function: &str,
