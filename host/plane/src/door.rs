@@ -88,7 +88,8 @@ impl Attaching {
         match pending.answer_by(until) {
             Err(RecvTimeoutError::Timeout) if posted.take_back().is_none() => {
                 // The controller has begun. It answers within the same poll or, if it ends first,
-                // hangs up. After a shorter wait, nobody could tell whether the namespace is attached.
+                // hangs up. A caller that waits no longer cannot tell whether the namespace is
+                // attached.
                 let answer = pending.answer.recv().map_err(|_| RecvTimeoutError::Disconnected);
                 heard(answer, endpoint, NEVER)
             }
