@@ -172,8 +172,9 @@ impl Account {
         self.own.get(what) > free / 4
     }
 
+    /// Returns the amount that the account itself holds.
     #[cfg(test)]
-    fn has(&self, what: Resource) -> u64 {
+    pub fn has(&self, what: Resource) -> u64 {
         self.own.get(what)
     }
 }

@@ -34,6 +34,16 @@ pub struct Pair {
     pub later: bool,
 }
 
+/// The means of a connection that is not made yet.
+struct Reserved {
+    link: u32,
+    stream: u32,
+    /// The accounts' shares for the connector's end and the acceptor's.
+    held: [Held; 2],
+    /// The eventfds of the connector and of the acceptor.
+    bells: [Option<Bell>; 2],
+}
+
 impl Broker {
     pub(super) fn connect(
         &mut self,
@@ -156,6 +166,16 @@ impl Broker {
 
     /// Makes a connection with entries in both families' tables, all of it or nothing.
     pub(super) fn join_pair(&mut self, pair: &Pair) -> Result<u32, Errno> {
+        self.check_room(pair)?;
+        let reserved = self.reserve(pair)?;
+        let number = self.commit(pair, reserved);
+        self.sweep_soon();
+        Ok(number)
+    }
+
+    /// Checks that the families' tables have room for a connection's ends, and that the tenants may
+    /// have that many more.
+    fn check_room(&self, pair: &Pair) -> Result<(), Errno> {
         let (a, b) = (pair.connector.0, pair.acceptor.0);
         for party in [a, b] {
             if let Party::Family(number) = party {
@@ -165,19 +185,53 @@ impl Broker {
                 self.is_within_limits(family.namespace, wanted)?;
             }
         }
+        Ok(())
+    }
+
+    /// Takes all that a connection needs. After an error, nothing of it is left.
+    fn reserve(&mut self, pair: &Pair) -> Result<Reserved, Errno> {
         // Both ends count against the connector until the connection is accepted; otherwise
         // connections that wait at a listener would use up the listener's account.
         let account = self.account_of(pair).ok_or(Errno::CONNREFUSED)?;
         let held = [account.hold(Resource::Sockets, 1)?, account.hold(Resource::Sockets, 1)?];
-        let link = self.link_between(a, b, &account)?;
-        let bell = pair.client.map(|client| self.bell_for(client, link)).transpose()?;
-        let acceptors = b != Party::Engine && !pair.later;
-        let acceptors = acceptors.then(|| Bell::own(&account)).transpose()?;
+        let has_bell = pair.acceptor.0 != Party::Engine && !pair.later;
+        let acceptors = has_bell.then(|| Bell::own(&account)).transpose()?;
+        let link = self.link_between(pair.connector.0, pair.acceptor.0, &account)?;
+        let taken = self.take_stream(link, pair.client);
+        if taken.is_err() && self.links.get(link).is_some_and(|there| there.live == 0) {
+            self.end_link(link);
+        }
+        let (stream, connectors) = taken?;
+        Ok(Reserved { link, stream, held, bells: [connectors, acceptors] })
+    }
+
+    /// Takes a stream of a link, and an eventfd for the client that connects, if there is one.
+    fn take_stream(
+        &mut self,
+        link: u32,
+        client: Option<u32>,
+    ) -> Result<(u32, Option<Bell>), Errno> {
         let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
         let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
+        let bell = client.map(|client| self.bell_for(client, link)).transpose();
+        if bell.is_err()
+            && let Some(there) = self.links.get_mut(link)
+        {
+            there.give_stream(stream);
+        }
+        Ok((stream, bell?))
+    }
+
+    /// Makes a connection of what was reserved for it, and returns its number.
+    fn commit(&mut self, pair: &Pair, reserved: Reserved) -> u32 {
+        let Reserved { link, stream, held: [one, other], bells: mut here } = reserved;
+        let (a, b) = (pair.connector.0, pair.acceptor.0);
         // The connector's side. In a link of a family with itself the sides differ by their link
         // numbers.
-        let connector = if a == b { Side::Zero } else { links::side_of(there, a) };
+        let connector = match self.links.get(link) {
+            Some(there) if a != b => links::side_of(there, a),
+            _ => Side::Zero,
+        };
         let end = |(party, local): (Party, Address), held: Held| End {
             party,
             entry: 0,
@@ -187,9 +241,7 @@ impl Broker {
             last: Tail::default(),
             held,
         };
-        let [one, other] = held;
-        let (mine, theirs) = (end(pair.connector, one), end(pair.acceptor, other));
-        let (mut ends, mut here) = ([mine, theirs], [bell, acceptors]);
+        let mut ends = [end(pair.connector, one), end(pair.acceptor, other)];
         if connector == Side::One {
             ends.reverse();
             here.reverse();
@@ -206,8 +258,7 @@ impl Broker {
         for side in [Side::Zero, Side::One] {
             self.grant(number, side);
         }
-        self.sweep_soon();
-        Ok(number)
+        number
     }
 
     /// Returns the account of a new connection: the connector's or, if the connector is on another
@@ -343,9 +394,7 @@ impl Broker {
         let mut files = vec![bell.eventfd.clone()];
         let peer_later = !place.engine && other.is_none() && !theirs.closed;
         if !place.engine && !peer_later {
-            // An other side that has closed its end already is not woken any more, so the own
-            // eventfd
-            // serves in its place.
+            // A peer that has closed is never woken; send our own eventfd as a placeholder.
             files.push(other.unwrap_or(bell).eventfd.clone());
         }
         let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);
@@ -356,5 +405,65 @@ impl Broker {
             Endpoint { entry: mine.entry.into(), place, local: mine.local, peer: theirs.local };
         let reply = Reply::Connected { endpoint, new_link, group, peer_later };
         Ok(Outcome::Answer(reply, files))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use slipway_sgiov_spec::control::{Request, VERSION};
+
+    use super::super::{LIMITED, told};
+    use super::*;
+    use crate::accounts::{AllLimits, Limits};
+
+    /// Returns a broker with one client, which listens at the address.
+    fn listening() -> (Broker, u32, Address) {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = crate::peer::peer(here.as_fd()).unwrap();
+        let (mut broker, at) = (Broker::default(), Address::v4([127, 0, 0, 1], 9000));
+        let (client, _) = broker.join(peer, false).unwrap();
+        broker.request(client, Request::Attach { version: VERSION }, Vec::new());
+        let listen = Request::Listen { at, backlog: 8, shared: false, v6_only: false };
+        let listening = broker.request(client, listen, Vec::new());
+        assert!(matches!(listening, Outcome::Answer(Reply::Listening { .. }, _)));
+        (broker, client, at)
+    }
+
+    #[test]
+    fn a_connection_that_fails_half_way_leaves_nothing() {
+        let (mut broker, client, at) = listening();
+        let account = broker.clients.get(client).unwrap().account.clone();
+        let has = account.has(Resource::Descriptors);
+        // Two eventfds, and a link.
+        let needs = 2 + links::DESCRIPTORS;
+        let connect = || Request::Connect { to: at, from: Address::ANY };
+        for spare in 0..needs {
+            let user = Limits { descriptors: Some(has + spare), ..Limits::default() };
+            broker.accounts.limit(AllLimits { user, ..AllLimits::default() });
+            let outcome = broker.request(client, connect(), Vec::new());
+            let Outcome::Answer(Reply::Refused(errno), _) = outcome else { panic!("{spare}") };
+            assert_eq!(errno, told(LIMITED));
+            assert_eq!(broker.links.iter().count(), 0, "{spare}");
+            assert_eq!(broker.next_sweep(), None, "{spare}");
+            // The link's pages are released on another thread.
+            let begun = Instant::now();
+            while account.has(Resource::Descriptors) > has {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{spare}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(account.has(Resource::Sockets), 0);
+        }
+        let user = Limits { descriptors: Some(has + needs), ..Limits::default() };
+        broker.accounts.limit(AllLimits { user, ..AllLimits::default() });
+        let outcome = broker.request(client, connect(), Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
+        // One that fails beside it leaves the link as it is.
+        let outcome = broker.request(client, connect(), Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Refused(_), _)));
+        assert!(broker.links.iter().all(|(_, link)| link.live == 1));
+        assert_eq!(broker.links.iter().count(), 1);
     }
 }

@@ -127,7 +127,7 @@ impl Link {
             next,
             live: 0,
             _held: held,
-            idle: None,
+            idle: Some(Instant::now()),
             cleaning: Cleaning::default(),
         })
     }
