@@ -60,6 +60,7 @@ mod namespace;
 mod peer;
 mod place;
 mod policy;
+mod ports;
 mod reload;
 pub mod remote;
 mod sealed;

@@ -13,6 +13,7 @@ use slipway_sgiov_spec::Address;
 use crate::address::octets;
 use crate::peer::{NamespaceId, Peer};
 use crate::policy::{Policy, Tenant};
+use crate::ports::Ports;
 use crate::slab::Slab;
 
 /// The time for which the kernel's answer is used.
@@ -38,10 +39,8 @@ pub struct Namespace {
     pub families: u32,
     /// The number of endpoints that the namespace's families have.
     pub endpoints: u32,
-    /// The port at which the next search for a free port begins.
-    pub next_port: u16,
-    /// The source and destination of each connection from the namespace.
-    pub taken: std::collections::HashSet<(Address, Address)>,
+    /// The ports of the connections from the namespace.
+    pub ports: Ports,
 }
 
 impl Namespace {
@@ -156,8 +155,7 @@ impl Namespaces {
                 past: (0, 0),
                 families: 0,
                 endpoints: 0,
-                next_port: 0,
-                taken: std::collections::HashSet::new(),
+                ports: Ports::default(),
             })
         });
         if let Some(namespace) = self.all.get_mut(number) {
@@ -195,7 +193,7 @@ impl Namespaces {
     pub fn release(&mut self, id: NamespaceId, from: Address, to: Address) {
         let number = self.by_id.get(&id);
         if let Some(space) = number.and_then(|number| self.all.get_mut(*number)) {
-            space.taken.remove(&(from, to));
+            space.ports.release(from, to);
         }
     }
 

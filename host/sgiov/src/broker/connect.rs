@@ -1,6 +1,5 @@
 //! The beginning of connections.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use slipway_ring::cross::{Side, Tail};
@@ -17,10 +16,6 @@ use crate::address::specific;
 use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
 use crate::remote::Remote;
-
-/// Ports for connections whose program asks for none: the kernel's own range
-/// (`net.ipv4.ip_local_port_range`).
-pub const PORTS: RangeInclusive<u16> = 32_768..=60_999;
 
 /// The two parties of a connection to make, each with its address.
 pub struct Pair {
@@ -130,7 +125,7 @@ impl Broker {
     }
 
     /// Returns the connector's address with a port of its own, which is in use until
-    /// [`Broker::release_port`].
+    /// [`crate::namespace::Namespaces::release`].
     pub(super) fn source(
         &mut self,
         namespace: u32,
@@ -145,23 +140,11 @@ impl Broker {
             () if space.has(&to.ip) => to.ip,
             () => space.source(to).ok_or(Errno::HOSTUNREACH)?,
         };
-        if wanted.port != 0 {
-            let from = Address { ip, port: wanted.port };
-            return if space.taken.insert((from, *to)) {
-                Ok(from)
-            } else {
-                Err(Errno::ADDRNOTAVAIL)
-            };
-        }
-        let count = PORTS.end() - PORTS.start() + 1;
-        for _ in 0..count {
-            space.next_port = (space.next_port + 1) % count;
-            let from = Address { ip, port: PORTS.start() + space.next_port };
-            if space.taken.insert((from, *to)) {
-                return Ok(from);
-            }
-        }
-        Err(Errno::ADDRNOTAVAIL)
+        let from = match wanted.port {
+            0 => space.ports.choose(ip, *to),
+            port => Some(Address { ip, port }).filter(|from| space.ports.take(*from, *to)),
+        };
+        from.ok_or(Errno::ADDRNOTAVAIL)
     }
 
     /// Makes a connection with entries in both families' tables, all of it or nothing.

@@ -236,7 +236,7 @@ impl Broker {
             listener.at.port = *port;
             !self.listeners.collides(listener)
         };
-        super::connect::PORTS.rev().find(free).ok_or(Errno::ADDRINUSE)
+        crate::ports::PORTS.rev().find(free).ok_or(Errno::ADDRINUSE)
     }
 
     pub(super) fn unlisten(&mut self, number: u32, listener: u64) -> Result<Outcome, Errno> {
