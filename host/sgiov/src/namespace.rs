@@ -39,6 +39,9 @@ pub struct Namespace {
     pub families: u32,
     /// The number of endpoints that the namespace's families have.
     pub endpoints: u32,
+    /// The size in bytes of the arenas that the namespace's families share, and the time until
+    /// which that number counts. `None` until it is measured.
+    pub measured: Option<(u64, Instant)>,
     /// The ports of the connections from the namespace.
     pub ports: Ports,
 }
@@ -155,6 +158,7 @@ impl Namespaces {
                 past: (0, 0),
                 families: 0,
                 endpoints: 0,
+                measured: None,
                 ports: Ports::default(),
             })
         });

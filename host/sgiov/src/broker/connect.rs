@@ -1,6 +1,7 @@
 //! The beginning of connections.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
@@ -16,6 +17,10 @@ use crate::address::specific;
 use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
 use crate::remote::Remote;
+
+/// The time for which the measured memory of a namespace's links counts, for each link: ten times
+/// as long as the measuring takes, so that it takes a tenth of the engine's time at most.
+const MEASURE: Duration = Duration::from_micros(10);
 
 /// The two parties of a connection to make, each with its address.
 pub struct Pair {
@@ -158,14 +163,15 @@ impl Broker {
 
     /// Checks that the families' tables have room for a connection's ends, and that the tenants may
     /// have that many more.
-    fn check_room(&self, pair: &Pair) -> Result<(), Errno> {
+    fn check_room(&mut self, pair: &Pair) -> Result<(), Errno> {
         let (a, b) = (pair.connector.0, pair.acceptor.0);
         for party in [a, b] {
             if let Party::Family(number) = party {
                 let wanted = if a == b { 2 } else { 1 };
                 let family = self.families.get(number).ok_or(Errno::CONNREFUSED)?;
+                let namespace = family.namespace;
                 family.has_room(wanted).then_some(()).ok_or(Errno::NOBUFS)?;
-                self.is_within_limits(family.namespace, wanted)?;
+                self.is_within_limits(namespace, wanted)?;
             }
         }
         Ok(())
@@ -255,16 +261,34 @@ impl Broker {
     }
 
     /// Checks that a tenant may have `wanted` more endpoints.
-    fn is_within_limits(&self, namespace: u32, wanted: u32) -> Result<(), Errno> {
+    fn is_within_limits(&mut self, namespace: u32, wanted: u32) -> Result<(), Errno> {
         let Some(space) = self.namespaces.get(namespace) else { return Ok(()) };
         let Some(tenant) = &space.tenant else { return Ok(()) };
         let sockets = tenant.sockets.is_none_or(|most| space.endpoints + wanted <= most);
-        let memory = tenant.memory.is_none_or(|most| self.memory_of(namespace) < most);
-        if sockets && memory { Ok(()) } else { Err(super::LIMITED) }
+        let limit = tenant.memory;
+        let fits = sockets && limit.is_none_or(|most| self.memory_of(namespace) < most);
+        fits.then_some(()).ok_or(super::LIMITED)
     }
 
-    /// Returns the size in bytes of the arenas that a namespace's families share.
-    fn memory_of(&self, namespace: u32) -> u64 {
+    /// Returns the size in bytes of the arenas that a namespace's families share. The number is at
+    /// most [`MEASURE`] for each link old, so that a tenant with many links does not keep the
+    /// engine from the requests of others.
+    fn memory_of(&mut self, namespace: u32) -> u64 {
+        let now = Instant::now();
+        let measured = self.namespaces.get(namespace).and_then(|space| space.measured);
+        if let Some((bytes, _)) = measured.filter(|(_, until)| now < *until) {
+            return bytes;
+        }
+        let (bytes, links) = self.measure(namespace);
+        if let Some(space) = self.namespaces.get_mut(namespace) {
+            space.measured = Some((bytes, now + MEASURE * links));
+        }
+        bytes
+    }
+
+    /// Asks the kernel for the size in bytes of a namespace's arenas. Returns the number of links
+    /// as well.
+    fn measure(&self, namespace: u32) -> (u64, u32) {
         let is_its = |party: Party| match party {
             Party::Family(number) => {
                 self.families.get(number).is_some_and(|family| family.namespace == namespace)
@@ -273,8 +297,9 @@ impl Broker {
         };
         let its =
             self.links.iter().filter(|(_, link)| link.ends.iter().any(|end| is_its(end.party)));
-        let blocks = its.filter_map(|(_, link)| rustix::fs::fstat(&*link.file).ok());
-        blocks.map(|stat| stat.st_blocks.unsigned_abs() * 512).sum()
+        let blocks = its.map(|(_, link)| rustix::fs::fstat(&*link.file).map_or(0, |s| s.st_blocks));
+        blocks
+            .fold((0, 0), |(bytes, links), blocks| (bytes + blocks.unsigned_abs() * 512, links + 1))
     }
 
     /// Writes the entry of one end into its family's table.
@@ -394,13 +419,13 @@ impl Broker {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::time::{Duration, Instant};
 
     use slipway_sgiov_spec::control::{Request, VERSION};
 
-    use super::super::{LIMITED, told};
     use super::*;
     use crate::accounts::{AllLimits, Limits};
+    use crate::broker::{LIMITED, told};
+    use crate::policy::Tenant;
 
     /// Returns a broker with one client, which listens at the address.
     fn listening() -> (Broker, u32, Address) {
@@ -448,5 +473,28 @@ mod tests {
         assert!(matches!(outcome, Outcome::Answer(Reply::Refused(_), _)));
         assert!(broker.links.iter().all(|(_, link)| link.live == 1));
         assert_eq!(broker.links.iter().count(), 1);
+    }
+
+    #[test]
+    fn memory_that_was_measured_lately_is_not_measured_again() {
+        let (mut broker, client, at) = listening();
+        let space = broker.namespaces.get_mut(0).unwrap();
+        space.tenant = Some(Tenant {
+            name: "web".into(),
+            netns: "web".into(),
+            sockets: None,
+            memory: Some(1 << 30),
+            weight: 1.0,
+            rate: None,
+        });
+        let (lately, later) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        space.measured = Some((1 << 30, later));
+        let connect = || Request::Connect { to: at, from: Address::ANY };
+        let outcome = broker.request(client, connect(), Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Refused(_), _)));
+        broker.namespaces.get_mut(0).unwrap().measured = Some((1 << 30, lately));
+        let outcome = broker.request(client, connect(), Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
+        assert_eq!(broker.measure(0).1, 1);
     }
 }
