@@ -53,19 +53,17 @@ pub(crate) fn set_v2(dir: &Path, sets: &Sets) -> Result<bool> {
 
 /// Confines the processes of a group of v1: makes its directory `below` in the hierarchy of CPU
 /// sets that is mounted at `root`, and moves the processes in the file `procs` there, if there is
-/// such a file.
+/// such a file. The directories above it get the sets of the one above them again: v1 drops a CPU
+/// that goes offline from every set, and does not add it again when it returns.
 pub(crate) fn set_v1(root: &Path, below: &Path, procs: Option<&Path>, sets: &Sets) -> Result<()> {
     let mut dir = root.to_owned();
-    for part in below.components() {
+    let mut parts = below.components().peekable();
+    while let Some(part) = parts.next() {
         let above = dir.clone();
         dir.push(part);
         make(&dir)?;
-        // No process can enter a group with an empty set.
-        for file in FILES {
-            if read(&dir.join(file)).is_none_or(|list| list.is_empty()) {
-                copy(&above.join(file), &dir.join(file))?;
-            }
-        }
+        let is_group = parts.peek().is_none();
+        FILES.into_iter().try_for_each(|file| inherit(&above, &dir, file, is_group))?;
     }
     for (file, list) in sets.files() {
         match (list, dir.parent()) {
@@ -115,6 +113,22 @@ fn follow(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Copies a set of the group at `above` to the one at `dir`, if that has none: no process can enter
+/// a group with an empty set. Another set is replaced too unless `keeps`; it stays if the kernel
+/// refuses that.
+fn inherit(above: &Path, dir: &Path, file: &str, keeps: bool) -> Result<()> {
+    let (from, to) = (above.join(file), dir.join(file));
+    match read(&to).filter(|list| !list.is_empty()) {
+        None => copy(&from, &to),
+        Some(list) => {
+            if !keeps && read(&from).is_some_and(|wider| wider != list) {
+                let _ = copy(&from, &to);
+            }
+            Ok(())
+        }
+    }
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -177,6 +191,10 @@ mod tests {
         assert_eq!(list("p/one/cgroup.procs"), "17");
         set("", Some(procs.as_path()));
         assert_eq!(list("p/one/cpuset.cpus"), "0-3");
+        // A CPU comes.
+        fs::write(root.path().join("cpuset.cpus"), "0-4\n").unwrap();
+        set("4", Some(procs.as_path()));
+        assert_eq!((list("p/cpuset.cpus"), list("p/one/cpuset.cpus")), ("0-4".into(), "4".into()));
         let missing = set_v1(&root.path().join("none"), Path::new("p"), None, &sets("1", ""));
         assert!(missing.unwrap_err().to_string().starts_with("cannot create control group"));
     }

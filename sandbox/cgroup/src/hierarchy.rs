@@ -98,9 +98,11 @@ impl Hierarchies {
         format!("/{}", self.parent.join(name).display())
     }
 
-    /// Returns the names of the groups that exist in any hierarchy.
+    /// Returns the names of the groups that exist in any hierarchy, that of CPU sets among them.
     pub fn names(&self) -> BTreeSet<String> {
-        let entries = self.parents().filter_map(|parent| fs::read_dir(parent).ok()).flatten();
+        let cpusets = self.cpusets.iter().map(|root| root.join(&self.parent));
+        let parents = self.parents().chain(cpusets);
+        let entries = parents.filter_map(|parent| fs::read_dir(parent).ok()).flatten();
         let groups =
             entries.flatten().filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir()));
         groups.filter_map(|one| one.file_name().into_string().ok()).collect()
@@ -203,6 +205,13 @@ mod tests {
         fs::create_dir(roots[0].join("slipway/a")).unwrap();
         fs::create_dir(roots[1].join("slipway/b")).unwrap();
         fs::write(roots[1].join("slipway/cgroup.procs"), "").unwrap();
-        assert_eq!(all.names(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        let names = ["a", "b", "c"].map(str::to_owned);
+        assert_eq!(all.names(), BTreeSet::from_iter(names[..2].iter().cloned()));
+        let cpusets = dir.path().join("cpuset");
+        fs::create_dir_all(cpusets.join("slipway/c")).unwrap();
+        let all = Hierarchies { cpusets: Some(cpusets.into()), ..all };
+        assert_eq!(all.names(), BTreeSet::from(names));
+        all.group("c").remove().unwrap();
+        assert!(!all.names().contains("c"));
     }
 }
