@@ -210,10 +210,11 @@ else
  "log_directory": "$work/logs", "dns_config": {"servers": ["192.0.2.53"]},
  "linux": {"security_context": {"namespace_options": {"pid": 1}}}}
 END
+    first=$(sed -n 's/^Cpus_allowed_list:\s*\([0-9]*\).*/\1/p' /proc/self/status)
     cat >"$work/container.json" <<END
 {"metadata": {"name": "server"}, "image": {"image": "docker.io/test/busybox:1"}, "log_path": "server.log",
  "command": ["sh", "-c", "hostname; cat /etc/resolv.conf; while :; do sleep 0.1; done"],
- "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "0"}, "security_context": {"namespace_options": {"pid": 1}}}}
+ "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "$first"}, "security_context": {"namespace_options": {"pid": 1}}}}
 END
     pod=$(k runp --runtime slipway "$work/pod.json") || fail "crictl runp: $(explain)"
     container=$(k create "$pod" "$work/container.json" "$work/pod.json") || fail "crictl create: $(explain)"
@@ -224,7 +225,7 @@ END
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 67108864 ] || fail "crictl exec: $(explain)"
     runs_on() { sed -n 's/^Cpus_allowed_list:\s*//p' "/proc/$vmm/task/"*/status | sort -u; }
     vmm=$(vmm "${pod:0:40}")
-    [ "$(runs_on)" = 0 ] || fail "with a container on CPU 0 the VMM runs on $(runs_on)"
+    [ "$(runs_on)" = "$first" ] || fail "with a container on CPU $first the VMM runs on $(runs_on)"
     k stats "$container" >"$work/out" 2>&1 || fail "crictl stats: $(cat "$work/out")"
     k update --memory 134217728 "$container" >"$work/out" 2>&1 || fail "crictl update: $(cat "$work/out")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 134217728 ] || fail "after the update: $(explain)"

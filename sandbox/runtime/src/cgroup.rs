@@ -131,6 +131,8 @@ pub(crate) async fn procs_files(sandbox: &Sandbox) -> Vec<PathBuf> {
 /// [`Error::Cgroup`] if a process is left in it; errors of saving the record, which then still
 /// names the group.
 pub(crate) async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
+    // Nothing confines the group while it is given back, nor afterwards.
+    let _turn = sandbox.placement.lock().await;
     let record = sandbox.record();
     let group = of(&record);
     let pooled = node.cgroups.owns(group.name())

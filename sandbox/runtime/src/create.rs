@@ -164,6 +164,7 @@ impl Node {
             shared_root: None,
             cgroup: None,
             confined: Placement::default(),
+            launch_cpus: String::new(),
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),

@@ -268,6 +268,10 @@ pub struct Record {
     /// The CPUs and the memory nodes of the host to which the VMM is confined now.
     #[serde(default)]
     pub confined: Placement,
+    /// The list of the CPUs on which the VMM was launched, once its threads were told others.
+    /// Empty: not known.
+    #[serde(default)]
+    pub launch_cpus: String,
     /// The user id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.

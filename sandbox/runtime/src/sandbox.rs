@@ -61,6 +61,9 @@ pub struct Sandbox {
     pub(crate) shares: tokio::sync::Mutex<()>,
     /// Held while a pod takes functions of pools or gives them back.
     pub(crate) functions: tokio::sync::Mutex<()>,
+    /// Held while the VMM is confined to CPUs and memory nodes, and while its control group is
+    /// given back.
+    pub(crate) placement: tokio::sync::Mutex<()>,
     /// Looks at the host's files for the sandbox.
     pub(crate) looks: Looks,
 }
@@ -100,6 +103,7 @@ impl Sandbox {
             size: Arc::default(),
             shares: tokio::sync::Mutex::default(),
             functions: tokio::sync::Mutex::default(),
+            placement: tokio::sync::Mutex::default(),
             looks: Looks::new(MOST_LOOKS),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),

@@ -55,6 +55,20 @@ impl Service {
         Ok(())
     }
 
+    /// Makes the part of an update that concerns limits and sizes.
+    async fn limit(&self, target: &Target, request: &v1::UpdateRequest) -> Result<(), Error> {
+        let v1::UpdateRequest { resources, cpus, memory_bytes, placement, .. } = request;
+        match (target.is_own(), resources, *cpus, *memory_bytes) {
+            (_, None, 0, 0) if placement.is_some() => Ok(()),
+            (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
+            (false, Some(resources), 0, 0) => self.node.update_added(target, resources).await,
+            _ => {
+                let why = "a sandbox has CPUs and memory, and a container of a pod has limits";
+                Err(Error::Invalid(why.to_owned()))
+            }
+        }
+    }
+
     /// Makes the service for the sandboxes of `node`. `ends_when_idle` is reported by `status`.
     pub fn new(node: Arc<Node>, ends_when_idle: bool) -> Self {
         Self { node, ends_when_idle }
@@ -319,20 +333,17 @@ impl v1::sandboxes_server::Sandboxes for Service {
     async fn update(&self, request: Request<v1::UpdateRequest>) -> Reply<v1::UpdateReply> {
         let request = request.into_inner();
         let target = self.node.target(&request.name)?;
-        let v1::UpdateRequest { resources, cpus, memory_bytes, placement, .. } = &request;
-        let placed = placement::of_new(placement.as_ref(), &target.sandbox.lane).await?;
-        match (target.is_own(), resources, *cpus, *memory_bytes) {
-            (_, None, 0, 0) if placement.is_some() => {}
-            (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await?,
-            (false, Some(resources), 0, 0) => self.node.update_added(&target, resources).await?,
-            _ => {
-                let why = "a sandbox has CPUs and memory, and a container of a pod has limits";
-                return Err(Error::Invalid(why.to_owned()).into());
-            }
+        let placed = placement::of_new(request.placement.as_ref(), &target.sandbox.lane).await?;
+        let changed = match request.placement {
+            Some(_) => Some(placement::change(&target, placed).await?),
+            None => None,
+        };
+        let limited = self.limit(&target, &request).await;
+        // An update is made as a whole or not at all.
+        if let Some(changed) = changed.filter(|_| limited.is_err()) {
+            placement::undo(&target, changed).await;
         }
-        if placement.is_some() {
-            placement::change(&target, &placed).await?;
-        }
+        limited?;
         Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&target.sandbox)) }))
     }
 
