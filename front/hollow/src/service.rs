@@ -131,6 +131,7 @@ impl Agent for Hollow {
             stages,
             // There is no guest whose clock could begin later than the host's.
             boottime_ns: monotonic_ns(),
+            ambient_capabilities: true,
         }))
     }
 

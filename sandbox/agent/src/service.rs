@@ -58,6 +58,7 @@ impl AgentService for Service {
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
             stages: self.0.stages.list(),
             boottime_ns: crate::stages::now(),
+            ambient_capabilities: true,
         }))
     }
 

@@ -55,6 +55,8 @@ pub struct Agent {
     guests: Guests,
     sessions: Arc<Semaphore>,
     forwards: Arc<Semaphore>,
+    /// Set if the agent gives processes ambient capabilities.
+    gives_ambient: bool,
 }
 
 /// The agent's answer to the first call.
@@ -63,6 +65,8 @@ pub struct Hello {
     pub stages: Vec<GuestStage>,
     /// When the agent's answer arrived: CLOCK_MONOTONIC of the host, ns.
     pub at_ns: u64,
+    /// Set if the agent gives processes ambient capabilities.
+    gives_ambient: bool,
 }
 
 /// A stage that the guest went through.
@@ -124,8 +128,10 @@ impl Agent {
         let client = AgentClient::new(channel).max_decoding_message_size(MOST_REPLY);
         let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
         let forwards = Arc::new(Semaphore::new(MOST_FORWARDS));
-        let agent = Self { client, guests: guests.clone(), sessions, forwards };
+        let guests = guests.clone();
+        let mut agent = Self { client, guests, sessions, forwards, gives_ambient: false };
         let hello = agent.hello_within(None).await?;
+        agent.gives_ambient = hello.gives_ambient;
         Ok((agent, hello))
     }
 
@@ -149,7 +155,8 @@ impl Agent {
             )));
         }
         let at_ns = monotonic_ns();
-        Ok(Hello { stages: stages(&reply, at_ns), at_ns })
+        let gives_ambient = reply.ambient_capabilities;
+        Ok(Hello { stages: stages(&reply, at_ns), at_ns, gives_ambient })
     }
 
     /// Makes one call, with a deadline of 30 seconds.
@@ -265,6 +272,15 @@ impl Agent {
         Ok(Ended { status: exit_status.min(255), out_of_memory, message })
     }
 
+    /// Checks that the agent can start a process: earlier agents ignore its ambient capabilities,
+    /// and it would run without them.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub(crate) fn check_process(&self, process: Option<&v1::ProcessSpec>) -> Result<()> {
+        check_ambient(self.gives_ambient, process)
+    }
+
     /// Has the guest use CPUs 0 to `cpus` - 1, and no others.
     ///
     /// # Errors
@@ -306,6 +322,17 @@ impl Agent {
         let blocks = std::mem::take(&mut machine.blocks);
         Ok(GuestStats { machine, blocks: blocks.iter().fold(v1::BlockStats::default(), sum) })
     }
+}
+
+fn check_ambient(gives: bool, process: Option<&v1::ProcessSpec>) -> Result<()> {
+    let security = process.and_then(|process| process.security.as_ref());
+    let asked = security.and_then(|security| security.capabilities.as_ref());
+    if gives || asked.is_none_or(|asked| asked.ambient.is_empty()) {
+        return Ok(());
+    }
+    let old = "the sandbox's agent is of an earlier version, which gives no ambient capabilities: \
+               ask for none, or start the sandbox anew";
+    Err(Error::Agent(old.to_owned()))
 }
 
 fn sum(all: v1::BlockStats, one: &v1::BlockStats) -> v1::BlockStats {
@@ -381,6 +408,23 @@ mod tests {
             assert!(text.len() <= MOST_TERMINATION, "{byte}: {}", text.len());
             let json = serde_json::to_string(&text).unwrap();
             assert!(json.len() <= 2 * MOST_TERMINATION + 2, "{byte}: {}", json.len());
+        }
+    }
+
+    #[test]
+    fn an_earlier_agent_gets_no_ambient_capabilities() {
+        let spec = |ambient: &[&str]| {
+            let ambient = ambient.iter().map(|name| (*name).to_owned()).collect();
+            let capabilities = Some(v1::Capabilities { names: Vec::new(), ambient });
+            let security = Some(v1::Security { capabilities, ..Default::default() });
+            v1::ProcessSpec { security, ..Default::default() }
+        };
+        for gives in [false, true] {
+            check_ambient(gives, None).unwrap();
+            check_ambient(gives, Some(&v1::ProcessSpec::default())).unwrap();
+            check_ambient(gives, Some(&spec(&[]))).unwrap();
+            let asked = check_ambient(gives, Some(&spec(&["CAP_CHOWN"])));
+            assert_eq!(asked.is_ok(), gives, "{asked:?}");
         }
     }
 

@@ -389,6 +389,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
         Some(function::create_added(record, added, &disks, copies))
     });
     let request = request.ok_or_else(gone)?;
+    agent.check_process(request.process.as_ref())?;
     agent.call(|mut client| async move { client.create_container(request).await }).await?;
     let carrier = Carrier::attach(target, &agent, node.config.log_bytes, Some(session)).await?;
     let start = agent_v1::StartContainerRequest { id: container.name.clone() };

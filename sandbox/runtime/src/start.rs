@@ -476,6 +476,7 @@ async fn container(
     let own = Target::own(Arc::clone(sandbox));
     let files = own.container.take_copies();
     let create = sandbox.look(|record| function::create_request(record, files));
+    agent.check_process(create.process.as_ref())?;
     agent.call(|mut client| async move { client.create_container(create).await }).await?;
     let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
     if let Some(network) = network {

@@ -239,6 +239,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let session = agent.session(&target.sandbox.name)?;
         let exec_id = name::new_id();
         let request = exec_request(&target, &spec, &exec_id)?;
+        agent.check_process(request.spec.as_ref())?;
         let (input, input_end) = stdio::input_queue();
         let reference = process(&target.container.name, &exec_id);
         let open = agent.clone();
