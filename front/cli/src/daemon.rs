@@ -66,8 +66,8 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     }
     let Some(_locks) = claim::directories(&config, ends_when_idle)? else { return Ok(0) };
     raise_descriptor_limit();
-    let listener = listen_unseen(&config)?;
     check_settings(&config)?;
+    let listener = listen_unseen(&config)?;
     // A daemon that ends when idle is not restarted, so nothing is kept for the next one.
     let keeps = config.keeper && !ends_when_idle;
     if let Err(error) = old_layers::close(&config.cache_dir()) {
