@@ -338,14 +338,15 @@ async fn idle(served: &Served, connections: &watch::Sender<usize>) {
     let mut connected = connections.subscribe();
     let mut changes = node.changes();
     loop {
+        // Both are marked as seen before the state is read: a change while it is read begins
+        // another turn. Endpoints, disks, memory ports and attachments change by requests over
+        // connections, which `connected` covers, and with sandboxes, which `changes` covers.
         let connected_now = *connected.borrow_and_update();
-        // Endpoints, disks, memory ports and attachments change only by requests over connections,
-        // so `connected` covers them.
+        changes.borrow_and_update();
         let disks = !plane.list_disks().is_empty();
         let used = !plane.list().is_empty() || disks || plane.fabric().count_ports() > 0;
         let used = used || functions.is_in_use() || networks.is_attached().await;
         let busy = node.live() > 0 || connected_now > 0 || used;
-        changes.borrow_and_update();
         tokio::select! {
             () = tokio::time::sleep(IDLE), if !busy => return,
             // Neither sender goes away while the node is borrowed here.
