@@ -25,7 +25,7 @@ use slipway_runtime::{
     Config, Node, Parts, Service, TemplateService, check_layers, layers_of_node, old_layers,
 };
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tonic::transport::server::Router;
 
@@ -52,34 +52,65 @@ const LONGEST_POLLING: Duration = Duration::from_secs(1);
 /// directories to their own without reading them.
 const PASS_THROUGH: u32 = 0o711;
 
-/// Serves until it is told to end, or, with `ends_when_idle`, until it is idle.
+/// The life of a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// A client started the daemon, which ends when it is idle. It is not restarted, so nothing is
+    /// kept for the next one.
+    Embedded,
+    /// The daemon ends when it is told to, with all that it serves.
+    Standalone,
+    /// The daemon ends when it is told to; the next one takes over what it serves.
+    Kept,
+}
+
+impl Mode {
+    fn of(config: &Config, args: &DaemonArgs) -> Self {
+        match (args.ends_when_idle, config.keeper) {
+            (true, _) => Self::Embedded,
+            (false, false) => Self::Standalone,
+            (false, true) => Self::Kept,
+        }
+    }
+
+    fn ends_when_idle(self) -> bool {
+        self == Self::Embedded
+    }
+
+    /// Returns whether endpoints and sandboxes outlive the daemon.
+    fn keeps(self) -> bool {
+        self == Self::Kept
+    }
+}
+
+/// Serves until it is told to end, or, as [`Mode::Embedded`], until it is idle.
 pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
-    let ends_when_idle = args.ends_when_idle;
+    let mode = Mode::of(&config, args);
     let poll_budget = poll_budget_of(&config, args)?;
     need_root("running the daemon (it makes control groups and runs VMMs as other users)")?;
     make_directories(&config)?;
-    if ends_when_idle && keeper::waits(&config) {
+    if mode.ends_when_idle() && keeper::waits(&config) {
         // The keeper's state is of no use to a daemon that ends when idle. The caller waits for
         // another daemon.
         eprintln!("slipway: the node's keeper waits for its daemon; `slipway daemon` starts it");
         return Ok(0);
     }
-    let Some(_locks) = claim::directories(&config, ends_when_idle)? else { return Ok(0) };
+    let locks = claim::directories(&config, mode.ends_when_idle())?;
+    let Some(_locks) = locks else { return Ok(0) };
     raise_descriptor_limit();
     check_settings(&config)?;
     let listener = listen_unseen(&config)?;
-    // A daemon that ends when idle is not restarted, so nothing is kept for the next one.
-    let keeps = config.keeper && !ends_when_idle;
     if let Err(error) = old_layers::close(&config.cache_dir()) {
         tracing::warn!(%error, "other users can lock volatile layers");
     }
-    let plane = plane(&config, poll_budget, keeps)?;
+    let plane = plane(&config, poll_budget, mode)?;
     let _pool = serve_pool(&config, &plane)?;
-    let served = Served::open(&config, plane, keeps).await?;
+    let signals = Signals::catch()?;
+    let served = Served::open(&config, plane, mode).await?;
     let networks = Arc::clone(&served.networks);
-    serve_clients(served, &config, listener, ends_when_idle, keeps).await?;
+    serve_clients(served, &config, listener, mode, signals).await?;
     networks.close().await;
-    if keeps {
+    if mode.keeps() {
         // Exits without ending endpoints and sandboxes: the next daemon takes them over.
         std::process::exit(0);
     }
@@ -91,10 +122,10 @@ async fn serve_clients(
     served: Served,
     config: &Config,
     listener: UnixListener,
-    ends_when_idle: bool,
-    keeps: bool,
+    mode: Mode,
+    signals: Signals,
 ) -> Result<()> {
-    let router = served.router(ends_when_idle);
+    let router = served.router(mode);
     let socket = config.socket();
     std::fs::rename(unseen(config), &socket)?;
     // From here on this daemon removes containers; those that were removed before left notes.
@@ -105,8 +136,9 @@ async fn serve_clients(
     let connections = watch::Sender::new(0_usize);
     let incoming = Counted::incoming(listener, connections.clone());
     let (stop, stopped) = watch::channel(false);
-    let watcher = tokio::spawn(end(served, connections, ends_when_idle, socket, stop));
-    let farewell = if keeps { SHORT_FAREWELL } else { FAREWELL };
+    let reason = Reason { connections, mode, signals };
+    let watcher = tokio::spawn(end(served, reason, socket, stop));
+    let farewell = if mode.keeps() { SHORT_FAREWELL } else { FAREWELL };
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
     tokio::select! {
         outcome = serving => outcome?,
@@ -171,15 +203,15 @@ fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
     Ok(budget)
 }
 
-/// Starts the plane. With `keeps` it takes over what the last daemon left.
-fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
+/// Starts the plane. If daemons keep what they serve, it takes over what the last one left.
+fn plane(config: &Config, poll_budget: Duration, mode: Mode) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
     let reactors = config.reactors;
     let overlays = layers_of_node(config);
     let settings =
         slipway_plane::Settings { reactors, poll_budget, pool, templates: true, overlays };
     tracing::info!(limit_bytes = overlays, "memory for root layers");
-    if !keeps {
+    if !mode.keeps() {
         return Ok(Plane::new(settings)?);
     }
     let keeper = keeper::connect(config)?;
@@ -244,7 +276,7 @@ async fn open_node(
     config: &Config,
     (plane, functions): (&Plane, &VirtualFunctions),
     networks: &Arc<Networks>,
-    keeps: bool,
+    mode: Mode,
 ) -> Result<Arc<Node>> {
     let vmms = vmms(config)?;
     // A VMM that is missing is reported here, where its user looks first.
@@ -256,7 +288,7 @@ async fn open_node(
         hypervisor: Arc::new(vmms),
         boot: Arc::new(Installed(config.clone())),
         images: image::cache(config)?,
-        keeps,
+        keeps: mode.keeps(),
     };
     Ok(Node::open(config.clone(), parts).await?)
 }
@@ -270,20 +302,20 @@ struct Served {
 }
 
 impl Served {
-    /// Opens what is served beside the plane. With `keeps`, sandboxes outlive the daemon.
-    async fn open(config: &Config, plane: Plane, keeps: bool) -> Result<Self> {
+    /// Opens what is served beside the plane.
+    async fn open(config: &Config, plane: Plane, mode: Mode) -> Result<Self> {
         // Beside the sockets: a reboot ends all owners, and empties this directory.
         let ledger = config.run_dir.join("vf.ledger");
         let functions = VirtualFunctions::open(plane.clone(), &functions_dir(config), &ledger);
         let networks = Arc::new(open_networks(config, &plane).await?);
-        let node = open_node(config, (&plane, &functions), &networks, keeps).await?;
+        let node = open_node(config, (&plane, &functions), &networks, mode).await?;
         Ok(Self { plane, functions, networks, node })
     }
 
     /// Returns the gRPC services.
-    fn router(&self, ends_when_idle: bool) -> Router {
+    fn router(&self, mode: Mode) -> Router {
         let networks = slipway_network::Service::new(Arc::clone(&self.networks));
-        let sandboxes = Service::new(Arc::clone(&self.node), ends_when_idle);
+        let sandboxes = Service::new(Arc::clone(&self.node), mode.ends_when_idle());
         tonic::transport::Server::builder()
             .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
             .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
@@ -295,27 +327,45 @@ impl Served {
     }
 }
 
+/// The reasons for which a daemon ends: a signal, and in some modes that it is idle.
+struct Reason {
+    connections: watch::Sender<usize>,
+    mode: Mode,
+    signals: Signals,
+}
+
+/// The signals that ask a daemon to end. From [`Signals::catch`] on they do not end the process by
+/// themselves.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Self> {
+        let catch = |kind| signal(kind).context("cannot handle signals");
+        let (terminate, interrupt) = (SignalKind::terminate(), SignalKind::interrupt());
+        Ok(Self { terminate: catch(terminate)?, interrupt: catch(interrupt)? })
+    }
+
+    /// Returns once one of them has come since [`Signals::catch`].
+    async fn come(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
 /// Waits for a reason to end, then ends the sandboxes that do not outlive this daemon, then sets
 /// `stop`.
-async fn end(
-    served: Served,
-    connections: watch::Sender<usize>,
-    ends_when_idle: bool,
-    socket: PathBuf,
-    stop: watch::Sender<bool>,
-) {
-    let mut terminate = signal(SignalKind::terminate()).ok();
-    let mut interrupt = signal(SignalKind::interrupt()).ok();
-    let asked = async {
-        tokio::select! {
-            _ = async { terminate.as_mut()?.recv().await } , if terminate.is_some() => {}
-            _ = async { interrupt.as_mut()?.recv().await } , if interrupt.is_some() => {}
-            else => std::future::pending().await,
-        }
-    };
+async fn end(served: Served, reason: Reason, socket: PathBuf, stop: watch::Sender<bool>) {
+    let Reason { connections, mode, mut signals } = reason;
     tokio::select! {
-        () = asked => tracing::info!("asked to end"),
-        () = idle(&served, &connections), if ends_when_idle => tracing::info!("idle, ending"),
+        () = signals.come() => tracing::info!("asked to end"),
+        () = idle(&served, &connections), if mode.ends_when_idle() => {
+            tracing::info!("idle, ending");
+        }
     }
     // From here on no new client finds this daemon; clients that are connected are served to the
     // end.
@@ -359,6 +409,26 @@ async fn idle(served: &Served, connections: &watch::Sender<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_that_ends_when_idle_keeps_nothing() {
+        let mode = |ends_when_idle, keeper| {
+            let config = Config { keeper, ..Config::default() };
+            Mode::of(&config, &DaemonArgs { ends_when_idle, poll_budget: None })
+        };
+        assert_eq!((mode(true, true), mode(true, false)), (Mode::Embedded, Mode::Embedded));
+        assert!(mode(true, true).ends_when_idle() && !mode(true, true).keeps());
+        assert_eq!((mode(false, true), mode(false, false)), (Mode::Kept, Mode::Standalone));
+        assert!(mode(false, true).keeps() && !mode(false, true).ends_when_idle());
+    }
+
+    #[tokio::test]
+    async fn a_signal_that_came_early_is_not_lost() {
+        let mut signals = Signals::catch().unwrap();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
+            .unwrap();
+        signals.come().await;
+    }
 
     #[test]
     fn the_command_line_is_stronger_than_the_settings() {
