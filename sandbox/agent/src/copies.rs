@@ -27,12 +27,16 @@ const ASIDE: &str = ".slipway-new";
 /// The beginning of the names of directories that hold a version of a volume's files, as Kubernetes
 /// makes them.
 const VERSION: &str = "..";
+/// The times that a path is resolved while renames disturb it. A container may rename all the time,
+/// so there is an end.
+const ATTEMPTS: u32 = 32;
 
 /// Puts files into the root of a container that runs, and removes files from it. `process` is a
 /// pidfd of one of the container's.
 ///
 /// # Errors
-/// The first failure. Files before the one that failed are in place.
+/// The first failure. All files that could be put into their places are there, and all that could
+/// be removed are removed: a container that keeps one from its place does not hold up the others.
 pub async fn replace(process: OwnedFd, request: PutFilesRequest) -> Result<()> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     // A thread of its own, since it stays in the container's mount namespace until it ends.
@@ -45,8 +49,10 @@ pub async fn replace(process: OwnedFd, request: PutFilesRequest) -> Result<()> {
 }
 
 fn apply(root: BorrowedFd<'_>, request: &PutFilesRequest) -> Result<()> {
-    request.files.iter().try_for_each(|file| put(root, file))?;
-    request.removed.iter().try_for_each(|path| remove(root, path))
+    let put = request.files.iter().map(|file| put(root, file));
+    let removed = request.removed.iter().map(|path| remove(root, path));
+    // All are tried before the first failure is returned.
+    put.chain(removed).fold(Ok(()), Result::and)
 }
 
 /// Returns the root of a process's container, without what is mounted on it, and writable even if
@@ -162,7 +168,20 @@ fn open_directory(root: BorrowedFd<'_>, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let path = if path.is_empty() { "." } else { path };
-    rustix::fs::openat2(root, path, flags, Mode::empty(), within)
+    again(|| rustix::fs::openat2(root, path, flags, Mode::empty(), within))
+}
+
+/// Repeats a call, up to [`ATTEMPTS`] times, that a rename anywhere in the guest may have disturbed
+/// while it resolved a path: the kernel then cannot tell that ".." stays in the root (openat2(2),
+/// `EAGAIN`).
+fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut attempts = 1..ATTEMPTS;
+    loop {
+        match call() {
+            Err(Errno::AGAIN) if attempts.next().is_some() => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Opens a directory, and makes it and those above it if they are missing.
@@ -243,6 +262,42 @@ mod tests {
         assert_eq!(std::fs::read_dir(root.at("a")).unwrap().count(), 1);
         assert!(root.apply(&[file("x/y", "x")], &[]).is_err());
         assert!(root.apply(&[File::default()], &[]).is_err());
+    }
+
+    #[test]
+    fn one_file_that_has_no_place_does_not_hold_up_the_others() {
+        let root = Root::new();
+        for path in ["taken", "second"] {
+            std::fs::create_dir(root.at(path)).unwrap();
+        }
+        std::fs::write(root.at("old"), "old").unwrap();
+        let files = [file("/taken", "x"), file("/second", "x"), file("/fresh", "new")];
+        let error = root.apply(&files, &["no path", "/old"]).unwrap_err();
+        assert!(format!("{error:#}").contains("/taken"), "the first failure: {error:#}");
+        assert_eq!(root.read("fresh"), "new");
+        assert!(!root.at("old").exists());
+        assert!(root.apply(&[], &["no path", "/fresh"]).is_err());
+        assert!(!root.at("fresh").exists());
+    }
+
+    #[test]
+    fn a_path_is_resolved_again_while_renames_disturb_it() {
+        let mut calls = 0;
+        let disturbed = |times: u32, calls: &mut u32| {
+            again(|| {
+                *calls += 1;
+                if *calls > times { Ok(()) } else { Err(Errno::AGAIN) }
+            })
+        };
+        assert_eq!((disturbed(3, &mut calls), calls), (Ok(()), 4));
+        calls = 0;
+        assert_eq!((disturbed(u32::MAX, &mut calls), calls), (Err(Errno::AGAIN), ATTEMPTS));
+        let mut refused = 0;
+        let outcome: Result<(), _> = again(|| {
+            refused += 1;
+            Err(Errno::NOENT)
+        });
+        assert_eq!((outcome, refused), (Err(Errno::NOENT), 1));
     }
 
     #[test]
