@@ -31,8 +31,6 @@ use crate::ttrpc::Failure;
 const PROGRAM: &str = "SLIPWAY_PROGRAM";
 /// The file in a bundle with the name of the image that is its container's alone.
 const PRIVATE: &str = "slipway-image";
-/// The number of locks among which the images that are being made are spread.
-const LOCKS: u8 = 64;
 /// The longest time that a root waits for another container's import of the same layers.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The most that is read of what `slipway` prints, bytes.
@@ -80,11 +78,8 @@ pub async fn prepare(daemon: &Daemon, wanted: &Wanted<'_>) -> Result<Root, Failu
         return Ok(Root { image, digest, is_private: true });
     };
     let image = images::of_layers(key);
-    let _lock = lock(daemon, key).await?;
-    let digest = match tool.find(&image).await? {
-        Some(digest) => digest,
-        None => tool.import(&content.source, &image, wanted.bundle).await?,
-    };
+    let lock = daemon.run_dir().join("containerd").join(format!("{key}.lock"));
+    let digest = tool.find_or_import(&content.source, &image, wanted.bundle, lock).await?;
     Ok(Root { image, digest, is_private: false })
 }
 
@@ -111,16 +106,33 @@ fn short_digest(text: impl AsRef<[u8]>) -> String {
     hex::encode(&Sha256::digest(text)[..16])
 }
 
-/// Takes the lock of the images whose keys begin like `key`.
-async fn lock(daemon: &Daemon, key: &str) -> Result<Lock, String> {
-    let bucket = u8::from_str_radix(key.get(..2).unwrap_or("0"), 16).unwrap_or(0) % LOCKS;
-    let dir = daemon.run_dir().join("containerd");
-    let taken = tokio::task::spawn_blocking(move || {
-        std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-        Lock::within(&dir.join(format!("{bucket:02x}.lock")), PATIENCE)
-            .map_err(|error| error.to_string())
-    });
-    taken.await.map_err(|error| error.to_string())?
+/// The lock of the image of one key. Its file is removed when the image is there, or could not be
+/// made.
+struct ImageLock {
+    path: PathBuf,
+    /// Released after the file was removed: who waits for it finds that it is not at its path any
+    /// more, and makes another one.
+    _lock: Lock,
+}
+
+impl ImageLock {
+    /// Takes the lock at `path`, whose directory is made if it is missing.
+    async fn take(path: PathBuf) -> Result<Self, String> {
+        let taken = tokio::task::spawn_blocking(move || -> Result<Self, String> {
+            let dir = path.parent().unwrap_or(Path::new("/"));
+            std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+            let lock = Lock::within(&path, PATIENCE).map_err(|error| error.to_string())?;
+            Ok(Self { path, _lock: lock })
+        });
+        taken.await.map_err(|error| error.to_string())?
+    }
+}
+
+impl Drop for ImageLock {
+    fn drop(&mut self) {
+        // One that stays costs a file until the image is made again, or the node boots.
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 /// The program `slipway`.
@@ -152,6 +164,25 @@ impl Tool {
     async fn find(&self, image: &str) -> Result<Option<String>, String> {
         let printed = self.run(self.command(&["image", "touch", image]), &[]).await?;
         Ok(last_line(&printed).ok())
+    }
+
+    /// Returns the digest of an image, which is made if it is not there. Only who makes it, or waits
+    /// for another one that does, takes the lock at `lock`.
+    async fn find_or_import(
+        &self,
+        source: &Source,
+        image: &str,
+        bundle: &Path,
+        lock: PathBuf,
+    ) -> Result<String, String> {
+        if let Some(digest) = self.find(image).await? {
+            return Ok(digest);
+        }
+        let _lock = ImageLock::take(lock).await?;
+        match self.find(image).await? {
+            Some(digest) => Ok(digest),
+            None => self.import(source, image, bundle).await,
+        }
     }
 
     /// Makes an image, and returns its digest.

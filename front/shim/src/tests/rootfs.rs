@@ -37,3 +37,32 @@ async fn layers_that_are_files_are_read_by_the_importer() {
     let refused = tool.import(&colon, "containerd/ab:1", Path::new("/b")).await.unwrap_err();
     assert!(refused.contains("colon"), "{refused}");
 }
+
+#[tokio::test]
+async fn an_image_that_is_there_waits_for_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = dir.path().join("ab.lock");
+    let _held = Lock::try_take(&lock).unwrap();
+    let source = Source::Folder("/s".into());
+    let tool = tool("/bin/echo");
+    let found = tool.find_or_import(&source, "containerd/ab:1", Path::new("/b"), lock.clone());
+    assert!(found.await.unwrap().starts_with("image touch"));
+    assert!(lock.exists(), "another one's");
+}
+
+#[tokio::test]
+async fn a_lock_is_one_images_and_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join("containerd").join(name);
+    let first = ImageLock::take(path("ab.lock")).await.unwrap();
+    let other = ImageLock::take(path("ab0.lock")).await.unwrap();
+    assert!(Lock::try_take(&path("ab.lock")).is_err());
+    drop((first, other));
+    assert_eq!(std::fs::read_dir(dir.path().join("containerd")).unwrap().count(), 0);
+    // An import that fails leaves none either.
+    let source = Source::Folder("/s".into());
+    let tool = tool("/bin/true");
+    let made = tool.find_or_import(&source, "a:1", Path::new("/b"), path("c.lock"));
+    assert!(made.await.is_err());
+    assert!(!path("c.lock").exists());
+}
