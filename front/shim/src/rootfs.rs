@@ -11,14 +11,14 @@
 //! stays mounted, whoever is killed.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use slipway_lock::Lock;
 use slipway_sandbox_api::{images, v1};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::containerd::Mount;
 use crate::content::content;
@@ -31,8 +31,12 @@ use crate::ttrpc::Failure;
 const PROGRAM: &str = "SLIPWAY_PROGRAM";
 /// The file in a bundle with the name of the image that is its container's alone.
 const PRIVATE: &str = "slipway-image";
-/// The longest time that a root waits for another container's import of the same layers.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// The longest time that a program may take to make an image, or to do anything else: a device that
+/// does not answer would keep it for ever.
+const LIMIT: Duration = Duration::from_secs(600);
+/// The longest time that a root waits for another container's import of the same layers: longer
+/// than [`LIMIT`], after which the next one tries.
+const PATIENCE: Duration = Duration::from_secs(660);
 /// The most that is read of what `slipway` prints, bytes.
 const MOST_PRINTED: u64 = 16 << 20;
 /// The longest message of `slipway` that is passed on, bytes.
@@ -217,20 +221,38 @@ impl Tool {
     }
 
     /// Runs a command with `input`, and returns what it prints.
-    async fn run(&self, mut command: Command, input: &[u8]) -> Result<String, String> {
-        let failed = |error: std::io::Error| {
-            format!("cannot run {}: {error}; {PROGRAM} names another one", self.program.display())
-        };
+    async fn run(&self, command: Command, input: &[u8]) -> Result<String, String> {
+        self.run_within(LIMIT, command, input).await
+    }
+
+    /// Runs a command as [`Tool::run`] does. It is killed if it takes longer than `limit`.
+    async fn run_within(
+        &self,
+        limit: Duration,
+        mut command: Command,
+        input: &[u8],
+    ) -> Result<String, String> {
+        let program = PathBuf::from(command.as_std().get_program());
+        let shown = program.display();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.kill_on_drop(true).spawn().map_err(failed)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // A program that reads no input says itself what is wrong.
-            let _ = stdin.write_all(input).await;
-        }
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let (Some(stdout), Some(stderr)) = (stdout, stderr) else { return Err(String::new()) };
-        let (printed, complaint) = tokio::try_join!(read(stdout), read(stderr)).map_err(failed)?;
-        let status = child.wait().await.map_err(failed)?;
+        let child = command.kill_on_drop(true).spawn().map_err(|error| {
+            let is_tool = program == self.program;
+            let hint =
+                if is_tool { format!("; {PROGRAM} names another one") } else { String::new() };
+            format!("cannot run {shown}: {error}{hint}")
+        })?;
+        // The child is killed when it goes with this future.
+        let Ok(ended) = tokio::time::timeout(limit, end(child, input)).await else {
+            let limit = limit.as_secs();
+            return Err(format!(
+                "the root becomes no image: {shown} was killed after {limit} s: look whether the \
+                 file system of its layers answers"
+            ));
+        };
+        let failed = |error: std::io::Error| {
+            format!("the root becomes no image: cannot wait for {shown}: {error}")
+        };
+        let (status, printed, complaint) = ended.map_err(failed)?;
         if status.success() {
             return Ok(String::from_utf8_lossy(&printed).into_owned());
         }
@@ -239,6 +261,21 @@ impl Tool {
         let last = last.strip_prefix("slipway: ").unwrap_or(last);
         Err(format!("the root becomes no image: {}", slipway_printable::line(last, MOST_MESSAGE)))
     }
+}
+
+/// Gives a child `input`, and waits for its end. Returns its status, and what it wrote to standard
+/// output and to standard error.
+async fn end(mut child: Child, input: &[u8]) -> std::io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that reads no input says itself what is wrong.
+        let _ = stdin.write_all(input).await;
+    }
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
+        return Err(std::io::Error::other("it has no pipes"));
+    };
+    let (printed, complaint) = tokio::try_join!(read(stdout), read(stderr))?;
+    Ok((child.wait().await?, printed, complaint))
 }
 
 /// Reads a pipe up to [`MOST_PRINTED`] and closes it, so that a program which prints more ends and

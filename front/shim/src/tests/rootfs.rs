@@ -66,3 +66,32 @@ async fn a_lock_is_one_images_and_leaves_no_file() {
     assert!(made.await.is_err());
     assert!(!path("c.lock").exists());
 }
+
+#[tokio::test]
+async fn a_program_that_does_not_end_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("pid");
+    let mut command = Command::new("/bin/sh");
+    // The pid is whole when the file is at its path.
+    let script = "echo $$ > \"$0.new\" && mv \"$0.new\" \"$0\" && exec sleep 1000";
+    command.args(["-c", script]).arg(&pid);
+    let tool = tool("/bin/slipway");
+    let limit = Duration::from_secs(2);
+    let error = tool.run_within(limit, command, &[]).await.unwrap_err();
+    assert!(error.contains("/bin/sh was killed after 2 s"), "{error}");
+    let Ok(pid) = std::fs::read_to_string(&pid) else { return };
+    let stat = format!("/proc/{}/stat", pid.trim());
+    // Gone, or a zombie.
+    while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_be_run_is_named() {
+    let tool = tool("/no/slipway");
+    let error = tool.find("a:1").await.unwrap_err();
+    assert!(error.starts_with("cannot run /no/slipway: ") && error.contains(PROGRAM), "{error}");
+    let error = tool.run(Command::new("/no/shim"), &[]).await.unwrap_err();
+    assert!(error.starts_with("cannot run /no/shim: ") && !error.contains(PROGRAM), "{error}");
+}
