@@ -192,26 +192,29 @@ impl Tool {
     /// Makes an image, and returns its digest.
     async fn import(&self, source: &Source, image: &str, bundle: &Path) -> Result<String, String> {
         let target = bundle.join("rootfs");
-        let import = |layers: &[PathBuf], kind: &str, device: &str, options: &[String]| Import {
-            target: target.clone(),
-            layers: layers.to_vec(),
-            kind: kind.to_owned(),
-            device: device.to_owned(),
-            options: options.to_vec(),
-            program: self.program.clone(),
-            arguments: self.arguments(&["image", "import", &from(&target), image, "--replace"]),
+        let import = |layers: &[PathBuf], kind: &str, device: &str, options: &[String]| {
+            let words = ["image", "import", &from(&target)?, image, "--replace"];
+            Ok::<_, String>(Import {
+                target: target.clone(),
+                layers: layers.to_vec(),
+                kind: kind.to_owned(),
+                device: device.to_owned(),
+                options: options.to_vec(),
+                program: self.program.clone(),
+                arguments: self.arguments(&words),
+            })
         };
         let import = match source {
             Source::Folder(path) => {
-                let words = ["image", "import", &from(path), image, "--replace"];
+                let words = ["image", "import", &from(path)?, image, "--replace"];
                 return last_line(&self.run(self.command(&words), &[]).await?);
             }
             Source::Erofs(layers) => {
                 let words = ["image", "import", &of_files(layers)?, image, "--replace"];
                 return last_line(&self.run(self.command(&words), &[]).await?);
             }
-            Source::Layers(layers, options) => import(layers, "overlay", "overlay", options),
-            Source::Device(mount) => import(&[], &mount.r#type, &mount.source, &mount.options),
+            Source::Layers(layers, options) => import(layers, "overlay", "overlay", options)?,
+            Source::Device(mount) => import(&[], &mount.r#type, &mount.source, &mount.options)?,
         };
         let this = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(this);
@@ -286,17 +289,27 @@ async fn read(pipe: impl AsyncRead + Unpin) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn from(path: &Path) -> String {
-    format!("dir:{}", path.display())
+/// Names a folder for the importer.
+fn from(path: &Path) -> Result<String, String> {
+    Ok(format!("dir:{}", utf8(path)?))
+}
+
+/// Returns a path as text, as the importer's arguments have it.
+fn utf8(path: &Path) -> Result<&str, String> {
+    path.to_str().ok_or_else(|| format!("a layer's path is not UTF-8: {}", path.display()))
 }
 
 /// Names layers for the importer, which reads them without mounting them.
 fn of_files(layers: &[PathBuf]) -> Result<String, String> {
     let mut list = String::from("layers");
     for layer in layers {
-        let path = layer.to_str().filter(|path| path.starts_with('/') && !path.contains(':'));
-        let path =
-            path.ok_or_else(|| format!("a layer's path has a colon: {}", layer.display()))?;
+        let path = utf8(layer)?;
+        if !path.starts_with('/') {
+            return Err(format!("a layer's path is not absolute: {path}"));
+        }
+        if path.contains(':') {
+            return Err(format!("a layer's path has a colon, which parts layers: {path}"));
+        }
         list.push(':');
         list.push_str(path);
     }

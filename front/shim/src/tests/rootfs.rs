@@ -1,5 +1,7 @@
 //! Tests of roots: how the program that makes images is called.
 
+use std::os::unix::ffi::OsStrExt;
+
 use super::*;
 
 /// Returns a tool that stands in for `slipway`.
@@ -33,9 +35,16 @@ async fn layers_that_are_files_are_read_by_the_importer() {
     let said = tool.import(&Source::Erofs(layers), "containerd/ab:1", Path::new("/b")).await;
     let words = "image import layers:/s/2/layer.erofs:/s/1/layer.erofs containerd/ab:1 --replace";
     assert_eq!(said.unwrap(), format!("{words} --run-dir /run/x --data-dir /data"));
-    let colon = Source::Erofs(vec!["/s:/layer.erofs".into()]);
-    let refused = tool.import(&colon, "containerd/ab:1", Path::new("/b")).await.unwrap_err();
-    assert!(refused.contains("colon"), "{refused}");
+    let odd = PathBuf::from(std::ffi::OsStr::from_bytes(b"/s\xff"));
+    for (source, reason) in [
+        (Source::Erofs(vec!["/s:/layer.erofs".into()]), "colon"),
+        (Source::Erofs(vec!["s/layer.erofs".into()]), "not absolute"),
+        (Source::Erofs(vec![odd.clone()]), "not UTF-8"),
+        (Source::Folder(odd), "not UTF-8"),
+    ] {
+        let refused = tool.import(&source, "containerd/ab:1", Path::new("/b")).await.unwrap_err();
+        assert!(refused.contains(reason), "{refused}");
+    }
 }
 
 #[tokio::test]
