@@ -13,7 +13,7 @@ const LAST: c_int = hidden::NUMBERS as c_int - 1;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if fds::is_known(fd) && !fds::is_borrowed() {
+    if fds::is_known(fd) && !fds::in_vfork_child() {
         let closed = guard(|| {
             fds::remove(fd);
             Ok(0)
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     let begin = c_int::try_from(first).unwrap_or(LAST).min(LAST);
     let end = c_int::try_from(last).unwrap_or(LAST).min(LAST);
     let only_marks = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
-    if !only_marks && first <= last && !fds::is_borrowed() {
+    if !only_marks && first <= last && !fds::in_vfork_child() {
         let closed = guard(|| {
             fds::all(begin, end).for_each(|(fd, _)| fds::remove(fd));
             Ok(0)
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 
 /// Records that `new` is a copy of `fd` now, unless the call failed.
 pub fn copied(fd: c_int, new: c_int) {
-    if new >= 0 && fds::is_borrowed() {
+    if new >= 0 && fds::in_vfork_child() {
         return numbers::copied(fd, new);
     }
     if new >= 0 && (fds::is_known(fd) || fds::is_known(new)) {
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 }
 
 fn replace(fd: c_int, to: c_int, kernel: impl FnOnce() -> c_int) -> c_int {
-    if hidden::is_hidden(to) && !fds::is_borrowed() {
+    if hidden::is_hidden(to) && !fds::in_vfork_child() {
         return fail(Errno::BUSY) as c_int;
     }
     let new = kernel();

@@ -255,7 +255,7 @@ pub fn owner() -> u32 {
 
 /// Returns whether this process is a child of vfork(2), which shares the memory and the table of
 /// its parent.
-pub fn is_borrowed() -> bool {
+pub fn in_vfork_child() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && owner != rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }

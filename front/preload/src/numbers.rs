@@ -46,7 +46,7 @@ fn entry_of(fd: c_int) -> Option<u64> {
         // Another child may have overwritten the slot meanwhile.
         (copy[0].load(Ordering::Relaxed) == wanted).then_some(entry)
     };
-    let copied = if fds::is_borrowed() { copied() } else { None };
+    let copied = if fds::in_vfork_child() { copied() } else { None };
     copied.or_else(|| {
         let object = fds::stream(fd)?;
         let endpoint = &object.stream()?.endpoint;

@@ -209,7 +209,7 @@ fn register(
 /// Handles a new kernel descriptor: if its number was ours, that one was closed without this
 /// library.
 fn fresh(fd: c_int) {
-    if fds::is_known(fd) && !fds::is_borrowed() {
+    if fds::is_known(fd) && !fds::in_vfork_child() {
         fds::remove(fd);
     }
 }
@@ -271,7 +271,7 @@ fn accept_either(
         let new = sys!(SYS_accept4, fd, from, length, flags);
         if new >= 0 {
             fresh(new as c_int);
-            if listener.family.look() && !fds::is_borrowed() {
+            if listener.family.look() && !fds::in_vfork_child() {
                 register_again(fd, object);
             }
             return Ok(new as usize);

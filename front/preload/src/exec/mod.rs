@@ -61,7 +61,7 @@ impl Prepared {
         // A ticket that another thread placed for its child may lie there.
         forget_ticket();
         let numbers = Numbers::of(survivors.eventfds(), 0);
-        Self::HandedOn(match fds::is_borrowed() {
+        Self::HandedOn(match fds::in_vfork_child() {
             true => Ticket::place_for_child(&numbers),
             false => Ticket::place(&numbers),
         })

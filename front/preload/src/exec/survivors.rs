@@ -19,7 +19,7 @@ impl Survivors {
     /// Finds the descriptors that survive.
     pub fn look() -> Self {
         let mut found = Self::default();
-        let borrowed = fds::is_borrowed();
+        let borrowed = fds::in_vfork_child();
         descriptors::surviving(|fd, what| match what {
             What::Eventfd if borrowed || fds::stream(fd).is_some() => found.eventfds.insert(fd),
             What::Eventfd => {}
@@ -40,7 +40,7 @@ impl Survivors {
 
     /// Returns the connections. Takes a look at each descriptor of a child of vfork(2).
     pub fn connections(self) -> Streams {
-        if !fds::is_borrowed() {
+        if !fds::in_vfork_child() {
             return self.eventfds;
         }
         let mut own = Streams::default();
