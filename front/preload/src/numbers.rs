@@ -54,6 +54,12 @@ fn entry_of(fd: c_int) -> Option<u64> {
     })
 }
 
+/// Returns whether `fd` is a connection that shares its eventfd with others: the next image knows
+/// which one it is by the list alone.
+pub fn is_shared(fd: c_int) -> bool {
+    entry_of(fd).is_some()
+}
+
 /// Records in a child of vfork(2) that `new` is a copy of `fd` now.
 pub fn copied(fd: c_int, new: c_int) {
     if let Some(entry) = entry_of(fd) {
@@ -104,7 +110,7 @@ impl Numbers {
 
     /// Writes the list to a memfd at the number where the next image looks for it, and returns that
     /// number. Returns `None` if the list is empty, the number is in use or a system call failed;
-    /// the connections end then.
+    /// the connections of the list end then.
     pub fn leave(&self) -> Option<c_int> {
         let Self(all, count) = self;
         let (number, _) = Survivor::Numbers.places();

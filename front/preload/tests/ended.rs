@@ -106,6 +106,21 @@ fn every_connection_ends_and_comes_back() {
 }
 
 #[test]
+fn connections_end_under_a_limit_below_the_copies_numbers() {
+    let limit = Limit::highest();
+    let all = connections(3);
+    let most = all[2].0.as_raw_fd() + 20;
+    limit.set(Some(most as u64));
+    let ended = Ended::new(set_of(&all), most + 1);
+    for (fd, _) in &all {
+        assert!(!closes(fd.as_fd()), "{fd:?}");
+        assert_eq!(read(fd.as_fd()), b"", "{fd:?}");
+    }
+    ended.take_back();
+    are_back(&all);
+}
+
+#[test]
 fn without_a_number_for_a_copy_nothing_is_lost() {
     let limit = Limit::highest();
     let all = connections(3);

@@ -1,8 +1,10 @@
-//! Connections that end with execve(2), since the next program will not have the library.
+//! Connections that end with execve(2), since the next program will not have the library, or cannot
+//! be given them.
 //!
 //! Each descriptor is replaced by a socket whose other end is closed: it reads end-of-file, and
 //! writes fail with `EPIPE`. A call that fails must restore the connection, so a copy of the
-//! original descriptor is kept at a high number. Where there is no copy, since no number is left
+//! original descriptor is kept at a high number, or at a low one if the program's limit is below
+//! the high ones. Where there is no copy, since no number is left
 //! for it or since [`MOST`] connections have one, the descriptor is marked to be closed by
 //! execve(2).
 
@@ -22,10 +24,10 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Ends `streams`. Copies get numbers from `first_copy` on.
+    /// Ends `streams`. Copies get numbers from `first_copy` on, if any of these is left.
     pub fn new(streams: Streams, first_copy: c_int) -> Self {
         let mut copies = [None; MOST];
-        let socket = hung_up();
+        let socket = if streams.is_empty() { None } else { hung_up() };
         let mut places = copies.iter_mut();
         // The lowest are first, and so standard input and output get a socket before others do.
         for fd in streams.iter() {
@@ -69,12 +71,10 @@ fn hung_up() -> Option<c_int> {
 }
 
 /// Puts `socket` in the place of `fd`. Returns a copy of `fd` as it was before, with a number from
-/// `first_copy` on. Returns `None` if no number is left for the copy; `fd` is unchanged then.
+/// `first_copy` on, or another one if none of these is left. Returns `None` if no number is left for the copy; `fd` is unchanged then.
 fn replace(fd: c_int, socket: c_int, first_copy: c_int) -> Option<c_int> {
-    let copy = sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first_copy) as c_int;
-    if copy < 0 {
-        return None;
-    }
+    let copy_from = |first| sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) as c_int;
+    let copy = [first_copy, 0].into_iter().map(copy_from).find(|copy| *copy >= 0)?;
     if sys!(SYS_dup3, socket, fd, 0) < 0 {
         real::close(copy);
         return None;

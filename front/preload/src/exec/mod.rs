@@ -7,7 +7,10 @@
 //! posix_spawn(3), may have moved them.
 //!
 //! If the new program will not have the library (its environment does not name it, it is static,
-//! for another C library, or of another user's rights), its connections end here: see `ended`.
+//! for another C library, or of another user's rights), its connections end here: see `ended`. So
+//! do those that cannot be handed on: all of them without a ticket (the engine is gone, or the
+//! program's limit of descriptors is below its number), and those of a shared eventfd that have no
+//! place in the list of numbers.
 //!
 //! All this may happen in a child of vfork(2). So nothing here allocates from the heap, takes a
 //! lock of the loader's ([`libcs`]) or changes the parent's state, except for counts that are
@@ -23,11 +26,12 @@ use libc::{c_char, c_int};
 use slipway_socket::hidden::Survivor;
 
 use self::ended::Ended;
+use self::streams::Streams;
 pub use self::survivors::{Survivors, has_ours};
 pub use self::ticket::{Ticket, forget_ticket};
 use crate::fds;
 use crate::libcs::{self, Strings};
-use crate::numbers::Numbers;
+use crate::numbers::{self, Numbers};
 use crate::program::{self, Program};
 use crate::real::{self, sys};
 
@@ -40,8 +44,9 @@ unsafe extern "C" {
 enum Prepared {
     /// No connection or listener survives.
     Nothing,
-    /// The next image takes over what survives, if there is a ticket.
-    HandedOn(Option<Ticket>),
+    /// The next image takes over what survives. Connections that it could not tell from each other
+    /// have ended.
+    HandedOn(Ticket, Option<Ended>),
     /// The connections that survive have ended.
     Ended(Ended),
 }
@@ -54,27 +59,41 @@ impl Prepared {
             return Self::Nothing;
         }
         if !program::takes_library(program, environment) {
-            // From there on are the numbers of hidden descriptors, beyond the program's own.
-            let first_copy = Survivor::Ticket.places().0 + 1;
-            return Self::Ended(Ended::new(survivors.connections(), first_copy));
+            return Self::Ended(end(survivors.connections()));
         }
         // A ticket that another thread placed for its child may lie there.
         forget_ticket();
         let numbers = Numbers::of(survivors.eventfds(), 0);
-        Self::HandedOn(match fds::in_vfork_child() {
-            true => Ticket::place_for_child(&numbers),
-            false => Ticket::place(&numbers),
-        })
+        let ticket = if fds::in_vfork_child() {
+            Ticket::place_for_child(&numbers)
+        } else {
+            Ticket::place(&numbers)
+        };
+        // Without a ticket the next image would have bare eventfds.
+        let Some(ticket) = ticket else { return Self::Ended(end(survivors.connections())) };
+        let is_listed = |fd| ticket.has_numbers() && numbers.entry(fd).is_some();
+        let is_left_out = |fd| numbers::is_shared(fd) && !is_listed(fd);
+        let are_some = survivors.eventfds().any(is_left_out);
+        let ended = are_some.then(|| end(survivors.connections().filter(is_left_out)));
+        Self::HandedOn(ticket, ended)
     }
 
     /// Undoes the preparations after the call failed.
     fn take_back(self) {
         match self {
-            Self::Nothing | Self::HandedOn(None) => {}
-            Self::HandedOn(Some(ticket)) => ticket.take_back(),
+            Self::Nothing => {}
+            Self::HandedOn(ticket, ended) => {
+                ticket.take_back();
+                ended.into_iter().for_each(Ended::take_back);
+            }
             Self::Ended(ended) => ended.take_back(),
         }
     }
+}
+
+/// Ends connections. Copies go above the ticket's number, in the range hidden from the program.
+fn end(connections: Streams) -> Ended {
+    Ended::new(connections, Survivor::Ticket.places().0 + 1)
 }
 
 /// Makes `call`, which becomes `program` or fails. Hands connections on before it, or ends them,

@@ -31,6 +31,13 @@ impl Streams {
         self.0.iter().all(|word| *word == 0)
     }
 
+    /// Returns those that `keeps` keeps.
+    pub fn filter(&self, mut keeps: impl FnMut(c_int) -> bool) -> Self {
+        let mut kept = Self::default();
+        self.iter().filter(|fd| keeps(*fd)).for_each(|fd| kept.insert(fd));
+        kept
+    }
+
     /// Returns the descriptors, the lowest first.
     pub fn iter(&self) -> impl Iterator<Item = c_int> {
         let words = self.0.iter().zip((0..).step_by(WORD));
@@ -54,6 +61,9 @@ mod tests {
         }
         assert!(!all.is_empty());
         assert_eq!(all.iter().collect::<Vec<_>>(), [0, 63, 64, 5000, 16_383]);
+        let odd = all.filter(|fd| fd % 2 == 1);
+        assert_eq!(odd.iter().collect::<Vec<_>>(), [63, 16_383]);
+        assert!(all.filter(|_| false).is_empty());
     }
 
     #[test]

@@ -43,10 +43,7 @@ impl Survivors {
         if !fds::in_vfork_child() {
             return self.eventfds;
         }
-        let mut own = Streams::default();
-        let all = self.eventfds.iter().filter(|fd| descriptors::is_a_streams(*fd));
-        all.for_each(|fd| own.insert(fd));
-        own
+        self.eventfds.filter(descriptors::is_a_streams)
     }
 }
 

@@ -21,7 +21,7 @@ pub struct Ticket {
 
 impl Ticket {
     /// Places a ticket and `numbers` for the next image of this process. Returns `None` if there is
-    /// no family or no ticket, or if the ticket's number is in use.
+    /// no family or no ticket, or if the ticket's number is in use or beyond the program's limit.
     pub fn place(numbers: &Numbers) -> Option<Self> {
         let (number, _) = Survivor::Ticket.places();
         // The number is in use by the program, or by another thread's ticket for its child.
@@ -43,6 +43,11 @@ impl Ticket {
         let ticket = Self::place(numbers)?;
         fds::streams_of_all(Endpoint::hold);
         Some(Self { for_child: true, ..ticket })
+    }
+
+    /// Returns whether the list of numbers is there.
+    pub fn has_numbers(&self) -> bool {
+        self.numbers.is_some()
     }
 
     /// Closes this process's copies.
