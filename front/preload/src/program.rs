@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use libc::{c_char, c_int};
 
+use crate::libcs::Strings;
 use crate::real::{self, sys};
 
 /// The program that is to be executed.
@@ -48,22 +49,35 @@ pub fn begin() {
 }
 
 /// Returns whether `program` will load this library if it is executed with the environment `env`.
-pub fn takes_library(program: Program<'_>, env: *const *const c_char) -> bool {
-    is_named(env) && is_of_our_kind(program, DEPTH)
+///
+/// # Safety
+/// The strings of `program`, and `env`, are as execve(2) demands, for the time of the call.
+pub unsafe fn takes_library(program: Program<'_>, env: Strings) -> bool {
+    // SAFETY: the caller guarantees both.
+    unsafe { is_named(env) && is_of_our_kind(program, DEPTH) }
 }
 
-fn is_named(env: *const *const c_char) -> bool {
+/// Returns whether the environment `env` names this library.
+///
+/// # Safety
+/// As for [`takes_library`].
+unsafe fn is_named(env: Strings) -> bool {
     let own = OWN.get().map_or(&[][..], Vec::as_slice);
-    let preload = variable(env, b"LD_PRELOAD=").unwrap_or_default();
+    // SAFETY: the caller guarantees an environment.
+    let preload = unsafe { variable(env, b"LD_PRELOAD=") }.unwrap_or_default();
     !own.is_empty() && preload.split(|byte| b": ".contains(byte)).any(|name| name == own)
 }
 
-fn variable<'a>(env: *const *const c_char, name: &[u8]) -> Option<&'a [u8]> {
+/// Returns the value of the variable in `env` that begins with `name`.
+///
+/// # Safety
+/// `env` is null, or an environment that ends with a null pointer and lives as long as `'a`.
+unsafe fn variable<'a>(env: Strings, name: &[u8]) -> Option<&'a [u8]> {
     if env.is_null() {
         return None;
     }
     for at in 0.. {
-        // SAFETY: the caller of execve(2) guarantees an environment that ends with a null pointer.
+        // SAFETY: the caller guarantees an environment that ends with a null pointer.
         let one = unsafe { *env.add(at) };
         if one.is_null() {
             return None;
@@ -118,13 +132,17 @@ impl File {
 
 /// Returns whether `program` is dynamically linked against this library's C library. A program that
 /// cannot be examined counts as such: execve(2) will report what is wrong with it.
-fn is_of_our_kind(program: Program<'_>, depth: usize) -> bool {
+///
+/// # Safety
+/// As for [`takes_library`].
+unsafe fn is_of_our_kind(program: Program<'_>, depth: usize) -> bool {
     let file = match program {
         Program::Path(path) => File::open(libc::AT_FDCWD, path),
         Program::Named(path) => File::open(libc::AT_FDCWD, path.as_ptr()),
-        Program::InPath(name) => find(name),
+        // SAFETY: the caller guarantees a string.
+        Program::InPath(name) => unsafe { find(name) },
         Program::At(folder, path, flags) => {
-            // SAFETY: the caller of execveat(2) guarantees a string.
+            // SAFETY: the caller guarantees a string.
             let empty = unsafe { path.is_null() || *path == 0 };
             if empty && flags & libc::AT_EMPTY_PATH != 0 {
                 let copy = sys!(SYS_fcntl, folder, libc::F_DUPFD_CLOEXEC, 0);
@@ -158,7 +176,8 @@ fn script(line: &[u8], depth: usize) -> bool {
     let Some(word) = word.filter(|word| word.len() < path.len()) else { return true };
     path[..word.len()].copy_from_slice(word);
     let path = CStr::from_bytes_until_nul(&path).unwrap_or(c"");
-    depth > 0 && is_of_our_kind(Program::Named(path), depth - 1)
+    // SAFETY: the path is a string of this function's.
+    depth > 0 && unsafe { is_of_our_kind(Program::Named(path), depth - 1) }
 }
 
 /// Returns whether an ELF file of this machine's kind names the loader of this library's C library.
@@ -188,17 +207,20 @@ fn loader(file: &File, head: &[u8]) -> Option<bool> {
 }
 
 /// Opens the file that execvp(3) would execute.
-fn find(name: *const c_char) -> Option<File> {
-    // SAFETY: the caller of execvp(3) guarantees a string.
+///
+/// # Safety
+/// `name` is a string.
+unsafe fn find(name: *const c_char) -> Option<File> {
+    // SAFETY: the caller guarantees a string.
     let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
     if bytes.contains(&b'/') {
         return File::open(libc::AT_FDCWD, name);
     }
     unsafe extern "C" {
-        static environ: *const *const c_char;
+        static environ: Strings;
     }
-    // SAFETY: libc's own variable.
-    let path = variable(unsafe { environ }, b"PATH=").unwrap_or(b"/bin:/usr/bin");
+    // SAFETY: libc's own variable, an environment.
+    let path = unsafe { variable(environ, b"PATH=") }.unwrap_or(b"/bin:/usr/bin");
     path.split(|byte| *byte == b':').find_map(|folder| {
         let mut whole = [0; LONGEST];
         let end = folder.len() + 1 + bytes.len();

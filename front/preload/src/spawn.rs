@@ -14,7 +14,10 @@ static SPAWNING: Lock<()> = Lock::new(());
 /// Makes `call`, a posix_spawn(3), with a ticket for the child if the child will have the library.
 /// This process cannot run code between the child's fork and its execve(2), nor read `actions`. So
 /// the ticket covers all connections, and every one that the child has in the end survives.
-fn spawn(
+///
+/// # Safety
+/// The strings of `program`, and `env`, are as execve(2) demands.
+unsafe fn spawn(
     program: Program<'_>,
     actions: *const libc::posix_spawn_file_actions_t,
     env: Strings,
@@ -25,7 +28,9 @@ fn spawn(
     }
     let survivors = Survivors::look();
     let may = !actions.is_null() || survivors.are_any();
-    if !may || !program::takes_library(program, env) {
+    // SAFETY: the caller guarantees both.
+    let hands_on = may && unsafe { program::takes_library(program, env) };
+    if !hands_on {
         return call();
     }
     let _one = SPAWNING.hold();
@@ -51,12 +56,14 @@ pub unsafe extern "C" fn posix_spawn(
     arguments: Strings,
     env: Strings,
 ) -> c_int {
-    spawn(Program::Path(path), actions, env, || {
+    let call = || {
         libcs::SPAWN.call(|spawn| {
             // SAFETY: the caller guarantees valid arguments.
             unsafe { spawn(child, path, actions, attributes, arguments, env) }
         })
-    })
+    };
+    // SAFETY: the caller guarantees valid arguments.
+    unsafe { spawn(Program::Path(path), actions, env, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -68,12 +75,14 @@ pub unsafe extern "C" fn posix_spawnp(
     arguments: Strings,
     env: Strings,
 ) -> c_int {
-    spawn(Program::InPath(file), actions, env, || {
+    let call = || {
         libcs::SPAWNP.call(|spawn| {
             // SAFETY: the caller guarantees valid arguments.
             unsafe { spawn(child, file, actions, attributes, arguments, env) }
         })
-    })
+    };
+    // SAFETY: the caller guarantees valid arguments.
+    unsafe { spawn(Program::InPath(file), actions, env, call) }
 }
 
 #[unsafe(no_mangle)]

@@ -53,12 +53,17 @@ enum Prepared {
 
 impl Prepared {
     /// Hands connections on to `program`, or ends them.
-    fn new(program: Program<'_>, environment: Strings) -> Self {
+    ///
+    /// # Safety
+    /// The strings of `program`, and `environment`, are as execve(2) demands.
+    unsafe fn new(program: Program<'_>, environment: Strings) -> Self {
         let survivors = Survivors::look();
         if !survivors.are_any() {
             return Self::Nothing;
         }
-        if !program::takes_library(program, environment) {
+        // SAFETY: the caller guarantees both.
+        let takes_library = unsafe { program::takes_library(program, environment) };
+        if !takes_library {
             return Self::Ended(end(survivors.connections()));
         }
         // A ticket that another thread placed for its child may lie there.
@@ -98,7 +103,10 @@ fn end(connections: Streams) -> Ended {
 
 /// Makes `call`, which becomes `program` or fails. Hands connections on before it, or ends them,
 /// and undoes that if `call` fails.
-fn become_program(
+///
+/// # Safety
+/// The strings of `program`, and `environment`, are as execve(2) demands.
+unsafe fn become_program(
     program: Program<'_>,
     environment: Strings,
     call: impl FnOnce() -> c_int,
@@ -107,7 +115,8 @@ fn become_program(
         return call();
     }
     let saved = real::errno();
-    let prepared = Prepared::new(program, environment);
+    // SAFETY: the caller guarantees both.
+    let prepared = unsafe { Prepared::new(program, environment) };
     real::set_errno(saved);
     let failed = call();
     let errno = real::errno();
@@ -118,7 +127,9 @@ fn become_program(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, env: Strings) -> c_int {
-    become_program(Program::Path(path), env, || sys!(SYS_execve, path, arguments, env) as c_int)
+    let call = || sys!(SYS_execve, path, arguments, env) as c_int;
+    // SAFETY: the caller guarantees valid arguments.
+    unsafe { become_program(Program::Path(path), env, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -135,9 +146,9 @@ pub unsafe extern "C" fn execveat(
     env: Strings,
     flags: c_int,
 ) -> c_int {
-    become_program(Program::At(folder, path, flags), env, || {
-        sys!(SYS_execveat, folder, path, arguments, env, flags) as c_int
-    })
+    let call = || sys!(SYS_execveat, folder, path, arguments, env, flags) as c_int;
+    // SAFETY: the caller guarantees valid arguments.
+    unsafe { become_program(Program::At(folder, path, flags), env, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -148,12 +159,14 @@ pub unsafe extern "C" fn fexecve(file: c_int, arguments: Strings, env: Strings) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: Strings) -> c_int {
-    become_program(Program::InPath(file), env, || {
+    let call = || {
         libcs::EXECVPE.call(|execvpe| {
             // SAFETY: the caller guarantees valid arguments.
             unsafe { execvpe(file, arguments, env) }
         })
-    })
+    };
+    // SAFETY: the caller guarantees valid arguments.
+    unsafe { become_program(Program::InPath(file), env, call) }
 }
 
 #[unsafe(no_mangle)]
