@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::Vm;
+use slipway_hypervisor::{Vm, VmEvent};
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
+use tokio::sync::broadcast::error::RecvError;
 use tonic::{Code, Status};
 
 use crate::node::Node;
@@ -33,6 +34,8 @@ const NSID: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time between two attempts to take such a function.
 const AGAIN: Duration = Duration::from_millis(50);
+/// The longest wait for a guest that is to give up a function. It frees the slot later, too.
+const EJECTION: Duration = Duration::from_secs(10);
 
 /// Refuses functions for a sandbox: containers of pods have them.
 ///
@@ -134,18 +137,18 @@ async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
         let name = sandbox.name.clone();
         return Err(Error::Busy { name, what: "functions of pools", most });
     }
-    let mut plugs = 0;
+    let mut device = String::new();
     let recorded = sandbox.update(|record| {
         let Wish { pool, number, .. } = wish.clone();
-        let given = Given { pool, number, socket: PathBuf::new(), address: String::new() };
-        record.functions.push(given);
         record.plugs = record.plugs.wrapping_add(1);
-        plugs = record.plugs;
+        // Each attempt has a name of its own: a VMM that was slow may have the one before.
+        device = format!("pool-{}", record.plugs);
+        let device = device.clone();
+        record.functions.push(Given { pool, number, device, ..Given::default() });
     });
     let recorded = recorded.await;
     let given = match recorded {
-        // Each attempt has a name of its own: a VMM that was slow may have the one before.
-        Ok(()) => plug(node, sandbox, &*vm, wish, &format!("pool-{plugs}")).await,
+        Ok(()) => plug(node, sandbox, &*vm, wish, &device).await,
         Err(error) => Err(error),
     };
     let Err(error) = given else { return Ok(()) };
@@ -179,7 +182,7 @@ async fn plug(
     let saved = sandbox.update(|kept| {
         kept.vm = Some(record);
         if let Some(given) = kept.functions.iter_mut().find(|one| is(one, wish)) {
-            (given.socket, given.address) = (socket, address);
+            (given.id, given.socket, given.address) = (lease.id, socket, address);
         }
     });
     saved.await
@@ -222,11 +225,51 @@ fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
     sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))
 }
 
-/// Gives a function back and takes it out of the pod's record in memory.
+/// Gives a function back, frees the slot that it may have in the machine, and takes it out of the
+/// pod's record in memory.
 async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
+    // First: a VMM that still connects to the function fails now, and has it or has it not.
     give_one_back(node, &sandbox.id, &wish.pool, wish.number).await?;
+    let device = sandbox.look(|record| find(record, wish).map(|given| given.device.clone()));
+    if let (Some(device), Some(vm)) = (device, sandbox.vm())
+        && !device.is_empty()
+    {
+        free(sandbox, &*vm, &device).await;
+    }
     sandbox.note(|record| record.functions.retain(|one| !is(one, wish)));
     Ok(())
+}
+
+/// Has the guest give up a device that the VMM may have, and waits until its slot is free.
+async fn free(sandbox: &Sandbox, vm: &dyn Vm, device: &str) {
+    let mut events = vm.events();
+    match vm.unplug(device).await {
+        Ok(()) => {}
+        // The VMM has no such device.
+        Err(slipway_hypervisor::Error::Refused { .. }) => return,
+        Err(error) => {
+            let name = &sandbox.name;
+            tracing::warn!(
+                sandbox = name,
+                device,
+                %error,
+                "a slot for a function may stay taken: make the pod again if it needs the slot"
+            );
+            return;
+        }
+    }
+    let gone = async {
+        loop {
+            match events.recv().await {
+                Ok(VmEvent::Unplugged(name)) if name == device => return,
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            }
+        }
+    };
+    if tokio::time::timeout(EJECTION, gone).await.is_err() {
+        tracing::warn!(sandbox = sandbox.name, device, "the guest has not given up a function");
+    }
 }
 
 /// Gives all functions of a pod back whose VMM has ended. What cannot be given back now, the next
@@ -332,7 +375,8 @@ mod tests {
 
     fn given(pool: &str, number: u32, address: &str) -> Given {
         let (pool, address) = (pool.to_owned(), address.to_owned());
-        Given { pool, number, socket: "/vf".into(), address }
+        let (device, id) = (format!("pool-{number}"), format!("{pool}.{number}"));
+        Given { pool, number, device, id, socket: "/vf".into(), address }
     }
 
     fn pod(function_slots: u32) -> Record {
@@ -395,5 +439,9 @@ mod tests {
         let record = record_of(SandboxState::Running);
         assert_eq!((record.function_slots, record.functions, record.plugs), (0, vec![], 0));
         assert_eq!(added_of("a", SandboxState::Running).functions, []);
+        let text = r#"{"pool": "fast", "number": 3, "socket": "/vf", "address": "0000:00:06.0"}"#;
+        let old: Given = serde_json::from_str(text).unwrap();
+        let new = given("fast", 3, "0000:00:06.0");
+        assert_eq!(old, Given { device: String::new(), id: String::new(), ..new });
     }
 }

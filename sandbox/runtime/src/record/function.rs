@@ -39,13 +39,20 @@ pub struct Wish {
 }
 
 /// A function of a pool that a pod was given for its containers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given {
     /// The pool's name.
     pub pool: String,
     /// The function's number in the pool.
     pub number: u32,
-    /// Its socket, once the pod has taken it.
+    /// The VMM's name of the device, which it may have as soon as this is recorded. An earlier
+    /// version did not record it.
+    #[serde(default)]
+    pub device: String,
+    /// The id of its endpoint, once the guest has it. An earlier version did not record it.
+    #[serde(default)]
+    pub id: String,
+    /// Its socket, once the guest has it.
     #[serde(default)]
     pub socket: PathBuf,
     /// Its PCI address in the guest; empty: the guest does not have it.
