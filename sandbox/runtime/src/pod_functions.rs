@@ -30,7 +30,7 @@ use crate::{Error, Result, name};
 const KIND: &str = "slipway-pod";
 /// The namespace of a function of a pool.
 const NSID: u32 = 1;
-/// The longest wait for a function that its last owner has just returned.
+/// The longest wait for a function that its last owner has just returned, or is about to return.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time between two attempts to take such a function.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -188,7 +188,8 @@ async fn plug(
     saved.await
 }
 
-/// Takes a function for the pod's VMM. Waits for one that is being reset.
+/// Takes a function for the pod's VMM. Waits for one that is being reset, and for one that another
+/// pod has: an orchestrator may give it to the next pod before the sandbox of the last has ended.
 async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<vf_v1::Lease> {
     let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
     let gone = || sandbox.wrong_state("it has no microVM");
@@ -207,18 +208,42 @@ async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<vf_v1::Leas
     let begun = Instant::now();
     loop {
         vm(sandbox)?;
-        match node.functions.clone().take(request.clone()).await {
+        let status = match node.functions.clone().take(request.clone()).await {
             Ok(lease) => return Ok(lease.into_inner()),
-            Err(status) if is_resetting(&status) && begun.elapsed() < PATIENCE => {
-                tokio::time::sleep(AGAIN).await;
-            }
-            Err(status) => return Err(refused(&status)),
+            Err(status) => status,
+        };
+        if begun.elapsed() >= PATIENCE || !comes_back(node, wish, &status).await {
+            return Err(refused(&status));
         }
+        tokio::time::sleep(AGAIN).await;
     }
 }
 
-fn is_resetting(status: &Status) -> bool {
-    status.code() == Code::ResourceExhausted
+/// Returns whether a function that was refused may be ready soon.
+async fn comes_back(node: &Node, wish: &Wish, status: &Status) -> bool {
+    match status.code() {
+        // It is being reset.
+        Code::ResourceExhausted => true,
+        Code::FailedPrecondition => {
+            let request = vf_v1::GetPoolRequest { name: wish.pool.clone() };
+            let pool = node.functions.clone().get_pool(request).await;
+            let is_it = |vf: &vf_v1::Vf| vf.number == wish.number && is_passed_on(vf);
+            pool.is_ok_and(|pool| pool.get_ref().vfs.iter().any(is_it))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a function is on its way from a pod to the next one.
+fn is_passed_on(vf: &vf_v1::Vf) -> bool {
+    let is_pods = || vf.owner.strip_prefix(KIND).is_some_and(|id| id.starts_with(':'));
+    let is_on_its_way = match vf.state.as_str() {
+        // It has come back since it was refused.
+        "ready" | "being reset" => true,
+        "taken" => is_pods(),
+        _ => false,
+    };
+    is_on_its_way && !vf.draining
 }
 
 fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
@@ -432,6 +457,28 @@ mod tests {
         let record = Record { functions, ..pod(2) };
         assert_eq!(ids(&record), ["0123456789ab.3"]);
         assert_eq!(owner(&record.id, 3), "slipway-pod:0123456789ab.3");
+    }
+
+    #[test]
+    fn a_function_of_another_pod_is_waited_for() {
+        let vf = |state: &str, owner: &str| {
+            let (state, owner) = (state.to_owned(), owner.to_owned());
+            vf_v1::Vf { state, owner, ..Default::default() }
+        };
+        let coming =
+            [vf("taken", &owner("0123456789ab", 3)), vf("being reset", ""), vf("ready", "")];
+        for vf in coming {
+            assert!(is_passed_on(&vf), "{vf:?}");
+            assert!(!is_passed_on(&vf_v1::Vf { draining: true, ..vf }));
+        }
+        for vf in [
+            vf("taken", "slipway-sandbox:0123456789ab"),
+            vf("taken", "slipway-podium:1"),
+            vf("failed", ""),
+            vf("drained", ""),
+        ] {
+            assert!(!is_passed_on(&vf), "{vf:?}");
+        }
     }
 
     #[test]
