@@ -71,7 +71,11 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     if record.network.is_some() && !(holds && serves(node, &net, &left.record).await?) {
         return Err(lost("its network ended with the daemon"));
     }
-    if !pod_functions::holds(node, &record).await? {
+    let mut holds = pod_functions::holds(node, &record).await?;
+    for id in pod_functions::endpoints(&record) {
+        holds = holds && serves(node, id, &left.record).await?;
+    }
+    if !holds {
         return Err(lost("a function of a pool of disks ended with the daemon"));
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);

@@ -9,16 +9,17 @@
 //!
 //! It is in the pod's record before it is taken, so nothing of it is lost if the daemon is killed.
 
+mod pools;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::{Vm, VmEvent};
-use slipway_plane_api::{v1 as plane_v1, vf_v1};
 use tokio::sync::broadcast::error::RecvError;
-use tonic::{Code, Status};
 
+pub use self::pools::{endpoints, holds, reconcile};
 use crate::node::Node;
 use crate::record::{Added, Given, Record, Wish};
 use crate::sandbox::Sandbox;
@@ -26,14 +27,8 @@ use crate::target::Target;
 use crate::v1::{PoolFunction, RunSpec};
 use crate::{Error, Result, name};
 
-/// The kind of owner that a pod is for the pools, with an id for each of its functions.
-const KIND: &str = "slipway-pod";
 /// The namespace of a function of a pool.
 const NSID: u32 = 1;
-/// The longest wait for a function that its last owner has just returned, or is about to return.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The time between two attempts to take such a function.
-const AGAIN: Duration = Duration::from_millis(50);
 /// The longest wait for a guest that is to give up a function. It frees the slot later, too.
 const EJECTION: Duration = Duration::from_secs(10);
 
@@ -168,7 +163,7 @@ async fn plug(
     wish: &Wish,
     device: &str,
 ) -> Result<()> {
-    let lease = take(node, sandbox, wish).await?;
+    let lease = pools::take(node, sandbox, wish).await?;
     if !lease.switch.is_empty() {
         return Err(Error::Plane(format!(
             "pool {} has network interfaces, and a pod has its interface by CNI: ask for a \
@@ -188,64 +183,6 @@ async fn plug(
     saved.await
 }
 
-/// Takes a function for the pod's VMM. Waits for one that is being reset, and for one that another
-/// pod has: an orchestrator may give it to the next pod before the sandbox of the last has ended.
-async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<vf_v1::Lease> {
-    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
-    let gone = || sandbox.wrong_state("it has no microVM");
-    let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
-    let client = vf_v1::Client {
-        user: Some(plane_v1::Owner { uid, gid: uid }),
-        memory: Some(memory.into()),
-        ..Default::default()
-    };
-    let request = vf_v1::TakeRequest {
-        pool: wish.pool.clone(),
-        owner: owner(&sandbox.id, wish.number),
-        client: Some(client),
-        number: Some(wish.number),
-    };
-    let begun = Instant::now();
-    loop {
-        vm(sandbox)?;
-        let status = match node.functions.clone().take(request.clone()).await {
-            Ok(lease) => return Ok(lease.into_inner()),
-            Err(status) => status,
-        };
-        if begun.elapsed() >= PATIENCE || !comes_back(node, wish, &status).await {
-            return Err(refused(&status));
-        }
-        tokio::time::sleep(AGAIN).await;
-    }
-}
-
-/// Returns whether a function that was refused may be ready soon.
-async fn comes_back(node: &Node, wish: &Wish, status: &Status) -> bool {
-    match status.code() {
-        // It is being reset.
-        Code::ResourceExhausted => true,
-        Code::FailedPrecondition => {
-            let request = vf_v1::GetPoolRequest { name: wish.pool.clone() };
-            let pool = node.functions.clone().get_pool(request).await;
-            let is_it = |vf: &vf_v1::Vf| vf.number == wish.number && is_passed_on(vf);
-            pool.is_ok_and(|pool| pool.get_ref().vfs.iter().any(is_it))
-        }
-        _ => false,
-    }
-}
-
-/// Returns whether a function is on its way from a pod to the next one.
-fn is_passed_on(vf: &vf_v1::Vf) -> bool {
-    let is_pods = || vf.owner.strip_prefix(KIND).is_some_and(|id| id.starts_with(':'));
-    let is_on_its_way = match vf.state.as_str() {
-        // It has come back since it was refused.
-        "ready" | "being reset" => true,
-        "taken" => is_pods(),
-        _ => false,
-    };
-    is_on_its_way && !vf.draining
-}
-
 fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
     sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))
 }
@@ -254,7 +191,7 @@ fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
 /// pod's record in memory.
 async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
     // First: a VMM that still connects to the function fails now, and has it or has it not.
-    give_one_back(node, &sandbox.id, &wish.pool, wish.number).await?;
+    pools::give_back(node, &sandbox.id, &wish.pool, wish.number).await?;
     let device = sandbox.look(|record| find(record, wish).map(|given| given.device.clone()));
     if let (Some(device), Some(vm)) = (device, sandbox.vm())
         && !device.is_empty()
@@ -302,78 +239,11 @@ async fn free(sandbox: &Sandbox, vm: &dyn Vm, device: &str) {
 pub async fn give_back(node: &Node, sandbox: &Sandbox) {
     let _turn = sandbox.functions.lock().await;
     for Given { pool, number, .. } in sandbox.look(|record| record.functions.clone()) {
-        if let Err(error) = give_one_back(node, &sandbox.id, &pool, number).await {
+        if let Err(error) = pools::give_back(node, &sandbox.id, &pool, number).await {
             tracing::warn!(sandbox = sandbox.name, pool, number, %error, "a function stays taken");
         }
     }
     sandbox.note(|record| record.functions.clear());
-}
-
-/// Gives a function back. One that the pod does not have is no error.
-async fn give_one_back(node: &Node, id: &str, pool: &str, number: u32) -> Result<()> {
-    let request = vf_v1::ReturnRequest { pool: pool.to_owned(), owner: owner(id, number) };
-    match node.functions.clone().r#return(request).await {
-        Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
-        _ => Ok(()),
-    }
-}
-
-/// Returns whether the functions that a guest has are still its pod's. Somebody else may have one
-/// after a restart of the plane, or if root gave it back.
-///
-/// # Errors
-/// [`Error::Plane`].
-pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
-    for given in plugged(record) {
-        let request = vf_v1::GetPoolRequest { name: given.pool.clone() };
-        let pool = match node.functions.clone().get_pool(request).await {
-            Ok(pool) => pool.into_inner(),
-            Err(status) if status.code() == Code::NotFound => return Ok(false),
-            Err(status) => return Err(refused(&status)),
-        };
-        let owner = owner(&record.id, given.number);
-        let is_ours = |vf: &vf_v1::Vf| vf.number == given.number && vf.owner == owner;
-        if !pool.vfs.iter().any(is_ours) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Takes back the functions of all pods that are gone, and those that no guest has.
-pub async fn reconcile(node: &Node) {
-    let live = node.list().into_iter().filter(|sandbox| sandbox.state().is_live());
-    let ids = live.flat_map(|sandbox| sandbox.look(ids)).collect();
-    let request = vf_v1::ReconcileRequest { kind: KIND.to_owned(), ids };
-    match node.functions.clone().reconcile(request).await {
-        Ok(reply) => {
-            let returned = reply.into_inner().returned;
-            if !returned.is_empty() {
-                tracing::info!(?returned, "functions of pods that are gone");
-            }
-        }
-        Err(status) => {
-            tracing::warn!(error = status.message(), "functions of pods that are gone stay");
-        }
-    }
-}
-
-/// Returns the ids of the owners that a pod is of the functions that its guest has.
-fn ids(record: &Record) -> Vec<String> {
-    plugged(record).map(|given| owner_id(&record.id, given.number)).collect()
-}
-
-fn plugged(record: &Record) -> impl Iterator<Item = &Given> {
-    record.functions.iter().filter(|given| !given.address.is_empty())
-}
-
-/// An owner has at most one function of a pool, so a pod is one owner for each number.
-fn owner_id(sandbox: &str, number: u32) -> String {
-    format!("{sandbox}.{number}")
-}
-
-fn owner(sandbox: &str, number: u32) -> String {
-    format!("{KIND}:{}", owner_id(sandbox, number))
 }
 
 fn is(given: &Given, wish: &Wish) -> bool {
@@ -382,10 +252,6 @@ fn is(given: &Given, wish: &Wish) -> bool {
 
 fn find<'a>(record: &'a Record, wish: &Wish) -> Option<&'a Given> {
     record.functions.iter().find(|one| is(one, wish))
-}
-
-fn refused(status: &Status) -> Error {
-    Error::Plane(status.message().to_owned())
 }
 
 #[cfg(test)]
@@ -398,13 +264,13 @@ mod tests {
         PoolFunction { pool: pool.into(), number, name: name.into() }
     }
 
-    fn given(pool: &str, number: u32, address: &str) -> Given {
+    pub(super) fn given(pool: &str, number: u32, address: &str) -> Given {
         let (pool, address) = (pool.to_owned(), address.to_owned());
         let (device, id) = (format!("pool-{number}"), format!("{pool}.{number}"));
         Given { pool, number, device, id, socket: "/vf".into(), address }
     }
 
-    fn pod(function_slots: u32) -> Record {
+    pub(super) fn pod(function_slots: u32) -> Record {
         Record { pod: true, function_slots, ..record_of(SandboxState::Running) }
     }
 
@@ -449,36 +315,6 @@ mod tests {
         let device = volumes[0].device.clone().unwrap();
         assert_eq!((volumes.len(), volumes[0].name.as_str()), (1, "fast-0"));
         assert_eq!((device.pci_address.as_str(), device.nsid), ("0000:00:07.0", 1));
-    }
-
-    #[test]
-    fn a_function_that_no_guest_has_is_not_one_that_a_pod_keeps() {
-        let functions = vec![given("fast", 3, "0000:00:06.0"), given("fast", 4, "")];
-        let record = Record { functions, ..pod(2) };
-        assert_eq!(ids(&record), ["0123456789ab.3"]);
-        assert_eq!(owner(&record.id, 3), "slipway-pod:0123456789ab.3");
-    }
-
-    #[test]
-    fn a_function_of_another_pod_is_waited_for() {
-        let vf = |state: &str, owner: &str| {
-            let (state, owner) = (state.to_owned(), owner.to_owned());
-            vf_v1::Vf { state, owner, ..Default::default() }
-        };
-        let coming =
-            [vf("taken", &owner("0123456789ab", 3)), vf("being reset", ""), vf("ready", "")];
-        for vf in coming {
-            assert!(is_passed_on(&vf), "{vf:?}");
-            assert!(!is_passed_on(&vf_v1::Vf { draining: true, ..vf }));
-        }
-        for vf in [
-            vf("taken", "slipway-sandbox:0123456789ab"),
-            vf("taken", "slipway-podium:1"),
-            vf("failed", ""),
-            vf("drained", ""),
-        ] {
-            assert!(!is_passed_on(&vf), "{vf:?}");
-        }
     }
 
     #[test]

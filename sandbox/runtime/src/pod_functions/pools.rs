@@ -1,0 +1,211 @@
+//! The functions of a pod at the pools that they are of.
+
+use std::time::{Duration, Instant};
+
+use slipway_plane_api::{v1 as plane_v1, vf_v1};
+use tonic::{Code, Status};
+
+use super::vm;
+use crate::node::Node;
+use crate::record::{Given, Record, Wish};
+use crate::sandbox::Sandbox;
+use crate::{Error, Result};
+
+/// The kind of owner that a pod is for the pools, with an id for each of its functions.
+const KIND: &str = "slipway-pod";
+/// The longest wait for a function that its last owner has just returned, or is about to return.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The time between two attempts to take such a function.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Takes a function for the pod's VMM. Waits for one that is being reset, and for one that another
+/// pod has: an orchestrator may give it to the next pod before the sandbox of the last has ended.
+pub(super) async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<vf_v1::Lease> {
+    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
+    let gone = || sandbox.wrong_state("it has no microVM");
+    let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
+    let client = vf_v1::Client {
+        user: Some(plane_v1::Owner { uid, gid: uid }),
+        memory: Some(memory.into()),
+        ..Default::default()
+    };
+    let request = vf_v1::TakeRequest {
+        pool: wish.pool.clone(),
+        owner: owner(&sandbox.id, wish.number),
+        client: Some(client),
+        number: Some(wish.number),
+    };
+    let begun = Instant::now();
+    loop {
+        vm(sandbox)?;
+        let status = match node.functions.clone().take(request.clone()).await {
+            Ok(lease) => return Ok(lease.into_inner()),
+            Err(status) => status,
+        };
+        if begun.elapsed() >= PATIENCE || !comes_back(node, wish, &status).await {
+            return Err(refused(&status));
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// Returns whether a function that was refused may be ready soon.
+async fn comes_back(node: &Node, wish: &Wish, status: &Status) -> bool {
+    match status.code() {
+        // It is being reset.
+        Code::ResourceExhausted => true,
+        Code::FailedPrecondition => {
+            let request = vf_v1::GetPoolRequest { name: wish.pool.clone() };
+            let pool = node.functions.clone().get_pool(request).await;
+            let is_it = |vf: &vf_v1::Vf| vf.number == wish.number && is_passed_on(vf);
+            pool.is_ok_and(|pool| pool.get_ref().vfs.iter().any(is_it))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a function is on its way from a pod to the next one.
+fn is_passed_on(vf: &vf_v1::Vf) -> bool {
+    let is_pods = || vf.owner.strip_prefix(KIND).is_some_and(|id| id.starts_with(':'));
+    let is_on_its_way = match vf.state.as_str() {
+        // It has come back since it was refused.
+        "ready" | "being reset" => true,
+        "taken" => is_pods(),
+        _ => false,
+    };
+    is_on_its_way && !vf.draining
+}
+
+/// Gives a function back. One that the pod does not have is no error.
+pub(super) async fn give_back(node: &Node, id: &str, pool: &str, number: u32) -> Result<()> {
+    let request = vf_v1::ReturnRequest { pool: pool.to_owned(), owner: owner(id, number) };
+    match node.functions.clone().r#return(request).await {
+        Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether the functions that a guest has are still its pod's. Somebody else may have one
+/// after a restart of the plane, or if root gave it back.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
+    for given in plugged(record) {
+        let request = vf_v1::GetPoolRequest { name: given.pool.clone() };
+        let pool = match node.functions.clone().get_pool(request).await {
+            Ok(pool) => pool.into_inner(),
+            Err(status) if status.code() == Code::NotFound => return Ok(false),
+            Err(status) => return Err(refused(&status)),
+        };
+        if !pool.vfs.iter().any(|vf| is_given(vf, given, &record.id)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns whether a function is the one that a pod was given, and has it still.
+fn is_given(vf: &vf_v1::Vf, given: &Given, sandbox: &str) -> bool {
+    let socket = given.socket.to_string_lossy();
+    vf.number == given.number
+        && vf.owner == owner(sandbox, given.number)
+        && vf.socket_path == socket
+}
+
+/// Returns the plane's ids of the functions that a guest has. An earlier version recorded none.
+pub fn endpoints(record: &Record) -> impl Iterator<Item = &str> {
+    plugged(record).map(|given| given.id.as_str()).filter(|id| !id.is_empty())
+}
+
+/// Takes back the functions of all pods that are gone, and those that no guest has.
+pub async fn reconcile(node: &Node) {
+    let live = node.list().into_iter().filter(|sandbox| sandbox.state().is_live());
+    let ids = live.flat_map(|sandbox| sandbox.look(ids)).collect();
+    let request = vf_v1::ReconcileRequest { kind: KIND.to_owned(), ids };
+    match node.functions.clone().reconcile(request).await {
+        Ok(reply) => {
+            let returned = reply.into_inner().returned;
+            if !returned.is_empty() {
+                tracing::info!(?returned, "functions of pods that are gone");
+            }
+        }
+        Err(status) => {
+            tracing::warn!(error = status.message(), "functions of pods that are gone stay");
+        }
+    }
+}
+
+/// Returns the ids of the owners that a pod is of the functions that its guest has.
+fn ids(record: &Record) -> Vec<String> {
+    plugged(record).map(|given| owner_id(&record.id, given.number)).collect()
+}
+
+fn plugged(record: &Record) -> impl Iterator<Item = &Given> {
+    record.functions.iter().filter(|given| !given.address.is_empty())
+}
+
+/// An owner has at most one function of a pool, so a pod is one owner for each number.
+fn owner_id(sandbox: &str, number: u32) -> String {
+    format!("{sandbox}.{number}")
+}
+
+fn owner(sandbox: &str, number: u32) -> String {
+    format!("{KIND}:{}", owner_id(sandbox, number))
+}
+
+fn refused(status: &Status) -> Error {
+    Error::Plane(status.message().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{given, pod};
+    use super::*;
+
+    #[test]
+    fn a_function_that_no_guest_has_is_not_one_that_a_pod_keeps() {
+        let functions = vec![given("fast", 3, "0000:00:06.0"), given("fast", 4, "")];
+        let record = Record { functions, ..pod(2) };
+        assert_eq!(ids(&record), ["0123456789ab.3"]);
+        assert!(endpoints(&record).eq(["fast.3"]));
+        assert_eq!(owner(&record.id, 3), "slipway-pod:0123456789ab.3");
+    }
+
+    #[test]
+    fn a_function_is_a_pods_by_its_owner_and_its_socket() {
+        let given = given("fast", 3, "0000:00:06.0");
+        let vf = |number, owner: &str, socket_path: &str| {
+            let (owner, socket_path) = (owner.to_owned(), socket_path.to_owned());
+            vf_v1::Vf { number, owner, socket_path, ..Default::default() }
+        };
+        let ours = "slipway-pod:0123456789ab.3";
+        let is = |vf: vf_v1::Vf| is_given(&vf, &given, "0123456789ab");
+        assert!(is(vf(3, ours, "/vf")));
+        assert!(!is(vf(4, ours, "/vf")));
+        assert!(!is(vf(3, "slipway-pod:0123456789ab.4", "/vf")));
+        assert!(!is(vf(3, ours, "/other")));
+    }
+
+    #[test]
+    fn a_function_of_another_pod_is_waited_for() {
+        let vf = |state: &str, owner: &str| {
+            let (state, owner) = (state.to_owned(), owner.to_owned());
+            vf_v1::Vf { state, owner, ..Default::default() }
+        };
+        let coming =
+            [vf("taken", &owner("0123456789ab", 3)), vf("being reset", ""), vf("ready", "")];
+        for vf in coming {
+            assert!(is_passed_on(&vf), "{vf:?}");
+            assert!(!is_passed_on(&vf_v1::Vf { draining: true, ..vf }));
+        }
+        for vf in [
+            vf("taken", "slipway-sandbox:0123456789ab"),
+            vf("taken", "slipway-podium:1"),
+            vf("failed", ""),
+            vf("drained", ""),
+        ] {
+            assert!(!is_passed_on(&vf), "{vf:?}");
+        }
+    }
+}
