@@ -55,7 +55,8 @@ impl Node {
         let placement = placement::of_new(spec.placement.as_ref(), &sandbox.lane).await?;
         let (volumes, store) = (spec.volumes.clone(), sandbox.store.clone());
         let volumes = sandbox.lane.run(move || volume::check_in_pod(&volumes, &store)).await?;
-        let functions = sandbox.look(|record| pod_functions::check(&spec.functions, record))?;
+        let functions =
+            sandbox.look(|record| pod_functions::check(&spec.functions, &volumes, record))?;
         let described = describe(spec, settings(&image, spec, placement)?)?;
         let added = Added { shares, volumes, functions, ..described };
         let name = added.name.clone();

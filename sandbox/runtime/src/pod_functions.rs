@@ -21,7 +21,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 pub use self::pools::{endpoints, holds, reconcile};
 use crate::node::Node;
-use crate::record::{Added, Given, Record, Wish};
+use crate::record::{Added, Given, Record, Volume, Wish};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::v1::{PoolFunction, RunSpec};
@@ -51,11 +51,11 @@ pub fn slots(record: &Record) -> usize {
     if boots { record.function_slots as usize } else { 0 }
 }
 
-/// Checks the functions that a new container of a pod asks for.
+/// Checks the functions that a new container of a pod asks for, beside its volumes.
 ///
 /// # Errors
 /// [`Error::Invalid`].
-pub fn check(asked: &[PoolFunction], record: &Record) -> Result<Vec<Wish>> {
+pub fn check(asked: &[PoolFunction], volumes: &[Volume], record: &Record) -> Result<Vec<Wish>> {
     if asked.len() > slots(record) {
         return Err(Error::Invalid(no_room(record)));
     }
@@ -66,6 +66,13 @@ pub fn check(asked: &[PoolFunction], record: &Record) -> Result<Vec<Wish>> {
             |one: &Wish| one.name == *name || (one.pool == *pool && one.number == *number);
         if wishes.iter().any(is_there) {
             return Err(Error::Invalid(format!("the function {pool}.{number} is asked for twice")));
+        }
+        // The agent knows both by their names, and both have their devices at them.
+        if volumes.iter().any(|volume| volume.name == *name) {
+            return Err(Error::Invalid(format!(
+                "the function {pool}.{number} and a volume of the container are both called \
+                 {name}: give the volume another name"
+            )));
         }
         wishes.push(Wish { pool: pool.clone(), number: *number, name: name.clone() });
     }
@@ -258,7 +265,7 @@ fn find<'a>(record: &'a Record, wish: &Wish) -> Option<&'a Given> {
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::SandboxState;
+    use crate::record::{Device, SandboxState};
 
     fn asked(pool: &str, number: u32, name: &str) -> PoolFunction {
         PoolFunction { pool: pool.into(), number, name: name.into() }
@@ -281,7 +288,7 @@ mod tests {
         assert_eq!(slots(&Record { saves: Some("web".into()), ..pod(2) }), 0);
         assert_eq!(slots(&Record { pod: false, ..pod(2) }), 0);
         let why = |record: &Record| {
-            check(&[asked("fast", 1, "fast-0")], record).map_err(|error| error.to_string())
+            check(&[asked("fast", 1, "fast-0")], &[], record).map_err(|error| error.to_string())
         };
         assert_eq!(why(&pod(1)).unwrap()[0].name, "fast-0");
         assert!(why(&pod(0)).unwrap_err().contains("`pod_functions`"));
@@ -292,16 +299,38 @@ mod tests {
     #[test]
     fn functions_that_are_no_functions_of_a_pods_container_are_refused() {
         let two = [asked("fast", 1, "fast-0"), asked("fast", 2, "fast-1")];
-        assert_eq!(check(&two, &pod(2)).unwrap().len(), 2);
-        assert!(check(&two, &pod(1)).is_err());
+        assert_eq!(check(&two, &[], &pod(2)).unwrap().len(), 2);
+        assert!(check(&two, &[], &pod(1)).is_err());
         for second in [asked("fast", 1, "b"), asked("slow", 1, "fast-0"), asked("slow", 1, "../x")]
         {
             let both = [two[0].clone(), second];
-            assert!(check(&both, &pod(8)).is_err(), "{both:?}");
+            assert!(check(&both, &[], &pod(8)).is_err(), "{both:?}");
         }
         refuse(&RunSpec::default()).unwrap();
         let alone = RunSpec { functions: two.to_vec(), ..Default::default() };
         assert!(refuse(&alone).unwrap_err().to_string().contains("containers of a pod"));
+    }
+
+    #[test]
+    fn a_function_and_a_volume_of_one_name_are_refused() {
+        let volume = |name: &str, device_path: &str| Volume {
+            name: name.into(),
+            path: "/f".into(),
+            scratch_bytes: None,
+            read_only: false,
+            mount_point: String::new(),
+            block_size: 0,
+            device: Device::Namespace,
+            device_path: device_path.into(),
+        };
+        let asked = [asked("fast", 1, "fast-0")];
+        let checked = |volume| check(&asked, &[volume], &pod(1)).map_err(|error| error.to_string());
+        checked(volume("fast-1", "")).unwrap();
+        checked(volume("fast", "/dev/fast-0")).unwrap();
+        for path in ["", "/dev/xvda"] {
+            let why = checked(volume("fast-0", path)).unwrap_err();
+            assert!(why.contains("fast.1") && why.contains("another name"), "{why}");
+        }
     }
 
     #[test]

@@ -131,7 +131,8 @@ fn check_apart(name: &str, device_path: &str, others: &[Volume]) -> Result<()> {
     let path = Path::new(device_path);
     let meets = |other: &&Volume| {
         let taken = Path::new(&other.device_path);
-        // Every path begins with the empty one, which stands for the path by the volume's name.
+        // Every path begins with the empty one, which stands for the path by the volume's name,
+        // `/dev/slipway/NAME`: no volume has a path of its own there (`OWN`).
         let given = !device_path.is_empty() && !other.device_path.is_empty();
         given && (path.starts_with(taken) || taken.starts_with(path))
     };
@@ -307,7 +308,8 @@ mod tests {
         for path in ["", "/dev/xvda", "/dev/disks/one"] {
             assert_eq!(checked(path).unwrap(), path);
         }
-        for path in ["xvda", "/etc/x", "/dev/", "/dev/../x", "/dev/null", "/dev/pts/0", "/dev/shm"]
+        for path in
+            ["xvda", "/etc/x", "/dev/", "/dev/../x", "/dev/null", "/dev/pts/0", "/dev/slipway/b"]
         {
             assert!(checked(path).is_err(), "{path}");
         }

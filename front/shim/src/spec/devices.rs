@@ -38,7 +38,8 @@ fn volume(linux: &Linux, device: &Device, number: usize) -> Result<v1::VolumeSpe
     let host = on_host(device.major, device.minor)
         .map_err(|why| format!("the host's device for {}: {why}", device.path))?;
     Ok(v1::VolumeSpec {
-        name: format!("device-{number}"),
+        // With a dot, which no pool's name has: functions are called POOL-N.
+        name: format!("device.{number}"),
         source: Some(Source::Path(host.to_string_lossy().into_owned())),
         read_only: is_read_only(linux, device),
         device_path: device.path.clone(),
