@@ -131,7 +131,7 @@ fn free_port(buses: &Value) -> Option<Option<FreePort>> {
     };
     let free = ports.find(|(_, bridge)| is_free(bridge));
     Some(free.map(|(id, bridge)| {
-        let bus = bridge.pointer("/bus/number").and_then(Value::as_u64);
+        let bus = bridge.pointer("/bus/secondary").and_then(Value::as_u64);
         FreePort { id: id.to_owned(), bus: bus.and_then(|bus| bus.try_into().ok()).unwrap_or(0) }
     }))
 }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn port(id: &str, devices: Value) -> Value {
-        let bus = json!({ "number": 3, "secondary": 3 });
+        let bus = json!({ "number": 0, "secondary": 3 });
         json!({ "bus": 0, "qdev_id": id, "pci_bridge": { "bus": bus, "devices": devices } })
     }
 
