@@ -167,6 +167,9 @@ impl Maker<'_> {
         let processes = [task.pid(), std::process::id()];
         let namespaces = PodNamespaces { network, processes };
         let mut run = spec::member_spec(oci, container, namespaces).map_err(invalid)?;
+        if !run.functions.is_empty() {
+            self.daemon.check_functions().await?;
+        }
         run.pod = task.name.clone();
         let content = self.content(request, oci, container, name, &mut run).await?;
         Ok(Made { kind: Kind::Member(Arc::clone(task)), run, content })

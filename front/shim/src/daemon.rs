@@ -77,6 +77,25 @@ impl Daemon {
         Ok(SandboxClient::new(channel).max_decoding_message_size(LARGEST))
     }
 
+    /// Checks that the daemon gives containers functions of pools. An earlier version, which was
+    /// not started again since the shim was installed, would run a container without them.
+    ///
+    /// # Errors
+    /// [`Code::FailedPrecondition`]; those of [`connect`](Self::connect).
+    pub async fn check_functions(&self) -> Result<(), Failure> {
+        let mut client = self.connect().await?;
+        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
+        let node = node.into_inner();
+        if node.gives_functions {
+            return Ok(());
+        }
+        let message = format!(
+            "the daemon is of version {} and knows no functions of pools: start the daemon again",
+            node.version
+        );
+        Err(Failure::new(Code::FailedPrecondition, message))
+    }
+
     /// Returns the template with this name.
     ///
     /// # Errors

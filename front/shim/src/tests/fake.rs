@@ -26,6 +26,8 @@ pub struct Fake {
     calls: Mutex<Vec<String>>,
     /// Set while it does not answer when it is asked about a sandbox.
     pub is_silent: AtomicBool,
+    /// Set if it is a daemon that knows functions of pools.
+    pub gives_functions: AtomicBool,
     /// The output of everything that runs, at its end.
     last_words: Mutex<Vec<u8>>,
     /// The ends of all that was started, by name; `None` while it runs.
@@ -167,6 +169,8 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         Ok(Response::new(v1::StatusReply {
             memory_bytes: 256 << 20,
             cpus: 1,
+            version: "0.0.1".to_owned(),
+            gives_functions: self.gives_functions.load(Ordering::Relaxed),
             ..Default::default()
         }))
     }

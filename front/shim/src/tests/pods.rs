@@ -309,6 +309,16 @@ async fn what_a_pod_cannot_do_is_refused_in_one_line() {
 }
 
 #[tokio::test]
+async fn a_daemon_that_knows_no_functions_of_pools_is_not_asked_for_them() {
+    let shim = Shim::new();
+    let refused = shim.service.daemon.check_functions().await.unwrap_err();
+    assert_eq!(refused.code, Code::FailedPrecondition);
+    assert!(refused.message.ends_with("start the daemon again"), "{refused}");
+    shim.daemon.gives_functions.store(true, Ordering::Relaxed);
+    shim.service.daemon.check_functions().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_pod_begins_with_the_template_that_its_annotation_names() {
     let shim = Shim::new();
     let with = |more: &[(&str, &str)]| {

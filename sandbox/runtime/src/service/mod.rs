@@ -409,6 +409,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
             data_dir: self.node.config.data_dir.display().to_string(),
             memory_bytes: self.node.config.memory_bytes,
             cpus: self.node.config.cpus,
+            gives_functions: true,
         }))
     }
 }
