@@ -2,7 +2,7 @@
 //! all that serves.
 
 use anyhow::Result;
-use slipway_device_plugin::{Device, Devices, Settings, list, resource, serve};
+use slipway_device_plugin::{Device, Devices, QUIET, Settings, list, resource, serve};
 use slipway_runtime::Config;
 
 use crate::args::DevicePluginArgs;
@@ -15,6 +15,7 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
         daemon: config.socket(),
         run_dir: config.run_dir.clone(),
         pools: args.pools.clone(),
+        quiet: QUIET,
     };
     if !args.show {
         match serve(settings).await? {}

@@ -3,13 +3,15 @@
 //! A kubelet that starts removes all sockets of its directory and makes its own. So each plugin
 //! looks whether its socket and kubelet's are those that it knows, and otherwise listens and
 //! registers anew. A socket is known by its inode and the time of that inode's last change, since
-//! inode numbers are used again.
+//! inode numbers are used again. A kubelet that has ended its call for the list of devices has
+//! dropped the plugin, and is registered with again.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -41,15 +43,19 @@ type Identity = (u64, u64, i64, i64);
 pub(crate) async fn follow(
     directory: &Path,
     files: &Path,
+    quiet: Duration,
     mut devices: watch::Receiver<Devices>,
 ) -> Infallible {
-    let mut seats = BTreeMap::new();
+    let mut seats: BTreeMap<String, Seat> = BTreeMap::new();
     loop {
         let pools: Vec<String> = devices.borrow_and_update().keys().cloned().collect();
         for pool in pools {
-            let plugin =
-                || Plugin { pool: pool.clone(), devices: devices.clone(), files: files.to_owned() };
-            let seat = seats.entry(pool.clone()).or_insert_with(|| Seat::new(directory, &pool));
+            let plugin = |lists| {
+                let (pool, devices, files) = (pool.clone(), devices.clone(), files.to_owned());
+                Plugin { pool, devices, files, lists }
+            };
+            let seat =
+                seats.entry(pool.clone()).or_insert_with(|| Seat::new(directory, &pool, quiet));
             seat.keep(directory, plugin).await;
         }
         tokio::select! {
@@ -66,8 +72,30 @@ struct Seat {
     serving: Option<Serving>,
     /// The socket of the kubelet that knows the plugin.
     kubelet: Option<Identity>,
+    /// Each list of devices that kubelet is being told holds one more reference.
+    lists: Arc<()>,
+    silence: Silence,
     /// The last line of the log about what fails.
     told: String,
+}
+
+/// The time since kubelet was last being told a list of devices.
+struct Silence {
+    /// The longest time that a kubelet which knows the plugin is without a list.
+    most: Duration,
+    since: Option<Instant>,
+}
+
+impl Silence {
+    /// Returns whether a kubelet that has had no list for long has dropped the plugin.
+    fn is_long(&mut self, is_told: bool, now: Instant) -> bool {
+        if is_told {
+            self.since = None;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        now.saturating_duration_since(since) >= self.most
+    }
 }
 
 /// A socket at which a plugin serves.
@@ -77,13 +105,20 @@ struct Serving {
 }
 
 impl Seat {
-    fn new(directory: &Path, pool: &str) -> Self {
-        let path = directory.join(format!("slipway-{pool}.sock"));
-        Self { pool: pool.to_owned(), path, serving: None, kubelet: None, told: String::new() }
+    fn new(directory: &Path, pool: &str, quiet: Duration) -> Self {
+        Self {
+            pool: pool.to_owned(),
+            path: directory.join(format!("slipway-{pool}.sock")),
+            serving: None,
+            kubelet: None,
+            lists: Arc::default(),
+            silence: Silence { most: quiet, since: None },
+            told: String::new(),
+        }
     }
 
     /// Serves and registers the plugin, unless the kubelet that is there knows it.
-    async fn keep(&mut self, directory: &Path, plugin: impl FnOnce() -> Plugin) {
+    async fn keep(&mut self, directory: &Path, plugin: impl FnOnce(Weak<()>) -> Plugin) {
         let socket = directory.join(SOCKET);
         let Some(kubelet) = identity(&socket) else {
             self.kubelet = None;
@@ -91,13 +126,20 @@ impl Seat {
         };
         let serves = identity(&self.path);
         let serves = serves.is_some() && serves == self.serving.as_ref().map(|one| one.socket);
-        if serves && self.kubelet == Some(kubelet) {
+        let is_told = Arc::strong_count(&self.lists) > 1;
+        let is_dropped = self.silence.is_long(is_told, Instant::now());
+        if serves && self.kubelet == Some(kubelet) && !is_dropped {
             return;
         }
         self.kubelet = None;
-        if !serves && let Err(error) = self.serve(plugin()) {
-            return self.tell(format!("cannot listen at {}: {error}", self.path.display()));
+        if !serves {
+            // Lists of the server before are not this one's.
+            self.lists = Arc::default();
+            if let Err(error) = self.serve(plugin(Arc::downgrade(&self.lists))) {
+                return self.tell(format!("cannot listen at {}: {error}", self.path.display()));
+            }
         }
+        self.silence.since = None;
         match register(&socket, &self.pool).await {
             Ok(()) => {
                 let resource = resource(&self.pool);
@@ -164,4 +206,24 @@ async fn register(socket: &Path, pool: &str) -> Result<(), String> {
 fn identity(path: &Path) -> Option<Identity> {
     let found = std::fs::symlink_metadata(path).ok()?;
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubelet_without_a_list_for_long_has_dropped_the_plugin() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut silence = Silence { most: Duration::from_secs(10), since: None };
+        assert!(!silence.is_long(false, at(0)));
+        assert!(!silence.is_long(false, at(9)));
+        assert!(silence.is_long(false, at(10)));
+        assert!(!silence.is_long(true, at(11)));
+        // Counted from when the list was first missed.
+        assert!(!silence.is_long(false, at(30)));
+        assert!(!silence.is_long(false, at(39)));
+        assert!(silence.is_long(false, at(40)));
+    }
 }

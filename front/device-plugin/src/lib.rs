@@ -24,6 +24,7 @@ mod pools;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -38,6 +39,10 @@ pub mod v1beta1 {
 /// The part of a resource's name before that of its pool.
 const DOMAIN: &str = "slipway.dev";
 
+/// The usual time without a list of devices after which a kubelet has dropped the plugin: it asks
+/// for the list at once when it is registered with.
+pub const QUIET: Duration = Duration::from_secs(10);
+
 /// The settings of a plugin.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -49,6 +54,9 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// The pools to advertise. Empty: all pools of disks, those that are made later too.
     pub pools: Vec<String>,
+    /// The time after which a kubelet that is registered with and does not ask for the list of
+    /// devices is registered with again; [`QUIET`], unless a test has its own.
+    pub quiet: Duration,
 }
 
 /// The reason why the functions of a node cannot be advertised.
@@ -104,7 +112,7 @@ pub async fn serve(settings: Settings) -> Result<Infallible, Error> {
             Ok(never) => match never {},
             Err(error) => Err(Error::Ended(error)),
         },
-        never = kubelet::follow(&settings.kubelet, &files, devices) => match never {},
+        never = kubelet::follow(&settings.kubelet, &files, settings.quiet, devices) => match never {},
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Weak;
 
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
@@ -29,6 +30,8 @@ pub(crate) struct Plugin {
     pub(crate) devices: watch::Receiver<Devices>,
     /// The directory of the files that stand for functions.
     pub(crate) files: PathBuf,
+    /// Each list that kubelet is being told holds a strong reference.
+    pub(crate) lists: Weak<()>,
 }
 
 impl Plugin {
@@ -132,10 +135,11 @@ impl v1::device_plugin_server::DevicePlugin for Plugin {
         &self,
         _: Request<v1::Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let pool = self.pool.clone();
+        let (pool, held) = (self.pool.clone(), self.lists.upgrade());
         let mut told: Option<v1::ListAndWatchResponse> = None;
         // A change of another pool, or of what kubelet is not told, is none here.
         let lists = WatchStream::new(self.devices.clone()).filter_map(move |devices| {
+            let _held = &held;
             let now = list(&devices, &pool);
             let is_new = told.as_ref() != Some(&now);
             told = Some(now.clone());

@@ -106,18 +106,23 @@ impl Node {
         (server, registered)
     }
 
+    /// Returns settings with which no kubelet has dropped the plugin, however slow the test is.
     fn settings(&self, pools: &[&str]) -> Settings {
         Settings {
             kubelet: self.path("kubelet"),
             daemon: self.path("daemon.sock"),
             run_dir: self.dir.path().to_owned(),
             pools: pools.iter().map(|&one| one.to_owned()).collect(),
+            quiet: Duration::MAX,
         }
     }
 
     /// Starts the plugin.
     fn advertise(&self, pools: &[&str]) -> JoinHandle<Error> {
-        let settings = self.settings(pools);
+        Self::advertise_with(self.settings(pools))
+    }
+
+    fn advertise_with(settings: Settings) -> JoinHandle<Error> {
         tokio::spawn(async move {
             match serve(settings).await {
                 Err(error) => error,
@@ -337,5 +342,27 @@ fn a_kubelet_that_starts_again_is_registered_with_again() {
         std::fs::remove_file(&socket).unwrap();
         assert_eq!(next(&mut both).await, first);
         assert!(socket.exists() && !plugin.is_finished());
+    });
+}
+
+#[test]
+fn a_kubelet_that_has_dropped_the_plugin_is_registered_with_again() {
+    let node = Node::new();
+    node.make("fast", 1);
+    run(node, async |node: &mut Node| {
+        node.start_daemon();
+        let (_kubelet, mut registered) = node.start_kubelet();
+        let _plugin =
+            Node::advertise_with(Settings { quiet: Duration::ZERO, ..node.settings(&[]) });
+        let first = next(&mut registered).await;
+        let mut client = node.connect(&first).await;
+        let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
+        told(&mut lists, |devices| devices.len() == 1).await;
+        // Both sockets stay, and kubelet asks for nothing any more.
+        drop(lists);
+        while registered.try_recv().is_ok() {}
+        assert_eq!(next(&mut registered).await, first);
+        let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
+        told(&mut lists, |devices| devices.len() == 1).await;
     });
 }
