@@ -49,6 +49,8 @@ pub(crate) async fn follow(
     let mut seats: BTreeMap<String, Seat> = BTreeMap::new();
     loop {
         let pools: Vec<String> = devices.borrow_and_update().keys().cloned().collect();
+        // A pool that was forgotten: its socket is removed, and its lists end by themselves.
+        seats.retain(|pool, _| pools.contains(pool));
         for pool in pools {
             let plugin = |lists| {
                 let (pool, devices, files) = (pool.clone(), devices.clone(), files.to_owned());
@@ -102,6 +104,15 @@ impl Silence {
 struct Serving {
     socket: Identity,
     _server: Aborted<()>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let own = self.serving.as_ref().map(|serving| serving.socket);
+        if own.is_some() && identity(&self.path) == own {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Seat {

@@ -106,13 +106,14 @@ pub async fn serve(settings: Settings) -> Result<Infallible, Error> {
         .map_err(|source| Error::Directory { path: files.clone(), source })?;
     let (sender, devices) = watch::channel(Devices::new());
     let source = pools::Source::new(&settings.daemon, &settings.pools);
+    let (kubelet, quiet) = (&settings.kubelet, settings.quiet);
     let mut followed = Aborted(tokio::spawn(source.follow(sender)));
     tokio::select! {
         ended = &mut followed.0 => match ended {
             Ok(never) => match never {},
             Err(error) => Err(Error::Ended(error)),
         },
-        never = kubelet::follow(&settings.kubelet, &files, settings.quiet, devices) => match never {},
+        never = kubelet::follow(kubelet, &files, quiet, devices) => match never {},
     }
 }
 

@@ -137,8 +137,12 @@ impl v1::device_plugin_server::DevicePlugin for Plugin {
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (pool, held) = (self.pool.clone(), self.lists.upgrade());
         let mut told: Option<v1::ListAndWatchResponse> = None;
+        // The list ends when the pool is forgotten, and kubelet forgets the resource then.
+        let name = self.pool.clone();
+        let known = WatchStream::new(self.devices.clone())
+            .take_while(move |devices| devices.contains_key(&name));
         // A change of another pool, or of what kubelet is not told, is none here.
-        let lists = WatchStream::new(self.devices.clone()).filter_map(move |devices| {
+        let lists = known.filter_map(move |devices| {
             let _held = &held;
             let now = list(&devices, &pool);
             let is_new = told.as_ref() != Some(&now);

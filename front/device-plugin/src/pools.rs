@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slipway_plane_api::vf_v1::{self, template};
 use slipway_plane_api::{VfClient, connect};
@@ -19,6 +19,8 @@ const LARGEST: usize = 16 << 20;
 const MOST: usize = 1024;
 /// The most pools that are advertised.
 const MOST_POOLS: usize = 64;
+/// The time for which a pool that is gone is advertised as an empty one.
+const FAREWELL: Duration = Duration::from_secs(300);
 /// The longest name of a pool.
 const LONGEST: usize = 32;
 /// The kind of owner that a pod of Slipway's is for a pool.
@@ -52,10 +54,10 @@ impl Source {
         Self { daemon, wanted, client: None, told: BTreeSet::new() }
     }
 
-    /// Keeps the devices up to date. A pool that is gone has none, and without a daemon none is
-    /// healthy.
+    /// Keeps the devices up to date. A pool that is gone has none, and is forgotten some minutes
+    /// later; without a daemon none is healthy.
     pub(crate) async fn follow(mut self, sender: watch::Sender<Devices>) -> Infallible {
-        let mut serves = None;
+        let (mut serves, mut gone) = (None, Gone::new());
         loop {
             let asked = self.ask().await;
             if serves != Some(asked.is_ok()) {
@@ -65,7 +67,8 @@ impl Source {
                     Err(why) => tracing::warn!(why, "no function is healthy"),
                 }
             }
-            sender.send_if_modified(|devices| change(devices, asked.ok()));
+            sender
+                .send_if_modified(|devices| change(devices, asked.ok(), &mut gone, Instant::now()));
             tokio::time::sleep(LOOK).await;
         }
     }
@@ -168,12 +171,21 @@ fn device(vf: &vf_v1::Vf) -> Device {
     Device { is_healthy, is_ready }
 }
 
+/// The pools that are gone, and since when.
+type Gone = BTreeMap<String, Instant>;
+
 /// Brings the devices up to date. Returns whether that changes anything.
-fn change(devices: &mut Devices, now: Option<Devices>) -> bool {
+fn change(devices: &mut Devices, now: Option<Devices>, gone: &mut Gone, at: Instant) -> bool {
     let lost = Device { is_healthy: false, is_ready: false };
     let new = match now {
         Some(mut now) => {
-            devices.keys().for_each(|gone| _ = now.entry(gone.clone()).or_default());
+            gone.retain(|pool, _| !now.contains_key(pool));
+            for pool in devices.keys().filter(|pool| !now.contains_key(*pool)) {
+                gone.entry(pool.clone()).or_insert(at);
+            }
+            // Kubelet is told that they have no devices, before they are forgotten.
+            gone.retain(|_, since| at.saturating_duration_since(*since) < FAREWELL);
+            gone.keys().for_each(|pool| _ = now.insert(pool.clone(), BTreeMap::new()));
             now
         }
         None => {
@@ -260,7 +272,8 @@ mod tests {
         let of = |pools: &[&str]| -> Devices {
             pools.iter().map(|&name| (name.to_owned(), BTreeMap::from([(0, ready)]))).collect()
         };
-        let mut devices = Devices::new();
+        let (mut devices, mut gone, at) = (Devices::new(), Gone::new(), Instant::now());
+        let mut change = |devices: &mut Devices, now| super::change(devices, now, &mut gone, at);
         assert!(!change(&mut devices, None));
         assert!(change(&mut devices, Some(of(&["a", "b"]))));
         assert!(!change(&mut devices, Some(of(&["a", "b"]))));
@@ -270,5 +283,28 @@ mod tests {
         assert!(!change(&mut devices, None));
         assert!(change(&mut devices, Some(of(&["b"]))));
         assert!(devices["a"].is_empty() && devices["b"][&0].is_healthy);
+    }
+
+    #[test]
+    fn pools_that_are_gone_are_forgotten() {
+        let ready = Device { is_healthy: true, is_ready: true };
+        let pool = || Some(Devices::from([("a".to_owned(), BTreeMap::from([(0, ready)]))]));
+        let none = || Some(Devices::new());
+        let (mut devices, mut gone, begin) = (Devices::new(), Gone::new(), Instant::now());
+        let mut change = |now: Option<Devices>, after: Duration| {
+            change(&mut devices, now, &mut gone, begin + after)
+        };
+        let second = Duration::from_secs(1);
+        assert!(change(pool(), Duration::ZERO));
+        assert!(change(none(), second));
+        // It has come back, and goes once more.
+        assert!(change(pool(), FAREWELL));
+        assert!(change(none(), 2 * FAREWELL));
+        assert!(!change(none(), 3 * FAREWELL - second));
+        // Not while nobody knows what pools there are.
+        assert!(!change(None, 3 * FAREWELL));
+        assert!(change(none(), 3 * FAREWELL));
+        assert!(!change(none(), 4 * FAREWELL));
+        assert!(devices.is_empty() && gone.is_empty());
     }
 }
