@@ -47,6 +47,9 @@ impl Tuning {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Features {
     pub arbitration: u32,
+    /// The workload hint of Power Management, whose power state is 0.
+    #[serde(default)]
+    pub power: u32,
     /// Composite temperature thresholds in kelvins: over, under.
     pub temperature: [u16; 2],
     pub write_cache: bool,
@@ -80,6 +83,7 @@ impl Features {
         Self {
             // Burst of 64 (2^6), as Identify recommends.
             arbitration: 6,
+            power: 0,
             temperature: [WARNING_TEMPERATURE, 0],
             write_cache: true,
             queue_pairs,

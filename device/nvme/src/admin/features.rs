@@ -99,8 +99,9 @@ impl Home {
                 self.reply(entry, &from.host_id[..if wide == 1 { 16 } else { 8 }])?;
                 wide
             }
-            // Power Management: there is only state 0.
-            _ => 0,
+            FeatureId::PowerManagement => from.power,
+            // `capabilities` has none of the others.
+            _ => return Err(Status::INVALID_FIELD.dnr()),
         })
     }
 
@@ -141,9 +142,7 @@ impl Home {
         }
         match id {
             FeatureId::Arbitration => self.features.arbitration = cdw11,
-            FeatureId::PowerManagement if cdw11 & 0x1f != 0 => {
-                return Err(Status::INVALID_FIELD.dnr());
-            }
+            FeatureId::PowerManagement => self.set_power(cdw11)?,
             FeatureId::TemperatureThreshold => self.set_temperature(cdw11)?,
             FeatureId::ErrorRecovery => self.set_error_recovery(entry.nsid.get(), cdw11)?,
             FeatureId::VolatileWriteCache => self.features.write_cache = cdw11 & 1 == 1,
@@ -178,6 +177,16 @@ impl Home {
         let asked = submission.max(completion) + 1;
         self.features.queue_pairs = asked.min(self.features.most_queue_pairs.into()) as u16;
         Ok(self.features.queue_dword())
+    }
+
+    /// Sets Power Management (section 5.21.1.2): there is only power state 0 (PS, bits 4:0). The
+    /// workload hint (WH, bits 7:5) is only kept.
+    fn set_power(&mut self, cdw11: u32) -> Result<(), Status> {
+        if cdw11 & 0x1f != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        self.features.power = cdw11 & 0xe0;
+        Ok(())
     }
 
     /// Sets a Temperature Threshold (section 5.21.1.4). The temperature never changes, so the

@@ -97,7 +97,7 @@ fn features_can_be_set_and_read() {
     let mut rig = Setup::new().admin();
     let cases = [
         (FeatureId::Arbitration, 0x0102_0306, 0, 0x0102_0306, 6),
-        (FeatureId::PowerManagement, 0, 0, 0, 0),
+        (FeatureId::PowerManagement, 2 << 5, 0, 2 << 5, 0),
         (FeatureId::TemperatureThreshold, 350, 0, 350, 343),
         (FeatureId::TemperatureThreshold, 1 << 20 | 260, 1 << 20, 260, 0),
         (FeatureId::ErrorRecovery, 77, 0, 77, 0),
@@ -148,6 +148,8 @@ fn features_with_data_can_be_set_and_read() {
     rig.fill(page, &[2]);
     let refused = feature(AdminOpcode::SetFeatures, FeatureId::HostBehaviorSupport, 0);
     assert_eq!(rig.status(0, refused), Status::INVALID_FIELD.dnr());
+    let no_such_state = feature(AdminOpcode::SetFeatures, FeatureId::PowerManagement, 2 << 5 | 1);
+    assert_eq!(rig.status(0, no_such_state), Status::INVALID_FIELD.dnr());
     rig.fill(page, &1_000_000u64.to_le_bytes());
     rig.driver.admin(feature(AdminOpcode::SetFeatures, FeatureId::Timestamp, 0)).unwrap();
     rig.advance(Duration::from_millis(2500));
