@@ -33,6 +33,8 @@ struct Done {
     command: u8,
     /// `true` if a descriptor of the same frame was reported before ([`Packet::overlong`]).
     overlong: bool,
+    /// `true` if it is a context ([`Transmitter::replaced`]).
+    is_context: bool,
 }
 
 /// A frame whose last descriptor has not come yet.
@@ -112,6 +114,9 @@ pub(crate) struct Transmitter {
     /// Descriptors to write back, of which the first `ready` are of complete frames.
     done: VecDeque<Done>,
     ready: usize,
+    /// The contexts before each of those descriptors that is a context, in the same order: what is
+    /// read again is read with the contexts that it had.
+    replaced: VecDeque<Contexts>,
     /// Heads of frames that were changed: [`HEAD`] bytes for each frame of a burst.
     bounce: Span,
     spans: Vec<Span>,
@@ -127,6 +132,7 @@ impl Transmitter {
             packet: Packet { ranges: Vec::with_capacity(MOST), overlong, ..Packet::default() },
             done: VecDeque::with_capacity(DESCRIPTORS + MOST),
             ready: 0,
+            replaced: VecDeque::with_capacity(BURST),
             bounce: Span::heap(BURST * HEAD),
             spans: Vec::new(),
             malformed: 0,
@@ -138,6 +144,7 @@ impl Transmitter {
         if self.ring.set_rules(rules) {
             self.packet.clear();
             self.done.clear();
+            self.replaced.clear();
             self.ready = 0;
         } else if !rules.enabled {
             self.start_over();
@@ -191,9 +198,12 @@ impl Transmitter {
         let Some((index, raw)) = self.ring.take() else { return Step::Continue };
         let descriptor = Transmit::read(&raw);
         let (command, overlong) = (descriptor.command(), self.packet.overlong);
-        self.done.push_back(Done { index, word: Transmit::done(&raw), command, overlong });
+        let is_context = matches!(descriptor, Transmit::Context(_));
+        let word = Transmit::done(&raw);
+        self.done.push_back(Done { index, word, command, overlong, is_context });
         match descriptor {
             Transmit::Context(context) => {
+                self.replaced.push_back(self.contexts);
                 match context.command & command::TSE {
                     0 => self.contexts.checksum = context,
                     _ => self.contexts.segmentation = context,
@@ -376,6 +386,9 @@ impl Transmitter {
         let mut head = 0;
         for done in self.done.drain(..self.ready) {
             head = self.ring.after(done.index, 1);
+            if done.is_context {
+                self.replaced.pop_front();
+            }
             if done.command & (command::RS | command::RPS) == 0 {
                 continue;
             }
@@ -389,14 +402,20 @@ impl Transmitter {
         Some((head, sent))
     }
 
-    /// Forgets the frame that is not complete, and goes back to its first descriptor; to the first
-    /// that was not reported if the frame has too many.
+    /// Forgets the frame that is not complete, and goes back to its first descriptor, and to the
+    /// contexts before it; to the first that was not reported if the frame has too many.
     fn start_over(&mut self) {
         let mut overlong = self.packet.overlong;
         if let Some(first) = self.done.get(self.ready) {
             overlong = first.overlong;
             self.ring.rewind(first.index);
         }
+        let again = self.done.iter().skip(self.ready).filter(|done| done.is_context).count();
+        let kept = self.replaced.len().saturating_sub(again);
+        if let Some(contexts) = self.replaced.get(kept) {
+            self.contexts = *contexts;
+        }
+        self.replaced.truncate(kept);
         self.done.truncate(self.ready);
         self.packet.clear();
         self.packet.overlong = overlong;

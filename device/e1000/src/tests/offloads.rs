@@ -16,7 +16,7 @@ fn pseudo(protocol: u8, len: usize) -> u64 {
 
 /// Returns a frame with IPv4 and TCP headers (54 bytes), whose checksums are those that a driver
 /// leaves to the device; `len` bytes in all.
-fn tcp(from: Mac, to: Mac, len: usize, counted: usize) -> Vec<u8> {
+pub(super) fn tcp(from: Mac, to: Mac, len: usize, counted: usize) -> Vec<u8> {
     let mut bytes = frame(from, to, len);
     bytes[12..14].copy_from_slice(&[8, 0]);
     bytes[14..34].copy_from_slice(&[
@@ -30,7 +30,7 @@ fn tcp(from: Mac, to: Mac, len: usize, counted: usize) -> Vec<u8> {
     bytes
 }
 
-fn context(segment: u16) -> Context {
+pub(super) fn context(segment: u16) -> Context {
     let cut = if segment > 0 { command::TSE } else { 0 };
     Context {
         ipcss: 14,
@@ -55,7 +55,7 @@ fn send(host: &mut Host, frame: &[u8], context: Context, more: u8, options: u8) 
 }
 
 /// Asserts that a frame's IPv4 and TCP checksums are right.
-fn check(frame: &[u8]) {
+pub(super) fn check(frame: &[u8]) {
     assert_eq!(usize::from(get(frame, 16).unwrap()), frame.len() - 14);
     assert_eq!(fold(sum(&frame[14..34])), 0xffff, "the header");
     let len = frame.len() - 34;

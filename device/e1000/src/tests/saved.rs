@@ -1,8 +1,9 @@
 //! Saved states.
 
-use slipway_e1000_spec::{Data, Transmit, command, register};
+use slipway_e1000_spec::{Context, Data, Transmit, command, option, register};
 use slipway_pci::{Function, StateError};
 
+use super::offloads::{check, context, tcp};
 use super::rig::{Host, Setup, World, frame, pair};
 
 /// Makes the driver go on with a successor of its device, attached to the same switch.
@@ -51,7 +52,7 @@ fn a_successor_goes_on_in_the_midst_of_traffic() {
 fn a_frame_whose_descriptors_are_not_complete_is_read_again() {
     let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
     let sent = frame(a.mac, b.mac, 900);
-    let context = slipway_e1000_spec::Context::default();
+    let context = Context::default();
     let before = a.driver.sending.tail();
     assert!(a.driver.sending.queue_offloaded(&sent, 300, context, (0, 0, 0)).unwrap());
     // The tail is in the midst of the frame.
@@ -62,6 +63,38 @@ fn a_frame_whose_descriptors_are_not_complete_is_read_again() {
     a.driver.flush().unwrap();
     world.settle();
     assert_eq!(b.received(), [sent]);
+    assert_eq!(a.driver.sending.clean().unwrap(), 1);
+}
+
+#[test]
+fn a_frame_is_read_again_with_the_context_that_it_began_with() {
+    let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
+    let mut sent = tcp(a.mac, b.mac, 300, 300 - 34);
+    sent[16..18].copy_from_slice(&286_u16.to_be_bytes());
+    let options = option::IXSM | option::TXSM;
+    // The context is reported with a whole frame.
+    assert!(a.driver.sending.queue_offloaded(&sent, 300, context(0), (0, options, 0)).unwrap());
+    a.driver.flush().unwrap();
+    world.settle();
+    check(&b.one().0);
+    assert_eq!(a.driver.sending.clean().unwrap(), 1);
+    // In the midst of the next frame comes a context that is of no use for it.
+    let address = a.driver.sending.fill(&sent).unwrap();
+    let piece = |at: u32, length, more| {
+        let (address, command) = (address + u64::from(at), command::DEXT | command::IFCS | more);
+        Transmit::Data(Data { address, length, command, options, ..Data::default() })
+    };
+    let other = Transmit::Context(Context { tucso: 3, ..context(0) });
+    assert!(a.driver.sending.push(&piece(0, 100, 0)).unwrap());
+    assert!(a.driver.sending.push(&other).unwrap());
+    a.driver.flush().unwrap();
+    world.settle();
+    succeed(&world, &mut a, Setup::new(1));
+    assert!(b.received().is_empty());
+    assert!(a.driver.sending.push(&piece(100, 200, command::EOP | command::RS)).unwrap());
+    a.driver.flush().unwrap();
+    world.settle();
+    check(&b.one().0);
     assert_eq!(a.driver.sending.clean().unwrap(), 1);
 }
 
