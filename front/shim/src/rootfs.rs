@@ -170,8 +170,8 @@ impl Tool {
         Ok(last_line(&printed).ok())
     }
 
-    /// Returns the digest of an image, which is made if it is not there. Only who makes it, or waits
-    /// for another one that does, takes the lock at `lock`.
+    /// Returns the digest of an image, which is made if it is not there. The lock at `lock` is taken
+    /// only if it is not there.
     async fn find_or_import(
         &self,
         source: &Source,

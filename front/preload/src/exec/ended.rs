@@ -71,9 +71,10 @@ fn hung_up() -> Option<c_int> {
 }
 
 /// Puts `socket` in the place of `fd`. Returns a copy of `fd` as it was before, with a number from
-/// `first_copy` on, or another one if none of these is left. Returns `None` if no number is left for the copy; `fd` is unchanged then.
+/// `first_copy` on, or another one if none of these is left. Returns `None` if no number is left
+/// for the copy; `fd` is unchanged then.
 fn replace(fd: c_int, socket: c_int, first_copy: c_int) -> Option<c_int> {
-    let copy_from = |first| sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) as c_int;
+    let copy_from = |first: c_int| sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) as c_int;
     let copy = [first_copy, 0].into_iter().map(copy_from).find(|copy| *copy >= 0)?;
     if sys!(SYS_dup3, socket, fd, 0) < 0 {
         real::close(copy);
