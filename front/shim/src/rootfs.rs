@@ -170,8 +170,7 @@ impl Tool {
         Ok(last_line(&printed).ok())
     }
 
-    /// Returns the digest of an image, which is made if it is not there. The lock at `lock` is taken
-    /// only if it is not there.
+    /// Returns the digest of an image. One that is not there is made, under the lock at `lock`.
     async fn find_or_import(
         &self,
         source: &Source,
