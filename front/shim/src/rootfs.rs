@@ -32,11 +32,11 @@ const PROGRAM: &str = "SLIPWAY_PROGRAM";
 /// The file in a bundle with the name of the image that is its container's alone.
 const PRIVATE: &str = "slipway-image";
 /// The longest time that a program may take to make an image, or to do anything else: a device that
-/// does not answer would keep it for ever.
-const LIMIT: Duration = Duration::from_secs(600);
+/// does not answer would keep it for ever. The largest images take minutes.
+const LIMIT: Duration = Duration::from_secs(1800);
 /// The longest time that a root waits for another container's import of the same layers: longer
 /// than [`LIMIT`], after which the next one tries.
-const PATIENCE: Duration = Duration::from_secs(660);
+const PATIENCE: Duration = Duration::from_secs(1860);
 /// The most that is read of what `slipway` prints, bytes.
 const MOST_PRINTED: u64 = 16 << 20;
 /// The longest message of `slipway` that is passed on, bytes.
