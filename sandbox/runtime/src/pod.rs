@@ -9,25 +9,29 @@
 //! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
 //! the task of a container changes the container's record only while that says that it is live.
 
+mod request;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
 
+pub(crate) use self::request::settings;
+use self::request::{describe, fits, limits, refuse_machine};
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, Limits, MOST_ADDED, Placement, SandboxState, Settings};
+use crate::record::{self, Added, Limits, MOST_ADDED, SandboxState};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{
-    Error, Result, copies, function, log, name, pause, placement, pod_disks, pod_functions,
-    process, shares, volume,
+    Error, Result, copies, function, log, pause, placement, pod_disks, pod_functions, shares,
+    volume,
 };
 
 /// The longest time that the end of a killed container may take.
@@ -156,102 +160,6 @@ impl Node {
             });
         }
     }
-}
-
-/// Refuses settings of a machine: a container has the machine of its pod.
-fn refuse_machine(spec: &RunSpec) -> Result<()> {
-    let asked = [
-        (spec.memory_bytes != 0 || spec.max_memory_bytes != 0, "memory"),
-        (spec.layers_bytes != 0, "a bound of root layers"),
-        (spec.cpus != 0 || spec.max_cpus != 0, "CPUs"),
-        (!spec.kernel.is_empty() || !spec.accelerator.is_empty(), "a kernel and an accelerator"),
-        (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),
-        (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
-        (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
-        (!spec.nic.is_empty(), "a kind of network interface"),
-        (spec.interrupt_interval_ns != 0, "an interval between interrupts"),
-        (!spec.network_namespace.is_empty(), "a network namespace"),
-        (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),
-        (!spec.template.is_empty(), "a template"),
-        (spec.makes_pod, "pods"),
-    ];
-    match asked.iter().find(|(is_asked, _)| *is_asked) {
-        Some((_, what)) => {
-            Err(Error::Invalid(format!("a container of a pod cannot have {what} of its own")))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Returns what a new container runs.
-pub(crate) fn settings(
-    image: &slipway_image::Image,
-    spec: &RunSpec,
-    placement: Placement,
-) -> Result<Settings> {
-    let signal = &image.config.stop_signal;
-    Ok(Settings {
-        image: process::or(&spec.image, &image.digest.to_string()),
-        image_digest: image.digest.to_string(),
-        image_path: image.erofs_path.clone(),
-        process: process::process(&image.config, spec)?,
-        stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
-        privileged: spec.privileged,
-        read_only: spec.read_only,
-        placement,
-    })
-}
-
-fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
-    let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
-    name::check_container(&name)?;
-    Ok(Added {
-        name,
-        settings,
-        hostname: spec.hostname.clone(),
-        state: SandboxState::Created,
-        created_ns: realtime_ns(),
-        started_ns: None,
-        exit_status: None,
-        paused: false,
-        reason: String::new(),
-        out_of_memory: false,
-        message_path: copies::message_path(&spec.termination_message_path)?,
-        message: String::new(),
-        limits: limits(spec.resources.as_ref())?,
-        disks: None,
-        volumes: Vec::new(),
-        functions: Vec::new(),
-        shares: Vec::new(),
-        remove: spec.remove,
-        shares_processes: spec.shares_processes,
-    })
-}
-
-fn limits(asked: Option<&Resources>) -> Result<Limits> {
-    /// The smallest quota that the kernel takes, microseconds.
-    const LEAST_QUOTA: u64 = 1000;
-    let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } =
-        asked.cloned().unwrap_or_default();
-    if cpu_weight > 10_000 {
-        return Err(Error::Invalid(format!("a CPU weight of {cpu_weight}: at most 10000")));
-    }
-    let cpu_quota_us = if cpu_quota_us == 0 { 0 } else { cpu_quota_us.max(LEAST_QUOTA) };
-    Ok(Limits { memory_bytes, cpu_quota_us, cpu_weight, pids })
-}
-
-/// Refuses a limit of memory that the pod's microVM cannot give, so that nobody counts on it.
-fn fits(Limits { memory_bytes, .. }: Limits, pod_bytes: u64) -> Result<()> {
-    // The greatest number takes a limit away.
-    if memory_bytes <= pod_bytes || memory_bytes == u64::MAX {
-        return Ok(());
-    }
-    Err(Error::Invalid(format!(
-        "a limit of {} MiB is more than the {} MiB of the pod's microVM; `slipway update POD \
-         --memory` gives one with --max-memory more",
-        memory_bytes >> 20,
-        pod_bytes >> 20
-    )))
 }
 
 /// Enters a container into its pod's record and table, so that its name is taken.
