@@ -18,6 +18,8 @@ print(*sorted(c["name"] + ":" + c["state"] for s in json.load(sys.stdin) if s["n
 vmm() { "$slipway" ps --json | python3 -c 'import json,sys
 print(*[s["vmm_pid"] for s in json.load(sys.stdin) if s["name"].startswith(sys.argv[1] + "-")])' "$1"; }
 
+# Pools of functions of an earlier test.
+rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 echo 'pod_functions = 1' >>"$SLIPWAY_CONFIG"
 start_keeper
 start_daemon
@@ -102,7 +104,6 @@ fi
 
 # A function of a pool, by the mount that `slipway device-plugin` has kubelet make.
 functions=$(realpath "$SLIPWAY_RUN_DIR")/functions
-rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 mkdir -p "$functions" && : >"$functions/fast.1" && "$slipway" vf create fast --disk ram:1M --count 2 >/dev/null || fail "vf create: $(explain)"
 given=(--mount "type=bind,src=$functions/fast.1,dst=/proc/slipway/functions/fast.1,options=rbind:ro")
 owners() { "$slipway" vf inspect fast | python3 -c 'import json, sys
@@ -140,7 +141,7 @@ rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
 start_daemon
 wait_until 60 inside three true || fail "after the daemon's death: $(explain)"
 running web && running lines || fail "after the daemon's death: $(c task ls)"
-[ "$(inside three head -c 6 /dev/slipway/fast-0)" = marked ] || fail "a function after the daemon's death: $(explain)"
+[ "$(inside three sh -c 'head -c 6 /dev/slipway/fast-0')" = marked ] || fail "a function after the daemon's death: $(explain)"
 ok "containers go one by one; the daemon was killed, and the pod and its containers ran on"
 
 c task kill -s SIGTERM web || fail "kill: $(explain)"
