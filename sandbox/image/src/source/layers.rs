@@ -1,8 +1,9 @@
 //! Layers as a snapshotter of containerd's keeps them. An EROFS file is used where it is: it is
 //! read once for its digest and once for the image, and no file system of its maker's is mounted.
 
-use std::fs::File;
-use std::io;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::folder;
@@ -38,15 +39,29 @@ pub(crate) fn open(
     Ok((manifest::without_config(layers, &name)?, files))
 }
 
+/// Refuses a file that another user may change: it is read twice, and the image is kept under the
+/// digest of the first time.
+fn refuse_changeable(file: &Metadata) -> io::Result<()> {
+    let owners = [0, rustix::process::geteuid().as_raw()];
+    if owners.contains(&file.uid()) && file.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let (uid, mode) = (file.uid(), file.mode() & 0o777);
+    let why = "another user may change it: give a copy that you alone may write to";
+    Err(io::Error::other(format!("owner {uid}, mode {mode:o}: {why}")))
+}
+
 fn open_erofs(path: &Path, limits: &Limits) -> Result<(Layer, File)> {
     let failed = |e| Error::io("read", path, e);
     let file = open_regular(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.len() > limits.layer_uncompressed {
-        let reason = format!("it has more than {} bytes", limits.layer_uncompressed);
-        return Err(Error::too_large(format!("layer {}", path.display()), reason));
-    }
-    let mut reader = DigestReader::new(&file);
+    refuse_changeable(&file.metadata().map_err(failed)?).map_err(failed)?;
+    let most = limits.layer_uncompressed;
+    let mut reader = DigestReader::new((&file).take(most.saturating_add(1)));
     io::copy(&mut reader, &mut io::sink()).map_err(failed)?;
     let (digest, size) = (reader.digest(), reader.count());
+    if size > most {
+        let reason = format!("it has more than {most} bytes");
+        return Err(Error::too_large(format!("layer {}", path.display()), reason));
+    }
     Ok((Layer { digest, size, diff_id: digest, form: Form::Erofs }, file))
 }

@@ -1,6 +1,7 @@
 //! Layers that are EROFS files: as `mkfs.erofs` makes them of archives, and as it never would.
 
 use std::io::{Seek, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -106,6 +107,9 @@ async fn an_image_of_layers() {
     assert_eq!((has("linked"), has("own"), has("a/x")), (Some("3"), Some("changed"), None));
     let missing = import(&["3", "1"]).await.unwrap_err().to_string();
     assert!(missing.contains("/3"), "{missing}");
+    std::fs::set_permissions(at("1"), PermissionsExt::from_mode(0o666)).unwrap();
+    let changeable = import(&["2", "1"]).await.unwrap_err().to_string();
+    assert!(changeable.contains("another user may change it"), "{changeable}");
 }
 
 /// Returns the entries of the archive that an upper directory becomes.

@@ -63,8 +63,10 @@ struct Found {
 impl Found {
     /// Adds an attribute of the size that its head says.
     fn add(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let (head, rest) = bytes.split_at(HEAD);
-        let (name, value) = rest.split_at(usize::from(head[0]));
+        // The file may have changed since its size was read.
+        let garbage = "attributes that are garbage";
+        let (head, rest) = bytes.split_at_checked(HEAD).ok_or(garbage)?;
+        let (name, value) = rest.split_at_checked(usize::from(head[0])).ok_or(garbage)?;
         self.attributes.bytes += bytes.len();
         if head[1] & OWN_PREFIX != 0 {
             return Err("attributes with prefixes of the layer's own are not supported".into());
@@ -73,6 +75,10 @@ impl Found {
         let name = [prefix, name].concat();
         if name.contains(&0) || name.len() > 255 {
             return Err("an extended attribute that Linux would not take".into());
+        }
+        // An archive, through which the image is made, ends an attribute's name there.
+        if name.contains(&b'=') {
+            return Err(format!("the extended attribute {}, whose name has a `=`", show(&name)));
         }
         match name.as_slice() {
             b"trusted.overlay.opaque" => self.attributes.is_opaque |= value == b"y",

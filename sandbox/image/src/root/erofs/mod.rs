@@ -164,16 +164,20 @@ impl<'a> ErofsReader<'a> {
         let (pieces, block) = (self.volume.pieces(inode)?, self.volume.block());
         for at in (0..inode.size).step_by(block as usize) {
             let block = self.volume.range(&pieces, at, block.min(inode.size - at))?;
+            let mut counted = 0;
             for (name, inode) in volume::names(&block)? {
                 self.names += 1;
                 if self.names > most {
                     return Err(format!("more than {} files", self.limits.entries));
                 }
                 if name != b"." && name != b".." {
+                    counted += name.len() + NAME_OVERHEAD;
                     self.count(name.len() + NAME_OVERHEAD)?;
                     names.push((name, inode));
                 }
             }
+            // Blocks with fewer names than they have room for take as long to read as full ones.
+            self.count(block.len().saturating_sub(counted))?;
         }
         if !self.path.is_empty() {
             self.path.push(b'/');
