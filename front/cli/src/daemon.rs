@@ -422,8 +422,22 @@ mod tests {
         assert!(mode(false, true).keeps() && !mode(false, true).ends_when_idle());
     }
 
+    /// Makes `in_a_child_process` do what it is for.
+    const CHILD: &str = "SLIPWAY_TEST_SIGNALS";
+
+    /// A process of its own, since other tests of this program handle signals too.
+    #[test]
+    fn a_signal_that_came_early_is_not_lost() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "daemon::tests::in_a_child_process"]).env(CHILD, "1");
+        assert!(child.status().unwrap().success());
+    }
+
     #[tokio::test]
-    async fn a_signal_that_came_early_is_not_lost() {
+    async fn in_a_child_process() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
         let mut signals = Signals::catch().unwrap();
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
             .unwrap();
