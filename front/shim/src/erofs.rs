@@ -32,6 +32,8 @@ const MERGED: &str = "fsmeta.erofs";
 /// Inodes of an ext4 that has no files yet: eleven of its own, and overlayfs's `upper`, `work` and
 /// `work/work`.
 const OWN_INODES: u32 = 14;
+/// A feature of an ext4 with one more inode of its own, a file of orphans.
+const ORPHAN_FILE: u32 = 0x1000;
 /// The position of the superblock of ext4, and the number in it that says so.
 const SUPERBLOCK: u64 = 1024;
 const EXT4: u16 = 0xef53;
@@ -174,9 +176,11 @@ fn has_files(image: &Path) -> Result<bool, String> {
     file.read_exact_at(&mut block, SUPERBLOCK).map_err(failed)?;
     let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| block[at + index]));
     let is_ext4 = u16::from_le_bytes([block[56], block[57]]) == EXT4;
-    let (inodes, free, features) = (number(0), number(16), number(96));
-    let used = inodes.saturating_sub(free);
-    Ok(!is_ext4 || features & NEEDS_RECOVERY != 0 || used > OWN_INODES)
+    let (inodes, free) = (number(0), number(16));
+    let (compatible, incompatible) = (number(92), number(96));
+    let own = OWN_INODES + u32::from(compatible & ORPHAN_FILE != 0);
+    let needs_recovery = incompatible & NEEDS_RECOVERY != 0;
+    Ok(!is_ext4 || needs_recovery || inodes.saturating_sub(free) > own)
 }
 
 #[cfg(test)]

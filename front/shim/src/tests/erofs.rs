@@ -152,6 +152,8 @@ fn a_writable_layer_of_a_size_is_left_out_while_it_is_empty() {
     put(96, &[0; 4]).unwrap();
     let changed = put(16, &(16384_u32 - 15).to_le_bytes()).unwrap_err();
     assert!(changed.contains("4/rwlayer.img"), "{changed}");
+    put(92, &ORPHAN_FILE.to_le_bytes()).unwrap();
+    put(16, &(16384_u32 - 16).to_le_bytes()).unwrap_err();
 }
 
 #[test]
