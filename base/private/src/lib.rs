@@ -9,10 +9,13 @@
 //!
 //! # Dependencies
 //!
-//! `rustix` (openat, fchmod, sockets without a C library), `thiserror`.
+//! `rustix` (openat, fchmod, sockets without a C library), `thiserror`; with the feature `tokio`,
+//! `tokio` (listeners of a runtime).
 
 mod folder;
 mod socket;
 
 pub use folder::{Error, Result, close_files, make_folder};
 pub use socket::listen;
+#[cfg(feature = "tokio")]
+pub use socket::listen_async;

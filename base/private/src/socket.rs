@@ -28,6 +28,19 @@ pub fn listen(
     finished.map(|()| socket)
 }
 
+/// Listens at `path` as [`listen`] does for this process's user, for connections of streams. Must
+/// be called within a tokio runtime that has I/O enabled.
+///
+/// # Errors
+/// Those of [`listen`]; the runtime cannot watch the socket.
+#[cfg(feature = "tokio")]
+pub fn listen_async(path: &Path, backlog: i32) -> io::Result<tokio::net::UnixListener> {
+    let socket = listen(path, SocketType::STREAM, None, backlog)?;
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    listener.set_nonblocking(true)?;
+    tokio::net::UnixListener::from_std(listener)
+}
+
 /// Makes a socket at `path` that refuses connections until it listens.
 fn bind(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     let too_long = |_| {

@@ -8,12 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -29,6 +28,8 @@ use crate::{Aborted, resource};
 const VERSION: &str = "v1beta1";
 /// The name of kubelet's socket in its directory.
 const SOCKET: &str = "kubelet.sock";
+/// The most connections that wait to be accepted: kubelet makes one or two.
+const BACKLOG: i32 = 16;
 /// The time between two looks at the sockets.
 const LOOK: Duration = Duration::from_millis(500);
 /// The longest time of a registration, in which kubelet connects to the plugin.
@@ -165,8 +166,7 @@ impl Seat {
         // The connections of the server before end with the kubelet that made them.
         self.serving = None;
         let _ = std::fs::remove_file(&self.path);
-        let listener = UnixListener::bind(&self.path)?;
-        std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(0o600))?;
+        let listener = slipway_private::listen_async(&self.path, BACKLOG)?;
         let gone = || std::io::Error::other("it was removed at once");
         let socket = identity(&self.path).ok_or_else(gone)?;
         let service = DevicePluginServer::new(plugin).max_decoding_message_size(LARGEST);

@@ -15,8 +15,8 @@
 //! functions.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC, `slipway-plane-api` connects to the daemon's and
-//! to kubelet's sockets, `tokio` and `tokio-stream` serve and wait, `tracing` for the log,
-//! `thiserror` for errors.
+//! to kubelet's sockets, `slipway-private` makes the plugins' own, `tokio` and `tokio-stream` serve
+//! and wait, `tracing` for the log, `thiserror` for errors.
 
 mod kubelet;
 mod plugin;

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use rustix::net::SocketType;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -18,12 +17,9 @@ const BACKLOG: i32 = 1024;
 /// Listens at `path`, where only this process's user can connect, whatever the umask is.
 ///
 /// # Errors
-/// The errors of [`slipway_private::listen`]; something is at the path.
+/// The errors of [`slipway_private::listen_async`]; something is at the path.
 pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let socket = slipway_private::listen(path, SocketType::STREAM, None, BACKLOG)?;
-    let listener = std::os::unix::net::UnixListener::from(socket);
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
+    slipway_private::listen_async(path, BACKLOG)
 }
 
 /// A connection that is counted while it is open.
