@@ -113,17 +113,9 @@ async fn replace(
         let mut after = before.clone();
         change(&mut after);
         set(&target, &after);
-        let outcome = match confine(sandbox).await {
-            Ok(()) => sandbox.update(|_| {}).await,
-            refused => refused,
-        };
-        if let Err(error) = outcome {
+        if let Err(error) = confine_and_save(sandbox).await {
             set(&target, &before);
-            let restored = match confine(sandbox).await {
-                Ok(()) => sandbox.update(|_| {}).await,
-                refused => refused,
-            };
-            if let Err(error) = restored {
+            if let Err(error) = confine_and_save(sandbox).await {
                 tell_kept(&target, &error);
             }
             return Err(error);
@@ -185,11 +177,16 @@ pub(crate) async fn apply(sandbox: &Arc<Sandbox>) -> Result<bool> {
     let sandbox = Arc::clone(sandbox);
     let applied = async move {
         let _turn = sandbox.placement.lock().await;
-        confine(&sandbox).await?;
-        sandbox.update(|_| {}).await?;
+        confine_and_save(&sandbox).await?;
         Ok(true)
     };
     to_end(applied).await
+}
+
+/// Confines a sandbox, and saves its record. The caller has the turn, and does not stop waiting.
+async fn confine_and_save(sandbox: &Arc<Sandbox>) -> Result<()> {
+    confine(sandbox).await?;
+    sandbox.update(|_| {}).await
 }
 
 /// Confines a sandbox, and notes that in its record. The caller has the turn, and does not stop
