@@ -318,7 +318,7 @@ mod tests {
             {"portMappings": [{"hostPort": 1, "containerPort": 1, "protocol": "sctp"}]}"#;
         let sctp = parse(&format!("{{{good}, {sctp}}}"), "ADD").unwrap();
         assert_eq!(sctp.publish().unwrap_err().code(), 2);
-        // What was never made can be removed.
+        // An invalid rate refuses ADD alone: DEL succeeds without an attachment.
         parse(&format!("{{{good}, {bad_rate}}}"), "DEL").unwrap();
         // VERSION is asked by runtimes of any version.
         parse(r#"{"cniVersion": "9.0.0"}"#, "VERSION").unwrap();

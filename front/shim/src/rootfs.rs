@@ -134,7 +134,7 @@ impl ImageLock {
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
-        // One that stays costs a file until the image is made again, or the node boots.
+        // A lock file that cannot be removed is used by the next import of the image.
         let _ = std::fs::remove_file(&self.path);
     }
 }

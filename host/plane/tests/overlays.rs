@@ -93,7 +93,7 @@ fn two_sandboxes_at_the_budget_of_the_node() {
     let node = all(&rig);
     assert_eq!((node.held_bytes, node.limit_bytes), (2 * MAPS + 4 * PAGE, 2 * MAPS + 4 * PAGE));
     assert_eq!(node.refused_writes, 2);
-    // What a sandbox holds goes with it.
+    // A removed sandbox gives the memory of its layers back.
     rig.plane.remove("two").unwrap();
     assert_eq!(all(&rig).held_bytes, MAPS + 2 * PAGE);
     assert!(write(&mut one, 1, 3));
@@ -114,7 +114,7 @@ fn the_layers_of_a_pod_have_its_bound_together() {
     assert!((0..10).all(|page| write(&mut other, 1, page)));
     assert_eq!(figures(&rig, "pod"), (2 * MAPS + 3 * PAGE, 2));
     assert_eq!((all(&rig).refused_writes, all(&rig).limit_bytes), (0, 0));
-    // What a container's layer held is there for the others once it is detached.
+    // A detached layer gives its memory back to its pod.
     let namespace = Some(v1::detach_disk_request::Namespace::Nsid(2));
     let detach = v1::DetachDiskRequest { endpoint_id: "pod".into(), namespace };
     rig.plane.detach(&detach).unwrap();

@@ -69,7 +69,7 @@ fn the_overlays_of_one_owner_have_its_part_together() {
     write(&mut two, 0, &[2; 512]).unwrap();
     assert_eq!(write(&mut one, 8, &[1; 512]), Err(DiskError::NoSpace));
     write(&mut other, 0, &[3; 64 * 512]).unwrap();
-    // What a removed overlay held is there for the others.
+    // A removed overlay gives its memory back to the budget.
     drop(two);
     write(&mut one, 8, &[1; 512]).unwrap();
     assert_eq!((pod.held(), pod.refused(), whole.refused()), (MAPS + 2 * PAGE, 1, 0));

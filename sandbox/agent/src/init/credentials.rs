@@ -36,7 +36,7 @@ const DEFAULT: CapabilitySet = CapabilitySet::CHOWN
 pub struct Rights {
     /// The capabilities that the process and its children can ever have.
     capabilities: CapabilitySet,
-    /// Those of them that the programs of any user have.
+    /// The ambient capabilities: programs that the process executes have them as any user.
     ambient: CapabilitySet,
     no_new_privileges: bool,
     /// The filter of system calls that is loaded last, if there is one.

@@ -50,7 +50,7 @@ fn a_connection_that_fails_half_way_leaves_nothing() {
     broker.accounts.limit(AllLimits { user, ..AllLimits::default() });
     let outcome = broker.request(client, connect(), Vec::new());
     assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
-    // One that fails beside it leaves the link as it is.
+    // A second connection, which fails, leaves the link of the first unchanged.
     let outcome = broker.request(client, connect(), Vec::new());
     assert!(matches!(outcome, Outcome::Answer(Reply::Refused(_), _)));
     assert!(broker.links.iter().all(|(_, link)| link.live == 1));

@@ -14,7 +14,7 @@ const OWN_PREFIX: u8 = 0x80;
 /// The extended attributes of a file.
 #[derive(Debug, Default)]
 pub(super) struct Attributes {
-    /// Those that an image keeps.
+    /// The attributes that are written to the image: names and values.
     pub(super) kept: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Set for a folder that hides what lower layers have in it.
     pub(super) is_opaque: bool,
