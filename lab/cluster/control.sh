@@ -137,7 +137,7 @@ start_runtime() {
     if [ -n "$LAB_SLIPWAY" ]; then
         # A daemon that was killed leaves its socket; the new one must make its own.
         rm -f /run/slipway/slipway.sock
-        start_daemon 'keeper = true' 'memory_bytes = 201326592'
+        start_daemon 'keeper = true' 'memory_bytes = 201326592' 'pod_functions = 2'
         note daemon "$daemon"
     fi
     start_containerd

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # The parts of lab/kubernetes. Sourced by lab/cluster/node, never run.
 
-all_parts="deployment commands volumes update resize job upgrade restart"
+all_parts="deployment commands volumes update resize job functions upgrade restart"
 fail() { echo "failed: $*"; exit 1; }
 
 # apply NAME: a manifest, with the class of the pods and the numbers put in.
 apply() {
-    sed -e "s/CLASS/$LAB_RUNTIME/; s/REPLICAS/${replicas:-$LAB_PODS}/; s/COMPLETIONS/$LAB_JOBS/; s|DIRECTORY|$work/tmp/host|" \
+    sed -e "s/CLASS/$LAB_RUNTIME/; s/NAME/${name:-}/; s/REPLICAS/${replicas:-$LAB_PODS}/; s/COMPLETIONS/$LAB_JOBS/; s|DIRECTORY|$work/tmp/host|" \
         "$LAB_MANIFESTS/$1.yaml" | kubectl apply -f -
 }
 
@@ -190,6 +190,40 @@ part_job() {
     same "the number of pods that succeeded" "$(kubectl get job batch -o jsonpath='{.status.succeeded}')" "$LAB_JOBS"
     same "the number of logs that have their index" "$(kubectl logs -l job-name=batch --tail=-1 --max-log-requests 100 | sort -u | grep -c '^index ')" "$LAB_JOBS"
     remove job/batch
+    check_left
+}
+
+capacity() { kubectl get node node -o jsonpath='{.status.allocatable.slipway\.dev/scratch}'; }
+has_capacity() { [ "$(capacity)" = "$1" ]; }
+phase() { kubectl get pod "$1" -o jsonpath='{.status.phase}'; }
+waits_for_function() { kubectl describe pod third | grep -q 'Insufficient slipway.dev/scratch'; }
+# on_function POD COMMAND: with the pod's function as $disk.
+on_function() { kubectl exec "$1" -- sh -c "disk=/dev/slipway/scratch-0; $2"; }
+
+# Functions of a pool by the device plugin: two pods have the two that there are, and a third one waits.
+part_functions() {
+    [ "$LAB_RUNTIME" = slipway ] || { echo "only pods of Slipway's have functions"; return 0; }
+    slipway vf create scratch --disk ram:16M --count 2
+    begin plugin slipway device-plugin
+    wait_until 60 has_capacity 2 || fail "the node has '$(capacity)' functions, and not 2"
+    for name in first second third; do
+        name=$name apply functions
+        [ "$name" = third ] || kubectl wait --for=condition=Ready "pod/$name" --timeout=300s || fail "$name is not ready"
+    done
+    wait_until 60 waits_for_function || fail "the third pod does not wait for a function, but is $(phase third)"
+    on_function first 'echo mark-of-first | dd of=$disk conv=fsync 2>/dev/null'
+    same "what the second pod reads" "$(on_function second 'dd if=$disk bs=13 count=1 2>/dev/null | tr -d "\0"')" ""
+    same "what the first pod reads" "$(on_function first 'dd if=$disk bs=13 count=1 2>/dev/null')" mark-of-first
+    # A kubelet that starts again asks the plugin anew; the pods go on.
+    kill_program kubelet
+    start_kubelet
+    wait_until 120 has_capacity 2 || fail "the node has '$(capacity)' functions after kubelet's restart"
+    remove pod/first
+    kubectl wait --for=condition=Ready pod/third --timeout=300s || fail "the third pod does not get the function that is free"
+    same "what the third pod reads" "$(on_function third 'dd if=$disk bs=13 count=1 2>/dev/null | tr -d "\0"')" ""
+    remove pod/second pod/third
+    end_program plugin
+    slipway vf rm scratch
     check_left
 }
 
