@@ -4,6 +4,8 @@
 //! path on the host to escape to, and no layer is mounted.
 
 pub(crate) mod erofs;
+#[allow(dead_code)] // reason: the cache is about to use it.
+pub(crate) mod layout;
 pub(crate) mod merge;
 pub(crate) mod read;
 pub(crate) mod tree;

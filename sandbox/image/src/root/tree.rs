@@ -10,6 +10,13 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Id(u32);
 
+impl Id {
+    /// Returns the index, which is below [`Tree::inodes`].
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// The index of the root folder.
 pub(crate) const ROOT: Id = Id(0);
 
@@ -125,6 +132,11 @@ impl Tree {
             max_path: max_path.min(4095),
             work: Cell::new(0),
         }
+    }
+
+    /// Returns the number of inodes, those without a name included.
+    pub(crate) fn inodes(&self) -> usize {
+        self.inodes.len()
     }
 
     pub(crate) fn inode(&self, id: Id) -> &Inode {

@@ -7,6 +7,7 @@ mod fetch;
 mod folder;
 mod hostile;
 mod hostile_registry;
+mod layout;
 mod merge;
 mod private;
 mod registry;

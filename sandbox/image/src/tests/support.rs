@@ -303,7 +303,7 @@ impl Log {
 
 /// Returns a command of erofs-utils: from the tool root `$SLIPWAY_TOOLS` (by default the one that
 /// set-up makes), or from `PATH`. Returns `None` if there is none.
-fn tool(name: &str) -> Option<Vec<OsString>> {
+pub fn tool(name: &str) -> Option<Vec<OsString>> {
     let root = std::env::var_os("SLIPWAY_TOOLS").unwrap_or("/var/lib/slipway/tools".into());
     if let Some(command) = command_in_root(root.as_ref(), name) {
         return Some(command);
