@@ -180,7 +180,7 @@ on sh -c 'cd / && sha256sum --quiet -c -' <"$work/sums" >"$work/out" 2>&1 || fai
 [ "$(on cat /etc/slipway/config.d/10-node.toml | tail -n 1)" = 'keeper = true' ] || fail "no keeper in the settings"
 [ "$(on cat /var/lib/slipway/kernel/release)" = 6.1.0-1-cloud-amd64 ] || fail "no guest kernel"
 grep -q -- --tar= <<<"$(on /var/lib/slipway/tools/bin/mkfs.erofs --help 2>&1)" || fail "mkfs.erofs does not run on the node"
-grep -q '^mkfs.erofs 1.7 or newer  *ok' <<<"$(on slipway doctor 2>&1)" || fail "doctor: $(on slipway doctor)"
+grep -q '^agent  *ok' <<<"$(on slipway doctor 2>&1)" || fail "doctor: $(on slipway doctor)"
 grep -q 'runtimes.slipway\]' <<<"$(on containerd config dump)" || fail "no runtime: $(on containerd config dump)"
 [ "$(on cat /run/kubectl.log)" = '--kubeconfig /etc/kubernetes/kubelet.conf label node one dev.slipway.node=ready --overwrite' ] ||
     fail "kubectl was called: $(on cat /run/kubectl.log)"

@@ -55,7 +55,6 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         huge_pages(config),
         kernel(config),
         agent(config),
-        mkfs_erofs(config),
         mkfs_ext4(),
         cgroups(),
         networks(),
@@ -193,13 +192,6 @@ fn agent(config: &Config) -> Finding {
     let found = config.find_agent();
     let outcome = found.map(|path| path.display().to_string()).map_err(|error| error.to_string());
     needed("agent", outcome, "make build")
-}
-
-fn mkfs_erofs(config: &Config) -> Finding {
-    let tools = crate::image::tools(config);
-    let words = tools.mkfs_erofs.join(" ".as_ref()).to_string_lossy().into_owned();
-    let outcome = tools.check().map(|()| words).map_err(|error| error.to_string());
-    needed("mkfs.erofs 1.7 or newer", outcome, SET_UP)
 }
 
 fn mkfs_ext4() -> Finding {

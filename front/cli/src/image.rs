@@ -3,7 +3,6 @@
 use anyhow::Result;
 use slipway_image::{
     Access, Cache, Image, Limits, Prune, PullPolicy, Reference, Removed, Selection, Source, Taken,
-    Tools,
 };
 use slipway_runtime::{Config, images_in_use};
 
@@ -13,16 +12,10 @@ use crate::progress::Fetch;
 use crate::size::show;
 use crate::table::{ago, table};
 
-/// Returns the programs that build images: those installed by set-up, where the distribution's are
-/// too old.
-pub fn tools(config: &Config) -> Tools {
-    Tools::in_root(&config.tools_dir).unwrap_or_default()
-}
-
 /// Opens the node's image cache, which only its owner may use.
 pub fn cache(config: &Config) -> Result<Cache> {
     let dir = config.images_dir();
-    let opened = Cache::open(&dir, tools(config), Limits::default());
+    let opened = Cache::open(&dir, Limits::default());
     if opened.as_ref().is_err_and(is_refusal) {
         need_root(&format!("the image cache {}", dir.display()))?;
     }

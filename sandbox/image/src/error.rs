@@ -149,22 +149,6 @@ pub enum Error {
         /// The cause.
         reason: String,
     },
-    /// `mkfs.erofs` is missing or too old.
-    #[error("{command}: {reason}; erofs-utils 1.7 or newer is needed (slipway doctor tells how)")]
-    Tool {
-        /// The command as configured.
-        command: String,
-        /// The cause, or what the command lacks.
-        reason: String,
-    },
-    /// `mkfs.erofs` failed.
-    #[error("mkfs.erofs failed ({status}): {}", shown(.stderr))]
-    Mkfs {
-        /// The exit status.
-        status: String,
-        /// The last line of its error output.
-        stderr: String,
-    },
     /// The disk with the cache is full. Nothing of the image was left behind.
     #[error(
         "no space left on the disk with {}: free some, or remove images (slipway image prune)",
@@ -304,7 +288,6 @@ mod tests {
             Error::BadLayer { layer: text(), reason: text() },
             Error::TooLarge { what: text(), reason: text() },
             Error::BadFolder { path: text().into(), reason: text() },
-            Error::Mkfs { status: "1".into(), stderr: text() },
             Error::Unknown(text()),
             Error::BadIndex { path: "p".into(), reason: text() },
             Error::Io { action: "read", path: text().into(), source: io::ErrorKind::Other.into() },

@@ -15,8 +15,8 @@
 //!    created on the host**, so neither `..` nor a symbolic link has anything to escape to. File
 //!    data stays in the layers, and the tree has offsets. Layers that are EROFS files already, as
 //!    containerd keeps them, are read where they are (`root::erofs`), and never mounted.
-//! 4. The tree streams as one tar archive into `mkfs.erofs` (`root::write`, `erofs`), and the
-//!    result is renamed into the cache and listed (`cache`).
+//! 4. The tree is laid out and written as an EROFS file system by this crate itself
+//!    (`root::layout`), and the file is renamed into the cache and listed (`cache`).
 //!
 //! Registries, and other users' archives and folders, are treated as hostile: every document is
 //! read up to its limit and within its time, and messages show foreign text without its control
@@ -30,10 +30,10 @@
 //!
 //! Pushing; platforms other than linux/amd64; SHA-512 digests; docker's schema 1 manifests;
 //! encrypted and lazily fetched layers; signatures; mirrors; docker's credential helpers; resuming
-//! an interrupted download; files that are sparse in PAX format (old GNU format works; a hole takes
-//! space in the image). Layers are not shared between images: an image is one file. Extended
-//! attributes that EROFS cannot hold are left out, and so are overlayfs's own. Times before 1970
-//! become 1970, and fractions of seconds are dropped.
+//! an interrupted download; files that are sparse in PAX format (old GNU format works). Layers are
+//! not shared between images: an image is one file. Extended attributes that EROFS cannot hold are
+//! left out, and so are overlayfs's own. Times before 1970 become 1970, and fractions of seconds
+//! are dropped.
 //!
 //! # Third-party crates
 //!
@@ -46,7 +46,6 @@
 mod cache;
 mod config;
 mod digest;
-mod erofs;
 mod error;
 mod limits;
 mod manifest;
@@ -65,7 +64,6 @@ use root::Form;
 pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Selection, Taken};
 pub use config::ImageConfig;
 pub use digest::{BadDigest, Digest};
-pub use erofs::Tools;
 pub use error::{Error, Result};
 pub use limits::Limits;
 pub use progress::{Event, Progress, Silent};
@@ -119,7 +117,12 @@ fn fuzz_merge<const N: usize>(data: &[u8], forms: [Form; N]) {
         }
     }
     let layers: Vec<_> = forms.iter().filter_map(|_| file.try_clone().ok()).collect();
-    let written = root::write::write_tree(&merger.finish(), &layers, std::io::sink(), &mut |_| {});
+    let tree = merger.finish();
+    let Ok(layout) = root::layout::Layout::of(&tree, [0; 16]) else { return };
+    let Ok(image) = tempfile::tempfile() else { return };
     // Data that was read by the merger must be there to be written.
-    assert!(written.is_ok());
+    assert!(layout.write_image(&tree, &layers, &image, &mut |_| {}).is_ok());
+    let limits = Limits::default();
+    let mut again = root::merge::Merger::new(&limits);
+    assert!(again.apply(&image, Form::Erofs).is_ok());
 }

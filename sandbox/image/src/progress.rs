@@ -60,7 +60,7 @@ pub enum Event<'a> {
     Merging,
     /// The file system is being written.
     Building {
-        /// The bytes of file data passed to mkfs.erofs so far.
+        /// The bytes of file data written so far.
         done: u64,
         /// The bytes of file data in total.
         total: u64,

@@ -24,7 +24,7 @@ pub struct Config {
     /// The directory of images, records, logs and scratch volumes.
     pub data_dir: PathBuf,
     /// The directory of tools of which the distribution's version is too old
-    /// (`bin/qemu-system-x86_64`, `bin/mkfs.erofs`).
+    /// (`bin/qemu-system-x86_64`).
     pub tools_dir: PathBuf,
     /// The directory of the guest kernel: `vmlinuz`, `modules/`, `release`.
     pub kernel_dir: PathBuf,

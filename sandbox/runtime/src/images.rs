@@ -73,7 +73,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
-    use slipway_image::{Limits, Tools};
+    use slipway_image::Limits;
 
     use super::*;
     use crate::adopt::tests::record_of;
@@ -104,7 +104,7 @@ mod tests {
     fn images_of_containerds_that_nothing_uses_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (images, sandboxes) = (dir.path().join("images"), dir.path().join("sandboxes"));
-        let cache = Cache::open(&images, Tools::default(), Limits::default()).unwrap();
+        let cache = Cache::open(&images, Limits::default()).unwrap();
         let now = crate::time::realtime_ns() / 1_000_000_000;
         let key = |digit: &str| digit.repeat(32);
         let [unused, used, recent, pulled, users] = [

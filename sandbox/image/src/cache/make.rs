@@ -2,21 +2,20 @@
 //! and list it.
 
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use tempfile::TempPath;
+use tempfile::{NamedTempFile, TempPath};
 
 use super::index::{Index, Record, sync_dir};
 use super::lock::WorkLock;
 use super::{Cache, Image, now, remove_file};
 use crate::manifest::Plan;
 use crate::resolve;
+use crate::root::layout::Layout;
 use crate::root::merge::{MergeError, Merger};
-use crate::root::write;
 use crate::source::registry::{Access, Registry};
 use crate::source::{
     Fetcher, Source, Spool, archive, blocking, folder, layers, layout, name_from_path,
@@ -67,7 +66,6 @@ impl Cache {
         access: &Access,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
-        self.check_tools().await?;
         progress.event(Event::Resolving(reference));
         let (for_client, access) = (reference.clone(), access.clone());
         // Making the client reads the system's certificates, so it runs on a blocking thread.
@@ -132,7 +130,6 @@ impl Cache {
         taken: Taken,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
-        self.check_tools().await?;
         let (plan, fetcher, own) = self.open_source(source).await?;
         let names = match name {
             Some(name) => vec![name],
@@ -179,11 +176,6 @@ impl Cache {
         let plan = resolve::plan(&fetcher, bytes, &place, &self.inner.limits).await?;
         let name = name.or_else(|| name_from_path(&path, tag.as_deref()));
         Ok((plan, fetcher, name.into_iter().collect()))
-    }
-
-    async fn check_tools(&self) -> Result<()> {
-        let cache = self.clone();
-        blocking(move || cache.inner.tools.check()).await
     }
 
     /// Makes the image of `plan` unless it is in the cache, and gives it `names`.
@@ -302,25 +294,24 @@ impl Cache {
         names: (&[Reference], Taken),
         progress: &dyn Progress,
     ) -> Result<Image> {
-        // The file has mode 0600, which mkfs.erofs keeps. It is removed when dropped, whatever
-        // fails. Its name is new each time, since a mkfs.erofs whose parent was killed may still
-        // write to an earlier one.
+        // The file has mode 0600. It is removed when dropped, whatever fails.
         let work = self.work_dir();
         let out = tempfile::Builder::new()
             .prefix(&format!("{}-", plan.digest.hex()))
             .suffix(".erofs")
             .tempfile_in(&work)
-            .map_err(|e| Error::io("write to", &work, e))?
-            .into_temp_path();
+            .map_err(|e| Error::io("write to", &work, e))?;
         let size = self.build_into(&out, plan, layers, progress)?;
-        let image = self.commit(out, plan, size, names)?;
+        let image = self.commit(out.into_temp_path(), plan, size, names)?;
         progress.event(Event::Finished(&plan.digest));
         Ok(image)
     }
 
+    /// Merges the layers and writes the image to `out`, which is on disk when this returns. Returns
+    /// its size in bytes.
     fn build_into(
         &self,
-        out: &Path,
+        out: &NamedTempFile,
         plan: &Plan,
         layers: &[File],
         progress: &dyn Progress,
@@ -336,15 +327,21 @@ impl Cache {
             })?;
         }
         let tree = merger.finish();
-        let total = write::data_bytes(&tree);
+        let layout = Layout::of(&tree, plan.digest.uuid())
+            .map_err(|reason| Error::too_large(format!("image {}", plan.digest), reason))?;
+        let total = layout.file_bytes();
         progress.event(Event::Building { done: 0, total });
         let mut told = 0;
-        self.inner.tools.build(&tree, layers, &plan.digest, out, &mut |done| {
+        let mut tell = |done: u64| {
             if done - told >= BUILD_STEP || done == total {
                 told = done;
                 progress.event(Event::Building { done, total });
             }
-        })
+        };
+        let written = layout.write_image(&tree, layers, out.as_file(), &mut tell);
+        let written = written.and_then(|()| out.as_file().sync_all());
+        written.map_err(|e| Error::io("write", out.path(), e))?;
+        Ok(layout.bytes())
     }
 
     /// Moves the finished file to its place and lists it. Both happen under the index's lock, so

@@ -27,7 +27,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::erofs::Tools;
 use crate::{Digest, Error, ImageConfig, Limits, Reference, Result};
 use index::{Index, LockedIndex, Record};
 use lock::WorkLock;
@@ -119,7 +118,6 @@ pub struct Cache {
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
-    tools: Tools,
     limits: Limits,
 }
 
@@ -130,8 +128,8 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`] if the folder cannot be created or written, [`Error::ForeignCache`] if it
     /// belongs to another user, [`Error::BadIndex`].
-    pub fn open(dir: impl Into<PathBuf>, tools: Tools, limits: Limits) -> Result<Self> {
-        let cache = Self { inner: Arc::new(Inner { dir: dir.into(), tools, limits }) };
+    pub fn open(dir: impl Into<PathBuf>, limits: Limits) -> Result<Self> {
+        let cache = Self { inner: Arc::new(Inner { dir: dir.into(), limits }) };
         let work = cache.work_dir();
         private::make(&cache.inner.dir)?;
         private::make(&work)?;
@@ -139,11 +137,6 @@ impl Cache {
         cache.clear_work()?;
         cache.clear_images()?;
         Ok(cache)
-    }
-
-    /// Returns the programs with which this cache builds images.
-    pub fn tools(&self) -> &Tools {
-        &self.inner.tools
     }
 
     /// Returns the image called `name`: a reference, a digest, or the first four or more digits of

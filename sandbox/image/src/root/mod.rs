@@ -1,10 +1,10 @@
 //! The root file system of an image: layers are read (tar archives by [`read`], EROFS files by
-//! [`erofs`]), merged in memory into a tree ([`tree`], [`merge`]) and written as one tar stream
-//! ([`write`]). No file of a layer is ever created on the host's own file system, so there is no
-//! path on the host to escape to, and no layer is mounted.
+//! [`erofs`]), merged in memory into a tree ([`tree`], [`merge`]) and written as one EROFS file
+//! ([`layout`]). No file of a layer is ever created on the host's own file system, so there is no
+//! path on the host to escape to, and no layer is mounted. [`write`] makes the archive that a plain
+//! folder becomes.
 
 pub(crate) mod erofs;
-#[allow(dead_code)] // reason: the cache is about to use it.
 pub(crate) mod layout;
 pub(crate) mod merge;
 pub(crate) mod read;

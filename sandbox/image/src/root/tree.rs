@@ -168,6 +168,7 @@ impl Tree {
     ///
     /// Trees are walked without recursion everywhere: paths may have two thousand parts, and a
     /// layer must not choose the depth of the stack.
+    #[cfg(test)]
     pub(crate) fn walk<'a, E>(
         &'a self,
         mut visit: impl FnMut(&[u8], Id, &'a [u8], Id) -> Result<(), E>,

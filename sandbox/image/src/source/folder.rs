@@ -212,7 +212,7 @@ impl<W: io::Write> Packer<'_, W> {
         }
         let open = found.read().map_err(|e| self.bad(path, e))?;
         self.put(path, found, EntryType::Regular, b"", len)?;
-        let copied = self.out.copy(&open, 0, len, &mut |_| {});
+        let copied = self.out.copy(&open, 0, len);
         copied.map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => self.bad(path, changed()),
             io::ErrorKind::StorageFull => Error::io("write to", self.spool, e),

@@ -14,9 +14,11 @@ async fn import(cache: &Cache, source: Source) -> Image {
 
 #[tokio::test]
 async fn merged_layers_as_fsck_erofs_reads_them() {
-    let Some(tools) = tools("merged_layers_as_fsck_erofs_reads_them") else { return };
+    if !readers("merged_layers_as_fsck_erofs_reads_them") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("c"), Limits::default()).unwrap();
     let long = "n".repeat(180);
     let big = "0123456789abcdef".repeat(20_000);
     let lower = Tar::new()
@@ -87,12 +89,14 @@ async fn merged_layers_as_fsck_erofs_reads_them() {
 /// `vfs_cap_data` version 2 with CAP_NET_RAW permitted and effective, as for ping.
 const CAP_NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// An image that is just within the limits gets through mkfs.erofs, too.
+/// An image that is just within the limits.
 #[tokio::test]
 async fn extremes() {
-    let Some(tools) = tools("extremes") else { return };
+    if !readers("extremes") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("c"), Limits::default()).unwrap();
     let deep = "d/".repeat(2040) + "f";
     let name = "n".repeat(255);
     let target = "t".repeat(4095);
@@ -132,12 +136,11 @@ async fn extremes() {
 
 #[tokio::test]
 async fn the_same_image_is_the_same_bytes() {
-    let Some(tools) = tools("the_same_image_is_the_same_bytes") else { return };
     let layer = Tar::new().dir("b/").file("b/y", "1").file("a", "2").end();
     let mut digests = Vec::new();
     for blob in [gzip(&layer), gzip(&layer)] {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::open(dir.path(), tools.clone(), Limits::default()).unwrap();
+        let cache = Cache::open(dir.path(), Limits::default()).unwrap();
         let layout = Layout::of(&[blob]);
         let image = import(&cache, Source::OciLayout(layout.path().to_owned(), None)).await;
         digests.push(Digest::of(&std::fs::read(&image.erofs_path).unwrap()));
@@ -147,9 +150,11 @@ async fn the_same_image_is_the_same_bytes() {
 
 #[tokio::test]
 async fn every_local_source() {
-    let Some(tools) = tools("every_local_source") else { return };
+    if !readers("every_local_source") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("c"), Limits::default()).unwrap();
     let layer = plain(&Tar::new().file("x", "1").end());
     let layout = Layout::of(std::slice::from_ref(&layer));
     let from_layout = import(&cache, Source::OciLayout(layout.path().to_owned(), None)).await;
@@ -179,9 +184,11 @@ async fn every_local_source() {
 
 #[tokio::test]
 async fn a_plain_folder_comes_out_as_it_went_in() {
-    let Some(tools) = tools("a_plain_folder_comes_out_as_it_went_in") else { return };
+    if !readers("a_plain_folder_comes_out_as_it_went_in") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("c"), Limits::default()).unwrap();
     let root = dir.path().join("My-Root");
     std::fs::create_dir_all(root.join("a/b")).unwrap();
     std::fs::write(root.join("a/f"), "data").unwrap();
@@ -218,9 +225,11 @@ async fn a_plain_folder_comes_out_as_it_went_in() {
 
 #[tokio::test]
 async fn a_deep_folder() {
-    let Some(tools) = tools("a_deep_folder") else { return };
+    if !readers("a_deep_folder") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("c"), Limits::default()).unwrap();
     let root = dir.path().join("r");
     // The folder is as deep as a path from the root of the host may be.
     let depth = (4080 - root.as_os_str().len()) / 2;
@@ -231,9 +240,8 @@ async fn a_deep_folder() {
 
 #[tokio::test]
 async fn a_folder_that_is_none() {
-    let Some(tools) = tools("a_folder_that_is_none") else { return };
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("c"), Limits::default()).unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     for path in [file, dir.path().join("missing")] {

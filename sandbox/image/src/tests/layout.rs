@@ -303,6 +303,19 @@ fn deep_trees_need_no_deep_stack() {
     std::thread::Builder::new().stack_size(256 << 10).spawn(work).unwrap().join().unwrap();
 }
 
+/// An archive has no such names, but an EROFS layer may have them.
+#[test]
+fn an_attribute_with_an_equals_sign_in_its_name_comes_back() {
+    let mut tree = Tree::new(4095);
+    let xattrs = [(b"user.a=b".to_vec(), b"c=d".to_vec())].into();
+    let inode = Inode { meta: Meta { xattrs, ..Meta::default() }, kind: NodeKind::Fifo };
+    let child = Child { id: tree.add(inode).unwrap(), layer: 0 };
+    let root = tree.find(&[]).unwrap().unwrap();
+    tree.link(&root, b"x", child).unwrap();
+    let again = read_back(&written(&tree, &[]));
+    assert_eq!(lines(&again, &[]), lines(&tree, &[]));
+}
+
 #[track_caller]
 fn refused(tree: &Tree, reason: &str) {
     match Layout::of(tree, UUID) {

@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use super::support::*;
-use crate::{Cache, Error, Image, Limits, Reference, Silent, Source, Taken, Tools};
+use crate::{Cache, Error, Image, Limits, Reference, Silent, Source, Taken};
 
 /// The attacker: a user that owns nothing.
 const NOBODY: u32 = 65534;
 
-fn open(dir: &Path, tools: &Tools) -> Cache {
-    Cache::open(dir, tools.clone(), Limits::default()).unwrap()
+fn open(dir: &Path) -> Cache {
+    Cache::open(dir, Limits::default()).unwrap()
 }
 
 async fn import(
@@ -46,10 +46,9 @@ fn rights_of_others(path: &Path) -> u32 {
 
 #[tokio::test]
 async fn the_cache_is_its_owners_alone() {
-    let Some(tools) = tools("the_cache_is_its_owners_alone") else { return };
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("images");
-    let image = import(&open(&dir, &tools), "x", Some("app"), Taken::Refuse).await.unwrap();
+    let image = import(&open(&dir), "x", Some("app"), Taken::Refuse).await.unwrap();
     assert!(everything(&dir).contains(&image.erofs_path));
     for path in everything(&dir) {
         assert_eq!(rights_of_others(&path), 0, "{}", path.display());
@@ -58,7 +57,7 @@ async fn the_cache_is_its_owners_alone() {
     for path in everything(&dir) {
         chmod(&path, if path.is_dir() { 0o755 } else { 0o644 });
     }
-    let cache = open(&dir, &tools);
+    let cache = open(&dir);
     cache.touch(&image.digest).unwrap();
     for path in everything(&dir) {
         assert_eq!(rights_of_others(&path), 0, "{}", path.display());
@@ -69,9 +68,8 @@ async fn the_cache_is_its_owners_alone() {
 /// Lookups do not wait, even while another process holds the lock.
 #[tokio::test]
 async fn looking_something_up_waits_for_no_lock() {
-    let Some(tools) = tools("looking_something_up_waits_for_no_lock") else { return };
     let dir = tempfile::tempdir().unwrap();
-    let cache = open(dir.path(), &tools);
+    let cache = open(dir.path());
     let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
     let held = slipway_lock::Lock::try_take(&dir.path().join("index.lock")).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -117,7 +115,6 @@ const READ: &str = "cat \"$1\" >/dev/null && echo read || echo refused";
 #[tokio::test]
 async fn another_user_neither_reads_nor_locks_as_root() {
     const NAME: &str = "another_user_neither_reads_nor_locks_as_root";
-    let Some(tools) = tools(NAME) else { return };
     if !rustix::process::geteuid().is_root() {
         return skip(NAME, "root to act as another user");
     }
@@ -125,7 +122,7 @@ async fn another_user_neither_reads_nor_locks_as_root() {
     // Other users can pass through the parent, as with the data directory.
     chmod(place.path(), 0o711);
     let dir = place.path().join("images");
-    let cache = open(&dir, &tools);
+    let cache = open(&dir);
     let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
     // The first round relies on the folder's mode, the second on the modes of its files.
     for mode in [0o700, 0o755] {
@@ -148,7 +145,7 @@ async fn a_cache_of_another_user_is_refused_as_root() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::chown(dir.path(), Some(NOBODY), None).unwrap();
-    let error = Cache::open(dir.path(), Tools::default(), Limits::default()).unwrap_err();
+    let error = Cache::open(dir.path(), Limits::default()).unwrap_err();
     assert!(matches!(error, Error::ForeignCache { owner: NOBODY, .. }), "{error}");
 }
 
@@ -156,9 +153,8 @@ async fn a_cache_of_another_user_is_refused_as_root() {
 /// right to it.
 #[tokio::test]
 async fn an_import_takes_no_name_from_another_image() {
-    let Some(tools) = tools("an_import_takes_no_name_from_another_image") else { return };
     let dir = tempfile::tempdir().unwrap();
-    let cache = open(dir.path(), &tools);
+    let cache = open(dir.path());
     let debian = import(&cache, "the real one", Some("debian:12"), Taken::Refuse).await.unwrap();
     let layer = plain(&Tar::new().file("x", "another").end());
     let config = config_json("amd64", std::slice::from_ref(&layer));

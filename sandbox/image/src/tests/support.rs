@@ -9,11 +9,10 @@ use std::sync::{Arc, Mutex};
 
 use tar::{EntryType, Header};
 
-use crate::erofs::command_in_root;
 use crate::root::Form;
 use crate::root::merge::{MergeError, Merger};
 use crate::root::tree::{NodeKind, ROOT, Tree};
-use crate::{Digest, Event, Limits, Progress, Tools};
+use crate::{Digest, Event, Limits, Progress};
 
 /// A tar archive under construction. Its headers are made by the `tar` crate, so that this crate's
 /// own writer is not checked against itself.
@@ -305,8 +304,9 @@ impl Log {
 /// set-up makes), or from `PATH`. Returns `None` if there is none.
 pub fn tool(name: &str) -> Option<Vec<OsString>> {
     let root = std::env::var_os("SLIPWAY_TOOLS").unwrap_or("/var/lib/slipway/tools".into());
-    if let Some(command) = command_in_root(root.as_ref(), name) {
-        return Some(command);
+    let installed = Path::new(&root).join("bin").join(name);
+    if installed.exists() {
+        return Some(vec![installed.into()]);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|p| p.exists());
@@ -319,23 +319,35 @@ pub fn skip(test: &str, needs: &str) {
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Returns a `mkfs.erofs` that is new enough. Returns `None` after printing that the test is
-/// skipped.
-pub fn tools(test: &str) -> Option<Tools> {
-    let tools = tool("mkfs.erofs").map(|mkfs_erofs| Tools { mkfs_erofs });
-    match tools.filter(|tools| tools.check().is_ok()) {
-        Some(tools) => Some(tools),
-        None => {
-            skip(test, "mkfs.erofs 1.7 or newer (SLIPWAY_TOOLS or PATH)");
-            None
-        }
+/// Returns a `mkfs.erofs` that reads archives (1.7 or newer). Returns `None` after printing that
+/// the test is skipped.
+pub fn mkfs(test: &str) -> Option<Vec<OsString>> {
+    let found = tool("mkfs.erofs").filter(|command| {
+        let mut help = std::process::Command::new(&command[0]);
+        let help = help.args(&command[1..]).arg("--help").output();
+        let help = help.map(|output| [output.stdout, output.stderr].concat());
+        help.is_ok_and(|help| String::from_utf8_lossy(&help).contains("--tar="))
+    });
+    if found.is_none() {
+        skip(test, "mkfs.erofs 1.7 or newer (SLIPWAY_TOOLS or PATH)");
     }
+    found
+}
+
+/// Returns whether there are programs that read images: `fsck.erofs` and `dump.erofs`. If not,
+/// prints that the test is skipped.
+pub fn readers(test: &str) -> bool {
+    let found = tool("fsck.erofs").is_some() && tool("dump.erofs").is_some();
+    if !found {
+        skip(test, "fsck.erofs and dump.erofs (SLIPWAY_TOOLS or PATH)");
+    }
+    found
 }
 
 /// Unpacks an image file with `fsck.erofs`, an independent implementation of the format.
 pub fn extract(erofs: &Path) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let command = tool("fsck.erofs").expect("fsck.erofs comes with mkfs.erofs");
+    let command = tool("fsck.erofs").expect("`readers` has found it");
     let output = std::process::Command::new(&command[0])
         .args(&command[1..])
         .arg(format!("--extract={}", dir.path().join("root").display()))
@@ -349,7 +361,7 @@ pub fn extract(erofs: &Path) -> tempfile::TempDir {
 
 /// Returns the output of `dump.erofs` for a path in an image file.
 pub fn dump(erofs: &Path, path: &str) -> String {
-    let command = tool("dump.erofs").expect("dump.erofs comes with mkfs.erofs");
+    let command = tool("dump.erofs").expect("`readers` has found it");
     let output = std::process::Command::new(&command[0])
         .args(&command[1..])
         .arg(format!("--path={path}"))

@@ -17,7 +17,7 @@ use slipway_hypervisor::{
     Accel, BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, LeftVm, MemoryDevice, Vm,
     VmEvent, VmExit, VmRecord, VmSpec,
 };
-use slipway_image::{Cache, ImageConfig, Limits, Tools};
+use slipway_image::{Cache, ImageConfig, Limits};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::boot::{Boot, BootFiles, Needs};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
@@ -233,7 +233,7 @@ async fn serve(
     serves: oneshot::Sender<()>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let images = Cache::open(config.images_dir(), Tools::default(), Limits::default()).unwrap();
+    let images = Cache::open(config.images_dir(), Limits::default()).unwrap();
     let silent = silent::serve(&config.run_dir.join("silent.sock"), gate.clone()).await;
     let parts = Parts {
         plane: PlaneClient::new(silent.clone()),

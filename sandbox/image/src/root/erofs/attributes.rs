@@ -76,10 +76,6 @@ impl Found {
         if name.contains(&0) || name.len() > 255 {
             return Err("an extended attribute that Linux would not take".into());
         }
-        // An archive, through which the image is made, ends an attribute's name there.
-        if name.contains(&b'=') {
-            return Err(format!("the extended attribute {}, whose name has a `=`", show(&name)));
-        }
         match name.as_slice() {
             b"trusted.overlay.opaque" => self.attributes.is_opaque |= value == b"y",
             b"trusted.overlay.redirect" | b"trusted.overlay.metacopy" => {
