@@ -252,6 +252,8 @@ fi
 
 run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
 pid=$(shims); [ "$(wc -w <<<"$pid")" = 1 ] || fail "shims: $pid"
+score=$(cat "/proc/$containerd/oom_score_adj"); [ "$score" -lt 1000 ] && score=$((score + 1))
+[ "$(cat "/proc/$pid/oom_score_adj")" = "$score" ] || fail "the shim's OOM score: $(cat "/proc/$pid/oom_score_adj"), not $score"
 private=$(awk '/^Private_/ { sum += $2 } END { print sum }' "/proc/$pid/smaps_rollup")
 [ "$private" -le 5120 ] || fail "a shim has $private KiB of its own"
 kill -9 "$pid"

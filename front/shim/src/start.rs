@@ -15,10 +15,14 @@ use rustix::fs::Mode;
 
 use crate::args::Args;
 use crate::spec::Oci;
-use crate::{names, options, role};
+use crate::{log, names, options, role};
 
 /// The most that is read of standard input, bytes.
 const MOST_INPUT: u64 = 4 << 20;
+/// This process's adjustment of its score for the kernel's OOM killer (proc_pid_oom_score_adj(5)).
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+/// The largest adjustment.
+const MOST_OOM_SCORE: i32 = 1000;
 
 /// Starts a shim, or finds the running one of this container or its group. Returns its address.
 ///
@@ -30,8 +34,12 @@ pub fn start(args: &Args) -> Result<String, String> {
     let group = role::group(&args.id, &oci.annotations)?;
     let (socket, address) = (names::socket(args, &group), names::address(args, &group));
     if let Some(listener) = listen(&socket).map_err(|e| format!("{}: {e}", socket.display()))? {
-        // The process that serves is in the same control group as this one.
+        // The process that serves is in the same control group as this one, and has its score.
         let joined = cgroup.map_or(Ok(()), |path| options::join(&path));
+        if let Err(error) = raise_oom_score(Path::new(OOM_SCORE)) {
+            log::open(&args.bundle());
+            log::warn(&format!("the shim keeps containerd's OOM score: {OOM_SCORE}: {error}"));
+        }
         let pid = joined.and_then(|()| {
             serve(args, &group, listener).map_err(|error| format!("cannot start a shim: {error}"))
         });
@@ -44,6 +52,13 @@ pub fn start(args: &Args) -> Result<String, String> {
     // By this file containerd finds the shim after a restart.
     write_file("address", &address)?;
     Ok(address)
+}
+
+/// Raises the adjustment in `file` by one. containerd passes its own adjustment to the processes
+/// that it starts, so that its shims end before it when memory is short, as runc's do.
+fn raise_oom_score(file: &Path) -> io::Result<()> {
+    let score: i32 = std::fs::read_to_string(file)?.trim().parse().map_err(io::Error::other)?;
+    std::fs::write(file, (score + 1).min(MOST_OOM_SCORE).to_string())
 }
 
 fn input() -> Vec<u8> {
@@ -97,4 +112,25 @@ fn serve(args: &Args, group: &str, listener: UnixListener) -> io::Result<u32> {
         .stderr(Stdio::null())
         .spawn()?;
     Ok(child.id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oom_score_is_one_more_than_the_parents_up_to_the_most() {
+        let own: i32 = std::fs::read_to_string(OOM_SCORE).unwrap().trim().parse().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let file = format!("/proc/{}/oom_score_adj", child.id());
+        let score = || std::fs::read_to_string(&file).unwrap().trim().parse::<i32>().unwrap();
+        raise_oom_score(Path::new(&file)).unwrap();
+        assert_eq!(score(), (own + 1).min(MOST_OOM_SCORE));
+        std::fs::write(&file, MOST_OOM_SCORE.to_string()).unwrap();
+        raise_oom_score(Path::new(&file)).unwrap();
+        assert_eq!(score(), MOST_OOM_SCORE);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(raise_oom_score(Path::new(&file)).is_err(), "of no process");
+    }
 }
